@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use relevo_broker_memory::MemoryBroker;
-use relevo_core::broker::Reports;
+use relevo_core::broker::OutcomeReceiver;
 use relevo_core::message::Headers;
 use relevo_core::{Broker as _, Message, MessageId, Publication};
 use sqlx::postgres::{PgConnectOptions, PgConnection};
@@ -46,7 +46,7 @@ pub(crate) async fn drain(
     let mut connection = options.connect().await?;
     let began = Instant::now();
     let mut done = 0_u32;
-    let reports = Reports::default();
+    let reports = OutcomeReceiver::default();
     while began.elapsed() < time {
         let mut tx = connection.begin().await?;
         let rows = sqlx::query(
@@ -80,7 +80,7 @@ pub(crate) async fn drain(
                 epoch: 0,
             });
         }
-        broker.publish(&batch, &reports.confirms(0)).await;
+        broker.publish(&batch, &reports.sender(0)).await;
         drop(reports.take());
         sqlx::query("UPDATE plain_outbox SET published_at = clock_timestamp() WHERE id = ANY ($1)")
             .bind(&ids)

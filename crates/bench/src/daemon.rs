@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use relevo_broker_embedded::EmbeddedBroker;
+use relevo_broker_embedded::BrokerFile;
 use relevo_core::Draft;
-use relevo_core::broker::{Broker as _, Reports};
-use relevo_core::operate::{Operate as _, Start};
+use relevo_core::broker::{Broker as _, OutcomeReceiver};
+use relevo_core::operate::{OutboxAdmin as _, StartFrom};
 use relevo_store_sqlite::{begin, connect_options, emit};
 use sqlx::ConnectOptions as _;
 use sqlx::postgres::PgConnectOptions;
@@ -50,7 +50,7 @@ pub(crate) async fn measure(server: &PgConnectOptions, report: &mut Report) -> a
 async fn idle(server: &PgConnectOptions, relevo: &Path, scratch: &Path, report: &mut Report) -> anyhow::Result<()> {
     let bench = Bench::new(server, "idle").await?;
     let store = relevo_store_postgres::Store::open(relevo_store_postgres::Config::new(bench.options.clone(), "main"));
-    store.await?.add_destination(IDLE_SHARDS, Start::Now).await?;
+    store.await?.add_destination(IDLE_SHARDS, StartFrom::Now).await?;
     let url = bench.options.to_url_lossy().to_string();
     let began = Instant::now();
     let daemon = start(relevo, &scratch.join("idle"), &url).await?;
@@ -92,12 +92,12 @@ async fn drain(
 
 /// The rate of the broker without a relay: batches of a thousand, one after the other.
 async fn broker_alone(file: &Path) -> anyhow::Result<f64> {
-    let broker = EmbeddedBroker::open(relevo_broker_embedded::Config::new(file)).await?;
-    let reports = Reports::default();
+    let broker = BrokerFile::open(relevo_broker_embedded::Config::new(file)).await?;
+    let reports = OutcomeReceiver::default();
     let began = Instant::now();
     for first in (0..COUNT).step_by(1000) {
         let batch: Vec<_> = (first..first + 1000).map(publication).collect();
-        broker.publish(&batch, &reports.confirms(u64::from(first))).await;
+        broker.publish(&batch, &reports.sender(u64::from(first))).await;
         ensure!(reports.take().iter().filter(|(_, _, outcome)| outcome.is_ok()).count() == 1000, "a batch was refused");
     }
     Ok(f64::from(COUNT) / began.elapsed().as_secs_f64())
@@ -106,7 +106,7 @@ async fn broker_alone(file: &Path) -> anyhow::Result<f64> {
 async fn fill_sqlite(file: &Path) -> anyhow::Result<()> {
     relevo_store_sqlite::migrate::migrate(file).await?;
     let store = relevo_store_sqlite::Store::open(relevo_store_sqlite::Config::new(file, "main")).await?;
-    store.add_destination(SHARDS, Start::Oldest).await?;
+    store.add_destination(SHARDS, StartFrom::Oldest).await?;
     let mut connection = connect_options(file).disable_statement_logging().connect().await?;
     for first in (0..COUNT).step_by(1000) {
         let mut tx = begin(&mut connection).await?;

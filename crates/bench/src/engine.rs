@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use relevo_broker_memory::{Match, MemoryBroker, Rule, Settings};
+use relevo_broker_memory::{Config as BrokerConfig, FailureRule, MemoryBroker, RuleTarget};
 use relevo_core::{Broker, Class, Route, Routes};
 use relevo_relay::{Config, Relay};
 use relevo_store_postgres::Store;
@@ -146,11 +146,11 @@ async fn with_parked_keys(bench: &mut Bench) -> anyhow::Result<f64> {
     bench.rewind().await?;
     let broker = quick_broker();
     for key in 0..KEYS / 10 {
-        broker.fail(Rule::new(Match::Key(format!("k-{key}")), Class::Transient));
+        broker.add_failure(FailureRule::new(RuleTarget::Key(format!("k-{key}")), Class::Transient));
     }
     let route = Route {
-        policy: relevo_core::Policy { base: Duration::from_mins(1), ..relevo_core::Policy::default() },
-        ..Route::everything()
+        policy: relevo_core::RetryPolicy { base: Duration::from_mins(1), ..relevo_core::RetryPolicy::default() },
+        ..Route::catch_all()
     };
     let config = Config { routes: Routes::new(vec![route]), ..Config::default() };
     let rate = drain(bench.store().await?, Arc::new(broker), config, COUNT.into()).await?;
@@ -165,7 +165,7 @@ async fn hot_key(server: &PgConnectOptions, report: &mut Report) -> anyhow::Resu
     for _ in 0..2000 {
         run(&mut bench.connection, "SELECT relevo.emit('orders', 'hot', 'OrderChanged', '{}')").await?;
     }
-    let settings = Settings { records: false, latency: Duration::from_millis(1), ..Settings::default() };
+    let settings = BrokerConfig { keeps_messages: false, latency: Duration::from_millis(1), ..BrokerConfig::default() };
     let broker = MemoryBroker::new(settings);
     let rate = drain(bench.store().await?, Arc::new(broker), Config::default(), 2000).await?;
     report.rate("one hot key only, 1 ms confirms", rate, None, "one message of a key in flight".to_owned());

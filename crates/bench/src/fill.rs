@@ -1,9 +1,9 @@
 //! Dedicated databases, filled with messages.
 
 use anyhow::Context as _;
-use relevo_broker_memory::{MemoryBroker, Settings};
-use relevo_core::operate::Operate as _;
-use relevo_store_postgres::{Config, Schema, Start, Store, migrate};
+use relevo_broker_memory::{Config as BrokerConfig, MemoryBroker};
+use relevo_core::operate::OutboxAdmin as _;
+use relevo_store_postgres::{Config, Schema, StartFrom, Store, migrate};
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{AssertSqlSafe, ConnectOptions, Row as _};
 
@@ -35,7 +35,7 @@ impl Bench {
     /// A store for the destination `main`, which is added if it does not exist.
     pub(crate) async fn store(&self) -> anyhow::Result<Store> {
         let store = Store::open(Config::new(self.options.clone(), "main")).await?;
-        store.add_destination(SHARDS, Start::Oldest).await?;
+        store.add_destination(SHARDS, StartFrom::Oldest).await?;
         Ok(store)
     }
 
@@ -92,5 +92,5 @@ pub(crate) async fn number(connection: &mut PgConnection, sql: &str) -> anyhow::
 
 /// A broker that confirms at once and stores nothing.
 pub(crate) fn quick_broker() -> MemoryBroker {
-    MemoryBroker::new(Settings { records: false, ..Settings::default() })
+    MemoryBroker::new(BrokerConfig { keeps_messages: false, ..BrokerConfig::default() })
 }

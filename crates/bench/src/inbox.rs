@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use relevo_core::BrokerConsumer;
-use relevo_inbox::{Config, Handlers, Order, Runtime};
+use relevo_inbox::{Config, ConsumerRuntime, Handlers, MessageOrder};
 use relevo_store_postgres::inbox::{self, Inbox};
 use sqlx::postgres::PgConnectOptions;
 use tokio::task::JoinSet;
@@ -50,7 +50,7 @@ pub(crate) async fn measure(server: &PgConnectOptions, only: Option<&str>, repor
 async fn handled(server: &PgConnectOptions, report: &mut Report) -> anyhow::Result<()> {
     let mut bench = Bench::new(server, "inbox").await?;
     let concurrency = WORKERS as usize;
-    let (by_key, unordered) = (Order::ByKey { concurrency }, Order::None { concurrency });
+    let (by_key, unordered) = (MessageOrder::ByKey { concurrency }, MessageOrder::None { concurrency });
     let (mut in_order, mut in_any, mut batched) = (Turns::default(), Turns::default(), Vec::new());
     let stolen = Stolen::since_now();
     for _ in 0..ROUNDS {
@@ -81,7 +81,7 @@ async fn alone(bench: &mut Bench) -> anyhow::Result<f64> {
 }
 
 /// Messages per second through the runtime.
-async fn handling(bench: &mut Bench, order: Order, batch_max: usize) -> anyhow::Result<f64> {
+async fn handling(bench: &mut Bench, order: MessageOrder, batch_max: usize) -> anyhow::Result<f64> {
     fresh(bench).await?;
     rate(bench, order, batch_max).await
 }
@@ -94,10 +94,10 @@ async fn fresh(bench: &mut Bench) -> anyhow::Result<()> {
 }
 
 /// The rate of the runtime, from its first message to its last.
-async fn rate(bench: &Bench, order: Order, batch_max: usize) -> anyhow::Result<f64> {
+async fn rate(bench: &Bench, order: MessageOrder, batch_max: usize) -> anyhow::Result<f64> {
     let feed = Arc::new(Feed::new(COUNT, LANES));
     let runtime = runtime(bench, feed, order, batch_max).await?;
-    let stats = runtime.stats();
+    let stats = runtime.status();
     let stop = CancellationToken::new();
     let mut tasks = JoinSet::new();
     tasks.spawn(runtime.run(stop.clone()));
@@ -120,11 +120,11 @@ async fn rate(bench: &Bench, order: Order, batch_max: usize) -> anyhow::Result<f
 async fn runtime(
     bench: &Bench,
     consumer: Arc<dyn BrokerConsumer>,
-    order: Order,
+    order: MessageOrder,
     batch_max: usize,
-) -> anyhow::Result<Runtime<Inbox>> {
+) -> anyhow::Result<ConsumerRuntime<Inbox>> {
     let config = Config { order, batch_max, ..Config::new(CONSUMER) };
-    let links = inbox::Config { handlers_max: WORKERS, ..inbox::Config::new(bench.options.clone()) };
+    let links = inbox::Config { handler_connections_max: WORKERS, ..inbox::Config::new(bench.options.clone()) };
     let inbox = Inbox::open(&links, CONSUMER, config.keeping).await?;
-    Ok(Runtime::new(Arc::new(inbox), consumer, Handlers::new().inside("OrderPlaced", Effect), config))
+    Ok(ConsumerRuntime::new(Arc::new(inbox), consumer, Handlers::new().handler("OrderPlaced", Effect), config))
 }

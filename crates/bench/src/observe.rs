@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use axum::Router;
 use relevo_admin::{Observe, Report as Probe, Server};
-use relevo_core::trace::About;
+use relevo_core::trace::CommonAttributes;
 use relevo_observe::Exposition;
 use relevo_observe::relay::{Embedded, Observed};
 use relevo_observe::traces::{self, Exporter, Ratio};
@@ -78,7 +78,7 @@ async fn round(bench: &mut Bench, watching: Watching) -> anyhow::Result<Round> {
     let exporter = if watching == Watching::Traced { Some(exporter(&stop, &mut beside).await?) } else { None };
     let mut counts = None;
     if let Some(exporter) = exporter {
-        config.traces = exporter.traces(About { system: "memory".to_owned(), attributes: Vec::new() });
+        config.tracer = exporter.traces(CommonAttributes { system: "memory".to_owned(), attributes: Vec::new() });
         counts = Some(exporter.counts());
         let stop = stop.clone();
         beside.spawn(async move {
@@ -88,7 +88,7 @@ async fn round(bench: &mut Bench, watching: Watching) -> anyhow::Result<Round> {
     }
     let relay = Relay::new(Arc::new(bench.store().await?), Arc::new(quick_broker()), config)?;
     if watching != Watching::Nobody {
-        let seen = Arc::new(Embedded::new("bench", "main", "memory", relay.stats(), relay.watched()));
+        let seen = Arc::new(Embedded::new("bench", "main", "memory", relay.stats(), relay.status()));
         watch(bench, &seen, &stop, &mut beside).await?;
     }
     let rate = drain_with(relay, COUNT.into()).await?;

@@ -1,24 +1,24 @@
 //! A broker of any kind, as people and the daemon look at it before anything is sent.
 
 use anyhow::{Result, anyhow};
-use relevo_broker_nats::NatsAdmin;
-use relevo_broker_rabbitmq::{self as rabbitmq, RabbitAdmin};
-use relevo_core::administer::{Administer, Piece, State};
+use relevo_broker_nats as nats;
+use relevo_broker_rabbitmq as rabbitmq;
+use relevo_core::administer::{BrokerAdmin, TopologyItem, TopologyStatus};
 use relevo_core::{Class, Failure};
 
 use crate::config::Broker;
 use crate::exit::{away, usage};
 
 /// The broker's administration; `None` for a kind that has neither topology nor settings of its own.
-pub(crate) fn admin(broker: &Broker) -> Result<Option<Box<dyn Administer>>> {
+pub(crate) fn admin(broker: &Broker) -> Result<Option<Box<dyn BrokerAdmin>>> {
     Ok(match broker {
         Broker::Embedded { .. } => None,
         Broker::Rabbitmq(config) => {
-            let admin = RabbitAdmin::new(config.as_ref().clone()).map_err(|error| usage(error.to_string()))?;
+            let admin = rabbitmq::Admin::new(config.as_ref().clone()).map_err(|error| usage(error.to_string()))?;
             Some(Box::new(admin))
         }
         Broker::Nats(config) => {
-            let admin = NatsAdmin::new(config.as_ref().clone()).map_err(|error| usage(error.to_string()))?;
+            let admin = nats::Admin::new(config.as_ref().clone()).map_err(|error| usage(error.to_string()))?;
             Some(Box::new(admin))
         }
     })
@@ -26,20 +26,20 @@ pub(crate) fn admin(broker: &Broker) -> Result<Option<Box<dyn Administer>>> {
 
 /// The administration without the management API of RabbitMQ, if that is what the failure is about: it is one node's,
 /// and messages need it not. Policies cannot be seen then.
-pub(crate) fn without_management(broker: &Broker, failure: &Failure) -> Option<Box<dyn Administer>> {
-    let (Broker::Rabbitmq(config), Some(rabbitmq::Error::ManagementAway(_))) = (broker, failure.cause()) else {
+pub(crate) fn without_management(broker: &Broker, failure: &Failure) -> Option<Box<dyn BrokerAdmin>> {
+    let (Broker::Rabbitmq(config), Some(rabbitmq::Error::ManagementUnreachable(_))) = (broker, failure.cause()) else {
         return None;
     };
     let mut config = config.as_ref().clone();
     config.management_url = None;
     config.topology.policies.clear();
-    let admin: Box<dyn Administer> = Box::new(RabbitAdmin::new(config).ok()?);
+    let admin: Box<dyn BrokerAdmin> = Box::new(rabbitmq::Admin::new(config).ok()?);
     Some(admin)
 }
 
 /// A failure as the error of a command.
 pub(crate) fn failed(failure: &Failure) -> anyhow::Error {
-    let told = failure.describe();
+    let told = failure.error_chain();
     match failure.class() {
         Class::Outage => away(format!(
             "{told}; hint: check host and port, that the server runs, and that it may be reached from here"
@@ -54,20 +54,20 @@ pub(crate) fn failed(failure: &Failure) -> anyhow::Error {
 }
 
 /// The word for a state that people and JSON see.
-pub(crate) const fn word(state: &State) -> &'static str {
+pub(crate) const fn word(state: &TopologyStatus) -> &'static str {
     match state {
-        State::Same => "same",
-        State::Missing => "missing",
-        State::Made => "made",
-        State::Unseen => "unseen",
-        State::Differs(_) => "differs",
+        TopologyStatus::Unchanged => "same",
+        TopologyStatus::Missing => "missing",
+        TopologyStatus::Created => "made",
+        TopologyStatus::Unknown => "unseen",
+        TopologyStatus::Different(_) => "differs",
     }
 }
 
 /// Whether a piece is as the configuration wants it, as far as that can be seen.
-pub(crate) const fn is_there(piece: &Piece) -> bool {
-    match piece.state {
-        State::Same | State::Made | State::Unseen => true,
-        State::Missing | State::Differs(_) => false,
+pub(crate) const fn is_there(piece: &TopologyItem) -> bool {
+    match piece.status {
+        TopologyStatus::Unchanged | TopologyStatus::Created | TopologyStatus::Unknown => true,
+        TopologyStatus::Missing | TopologyStatus::Different(_) => false,
     }
 }

@@ -65,8 +65,11 @@ impl Place {
 
     /// The outbox, if it is of this program's version, with a destination that may exist or not.
     pub(crate) async fn open(&self, destination: &str, call_deadline: Duration) -> Result<Store> {
-        let config =
-            Config { schema: self.schema.clone(), call_deadline, ..Config::new(self.connect.clone(), destination) };
+        let config = Config {
+            schema: self.schema.clone(),
+            call_timeout: call_deadline,
+            ..Config::new(self.connect.clone(), destination)
+        };
         let opened = timeout(CONNECT_DEADLINE, Store::open(config)).await;
         let opened = opened.map_or_else(|_| Err(away(format!("no answer within {CONNECT_DEADLINE:?}"))), |it| Ok(it?));
         opened.map_err(|error| self.unreached(error, "cannot open the outbox at"))

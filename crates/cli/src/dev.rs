@@ -19,9 +19,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use relevo_broker_embedded::{EmbeddedBroker, Membership};
-use relevo_core::{Policy, Route, Routes};
-use relevo_inbox::Stats;
+use relevo_broker_embedded::{BrokerFile, Membership};
+use relevo_core::{RetryPolicy, Route, Routes};
+use relevo_inbox::ConsumerStatus;
 use relevo_relay::{Config, Relay};
 use relevo_store_sqlite::Store;
 use tokio::net::TcpListener;
@@ -95,10 +95,10 @@ async fn time_is_up(seconds: u32) {
 struct Demo {
     data: Data,
     flow: Arc<Flow>,
-    broker: EmbeddedBroker,
+    broker: BrokerFile,
     operator: Operator<Store>,
     /// What the consumer has done in this run.
-    shipping: Arc<Stats>,
+    shipping: Arc<ConsumerStatus>,
     shop: JoinSet<Result<()>>,
     close_shop: CancellationToken,
     /// Relay, consumer and page: none of them should end before it is told to.
@@ -136,7 +136,7 @@ impl Demo {
         let membership = Membership { name: "dev".to_owned(), lease: LEASE, ..Membership::default() };
         let consumer = demo.broker.consumer(GROUP, membership).await?;
         let shipping = shipping::runtime(demo.data.inbox().await?, consumer, &demo.flow);
-        demo.shipping = shipping.stats();
+        demo.shipping = shipping.status();
         let end = demo.stop_others.clone();
         demo.others.spawn(async move { shipping.run(end).await.context("shipping failed") });
         demo.others.spawn(page::serve(page, Arc::clone(&demo.flow), demo.stop_others.clone()));
@@ -204,7 +204,7 @@ impl Demo {
     async fn lag(&self) -> Result<i64> {
         let groups = self.broker.groups().await.context("the broker does not answer")?;
         let shipping = groups.iter().filter(|group| group.name == GROUP);
-        Ok(shipping.map(|group| (group.lag + group.out + group.waiting).cast_signed()).sum())
+        Ok(shipping.map(|group| (group.lag + group.outstanding + group.ready).cast_signed()).sum())
     }
 
     /// The shop ends with its transaction, what is under way has its effect, and everybody leaves politely.
@@ -257,7 +257,7 @@ impl Demo {
     }
 }
 
-async fn relay_runs(relay: Relay<Store, Moods<EmbeddedBroker>>, stop: CancellationToken) -> Result<()> {
+async fn relay_runs(relay: Relay<Store, Moods<BrokerFile>>, stop: CancellationToken) -> Result<()> {
     Ok(relay.run(stop).await?)
 }
 
@@ -265,15 +265,15 @@ fn relay_config() -> Config {
     let route = Route {
         name: "orders".to_owned(),
         topic: "orders".to_owned(),
-        policy: Policy { base: RETRY_BASE, ceiling: RETRY_MAX, ..Policy::default() },
-        ..Route::everything()
+        policy: RetryPolicy { base: RETRY_BASE, max: RETRY_MAX, ..RetryPolicy::default() },
+        ..Route::catch_all()
     };
     Config {
         name: "dev".to_owned(),
         routes: Routes::new(vec![route]),
-        lease: LEASE,
+        lease_duration: LEASE,
         lease_margin: LEASE / 6,
-        publish_deadline: LEASE / 2,
+        publish_timeout: LEASE / 2,
         ..Config::default()
     }
 }

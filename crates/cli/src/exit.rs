@@ -42,13 +42,13 @@ fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Code> {
         return Some(*code);
     }
     match cause.downcast_ref() {
-        Some(StoreError::Away(_)) => return Some(Code::Away),
+        Some(StoreError::Unavailable(_)) => return Some(Code::Away),
         Some(
             StoreError::Standby
-            | StoreError::Schema { .. }
-            | StoreError::Foreign { .. }
+            | StoreError::SchemaMismatch { .. }
+            | StoreError::WrongDatabase { .. }
             | StoreError::Refused { .. }
-            | StoreError::Broken(_),
+            | StoreError::Unexpected(_),
         ) => return Some(Code::Failed),
         None => {}
     }
@@ -101,14 +101,14 @@ mod tests {
 
     #[test]
     fn an_error_has_the_code_of_its_cause() {
-        let gone = StoreError::Away(Box::from("connection refused"));
+        let gone = StoreError::Unavailable(Box::from("connection refused"));
         for (error, code) in [
             (anyhow!("anything"), Code::Failed),
             (usage("no").context("here"), Code::Usage),
             (not_found("no").context("here"), Code::NotFound),
             (anyhow::Error::from(gone).context("cannot open"), Code::Away),
             (sqlx::Error::Io(std::io::ErrorKind::ConnectionRefused.into()).into(), Code::Away),
-            (StoreError::Refused { what: "switched off".to_owned() }.into(), Code::Failed),
+            (StoreError::Refused { reason: "switched off".to_owned() }.into(), Code::Failed),
         ] {
             assert_eq!(Code::of(&error), code, "{error:#}");
         }

@@ -7,10 +7,10 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use clap::Args;
 use relevo_core::inbox::operate as consumers;
-use relevo_core::inbox::source::{ReplaySource, Sending};
-use relevo_core::operate::{Destination, Inspect, Operate};
-use relevo_core::sample::Sample;
-use relevo_core::store::DeadLetters;
+use relevo_core::inbox::source::{OutboxRouting, ReplaySource};
+use relevo_core::operate::{DestinationInfo, OutboxAdmin, OutboxInspector};
+use relevo_core::sample::OutboxMonitor;
+use relevo_core::store::DeadLetterAdmin;
 use relevo_core::{Draft, MessageId};
 use relevo_store_postgres as postgres;
 use relevo_store_sqlite::{self as sqlite, EmitError};
@@ -36,9 +36,9 @@ pub(crate) struct Which {
 }
 
 /// Everything that people ask of an outbox and tell it.
-pub(crate) trait Outbox: Inspect + Operate + DeadLetters + Sample {}
+pub(crate) trait Outbox: OutboxInspector + OutboxAdmin + DeadLetterAdmin + OutboxMonitor {}
 
-impl<T: Inspect + Operate + DeadLetters + Sample> Outbox for T {}
+impl<T: OutboxInspector + OutboxAdmin + DeadLetterAdmin + OutboxMonitor> Outbox for T {}
 
 /// Where an outbox is.
 #[derive(Debug)]
@@ -125,13 +125,13 @@ impl Place {
     }
 
     /// The outbox's log as a source of replays.
-    pub(crate) async fn log(&self, sending: Sending) -> Result<Box<dyn ReplaySource>> {
+    pub(crate) async fn log(&self, sending: OutboxRouting) -> Result<Box<dyn ReplaySource>> {
         Ok(match self {
             Self::Postgres(place) => {
                 let store = place.open("", ANSWER_DEADLINE).await?;
-                Box::new(postgres::OutboxLog::new(Arc::new(store), sending))
+                Box::new(postgres::OutboxReplaySource::new(Arc::new(store), sending))
             }
-            Self::Sqlite(file) => Box::new(sqlite::OutboxLog::new(Arc::new(file.open("").await?), sending)),
+            Self::Sqlite(file) => Box::new(sqlite::OutboxReplaySource::new(Arc::new(file.open("").await?), sending)),
         })
     }
 
@@ -142,13 +142,13 @@ impl Place {
                 // Whether there is an outbox is asked first: the answer is clearer than a missing function.
                 place.open("", ANSWER_DEADLINE).await?;
                 let connection = place.connect().await?;
-                Writer::Postgres { connection, outbox: postgres::Outbox::in_schema(&place.schema) }
+                Writer::Postgres { connection, outbox: postgres::Emitter::new(&place.schema) }
             }
             Self::Sqlite(file) => {
                 file.glance().await?;
                 let path = &file.path;
                 let connection = sqlite::connect_options(path).disable_statement_logging().connect().await;
-                let connection = connection.map_err(|error| sqlite::explain(error, path))?;
+                let connection = connection.map_err(|error| sqlite::describe_error(error, path))?;
                 Writer::Sqlite { connection, file: path.clone() }
             }
         })
@@ -168,7 +168,7 @@ fn file_of(url: &str) -> Result<Option<PathBuf>> {
 /// An outbox, and the destination that is meant.
 pub(crate) struct Opened {
     pub(crate) outbox: Box<dyn Outbox>,
-    pub(crate) destination: Destination,
+    pub(crate) destination: DestinationInfo,
     pub(crate) shown: String,
 }
 
@@ -190,7 +190,7 @@ pub(crate) async fn open_within(which: &Which, deadline: Duration) -> Result<Ope
     Ok(Opened { outbox, destination, shown: place.shown() })
 }
 
-fn choose(known: Vec<Destination>, wanted: Option<&str>) -> Result<Destination> {
+fn choose(known: Vec<DestinationInfo>, wanted: Option<&str>) -> Result<DestinationInfo> {
     let names = || format!("`{}`", known.iter().map(|it| it.name.as_str()).collect::<Vec<_>>().join("`, `"));
     let Some(name) = wanted else {
         return match known.len() {
@@ -213,7 +213,7 @@ fn choose(known: Vec<Destination>, wanted: Option<&str>) -> Result<Destination> 
 /// A connection that emits, one transaction at a time.
 pub(crate) enum Writer {
     /// Into PostgreSQL.
-    Postgres { connection: PgConnection, outbox: postgres::Outbox },
+    Postgres { connection: PgConnection, outbox: postgres::Emitter },
     /// Into a SQLite file.
     Sqlite { connection: SqliteConnection, file: PathBuf },
 }
@@ -240,12 +240,14 @@ impl Writer {
                 tx.commit().await.map_err(|error| at(end)(error.into()))?;
             }
             Self::Sqlite { connection, file } => {
-                let failed = |error: sqlx::Error| anyhow::Error::from(sqlite::explain(error, file));
+                let failed = |error: sqlx::Error| anyhow::Error::from(sqlite::describe_error(error, file));
                 let mut tx = sqlite::begin(&mut *connection).await.map_err(|error| at(0)(failed(error)))?;
                 for (n, draft) in drafts.into_iter().enumerate() {
                     let id = sqlite::emit(&mut tx, draft).await.map_err(|error| match error {
                         EmitError::Busy(error) | EmitError::Database(error) => at(n)(failed(error)),
-                        EmitError::Limit(_) | EmitError::Repeated(_) | EmitError::NotInMain => at(n)(error.into()),
+                        EmitError::Invalid(_) | EmitError::DuplicateId(_) | EmitError::NotInMainFile => {
+                            at(n)(error.into())
+                        }
                     });
                     ids.push(id?);
                 }
@@ -262,8 +264,9 @@ mod tests {
     use crate::exit::Code;
     use crate::report::Told;
 
-    fn named(names: &[&str]) -> Vec<Destination> {
-        let one = |name: &&str| Destination { name: (*name).to_owned(), shards: 8, regrouping_to: None, on: true };
+    fn named(names: &[&str]) -> Vec<DestinationInfo> {
+        let one =
+            |name: &&str| DestinationInfo { name: (*name).to_owned(), shards: 8, resharding_to: None, enabled: true };
         names.iter().map(one).collect()
     }
 

@@ -2,38 +2,43 @@
 
 use std::time::Duration;
 
-use relevo_core::store::{Advanced, Hold, Settled, Stop, Stopped};
+use relevo_core::store::{HeldAddress, ParkAction, ParkedResult, PublishFailure, SettleResult};
 
-use crate::harness::StoreHarness;
-use crate::relay::{LONG, PAUSE, Relay, emit_all, ids, park, parked, run_ids, run_keys, stopped};
+use crate::harness::Harness;
+use crate::test_relay::{
+    LONG, RETRY_DELAY, TestRelay, batch_ids, batch_keys, emit_all, emit_and_park, failed, ids, park,
+};
 
-fn hold(address: &str) -> Stopped {
-    Stopped { class: "blocked", ..stopped(Stop::Address { address: address.into(), after: PAUSE }, 0) }
+fn hold_address(address: &str) -> PublishFailure {
+    PublishFailure {
+        class: "blocked",
+        ..failed(ParkAction::HoldAddress { address: address.into(), after: RETRY_DELAY }, 0)
+    }
 }
 
 /// While the address is held, one key probes it. After a success all keys may continue.
-pub async fn a_held_address_is_probed_by_one_key_and_released_for_all(h: &mut impl StoreHarness) {
-    let mut relay = Relay::start(h.store().await, 1).await;
-    let waiting = parked(h, &mut relay, &["a", "b", "c", "a"], hold("x")).await;
-    let held = Hold { address: "x".to_owned(), error: "it was refused".to_owned() };
-    assert_eq!(relay.lease(LONG).await.holds, [held]);
-    assert!(relay.due().await.is_empty());
-    h.let_pass(PAUSE * 2).await;
+pub async fn a_held_address_is_probed_by_one_key_and_released_for_all(h: &mut impl Harness) {
+    let mut relay = TestRelay::start(h.store().await, 1).await;
+    let waiting = emit_and_park(h, &mut relay, &["a", "b", "c", "a"], hold_address("x")).await;
+    let held = HeldAddress { address: "x".to_owned(), error: "it was refused".to_owned() };
+    assert_eq!(relay.lease(LONG).await.held_addresses, [held]);
+    assert!(relay.read_parked().await.is_empty());
+    h.advance_time(RETRY_DELAY * 2).await;
 
-    let probes = relay.due().await;
+    let probes = relay.read_parked().await;
     assert_eq!(probes.len(), 1);
-    assert_eq!((probes[0].address.as_deref(), probes[0].attempts), (Some("x"), 0));
-    assert!(waiting.iter().any(|entry| entry.message.id == run_ids(&probes[0])[0]));
-    assert_eq!(run_keys(&relay.due().await), run_keys(&probes), "the same key probes until it is heard of");
-    relay.advance_releasing(&probes[0], 1, None, Some("x")).await;
+    assert_eq!((probes[0].probe_address.as_deref(), probes[0].attempts), (Some("x"), 0));
+    assert!(waiting.iter().any(|entry| entry.message.id == batch_ids(&probes[0])[0]));
+    assert_eq!(batch_keys(&relay.read_parked().await), batch_keys(&probes), "the same key probes until it is heard of");
+    relay.settle_parked_releasing(&probes[0], 1, None, Some("x")).await;
 
-    assert_eq!(relay.lease(LONG).await.holds, []);
-    let mut delivered = vec![run_ids(&probes[0])[0]];
+    assert_eq!(relay.lease(LONG).await.held_addresses, []);
+    let mut delivered = vec![batch_ids(&probes[0])[0]];
     for _ in 0..4 {
-        for run in relay.due().await {
-            assert_eq!((&run.address, run.attempts), (&None, 0), "the wait was not counted");
-            delivered.extend(run_ids(&run));
-            assert_eq!(relay.advance(&run, run.messages.len(), None).await, Advanced::Unparked);
+        for run in relay.read_parked().await {
+            assert_eq!((&run.probe_address, run.attempts), (&None, 0), "the wait was not counted");
+            delivered.extend(batch_ids(&run));
+            assert_eq!(relay.settle_parked(&run, run.messages.len(), None).await, ParkedResult::KeyFreed);
         }
     }
     delivered.sort();
@@ -43,64 +48,64 @@ pub async fn a_held_address_is_probed_by_one_key_and_released_for_all(h: &mut im
 }
 
 /// A failed probe extends the hold for every key.
-pub async fn a_failed_probe_holds_the_address_longer(h: &mut impl StoreHarness) {
-    let mut relay = Relay::start(h.store().await, 1).await;
-    parked(h, &mut relay, &["a", "b"], hold("x")).await;
-    h.let_pass(PAUSE * 2).await;
-    let probes = relay.due().await;
-    assert_eq!(relay.advance(&probes[0], 0, Some(hold("x"))).await, Advanced::Waits);
-    assert!(relay.due().await.is_empty());
-    assert_eq!(relay.lease(LONG).await.holds.len(), 1);
-    h.let_pass(PAUSE * 2).await;
-    assert_eq!(relay.due().await.len(), 1);
+pub async fn a_failed_probe_holds_the_address_longer(h: &mut impl Harness) {
+    let mut relay = TestRelay::start(h.store().await, 1).await;
+    emit_and_park(h, &mut relay, &["a", "b"], hold_address("x")).await;
+    h.advance_time(RETRY_DELAY * 2).await;
+    let probes = relay.read_parked().await;
+    assert_eq!(relay.settle_parked(&probes[0], 0, Some(hold_address("x"))).await, ParkedResult::StillParked);
+    assert!(relay.read_parked().await.is_empty());
+    assert_eq!(relay.lease(LONG).await.held_addresses.len(), 1);
+    h.advance_time(RETRY_DELAY * 2).await;
+    assert_eq!(relay.read_parked().await.len(), 1);
 }
 
 /// New messages for the address were not attempted. If they postponed the probe, traffic would postpone it for ever.
-pub async fn a_message_for_a_held_address_does_not_put_its_probe_off(h: &mut impl StoreHarness) {
-    let mut relay = Relay::start(h.store().await, 1).await;
-    let first = parked(h, &mut relay, &["a"], hold("x")).await;
-    h.let_pass(PAUSE * 3 / 4).await;
-    parked(h, &mut relay, &["b"], hold("x")).await;
-    h.let_pass(PAUSE / 2).await;
-    let probes = relay.due().await;
+pub async fn a_message_for_a_held_address_does_not_delay_its_probe(h: &mut impl Harness) {
+    let mut relay = TestRelay::start(h.store().await, 1).await;
+    let first = emit_and_park(h, &mut relay, &["a"], hold_address("x")).await;
+    h.advance_time(RETRY_DELAY * 3 / 4).await;
+    emit_and_park(h, &mut relay, &["b"], hold_address("x")).await;
+    h.advance_time(RETRY_DELAY / 2).await;
+    let probes = relay.read_parked().await;
     assert_eq!(probes.len(), 1);
-    assert_eq!(run_ids(&probes[0]), ids(&first));
+    assert_eq!(batch_ids(&probes[0]), ids(&first));
 }
 
 /// Keys with a due retry that meet the hold do not postpone it either: they are not the probe.
-pub async fn a_key_that_meets_a_held_address_does_not_put_its_probe_off(h: &mut impl StoreHarness) {
-    let mut relay = Relay::start(h.store().await, 1).await;
-    let first = parked(h, &mut relay, &["a"], hold("x")).await;
-    parked(h, &mut relay, &["b"], stopped(Stop::Retry { after: Duration::ZERO }, 1)).await;
-    h.let_pass(PAUSE * 3 / 4).await;
-    let again = relay.due().await;
-    assert_eq!(run_keys(&again), ["b"]);
-    assert_eq!(relay.advance(&again[0], 0, Some(hold("x"))).await, Advanced::Waits);
-    h.let_pass(PAUSE / 2).await;
-    let probes = relay.due().await;
+pub async fn a_key_that_meets_a_held_address_does_not_delay_its_probe(h: &mut impl Harness) {
+    let mut relay = TestRelay::start(h.store().await, 1).await;
+    let first = emit_and_park(h, &mut relay, &["a"], hold_address("x")).await;
+    emit_and_park(h, &mut relay, &["b"], failed(ParkAction::Retry { after: Duration::ZERO }, 1)).await;
+    h.advance_time(RETRY_DELAY * 3 / 4).await;
+    let again = relay.read_parked().await;
+    assert_eq!(batch_keys(&again), ["b"]);
+    assert_eq!(relay.settle_parked(&again[0], 0, Some(hold_address("x"))).await, ParkedResult::StillParked);
+    h.advance_time(RETRY_DELAY / 2).await;
+    let probes = relay.read_parked().await;
     assert_eq!(probes.len(), 1);
-    assert_eq!(run_ids(&probes[0]), ids(&first));
+    assert_eq!(batch_ids(&probes[0]), ids(&first));
 }
 
 /// Other addresses continue, and each held address has its own probe.
-pub async fn other_addresses_of_the_destination_flow(h: &mut impl StoreHarness) {
-    let mut relay = Relay::start(h.store().await, 1).await;
+pub async fn other_addresses_of_the_destination_are_not_held(h: &mut impl Harness) {
+    let mut relay = TestRelay::start(h.store().await, 1).await;
     let emitted = emit_all(h, &["a", "b", "c", "d", "e"]).await;
     let page = relay.read(10).await;
     let addresses = ["x", "x", "y", "y"];
-    let parks = page.entries.iter().zip(addresses).map(|(entry, address)| park(entry, hold(address))).collect();
-    assert_eq!(relay.settle(page.end, parks).await, Settled::default());
+    let parks = page.entries.iter().zip(addresses).map(|(entry, address)| park(entry, hold_address(address))).collect();
+    assert_eq!(relay.settle(page.end, parks).await, SettleResult::default());
     assert_eq!(ids(&page.entries)[4], emitted[4]);
-    h.let_pass(PAUSE * 2).await;
-    let runs = relay.due().await;
-    let mut probed: Vec<_> = runs.iter().map(|run| run.address.clone()).collect();
+    h.advance_time(RETRY_DELAY * 2).await;
+    let runs = relay.read_parked().await;
+    let mut probed: Vec<_> = runs.iter().map(|run| run.probe_address.clone()).collect();
     probed.sort();
     assert_eq!(probed, [Some("x".to_owned()), Some("y".to_owned())]);
-    let x = runs.iter().find(|run| run.address.as_deref() == Some("x")).expect("a probe of x");
-    relay.advance_releasing(x, 1, None, Some("x")).await;
-    let holds = relay.lease(LONG).await.holds;
+    let x = runs.iter().find(|run| run.probe_address.as_deref() == Some("x")).expect("a probe of x");
+    relay.settle_parked_releasing(x, 1, None, Some("x")).await;
+    let holds = relay.lease(LONG).await.held_addresses;
     assert_eq!(holds.iter().map(|hold| &*hold.address).collect::<Vec<_>>(), ["y"]);
-    let mut next: Vec<_> = relay.due().await.iter().map(|run| run.address.clone()).collect();
+    let mut next: Vec<_> = relay.read_parked().await.iter().map(|run| run.probe_address.clone()).collect();
     next.sort();
     assert_eq!(next, [None, Some("y".to_owned())]);
 }

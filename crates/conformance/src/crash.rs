@@ -3,25 +3,26 @@
 use std::time::Duration;
 
 use relevo_core::MessageId;
-use relevo_core::store::{DeadFilter, DeadLetters, Stop};
+use relevo_core::store::{DeadLetterAdmin, DeadLetterFilter, ParkAction};
 
-use crate::harness::{Draft, StoreHarness, Writer};
-use crate::relay::{
-    LEASE, LONG, Relay, behind, emit_all, emit_beside, emit_draft, ids, ok, park, retry, run_ids, run_keys, stopped,
+use crate::harness::{Draft, Harness, WriteTransaction};
+use crate::test_relay::{
+    LEASE, LONG, TestRelay, batch_ids, batch_keys, emit_all, emit_draft, emit_during_write, failed, ids, must, park,
+    park_behind, retry,
 };
 
 /// P1: at least once. Settled messages are not read again, unless the store declares that progress may be lost.
-pub async fn what_was_not_settled_is_read_again_after_a_crash(h: &mut impl StoreHarness) {
-    let mut relay = Relay::new(h.store().await, 1);
+pub async fn an_unsettled_message_is_read_again_after_a_crash(h: &mut impl Harness) {
+    let mut relay = TestRelay::new(h.store().await, 1);
     relay.lease(LEASE).await;
     let emitted = emit_all(h, &["a", "b", "c", "d", "e"]).await;
     relay.deliver(2).await;
     let unsettled = relay.read(2).await;
     assert_eq!(ids(&unsettled.entries), emitted[2..4]);
     h.crash().await;
-    h.let_pass(LEASE * 2).await;
+    h.advance_time(LEASE * 2).await;
 
-    let mut next = Relay::new(h.store().await, 2);
+    let mut next = TestRelay::new(h.store().await, 2);
     next.lease(LONG).await;
     let read = ids(&next.drain(2).await);
     let settled = if h.capabilities().durable_progress { 2 } else { emitted.len() - read.len() };
@@ -32,24 +33,24 @@ pub async fn what_was_not_settled_is_read_again_after_a_crash(h: &mut impl Store
 }
 
 /// P2: the crash rolls back an open transaction, whether a tick had listed it or not. Ids used in it are free again.
-pub async fn what_was_not_committed_is_lost_in_a_crash(h: &mut impl StoreHarness) {
-    let mut relay = Relay::new(h.store().await, 1);
+pub async fn an_uncommitted_message_is_lost_in_a_crash(h: &mut impl Harness) {
+    let mut relay = TestRelay::new(h.store().await, 1);
     relay.lease(LEASE).await;
-    let mut committed = if h.capabilities().one_writer { emit_all(h, &["b"]).await } else { Vec::new() };
+    let mut committed = if h.capabilities().single_writer { emit_all(h, &["b"]).await } else { Vec::new() };
     let mut listed = h.begin().await;
     let own = MessageId::v7(1_767_225_600_000, [9; 10]);
     listed.emit(Draft { id: Some(own), ..Draft::of("a") }).await.expect("a new id");
-    committed.extend(emit_beside(h, &["b"]).await);
+    committed.extend(emit_during_write(h, &["b"]).await);
     let page = relay.read(10).await;
     assert_eq!(ids(&page.entries), committed);
-    let mut unlisted = h.begin_beside().await;
+    let mut unlisted = h.try_begin_second().await;
     if let Some(unlisted) = &mut unlisted {
         unlisted.emit(Draft::of("a")).await.expect("a new id");
     }
     h.crash().await;
-    h.let_pass(LEASE * 2).await;
+    h.advance_time(LEASE * 2).await;
 
-    let mut next = Relay::new(h.store().await, 2);
+    let mut next = TestRelay::new(h.store().await, 2);
     next.lease(LONG).await;
     assert_eq!(ids(&next.drain(10).await), committed);
     let mut after = emit_all(h, &["a", "b", "c"]).await;
@@ -60,26 +61,26 @@ pub async fn what_was_not_committed_is_lost_in_a_crash(h: &mut impl StoreHarness
 }
 
 /// Parked keys and dead letters were settled with the page and survive.
-pub async fn parked_keys_and_dead_letters_survive_a_crash(h: &mut impl StoreHarness) {
-    let mut relay = Relay::new(h.store().await, 1);
+pub async fn parked_keys_and_dead_letters_survive_a_crash(h: &mut impl Harness) {
+    let mut relay = TestRelay::new(h.store().await, 1);
     relay.lease(LEASE).await;
     let emitted = emit_all(h, &["a", "b", "a", "c"]).await;
     let page = relay.read(10).await;
     let parks = vec![
         park(&page.entries[0], retry(Duration::ZERO, 2)),
-        park(&page.entries[1], stopped(Stop::DeadHold, 3)),
-        behind(&page.entries[2]),
+        park(&page.entries[1], failed(ParkAction::DeadHold, 3)),
+        park_behind(&page.entries[2]),
     ];
     relay.settle(page.end, parks).await;
     h.crash().await;
-    h.let_pass(LEASE * 2).await;
+    h.advance_time(LEASE * 2).await;
 
-    let mut next = Relay::new(h.store().await, 2);
+    let mut next = TestRelay::new(h.store().await, 2);
     next.lease(LONG).await;
     assert_eq!(ids(&next.drain(10).await), []);
-    let runs = next.due().await;
-    assert_eq!(run_keys(&runs), ["a"]);
-    assert_eq!((run_ids(&runs[0]), runs[0].attempts), (vec![emitted[0], emitted[2]], 2));
-    let letters = ok(next.store.dead(&DeadFilter::default(), 10).await);
+    let runs = next.read_parked().await;
+    assert_eq!(batch_keys(&runs), ["a"]);
+    assert_eq!((batch_ids(&runs[0]), runs[0].attempts), (vec![emitted[0], emitted[2]], 2));
+    let letters = must(next.store.list_dead_letters(&DeadLetterFilter::default(), 10).await);
     assert_eq!(letters.iter().map(|letter| letter.message.id).collect::<Vec<_>>(), [emitted[1]]);
 }

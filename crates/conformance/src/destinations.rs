@@ -3,16 +3,16 @@
 use std::time::Duration;
 
 use relevo_core::MessageId;
-use relevo_core::store::{DeadFilter, DeadLetters, Stop};
+use relevo_core::store::{DeadLetterAdmin, DeadLetterFilter, ParkAction};
 
-use crate::harness::{Draft, Start, StoreHarness, Writer};
-use crate::relay::{Relay, emit, emit_all, ids, ok, park, retry, run_keys, stopped};
+use crate::harness::{Draft, Harness, Start, WriteTransaction};
+use crate::test_relay::{TestRelay, batch_keys, emit, emit_all, failed, ids, must, park, retry};
 
 /// Both destinations read everything, each at its own pace and with its own leases.
-pub async fn each_destination_has_its_own_progress(h: &mut impl StoreHarness) {
+pub async fn each_destination_has_its_own_progress(h: &mut impl Harness) {
     h.add_destination("other", 4, Start::Now).await;
-    let mut main = Relay::start(h.store().await, 1).await;
-    let mut other = Relay::start(h.store_for("other").await, 1).await;
+    let mut main = TestRelay::start(h.store().await, 1).await;
+    let mut other = TestRelay::start(h.store_for("other").await, 1).await;
     assert_eq!((main.leases.len(), other.leases.len()), (8, 4));
     let first = emit_all(h, &["a", "b"]).await;
     assert_eq!(ids(&main.drain(10).await), first);
@@ -23,48 +23,48 @@ pub async fn each_destination_has_its_own_progress(h: &mut impl StoreHarness) {
 }
 
 /// `Now` begins with messages committed afterwards, even if emitted before; `Oldest` begins with all retained messages.
-pub async fn a_destination_starts_now_or_with_the_oldest(h: &mut impl StoreHarness) {
+pub async fn a_destination_starts_now_or_with_the_oldest_message(h: &mut impl Harness) {
     let before = emit_all(h, &["a", "b"]).await;
     // An only writer would block the other sessions, so with such a store it begins after they are done.
-    let one_writer = h.capabilities().one_writer;
-    let open = if one_writer { None } else { Some(begin_late(h).await) };
+    let one_writer = h.capabilities().single_writer;
+    let open = if one_writer { None } else { Some(begin_late_transaction(h).await) };
     let young = emit(h, "d").await;
     h.add_destination("now", 2, Start::Now).await;
     h.add_destination("oldest", 2, Start::Oldest).await;
     let after = emit(h, "e").await;
-    let mut now = Relay::start(h.store_for("now").await, 1).await;
-    let mut oldest = Relay::start(h.store_for("oldest").await, 1).await;
+    let mut now = TestRelay::start(h.store_for("now").await, 1).await;
+    let mut oldest = TestRelay::start(h.store_for("oldest").await, 1).await;
     assert_eq!(ids(&now.drain(10).await), [after]);
     assert_eq!(ids(&oldest.drain(10).await), [&before[..], &[young, after]].concat());
     let (open, late) = match open {
         Some(open) => open,
-        None => begin_late(h).await,
+        None => begin_late_transaction(h).await,
     };
-    assert_eq!(ids(&now.drain_beside(h, 10).await), []);
+    assert_eq!(ids(&now.drain_during_write(h, 10).await), []);
     open.commit().await;
     assert_eq!(ids(&now.drain(10).await), [late]);
     assert_eq!(ids(&oldest.drain(10).await), [late]);
 }
 
-async fn begin_late<H: StoreHarness>(h: &H) -> (H::Writer, MessageId) {
+async fn begin_late_transaction<H: Harness>(h: &H) -> (H::Writer, MessageId) {
     let mut open = h.begin().await;
     let late = open.emit(Draft::of("c")).await.expect("a new id");
     (open, late)
 }
 
 /// A failure at one destination parks messages for that destination only.
-pub async fn parked_keys_and_dead_letters_belong_to_one_destination(h: &mut impl StoreHarness) {
+pub async fn parked_keys_and_dead_letters_belong_to_one_destination(h: &mut impl Harness) {
     h.add_destination("other", 4, Start::Now).await;
-    let mut main = Relay::start(h.store().await, 1).await;
-    let mut other = Relay::start(h.store_for("other").await, 2).await;
+    let mut main = TestRelay::start(h.store().await, 1).await;
+    let mut other = TestRelay::start(h.store_for("other").await, 2).await;
     let emitted = emit_all(h, &["a", "b"]).await;
     let page = main.read(10).await;
     let parks =
-        vec![park(&page.entries[0], retry(Duration::ZERO, 1)), park(&page.entries[1], stopped(Stop::DeadHold, 1))];
+        vec![park(&page.entries[0], retry(Duration::ZERO, 1)), park(&page.entries[1], failed(ParkAction::DeadHold, 1))];
     main.settle(page.end, parks).await;
     assert_eq!(ids(&other.drain(10).await), emitted);
-    assert!(other.due().await.is_empty());
-    assert!(ok(other.store.dead(&DeadFilter::default(), 10).await).is_empty());
-    assert_eq!(run_keys(&main.due().await), ["a"]);
-    assert_eq!(ok(main.store.dead(&DeadFilter::default(), 10).await).len(), 1);
+    assert!(other.read_parked().await.is_empty());
+    assert!(must(other.store.list_dead_letters(&DeadLetterFilter::default(), 10).await).is_empty());
+    assert_eq!(batch_keys(&main.read_parked().await), ["a"]);
+    assert_eq!(must(main.store.list_dead_letters(&DeadLetterFilter::default(), 10).await).len(), 1);
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use relevo_core::message::{Headers, MessageId};
-use relevo_core::store::{DeadLetters, Leases, OutboxReader, ParkedKeys, Upkeep};
+use relevo_core::store::{DeadLetterAdmin, Maintenance, OutboxReader, ParkedReader, ShardLeases};
 
 /// The destination that every harness starts with, at the beginning of an empty outbox.
 pub const MAIN: &str = "main";
@@ -18,11 +18,11 @@ pub const RETENTION: Duration = Duration::from_hours(1);
 ///
 /// Harness calls panic on failure, because cases test the ports, not the harness.
 #[async_trait]
-pub trait StoreHarness: Send + Sync {
+pub trait Harness: Send + Sync {
     /// A session of a relay or an operator.
-    type Store: Leases + OutboxReader + ParkedKeys + Upkeep + DeadLetters;
+    type Store: ShardLeases + OutboxReader + ParkedReader + Maintenance + DeadLetterAdmin;
     /// A transaction of an application.
-    type Writer: Writer;
+    type Writer: WriteTransaction;
 
     /// Opens a new, independent session for the destination [`MAIN`].
     async fn store(&self) -> Self::Store {
@@ -37,7 +37,7 @@ pub trait StoreHarness: Send + Sync {
 
     /// Begins a transaction while another one is open. Returns `None` if the store allows only one writer: a second
     /// writer gets a busy error.
-    async fn begin_beside(&self) -> Option<Self::Writer> {
+    async fn try_begin_second(&self) -> Option<Self::Writer> {
         Some(self.begin().await)
     }
 
@@ -48,10 +48,10 @@ pub trait StoreHarness: Send + Sync {
     async fn remove_destination(&self, name: &str);
 
     /// Requests another number of shards; relays apply it through their leases.
-    async fn regroup(&self, name: &str, shards: u16);
+    async fn reshard(&self, name: &str, shards: u16);
 
     /// Disables or enables a destination. No relay gets leases of a disabled one.
-    async fn switch(&self, name: &str, on: bool);
+    async fn set_enabled(&self, name: &str, on: bool);
 
     /// Kills the server without warning and restarts it. Open transactions are lost, committed data stays. Cases do not
     /// use earlier sessions and writers again.
@@ -59,17 +59,17 @@ pub trait StoreHarness: Send + Sync {
 
     /// Advances time for leases, retries, holds and schedules. A harness waits, moves a clock, or makes the stored
     /// times earlier. Cases request minutes, but only a few seconds while a writer is open.
-    async fn let_pass(&self, time: Duration);
+    async fn advance_time(&self, time: Duration);
 
     /// Makes everything that retention checks older: messages, progress and ticks. Leases and retries stay unchanged.
-    async fn age(&self, time: Duration);
+    async fn age_records(&self, time: Duration);
 
     /// Begins a new partition of the log, so that later messages are dropped separately from existing ones. A store
     /// that drops single messages does nothing.
     async fn next_partition(&self);
 
     /// Number of committed messages in the log, settled or not. Scheduled messages are not in the log yet.
-    async fn kept(&self) -> usize;
+    async fn stored_messages(&self) -> usize;
 
     /// Differences between stores. They determine what a case expects, never whether it runs.
     fn capabilities(&self) -> Capabilities {
@@ -90,27 +90,27 @@ pub enum Start {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// No other application uses the server. Otherwise foreign transactions may move positions without messages.
-    pub alone: bool,
+    pub exclusive_server: bool,
     /// Progress settled just before a crash survives it. Otherwise those messages may be read again; nothing else
     /// changes.
     pub durable_progress: bool,
     /// Only one transaction writes at a time, from its first write to its end. Meanwhile no other session can emit,
     /// settle or lease; reading continues.
-    pub one_writer: bool,
+    pub single_writer: bool,
 }
 
 impl Default for Capabilities {
     fn default() -> Self {
-        Self { alone: true, durable_progress: true, one_writer: false }
+        Self { exclusive_server: true, durable_progress: true, single_writer: false }
     }
 }
 
 /// A transaction of an application that emits messages. Dropping it rolls it back.
 #[async_trait]
-pub trait Writer: Send {
+pub trait WriteTransaction: Send {
     /// Emits a message in this transaction and returns its id. Fails if the id was used before and the draft has
     /// `OnRepeat::Refuse`. After an error the transaction can only be rolled back.
-    async fn emit(&mut self, draft: Draft) -> Result<MessageId, Repeated>;
+    async fn emit(&mut self, draft: Draft) -> Result<MessageId, DuplicateId>;
 
     /// Cancels a scheduled message; returns whether it was still waiting.
     async fn cancel(&mut self, id: MessageId) -> bool;
@@ -130,7 +130,7 @@ pub trait Writer: Send {
 
 /// The caller's id was used before, and the draft requires an error in that case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Repeated;
+pub struct DuplicateId;
 
 /// What happens if a caller's id was used before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

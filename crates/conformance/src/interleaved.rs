@@ -3,15 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use relevo_core::MessageId;
-use relevo_core::store::Entry;
+use relevo_core::store::LogEntry;
 
-use crate::harness::{Draft, StoreHarness, Writer};
-use crate::relay::{LONG, Relay};
+use crate::harness::{Draft, Harness, WriteTransaction};
+use crate::test_relay::{LONG, TestRelay};
 
 /// A small random generator, so that a failure can name its seed.
-struct Dice(u64);
+struct Random(u64);
 
-impl Dice {
+impl Random {
     fn roll(&mut self, sides: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         usize::try_from(self.0 >> 33).expect("31 bits") % sides
@@ -28,18 +28,18 @@ struct Writers<W> {
 /// A writer, the keys it has locked, and what it emitted.
 type OpenWriter<W> = (W, BTreeSet<usize>, Vec<(usize, MessageId)>);
 
-impl<W: Writer> Writers<W> {
+impl<W: WriteTransaction> Writers<W> {
     fn new() -> Self {
         Self { open: Vec::new(), committed: BTreeMap::new() }
     }
 
     /// Performs one random action: begin, emit under a lock that lasts until the end, commit or roll back.
-    async fn act(&mut self, h: &impl StoreHarness<Writer = W>, dice: &mut Dice) {
+    async fn random_step(&mut self, h: &impl Harness<Writer = W>, dice: &mut Random) {
         let deed = dice.roll(10);
         if self.open.is_empty() || (deed == 0 && self.open.len() < 6) {
-            match h.begin_beside().await {
+            match h.try_begin_second().await {
                 Some(writer) => self.open.push((writer, BTreeSet::new(), Vec::new())),
-                None => assert!(h.capabilities().one_writer && !self.open.is_empty(), "nobody else writes"),
+                None => assert!(h.capabilities().single_writer && !self.open.is_empty(), "nobody else writes"),
             }
             return;
         }
@@ -66,8 +66,8 @@ impl<W: Writer> Writers<W> {
     }
 
     /// Whether the only writer is open, so that relays can only read.
-    fn keeps_others_out(&self, h: &impl StoreHarness) -> bool {
-        h.capabilities().one_writer && !self.open.is_empty()
+    fn blocks_other_writers(&self, h: &impl Harness) -> bool {
+        h.capabilities().single_writer && !self.open.is_empty()
     }
 
     async fn finish(&mut self) {
@@ -80,7 +80,7 @@ impl<W: Writer> Writers<W> {
     }
 
     /// Checks that all committed messages were read once, in order per key.
-    fn check(&self, read: &[Entry], seed: u64) {
+    fn assert_all_read_in_order(&self, read: &[LogEntry], seed: u64) {
         for (key, expected) in &self.committed {
             let name = format!("key-{key}");
             let got: Vec<MessageId> =
@@ -93,18 +93,18 @@ impl<W: Writer> Writers<W> {
 }
 
 /// One relay and many writers.
-pub async fn interleaved_writers_lose_repeat_and_invert_nothing(h: &mut impl StoreHarness) {
-    let mut relay = Relay::start(h.store().await, 1).await;
+pub async fn interleaved_writers_lose_repeat_and_reorder_nothing(h: &mut impl Harness) {
+    let mut relay = TestRelay::start(h.store().await, 1).await;
     let mut read = Vec::new();
     let mut writers = Writers::new();
     let seed = 7;
-    let mut dice = Dice(seed);
+    let mut dice = Random(seed);
     for _ in 0..600 {
-        writers.act(h, &mut dice).await;
+        writers.random_step(h, &mut dice).await;
         if dice.roll(6) == 0 {
             for (leases, page) in relay.read_groups(1 + dice.roll(7)).await {
                 // Without settling, the same messages are read again later.
-                if !writers.keeps_others_out(h) {
+                if !writers.blocks_other_writers(h) {
                     read.extend(page.entries);
                     relay.settle_some(&leases, page.end, Vec::new()).await;
                 }
@@ -113,21 +113,21 @@ pub async fn interleaved_writers_lose_repeat_and_invert_nothing(h: &mut impl Sto
     }
     writers.finish().await;
     read.extend(relay.drain(3).await);
-    writers.check(&read, seed);
+    writers.assert_all_read_in_order(&read, seed);
 }
 
 /// Two relays that come and go, so that shards are at different positions and change owners.
-pub async fn interleaved_writers_and_moving_shards_lose_and_repeat_nothing(h: &mut impl StoreHarness) {
-    let mut relays = [Relay::new(h.store().await, 1), Relay::new(h.store().await, 2)];
+pub async fn interleaved_writers_and_moving_shards_lose_and_repeat_nothing(h: &mut impl Harness) {
+    let mut relays = [TestRelay::new(h.store().await, 1), TestRelay::new(h.store().await, 2)];
     let mut read = Vec::new();
     let mut writers = Writers::new();
     let seed = 11;
-    let mut dice = Dice(seed);
+    let mut dice = Random(seed);
     for _ in 0..600 {
-        writers.act(h, &mut dice).await;
+        writers.random_step(h, &mut dice).await;
         let relay = &mut relays[dice.roll(2)];
         let deed = dice.roll(24);
-        if deed < 7 && writers.keeps_others_out(h) {
+        if deed < 7 && writers.blocks_other_writers(h) {
             relay.read_groups(1 + dice.roll(7)).await;
             continue;
         }
@@ -144,15 +144,15 @@ pub async fn interleaved_writers_and_moving_shards_lose_and_repeat_nothing(h: &m
             4..6 => {
                 relay.lease(LONG).await;
             }
-            6 => relay.leave().await,
+            6 => relay.release_all().await,
             _ => {}
         }
     }
     writers.finish().await;
     let [mut first, mut second] = relays;
-    first.leave().await;
-    second.leave().await;
+    first.release_all().await;
+    second.release_all().await;
     first.lease(LONG).await;
     read.extend(first.drain(3).await);
-    writers.check(&read, seed);
+    writers.assert_all_read_in_order(&read, seed);
 }

@@ -17,17 +17,17 @@ pub use harness::Harness;
 macro_rules! replay_suite {
     ($start:path) => {
         $crate::replay_cases! { $start;
-            reading::what_was_published_is_read_as_it_was_received,
-            reading::reading_goes_on_behind_any_message,
-            reading::an_empty_log_has_ended,
-            reading::large_payloads_come_a_few_at_a_time,
-            reading::a_second_look_sees_what_came_meanwhile,
-            reading::a_sample_is_the_beginning,
-            filters::messages_are_chosen_by_what_they_say,
-            filters::messages_are_chosen_by_their_numbers,
-            filters::messages_are_chosen_by_their_times,
-            filters::what_comes_later_is_behind_the_end,
-            filters::what_is_rare_is_found_and_counted,
+            reading::a_published_message_is_read_as_it_was_received,
+            reading::reading_resumes_after_any_message,
+            reading::an_empty_log_is_at_its_end,
+            reading::large_payloads_limit_the_page,
+            reading::a_later_read_sees_new_messages,
+            reading::a_sample_is_the_first_matching_messages,
+            filters::messages_are_filtered_by_content,
+            filters::messages_are_filtered_by_number,
+            filters::messages_are_filtered_by_time,
+            filters::messages_after_the_end_are_not_read,
+            filters::rare_messages_are_found_and_counted,
         }
     };
 }

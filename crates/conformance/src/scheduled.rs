@@ -2,41 +2,41 @@
 
 use std::time::Duration;
 
-use relevo_core::store::Entry;
+use relevo_core::store::LogEntry;
 
-use crate::harness::{Draft, StoreHarness, Writer};
-use crate::relay::{PAUSE, Relay, emit, emit_draft, ids};
+use crate::harness::{Draft, Harness, WriteTransaction};
+use crate::test_relay::{RETRY_DELAY, TestRelay, emit, emit_draft, ids};
 
 /// A pause in real time, for stores where stored times cannot change while a writer is open.
-const WAITED: Duration = Duration::from_secs(2);
+const REAL_WAIT: Duration = Duration::from_secs(2);
 
-fn after(key: &str, wait: Duration) -> Draft {
+fn scheduled_draft(key: &str, wait: Duration) -> Draft {
     Draft { deliver_after: Some(wait), ..Draft::of(key) }
 }
 
 /// Messages enter no earlier than their time and in the order of their times, whatever the order of emitting.
-pub async fn scheduled_messages_enter_when_due_in_the_order_of_their_times(h: &mut impl StoreHarness) {
-    let mut relay = Relay::start(h.store().await, 1).await;
-    let third = emit_draft(h, after("a", PAUSE)).await;
-    let first = emit_draft(h, after("a", PAUSE / 4)).await;
-    let second = emit_draft(h, after("a", PAUSE / 2)).await;
-    let much_later = emit_draft(h, after("a", PAUSE * 3)).await;
+pub async fn scheduled_messages_enter_when_due_in_the_order_of_their_times(h: &mut impl Harness) {
+    let mut relay = TestRelay::start(h.store().await, 1).await;
+    let third = emit_draft(h, scheduled_draft("a", RETRY_DELAY)).await;
+    let first = emit_draft(h, scheduled_draft("a", RETRY_DELAY / 4)).await;
+    let second = emit_draft(h, scheduled_draft("a", RETRY_DELAY / 2)).await;
+    let much_later = emit_draft(h, scheduled_draft("a", RETRY_DELAY * 3)).await;
     assert_eq!(ids(&relay.drain(10).await), []);
-    assert_eq!(h.kept().await, 0);
-    h.let_pass(PAUSE + Duration::from_millis(200)).await;
+    assert_eq!(h.stored_messages().await, 0);
+    h.advance_time(RETRY_DELAY + Duration::from_millis(200)).await;
     assert_eq!(ids(&relay.drain(10).await), [first, second, third]);
-    h.let_pass(PAUSE * 3).await;
+    h.advance_time(RETRY_DELAY * 3).await;
     assert_eq!(ids(&relay.drain(10).await), [much_later]);
     assert_eq!(ids(&relay.drain(10).await), []);
 }
 
 /// Its position in the order of the key is set when it enters the log.
-pub async fn a_scheduled_message_takes_its_place_when_it_enters(h: &mut impl StoreHarness) {
-    let mut relay = Relay::start(h.store().await, 1).await;
-    let scheduled = emit_draft(h, after("a", PAUSE)).await;
+pub async fn a_scheduled_message_gets_its_order_when_it_enters_the_log(h: &mut impl Harness) {
+    let mut relay = TestRelay::start(h.store().await, 1).await;
+    let scheduled = emit_draft(h, scheduled_draft("a", RETRY_DELAY)).await;
     let before = emit(h, "a").await;
     assert_eq!(ids(&relay.drain(10).await), [before]);
-    h.let_pass(PAUSE * 2).await;
+    h.advance_time(RETRY_DELAY * 2).await;
     assert_eq!(ids(&relay.drain(10).await), [scheduled]);
     let behind = emit(h, "a").await;
     assert_eq!(ids(&relay.drain(10).await), [behind]);
@@ -44,23 +44,23 @@ pub async fn a_scheduled_message_takes_its_place_when_it_enters(h: &mut impl Sto
 
 /// Its age counts from when it enters the log, not from when it was emitted. Otherwise a message scheduled for longer
 /// than the inbox retention would be too old (rule E6).
-pub async fn a_scheduled_message_is_as_old_as_its_place_in_the_log(h: &mut impl StoreHarness) {
-    let mut relay = Relay::start(h.store().await, 1).await;
-    emit_draft(h, after("a", PAUSE)).await;
-    h.let_pass(PAUSE / 4).await;
+pub async fn the_age_of_a_scheduled_message_counts_from_its_entry_into_the_log(h: &mut impl Harness) {
+    let mut relay = TestRelay::start(h.store().await, 1).await;
+    emit_draft(h, scheduled_draft("a", RETRY_DELAY)).await;
+    h.advance_time(RETRY_DELAY / 4).await;
     emit(h, "a").await;
     let before = relay.drain(10).await;
-    h.let_pass(PAUSE * 2).await;
+    h.advance_time(RETRY_DELAY * 2).await;
     let entered = relay.drain(10).await;
-    let age = |entries: &[Entry]| entries[0].message.created_at;
+    let age = |entries: &[LogEntry]| entries[0].message.created_at;
     assert!(age(&entered) >= age(&before), "{} is before {}", age(&entered), age(&before));
 }
 
 /// Cancelling deletes the message: once, before its time, and only if the cancelling transaction commits.
-pub async fn a_cancelled_message_is_never_read(h: &mut impl StoreHarness) {
-    let mut relay = Relay::start(h.store().await, 1).await;
-    let cancelled = emit_draft(h, after("a", PAUSE)).await;
-    let kept = emit_draft(h, after("a", PAUSE)).await;
+pub async fn a_cancelled_message_is_never_read(h: &mut impl Harness) {
+    let mut relay = TestRelay::start(h.store().await, 1).await;
+    let cancelled = emit_draft(h, scheduled_draft("a", RETRY_DELAY)).await;
+    let kept = emit_draft(h, scheduled_draft("a", RETRY_DELAY)).await;
     let mut writer = h.begin().await;
     assert!(writer.cancel(kept).await);
     writer.rollback().await;
@@ -68,7 +68,7 @@ pub async fn a_cancelled_message_is_never_read(h: &mut impl StoreHarness) {
     assert!(writer.cancel(cancelled).await);
     assert!(!writer.cancel(cancelled).await);
     writer.commit().await;
-    h.let_pass(PAUSE * 2).await;
+    h.advance_time(RETRY_DELAY * 2).await;
     assert_eq!(ids(&relay.drain(10).await), [kept]);
     let mut writer = h.begin().await;
     assert!(!writer.cancel(kept).await, "it is in the log by now");
@@ -76,25 +76,25 @@ pub async fn a_cancelled_message_is_never_read(h: &mut impl StoreHarness) {
 }
 
 /// P2 for scheduled messages. An open writer also holds back its own messages when their time comes.
-pub async fn a_scheduled_message_that_rolled_back_is_never_read(h: &mut impl StoreHarness) {
-    let mut relay = Relay::start(h.store().await, 1).await;
+pub async fn a_scheduled_message_that_rolled_back_is_never_read(h: &mut impl Harness) {
+    let mut relay = TestRelay::start(h.store().await, 1).await;
     let mut gone = h.begin().await;
-    gone.emit(after("a", WAITED)).await.expect("a new id");
-    let open = h.begin_beside().await;
-    assert_eq!(open.is_none(), h.capabilities().one_writer);
+    gone.emit(scheduled_draft("a", REAL_WAIT)).await.expect("a new id");
+    let open = h.try_begin_second().await;
+    assert_eq!(open.is_none(), h.capabilities().single_writer);
     let (open, late) = if let Some(mut open) = open {
-        let late = open.emit(after("a", WAITED)).await.expect("a new id");
+        let late = open.emit(scheduled_draft("a", REAL_WAIT)).await.expect("a new id");
         gone.rollback().await;
         (open, late)
     } else {
         gone.rollback().await;
         let mut open = h.begin().await;
-        let late = open.emit(after("a", WAITED)).await.expect("a new id");
+        let late = open.emit(scheduled_draft("a", REAL_WAIT)).await.expect("a new id");
         (open, late)
     };
-    h.let_pass(WAITED * 2).await;
-    assert_eq!(ids(&relay.drain_beside(h, 10).await), []);
+    h.advance_time(REAL_WAIT * 2).await;
+    assert_eq!(ids(&relay.drain_during_write(h, 10).await), []);
     open.commit().await;
-    h.let_pass(WAITED * 2).await; // again, for a store that moves stored times: this one was not stored yet
+    h.advance_time(REAL_WAIT * 2).await; // again, for a store that moves stored times: this one was not stored yet
     assert_eq!(ids(&relay.drain(10).await), [late]);
 }

@@ -1,28 +1,28 @@
 //! Windows: which messages are read, when, and that each is read once.
 
 use relevo_core::MessageId;
-use relevo_core::store::{Ceiling, OutboxReader, Position, Read};
+use relevo_core::store::{OutboxReader, PageRequest, Position, WindowLimit};
 
-use crate::harness::{Draft, StoreHarness, Writer};
-use crate::relay::{ANY_BYTES, Relay, emit, emit_all, emit_beside, emit_draft, ids, ok};
+use crate::harness::{Draft, Harness, WriteTransaction};
+use crate::test_relay::{ANY_BYTES, TestRelay, emit, emit_all, emit_draft, emit_during_write, ids, must};
 
 /// A rolled-back transaction leaves no messages, whether it ended before or after the tick.
-pub async fn what_rolled_back_is_never_read(h: &mut impl StoreHarness) {
-    let mut relay = Relay::start(h.store().await, 1).await;
+pub async fn a_rolled_back_message_is_never_read(h: &mut impl Harness) {
+    let mut relay = TestRelay::start(h.store().await, 1).await;
     let mut early = h.begin().await;
     early.emit(Draft::of("a")).await.expect("a new id");
-    let mut late = h.begin_beside().await;
-    assert_eq!(late.is_none(), h.capabilities().one_writer);
+    let mut late = h.try_begin_second().await;
+    assert_eq!(late.is_none(), h.capabilities().single_writer);
     if let Some(late) = &mut late {
         late.emit(Draft::of("a")).await.expect("a new id");
     }
     early.rollback().await;
     let late = match late {
         Some(late) => late,
-        None => begin_late(h).await.0,
+        None => begin_late_transaction(h).await.0,
     };
-    let kept = emit_beside(h, &["a"]).await;
-    assert_eq!(ids(&relay.drain_beside(h, 10).await), kept);
+    let kept = emit_during_write(h, &["a"]).await;
+    assert_eq!(ids(&relay.drain_during_write(h, 10).await), kept);
     late.rollback().await;
     assert_eq!(ids(&relay.drain(10).await), []);
     let kept = emit(h, "a").await;
@@ -36,8 +36,8 @@ pub async fn what_rolled_back_is_never_read(h: &mut impl StoreHarness) {
 }
 
 /// Messages rolled back to a savepoint are never read; those before and after it in the same transaction are.
-pub async fn what_a_savepoint_undid_is_never_read(h: &mut impl StoreHarness) {
-    let mut relay = Relay::start(h.store().await, 1).await;
+pub async fn a_message_undone_by_a_savepoint_is_never_read(h: &mut impl Harness) {
+    let mut relay = TestRelay::start(h.store().await, 1).await;
     let mut writer = h.begin().await;
     let first = writer.emit(Draft::of("a")).await.expect("a new id");
     writer.savepoint("here").await;
@@ -51,15 +51,15 @@ pub async fn what_a_savepoint_undid_is_never_read(h: &mut impl StoreHarness) {
 }
 
 /// The transaction was listed as open when younger ones were read.
-pub async fn a_long_transaction_is_read_once_when_it_commits(h: &mut impl StoreHarness) {
-    let mut relay = Relay::start(h.store().await, 1).await;
+pub async fn a_long_transaction_is_read_once_when_it_commits(h: &mut impl Harness) {
+    let mut relay = TestRelay::start(h.store().await, 1).await;
     let mut long = h.begin().await;
     let first = long.emit(Draft::of("long")).await.expect("a new id");
-    let young = emit_beside(h, &["a", "b", "c"]).await;
-    assert_eq!(ids(&relay.drain_beside(h, 2).await), young);
+    let young = emit_during_write(h, &["a", "b", "c"]).await;
+    assert_eq!(ids(&relay.drain_during_write(h, 2).await), young);
     let second = long.emit(Draft::of("long")).await.expect("a new id");
-    let younger = emit_beside(h, &["a", "b"]).await;
-    assert_eq!(ids(&relay.drain_beside(h, 10).await), younger);
+    let younger = emit_during_write(h, &["a", "b"]).await;
+    assert_eq!(ids(&relay.drain_during_write(h, 10).await), younger);
     long.commit().await;
     assert_eq!(ids(&relay.drain(10).await), [first, second]);
     assert_eq!(ids(&relay.drain(10).await), []);
@@ -67,25 +67,25 @@ pub async fn a_long_transaction_is_read_once_when_it_commits(h: &mut impl StoreH
 
 /// The transaction has the highest number at the tick: no snapshot lists it, and its sequence number is not above the
 /// tick's.
-pub async fn a_late_commit_of_the_youngest_transaction_is_read(h: &mut impl StoreHarness) {
-    let mut relay = Relay::start(h.store().await, 1).await;
+pub async fn a_late_commit_of_the_youngest_transaction_is_read(h: &mut impl Harness) {
+    let mut relay = TestRelay::start(h.store().await, 1).await;
     let before = emit(h, "a").await;
     let mut open = h.begin().await;
     let late = open.emit(Draft::of("b")).await.expect("a new id");
-    assert_eq!(ids(&relay.drain_beside(h, 10).await), [before]);
+    assert_eq!(ids(&relay.drain_during_write(h, 10).await), [before]);
     open.commit().await;
     assert_eq!(ids(&relay.drain(10).await), [late]);
     assert_eq!(ids(&relay.drain(10).await), []);
 }
 
 /// One transaction has sequence numbers below and above the tick.
-pub async fn a_transaction_that_goes_on_after_it_was_skipped_is_read_whole(h: &mut impl StoreHarness) {
-    let mut relay = Relay::start(h.store().await, 1).await;
+pub async fn a_skipped_transaction_is_read_completely(h: &mut impl Harness) {
+    let mut relay = TestRelay::start(h.store().await, 1).await;
     let mut open = h.begin().await;
     let mut emitted = vec![open.emit(Draft::of("a")).await.expect("a new id")];
     for _ in 0..3 {
-        let young = emit_beside(h, &["b"]).await;
-        assert_eq!(ids(&relay.drain_beside(h, 10).await), young);
+        let young = emit_during_write(h, &["b"]).await;
+        assert_eq!(ids(&relay.drain_during_write(h, 10).await), young);
         emitted.push(open.emit(Draft::of("a")).await.expect("a new id"));
     }
     open.commit().await;
@@ -93,57 +93,63 @@ pub async fn a_transaction_that_goes_on_after_it_was_skipped_is_read_whole(h: &m
 }
 
 /// Reading has no side effects: the same call returns the same page, whatever was committed since.
-pub async fn the_same_window_read_twice_gives_the_same_page(h: &mut impl StoreHarness) {
-    let relay = Relay::start(h.store().await, 1).await;
+pub async fn the_same_window_read_twice_gives_the_same_page(h: &mut impl Harness) {
+    let relay = TestRelay::start(h.store().await, 1).await;
     emit_all(h, &["a", "b", "c", "d", "e"]).await;
     let first = relay.read(2).await;
     let after = first.end;
-    let read = Read { leases: &relay.leases, after, limit: 2, bytes: ANY_BYTES, ceiling: Ceiling::Open };
-    let second = ok(relay.store.read(read.clone()).await);
+    let read = PageRequest {
+        leases: &relay.leases,
+        after,
+        messages_max: 2,
+        bytes_max: ANY_BYTES,
+        window_limit: WindowLimit::Unlimited,
+    };
+    let second = must(relay.store.read(read.clone()).await);
     emit_all(h, &["a", "b"]).await;
-    let again = ok(relay.store.read(read).await);
+    let again = must(relay.store.read(read).await);
     assert_eq!((ids(&again.entries), again.end), (ids(&second.entries), second.end));
 }
 
 /// A3: progress names both ends of the window, so that it cannot be mistaken for another window.
-pub async fn a_place_in_mid_window_survives_newer_ticks_and_sessions(h: &mut impl StoreHarness) {
-    let mut relay = Relay::start(h.store().await, 1).await;
+pub async fn a_position_within_a_window_survives_newer_ticks_and_sessions(h: &mut impl Harness) {
+    let mut relay = TestRelay::start(h.store().await, 1).await;
     // The only writer cannot be open while others emit, so with such a store it begins and commits in mid-window.
-    let mut open = if h.capabilities().one_writer { None } else { Some(begin_late(h).await) };
+    let mut open = if h.capabilities().single_writer { None } else { Some(begin_late_transaction(h).await) };
     let emitted = emit_all(h, &["a", "b", "c", "d", "e"]).await;
     assert_eq!(ids(&relay.deliver(2).await), emitted[..2]);
     let (open, late) = match open.take() {
         Some(open) => open,
-        None => begin_late(h).await,
+        None => begin_late_transaction(h).await,
     };
     open.commit().await;
     let young = emit_all(h, &["a", "b"]).await;
     h.add_destination("other", 1, crate::harness::Start::Oldest).await;
-    let mut other = Relay::start(h.store_for("other").await, 9).await;
+    let mut other = TestRelay::start(h.store_for("other").await, 9).await;
     assert_eq!(other.drain(100).await.len(), 8);
 
-    relay.leave().await;
-    let mut next = Relay::start(h.store().await, 2).await;
+    relay.release_all().await;
+    let mut next = TestRelay::start(h.store().await, 2).await;
     assert_eq!(ids(&next.deliver(100).await), emitted[2..]);
     assert_eq!(ids(&next.drain(100).await), [&[late], &young[..]].concat());
 }
 
-async fn begin_late<H: StoreHarness>(h: &H) -> (H::Writer, MessageId) {
+async fn begin_late_transaction<H: Harness>(h: &H) -> (H::Writer, MessageId) {
     let mut open = h.begin().await;
     let late = open.emit(Draft::of("z")).await.expect("a new id");
     (open, late)
 }
 
 /// Late messages have lower numbers than the rest of the window; a page may end among them.
-pub async fn a_page_may_end_in_the_middle_of_late_messages(h: &mut impl StoreHarness) {
-    let mut relay = Relay::start(h.store().await, 1).await;
+pub async fn a_page_can_end_among_late_messages(h: &mut impl Harness) {
+    let mut relay = TestRelay::start(h.store().await, 1).await;
     let mut open = h.begin().await;
     let mut expected = Vec::new();
     for _ in 0..5 {
         expected.push(open.emit(Draft::of("late")).await.expect("a new id"));
     }
-    let young = emit_beside(h, &["a"]).await;
-    assert_eq!(ids(&relay.drain_beside(h, 10).await), young);
+    let young = emit_during_write(h, &["a"]).await;
+    assert_eq!(ids(&relay.drain_during_write(h, 10).await), young);
     open.commit().await;
     expected.extend(emit_all(h, &["a", "b", "c"]).await);
     let mut read = Vec::new();
@@ -155,8 +161,8 @@ pub async fn a_page_may_end_in_the_middle_of_late_messages(h: &mut impl StoreHar
 }
 
 /// Without new messages pages are empty, and the position stays unless other applications use the server.
-pub async fn an_idle_outbox_gives_empty_pages(h: &mut impl StoreHarness) {
-    let mut relay = Relay::start(h.store().await, 1).await;
+pub async fn an_idle_outbox_gives_empty_pages(h: &mut impl Harness) {
+    let mut relay = TestRelay::start(h.store().await, 1).await;
     let mut before = Position::at(0);
     for emitted in 0..3 {
         if emitted > 0 {
@@ -168,7 +174,7 @@ pub async fn an_idle_outbox_gives_empty_pages(h: &mut impl StoreHarness) {
             let page = relay.read(10).await;
             assert_eq!(ids(&page.entries), []);
             assert!(page.end.is_exhausted());
-            if h.capabilities().alone {
+            if h.capabilities().exclusive_server {
                 assert_eq!(page.end, before);
             }
         }
@@ -176,18 +182,26 @@ pub async fn an_idle_outbox_gives_empty_pages(h: &mut impl StoreHarness) {
 }
 
 /// Each message belongs to exactly one shard.
-pub async fn every_shard_reads_its_own_keys(h: &mut impl StoreHarness) {
-    let relay = Relay::start(h.store().await, 1).await;
+pub async fn every_shard_reads_its_own_keys(h: &mut impl Harness) {
+    let relay = TestRelay::start(h.store().await, 1).await;
     let keys: Vec<String> = (0..40).map(|number| format!("k-{number}")).collect();
     let mut expected = emit_all(h, &keys.iter().map(String::as_str).collect::<Vec<_>>()).await;
     let mut read = Vec::new();
     for lease in &relay.leases {
         let leases = [*lease];
         let after = Position::at(0);
-        let page = ok(relay
-            .store
-            .read(Read { leases: &leases, after, limit: 100, bytes: ANY_BYTES, ceiling: Ceiling::Open })
-            .await);
+        let page = must(
+            relay
+                .store
+                .read(PageRequest {
+                    leases: &leases,
+                    after,
+                    messages_max: 100,
+                    bytes_max: ANY_BYTES,
+                    window_limit: WindowLimit::Unlimited,
+                })
+                .await,
+        );
         assert!(page.entries.iter().all(|entry| relay.lease_of(entry) == *lease));
         assert!(page.entries.iter().all(|entry| entry.slot == relevo_core::slot::slot_of(&entry.message.key)));
         read.extend(ids(&page.entries));
@@ -198,8 +212,8 @@ pub async fn every_shard_reads_its_own_keys(h: &mut impl StoreHarness) {
 }
 
 /// A shard without progress reads in one window what the others read in many.
-pub async fn a_lagging_shard_jumps_to_the_newest_tick(h: &mut impl StoreHarness) {
-    let mut relay = Relay::start(h.store().await, 1).await;
+pub async fn a_lagging_shard_jumps_to_the_newest_tick(h: &mut impl Harness) {
+    let mut relay = TestRelay::start(h.store().await, 1).await;
     let first = emit_all(h, &["a", "b", "c", "d"]).await;
     let page = relay.read(10).await;
     let lagging = relay.lease_of(&page.entries[0]);
@@ -223,32 +237,38 @@ pub async fn a_lagging_shard_jumps_to_the_newest_tick(h: &mut impl StoreHarness)
 }
 
 /// During regrouping, open windows are finished and no new one is opened, or none beyond a tick.
-pub async fn a_ceiling_stops_new_windows(h: &mut impl StoreHarness) {
-    let mut relay = Relay::start(h.store().await, 1).await;
+pub async fn a_window_limit_stops_new_windows(h: &mut impl Harness) {
+    let mut relay = TestRelay::start(h.store().await, 1).await;
     let first = emit_all(h, &["a", "b", "c"]).await;
     assert_eq!(ids(&relay.deliver(2).await), first[..2]);
-    relay.ceiling = Ceiling::NoNewWindow;
+    relay.ceiling = WindowLimit::CurrentWindow;
     assert_eq!(ids(&relay.deliver(2).await), first[2..]);
     let stand = relay.position(&relay.leases[0]);
     let second = emit_all(h, &["a", "b", "c"]).await;
     let page = relay.read(2).await;
     assert_eq!((ids(&page.entries), page.end), (vec![], stand));
 
-    relay.ceiling = Ceiling::Tick(stand.to);
+    relay.ceiling = WindowLimit::UntilTick(stand.to_tick);
     let page = relay.read(2).await;
     assert_eq!((ids(&page.entries), page.end), (vec![], stand));
     let leases = relay.leases.clone();
-    let read = Read { leases: &leases, after: Position::at(0), limit: 100, bytes: ANY_BYTES, ceiling: relay.ceiling };
-    let page = ok(relay.store.read(read).await);
+    let read = PageRequest {
+        leases: &leases,
+        after: Position::at(0),
+        messages_max: 100,
+        bytes_max: ANY_BYTES,
+        window_limit: relay.ceiling,
+    };
+    let page = must(relay.store.read(read).await);
     assert_eq!((ids(&page.entries), page.end), (first, stand));
 
-    relay.ceiling = Ceiling::Open;
+    relay.ceiling = WindowLimit::Unlimited;
     assert_eq!(ids(&relay.drain(2).await), second);
 }
 
 /// Bytes limit a page as well as the number of messages. It has at least one message, however large.
-pub async fn a_page_ends_when_it_has_enough_bytes(h: &mut impl StoreHarness) {
-    let relay = Relay::start(h.store().await, 1).await;
+pub async fn a_page_ends_at_its_byte_limit(h: &mut impl Harness) {
+    let relay = TestRelay::start(h.store().await, 1).await;
     let mut emitted = Vec::new();
     for size in [10, 5000, 10, 10, 9000] {
         emitted.push(emit_draft(h, Draft { payload: vec![b'x'; size].into(), ..Draft::of("a") }).await);
@@ -257,8 +277,14 @@ pub async fn a_page_ends_when_it_has_enough_bytes(h: &mut impl StoreHarness) {
     let mut after = Position::at(0);
     let mut pages = Vec::new();
     loop {
-        let read = Read { leases: &lease, after, limit: 10, bytes: 5000, ceiling: Ceiling::Open };
-        let page = ok(relay.store.read(read).await);
+        let read = PageRequest {
+            leases: &lease,
+            after,
+            messages_max: 10,
+            bytes_max: 5000,
+            window_limit: WindowLimit::Unlimited,
+        };
+        let page = must(relay.store.read(read).await);
         if page.entries.is_empty() {
             break;
         }

@@ -11,26 +11,26 @@ use crate::operate::Finding;
 
 /// One object that the configuration expects at the broker: an exchange, queue, binding, policy, stream or consumer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct TopologyItem {
     /// Its kind and name, such as ``queue `billing` ``.
     pub name: String,
     /// Its state at the broker.
-    pub state: State,
+    pub status: TopologyStatus,
 }
 
 /// The state of one topology object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum TopologyStatus {
     /// It exists with the expected settings.
-    Same,
+    Unchanged,
     /// It does not exist.
     Missing,
     /// It did not exist and was created.
-    Made,
+    Created,
     /// It could not be read or compared, so it may be missing or different. The name of the object contains the reason.
-    Unseen,
+    Unknown,
     /// It exists with different settings. Relevo neither changes nor deletes it; an operator must decide.
-    Differs(Vec<Difference>),
+    Different(Vec<Difference>),
 }
 
 /// One setting that differs.
@@ -39,38 +39,38 @@ pub struct Difference {
     /// The broker's name of the setting.
     pub setting: String,
     /// The configured value.
-    pub wanted: String,
+    pub expected: String,
     /// The broker's value.
-    pub found: String,
+    pub actual: String,
 }
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}` is {}, wanted {}", self.setting, self.found, self.wanted)
+        write!(f, "`{}` is {}, wanted {}", self.setting, self.actual, self.expected)
     }
 }
 
 /// The configuration that the broker's settings are compared with.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Expectations {
-    /// The addresses of the routes, as [`Route::template`](crate::Route::template) returns them. `{topic}`, `{type}`
+pub struct ExamineContext {
+    /// The addresses of the routes, as [`Route::template`](crate::Route::address_template) returns them. `{topic}`, `{type}`
     /// and `{key}` match any text.
     pub addresses: Vec<String>,
     /// The longest time after which a sent message may be sent again, not counting broker outages.
-    pub repeat_horizon: Duration,
+    pub resend_window: Duration,
 }
 
 /// Operator access to a broker. The daemon also calls it at start-up, before it publishes anything.
 #[async_trait]
-pub trait Administer: Send + Sync {
+pub trait BrokerAdmin: Send + Sync {
     /// Compares the configured topology with the broker's, in creation order. Changes nothing.
-    async fn plan(&self) -> Result<Vec<Piece>, Failure>;
+    async fn plan(&self) -> Result<Vec<TopologyItem>, Failure>;
 
     /// Creates missing objects. Never changes or deletes existing objects. If any object differs, creates nothing at
     /// all. Concurrent calls are safe.
-    async fn apply(&self) -> Result<Vec<Piece>, Failure>;
+    async fn apply(&self) -> Result<Vec<TopologyItem>, Failure>;
 
     /// Checks the settings that the guarantees depend on. Returns every check, passed or failed. The configuration can
     /// accept a finding by its subject.
-    async fn examine(&self, expectations: &Expectations) -> Result<Vec<Finding>, Failure>;
+    async fn examine(&self, expectations: &ExamineContext) -> Result<Vec<Finding>, Failure>;
 }

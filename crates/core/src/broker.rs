@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use async_trait::async_trait;
 
 use crate::failure::Outcome;
-use crate::headers::HeaderRules;
+use crate::header_rules::HeaderRules;
 use crate::message::Message;
 
 /// What a broker guarantees. The conformance suite tests every guarantee.
@@ -13,7 +13,7 @@ use crate::message::Message;
 pub struct Capabilities {
     /// The broker keeps the order of in-flight messages of one key: if one fails, its successors fail too. Without it,
     /// the relay keeps only one message of a key in flight.
-    pub fences_order: bool,
+    pub ordered_in_flight: bool,
     /// The largest accepted message, in bytes.
     pub message_bytes_max: usize,
 }
@@ -43,32 +43,32 @@ pub trait Broker: Send + Sync {
     ///
     /// A message without a reported outcome when the future ends or is dropped may have arrived. The broker keeps the
     /// order of one key's messages within the batch. It never retries: the relay decides.
-    async fn publish(&self, batch: &[Publication], confirms: &Confirms);
+    async fn publish(&self, batch: &[Publication], confirms: &OutcomeSender);
 
     /// Whether the broker is known to be unreachable now, without sending a request: its connection was lost or could
     /// not be opened. Returns `false` if the broker keeps no connection or has not tried to connect yet.
-    fn is_away(&self) -> bool {
+    fn is_unreachable(&self) -> bool {
         false
     }
 }
 
 /// The sender of outcomes for one batch. Cheap to clone. Stores at most one outcome per message of the batch.
 #[derive(Clone, Debug)]
-pub struct Confirms {
+pub struct OutcomeSender {
     batch: u64,
-    inner: Arc<Inbox>,
+    queue: Arc<OutcomeQueue>,
 }
 
 /// One reported outcome: the batch, the index of the message, the outcome.
-pub type Report = (u64, usize, Outcome);
+pub type ReportedOutcome = (u64, usize, Outcome);
 
 #[derive(Debug, Default)]
-struct Inbox {
-    reports: Mutex<Vec<Report>>,
+struct OutcomeQueue {
+    outcomes: Mutex<Vec<ReportedOutcome>>,
     waker: Mutex<Option<std::task::Waker>>,
 }
 
-impl Confirms {
+impl OutcomeSender {
     /// Reports the outcome of the batch's message `index`. Later reports for the same message are ignored.
     pub fn report(&self, index: usize, outcome: Outcome) {
         self.report_all([(index, outcome)]);
@@ -77,26 +77,26 @@ impl Confirms {
     /// Reports several outcomes under one lock.
     pub fn report_all(&self, outcomes: impl IntoIterator<Item = (usize, Outcome)>) {
         let batch = self.batch;
-        lock(&self.inner.reports).extend(outcomes.into_iter().map(|(index, outcome)| (batch, index, outcome)));
-        if let Some(waker) = lock(&self.inner.waker).take() {
+        lock(&self.queue.outcomes).extend(outcomes.into_iter().map(|(index, outcome)| (batch, index, outcome)));
+        if let Some(waker) = lock(&self.queue.waker).take() {
             waker.wake();
         }
     }
 }
 
-/// The relay's receiving end of [`Confirms`].
+/// The relay's receiving end of [`OutcomeSender`].
 #[derive(Debug, Default)]
-pub struct Reports(Arc<Inbox>);
+pub struct OutcomeReceiver(Arc<OutcomeQueue>);
 
-impl Reports {
+impl OutcomeReceiver {
     /// Creates the sender for one batch.
-    pub fn confirms(&self, batch: u64) -> Confirms {
-        Confirms { batch, inner: Arc::clone(&self.0) }
+    pub fn sender(&self, batch: u64) -> OutcomeSender {
+        OutcomeSender { batch, queue: Arc::clone(&self.0) }
     }
 
     /// Takes the outcomes reported since the last call.
-    pub fn take(&self) -> Vec<Report> {
-        std::mem::take(&mut *lock(&self.0.reports))
+    pub fn take(&self) -> Vec<ReportedOutcome> {
+        std::mem::take(&mut *lock(&self.0.outcomes))
     }
 
     /// Waits until there are outcomes to take.
@@ -104,7 +104,7 @@ impl Reports {
         std::future::poll_fn(|context| {
             // Store the waker before checking, so that a report in between is not missed.
             *lock(&self.0.waker) = Some(context.waker().clone());
-            if lock(&self.0.reports).is_empty() { std::task::Poll::Pending } else { std::task::Poll::Ready(()) }
+            if lock(&self.0.outcomes).is_empty() { std::task::Poll::Pending } else { std::task::Poll::Ready(()) }
         })
         .await;
     }

@@ -10,10 +10,10 @@ use crate::message::{Headers, Message, MessageId};
 
 /// What `emit` does if the id was emitted before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnRepeat {
+pub enum OnDuplicate {
     /// `emit` returns an error.
     #[default]
-    Refuse,
+    Error,
     /// `emit` does nothing.
     Ignore,
 }
@@ -38,9 +38,9 @@ pub struct Draft {
     /// The earliest delivery time. The message takes its place in the key's order at that time.
     pub deliver_at: Option<Timestamp>,
     /// Locks the key until the transaction ends. For writers that do not lock a row of their own.
-    pub serialize: bool,
+    pub lock_key: bool,
     /// What to do if the id was emitted before.
-    pub on_repeat: OnRepeat,
+    pub on_duplicate: OnDuplicate,
 }
 
 impl Draft {
@@ -60,8 +60,8 @@ impl Draft {
             headers: Headers::new(),
             id: None,
             deliver_at: None,
-            serialize: false,
-            on_repeat: OnRepeat::default(),
+            lock_key: false,
+            on_duplicate: OnDuplicate::default(),
         }
     }
 

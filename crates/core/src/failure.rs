@@ -44,7 +44,7 @@ impl Class {
     }
 
     /// Whether the failure counts as an attempt.
-    pub const fn counts(self) -> bool {
+    pub const fn counts_as_attempt(self) -> bool {
         match self {
             Self::Transient | Self::Poison => true,
             Self::Outage | Self::Unknown | Self::Throttled(_) | Self::Blocked => false,
@@ -52,7 +52,7 @@ impl Class {
     }
 
     /// The name used in SQL, metrics, CLI and docs.
-    pub const fn word(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Outage => "outage",
             Self::Unknown => "unknown",
@@ -88,7 +88,7 @@ impl Failure {
     }
 
     /// The chain of causes in one line. Repeated causes appear once.
-    pub fn describe(&self) -> String {
+    pub fn error_chain(&self) -> String {
         let mut text = self.source.to_string();
         let mut cause = self.source.source();
         while let Some(error) = cause {
@@ -106,7 +106,7 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.class.word(), self.source)
+        write!(f, "{}: {}", self.class.as_str(), self.source)
     }
 }
 
@@ -126,17 +126,17 @@ mod tests {
     /// An error whose text includes the text of its cause, as in some libraries.
     #[derive(Debug, thiserror::Error)]
     #[error("{what}")]
-    struct Said {
+    struct ChainedError {
         what: &'static str,
-        source: Option<Box<Said>>,
+        source: Option<Box<ChainedError>>,
     }
 
     #[test]
-    fn a_cause_that_is_repeated_is_said_once() {
-        let cause = Said { what: "the disk is full", source: None };
-        let library = Said { what: "from the database: the disk is full", source: Some(Box::new(cause)) };
-        let ours = Said { what: "not written", source: Some(Box::new(library)) };
-        let told = Failure::new(Class::Outage, ours).describe();
+    fn a_repeated_cause_is_printed_once() {
+        let cause = ChainedError { what: "the disk is full", source: None };
+        let library = ChainedError { what: "from the database: the disk is full", source: Some(Box::new(cause)) };
+        let ours = ChainedError { what: "not written", source: Some(Box::new(library)) };
+        let told = Failure::new(Class::Outage, ours).error_chain();
         assert_eq!(told, "not written: from the database: the disk is full");
     }
 }

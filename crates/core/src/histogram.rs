@@ -16,7 +16,7 @@ pub struct Histogram {
 
 /// A copy of a histogram's counters.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Spread {
+pub struct HistogramSnapshot {
     /// The sum of all values.
     pub sum: f64,
     /// The number of values.
@@ -48,13 +48,13 @@ impl Histogram {
     }
 
     /// Copies the counters. The count always equals the sum of the buckets, even while other threads add values.
-    pub fn spread(&self) -> Spread {
+    pub fn snapshot(&self) -> HistogramSnapshot {
         let bounds = self.bounds.iter().copied().chain([f64::INFINITY]);
         let counts = self.counts.iter().map(|count| count.load(Ordering::Relaxed));
         let buckets: Vec<(f64, u64)> = bounds.zip(counts).collect();
         #[expect(clippy::cast_precision_loss, reason = "a sum may be inexact")]
         let sum = self.sum.load(Ordering::Relaxed) as f64 / PARTS;
-        Spread { sum, count: buckets.iter().map(|(_, count)| count).sum(), buckets }
+        HistogramSnapshot { sum, count: buckets.iter().map(|(_, count)| count).sum(), buckets }
     }
 }
 
@@ -68,7 +68,7 @@ mod tests {
         for value in [-3.0, 0.5, 0.75, 1.0, 7.0, 9.0] {
             histogram.observe(value);
         }
-        let spread = histogram.spread();
+        let spread = histogram.snapshot();
         assert_eq!(spread.buckets, [(0.5, 2), (1.0, 2), (f64::INFINITY, 2)]);
         assert_eq!(spread.count, 6);
         assert!((spread.sum - 18.25).abs() < 1e-9, "{}", spread.sum);

@@ -86,7 +86,7 @@ impl Message {
     }
 
     /// The approximate memory size of the message.
-    pub fn weight(&self) -> usize {
+    pub fn memory_bytes(&self) -> usize {
         let headers: usize = self.headers.iter().map(|(name, value)| name.len() + value.len() + 64).sum();
         let text = self.kind.len() + self.key.len() + self.topic.len() + self.content_type.len();
         size_of::<Self>() + text + self.payload.len() + headers
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_made_later_sort_later() {
+    fn later_ids_sort_later() {
         assert!(MessageId::v7(1_000, [0xff; 10]) < MessageId::v7(1_001, [0; 10]));
     }
 }

@@ -6,11 +6,11 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 
 use crate::message::{Message, MessageId};
-use crate::store::{Hold, StoreError};
+use crate::store::{HeldAddress, StoreError};
 
 /// The position where a new destination starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Start {
+pub enum StartFrom {
     /// Messages that commit from now on.
     Now,
     /// The oldest retained message.
@@ -19,15 +19,15 @@ pub enum Start {
 
 /// A destination and its settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Destination {
+pub struct DestinationInfo {
     /// Its name.
     pub name: String,
     /// The number of its shards.
     pub shards: u16,
     /// The requested number of shards, while resharding is not finished.
-    pub regrouping_to: Option<u16>,
+    pub resharding_to: Option<u16>,
     /// Whether its relays may run.
-    pub on: bool,
+    pub enabled: bool,
 }
 
 /// How many messages wait for a destination.
@@ -45,7 +45,7 @@ pub struct Backlog {
 
 /// The status of a message at one destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Status {
+pub enum MessageStatus {
     /// It is not due yet.
     Scheduled,
     /// In the log, not settled.
@@ -57,7 +57,7 @@ pub enum Status {
     /// It broke connections and is retried alone.
     Quarantined,
     /// Parked behind another message of its key.
-    Behind,
+    Waiting,
     /// Dead-lettered.
     Dead,
     /// Dead-lettered, then discarded by an operator.
@@ -66,7 +66,7 @@ pub enum Status {
     Published,
 }
 
-impl Status {
+impl MessageStatus {
     /// Every status, in life-cycle order.
     pub const ALL: [Self; 9] = [
         Self::Scheduled,
@@ -74,21 +74,21 @@ impl Status {
         Self::Retrying,
         Self::Held,
         Self::Quarantined,
-        Self::Behind,
+        Self::Waiting,
         Self::Dead,
         Self::Discarded,
         Self::Published,
     ];
 
     /// The name used in SQL, JSON and CLI output.
-    pub const fn word(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Scheduled => "scheduled",
             Self::Pending => "pending",
             Self::Retrying => "retrying",
             Self::Held => "held",
             Self::Quarantined => "quarantined",
-            Self::Behind => "behind",
+            Self::Waiting => "behind",
             Self::Dead => "dead",
             Self::Discarded => "discarded",
             Self::Published => "published",
@@ -96,14 +96,14 @@ impl Status {
     }
 
     /// Parses a name.
-    pub fn of(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|status| status.word() == word)
+    pub fn parse(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|status| status.as_str() == word)
     }
 }
 
 /// A message in a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listed {
+pub struct MessageSummary {
     /// Its number in the log. A scheduled message has none yet.
     pub seq: Option<i64>,
     /// Its id.
@@ -117,7 +117,7 @@ pub struct Listed {
     /// When it was emitted.
     pub created_at: Timestamp,
     /// Its status.
-    pub status: Status,
+    pub status: MessageStatus,
     /// Counted attempts.
     pub attempts: u32,
     /// The time of its next attempt.
@@ -130,7 +130,7 @@ pub struct Listed {
 
 /// Selects messages. All set fields must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Search {
+pub struct MessageFilter {
     /// With this key.
     pub key: Option<String>,
     /// With this topic.
@@ -138,38 +138,38 @@ pub struct Search {
     /// With this type.
     pub kind: Option<String>,
     /// With this status.
-    pub status: Option<Status>,
+    pub status: Option<MessageStatus>,
     /// Emitted at this time or later.
     pub since: Option<Timestamp>,
     /// Emitted before this time.
     pub until: Option<Timestamp>,
-    /// Continues a search: the value of [`Found::next`].
-    pub before: Option<i64>,
+    /// Continues a search: the value of [`SearchPage::next`].
+    pub before_seq: Option<i64>,
 }
 
 /// One page of search results, newest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Found {
+pub struct SearchPage {
     /// The messages.
-    pub messages: Vec<Listed>,
+    pub messages: Vec<MessageSummary>,
     /// Where the search continues. `None` if the search is complete.
     pub next: Option<i64>,
     /// How far back the search came, if it ran out of time before it reached the limit.
-    pub ran_out_at: Option<Timestamp>,
+    pub searched_back_to: Option<Timestamp>,
 }
 
 /// One message with its status.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shown {
+pub struct MessageDetails {
     /// Its summary.
-    pub listed: Listed,
+    pub summary: MessageSummary,
     /// The message, with its original bytes.
     pub message: Message,
 }
 
 /// A shard and its lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shard {
+pub struct ShardInfo {
     /// Which shard.
     pub shard: u16,
     /// The name of the relay that holds the lease. `None` if the shard is free.
@@ -177,7 +177,7 @@ pub struct Shard {
     /// Increases with every change of owner.
     pub epoch: i64,
     /// The remaining time of the lease. Zero if it has expired.
-    pub lasts: Duration,
+    pub lease_remaining: Duration,
     /// When a message of the shard was last settled.
     pub settled_at: Option<Timestamp>,
     /// The number of parked keys in the shard.
@@ -186,24 +186,24 @@ pub struct Shard {
 
 /// Why a key is not making progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Cause {
+pub enum WaitCause {
     /// No message of the key waits.
-    Nothing,
+    Idle,
     /// Its messages have not been read yet, and a relay holds the shard.
-    Unread,
+    NotReadYet,
     /// Its messages have not been read yet, and no relay holds the shard.
     NoRelay,
     /// The destination is disabled.
-    SwitchedOff,
+    Disabled,
     /// The first message failed and waits for a retry.
-    Retry {
+    Retrying {
         /// When it is retried.
         at: Timestamp,
     },
     /// The first message's address is held.
-    Held {
+    AddressHeld {
         /// The address and the reason.
-        hold: Hold,
+        held_address: HeldAddress,
         /// When it is probed next.
         probe_at: Option<Timestamp>,
     },
@@ -213,12 +213,12 @@ pub enum Cause {
         at: Timestamp,
     },
     /// The first message is a dead letter, and the key waits for an operator.
-    Dead {
+    DeadLetter {
         /// The dead letter.
         id: MessageId,
     },
     /// An operator marked a dead letter, and the relay has not applied the mark yet.
-    Marked {
+    MarkNotApplied {
         /// The dead letter.
         id: MessageId,
         /// `redriving` or `discarding`.
@@ -233,22 +233,22 @@ pub enum Cause {
 
 /// The state of one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Why {
+pub struct KeyReport {
     /// Why it is not making progress.
-    pub cause: Cause,
+    pub cause: WaitCause,
     /// The message that blocks the key.
-    pub head: Option<Listed>,
+    pub head: Option<MessageSummary>,
     /// The number of waiting messages of the key, including the head. Counted up to 10 000.
     pub waiting: u64,
     /// When the head started to wait.
     pub since: Option<Timestamp>,
     /// The key's shard.
-    pub shard: Shard,
+    pub shard: ShardInfo,
 }
 
 /// A range of the log, by emit time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Range {
+pub struct TimeRange {
     /// Start of the range. `None` means the oldest retained message.
     pub since: Option<Timestamp>,
     /// End of the range. `None` means now.
@@ -257,22 +257,22 @@ pub struct Range {
 
 /// The result of comparing committed with settled messages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Verified {
+pub struct VerifyReport {
     /// Messages of the log in the range.
     pub committed: u64,
-    /// The number of those messages per status, in the order of [`Status::ALL`].
-    pub by_status: Vec<(Status, u64)>,
+    /// The number of those messages per status, in the order of [`MessageStatus::ALL`].
+    pub by_status: Vec<(MessageStatus, u64)>,
     /// The oldest unsettled message.
     pub oldest_unsettled: Option<Timestamp>,
     /// Inconsistencies, such as a waiting message that no relay will read, or a key that waits for nothing.
-    pub contradictions: Vec<String>,
+    pub inconsistencies: Vec<String>,
 }
 
 /// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
     /// The check passed.
-    Good,
+    Ok,
     /// Information.
     Note,
     /// Will become a problem.
@@ -289,34 +289,34 @@ pub struct Finding {
     /// What was checked, as a short stable name such as `synchronous_commit`.
     pub subject: String,
     /// The observed value.
-    pub seen: String,
+    pub detail: String,
     /// The action that fixes it.
     pub fix: Option<String>,
 }
 
 /// Read-only operator access to an outbox, for one destination. No method changes anything.
 #[async_trait]
-pub trait Inspect: Send + Sync {
+pub trait OutboxInspector: Send + Sync {
     /// Every destination of the outbox, by name.
-    async fn destinations(&self) -> Result<Vec<Destination>, StoreError>;
+    async fn destinations(&self) -> Result<Vec<DestinationInfo>, StoreError>;
 
     /// Counts the waiting messages. Exact up to 10 000, an estimate above.
     async fn backlog(&self) -> Result<Backlog, StoreError>;
 
     /// Searches backwards from the newest message. Stops after about `budget` and returns how far it got.
-    async fn search(&self, search: &Search, limit: usize, budget: Duration) -> Result<Found, StoreError>;
+    async fn search(&self, search: &MessageFilter, limit: usize, budget: Duration) -> Result<SearchPage, StoreError>;
 
     /// Returns one message, if it is retained or still waits.
-    async fn show(&self, id: MessageId) -> Result<Option<Shown>, StoreError>;
+    async fn message(&self, id: MessageId) -> Result<Option<MessageDetails>, StoreError>;
 
     /// Explains why a key is not making progress.
-    async fn why(&self, key: &str) -> Result<Why, StoreError>;
+    async fn key_facts(&self, key: &str) -> Result<KeyReport, StoreError>;
 
     /// The shards, in ascending order.
-    async fn shards(&self) -> Result<Vec<Shard>, StoreError>;
+    async fn shards(&self) -> Result<Vec<ShardInfo>, StoreError>;
 
     /// Compares committed messages with settled ones.
-    async fn verify(&self, range: Range) -> Result<Verified, StoreError>;
+    async fn verify(&self, range: TimeRange) -> Result<VerifyReport, StoreError>;
 
     /// How long settled messages are retained.
     async fn retention(&self) -> Result<Duration, StoreError>;
@@ -327,9 +327,9 @@ pub trait Inspect: Send + Sync {
 
 /// Operator commands for an outbox, for one destination.
 #[async_trait]
-pub trait Operate: Send + Sync {
+pub trait OutboxAdmin: Send + Sync {
     /// Adds the destination. Returns whether it is new.
-    async fn add_destination(&self, shards: u16, start: Start) -> Result<bool, StoreError>;
+    async fn add_destination(&self, shards: u16, start: StartFrom) -> Result<bool, StoreError>;
 
     /// Deletes the destination and everything that waits for it, so that it no longer delays retention. Returns whether
     /// it existed.

@@ -15,7 +15,7 @@ pub enum Backoff {
     /// `base × n`.
     Linear,
     /// The n-th delay of this list, then always the last one. No delay is shorter than `base`.
-    Listed(Vec<Duration>),
+    Fixed(Vec<Duration>),
 }
 
 /// A random part of a delay, so that failed messages are not all retried at the same time.
@@ -34,25 +34,25 @@ impl Jitter {
 
 /// When a route's messages are retried and dead-lettered.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Policy {
+pub struct RetryPolicy {
     /// The first delay. No delay is shorter, unless the ceiling is.
     pub base: Duration,
     /// How delays grow.
     pub backoff: Backoff,
     /// The longest delay, including jitter.
-    pub ceiling: Duration,
+    pub max: Duration,
     /// The maximum jitter, in percent of the delay.
     pub jitter_percent: u32,
     /// The maximum number of attempts per message.
     pub attempts_max: u32,
 }
 
-impl Default for Policy {
+impl Default for RetryPolicy {
     fn default() -> Self {
         Self {
             base: Duration::from_secs(1),
             backoff: Backoff::Exponential { factor: 2 },
-            ceiling: Duration::from_mins(5),
+            max: Duration::from_mins(5),
             jitter_percent: 20,
             attempts_max: 10,
         }
@@ -65,70 +65,70 @@ pub enum Next {
     /// The broker confirmed it.
     Delivered,
     /// The broker is unreachable. Wait for it; no attempt is counted.
-    WaitForDestination,
+    WaitForBroker,
     /// The message may have arrived. Send it again soon with the same id; no attempt is counted.
-    SendAgain,
+    Resend,
     /// Park its key and retry after this delay.
-    RetryIn(Duration),
+    RetryAfter(Duration),
     /// Hold the address for this long, or until a probe succeeds. No attempt is counted.
     HoldAddress(Option<Duration>),
     /// Dead-letter the message.
-    Bury,
+    DeadLetter,
 }
 
-impl Policy {
+impl RetryPolicy {
     /// Creates a policy with exactly these delays and no jitter. It allows one attempt more than there are delays.
-    pub fn listed(pauses: Vec<Duration>) -> Self {
+    pub fn with_delays(pauses: Vec<Duration>) -> Self {
         Self {
             base: pauses.iter().min().copied().unwrap_or_default(),
-            ceiling: pauses.iter().max().copied().unwrap_or_default(),
+            max: pauses.iter().max().copied().unwrap_or_default(),
             jitter_percent: 0,
             attempts_max: u32::try_from(pauses.len()).unwrap_or(u32::MAX).saturating_add(1),
-            backoff: Backoff::Listed(pauses),
+            backoff: Backoff::Fixed(pauses),
         }
     }
 
     /// Decides after counted attempt number `attempt`, starting at 1.
-    pub fn next(&self, attempt: u32, outcome: &Outcome, jitter: Jitter) -> Next {
+    pub fn decide(&self, attempt: u32, outcome: &Outcome, jitter: Jitter) -> Next {
         let Err(failure) = outcome else { return Next::Delivered };
         match failure.class() {
-            Class::Outage => Next::WaitForDestination,
-            Class::Unknown => Next::SendAgain,
+            Class::Outage => Next::WaitForBroker,
+            Class::Unknown => Next::Resend,
             Class::Throttled(pause) => Next::HoldAddress(Some(pause)),
             Class::Blocked => Next::HoldAddress(None),
-            Class::Transient if attempt < self.attempts_max => Next::RetryIn(self.pause(attempt, jitter)),
-            Class::Transient | Class::Poison => Next::Bury,
+            Class::Transient if attempt < self.attempts_max => Next::RetryAfter(self.delay(attempt, jitter)),
+            Class::Transient | Class::Poison => Next::DeadLetter,
         }
     }
 
     /// The delay after attempt number `attempt`, starting at 1.
-    pub fn pause(&self, attempt: u32, jitter: Jitter) -> Duration {
+    pub fn delay(&self, attempt: u32, jitter: Jitter) -> Duration {
         let plain = match &self.backoff {
             Backoff::Exponential { factor } => {
                 factor.checked_pow(attempt.saturating_sub(1)).and_then(|times| self.base.checked_mul(times))
             }
             Backoff::Linear => self.base.checked_mul(attempt.max(1)),
-            Backoff::Listed(pauses) => {
+            Backoff::Fixed(pauses) => {
                 let place = usize::try_from(attempt.saturating_sub(1)).unwrap_or(usize::MAX);
                 let pause = pauses.get(place).or_else(|| pauses.last()).copied();
                 Some(pause.unwrap_or(self.base).max(self.base))
             }
         };
-        let plain = plain.unwrap_or(self.ceiling).min(self.ceiling);
+        let plain = plain.unwrap_or(self.max).min(self.max);
         let share = f64::from(self.jitter_percent) / 100.0 * jitter.0;
-        (plain + plain.mul_f64(share)).min(self.ceiling)
+        (plain + plain.mul_f64(share)).min(self.max)
     }
 
     /// The maximum sum of all delays until the last attempt.
-    pub fn longest(&self) -> Duration {
+    pub fn total_delay_max(&self) -> Duration {
         let (mut sum, mut last) = (Duration::ZERO, Duration::ZERO);
         // In a list, a long delay may follow a short one.
         let listed = match &self.backoff {
-            Backoff::Listed(pauses) => u32::try_from(pauses.len()).unwrap_or(u32::MAX),
+            Backoff::Fixed(pauses) => u32::try_from(pauses.len()).unwrap_or(u32::MAX),
             Backoff::Exponential { .. } | Backoff::Linear => 0,
         };
         for attempt in 1..self.attempts_max {
-            let pause = self.pause(attempt, Jitter::from_random(u32::MAX));
+            let pause = self.delay(attempt, Jitter::from_random(u32::MAX));
             if attempt > listed && pause <= last {
                 // The delay has reached its maximum.
                 return sum.saturating_add(pause.saturating_mul(self.attempts_max - attempt));
@@ -147,44 +147,47 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_longest_wait_is_all_pauses_with_their_jitter() {
-        let policy = Policy { jitter_percent: 0, ..Policy::default() };
+    fn the_total_delay_sums_every_delay_with_its_jitter() {
+        let policy = RetryPolicy { jitter_percent: 0, ..RetryPolicy::default() };
         // 1 + 2 + … + 256 s: nine delays between ten attempts.
-        assert_eq!(policy.longest(), Duration::from_secs(511));
-        let flat = Policy { backoff: Backoff::Exponential { factor: 1 }, attempts_max: u32::MAX, ..policy };
-        assert_eq!(flat.longest(), Duration::from_secs(u64::from(u32::MAX) - 1));
+        assert_eq!(policy.total_delay_max(), Duration::from_secs(511));
+        let flat = RetryPolicy { backoff: Backoff::Exponential { factor: 1 }, attempts_max: u32::MAX, ..policy };
+        assert_eq!(flat.total_delay_max(), Duration::from_secs(u64::from(u32::MAX) - 1));
     }
 
     #[test]
-    fn listed_pauses_are_taken_as_they_are_and_the_last_stands_for_the_rest() {
+    fn fixed_delays_are_used_as_given_and_the_last_one_repeats() {
         let ms = Duration::from_millis;
-        let policy = Policy::listed([1_000, 5_000, 60_000, 2_000].map(ms).to_vec());
+        let policy = RetryPolicy::with_delays([1_000, 5_000, 60_000, 2_000].map(ms).to_vec());
         let all = Jitter::from_random(u32::MAX);
-        let pauses: Vec<Duration> = (1..=6).map(|attempt| policy.pause(attempt, all)).collect();
+        let pauses: Vec<Duration> = (1..=6).map(|attempt| policy.delay(attempt, all)).collect();
         assert_eq!(pauses, [1_000, 5_000, 60_000, 2_000, 2_000, 2_000].map(ms));
-        assert_eq!((policy.attempts_max, policy.longest()), (5, ms(68_000)));
-        assert_eq!(Policy { attempts_max: 8, ..policy }.longest(), ms(74_000));
-        assert_eq!(Policy::listed(Vec::new()).next(1, &failed(Class::Transient), Jitter::NONE), Next::Bury);
+        assert_eq!((policy.attempts_max, policy.total_delay_max()), (5, ms(68_000)));
+        assert_eq!(RetryPolicy { attempts_max: 8, ..policy }.total_delay_max(), ms(74_000));
+        assert_eq!(
+            RetryPolicy::with_delays(Vec::new()).decide(1, &failed(Class::Transient), Jitter::NONE),
+            Next::DeadLetter
+        );
     }
 
     fn failed(class: Class) -> Outcome {
         Err(Failure::new(class, "x"))
     }
 
-    fn policies() -> impl Strategy<Value = Policy> {
+    fn policies() -> impl Strategy<Value = RetryPolicy> {
         let listed = proptest::collection::vec(0u64..100_000, 0..5);
         // A listed delay may shrink. This strategy generates only growing delays.
         let sorted = listed.prop_map(|mut pauses| {
             pauses.sort_unstable();
-            Backoff::Listed(pauses.into_iter().map(Duration::from_millis).collect())
+            Backoff::Fixed(pauses.into_iter().map(Duration::from_millis).collect())
         });
         let growing = (1u32..5).prop_map(|factor| Backoff::Exponential { factor });
         let backoff = prop_oneof![growing, Just(Backoff::Linear), sorted];
         (1u64..10_000, backoff, 1u64..1_000_000, 0u32..100, 1u32..50).prop_map(
-            |(base, backoff, ceiling, jitter_percent, attempts_max)| Policy {
+            |(base, backoff, ceiling, jitter_percent, attempts_max)| RetryPolicy {
                 base: Duration::from_millis(base),
                 backoff,
-                ceiling: Duration::from_millis(ceiling),
+                max: Duration::from_millis(ceiling),
                 jitter_percent,
                 attempts_max,
             },
@@ -193,48 +196,48 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_pause_is_never_shorter_than_its_floor_nor_longer_than_the_ceiling(
+        fn a_delay_stays_between_base_and_max(
             policy in policies(), attempt in 1u32..1000, random: u32,
         ) {
-            let pause = policy.pause(attempt, Jitter::from_random(random));
-            prop_assert!(pause >= policy.base.min(policy.ceiling));
-            prop_assert!(pause <= policy.ceiling);
+            let pause = policy.delay(attempt, Jitter::from_random(random));
+            prop_assert!(pause >= policy.base.min(policy.max));
+            prop_assert!(pause <= policy.max);
         }
 
         #[test]
-        fn pauses_without_jitter_never_shrink(policy in policies(), attempt in 1u32..200) {
-            prop_assert!(policy.pause(attempt + 1, Jitter::NONE) >= policy.pause(attempt, Jitter::NONE));
+        fn delays_without_jitter_never_shrink(policy in policies(), attempt in 1u32..200) {
+            prop_assert!(policy.delay(attempt + 1, Jitter::NONE) >= policy.delay(attempt, Jitter::NONE));
         }
 
         #[test]
-        fn only_counted_failures_can_bury(policy in policies(), attempt in 1u32..1000, random: u32) {
+        fn only_counted_failures_are_dead_lettered(policy in policies(), attempt in 1u32..1000, random: u32) {
             for class in [Class::Outage, Class::Unknown, Class::Throttled(Duration::ZERO), Class::Blocked] {
-                let next = policy.next(attempt, &failed(class), Jitter::from_random(random));
-                prop_assert!(!matches!(next, Next::Bury | Next::RetryIn(_)), "{class:?} became {next:?}");
+                let next = policy.decide(attempt, &failed(class), Jitter::from_random(random));
+                prop_assert!(!matches!(next, Next::DeadLetter | Next::RetryAfter(_)), "{class:?} became {next:?}");
             }
         }
     }
 
     #[test]
     fn the_defaults_double_up_to_five_minutes() {
-        let policy = Policy::default();
-        let seconds: Vec<u64> = (1..=10).map(|attempt| policy.pause(attempt, Jitter::NONE).as_secs()).collect();
+        let policy = RetryPolicy::default();
+        let seconds: Vec<u64> = (1..=10).map(|attempt| policy.delay(attempt, Jitter::NONE).as_secs()).collect();
         assert_eq!(seconds, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300]);
-        assert_eq!(policy.pause(1, Jitter::from_random(u32::MAX)), Duration::from_millis(1200));
+        assert_eq!(policy.delay(1, Jitter::from_random(u32::MAX)), Duration::from_millis(1200));
     }
 
     #[test]
-    fn linear_pauses_are_multiples_of_the_base() {
-        let policy = Policy { backoff: Backoff::Linear, base: Duration::from_secs(5), ..Policy::default() };
-        let seconds: Vec<u64> = (1..=4).map(|attempt| policy.pause(attempt, Jitter::NONE).as_secs()).collect();
+    fn linear_delays_are_multiples_of_the_base() {
+        let policy = RetryPolicy { backoff: Backoff::Linear, base: Duration::from_secs(5), ..RetryPolicy::default() };
+        let seconds: Vec<u64> = (1..=4).map(|attempt| policy.delay(attempt, Jitter::NONE).as_secs()).collect();
         assert_eq!(seconds, [5, 10, 15, 20]);
     }
 
     #[test]
-    fn the_last_attempt_buries_and_poison_buries_at_once() {
-        let policy = Policy { attempts_max: 3, ..Policy::default() };
-        assert_eq!(policy.next(2, &failed(Class::Transient), Jitter::NONE), Next::RetryIn(Duration::from_secs(2)));
-        assert_eq!(policy.next(3, &failed(Class::Transient), Jitter::NONE), Next::Bury);
-        assert_eq!(policy.next(1, &failed(Class::Poison), Jitter::NONE), Next::Bury);
+    fn the_last_attempt_and_poison_are_dead_lettered() {
+        let policy = RetryPolicy { attempts_max: 3, ..RetryPolicy::default() };
+        assert_eq!(policy.decide(2, &failed(Class::Transient), Jitter::NONE), Next::RetryAfter(Duration::from_secs(2)));
+        assert_eq!(policy.decide(3, &failed(Class::Transient), Jitter::NONE), Next::DeadLetter);
+        assert_eq!(policy.decide(1, &failed(Class::Poison), Jitter::NONE), Next::DeadLetter);
     }
 }

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::headers::HeaderRules;
+use crate::header_rules::HeaderRules;
 use crate::message::Message;
-use crate::retry::Policy;
+use crate::retry::RetryPolicy;
 
 /// What happens to a key after one of its messages is dead-lettered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,51 +30,52 @@ pub struct Route {
     /// The header changes.
     pub headers: Arc<HeaderRules>,
     /// When messages are retried and dead-lettered.
-    pub policy: Policy,
+    pub policy: RetryPolicy,
     /// What happens to the key of a dead-lettered message.
     pub after_dead: AfterDead,
 }
 
 impl Route {
     /// A route that publishes every message to the address named like its topic.
-    pub fn everything() -> Self {
+    pub fn catch_all() -> Self {
         Self {
             name: "everything".to_owned(),
             topic: "**".to_owned(),
             kind: "**".to_owned(),
             address: "{topic}".to_owned(),
             headers: Arc::default(),
-            policy: Policy::default(),
+            policy: RetryPolicy::default(),
             after_dead: AfterDead::default(),
         }
     }
 
     /// Whether the route matches the message.
     pub fn matches(&self, message: &Message) -> bool {
-        matches(&self.topic, &message.topic) && matches(&self.kind, &message.kind)
+        pattern_matches(&self.topic, &message.topic) && pattern_matches(&self.kind, &message.kind)
     }
 
     /// The address of this message.
     pub fn address_of(&self, message: &Message) -> Arc<str> {
-        self.filled([("{topic}", &message.topic), ("{type}", &message.kind), ("{key}", &message.key)]).into()
+        self.fill_address([("{topic}", &message.topic), ("{type}", &message.kind), ("{key}", &message.key)]).into()
     }
 
     /// The same address with `{key}` in place of the key, for outputs that must not contain keys. `None` if the address
     /// has no key.
     pub fn address_without_key(&self, message: &Message) -> Option<Arc<str>> {
         let holds_key = self.address.contains("{key}");
-        holds_key
-            .then(|| self.filled([("{topic}", &message.topic), ("{type}", &message.kind), ("{key}", "{key}")]).into())
+        holds_key.then(|| {
+            self.fill_address([("{topic}", &message.topic), ("{type}", &message.kind), ("{key}", "{key}")]).into()
+        })
     }
 
     /// The address before any message exists, with the fixed parts of the patterns filled in. For topics
     /// `invoices.*.eu`, `{topic}` becomes `invoices.{topic}.eu`. The remaining placeholders match any text.
-    pub fn template(&self) -> String {
-        let (topic, kind) = (told_by(&self.topic, "{topic}"), told_by(&self.kind, "{type}"));
-        self.filled([("{topic}", &topic), ("{type}", &kind), ("{key}", "{key}")])
+    pub fn address_template(&self) -> String {
+        let (topic, kind) = (pattern_as_template(&self.topic, "{topic}"), pattern_as_template(&self.kind, "{type}"));
+        self.fill_address([("{topic}", &topic), ("{type}", &kind), ("{key}", "{key}")])
     }
 
-    fn filled(&self, known: [(&str, &str); 3]) -> String {
+    fn fill_address(&self, known: [(&str, &str); 3]) -> String {
         let mut address = String::with_capacity(self.address.len() + 16);
         let mut rest = self.address.as_str();
         while let Some(start) = rest.find('{') {
@@ -94,7 +95,7 @@ impl Route {
 }
 
 /// A pattern as text, with the placeholder in place of each wildcard.
-fn told_by(pattern: &str, placeholder: &str) -> String {
+fn pattern_as_template(pattern: &str, placeholder: &str) -> String {
     let mut told = String::new();
     for word in pattern.split('.') {
         // `**` may match no segment, so no dot stands before it.
@@ -132,12 +133,12 @@ impl Routes {
 
 impl Default for Routes {
     fn default() -> Self {
-        Self::new(vec![Route::everything()])
+        Self::new(vec![Route::catch_all()])
     }
 }
 
 /// Whether dot-separated text matches a pattern. `*` matches one segment; `**` matches the rest.
-pub fn matches(pattern: &str, text: &str) -> bool {
+pub fn pattern_matches(pattern: &str, text: &str) -> bool {
     if pattern == "**" {
         return true;
     }
@@ -157,8 +158,8 @@ pub fn matches(pattern: &str, text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::address_template::AddressTemplate;
     use crate::message::{Headers, MessageId};
-    use crate::template::Template;
     use bytes::Bytes;
     use proptest::prelude::*;
 
@@ -189,13 +190,13 @@ mod tests {
             ("**", "anything.at.all", true),
             ("ord*", "orders", false),
         ] {
-            assert_eq!(matches(pattern, text), expected, "{pattern} on {text}");
+            assert_eq!(pattern_matches(pattern, text), expected, "{pattern} on {text}");
         }
     }
 
     #[test]
-    fn the_first_route_that_matches_is_taken() {
-        let named = |name: &str, topic: &str| Route { name: name.into(), topic: topic.into(), ..Route::everything() };
+    fn the_first_matching_route_wins() {
+        let named = |name: &str, topic: &str| Route { name: name.into(), topic: topic.into(), ..Route::catch_all() };
         let routes = Routes::new(vec![named("a", "orders.*"), named("b", "orders.**")]);
         assert_eq!(routes.find(&message("orders.eu", "T")).map(|route| route.name.as_str()), Some("a"));
         assert_eq!(routes.find(&message("orders.eu.es", "T")).map(|route| route.name.as_str()), Some("b"));
@@ -203,13 +204,13 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_filled_in_once() {
-        let route = Route { address: "x.{topic}.{type}/{key}{other}{".into(), ..Route::everything() };
+    fn placeholders_are_replaced_once() {
+        let route = Route { address: "x.{topic}.{type}/{key}{other}{".into(), ..Route::catch_all() };
         assert_eq!(&*route.address_of(&message("{type}", "T")), "x.{type}.T/k{other}{");
     }
 
     #[test]
-    fn a_template_says_what_the_patterns_say() {
+    fn an_address_template_contains_the_literals_of_its_patterns() {
         for (topic, kind, address, wanted) in [
             ("**", "**", "shop/{topic}.{type}.{key}", "shop/{topic}.{type}.{key}"),
             ("orders.eu", "Placed", "{topic}.{type}", "orders.eu.Placed"),
@@ -219,32 +220,31 @@ mod tests {
             ("{type}", "T", "{topic}", "{type}"),
             ("orders", "**", "audit", "audit"),
         ] {
-            let route =
-                Route { topic: topic.into(), kind: kind.into(), address: address.into(), ..Route::everything() };
-            assert_eq!(route.template(), wanted, "{topic} {kind} {address}");
+            let route = Route { topic: topic.into(), kind: kind.into(), address: address.into(), ..Route::catch_all() };
+            assert_eq!(route.address_template(), wanted, "{topic} {kind} {address}");
         }
     }
 
     proptest! {
         #[test]
-        fn whatever_a_route_takes_its_template_could_be(
+        fn every_address_of_a_route_can_equal_its_template(
             pattern in "([ab]|\\*)(\\.([ab]|\\*)){0,2}(\\.\\*\\*)?",
             topic in "[ab](\\.[ab]){0,4}",
         ) {
-            let route = Route { topic: pattern, address: "x.{topic}.{key}".into(), ..Route::everything() };
+            let route = Route { topic: pattern, address: "x.{topic}.{key}".into(), ..Route::catch_all() };
             let message = message(&topic, "T");
             if route.matches(&message) {
                 let address = route.address_of(&message);
-                prop_assert!(Template::new(&route.template()).could_be(&address), "{} {address}", route.template());
+                prop_assert!(AddressTemplate::new(&route.address_template()).can_equal(&address), "{} {address}", route.address_template());
             }
         }
 
         #[test]
         fn a_topic_matches_itself_and_the_pattern_for_all(topic in "[a-z]{1,8}(\\.[a-z]{1,8}){0,4}") {
-            prop_assert!(matches(&topic, &topic));
-            prop_assert!(matches("**", &topic));
+            prop_assert!(pattern_matches(&topic, &topic));
+            prop_assert!(pattern_matches("**", &topic));
             let longer = topic.clone() + ".more";
-            prop_assert!(!matches(&longer, &topic));
+            prop_assert!(!pattern_matches(&longer, &topic));
         }
     }
 }

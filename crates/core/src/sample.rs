@@ -11,7 +11,7 @@ use crate::store::StoreError;
 
 /// The state of an outbox for one destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Vitals {
+pub struct DestinationSample {
     /// The number of messages that wait.
     pub backlog: Backlog,
     /// Parked keys, counted up to the limit.
@@ -26,37 +26,37 @@ pub struct Vitals {
 
 /// The state that all destinations of an outbox share.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Surroundings {
+pub struct OutboxSample {
     /// What prevents the database from removing old rows. `None` if the database has no such concept.
-    pub horizon: Option<Horizon>,
+    pub horizon: Option<VacuumHorizon>,
     /// Consumers whose inbox is in the same database, by name.
-    pub consumers: Vec<ConsumerVitals>,
+    pub consumers: Vec<ConsumerSample>,
     /// All destinations of the outbox by name, including those without a relay. The duration is how long each one has
     /// kept messages beyond their retention.
-    pub holdbacks: Vec<(String, Duration)>,
+    pub retention_overdue: Vec<(String, Duration)>,
 }
 
 /// What prevents a database from removing old rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Horizon {
+pub struct VacuumHorizon {
     /// The number of transactions that began after the oldest one still visible to a snapshot, a prepared transaction
     /// or a slot.
     pub transactions: u64,
     /// How long a session or a prepared transaction has held it. A slot does not report this.
-    pub held: Duration,
+    pub held_for: Duration,
 }
 
 /// The state of a consumer, as its inbox records it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConsumerVitals {
+pub struct ConsumerSample {
     /// Its name.
     pub name: String,
     /// Members that are alive.
     pub members: u64,
     /// The time since the newest heartbeat of any member. `None` if no member ever sent one, or if all members left.
-    pub heartbeat: Option<Duration>,
+    pub heartbeat_age: Option<Duration>,
     /// The time since any member last received a message.
-    pub last_message: Option<Duration>,
+    pub last_message_age: Option<Duration>,
     /// Messages in its retry table, counted up to the limit.
     pub waiting: u64,
     /// Dead letters that wait for an operator, counted up to the limit.
@@ -69,35 +69,35 @@ pub struct ConsumerVitals {
 ///
 /// The cost does not depend on the size of the outbox: counts stop at 10 000, and all other values come from an index.
 #[async_trait]
-pub trait Sample: Send + Sync {
+pub trait OutboxMonitor: Send + Sync {
     /// Samples the destination.
-    async fn vitals(&self) -> Result<Vitals, StoreError>;
+    async fn sample_destination(&self) -> Result<DestinationSample, StoreError>;
 
     /// Samples the state that all destinations share.
-    async fn surroundings(&self) -> Result<Surroundings, StoreError>;
+    async fn sample_outbox(&self) -> Result<OutboxSample, StoreError>;
 }
 
 /// The state of a broker, as far as it reports it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct BrokerVitals {
+pub struct BrokerSample {
     /// The nodes of its cluster. `None` if the broker does not report them.
-    pub nodes: Option<Nodes>,
+    pub nodes: Option<NodeCount>,
     /// Its dead-letter queues by name, with the number of messages in each.
-    pub dead: Vec<(String, u64)>,
+    pub dead_letter_queues: Vec<(String, u64)>,
 }
 
 /// The nodes of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Nodes {
+pub struct NodeCount {
     /// Running nodes.
     pub running: u64,
     /// Known nodes, running or not.
-    pub known: u64,
+    pub total: u64,
 }
 
 /// Samples a broker. Publishing does not depend on it.
 #[async_trait]
-pub trait SampleBroker: Send + Sync {
+pub trait BrokerMonitor: Send + Sync {
     /// Samples the broker. Values that the broker does not report are omitted.
-    async fn vitals(&self) -> Result<BrokerVitals, Failure>;
+    async fn sample(&self) -> Result<BrokerSample, Failure>;
 }

@@ -1,6 +1,6 @@
 //! Tracing: what happened to a message, as spans that a collector joins into one trace.
 //!
-//! The engines use [`Traces`] and know nothing about exporters: the host process provides a [`Recorder`]. Without a
+//! The engines use [`Tracer`] and know nothing about exporters: the host process provides a [`SpanRecorder`]. Without a
 //! recorder, and for a message that is not sampled, tracing allocates nothing.
 //!
 //! A message carries the context of the span that created it, its *origin*, in its headers. The origin never changes.
@@ -10,7 +10,7 @@
 //! record the same traces.
 
 mod context;
-mod open;
+mod tracer;
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 pub use context::{SpanContext, SpanId, TraceId};
-pub use open::{Open, Traces};
+pub use tracer::{ActiveSpan, Tracer};
 
 use crate::message::MessageId;
 
@@ -41,7 +41,7 @@ pub enum Operation {
 
 impl Operation {
     /// The name used in span names and attributes.
-    pub const fn word(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Create => "create",
             Self::Send => "send",
@@ -55,7 +55,7 @@ impl Operation {
 
 /// Attributes that all spans of one relay or consumer share.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct About {
+pub struct CommonAttributes {
     /// The kind of broker, such as `rabbitmq`.
     pub system: String,
     /// Further attributes.
@@ -64,7 +64,7 @@ pub struct About {
 
 /// Why the operation of a span failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub struct SpanError {
     /// The failure class, from a small fixed set.
     pub class: &'static str,
     /// The error text.
@@ -73,58 +73,58 @@ pub struct Fault {
 
 /// A finished operation on one message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Span {
+pub struct SpanData {
     /// Its own context.
     pub context: SpanContext,
     /// The parent span. `None` if this span starts the trace.
     pub parent: Option<SpanId>,
     /// The `tracestate` that came with the message.
-    pub state: Option<String>,
+    pub tracestate: Option<String>,
     /// The origin of the message. `None` if this span is the origin.
     pub origin: Option<SpanContext>,
     /// The operation.
     pub operation: Operation,
-    /// The address, with [`Span::KEY`] in place of the message's key. For [`Operation::Create`] it is the topic.
+    /// The address, with [`SpanData::KEY`] in place of the message's key. For [`Operation::Create`] it is the topic.
     pub destination: Arc<str>,
     /// The message id. `None` if the message could not be emitted.
     pub message: Option<MessageId>,
     /// Start time.
-    pub begun: Timestamp,
+    pub started_at: Timestamp,
     /// End time.
-    pub ended: Timestamp,
+    pub ended_at: Timestamp,
     /// The number of the counted attempt, for operations that count attempts.
     pub attempt: Option<u32>,
     /// The decision, as one word, if there was one.
     pub verdict: Option<&'static str>,
     /// The error, if it failed.
-    pub fault: Option<Fault>,
+    pub error: Option<SpanError>,
     /// The shared attributes.
-    pub about: Arc<About>,
+    pub common: Arc<CommonAttributes>,
 }
 
-impl Span {
+impl SpanData {
     /// The placeholder for the key in an address.
     pub const KEY: &str = "{key}";
 }
 
 /// Receives finished spans. The engines call it on their hot path, so no method may block.
-pub trait Recorder: Send + Sync {
+pub trait SpanRecorder: Send + Sync {
     /// Whether to record a trace that starts here. Returns the same answer for the same id in every process with the
     /// same ratio.
-    fn samples(&self, trace: TraceId) -> bool;
+    fn is_sampled(&self, trace: TraceId) -> bool;
 
     /// A new random span id.
-    fn span_id(&self) -> SpanId;
+    fn new_span_id(&self) -> SpanId;
 
     /// The wall clock.
     fn now(&self) -> Timestamp;
 
     /// Accepts a finished span. When there is no room, drops the span and counts it.
-    fn record(&self, span: Span);
+    fn record(&self, span: SpanData);
 }
 
-impl fmt::Debug for dyn Recorder {
+impl fmt::Debug for dyn SpanRecorder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Recorder")
+        f.write_str("SpanRecorder")
     }
 }

@@ -6,10 +6,12 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use relevo_broker_embedded::{Config as BrokerConfig, EmbeddedBroker, Group, Membership};
-use relevo_core::inbox::Keeping;
-use relevo_inbox::{Call, Config, Handled, Handlers, Incoming, Runtime, Trouble, TypedInside, Verdict, typed};
-use relevo_store_memory::{Draft, Outbox, Settings, Transaction};
+use relevo_broker_embedded::{BrokerFile, Config as BrokerConfig, Group, Membership};
+use relevo_core::inbox::InboxRetention;
+use relevo_inbox::{
+    CallHandler, Config, ConsumerRuntime, HandlerError, HandlerResult, Handlers, Incoming, TypedInside, Verdict, typed,
+};
+use relevo_store_memory::{Config as StoreConfig, Database, Draft, Transaction};
 use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
 
@@ -26,12 +28,12 @@ struct Invoice;
 impl TypedInside<Transaction> for Invoice {
     type Payload = OrderPlaced;
 
-    async fn handle(&self, transaction: &mut Transaction, order: OrderPlaced, incoming: &Incoming) -> Handled {
+    async fn handle(&self, transaction: &mut Transaction, order: OrderPlaced, incoming: &Incoming) -> HandlerResult {
         if order.cents == 0 {
             return Ok(Verdict::Skip);
         }
-        transaction.record(format!("invoice for {}: {} cents", order.order, order.cents))?;
-        let caused = incoming.caused(relevo_core::Draft::json("invoices", &order.order, "InvoiceIssued", "{}"));
+        transaction.record_effect(format!("invoice for {}: {} cents", order.order, order.cents))?;
+        let caused = incoming.with_causation(relevo_core::Draft::json("invoices", &order.order, "InvoiceIssued", "{}"));
         let draft = Draft::new("invoices", order.order, "InvoiceIssued", "{}");
         transaction.emit(Draft { headers: caused.headers, ..draft })?;
         Ok(Verdict::Done)
@@ -42,18 +44,18 @@ impl TypedInside<Transaction> for Invoice {
 struct Letter;
 
 #[async_trait]
-impl Call<Transaction> for Letter {
+impl CallHandler<Transaction> for Letter {
     type Answer = String;
 
-    async fn call(&self, incoming: &Incoming) -> Result<String, Trouble> {
+    async fn call(&self, incoming: &Incoming) -> Result<String, HandlerError> {
         post(incoming.idempotency_id(), incoming.payload()).await.map_err(|error| match error {
-            PostError::Closed => Trouble::away("the post is closed"), // pauses the lane, counts no attempt
-            PostError::NoSuchStreet => Trouble::poison("no such street").with_class("address"), // dead-lettered
+            PostError::Closed => HandlerError::unavailable("the post is closed"), // pauses the lane, counts no attempt
+            PostError::NoSuchStreet => HandlerError::permanent("no such street").with_class("address"), // dead-lettered
         })
     }
 
-    async fn commit(&self, transaction: &mut Transaction, _incoming: &Incoming, receipt: &String) -> Handled {
-        transaction.record(receipt.clone())?;
+    async fn commit(&self, transaction: &mut Transaction, _incoming: &Incoming, receipt: &String) -> HandlerResult {
+        transaction.record_effect(receipt.clone())?;
         Ok(Verdict::Done)
     }
 }
@@ -74,13 +76,13 @@ async fn post(id: uuid::Uuid, letter: &[u8]) -> Result<String, PostError> {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let broker = EmbeddedBroker::open(BrokerConfig::new("relevo-billing.db")).await?;
-    broker.declare(&Group::new("billing", ["orders.**", "letters"])).await?;
+    let broker = BrokerFile::open(BrokerConfig::new("relevo-billing.db")).await?;
+    broker.declare_group(&Group::new("billing", ["orders.**", "letters"])).await?;
     let consumer = broker.consumer("billing", Membership::default()).await?;
-    let inbox = Outbox::new(Settings::default()).inbox("billing", Keeping::default());
-    let handlers = Handlers::new().inside("OrderPlaced", typed(Invoice)).call("letter.*", Letter);
+    let inbox = Database::new(StoreConfig::default()).inbox("billing", InboxRetention::default());
+    let handlers = Handlers::new().handler("OrderPlaced", typed(Invoice)).call_handler("letter.*", Letter);
 
-    let runtime = Runtime::new(Arc::new(inbox), Arc::new(consumer), handlers, Config::new("billing"));
+    let runtime = ConsumerRuntime::new(Arc::new(inbox), Arc::new(consumer), handlers, Config::new("billing"));
     let stop = CancellationToken::new();
     let interrupted = stop.clone();
     let run = runtime.run(stop);

@@ -5,132 +5,139 @@ use std::time::Duration;
 
 use relevo_core::AfterDead;
 use relevo_core::inbox::Inbox;
-use relevo_core::inbox::retries::Retries;
+use relevo_core::inbox::retry_policy::HandlerRetryPolicy;
 use tokio::time::{Instant, timeout};
 
-use crate::config::Durable;
-use crate::handler::{AnyCall, Form, Registered};
+use crate::config::RetryStorage;
+use crate::error::{HandlerError, HandlerResult, Verdict};
+use crate::handler::{DynCall, HandlerKind, Registration};
 use crate::incoming::Incoming;
-use crate::panics::caught;
-use crate::stats::{While, add};
-use crate::verdict::{Handled, Trouble, Verdict};
-use crate::work::Work;
+use crate::panics::catch_panic;
+use crate::stats::{GaugeGuard, add};
+use crate::work::Worker;
 
 /// The result of an external call, and its duration until the statistics have counted it.
-pub(crate) struct Answered {
-    answer: Box<dyn Any + Send + Sync>,
-    took: Duration,
+pub(crate) struct CallResult {
+    value: Box<dyn Any + Send + Sync>,
+    duration: Duration,
 }
 
-impl<I: Inbox + 'static> Work<I>
+impl<I: Inbox + 'static> Worker<I>
 where
     I::Transaction: 'static,
 {
     /// The handler for this message type, if one is registered.
-    pub(crate) fn handler(&self, incoming: &Incoming) -> Option<&Registered<I::Transaction>> {
+    pub(crate) fn handler(&self, incoming: &Incoming) -> Option<&Registration<I::Transaction>> {
         self.handlers.find(incoming.kind()).map(|registered| &**registered)
     }
 
-    pub(crate) fn deadline(&self, registered: Option<&Registered<I::Transaction>>) -> Duration {
-        registered.and_then(|registered| registered.options.deadline).unwrap_or(self.config.deadline)
+    pub(crate) fn handler_timeout(&self, registered: Option<&Registration<I::Transaction>>) -> Duration {
+        registered.and_then(|registered| registered.options.timeout).unwrap_or(self.config.handler_timeout)
     }
 
-    pub(crate) fn retries<'a>(&'a self, registered: Option<&'a Registered<I::Transaction>>) -> &'a Retries {
-        registered.and_then(|registered| registered.options.retries.as_ref()).unwrap_or(&self.config.retries)
+    pub(crate) fn retry_policy<'a>(
+        &'a self,
+        registered: Option<&'a Registration<I::Transaction>>,
+    ) -> &'a HandlerRetryPolicy {
+        registered.and_then(|registered| registered.options.retry.as_ref()).unwrap_or(&self.config.retry)
     }
 
     /// Number of attempts before this delivery, computed from how often the broker delayed the message. The retry
     /// policy needs it to decide what follows the next attempt.
-    pub(crate) fn attempts_before(&self, registered: Option<&Registered<I::Transaction>>, retries: u32) -> u32 {
-        match self.config.durable {
-            Durable::Broker => self.retries(registered).attempts_before(retries),
-            Durable::Table => 0,
+    pub(crate) fn attempts_after_broker_retries(
+        &self,
+        registered: Option<&Registration<I::Transaction>>,
+        retries: u32,
+    ) -> u32 {
+        match self.config.retry_storage {
+            RetryStorage::Broker => self.retry_policy(registered).attempts_after_broker_retries(retries),
+            RetryStorage::Inbox => 0,
         }
     }
 
-    pub(crate) fn after_dead(&self, registered: Option<&Registered<I::Transaction>>) -> AfterDead {
+    pub(crate) fn after_dead(&self, registered: Option<&Registration<I::Transaction>>) -> AfterDead {
         registered.and_then(|registered| registered.options.after_dead).unwrap_or(self.config.after_dead)
     }
 
     /// Runs the handler of a message in its transaction. A message without a handler is skipped.
     pub(crate) async fn handle(
         &self,
-        registered: Option<&Registered<I::Transaction>>,
+        registered: Option<&Registration<I::Transaction>>,
         transaction: &mut I::Transaction,
         incoming: &Incoming,
-    ) -> Handled {
+    ) -> HandlerResult {
         let Some(registered) = registered else { return Ok(Verdict::Skip) };
         self.validate(incoming)?;
-        match &registered.form {
-            Form::Inside(handler) => {
-                let (verdict, took) = self.tried(registered, handler.handle(transaction, incoming)).await;
-                self.stats.tried(took);
+        match &registered.kind {
+            HandlerKind::InTransaction(handler) => {
+                let (verdict, took) = self.supervise(registered, handler.handle(transaction, incoming)).await;
+                self.status.observe_duration(took);
                 verdict
             }
-            Form::Call(_) => unreachable!("a call is made before its transaction"),
+            HandlerKind::Call(_) => unreachable!("a call is made before its transaction"),
         }
     }
 
     /// Makes the external call of a message, outside of any transaction.
     pub(crate) async fn call(
         &self,
-        registered: &Registered<I::Transaction>,
-        handler: &dyn AnyCall<I::Transaction>,
+        registered: &Registration<I::Transaction>,
+        handler: &dyn DynCall<I::Transaction>,
         incoming: &Incoming,
-    ) -> Result<Answered, Trouble> {
+    ) -> Result<CallResult, HandlerError> {
         self.validate(incoming)?;
-        let (answer, took) = self.tried(registered, handler.call(incoming)).await;
+        let (answer, took) = self.supervise(registered, handler.call(incoming)).await;
         match answer {
-            Ok(answer) => Ok(Answered { answer, took }),
+            Ok(answer) => Ok(CallResult { value: answer, duration: took }),
             Err(trouble) => {
-                self.stats.tried(took);
+                self.status.observe_duration(took);
                 Err(trouble)
             }
         }
     }
 
     /// Commits the result of a call: the second half, inside the transaction.
-    pub(crate) async fn commit_answer(
+    pub(crate) async fn commit_call_result(
         &self,
-        registered: &Registered<I::Transaction>,
-        handler: &dyn AnyCall<I::Transaction>,
+        registered: &Registration<I::Transaction>,
+        handler: &dyn DynCall<I::Transaction>,
         transaction: &mut I::Transaction,
         incoming: &Incoming,
-        answered: &mut Answered,
-    ) -> Handled {
-        let commit = handler.commit(transaction, incoming, &*answered.answer);
-        let (verdict, took) = self.tried(registered, commit).await;
-        self.stats.tried(std::mem::take(&mut answered.took) + took);
+        answered: &mut CallResult,
+    ) -> HandlerResult {
+        let commit = handler.commit(transaction, incoming, &*answered.value);
+        let (verdict, took) = self.supervise(registered, commit).await;
+        self.status.observe_duration(std::mem::take(&mut answered.duration) + took);
         verdict
     }
 
-    fn validate(&self, incoming: &Incoming) -> Result<(), Trouble> {
+    fn validate(&self, incoming: &Incoming) -> Result<(), HandlerError> {
         match &self.config.validator {
-            Some(validator) => validator.validate(incoming).map_err(Trouble::undecodable),
+            Some(validator) => validator.validate(incoming).map_err(HandlerError::undecodable),
             None => Ok(()),
         }
     }
 
-    async fn tried<T>(
+    async fn supervise<T>(
         &self,
-        registered: &Registered<I::Transaction>,
-        handling: impl Future<Output = Result<T, Trouble>> + Send,
-    ) -> (Result<T, Trouble>, Duration) {
-        let _running = While::new(&self.stats.running);
+        registered: &Registration<I::Transaction>,
+        handling: impl Future<Output = Result<T, HandlerError>> + Send,
+    ) -> (Result<T, HandlerError>, Duration) {
+        let _running = GaugeGuard::new(&self.status.handlers_running);
         let begun = Instant::now();
-        let deadline = self.deadline(Some(registered));
-        let result = timeout(deadline, caught(handling)).await;
+        let deadline = self.handler_timeout(Some(registered));
+        let result = timeout(deadline, catch_panic(handling)).await;
         let took = begun.elapsed();
         let result = match result {
             Ok(Err(trouble)) if trouble.backtrace.is_some() => {
-                add(&self.stats.panics, 1);
+                add(&self.status.handler_panics, 1);
                 Err(trouble)
             }
             Ok(result) => result,
             Err(_) => {
-                add(&self.stats.deadlines, 1);
+                add(&self.status.handler_timeouts, 1);
                 let error = format!("the handler did not return within {deadline:?}");
-                Err(Trouble::retry(error).with_class(DEADLINE))
+                Err(HandlerError::transient(error).with_class(TIMEOUT))
             }
         };
         (result, took)
@@ -138,4 +145,4 @@ where
 }
 
 /// Error class of handlers that exceed their timeout.
-pub(crate) const DEADLINE: &str = "deadline";
+pub(crate) const TIMEOUT: &str = "deadline";

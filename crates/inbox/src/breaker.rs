@@ -4,112 +4,112 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use relevo_core::{Jitter, Lane, Policy};
+use relevo_core::{Jitter, Lane, RetryPolicy};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::stats::Stats;
+use crate::stats::ConsumerStatus;
 
 /// Whether messages of a lane may be handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Gate {
+pub(crate) enum BreakerState {
     /// All messages may be handled.
-    Flow,
+    Closed,
     /// One message may be handled, to check whether the service is reachable again.
-    Probe,
+    HalfOpen,
     /// No message may be handled before this time.
-    Shut(Instant),
+    OpenUntil(Instant),
 }
 
 /// State of a lane's breaker while it is open, probed or overridden.
 #[derive(Debug, Default)]
 struct Breaker {
     /// Why it is open; `None` if it is closed.
-    why: Option<String>,
+    reason: Option<String>,
     /// When it is probed next.
-    until: Option<Instant>,
+    probe_at: Option<Instant>,
     /// A message is probing now.
     probing: bool,
     /// Consecutive outages.
     failures: u32,
     /// Operator override: `true` keeps it open, `false` keeps it closed.
-    forced: Option<bool>,
+    operator_override: Option<bool>,
 }
 
 /// The breakers of all lanes; the live path and the retry table share them.
 #[derive(Debug)]
 pub(crate) struct Breakers {
-    policy: Policy,
+    policy: RetryPolicy,
     lanes: Mutex<BTreeMap<Lane, Breaker>>,
     /// The statistics that report open breakers.
-    stats: Arc<Stats>,
+    status: Arc<ConsumerStatus>,
     /// Wakes the consumer loop after a change.
     pub(crate) changed: Notify,
 }
 
 /// Pause of a lane whose breaker an operator opened. Only an operator ends it, so the value only bounds the next check.
-const FOR_AS_LONG_AS_ORDERED: Duration = Duration::from_hours(24);
+const OVERRIDE_OPEN_FOR: Duration = Duration::from_hours(24);
 
 impl Breakers {
-    pub(crate) fn new(policy: Policy, stats: Arc<Stats>) -> Self {
-        Self { policy, lanes: Mutex::default(), stats, changed: Notify::new() }
+    pub(crate) fn new(policy: RetryPolicy, status: Arc<ConsumerStatus>) -> Self {
+        Self { policy, lanes: Mutex::default(), status, changed: Notify::new() }
     }
 
     /// Whether messages of this lane may be handled.
-    pub(crate) fn gate(&self, lane: &Lane, now: Instant) -> Gate {
+    pub(crate) fn state(&self, lane: &Lane, now: Instant) -> BreakerState {
         let lanes = self.lock();
-        let Some(breaker) = lanes.get(lane) else { return Gate::Flow };
-        match (breaker.forced, breaker.until) {
-            (Some(false), _) | (None, None) => Gate::Flow,
-            (Some(true), _) => Gate::Shut(now + FOR_AS_LONG_AS_ORDERED),
-            (None, Some(until)) if now < until => Gate::Shut(until),
+        let Some(breaker) = lanes.get(lane) else { return BreakerState::Closed };
+        match (breaker.operator_override, breaker.probe_at) {
+            (Some(false), _) | (None, None) => BreakerState::Closed,
+            (Some(true), _) => BreakerState::OpenUntil(now + OVERRIDE_OPEN_FOR),
+            (None, Some(until)) if now < until => BreakerState::OpenUntil(until),
             // The probe ends by its timeout; check again later.
-            (None, Some(_)) if breaker.probing => Gate::Shut(now + self.policy.base),
-            (None, Some(_)) => Gate::Probe,
+            (None, Some(_)) if breaker.probing => BreakerState::OpenUntil(now + self.policy.base),
+            (None, Some(_)) => BreakerState::HalfOpen,
         }
     }
 
-    /// Claims the probe after [`gate`](Self::gate) allowed one. Returns `false` if another worker was faster.
+    /// Claims the probe after [`gate`](Self::state) allowed one. Returns `false` if another worker was faster.
     pub(crate) fn begin_probe(&self, lane: &Lane) -> bool {
         self.lock().get_mut(lane).is_some_and(|breaker| !std::mem::replace(&mut breaker.probing, true))
     }
 
     /// Records an outage and returns how long to wait.
-    pub(crate) fn failed(&self, lane: &Lane, why: &str, now: Instant, jitter: Jitter) -> Duration {
+    pub(crate) fn record_outage(&self, lane: &Lane, why: &str, now: Instant, jitter: Jitter) -> Duration {
         let mut lanes = self.lock();
         let breaker = lanes.entry(lane.clone()).or_default();
-        breaker.why = Some(why.to_owned());
+        breaker.reason = Some(why.to_owned());
         // Messages that were already running when it opened add no information.
-        let news = std::mem::take(&mut breaker.probing) || breaker.until.is_none();
+        let news = std::mem::take(&mut breaker.probing) || breaker.probe_at.is_none();
         if news {
             breaker.failures = breaker.failures.saturating_add(1);
-            breaker.until = Some(now + self.policy.pause(breaker.failures, jitter));
+            breaker.probe_at = Some(now + self.policy.delay(breaker.failures, jitter));
         }
-        let pause = match breaker.forced {
+        let pause = match breaker.operator_override {
             Some(_) => self.policy.base,
-            None => breaker.until.map_or(self.policy.base, |until| until.duration_since(now)),
+            None => breaker.probe_at.map_or(self.policy.base, |until| until.duration_since(now)),
         };
-        self.stats.breakers_are(open(&lanes));
+        self.status.set_open_breakers(open_lanes(&lanes));
         drop(lanes);
         self.changed.notify_one();
         pause
     }
 
     /// Records that a handler reached the services it needs.
-    pub(crate) fn passed(&self, lane: &Lane) {
+    pub(crate) fn record_success(&self, lane: &Lane) {
         let mut lanes = self.lock();
         let Some(breaker) = lanes.get_mut(lane) else { return };
-        if breaker.until.is_some() {
-            let forced = breaker.forced;
-            *breaker = Breaker { forced, ..Breaker::default() };
-            self.stats.breakers_are(open(&lanes));
+        if breaker.probe_at.is_some() {
+            let forced = breaker.operator_override;
+            *breaker = Breaker { operator_override: forced, ..Breaker::default() };
+            self.status.set_open_breakers(open_lanes(&lanes));
             self.changed.notify_one();
         }
-        lanes.retain(|_, breaker| breaker.until.is_some() || breaker.forced.is_some());
+        lanes.retain(|_, breaker| breaker.probe_at.is_some() || breaker.operator_override.is_some());
     }
 
     /// Releases a probe that ended without an attempt.
-    pub(crate) fn undecided(&self, lane: &Lane) {
+    pub(crate) fn release_probe(&self, lane: &Lane) {
         if let Some(breaker) = self.lock().get_mut(lane)
             && std::mem::take(&mut breaker.probing)
         {
@@ -118,30 +118,30 @@ impl Breakers {
     }
 
     /// Applies the operator overrides. Lanes without one are automatic again.
-    pub(crate) fn force(&self, orders: &[(Lane, bool)]) {
+    pub(crate) fn set_overrides(&self, orders: &[(Lane, bool)]) {
         let mut lanes = self.lock();
         for breaker in lanes.values_mut() {
-            breaker.forced = None;
+            breaker.operator_override = None;
         }
         for (lane, is_open) in orders {
-            lanes.entry(lane.clone()).or_default().forced = Some(*is_open);
+            lanes.entry(lane.clone()).or_default().operator_override = Some(*is_open);
         }
-        lanes.retain(|_, breaker| breaker.until.is_some() || breaker.forced.is_some());
-        self.stats.breakers_are(open(&lanes));
+        lanes.retain(|_, breaker| breaker.probe_at.is_some() || breaker.operator_override.is_some());
+        self.status.set_open_breakers(open_lanes(&lanes));
         drop(lanes);
         self.changed.notify_one();
     }
 
     /// Lanes whose breaker is open, each with the reason.
-    pub(crate) fn open(&self) -> Vec<(Lane, String)> {
-        open(&self.lock())
+    pub(crate) fn open_lanes(&self) -> Vec<(Lane, String)> {
+        open_lanes(&self.lock())
     }
 
     /// When the next lane may be probed.
     pub(crate) fn wakes_at(&self, now: Instant) -> Option<Instant> {
         let lanes = self.lock();
-        let waiting = lanes.values().filter(|breaker| breaker.forced.is_none());
-        waiting.filter_map(|breaker| breaker.until).filter(|until| *until > now).min()
+        let waiting = lanes.values().filter(|breaker| breaker.operator_override.is_none());
+        waiting.filter_map(|breaker| breaker.probe_at).filter(|until| *until > now).min()
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Lane, Breaker>> {
@@ -150,8 +150,8 @@ impl Breakers {
     }
 }
 
-fn open(lanes: &BTreeMap<Lane, Breaker>) -> Vec<(Lane, String)> {
-    let told = |(lane, breaker): (&Lane, &Breaker)| match (breaker.forced, &breaker.why) {
+fn open_lanes(lanes: &BTreeMap<Lane, Breaker>) -> Vec<(Lane, String)> {
+    let told = |(lane, breaker): (&Lane, &Breaker)| match (breaker.operator_override, &breaker.reason) {
         (Some(false), _) | (None, None) => None,
         (Some(true), _) => Some((lane.clone(), "a person opened it".to_owned())),
         (None, Some(why)) => Some((lane.clone(), why.clone())),
@@ -165,10 +165,10 @@ mod tests {
     use relevo_core::retry::Backoff;
 
     fn breakers() -> Breakers {
-        let policy = Policy {
+        let policy = RetryPolicy {
             base: Duration::from_secs(1),
             backoff: Backoff::Exponential { factor: 2 },
-            ceiling: Duration::from_secs(3),
+            max: Duration::from_secs(3),
             jitter_percent: 0,
             attempts_max: u32::MAX,
         };
@@ -176,58 +176,58 @@ mod tests {
     }
 
     #[test]
-    fn pauses_grow_from_probe_to_probe_and_a_passed_one_closes() {
+    fn failed_probes_lengthen_the_pause_and_a_successful_one_closes() {
         let (breakers, lane, mut now) = (breakers(), Lane::new("a"), Instant::now());
         for pause in [1, 2, 3, 3].map(Duration::from_secs) {
-            assert_eq!(breakers.failed(&lane, "no route", now, Jitter::NONE), pause);
-            assert_eq!(breakers.gate(&lane, now), Gate::Shut(now + pause));
+            assert_eq!(breakers.record_outage(&lane, "no route", now, Jitter::NONE), pause);
+            assert_eq!(breakers.state(&lane, now), BreakerState::OpenUntil(now + pause));
             now += pause;
-            assert_eq!(breakers.gate(&lane, now), Gate::Probe);
+            assert_eq!(breakers.state(&lane, now), BreakerState::HalfOpen);
             assert!(breakers.begin_probe(&lane) && !breakers.begin_probe(&lane));
         }
-        assert_eq!(breakers.open(), [(lane.clone(), "no route".to_owned())]);
-        assert_eq!((breakers.stats.open_breakers(), breakers.stats.breakers_open()), (breakers.open(), 1));
-        breakers.passed(&lane);
-        assert_eq!((breakers.stats.open_breakers(), breakers.stats.breakers_open()), (Vec::new(), 0));
-        assert_eq!((breakers.gate(&lane, now), breakers.open()), (Gate::Flow, Vec::new()));
-        assert_eq!(breakers.failed(&lane, "again", now, Jitter::NONE), Duration::from_secs(1));
+        assert_eq!(breakers.open_lanes(), [(lane.clone(), "no route".to_owned())]);
+        assert_eq!((breakers.status.open_breakers(), breakers.status.breakers_open()), (breakers.open_lanes(), 1));
+        breakers.record_success(&lane);
+        assert_eq!((breakers.status.open_breakers(), breakers.status.breakers_open()), (Vec::new(), 0));
+        assert_eq!((breakers.state(&lane, now), breakers.open_lanes()), (BreakerState::Closed, Vec::new()));
+        assert_eq!(breakers.record_outage(&lane, "again", now, Jitter::NONE), Duration::from_secs(1));
     }
 
     #[test]
-    fn those_under_way_when_it_opened_do_not_make_the_pause_longer() {
+    fn an_outage_reported_while_open_does_not_lengthen_the_pause() {
         let (breakers, lane, now) = (breakers(), Lane::new("a"), Instant::now());
-        breakers.failed(&lane, "x", now, Jitter::NONE);
-        breakers.failed(&lane, "x", now, Jitter::NONE);
-        assert_eq!(breakers.gate(&lane, now), Gate::Shut(now + Duration::from_secs(1)));
+        breakers.record_outage(&lane, "x", now, Jitter::NONE);
+        breakers.record_outage(&lane, "x", now, Jitter::NONE);
+        assert_eq!(breakers.state(&lane, now), BreakerState::OpenUntil(now + Duration::from_secs(1)));
     }
 
     #[test]
-    fn other_lanes_flow() {
+    fn an_open_breaker_does_not_pause_other_lanes() {
         let (breakers, now) = (breakers(), Instant::now());
-        breakers.failed(&Lane::new("a"), "x", now, Jitter::NONE);
-        assert_eq!(breakers.gate(&Lane::new("b"), now), Gate::Flow);
+        breakers.record_outage(&Lane::new("a"), "x", now, Jitter::NONE);
+        assert_eq!(breakers.state(&Lane::new("b"), now), BreakerState::Closed);
     }
 
     #[test]
-    fn a_probe_that_did_not_try_leaves_the_right_to_the_next() {
+    fn a_released_probe_is_available_to_the_next_message() {
         let (breakers, lane, now) = (breakers(), Lane::new("a"), Instant::now());
-        let then = now + breakers.failed(&lane, "x", now, Jitter::NONE);
+        let then = now + breakers.record_outage(&lane, "x", now, Jitter::NONE);
         assert!(breakers.begin_probe(&lane));
-        assert!(matches!(breakers.gate(&lane, then), Gate::Shut(_)));
-        breakers.undecided(&lane);
-        assert_eq!(breakers.gate(&lane, then), Gate::Probe);
+        assert!(matches!(breakers.state(&lane, then), BreakerState::OpenUntil(_)));
+        breakers.release_probe(&lane);
+        assert_eq!(breakers.state(&lane, then), BreakerState::HalfOpen);
     }
 
     #[test]
-    fn people_open_and_close_by_force() {
+    fn operators_override_breakers() {
         let (breakers, lane, now) = (breakers(), Lane::new("a"), Instant::now());
-        breakers.force(&[(lane.clone(), true)]);
-        assert!(matches!(breakers.gate(&lane, now), Gate::Shut(_)));
-        assert_eq!(breakers.open().len(), 1);
-        breakers.failed(&lane, "x", now, Jitter::NONE);
-        breakers.force(&[(lane.clone(), false)]);
-        assert_eq!((breakers.gate(&lane, now), breakers.open().len()), (Gate::Flow, 0));
-        breakers.force(&[]);
-        assert!(matches!(breakers.gate(&lane, now), Gate::Shut(_)), "it decides by itself again");
+        breakers.set_overrides(&[(lane.clone(), true)]);
+        assert!(matches!(breakers.state(&lane, now), BreakerState::OpenUntil(_)));
+        assert_eq!(breakers.open_lanes().len(), 1);
+        breakers.record_outage(&lane, "x", now, Jitter::NONE);
+        breakers.set_overrides(&[(lane.clone(), false)]);
+        assert_eq!((breakers.state(&lane, now), breakers.open_lanes().len()), (BreakerState::Closed, 0));
+        breakers.set_overrides(&[]);
+        assert!(matches!(breakers.state(&lane, now), BreakerState::OpenUntil(_)), "it decides by itself again");
     }
 }

@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use bytestring::ByteString;
 use jiff::Timestamp;
-use relevo_core::inbox::Keeping;
-use relevo_core::inbox::retries::Retries;
+use relevo_core::inbox::InboxRetention;
+use relevo_core::inbox::retry_policy::HandlerRetryPolicy;
 use relevo_core::retry::Backoff;
-use relevo_core::{AfterDead, Broker, Policy, Traces};
+use relevo_core::{AfterDead, Broker, RetryPolicy, Tracer};
 
-use crate::validate::Validator;
+use crate::schema::Validator;
 
 /// Which messages may be handled at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum MessageOrder {
     /// No order: any messages may be handled at the same time.
     None {
         /// Maximum number of handlers that run at once.
@@ -29,7 +29,7 @@ pub enum Order {
     },
 }
 
-impl Order {
+impl MessageOrder {
     pub(crate) const fn concurrency(self) -> usize {
         match self {
             Self::None { concurrency } | Self::ByKey { concurrency } => concurrency,
@@ -43,10 +43,10 @@ impl Order {
 
 /// Where a message waits for a durable retry, after its retries in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Durable {
+pub enum RetryStorage {
     /// In the retry table. Works with every broker; later messages of the same key wait behind it.
     #[default]
-    Table,
+    Inbox,
     /// At the broker, if it supports delayed retries (RabbitMQ: a ladder of delay queues). Requires `Order::None`. The
     /// broker stores how often it delayed the message, which gives the attempts; other redeliveries do not count.
     Broker,
@@ -54,7 +54,7 @@ pub enum Durable {
 
 /// How to read foreign messages: those that are not CloudEvents written by Relevo.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Foreign {
+pub struct ForeignMessages {
     /// Their type, which selects the handler.
     pub kind: ByteString,
     /// Header with their id, if they have one. Without it the id is derived from payload, address and offset.
@@ -65,14 +65,14 @@ pub struct Foreign {
 
 /// Where copies of dead letters are published. The dead letter itself is in the store.
 #[derive(Clone)]
-pub struct DeadLetterTo {
+pub struct DeadLetterCopy {
     /// The broker.
     pub broker: Arc<dyn Broker>,
     /// The address at that broker.
     pub address: Arc<str>,
 }
 
-impl fmt::Debug for DeadLetterTo {
+impl fmt::Debug for DeadLetterCopy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "DeadLetterTo({})", self.address)
     }
@@ -111,79 +111,79 @@ pub struct Config {
     /// Name of the consumer, equal to that of its inbox. It is part of the idempotency ids of external calls.
     pub consumer: String,
     /// Name of this process, shown to operators.
-    pub name: String,
+    pub member_name: String,
     /// Which messages may be handled at the same time.
-    pub order: Order,
+    pub order: MessageOrder,
     /// Where messages wait for durable retries.
-    pub durable: Durable,
+    pub retry_storage: RetryStorage,
     /// Retry policy. A handler can override it.
-    pub retries: Retries,
+    pub retry: HandlerRetryPolicy,
     /// Timeout of one handler attempt. A handler can override it.
-    pub deadline: Duration,
+    pub handler_timeout: Duration,
     /// What happens to the key of a dead-lettered message, if order is kept. A handler can override it.
     pub after_dead: AfterDead,
     /// Maximum number of starts that end in a crash of the process. After more starts the message is dead-lettered.
     pub starts_max: u32,
     /// Retention; must equal the retention that the inbox was opened with.
-    pub keeping: Keeping,
+    pub keeping: InboxRetention,
     /// Maximum number of first deliveries handled in one transaction; 1 disables batches.
     pub batch_max: usize,
     /// Maximum number of messages in one call to receive.
-    pub receive_max: usize,
+    pub receive_batch_max: usize,
     /// Receiving pauses while this many messages are in memory. It must exceed lanes times prefetch; otherwise one
     /// blocked lane stops the others.
-    pub in_memory_max: usize,
+    pub in_memory_messages_max: usize,
     /// Maximum number of deliveries settled in one call.
-    pub settle_max: usize,
+    pub ack_batch_max: usize,
     /// Number of keys whose last sequence number is remembered, to count out-of-order deliveries.
     pub sequence_keys_max: usize,
     /// Pauses between probes while a service that a handler needs is down.
-    pub breaker: Policy,
+    pub breaker: RetryPolicy,
     /// How often the process sends a heartbeat.
-    pub beat_every: Duration,
+    pub heartbeat_interval: Duration,
     /// Lifetime of a heartbeat. After a crash, other members take over the lanes when it expires.
-    pub beat_lasts: Duration,
+    pub heartbeat_ttl: Duration,
     /// How often to request a lane that another member holds.
-    pub lane_every: Duration,
+    pub lane_acquire_interval: Duration,
     /// A lane without messages for this long is released, so that the member to which the broker assigned it can
     /// acquire it.
-    pub lane_idle: Duration,
+    pub lane_idle_timeout: Duration,
     /// How often the retry table is polled.
-    pub due_every: Duration,
+    pub retry_poll_interval: Duration,
     /// Maximum number of retry queues processed at once, within the concurrency of [`order`](Self::order).
-    pub due_queues: usize,
+    pub retry_queues_max: usize,
     /// Maximum number of messages claimed from one retry queue at once.
-    pub due_messages: usize,
+    pub retry_batch_max: usize,
     /// How often expired rows are pruned.
-    pub prune_every: Duration,
+    pub prune_interval: Duration,
     /// Maximum number of rows of each kind deleted by one prune.
-    pub prune_limit: usize,
+    pub prune_batch_max: usize,
     /// How often the lag is read from the broker, for monitoring; `None` disables it.
-    pub lag_every: Option<Duration>,
+    pub lag_interval: Option<Duration>,
     /// How long a message waits if another worker has claimed or locked it.
-    pub busy_pause: Duration,
+    pub busy_delay: Duration,
     /// Time that a claim lasts beyond the handler timeout, for slow responses.
     pub claim_margin: Duration,
     /// Timeout of a call to the database.
-    pub store_deadline: Duration,
+    pub store_timeout: Duration,
     /// Timeout of a call to the broker, except for the one that waits for messages.
-    pub broker_deadline: Duration,
+    pub broker_timeout: Duration,
     /// First pause while the database or the broker is unreachable; it doubles up to `outage_max`.
-    pub outage_min: Duration,
+    pub outage_backoff_min: Duration,
     /// Longest pause while the database or the broker is unreachable.
-    pub outage_max: Duration,
+    pub outage_backoff_max: Duration,
     /// Grace period: how long a stopping consumer waits for running handlers.
-    pub grace: Duration,
+    pub shutdown_grace: Duration,
     /// How to read foreign messages. Without it they are undecodable.
-    pub foreign: Option<Foreign>,
+    pub foreign_messages: Option<ForeignMessages>,
     /// Validates payloads before their handler runs.
     pub validator: Option<Arc<dyn Validator>>,
     /// Where copies of dead letters are published.
-    pub dead_letter_to: Option<DeadLetterTo>,
+    pub dead_letter_copy: Option<DeadLetterCopy>,
     /// The wall clock.
     pub clock: Clock,
     /// Receives the trace spans of handled messages.
-    pub traces: Traces,
+    pub tracer: Tracer,
 }
 
 impl Config {
@@ -191,80 +191,80 @@ impl Config {
     pub fn new(consumer: impl Into<String>) -> Self {
         let consumer = consumer.into();
         Self {
-            name: consumer.clone(),
+            member_name: consumer.clone(),
             consumer,
-            order: Order::ByKey { concurrency: 16 },
-            durable: Durable::default(),
-            retries: Retries::default(),
-            deadline: Duration::from_secs(30),
+            order: MessageOrder::ByKey { concurrency: 16 },
+            retry_storage: RetryStorage::default(),
+            retry: HandlerRetryPolicy::default(),
+            handler_timeout: Duration::from_secs(30),
             after_dead: AfterDead::default(),
             starts_max: 5,
-            keeping: Keeping::default(),
+            keeping: InboxRetention::default(),
             batch_max: 1,
-            receive_max: 500,
-            in_memory_max: 10_000,
-            settle_max: 1000,
+            receive_batch_max: 500,
+            in_memory_messages_max: 10_000,
+            ack_batch_max: 1000,
             sequence_keys_max: 10_000,
-            breaker: Policy {
+            breaker: RetryPolicy {
                 base: Duration::from_secs(1),
                 backoff: Backoff::Exponential { factor: 2 },
-                ceiling: Duration::from_mins(1),
+                max: Duration::from_mins(1),
                 jitter_percent: 20,
                 attempts_max: u32::MAX,
             },
-            beat_every: Duration::from_secs(2),
-            beat_lasts: Duration::from_secs(10),
-            lane_every: Duration::from_millis(250),
-            lane_idle: Duration::from_secs(2),
-            due_every: Duration::from_millis(200),
-            due_queues: 8,
-            due_messages: 50,
-            prune_every: Duration::from_mins(1),
-            prune_limit: 1000,
-            lag_every: Some(Duration::from_secs(5)),
-            busy_pause: Duration::from_millis(100),
+            heartbeat_interval: Duration::from_secs(2),
+            heartbeat_ttl: Duration::from_secs(10),
+            lane_acquire_interval: Duration::from_millis(250),
+            lane_idle_timeout: Duration::from_secs(2),
+            retry_poll_interval: Duration::from_millis(200),
+            retry_queues_max: 8,
+            retry_batch_max: 50,
+            prune_interval: Duration::from_mins(1),
+            prune_batch_max: 1000,
+            lag_interval: Some(Duration::from_secs(5)),
+            busy_delay: Duration::from_millis(100),
             claim_margin: Duration::from_secs(5),
-            store_deadline: Duration::from_secs(10),
-            broker_deadline: Duration::from_secs(10),
-            outage_min: Duration::from_millis(100),
-            outage_max: Duration::from_secs(5),
-            grace: Duration::from_secs(10),
-            foreign: None,
+            store_timeout: Duration::from_secs(10),
+            broker_timeout: Duration::from_secs(10),
+            outage_backoff_min: Duration::from_millis(100),
+            outage_backoff_max: Duration::from_secs(5),
+            shutdown_grace: Duration::from_secs(10),
+            foreign_messages: None,
             validator: None,
-            dead_letter_to: None,
+            dead_letter_copy: None,
             clock: Clock::default(),
-            traces: Traces::off(),
+            tracer: Tracer::off(),
         }
     }
 
     /// The pause after this number of consecutive failures of the database or the broker.
     pub(crate) fn outage(&self, failures: u32) -> Duration {
-        self.outage_min.saturating_mul(1 << failures.min(16)).min(self.outage_max)
+        self.outage_backoff_min.saturating_mul(1 << failures.min(16)).min(self.outage_backoff_max)
     }
 
     /// Describes the first contradiction in the configuration.
-    pub(crate) fn check(&self) -> Result<(), String> {
+    pub(crate) fn validate(&self) -> Result<(), String> {
         let at_least_one = [
             ("order.concurrency", self.order.concurrency()),
             ("batch_max", self.batch_max),
-            ("receive_max", self.receive_max),
-            ("in_memory_max", self.in_memory_max),
-            ("settle_max", self.settle_max),
-            ("due_queues", self.due_queues),
-            ("due_messages", self.due_messages),
-            ("prune_limit", self.prune_limit),
+            ("receive_max", self.receive_batch_max),
+            ("in_memory_max", self.in_memory_messages_max),
+            ("settle_max", self.ack_batch_max),
+            ("due_queues", self.retry_queues_max),
+            ("due_messages", self.retry_batch_max),
+            ("prune_limit", self.prune_batch_max),
         ];
         if let Some((name, _)) = at_least_one.iter().find(|(_, value)| *value == 0) {
             return Err(format!("`{name}` is 0"));
         }
-        if self.beat_every * 2 > self.beat_lasts {
+        if self.heartbeat_interval * 2 > self.heartbeat_ttl {
             return Err("`beat_every` is more than half of `beat_lasts`: one late beat would cost the lanes".to_owned());
         }
-        match self.durable {
-            Durable::Broker if self.order.is_by_key() => {
+        match self.retry_storage {
+            RetryStorage::Broker if self.order.is_by_key() => {
                 Err("`durable` is the broker, which does not keep the order that was asked for".to_owned())
             }
-            Durable::Broker | Durable::Table => Ok(()),
+            RetryStorage::Broker | RetryStorage::Inbox => Ok(()),
         }
     }
 }
@@ -274,24 +274,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_contradict_nothing() {
-        assert_eq!(Config::new("billing").check(), Ok(()));
+    fn the_default_configuration_is_valid() {
+        assert_eq!(Config::new("billing").validate(), Ok(()));
     }
 
     #[test]
-    fn what_contradicts_itself_is_named() {
-        let unordered = Order::None { concurrency: 4 };
-        let by_broker = Config { durable: Durable::Broker, ..Config::new("billing") };
-        assert!(by_broker.check().unwrap_err().contains("order"));
+    fn a_contradictory_configuration_is_rejected() {
+        let unordered = MessageOrder::None { concurrency: 4 };
+        let by_broker = Config { retry_storage: RetryStorage::Broker, ..Config::new("billing") };
+        assert!(by_broker.validate().unwrap_err().contains("order"));
         let by_broker = Config { order: unordered, ..by_broker };
-        assert_eq!(by_broker.check(), Ok(()));
-        assert_eq!(Config { batch_max: 0, ..Config::new("billing") }.check(), Err("`batch_max` is 0".to_owned()));
-        let late = Config { beat_every: Duration::from_secs(6), ..Config::new("billing") };
-        assert!(late.check().unwrap_err().contains("beat_every"));
+        assert_eq!(by_broker.validate(), Ok(()));
+        assert_eq!(Config { batch_max: 0, ..Config::new("billing") }.validate(), Err("`batch_max` is 0".to_owned()));
+        let late = Config { heartbeat_interval: Duration::from_secs(6), ..Config::new("billing") };
+        assert!(late.validate().unwrap_err().contains("beat_every"));
     }
 
     #[test]
-    fn the_pause_of_an_outage_grows_up_to_its_longest() {
+    fn the_outage_backoff_grows_up_to_its_maximum() {
         let config = Config::new("billing");
         let pauses: Vec<u128> = (0..8).map(|failures| config.outage(failures).as_millis()).collect();
         assert_eq!(pauses, [100, 200, 400, 800, 1600, 3200, 5000, 5000]);

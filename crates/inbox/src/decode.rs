@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use bytestring::ByteString;
-use relevo_core::inbox::{Arrival, Entry, identity};
+use relevo_core::inbox::{DedupId, InboxMessage, ids};
 use relevo_core::message::Headers;
 use relevo_core::trace::Operation;
 use relevo_core::wire::{CONTENT_TYPE, WireError};
-use relevo_core::{Delivery, Lane, Message, MessageId, Raw};
+use relevo_core::{Delivery, Lane, Message, MessageId, RawMessage};
 
-use crate::config::{Config, Foreign};
+use crate::config::{Config, ForeignMessages};
+use crate::delivery::PendingDelivery;
 use crate::incoming::Incoming;
-use crate::item::Item;
 
 /// Decodes messages for one consumer.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub(crate) struct Decoder {
 struct Origin<'a> {
     address: &'a Arc<str>,
     lane: &'a Lane,
-    place: Option<u64>,
+    offset: Option<u64>,
 }
 
 impl Decoder {
@@ -32,47 +32,47 @@ impl Decoder {
     }
 
     /// Decodes a delivery, and derives its id and the queue in which it waits after a failure.
-    pub(crate) fn item(&self, config: &Config, delivery: Delivery) -> Item {
-        let Delivery { tag, raw, address, lane, place, redelivered, .. } = delivery;
-        let incoming = self.read(config, &raw, &Origin { address: &address, lane: &lane, place });
+    pub(crate) fn decode_delivery(&self, config: &Config, delivery: Delivery) -> PendingDelivery {
+        let Delivery { tag, raw, address, lane, offset: place, redelivered, .. } = delivery;
+        let incoming = self.decode(config, &raw, &Origin { address: &address, lane: &lane, offset: place });
         // The id of an undecodable message comes from its bytes: its headers could name another message.
-        let id = incoming.as_ref().map_or_else(|_| made(&address, &lane, place, &raw), Incoming::id);
+        let id = incoming.as_ref().map_or_else(|_| generated_id(&address, &lane, place, &raw), Incoming::id);
         let queue = match &incoming {
             Ok(incoming) if config.order.is_by_key() => incoming.message.key.clone(),
             // It must not block other messages, so it gets a queue of its own.
             _ => id.to_string().into(),
         };
         let correlation = incoming.as_ref().ok().map(Incoming::correlation_id);
-        let entry = Entry { id, replay: 0 };
-        let arrival = Arrival { entry, queue, raw, address, lane, place, correlation };
-        let told = |incoming: &Incoming| config.traces.begin(Operation::Receive, &incoming.message, &incoming.address);
+        let entry = DedupId { id, replay: 0 };
+        let arrival = InboxMessage { dedup_id: entry, queue, raw, address, lane, offset: place, correlation };
+        let told = |incoming: &Incoming| config.tracer.start(Operation::Receive, &incoming.message, &incoming.address);
         let span = incoming.as_ref().ok().and_then(told);
-        Item {
+        PendingDelivery {
             tag,
             redelivered,
-            arrival,
+            message: arrival,
             incoming,
             attempts: 0,
-            shares: false,
-            noted: None,
-            inverted: false,
-            refused: 0,
-            decided: None,
+            can_batch: false,
+            start_record: None,
+            out_of_order: false,
+            store_errors: 0,
+            unrecorded_failure: None,
             span,
         }
     }
 
     /// Decodes a message from the retry table.
-    pub(crate) fn waited(&self, config: &Config, arrival: &Arrival) -> Result<Incoming, String> {
-        let Arrival { entry, raw, address, lane, place, .. } = arrival;
-        let mut incoming = self.read(config, raw, &Origin { address, lane, place: *place })?;
+    pub(crate) fn decode_queued(&self, config: &Config, arrival: &InboxMessage) -> Result<Incoming, String> {
+        let InboxMessage { dedup_id: entry, raw, address, lane, offset: place, .. } = arrival;
+        let mut incoming = self.decode(config, raw, &Origin { address, lane, offset: *place })?;
         incoming.message.id = entry.id;
         incoming.replay = entry.replay;
         Ok(incoming)
     }
 
-    fn read(&self, config: &Config, raw: &Raw, origin: &Origin<'_>) -> Result<Incoming, String> {
-        let (message, source, seq) = match (raw.decode(), &config.foreign) {
+    fn decode(&self, config: &Config, raw: &RawMessage, origin: &Origin<'_>) -> Result<Incoming, String> {
+        let (message, source, seq) = match (raw.decode(), &config.foreign_messages) {
             (Ok(received), _) => (received.message, Some(received.source), received.seq),
             // A message without even a CloudEvents version was not published by Relevo.
             (Err(WireError::Missing("ce-specversion")), Some(foreign)) => {
@@ -86,7 +86,7 @@ impl Decoder {
             raw: raw.clone(),
             address: Arc::clone(origin.address),
             lane: origin.lane.clone(),
-            place: origin.place,
+            offset: origin.offset,
             source,
             seq,
             replay: 0,
@@ -96,15 +96,15 @@ impl Decoder {
     }
 }
 
-fn made(address: &str, lane: &Lane, place: Option<u64>, raw: &Raw) -> MessageId {
-    identity::of_foreign(address, place.map(|place| (lane, place)), &raw.payload)
+fn generated_id(address: &str, lane: &Lane, place: Option<u64>, raw: &RawMessage) -> MessageId {
+    ids::foreign_id(address, place.map(|place| (lane, place)), &raw.payload)
 }
 
-fn foreign_message(config: &Config, foreign: &Foreign, raw: &Raw, origin: &Origin<'_>) -> Message {
+fn foreign_message(config: &Config, foreign: &ForeignMessages, raw: &RawMessage, origin: &Origin<'_>) -> Message {
     let headers = text_headers(raw);
     let id = match foreign.id_header.as_ref().and_then(|name| headers.get(name)) {
-        Some(text) => text.parse().unwrap_or_else(|_| identity::of_name(origin.address, text.as_bytes())),
-        None => made(origin.address, origin.lane, origin.place, raw),
+        Some(text) => text.parse().unwrap_or_else(|_| ids::named_id(origin.address, text.as_bytes())),
+        None => generated_id(origin.address, origin.lane, origin.offset, raw),
     };
     let key = foreign.key_header.as_ref().and_then(|name| headers.get(name));
     Message {
@@ -120,7 +120,7 @@ fn foreign_message(config: &Config, foreign: &Foreign, raw: &Raw, origin: &Origi
 }
 
 /// The text headers. If a header occurs twice, the last value wins.
-pub(crate) fn text_headers(raw: &Raw) -> Headers {
+pub(crate) fn text_headers(raw: &RawMessage) -> Headers {
     let text =
         |(name, value): &(String, bytes::Bytes)| Some((name.clone(), std::str::from_utf8(value).ok()?.to_owned()));
     raw.headers.iter().filter_map(text).collect()
@@ -137,22 +137,22 @@ mod tests {
     use relevo_core::DeliveryTag;
 
     use super::*;
-    use crate::config::Order;
+    use crate::config::MessageOrder;
 
     fn delivery(headers: &[(&str, &str)], payload: &'static [u8], place: Option<u64>) -> Delivery {
         let header = |(name, value): &(&str, &str)| ((*name).to_owned(), Bytes::from((*value).to_owned()));
         Delivery {
             tag: DeliveryTag::new(1),
-            raw: Raw { headers: headers.iter().map(header).collect(), payload: Bytes::from_static(payload) },
+            raw: RawMessage { headers: headers.iter().map(header).collect(), payload: Bytes::from_static(payload) },
             address: "orders".into(),
             lane: Lane::new("0"),
-            place,
+            offset: place,
             redelivered: false,
-            retries: 0,
+            retry_count: 0,
         }
     }
 
-    const OURS: [(&str, &str); 9] = [
+    const HEADERS: [(&str, &str); 9] = [
         ("ce-specversion", "1.0"),
         ("ce-id", "01890a5d-ac96-774b-bcce-b302099a8057"),
         ("ce-source", "/outbox"),
@@ -164,52 +164,53 @@ mod tests {
         ("relevo-sequence", "7"),
     ];
 
-    fn item(config: &Config, delivery: Delivery) -> Item {
-        Decoder::new(config).item(config, delivery)
+    fn decode(config: &Config, delivery: Delivery) -> PendingDelivery {
+        Decoder::new(config).decode_delivery(config, delivery)
     }
 
     #[test]
-    fn ours_waits_behind_its_key_if_order_is_kept_and_for_itself_if_not() {
+    fn the_queue_is_the_key_with_order_and_the_id_without() {
         let config = Config::new("billing");
-        assert_eq!(&**item(&config, delivery(&OURS, b"{}", Some(3))).queue(), "o-1");
-        let config = Config { order: Order::None { concurrency: 1 }, ..config };
-        assert_eq!(&**item(&config, delivery(&OURS, b"{}", Some(3))).queue(), OURS[1].1);
+        assert_eq!(&**decode(&config, delivery(&HEADERS, b"{}", Some(3))).queue(), "o-1");
+        let config = Config { order: MessageOrder::None { concurrency: 1 }, ..config };
+        assert_eq!(&**decode(&config, delivery(&HEADERS, b"{}", Some(3))).queue(), HEADERS[1].1);
     }
 
     #[test]
-    fn what_is_not_ours_is_undecodable_unless_it_is_wanted() {
+    fn a_foreign_message_is_undecodable_unless_configured() {
         let config = Config::new("billing");
-        let refused = item(&config, delivery(&[("a", "b")], b"\xff", Some(3)));
+        let refused = decode(&config, delivery(&[("a", "b")], b"\xff", Some(3)));
         assert_eq!(refused.incoming.unwrap_err(), "header `ce-specversion` is missing");
-        assert_eq!(&*refused.arrival.queue, refused.arrival.entry.id.to_string());
-        let foreign = Foreign { kind: "legacy".into(), id_header: None, key_header: Some("a".to_owned()) };
-        let config = Config { foreign: Some(foreign), ..config };
-        let wanted = item(&config, delivery(&[("a", "b")], b"\xff", Some(3)));
-        assert_eq!(wanted.arrival.entry, refused.arrival.entry);
+        assert_eq!(&*refused.message.queue, refused.message.dedup_id.id.to_string());
+        let foreign = ForeignMessages { kind: "legacy".into(), id_header: None, key_header: Some("a".to_owned()) };
+        let config = Config { foreign_messages: Some(foreign), ..config };
+        let wanted = decode(&config, delivery(&[("a", "b")], b"\xff", Some(3)));
+        assert_eq!(wanted.message.dedup_id, refused.message.dedup_id);
         let incoming = wanted.incoming.expect("it is wanted");
         assert_eq!((incoming.kind(), incoming.key(), &incoming.payload()[..]), ("legacy", "b", &b"\xff"[..]));
     }
 
     #[test]
-    fn a_broken_cloud_event_is_nobodys_foreign_message() {
-        let foreign = Foreign { kind: "legacy".into(), id_header: None, key_header: None };
-        let config = Config { foreign: Some(foreign), ..Config::new("billing") };
-        let broken = item(&config, delivery(&[("ce-specversion", "1.0"), ("ce-id", "x")], b"{}", None));
+    fn an_invalid_cloud_event_is_not_a_foreign_message() {
+        let foreign = ForeignMessages { kind: "legacy".into(), id_header: None, key_header: None };
+        let config = Config { foreign_messages: Some(foreign), ..Config::new("billing") };
+        let broken = decode(&config, delivery(&[("ce-specversion", "1.0"), ("ce-id", "x")], b"{}", None));
         assert_eq!(broken.incoming.unwrap_err(), "header `ce-id` cannot be read");
     }
 
     #[test]
-    fn a_foreign_id_is_kept_or_made_and_stays_the_same_when_it_waited() {
-        let foreign = Foreign { kind: "legacy".into(), id_header: Some("message-id".to_owned()), key_header: None };
-        let config = Config { foreign: Some(foreign), ..Config::new("billing") };
-        let own = item(&config, delivery(&[("message-id", OURS[1].1)], b"{}", None));
-        assert_eq!(own.arrival.entry.id.to_string(), OURS[1].1);
-        let named = item(&config, delivery(&[("message-id", "A-17")], b"{}", None));
-        let again = item(&config, delivery(&[("message-id", "A-17")], b"{ }", Some(9)));
-        assert_eq!(named.arrival.entry, again.arrival.entry);
-        let made = item(&config, delivery(&[], b"{}", Some(3)));
-        assert_ne!(made.arrival.entry, item(&config, delivery(&[], b"{}", Some(4))).arrival.entry);
-        let waited = Decoder::new(&config).waited(&config, &made.arrival).expect("it is wanted");
-        assert_eq!(waited.id(), made.arrival.entry.id);
+    fn a_foreign_id_is_the_same_when_it_is_retried() {
+        let foreign =
+            ForeignMessages { kind: "legacy".into(), id_header: Some("message-id".to_owned()), key_header: None };
+        let config = Config { foreign_messages: Some(foreign), ..Config::new("billing") };
+        let own = decode(&config, delivery(&[("message-id", HEADERS[1].1)], b"{}", None));
+        assert_eq!(own.message.dedup_id.id.to_string(), HEADERS[1].1);
+        let named = decode(&config, delivery(&[("message-id", "A-17")], b"{}", None));
+        let again = decode(&config, delivery(&[("message-id", "A-17")], b"{ }", Some(9)));
+        assert_eq!(named.message.dedup_id, again.message.dedup_id);
+        let made = decode(&config, delivery(&[], b"{}", Some(3)));
+        assert_ne!(made.message.dedup_id, decode(&config, delivery(&[], b"{}", Some(4))).message.dedup_id);
+        let waited = Decoder::new(&config).decode_queued(&config, &made.message).expect("it is wanted");
+        assert_eq!(waited.id(), made.message.dedup_id.id);
     }
 }

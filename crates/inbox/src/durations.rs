@@ -13,7 +13,7 @@ pub(crate) struct Durations {
     sum_us: AtomicU64,
 }
 
-/// A snapshot of [`Stats::durations`](crate::Stats::durations).
+/// A snapshot of [`ConsumerStatus::durations`](crate::ConsumerStatus::durations).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Histogram {
     /// Upper bounds in seconds, the last one infinite, each with the number of values in that bucket alone.

@@ -7,19 +7,19 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use relevo_core::AfterDead;
-use relevo_core::inbox::retries::Retries;
+use relevo_core::inbox::retry_policy::HandlerRetryPolicy;
 use serde::de::DeserializeOwned;
 
+use crate::error::{HandlerError, HandlerResult};
 use crate::incoming::Incoming;
-use crate::verdict::{Handled, Trouble};
 
 /// A handler whose effect is in the database. It runs in the transaction that enters the message into the inbox, so the
 /// effect happens once.
 #[async_trait]
-pub trait Inside<T: Send>: Send + Sync {
+pub trait Handler<T: Send>: Send + Sync {
     /// Handles the message in the transaction, without committing or rolling back. The future may be dropped at its
     /// timeout or when the process stops; the handler is then called again.
-    async fn handle(&self, transaction: &mut T, incoming: &Incoming) -> Handled;
+    async fn handle(&self, transaction: &mut T, incoming: &Incoming) -> HandlerResult;
 }
 
 /// A handler that calls an external service (SMTP, HTTP, a tax agency) outside of any transaction, and commits the
@@ -28,29 +28,29 @@ pub trait Inside<T: Send>: Send + Sync {
 /// After a crash the service receives the call again with the same [`Incoming::idempotency_id`]. The result is
 /// committed once.
 #[async_trait]
-pub trait Call<T: Send>: Send + Sync {
+pub trait CallHandler<T: Send>: Send + Sync {
     /// The response of the service.
     type Answer: Send + Sync + 'static;
 
     /// Calls the service.
-    async fn call(&self, incoming: &Incoming) -> Result<Self::Answer, Trouble>;
+    async fn call(&self, incoming: &Incoming) -> Result<Self::Answer, HandlerError>;
 
     /// Stores the response, in the transaction that enters the message into the inbox. If it fails, it is retried with
     /// the same response while the claim lasts, so that a locked table does not repeat the external call.
-    async fn commit(&self, transaction: &mut T, incoming: &Incoming, answer: &Self::Answer) -> Handled;
+    async fn commit(&self, transaction: &mut T, incoming: &Incoming, answer: &Self::Answer) -> HandlerResult;
 }
 
-/// An [`Inside`] handler whose payload is deserialized from JSON: see [`typed`].
+/// An [`Handler`] handler whose payload is deserialized from JSON: see [`typed`].
 #[async_trait]
 pub trait TypedInside<T: Send>: Send + Sync {
     /// Type of the payload. A payload that does not deserialize is dead-lettered.
     type Payload: DeserializeOwned + Send;
 
-    /// Like [`Inside::handle`].
-    async fn handle(&self, transaction: &mut T, payload: Self::Payload, incoming: &Incoming) -> Handled;
+    /// Like [`Handler::handle`].
+    async fn handle(&self, transaction: &mut T, payload: Self::Payload, incoming: &Incoming) -> HandlerResult;
 }
 
-/// A [`Call`] handler whose payload is deserialized from JSON: see [`typed`].
+/// A [`CallHandler`] handler whose payload is deserialized from JSON: see [`typed`].
 #[async_trait]
 pub trait TypedCall<T: Send>: Send + Sync {
     /// Type of the payload. A payload that does not deserialize is dead-lettered.
@@ -58,11 +58,11 @@ pub trait TypedCall<T: Send>: Send + Sync {
     /// The response of the service.
     type Answer: Send + Sync + 'static;
 
-    /// Like [`Call::call`].
-    async fn call(&self, payload: Self::Payload, incoming: &Incoming) -> Result<Self::Answer, Trouble>;
+    /// Like [`CallHandler::call`].
+    async fn call(&self, payload: Self::Payload, incoming: &Incoming) -> Result<Self::Answer, HandlerError>;
 
-    /// Like [`Call::commit`].
-    async fn commit(&self, transaction: &mut T, incoming: &Incoming, answer: &Self::Answer) -> Handled;
+    /// Like [`CallHandler::commit`].
+    async fn commit(&self, transaction: &mut T, incoming: &Incoming, answer: &Self::Answer) -> HandlerResult;
 }
 
 /// Wraps a typed handler as an ordinary one.
@@ -75,73 +75,79 @@ pub fn typed<H>(handler: H) -> Typed<H> {
 pub struct Typed<H>(H);
 
 #[async_trait]
-impl<T: Send, H: TypedInside<T>> Inside<T> for Typed<H> {
-    async fn handle(&self, transaction: &mut T, incoming: &Incoming) -> Handled {
+impl<T: Send, H: TypedInside<T>> Handler<T> for Typed<H> {
+    async fn handle(&self, transaction: &mut T, incoming: &Incoming) -> HandlerResult {
         let payload = incoming.json()?;
         self.0.handle(transaction, payload, incoming).await
     }
 }
 
 #[async_trait]
-impl<T: Send, H: TypedCall<T>> Call<T> for Typed<H> {
+impl<T: Send, H: TypedCall<T>> CallHandler<T> for Typed<H> {
     type Answer = H::Answer;
 
-    async fn call(&self, incoming: &Incoming) -> Result<Self::Answer, Trouble> {
+    async fn call(&self, incoming: &Incoming) -> Result<Self::Answer, HandlerError> {
         let payload = incoming.json()?;
         self.0.call(payload, incoming).await
     }
 
-    async fn commit(&self, transaction: &mut T, incoming: &Incoming, answer: &Self::Answer) -> Handled {
+    async fn commit(&self, transaction: &mut T, incoming: &Incoming, answer: &Self::Answer) -> HandlerResult {
         self.0.commit(transaction, incoming, answer).await
     }
 }
 
 /// Settings of one handler that override the configuration.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Options {
+pub struct HandlerOptions {
     /// Timeout of one attempt.
-    pub deadline: Option<Duration>,
+    pub timeout: Option<Duration>,
     /// Retry policy.
-    pub retries: Option<Retries>,
+    pub retry: Option<HandlerRetryPolicy>,
     /// What happens to the key of a dead-lettered message, if order is kept.
     pub after_dead: Option<AfterDead>,
 }
 
 /// A handler and its options.
-pub struct Registered<T> {
-    pub(crate) form: Form<T>,
-    pub(crate) options: Options,
+pub struct Registration<T> {
+    pub(crate) kind: HandlerKind<T>,
+    pub(crate) options: HandlerOptions,
 }
 
 /// The two kinds of handlers.
-pub(crate) enum Form<T> {
-    Inside(Box<dyn Inside<T>>),
-    Call(Box<dyn AnyCall<T>>),
+pub(crate) enum HandlerKind<T> {
+    InTransaction(Box<dyn Handler<T>>),
+    Call(Box<dyn DynCall<T>>),
 }
 
-impl<T> Registered<T> {
+impl<T> Registration<T> {
     /// Whether its only effect is in the transaction, so that several messages can share one.
-    pub(crate) const fn is_inside(&self) -> bool {
-        matches!(self.form, Form::Inside(_))
+    pub(crate) const fn is_in_transaction(&self) -> bool {
+        matches!(self.kind, HandlerKind::InTransaction(_))
     }
 }
 
-/// A [`Call`] with an erased answer type.
+/// A [`CallHandler`] with an erased answer type.
 #[async_trait]
-pub(crate) trait AnyCall<T: Send>: Send + Sync {
-    async fn call(&self, incoming: &Incoming) -> Result<Box<dyn Any + Send + Sync>, Trouble>;
-    async fn commit(&self, transaction: &mut T, incoming: &Incoming, answer: &(dyn Any + Send + Sync)) -> Handled;
+pub(crate) trait DynCall<T: Send>: Send + Sync {
+    async fn call(&self, incoming: &Incoming) -> Result<Box<dyn Any + Send + Sync>, HandlerError>;
+    async fn commit(&self, transaction: &mut T, incoming: &Incoming, answer: &(dyn Any + Send + Sync))
+    -> HandlerResult;
 }
 
-struct Erased<H>(H);
+struct ErasedCall<H>(H);
 
 #[async_trait]
-impl<T: Send, H: Call<T>> AnyCall<T> for Erased<H> {
-    async fn call(&self, incoming: &Incoming) -> Result<Box<dyn Any + Send + Sync>, Trouble> {
+impl<T: Send, H: CallHandler<T>> DynCall<T> for ErasedCall<H> {
+    async fn call(&self, incoming: &Incoming) -> Result<Box<dyn Any + Send + Sync>, HandlerError> {
         Ok(Box::new(self.0.call(incoming).await?))
     }
 
-    async fn commit(&self, transaction: &mut T, incoming: &Incoming, answer: &(dyn Any + Send + Sync)) -> Handled {
+    async fn commit(
+        &self,
+        transaction: &mut T,
+        incoming: &Incoming,
+        answer: &(dyn Any + Send + Sync),
+    ) -> HandlerResult {
         let answer = answer.downcast_ref().expect("it is what `call` returned");
         self.0.commit(transaction, incoming, answer).await
     }
@@ -149,9 +155,9 @@ impl<T: Send, H: Call<T>> AnyCall<T> for Erased<H> {
 
 /// Handlers by message type. `T` is the transaction type of the inbox.
 pub struct Handlers<T> {
-    exact: BTreeMap<String, Arc<Registered<T>>>,
+    exact: BTreeMap<String, Arc<Registration<T>>>,
     /// By prefix of the type.
-    prefixes: BTreeMap<String, Arc<Registered<T>>>,
+    prefixes: BTreeMap<String, Arc<Registration<T>>>,
 }
 
 impl<T> Default for Handlers<T> {
@@ -169,29 +175,34 @@ impl<T: Send + 'static> Handlers<T> {
     /// Registers a handler for one type: `OrderPlaced`, a prefix: `order.*`, or all types: `*`. The most specific
     /// pattern wins. Panics if the pattern already has a handler, because that is a programming error.
     #[must_use]
-    pub fn inside(self, pattern: &str, handler: impl Inside<T> + 'static) -> Self {
-        self.inside_with(pattern, Options::default(), handler)
+    pub fn handler(self, pattern: &str, handler: impl Handler<T> + 'static) -> Self {
+        self.handler_with(pattern, HandlerOptions::default(), handler)
     }
 
-    /// Like [`inside`](Self::inside), with options.
+    /// Like [`inside`](Self::handler), with options.
     #[must_use]
-    pub fn inside_with(self, pattern: &str, options: Options, handler: impl Inside<T> + 'static) -> Self {
-        self.with(pattern, Registered { form: Form::Inside(Box::new(handler)), options })
+    pub fn handler_with(self, pattern: &str, options: HandlerOptions, handler: impl Handler<T> + 'static) -> Self {
+        self.register(pattern, Registration { kind: HandlerKind::InTransaction(Box::new(handler)), options })
     }
 
-    /// Like [`inside`](Self::inside), for a handler that calls an external service.
+    /// Like [`inside`](Self::handler), for a handler that calls an external service.
     #[must_use]
-    pub fn call(self, pattern: &str, handler: impl Call<T> + 'static) -> Self {
-        self.call_with(pattern, Options::default(), handler)
+    pub fn call_handler(self, pattern: &str, handler: impl CallHandler<T> + 'static) -> Self {
+        self.call_handler_with(pattern, HandlerOptions::default(), handler)
     }
 
-    /// Like [`call`](Self::call), with options.
+    /// Like [`call`](Self::call_handler), with options.
     #[must_use]
-    pub fn call_with(self, pattern: &str, options: Options, handler: impl Call<T> + 'static) -> Self {
-        self.with(pattern, Registered { form: Form::Call(Box::new(Erased(handler))), options })
+    pub fn call_handler_with(
+        self,
+        pattern: &str,
+        options: HandlerOptions,
+        handler: impl CallHandler<T> + 'static,
+    ) -> Self {
+        self.register(pattern, Registration { kind: HandlerKind::Call(Box::new(ErasedCall(handler))), options })
     }
 
-    fn with(mut self, pattern: &str, registered: Registered<T>) -> Self {
+    fn register(mut self, pattern: &str, registered: Registration<T>) -> Self {
         let (map, name) = match pattern.strip_suffix('*') {
             Some(prefix) => (&mut self.prefixes, prefix),
             None => (&mut self.exact, pattern),
@@ -202,7 +213,7 @@ impl<T: Send + 'static> Handlers<T> {
     }
 
     /// The handler for a type.
-    pub fn find(&self, kind: &str) -> Option<&Arc<Registered<T>>> {
+    pub fn find(&self, kind: &str) -> Option<&Arc<Registration<T>>> {
         self.exact.get(kind).or_else(|| {
             let fits = self.prefixes.iter().filter(|(prefix, _)| kind.starts_with(prefix.as_str()));
             fits.max_by_key(|(prefix, _)| prefix.len()).map(|(_, registered)| registered)
@@ -210,23 +221,23 @@ impl<T: Send + 'static> Handlers<T> {
     }
 
     /// The longest timeout of all handlers; those without their own have this default.
-    pub(crate) fn deadline_max(&self, default: Duration) -> Duration {
+    pub(crate) fn timeout_max(&self, default: Duration) -> Duration {
         let all = self.exact.values().chain(self.prefixes.values());
-        all.filter_map(|registered| registered.options.deadline).fold(default, Duration::max)
+        all.filter_map(|registered| registered.options.timeout).fold(default, Duration::max)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Verdict;
     use crate::incoming::tests::incoming;
-    use crate::verdict::Verdict;
 
-    struct Says(Verdict);
+    struct FixedVerdict(Verdict);
 
     #[async_trait]
-    impl Inside<()> for Says {
-        async fn handle(&self, (): &mut (), _incoming: &Incoming) -> Handled {
+    impl Handler<()> for FixedVerdict {
+        async fn handle(&self, (): &mut (), _incoming: &Incoming) -> HandlerResult {
             Ok(self.0)
         }
     }
@@ -243,29 +254,28 @@ mod tests {
         type Payload = Order;
         type Answer = u32;
 
-        async fn call(&self, payload: Order, _incoming: &Incoming) -> Result<u32, Trouble> {
+        async fn call(&self, payload: Order, _incoming: &Incoming) -> Result<u32, HandlerError> {
             Ok(payload.id * 2)
         }
 
-        async fn commit(&self, ledger: &mut Vec<u32>, _incoming: &Incoming, answer: &u32) -> Handled {
+        async fn commit(&self, ledger: &mut Vec<u32>, _incoming: &Incoming, answer: &u32) -> HandlerResult {
             ledger.push(*answer);
             Ok(Verdict::Done)
         }
     }
 
-    fn named(deadline_s: u64) -> Options {
-        Options { deadline: Some(Duration::from_secs(deadline_s)), ..Options::default() }
+    fn with_timeout(deadline_s: u64) -> HandlerOptions {
+        HandlerOptions { timeout: Some(Duration::from_secs(deadline_s)), ..HandlerOptions::default() }
     }
 
     #[test]
-    fn the_most_exact_handler_has_a_message() {
+    fn the_most_specific_pattern_wins() {
         let handlers = Handlers::new()
-            .inside_with("*", named(1), Says(Verdict::Done))
-            .inside_with("order.*", named(2), Says(Verdict::Done))
-            .inside_with("order.placed.*", named(3), Says(Verdict::Done))
-            .inside_with("order.placed", named(4), Says(Verdict::Skip));
-        let found =
-            |kind: &str| handlers.find(kind).and_then(|found| found.options.deadline).map(|time| time.as_secs());
+            .handler_with("*", with_timeout(1), FixedVerdict(Verdict::Done))
+            .handler_with("order.*", with_timeout(2), FixedVerdict(Verdict::Done))
+            .handler_with("order.placed.*", with_timeout(3), FixedVerdict(Verdict::Done))
+            .handler_with("order.placed", with_timeout(4), FixedVerdict(Verdict::Skip));
+        let found = |kind: &str| handlers.find(kind).and_then(|found| found.options.timeout).map(|time| time.as_secs());
         assert_eq!(found("order.placed"), Some(4));
         assert_eq!(found("order.placed.late"), Some(3));
         assert_eq!(found("order.shipped"), Some(2));
@@ -273,22 +283,26 @@ mod tests {
     }
 
     #[test]
-    fn without_a_star_other_types_have_no_handler() {
-        let handlers = Handlers::new().inside("order.*", Says(Verdict::Done));
+    fn a_type_without_a_matching_pattern_has_no_handler() {
+        let handlers = Handlers::new().handler("order.*", FixedVerdict(Verdict::Done));
         assert!(handlers.find("invoice.made").is_none());
     }
 
     #[test]
     #[should_panic(expected = "two handlers for `order.*`")]
-    fn two_handlers_for_one_pattern_are_refused() {
-        drop(Handlers::new().inside("order.*", Says(Verdict::Done)).inside("order.*", Says(Verdict::Skip)));
+    fn a_second_handler_for_a_pattern_is_rejected() {
+        drop(
+            Handlers::new()
+                .handler("order.*", FixedVerdict(Verdict::Done))
+                .handler("order.*", FixedVerdict(Verdict::Skip)),
+        );
     }
 
     #[tokio::test]
-    async fn an_answer_finds_its_way_back_to_the_handler() {
-        let handlers = Handlers::new().call("OrderPlaced", typed(Doubles));
+    async fn a_call_result_is_passed_to_commit() {
+        let handlers = Handlers::new().call_handler("OrderPlaced", typed(Doubles));
         let registered = handlers.find("OrderPlaced").expect("it was just put in");
-        let Form::Call(handler) = &registered.form else { panic!("it calls") };
+        let HandlerKind::Call(handler) = &registered.kind else { panic!("it calls") };
         let (mut ledger, incoming) = (Vec::new(), incoming("OrderPlaced", r#"{"id": 21}"#, &[]));
         let answer = handler.call(&incoming).await.expect("it answers");
         assert_eq!(handler.commit(&mut ledger, &incoming, &*answer).await.ok(), Some(Verdict::Done));
@@ -298,7 +312,7 @@ mod tests {
     #[tokio::test]
     async fn a_payload_of_another_shape_is_undecodable() {
         let incoming = incoming("OrderPlaced", r#"{"id": "x"}"#, &[]);
-        let trouble = Call::call(&typed(Doubles), &incoming).await.unwrap_err();
-        assert_eq!(trouble.class, Trouble::UNDECODABLE);
+        let trouble = CallHandler::call(&typed(Doubles), &incoming).await.unwrap_err();
+        assert_eq!(trouble.class, HandlerError::UNDECODABLE);
     }
 }

@@ -4,22 +4,22 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use bytestring::ByteString;
-use relevo_core::inbox::{Entry, identity};
-use relevo_core::{Draft, Lane, Message, MessageId, Raw, TraceContext};
+use relevo_core::inbox::{DedupId, ids};
+use relevo_core::{Draft, Lane, Message, MessageId, RawMessage, TraceContext};
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
-use crate::verdict::Trouble;
+use crate::error::HandlerError;
 
 /// A message as its handler sees it.
 #[derive(Clone, Debug)]
 pub struct Incoming {
     pub(crate) consumer: Arc<str>,
     pub(crate) message: Message,
-    pub(crate) raw: Raw,
+    pub(crate) raw: RawMessage,
     pub(crate) address: Arc<str>,
     pub(crate) lane: Lane,
-    pub(crate) place: Option<u64>,
+    pub(crate) offset: Option<u64>,
     pub(crate) source: Option<String>,
     pub(crate) seq: Option<i64>,
     pub(crate) replay: u32,
@@ -65,7 +65,7 @@ impl Incoming {
     }
 
     /// The message as received, including headers that are not text.
-    pub const fn raw(&self) -> &Raw {
+    pub const fn raw(&self) -> &RawMessage {
         &self.raw
     }
 
@@ -80,8 +80,8 @@ impl Incoming {
     }
 
     /// Its offset at the broker, if the broker has offsets.
-    pub const fn place(&self) -> Option<u64> {
-        self.place
+    pub const fn offset(&self) -> Option<u64> {
+        self.offset
     }
 
     /// Number of the replay it belongs to; 0 for a normal delivery.
@@ -95,14 +95,14 @@ impl Incoming {
     }
 
     /// Deserializes the payload from JSON. A payload that does not deserialize is dead-lettered.
-    pub fn json<P: DeserializeOwned>(&self) -> Result<P, Trouble> {
-        serde_json::from_slice(&self.message.payload).map_err(Trouble::undecodable)
+    pub fn json<P: DeserializeOwned>(&self) -> Result<P, HandlerError> {
+        serde_json::from_slice(&self.message.payload).map_err(HandlerError::undecodable)
     }
 
     /// The idempotency id for calls to an external service. Every attempt of this message by this consumer uses the
     /// same id; a replay uses a new one. A service that supports idempotency ids executes a repeated call once.
     pub fn idempotency_id(&self) -> Uuid {
-        identity::of_call(&self.consumer, Entry { id: self.message.id, replay: self.replay })
+        ids::idempotency_id(&self.consumer, DedupId { id: self.message.id, replay: self.replay })
     }
 
     /// The correlation id from the header, or the message's own id if it is the first of its chain.
@@ -118,7 +118,7 @@ impl Incoming {
 
     /// Prepares a message that this one causes. It inherits the correlation id and the trace context, and names this
     /// message as its cause. Headers already set in the draft are kept.
-    pub fn caused(&self, mut draft: Draft) -> Draft {
+    pub fn with_causation(&self, mut draft: Draft) -> Draft {
         let mut carry = |name: &str, value: String| {
             draft.headers.entry(name.to_owned()).or_insert(value);
         };
@@ -156,11 +156,11 @@ pub(crate) mod tests {
         };
         Incoming {
             consumer: "billing".into(),
-            raw: Raw::new(message.headers.clone(), message.payload.clone()),
+            raw: RawMessage::new(message.headers.clone(), message.payload.clone()),
             message,
             address: "orders".into(),
             lane: Lane::new("0"),
-            place: Some(1),
+            offset: Some(1),
             source: None,
             seq: None,
             replay: 0,
@@ -170,16 +170,16 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_first_message_gives_its_id_to_all_that_follow() {
+    fn the_first_message_sets_the_correlation_id() {
         let first = incoming("OrderPlaced", "{}", &[]);
-        let caused = first.caused(Draft::json("bills", "b-1", "BillMade", "{}"));
+        let caused = first.with_causation(Draft::json("bills", "b-1", "BillMade", "{}"));
         let id = first.id().to_string();
         assert_eq!(caused.headers[Incoming::CORRELATION], id);
         assert_eq!(caused.headers[Incoming::CAUSATION], id);
     }
 
     #[test]
-    fn correlation_and_trace_are_carried_on_and_the_cause_is_new() {
+    fn correlation_and_trace_are_propagated_and_the_causation_is_new() {
         let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
         let headers = [
             (Incoming::CORRELATION, "c-7"),
@@ -189,7 +189,7 @@ pub(crate) mod tests {
             ("other", "stays here"),
         ];
         let second = incoming("OrderPlaced", "{}", &headers);
-        let caused = second.caused(Draft::json("bills", "b-1", "BillMade", "{}"));
+        let caused = second.with_causation(Draft::json("bills", "b-1", "BillMade", "{}"));
         let expected = [
             (Incoming::CAUSATION, second.id().to_string()),
             (Incoming::CORRELATION, "c-7".to_owned()),
@@ -201,24 +201,24 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_handler_that_is_told_of_leads_on_from_its_own_span() {
+    fn a_traced_handler_propagates_its_own_span() {
         let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
         let own = "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000001-01";
         let incoming = incoming("OrderPlaced", "{}", &[("traceparent", parent)]);
         assert_eq!(incoming.trace_context().map(|trace| trace.parent).as_deref(), Some(parent));
         let incoming = Incoming { trace: Some(TraceContext { parent: own.to_owned(), state: None }), ..incoming };
-        let caused = incoming.caused(Draft::json("bills", "b-1", "BillMade", "{}"));
+        let caused = incoming.with_causation(Draft::json("bills", "b-1", "BillMade", "{}"));
         assert_eq!(caused.headers["traceparent"], own);
     }
 
     #[test]
-    fn what_is_no_json_is_undecodable() {
+    fn an_invalid_json_payload_is_undecodable() {
         let trouble = incoming("OrderPlaced", "{", &[]).json::<serde_json::Value>().unwrap_err();
-        assert_eq!(trouble.class, Trouble::UNDECODABLE);
+        assert_eq!(trouble.class, HandlerError::UNDECODABLE);
     }
 
     #[test]
-    fn a_replay_calls_under_another_id() {
+    fn a_replay_has_another_idempotency_id() {
         let once = incoming("OrderPlaced", "{}", &[]);
         let again = Incoming { replay: 1, ..once.clone() };
         assert_eq!(once.idempotency_id(), once.clone().idempotency_id());

@@ -9,17 +9,17 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use crate::runtime::RuntimeError;
+use crate::runtime::ConsumerError;
 use crate::stats::set;
-use crate::work::Work;
+use crate::work::Worker;
 
 /// Polls until `stop` is cancelled. After a failed poll the lag is unknown until the next one succeeds.
 pub(crate) async fn run<I: Inbox + 'static>(
-    work: Arc<Work<I>>,
+    work: Arc<Worker<I>>,
     consumer: Arc<dyn BrokerConsumer>,
     every: Duration,
     stop: CancellationToken,
-) -> Result<(), RuntimeError>
+) -> Result<(), ConsumerError>
 where
     I::Transaction: 'static,
 {
@@ -28,10 +28,10 @@ where
         tokio::select! {
             biased;
             () = stop.cancelled() => return Ok(()),
-            told = ask(&work, &*consumer) => {
+            told = sample_lag(&work, &*consumer) => {
                 failures = if told.is_some() { 0 } else { failures + 1 };
-                set(&work.stats.lag_failures, failures);
-                work.stats.lag_is(told.unwrap_or_default());
+                set(&work.status.lag_failures, failures);
+                work.status.set_lag(told.unwrap_or_default());
             }
         }
         tokio::select! {
@@ -42,14 +42,14 @@ where
     }
 }
 
-async fn ask<I: Inbox + 'static>(work: &Work<I>, consumer: &dyn BrokerConsumer) -> Option<Vec<(Lane, u64)>>
+async fn sample_lag<I: Inbox + 'static>(work: &Worker<I>, consumer: &dyn BrokerConsumer) -> Option<Vec<(Lane, u64)>>
 where
     I::Transaction: 'static,
 {
-    match timeout(work.config.broker_deadline, consumer.lag()).await {
+    match timeout(work.config.broker_timeout, consumer.lag()).await {
         Ok(Ok(told)) => Some(told),
         Ok(Err(failure)) => {
-            debug!(error = %failure.describe(), "the broker did not say how much waits");
+            debug!(error = %failure.error_chain(), "the broker did not say how much waits");
             None
         }
         Err(_) => {

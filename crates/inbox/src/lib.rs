@@ -1,8 +1,8 @@
 //! The consumer runtime: receives deliveries from a broker and applies the effect of each message once.
 //!
-//! An [`Inside`] handler runs *inside* the transaction that also enters the message into the inbox. A [`Call`] handler
+//! An [`Handler`] handler runs *inside* the transaction that also enters the message into the inbox. A [`CallHandler`] handler
 //! *calls* an external service outside of any transaction and commits the result afterwards. [`Handlers`] maps message
-//! types to handlers. [`Runtime::run`] receives messages until its stop token is cancelled.
+//! types to handlers. [`ConsumerRuntime::run`] receives messages until its stop token is cancelled.
 //!
 //! ```
 //! use async_trait::async_trait;
@@ -24,44 +24,44 @@
 //! ```
 
 mod attempt;
-mod beat;
 mod breaker;
-mod chores;
 mod config;
-mod copy;
+mod dead_letter_copy;
 mod decode;
-mod due;
+mod delivery;
 mod durations;
+mod error;
 mod handler;
+mod heartbeat;
 mod incoming;
-mod item;
 mod lag;
-mod lanes;
-mod marks;
+mod lane_leases;
+mod lane_queues;
 mod panics;
 mod phase;
 mod prune;
 mod replay;
+mod retry_worker;
 mod runtime;
+mod schema;
 mod sequence;
 mod settle;
+mod settled_offset;
 mod shutdown;
 mod spans;
 mod stats;
 mod turns;
 mod unended;
-mod validate;
-mod verdict;
 mod work;
 mod worker;
 
-pub use config::{Clock, Config, DeadLetterTo, Durable, Foreign, Order};
+pub use config::{Clock, Config, DeadLetterCopy, ForeignMessages, MessageOrder, RetryStorage};
 pub use durations::{BOUNDS, Histogram};
-pub use handler::{Call, Handlers, Inside, Options, Registered, Typed, TypedCall, TypedInside, typed};
+pub use error::{HandlerError, HandlerResult, Verdict};
+pub use handler::{CallHandler, Handler, HandlerOptions, Handlers, Registration, Typed, TypedCall, TypedInside, typed};
 pub use incoming::Incoming;
-pub use phase::Phase;
-pub use replay::{FeedEnd, FeedError, FeedStep, Feeder, Feeding, arrival};
-pub use runtime::{Runtime, RuntimeError};
-pub use stats::Stats;
-pub use validate::{JsonSchemas, SchemaError, Validator};
-pub use verdict::{Handled, Trouble, Verdict};
+pub use phase::RunState;
+pub use replay::{ReplayEnd, ReplayError, ReplayJob, ReplayRunner, ReplayStep, to_inbox_message};
+pub use runtime::{ConsumerError, ConsumerRuntime};
+pub use schema::{JsonSchemas, SchemaError, Validator};
+pub use stats::ConsumerStatus;

@@ -9,35 +9,35 @@ use std::pin::Pin;
 use std::sync::Once;
 use std::task::Poll;
 
-use crate::verdict::Trouble;
+use crate::error::HandlerError;
 
 thread_local! {
     /// Whether a handler is being polled on this thread.
-    static WATCHING: Cell<bool> = const { Cell::new(false) };
+    static IN_HANDLER: Cell<bool> = const { Cell::new(false) };
     /// Where the last panic of a guarded handler happened.
-    static SEEN: RefCell<Option<Seen>> = const { RefCell::new(None) };
+    static LAST_PANIC: RefCell<Option<PanicLocation>> = const { RefCell::new(None) };
 }
 
 /// Maximum length of a stored backtrace in bytes. The part that is cut off shows how the runtime called the handler.
 const BACKTRACE_MAX: usize = 16 << 10;
 
-struct Seen {
-    place: String,
+struct PanicLocation {
+    location: String,
     backtrace: String,
 }
 
 /// Extends the panic hook of the process, once: only inside the hook does a backtrace lead to the panic. The previous
 /// hook is still called.
-pub(crate) fn watch() {
+pub(crate) fn install_panic_hook() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let before = take_hook();
         set_hook(Box::new(move |info| {
-            if WATCHING.get() {
+            if IN_HANDLER.get() {
                 let place = info.location().map(ToString::to_string).unwrap_or_default();
                 let mut backtrace = Backtrace::force_capture().to_string();
                 backtrace.truncate(backtrace.floor_char_boundary(BACKTRACE_MAX));
-                SEEN.with_borrow_mut(|seen| *seen = Some(Seen { place, backtrace }));
+                LAST_PANIC.with_borrow_mut(|seen| *seen = Some(PanicLocation { location: place, backtrace }));
             }
             before(info);
         }));
@@ -45,17 +45,19 @@ pub(crate) fn watch() {
 }
 
 /// Polls the future to completion; a panic becomes an error.
-pub(crate) async fn caught<T>(future: impl Future<Output = Result<T, Trouble>> + Send) -> Result<T, Trouble> {
+pub(crate) async fn catch_panic<T>(
+    future: impl Future<Output = Result<T, HandlerError>> + Send,
+) -> Result<T, HandlerError> {
     // Boxed, so that the rest of the future can be dropped under the same guard after a panic.
     let mut future: Option<Pin<Box<_>>> = Some(Box::pin(future));
     poll_fn(move |context| {
         let polled = future.as_mut().expect("it is not polled after its end");
-        match watched(|| polled.as_mut().poll(context)) {
+        match poll_guarded(|| polled.as_mut().poll(context)) {
             Ok(poll) => poll,
             Err(trouble) => {
                 let rest = future.take();
                 // Dropping its variables may panic too; only the first panic is reported.
-                drop(watched(move || drop(rest)));
+                drop(poll_guarded(move || drop(rest)));
                 Poll::Ready(Err(trouble))
             }
         }
@@ -63,18 +65,18 @@ pub(crate) async fn caught<T>(future: impl Future<Output = Result<T, Trouble>> +
     .await
 }
 
-fn watched<T>(call: impl FnOnce() -> T) -> Result<T, Trouble> {
-    WATCHING.set(true);
+fn poll_guarded<T>(call: impl FnOnce() -> T) -> Result<T, HandlerError> {
+    IN_HANDLER.set(true);
     let result = catch_unwind(AssertUnwindSafe(call));
-    WATCHING.set(false);
+    IN_HANDLER.set(false);
     result.map_err(|panic| {
-        let seen = SEEN.with_borrow_mut(Option::take);
-        let (place, backtrace) = seen.map_or_else(Default::default, |seen| (seen.place, seen.backtrace));
-        Trouble::panicked(format!("the handler panicked at {place}: {}", text(&*panic)), backtrace)
+        let seen = LAST_PANIC.with_borrow_mut(Option::take);
+        let (place, backtrace) = seen.map_or_else(Default::default, |seen| (seen.location, seen.backtrace));
+        HandlerError::panicked(format!("the handler panicked at {place}: {}", panic_message(&*panic)), backtrace)
     })
 }
 
-fn text(panic: &(dyn Any + Send)) -> &str {
+fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let owned = || panic.downcast_ref::<String>().map(String::as_str);
     panic.downcast_ref::<&str>().copied().or_else(owned).unwrap_or("something that is no text")
 }
@@ -84,31 +86,31 @@ mod tests {
     use super::*;
 
     /// Panics when it is polled, and again when it is dropped.
-    struct Bomb;
+    struct PanicsTwice;
 
-    impl Future for Bomb {
-        type Output = Result<(), Trouble>;
+    impl Future for PanicsTwice {
+        type Output = Result<(), HandlerError>;
 
         fn poll(self: Pin<&mut Self>, _context: &mut std::task::Context<'_>) -> Poll<Self::Output> {
             panic!("first");
         }
     }
 
-    impl Drop for Bomb {
+    impl Drop for PanicsTwice {
         fn drop(&mut self) {
             panic!("second");
         }
     }
 
-    async fn explode() -> Result<(), Trouble> {
+    async fn explode() -> Result<(), HandlerError> {
         tokio::task::yield_now().await;
         panic!("no {}", "way");
     }
 
     #[tokio::test]
     async fn a_panic_is_a_failure_with_its_backtrace() {
-        watch();
-        let trouble = caught(explode()).await.unwrap_err();
+        install_panic_hook();
+        let trouble = catch_panic(explode()).await.unwrap_err();
         assert_eq!(trouble.class, "panic");
         assert!(trouble.error.contains("panics.rs") && trouble.error.ends_with("no way"), "{}", trouble.error);
         let backtrace = trouble.backtrace.expect("a panic has one");
@@ -116,14 +118,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_second_panic_while_dropping_does_not_get_out() {
-        watch();
-        let trouble = caught(Bomb).await.unwrap_err();
+    async fn a_panic_while_dropping_is_caught() {
+        install_panic_hook();
+        let trouble = catch_panic(PanicsTwice).await.unwrap_err();
         assert!(trouble.error.ends_with("first"), "{}", trouble.error);
     }
 
     #[tokio::test]
-    async fn what_does_not_panic_is_left_alone() {
-        assert_eq!(caught(async { Ok(7) }).await.ok(), Some(7));
+    async fn a_result_without_a_panic_is_unchanged() {
+        assert_eq!(catch_panic(async { Ok(7) }).await.ok(), Some(7));
     }
 }

@@ -3,60 +3,60 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use crate::stats::Stats;
+use crate::stats::ConsumerStatus;
 
 /// Run state of a member.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Phase {
+pub enum RunState {
     /// It was created and has not started.
     #[default]
     New,
     /// It is running.
-    Runs,
+    Running,
     /// It was stopped through its stop token.
     Stopped,
     /// It ended with an error or was dropped while running, and receives no messages any more.
-    Died,
+    Failed,
 }
 
-const PHASES: [Phase; 4] = [Phase::New, Phase::Runs, Phase::Stopped, Phase::Died];
+const RUN_STATES: [RunState; 4] = [RunState::New, RunState::Running, RunState::Stopped, RunState::Failed];
 
 /// A run state with one writer and many readers.
 #[derive(Debug, Default)]
-pub(crate) struct SharedPhase(AtomicU8);
+pub(crate) struct SharedRunState(AtomicU8);
 
-impl SharedPhase {
-    pub(crate) fn get(&self) -> Phase {
-        PHASES[usize::from(self.0.load(Ordering::Relaxed))]
+impl SharedRunState {
+    pub(crate) fn get(&self) -> RunState {
+        RUN_STATES[usize::from(self.0.load(Ordering::Relaxed))]
     }
 
-    fn set(&self, phase: Phase) {
+    fn set(&self, phase: RunState) {
         self.0.store(phase as u8, Ordering::Relaxed);
     }
 }
 
 /// Sets the run state to running, and to its final state when dropped.
-pub(crate) struct Life {
-    stats: Arc<Stats>,
-    end: Phase,
+pub(crate) struct RunStateGuard {
+    status: Arc<ConsumerStatus>,
+    final_state: RunState,
 }
 
-impl Life {
-    pub(crate) fn begin(stats: Arc<Stats>) -> Self {
-        stats.phase.set(Phase::Runs);
-        Self { stats, end: Phase::Died }
+impl RunStateGuard {
+    pub(crate) fn start(status: Arc<ConsumerStatus>) -> Self {
+        status.run_state.set(RunState::Running);
+        Self { status, final_state: RunState::Failed }
     }
 
     /// Records that the member stopped as requested.
-    pub(crate) fn was_told(mut self) {
-        self.end = Phase::Stopped;
+    pub(crate) fn mark_stopped(mut self) {
+        self.final_state = RunState::Stopped;
     }
 }
 
-impl Drop for Life {
+impl Drop for RunStateGuard {
     fn drop(&mut self) {
-        self.stats.phase.set(self.end);
+        self.status.run_state.set(self.final_state);
     }
 }
 
@@ -65,14 +65,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_life_that_is_dropped_was_no_orderly_one() {
-        let stats = Arc::<Stats>::default();
-        assert_eq!(stats.phase(), Phase::New);
-        let life = Life::begin(Arc::clone(&stats));
-        assert_eq!(stats.phase(), Phase::Runs);
+    fn a_dropped_guard_reports_a_failure() {
+        let stats = Arc::<ConsumerStatus>::default();
+        assert_eq!(stats.run_state(), RunState::New);
+        let life = RunStateGuard::start(Arc::clone(&stats));
+        assert_eq!(stats.run_state(), RunState::Running);
         drop(life);
-        assert_eq!(stats.phase(), Phase::Died);
-        Life::begin(Arc::clone(&stats)).was_told();
-        assert_eq!(stats.phase(), Phase::Stopped);
+        assert_eq!(stats.run_state(), RunState::Failed);
+        RunStateGuard::start(Arc::clone(&stats)).mark_stopped();
+        assert_eq!(stats.run_state(), RunState::Stopped);
     }
 }

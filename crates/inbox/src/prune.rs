@@ -7,31 +7,31 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use crate::runtime::RuntimeError;
-use crate::work::Work;
+use crate::runtime::ConsumerError;
+use crate::work::Worker;
 
 /// Prunes at each interval until `stop` is cancelled, without a pause while more expired rows exist.
-pub(crate) async fn run<I: Inbox + 'static>(work: Arc<Work<I>>, stop: CancellationToken) -> Result<(), RuntimeError>
+pub(crate) async fn run<I: Inbox + 'static>(work: Arc<Worker<I>>, stop: CancellationToken) -> Result<(), ConsumerError>
 where
     I::Transaction: 'static,
 {
     // The first prune runs immediately: it also records the inbox retention.
     loop {
         loop {
-            match work.ask(work.inbox.prune(work.config.prune_limit)).await {
+            match work.store_call(work.inbox.prune(work.config.prune_batch_max)).await {
                 Ok(true) if !stop.is_cancelled() => tokio::task::yield_now().await,
                 Ok(_) => break,
-                Err(error) if error.is_passing() => {
+                Err(error) if error.is_retryable() => {
                     warn!(error = &error as &dyn std::error::Error, "nothing was pruned, will try again");
                     break;
                 }
-                Err(error) => return Err(RuntimeError::Store(error)),
+                Err(error) => return Err(ConsumerError::Store(error)),
             }
         }
         tokio::select! {
             biased;
             () = stop.cancelled() => return Ok(()),
-            () = sleep(work.config.prune_every) => {}
+            () = sleep(work.config.prune_interval) => {}
         }
     }
 }

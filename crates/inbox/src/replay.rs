@@ -5,9 +5,9 @@
 
 use std::time::Duration;
 
-use relevo_core::inbox::Arrival;
-use relevo_core::inbox::operate::{Fed, Operate, Portion, Replay, ReplayState};
-use relevo_core::inbox::source::{Ask, Filter, Logged, ReplaySource, SourceError};
+use relevo_core::inbox::InboxMessage;
+use relevo_core::inbox::operate::{EnqueueOutcome, Operate, Replay, ReplayBatch, ReplayState};
+use relevo_core::inbox::source::{LogMessage, ReplayFilter, ReplayReadRequest, ReplaySource, ReplaySourceError};
 use relevo_core::store::StoreError;
 use relevo_core::{Delivery, DeliveryTag};
 use tokio::time::{Instant, sleep};
@@ -17,65 +17,65 @@ use crate::config::Config;
 use crate::decode::Decoder;
 
 /// Maximum number of messages in one transaction.
-const PORTION_MAX: usize = 500;
+const BATCH_MESSAGES_MAX: usize = 500;
 /// Approximate limit of payload bytes in one transaction.
-const PORTION_BYTES: usize = 4 << 20;
+const BATCH_BYTES_MAX: usize = 4 << 20;
 /// Maximum number of waiting messages of a replay in the retry table, whatever they wait for.
-const WAITING_MAX: u64 = 10_000;
+const QUEUED_MESSAGES_MAX: u64 = 10_000;
 /// How often to check for room in the retry table.
-const FULL_PAUSE: Duration = Duration::from_millis(200);
+const QUEUE_FULL_DELAY: Duration = Duration::from_millis(200);
 /// Number of retries of a failed call, and the first pause, which doubles.
-const TRIES_MAX: u32 = 5;
-const TRY_PAUSE: Duration = Duration::from_millis(200);
+const RETRIES_MAX: u32 = 5;
+const RETRY_DELAY: Duration = Duration::from_millis(200);
 /// Messages are enqueued in portions, at most this many per second, instead of one by one.
 const TICKS_PER_SECOND: f64 = 10.0;
 
 /// Settings of a replay run.
 #[derive(Clone, Debug)]
-pub struct Feeding {
+pub struct ReplayJob {
     /// How the consumer reads messages: its name, its order, and how it reads foreign messages.
     pub consumer: Config,
     /// Number of the replay.
     pub number: u32,
     /// Selects messages of the log.
-    pub filter: Filter,
+    pub filter: ReplayFilter,
     /// Messages per second. At most one second's worth waits to be handled, so this also limits the handling rate.
     pub rate: u32,
 }
 
 /// Why a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FeedEnd {
+pub enum ReplayEnd {
     /// All messages were enqueued.
     Finished,
     /// An operator, or too many dead letters, stopped the replay.
     Stopped,
     /// Another runner continues the replay.
-    Elsewhere,
+    TakenOver,
     /// The stop token was cancelled; the replay can be resumed.
     Interrupted,
 }
 
 /// Result of one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FeedStep {
+pub enum ReplayStep {
     /// Number of messages enqueued; 0 if the part of the log that was read has no match.
-    Fed(usize),
+    Enqueued(usize),
     /// Too many messages wait to be handled, so none were enqueued.
-    Full,
+    QueueFull,
     /// The run has ended.
-    End(FeedEnd),
+    End(ReplayEnd),
 }
 
 /// Why a replay failed.
 #[derive(Debug, thiserror::Error)]
-pub enum FeedError {
+pub enum ReplayError {
     /// The consumer's store failed.
     #[error("the consumer's store failed")]
     Store(#[source] StoreError),
     /// The log could not be read.
     #[error(transparent)]
-    Source(#[from] SourceError),
+    Source(#[from] ReplaySourceError),
     /// The consumer has no replay with this number.
     #[error("consumer `{consumer}` has no replay {number}")]
     Unknown {
@@ -89,87 +89,89 @@ pub enum FeedError {
     Cursor(u32),
 }
 
-impl From<StoreError> for FeedError {
+impl From<StoreError> for ReplayError {
     fn from(error: StoreError) -> Self {
         Self::Store(error)
     }
 }
 
-impl FeedError {
-    const fn is_passing(&self) -> bool {
+impl ReplayError {
+    const fn is_retryable(&self) -> bool {
         match self {
-            Self::Store(error) => error.is_passing(),
-            Self::Source(error) => error.is_passing(),
+            Self::Store(error) => error.is_retryable(),
+            Self::Source(error) => error.is_retryable(),
             Self::Unknown { .. } | Self::Cursor(_) => false,
         }
     }
 }
 
 /// Converts a message of a log for this consumer's inbox, with its id and queue.
-pub fn arrival(consumer: &Config, logged: Logged) -> Arrival {
-    let Logged { raw, address, lane, place, .. } = logged;
-    let delivery = Delivery { tag: DeliveryTag::new(0), raw, address, lane, place, redelivered: false, retries: 0 };
-    Decoder::new(consumer).item(consumer, delivery).arrival
+pub fn to_inbox_message(consumer: &Config, logged: LogMessage) -> InboxMessage {
+    let LogMessage { raw, address, lane, offset: place, .. } = logged;
+    let delivery =
+        Delivery { tag: DeliveryTag::new(0), raw, address, lane, offset: place, redelivered: false, retry_count: 0 };
+    Decoder::new(consumer).decode_delivery(consumer, delivery).message
 }
 
 /// Runs one replay.
-pub struct Feeder<'a> {
-    feeding: Feeding,
+pub struct ReplayRunner<'a> {
+    job: ReplayJob,
     source: &'a dyn ReplaySource,
-    desk: &'a dyn Operate,
+    replays: &'a dyn Operate,
     /// The cursor after the last step. If the stored cursor differs, another runner is active.
-    left_at: Option<String>,
+    expected_cursor: Option<String>,
 }
 
-impl<'a> Feeder<'a> {
+impl<'a> ReplayRunner<'a> {
     /// Reads from this log and enqueues for the consumers of this store.
-    pub const fn new(feeding: Feeding, source: &'a dyn ReplaySource, desk: &'a dyn Operate) -> Self {
-        Self { feeding, source, desk, left_at: None }
+    pub const fn new(job: ReplayJob, source: &'a dyn ReplaySource, replays: &'a dyn Operate) -> Self {
+        Self { job, source, replays, expected_cursor: None }
     }
 
     /// The current state of the replay.
-    pub async fn replay(&self) -> Result<Replay, FeedError> {
-        let (consumer, number) = (&self.feeding.consumer.consumer, self.feeding.number);
-        let replays = self.desk.replays(consumer).await?;
+    pub async fn replay(&self) -> Result<Replay, ReplayError> {
+        let (consumer, number) = (&self.job.consumer.consumer, self.job.number);
+        let replays = self.replays.list_replays(consumer).await?;
         let found = replays.into_iter().find(|replay| replay.number == number);
-        found.ok_or_else(|| FeedError::Unknown { consumer: consumer.clone(), number })
+        found.ok_or_else(|| ReplayError::Unknown { consumer: consumer.clone(), number })
     }
 
     /// Enqueues the next messages, up to `most`. Cancelling the future is safe.
-    pub async fn step(&mut self, most: usize) -> Result<FeedStep, FeedError> {
+    pub async fn step(&mut self, most: usize) -> Result<ReplayStep, ReplayError> {
         let replay = self.replay().await?;
         match replay.state {
             ReplayState::Running => {}
-            ReplayState::Finished => return Ok(FeedStep::End(FeedEnd::Finished)),
-            ReplayState::Stopped => return Ok(FeedStep::End(FeedEnd::Stopped)),
+            ReplayState::Finished => return Ok(ReplayStep::End(ReplayEnd::Finished)),
+            ReplayState::Stopped => return Ok(ReplayStep::End(ReplayEnd::Stopped)),
         }
-        if self.left_at.is_some() && self.left_at != replay.cursor {
-            return Ok(FeedStep::End(FeedEnd::Elsewhere));
+        if self.expected_cursor.is_some() && self.expected_cursor != replay.cursor {
+            return Ok(ReplayStep::End(ReplayEnd::TakenOver));
         }
-        let ahead = u64::from(self.feeding.rate.max(1));
-        let room = ahead.saturating_sub(replay.ready).min(WAITING_MAX.saturating_sub(replay.waiting()));
-        let limit = most.min(PORTION_MAX).min(usize::try_from(room).unwrap_or(PORTION_MAX));
+        let ahead = u64::from(self.job.rate.max(1));
+        let room = ahead.saturating_sub(replay.ready).min(QUEUED_MESSAGES_MAX.saturating_sub(replay.waiting()));
+        let limit = most.min(BATCH_MESSAGES_MAX).min(usize::try_from(room).unwrap_or(BATCH_MESSAGES_MAX));
         if limit == 0 {
-            return Ok(FeedStep::Full);
+            return Ok(ReplayStep::QueueFull);
         }
         let after = replay.cursor.as_deref().map_or(Ok(0), str::parse);
-        let after = after.map_err(|_| FeedError::Cursor(self.feeding.number))?;
-        let read = self.source.read(&self.feeding.filter, Ask { after, limit, bytes: PORTION_BYTES }).await?;
-        let messages: Vec<Arrival> =
-            read.messages.into_iter().map(|logged| arrival(&self.feeding.consumer, logged)).collect();
+        let after = after.map_err(|_| ReplayError::Cursor(self.job.number))?;
+        let read =
+            self.source.read(&self.job.filter, ReplayReadRequest { after, limit, bytes: BATCH_BYTES_MAX }).await?;
+        let messages: Vec<InboxMessage> =
+            read.messages.into_iter().map(|logged| to_inbox_message(&self.job.consumer, logged)).collect();
         let to = (!read.ended).then(|| read.next.to_string());
-        let portion = Portion { messages: &messages, from: replay.cursor.as_deref(), to: to.as_deref() };
-        let fed = self.desk.feed(&self.feeding.consumer.consumer, self.feeding.number, portion).await?;
+        let portion = ReplayBatch { messages: &messages, cursor: replay.cursor.as_deref(), next_cursor: to.as_deref() };
+        let fed = self.replays.enqueue_replay(&self.job.consumer.consumer, self.job.number, portion).await?;
         Ok(match (fed, to) {
-            (Fed::Kept, None) => FeedStep::End(FeedEnd::Finished),
-            (Fed::Kept, to) => {
-                self.left_at = to;
-                FeedStep::Fed(messages.len())
+            (EnqueueOutcome::Enqueued, None) => ReplayStep::End(ReplayEnd::Finished),
+            (EnqueueOutcome::Enqueued, to) => {
+                self.expected_cursor = to;
+                ReplayStep::Enqueued(messages.len())
             }
-            (Fed::Moved, _) => FeedStep::End(FeedEnd::Elsewhere),
-            (Fed::Ended, _) => FeedStep::End(match self.replay().await?.state {
-                ReplayState::Finished => FeedEnd::Finished,
-                ReplayState::Running | ReplayState::Stopped => FeedEnd::Stopped,
+            (EnqueueOutcome::CursorMoved, _) => ReplayStep::End(ReplayEnd::TakenOver),
+            (EnqueueOutcome::NotRunning, _) => ReplayStep::End(match self.replay().await?.state {
+                ReplayState::Finished => ReplayEnd::Finished,
+                ReplayState::Running | ReplayState::Stopped => ReplayEnd::Stopped,
             }),
         })
     }
@@ -181,43 +183,43 @@ impl<'a> Feeder<'a> {
     pub async fn run(
         &mut self,
         stop: &CancellationToken,
-        mut told: impl FnMut(&Replay, FeedStep),
-    ) -> Result<FeedEnd, FeedError> {
-        let mut pace = Pace::new(self.feeding.rate);
+        mut told: impl FnMut(&Replay, ReplayStep),
+    ) -> Result<ReplayEnd, ReplayError> {
+        let mut pace = TokenBucket::new(self.job.rate);
         let mut failures = 0;
         loop {
-            let pause = match self.told_step(pace.allowed(), &mut told).await {
-                Ok(FeedStep::End(end)) => return Ok(end),
-                Ok(FeedStep::Fed(count)) => {
+            let pause = match self.step_and_report(pace.available(), &mut told).await {
+                Ok(ReplayStep::End(end)) => return Ok(end),
+                Ok(ReplayStep::Enqueued(count)) => {
                     failures = 0;
                     pace.spend(count);
-                    pace.pause()
+                    pace.refill_delay()
                 }
-                Ok(FeedStep::Full) => {
+                Ok(ReplayStep::QueueFull) => {
                     failures = 0;
-                    FULL_PAUSE
+                    QUEUE_FULL_DELAY
                 }
-                Err(error) if error.is_passing() && failures < TRIES_MAX => {
+                Err(error) if error.is_retryable() && failures < RETRIES_MAX => {
                     failures += 1;
                     // The portion may be stored although the reply was lost, so the cursor is read again.
-                    self.left_at = None;
-                    TRY_PAUSE * 2_u32.pow(failures - 1)
+                    self.expected_cursor = None;
+                    RETRY_DELAY * 2_u32.pow(failures - 1)
                 }
                 Err(error) => return Err(error),
             };
             tokio::select! {
                 biased;
-                () = stop.cancelled() => return Ok(FeedEnd::Interrupted),
+                () = stop.cancelled() => return Ok(ReplayEnd::Interrupted),
                 () = sleep(pause) => {}
             }
         }
     }
 
-    async fn told_step(
+    async fn step_and_report(
         &mut self,
         most: usize,
-        told: &mut impl FnMut(&Replay, FeedStep),
-    ) -> Result<FeedStep, FeedError> {
+        told: &mut impl FnMut(&Replay, ReplayStep),
+    ) -> Result<ReplayStep, ReplayError> {
         let step = self.step(most).await?;
         told(&self.replay().await?, step);
         Ok(step)
@@ -225,16 +227,16 @@ impl<'a> Feeder<'a> {
 }
 
 /// Token bucket for the rate.
-struct Pace {
+struct TokenBucket {
     rate: f64,
-    saved: f64,
-    since: Instant,
+    tokens: f64,
+    refilled_at: Instant,
 }
 
-impl Pace {
+impl TokenBucket {
     fn new(rate: u32) -> Self {
         let rate = f64::from(rate.max(1));
-        Self { rate, saved: (rate / TICKS_PER_SECOND).max(1.0), since: Instant::now() }
+        Self { rate, tokens: (rate / TICKS_PER_SECOND).max(1.0), refilled_at: Instant::now() }
     }
 
     /// Capacity of one tick, so that a pause does not lead to a burst.
@@ -243,20 +245,20 @@ impl Pace {
     }
 
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between zero and the rate")]
-    fn allowed(&mut self) -> usize {
+    fn available(&mut self) -> usize {
         let now = Instant::now();
-        self.saved = (self.saved + now.duration_since(self.since).as_secs_f64() * self.rate).min(self.burst());
-        self.since = now;
-        self.saved as usize
+        self.tokens = (self.tokens + now.duration_since(self.refilled_at).as_secs_f64() * self.rate).min(self.burst());
+        self.refilled_at = now;
+        self.tokens as usize
     }
 
     fn spend(&mut self, count: usize) {
-        self.saved -= f64::from(u32::try_from(count).unwrap_or(u32::MAX));
+        self.tokens -= f64::from(u32::try_from(count).unwrap_or(u32::MAX));
     }
 
     /// Time until one tick's worth is allowed again.
-    fn pause(&self) -> Duration {
-        Duration::from_secs_f64((self.burst() - self.saved).max(0.0) / self.rate)
+    fn refill_delay(&self) -> Duration {
+        Duration::from_secs_f64((self.burst() - self.tokens).max(0.0) / self.rate)
     }
 }
 
@@ -265,20 +267,20 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_pace_allows_what_the_rate_says_and_makes_up_for_nothing() {
+    async fn a_token_bucket_limits_the_rate_and_saves_no_burst() {
         for (rate, seconds) in [(1, 20), (7, 20), (1000, 3)] {
-            let mut pace = Pace::new(rate);
+            let mut pace = TokenBucket::new(rate);
             let (began, mut fed) = (Instant::now(), 0);
             while began.elapsed() < Duration::from_secs(seconds) {
-                let count = pace.allowed();
+                let count = pace.available();
                 pace.spend(count);
                 fed += count as u64;
-                sleep(pace.pause().max(Duration::from_millis(1))).await;
+                sleep(pace.refill_delay().max(Duration::from_millis(1))).await;
             }
             let (most, least) = (u64::from(rate) * (seconds + 1), u64::from(rate) * (seconds - 1));
             assert!((least..=most).contains(&fed), "{fed} at {rate} a second");
             sleep(Duration::from_hours(1)).await;
-            assert!(pace.allowed() <= (rate as usize).div_ceil(10).max(1));
+            assert!(pace.available() <= (rate as usize).div_ceil(10).max(1));
         }
     }
 }

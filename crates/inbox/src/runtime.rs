@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytestring::ByteString;
-use relevo_core::inbox::retries::is_expired;
-use relevo_core::inbox::{Held, Inbox};
+use relevo_core::inbox::retry_policy::is_expired;
+use relevo_core::inbox::{Inbox, LaneLease};
 use relevo_core::store::StoreError;
 use relevo_core::{BrokerConsumer, Delivery, Failure, Lane};
 use tokio::sync::watch;
@@ -17,27 +17,27 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 use uuid::Uuid;
 
-use crate::beat::{self, Pulse, SharedVitals};
-use crate::breaker::Gate;
-use crate::chores::{Chored, Doubt};
-use crate::config::{Config, Durable};
+use crate::breaker::BreakerState;
+use crate::config::{Config, RetryStorage};
+use crate::delivery::{DeliveryResult, PendingDelivery};
 use crate::handler::Handlers;
-use crate::item::{Ended, Item};
-use crate::lanes::{LaneState, Lanes};
-use crate::phase::Life;
-use crate::sequence::{Seen, Sequences};
-use crate::settle::Settling;
-use crate::stats::{Stats, add, set};
-use crate::turns::TURNS_MAX;
-use crate::work::Work;
-use crate::{due, lag, panics, prune};
+use crate::heartbeat::{self, HeartbeatState, SharedMemberReport};
+use crate::lane_leases::{LaneCallResult, UncertainLease};
+use crate::lane_queues::{LaneQueue, LaneQueues};
+use crate::phase::RunStateGuard;
+use crate::sequence::{SequenceCheck, SequenceTracker};
+use crate::settle::AckQueue;
+use crate::stats::{ConsumerStatus, add, set};
+use crate::turns::TURN_BATCH_MAX;
+use crate::work::Worker;
+use crate::{lag, panics, prune, retry_worker};
 use relevo_core::random::SplitMix64;
 
-pub(crate) type Pending<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+pub(crate) type BoxedCall<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Why a consumer stopped with an error, or could not start.
 #[derive(Debug, thiserror::Error)]
-pub enum RuntimeError {
+pub enum ConsumerError {
     /// The configuration contradicts itself or the broker's capabilities.
     #[error("{0}")]
     Config(String),
@@ -49,7 +49,7 @@ pub enum RuntimeError {
     Closed,
     /// A task of the runtime panicked.
     #[error("a part of the consumer died")]
-    Died(#[source] JoinError),
+    Panicked(#[source] JoinError),
 }
 
 /// Order by key requires one consumer per lane, also across processes.
@@ -58,56 +58,56 @@ const UNORDERED_LANES: &str = "`order` is by key, and this queue is not `ordered
 
 /// Minimum size of a batch in one transaction, if enough messages are available. It applies even if other workers are
 /// free to take them.
-const SHARE_MIN: usize = 16;
+const BATCH_MIN: usize = 16;
 
 /// A member of a consumer: receives messages from the broker and handles each one once.
-pub struct Runtime<I: Inbox> {
-    pub(crate) work: Arc<Work<I>>,
+pub struct ConsumerRuntime<I: Inbox> {
+    pub(crate) worker: Arc<Worker<I>>,
     pub(crate) consumer: Arc<dyn BrokerConsumer>,
     pub(crate) owner: Uuid,
-    pub(crate) lanes: Lanes,
+    pub(crate) lanes: LaneQueues,
     /// Queues whose first message is delayed.
-    later: BTreeMap<(Instant, u64), (Lane, ByteString)>,
-    next_later: u64,
-    sequences: Sequences,
-    pub(crate) workers: JoinSet<Worked>,
+    sleeping: BTreeMap<(Instant, u64), (Lane, ByteString)>,
+    next_sleeping: u64,
+    sequence_tracker: SequenceTracker,
+    pub(crate) workers: JoinSet<BatchResult>,
     /// Background tasks: heartbeat, retry table, pruning and lag. If one fails, the consumer stops.
-    pub(crate) parts: JoinSet<Result<(), RuntimeError>>,
+    pub(crate) background: JoinSet<Result<(), ConsumerError>>,
     /// Stops the tasks that begin new work.
-    pub(crate) winding_down: CancellationToken,
+    pub(crate) stop_work: CancellationToken,
     /// Stops the heartbeat; cancelled last at shutdown.
-    pub(crate) resting: CancellationToken,
-    pub(crate) vitals: Arc<SharedVitals>,
-    pub(crate) pulse: watch::Receiver<Pulse>,
-    deaths: u64,
-    pub(crate) receiving: Option<Pending<Result<Vec<Delivery>, Failure>>>,
+    pub(crate) stop_heartbeat: CancellationToken,
+    pub(crate) report: Arc<SharedMemberReport>,
+    pub(crate) heartbeat_state: watch::Receiver<HeartbeatState>,
+    expirations: u64,
+    pub(crate) receiving: Option<BoxedCall<Result<Vec<Delivery>, Failure>>>,
     receive_at: Instant,
     receive_failures: u32,
-    pub(crate) settling: Settling,
-    pub(crate) chore: Option<Pending<Chored>>,
-    pub(crate) chore_at: Instant,
-    pub(crate) chores_refused: u32,
+    pub(crate) acks: AckQueue,
+    pub(crate) lane_call: Option<BoxedCall<LaneCallResult>>,
+    pub(crate) lane_call_at: Instant,
+    pub(crate) lane_call_errors: u32,
     /// Lanes whose lease this member may hold without knowing it, because a reply was lost.
-    pub(crate) doubted: BTreeMap<Lane, Doubt>,
+    pub(crate) uncertain_leases: BTreeMap<Lane, UncertainLease>,
     /// Lanes for which the broker may or may not have applied the last pause or resume.
-    pub(crate) untold: BTreeSet<Lane>,
+    pub(crate) unconfirmed_pauses: BTreeSet<Lane>,
     /// Until this time the database counts as unreachable.
-    pub(crate) store_at: Instant,
+    pub(crate) store_available_at: Instant,
     store_failures: u32,
     /// When the contents of the next heartbeat are prepared again.
-    tell_at: Instant,
+    report_at: Instant,
 }
 
 /// The result that a worker returns.
-pub(crate) struct Worked {
+pub(crate) struct BatchResult {
     lane: Lane,
-    held: Option<Held>,
+    lease: Option<LaneLease>,
     probe: bool,
-    items: Vec<Item>,
-    ended: Vec<Ended>,
+    deliveries: Vec<PendingDelivery>,
+    results: Vec<DeliveryResult>,
 }
 
-impl<I: Inbox + 'static> Runtime<I>
+impl<I: Inbox + 'static> ConsumerRuntime<I>
 where
     I::Transaction: 'static,
 {
@@ -130,52 +130,52 @@ where
         config: Config,
         seed: u64,
     ) -> Self {
-        panics::watch();
+        panics::install_panic_hook();
         let now = Instant::now();
         let mut random = SplitMix64::new(seed);
         let owner = random.uuid();
-        let sequences = Sequences::new(config.sequence_keys_max);
+        let sequence_tracker = SequenceTracker::new(config.sequence_keys_max);
         Self {
-            work: Arc::new(Work::new(inbox, handlers, config, random)),
+            worker: Arc::new(Worker::new(inbox, handlers, config, random)),
             consumer,
             owner,
-            lanes: Lanes::default(),
-            later: BTreeMap::new(),
-            next_later: 0,
-            sequences,
+            lanes: LaneQueues::default(),
+            sleeping: BTreeMap::new(),
+            next_sleeping: 0,
+            sequence_tracker,
             workers: JoinSet::new(),
-            parts: JoinSet::new(),
-            winding_down: CancellationToken::new(),
-            resting: CancellationToken::new(),
-            vitals: Arc::default(),
-            pulse: watch::Sender::new(Pulse::default()).subscribe(),
-            deaths: 0,
+            background: JoinSet::new(),
+            stop_work: CancellationToken::new(),
+            stop_heartbeat: CancellationToken::new(),
+            report: Arc::default(),
+            heartbeat_state: watch::Sender::new(HeartbeatState::default()).subscribe(),
+            expirations: 0,
             receiving: None,
             receive_at: now,
             receive_failures: 0,
-            settling: Settling::new(),
-            chore: None,
-            chore_at: now,
-            chores_refused: 0,
-            doubted: BTreeMap::new(),
-            untold: BTreeSet::new(),
-            store_at: now,
+            acks: AckQueue::new(),
+            lane_call: None,
+            lane_call_at: now,
+            lane_call_errors: 0,
+            uncertain_leases: BTreeMap::new(),
+            unconfirmed_pauses: BTreeSet::new(),
+            store_available_at: now,
             store_failures: 0,
-            tell_at: now,
+            report_at: now,
         }
     }
 
     /// Statistics of this member. They remain readable after it stopped.
-    pub fn stats(&self) -> Arc<Stats> {
-        Arc::clone(&self.work.stats)
+    pub fn status(&self) -> Arc<ConsumerStatus> {
+        Arc::clone(&self.worker.status)
     }
 
     /// Receives messages until `stop` is cancelled. Then it finishes running handlers within the grace period and
     /// returns all other messages to the broker immediately.
-    pub async fn run(mut self, stop: CancellationToken) -> Result<(), RuntimeError> {
-        self.check().map_err(RuntimeError::Config)?;
-        let life = Life::begin(self.stats());
-        self.start_parts();
+    pub async fn run(mut self, stop: CancellationToken) -> Result<(), ConsumerError> {
+        self.check().map_err(ConsumerError::Config)?;
+        let life = RunStateGuard::start(self.status());
+        self.start_background();
         let result = loop {
             let outcome = tokio::select! {
                 biased; // the same order every time, so that a simulation can replay
@@ -186,20 +186,20 @@ where
                 break outcome;
             }
         };
-        let finished = self.finish().await;
-        info!(consumer = %self.work.config.consumer, name = %self.work.config.name, "consumer stopped");
+        let finished = self.shut_down().await;
+        info!(consumer = %self.worker.config.consumer, name = %self.worker.config.member_name, "consumer stopped");
         let ended = result.and(finished);
         if ended.is_ok() {
-            life.was_told();
+            life.mark_stopped();
         }
         ended
     }
 
     /// Checks the configuration against itself and the broker's capabilities.
     fn check(&self) -> Result<(), String> {
-        let config = &self.work.config;
-        config.check()?;
-        if config.durable == Durable::Broker && self.consumer.delayed_retry().is_none() {
+        let config = &self.worker.config;
+        config.validate()?;
+        if config.retry_storage == RetryStorage::Broker && self.consumer.delayed_retry().is_none() {
             return Err(
                 "`durable` is the broker, and this broker has no delayed retries: use the retry table".to_owned()
             );
@@ -210,41 +210,41 @@ where
         Ok(())
     }
 
-    fn start_parts(&mut self) {
-        let (sender, pulse) = watch::channel(Pulse::default());
-        self.pulse = pulse.clone();
-        let (work, vitals) = (Arc::clone(&self.work), Arc::clone(&self.vitals));
-        self.parts.spawn(beat::run(work, self.owner, vitals, sender, self.resting.clone()));
-        self.parts.spawn(due::run(Arc::clone(&self.work), pulse, self.winding_down.clone()));
-        self.parts.spawn(prune::run(Arc::clone(&self.work), self.winding_down.clone()));
-        if let Some(every) = self.work.config.lag_every {
-            let (work, consumer) = (Arc::clone(&self.work), Arc::clone(&self.consumer));
-            self.parts.spawn(lag::run(work, consumer, every, self.winding_down.clone()));
+    fn start_background(&mut self) {
+        let (sender, pulse) = watch::channel(HeartbeatState::default());
+        self.heartbeat_state = pulse.clone();
+        let (work, vitals) = (Arc::clone(&self.worker), Arc::clone(&self.report));
+        self.background.spawn(heartbeat::run(work, self.owner, vitals, sender, self.stop_heartbeat.clone()));
+        self.background.spawn(retry_worker::run(Arc::clone(&self.worker), pulse, self.stop_work.clone()));
+        self.background.spawn(prune::run(Arc::clone(&self.worker), self.stop_work.clone()));
+        if let Some(every) = self.worker.config.lag_interval {
+            let (work, consumer) = (Arc::clone(&self.worker), Arc::clone(&self.consumer));
+            self.background.spawn(lag::run(work, consumer, every, self.stop_work.clone()));
         }
     }
 
     /// Starts every task that can start, waits for one event and reacts to it. Dropping the future at any point is
     /// safe.
-    async fn step(&mut self) -> Result<(), RuntimeError> {
+    async fn step(&mut self) -> Result<(), ConsumerError> {
         // A store and a broker that respond immediately must not starve other tasks, timers and signals.
         tokio::task::consume_budget().await;
         let now = Instant::now();
-        self.wake_later(now);
-        self.start_chore(now);
+        self.wake_sleeping(now);
+        self.start_lane_call(now);
         self.dispatch(now);
-        self.start_settling(now);
+        self.start_acks(now);
         self.start_receiving(now);
-        self.tell(now);
+        self.update_report(now);
         let wake = self.wakes_at(now);
-        let work = Arc::clone(&self.work);
+        let work = Arc::clone(&self.worker);
         tokio::select! {
             biased; // rare events first, so that busy workers do not starve them
-            Some(ended) = self.parts.join_next() => ended.map_err(RuntimeError::Died)??,
-            Ok(()) = self.pulse.changed() => self.ordered(),
-            chored = poll(&mut self.chore) => { self.chore = None; self.chored(chored)?; }
-            settled = self.settling.ended() => self.settled(settled),
-            received = poll(&mut self.receiving) => { self.receiving = None; self.received(received)?; }
-            Some(worked) = self.workers.join_next() => self.worked(worked.map_err(RuntimeError::Died)?)?,
+            Some(ended) = self.background.join_next() => ended.map_err(ConsumerError::Panicked)??,
+            Ok(()) = self.heartbeat_state.changed() => self.apply_controls(),
+            chored = poll(&mut self.lane_call) => { self.lane_call = None; self.apply_lane_call(chored)?; }
+            settled = self.acks.finished() => self.apply_acks(settled),
+            received = poll(&mut self.receiving) => { self.receiving = None; self.apply_received(received)?; }
+            Some(worked) = self.workers.join_next() => self.apply_batch(worked.map_err(ConsumerError::Panicked)?)?,
             () = work.breakers.changed.notified() => {}
             () = sleep_until(wake) => {}
         }
@@ -252,81 +252,84 @@ where
     }
 
     /// Applies the operator controls from the last heartbeat reply.
-    fn ordered(&mut self) {
-        let pulse = self.pulse.borrow_and_update().clone();
+    fn apply_controls(&mut self) {
+        let pulse = self.heartbeat_state.borrow_and_update().clone();
         self.store_failures = 0;
-        self.work.breakers.force(&pulse.orders.forced);
-        if pulse.deaths != self.deaths {
-            self.deaths = pulse.deaths;
+        self.worker.breakers.set_overrides(&pulse.reply.breaker_overrides);
+        if pulse.expirations != self.expirations {
+            self.expirations = pulse.expirations;
             // Deliveries in memory are kept: the inbox records what another member did with them. The store may still
             // assign a lane to this member. It releases such a lane later; releasing another member's lane has no
             // effect.
-            let doubt = Doubt::new(Instant::now(), self.work.config.beat_lasts);
+            let doubt = UncertainLease::new(Instant::now(), self.worker.config.heartbeat_ttl);
             for (lane, state) in self.lanes.map.iter_mut().filter(|(_, state)| !state.is_empty()) {
-                if state.held.take().is_some() {
-                    self.doubted.insert(lane.clone(), doubt);
+                if state.lease.take().is_some() {
+                    self.uncertain_leases.insert(lane.clone(), doubt);
                 }
             }
         }
     }
 
     fn start_receiving(&mut self, now: Instant) {
-        if self.receiving.is_some() || !self.may_receive() || now < self.receive_at.max(self.store_at) {
+        if self.receiving.is_some() || !self.may_receive() || now < self.receive_at.max(self.store_available_at) {
             return;
         }
-        let room = self.work.config.in_memory_max - self.lanes.len();
-        let (consumer, limit) = (Arc::clone(&self.consumer), room.min(self.work.config.receive_max));
+        let room = self.worker.config.in_memory_messages_max - self.lanes.len();
+        let (consumer, limit) = (Arc::clone(&self.consumer), room.min(self.worker.config.receive_batch_max));
         self.receiving = Some(Box::pin(async move { consumer.receive(limit).await }));
     }
 
     fn may_receive(&self) -> bool {
-        let pulse = self.pulse.borrow();
+        let pulse = self.heartbeat_state.borrow();
         // After an outage, receiving resumes only when a worker or the heartbeat has reached the database again.
         let is_back = self.store_failures == 0;
-        is_back && pulse.beats > 0 && !pulse.orders.paused && self.lanes.len() < self.work.config.in_memory_max
+        is_back
+            && pulse.heartbeats > 0
+            && !pulse.reply.paused
+            && self.lanes.len() < self.worker.config.in_memory_messages_max
     }
 
-    fn received(&mut self, received: Result<Vec<Delivery>, Failure>) -> Result<(), RuntimeError> {
+    fn apply_received(&mut self, received: Result<Vec<Delivery>, Failure>) -> Result<(), ConsumerError> {
         let now = Instant::now();
         match received {
-            Ok(deliveries) if deliveries.is_empty() => Err(RuntimeError::Closed),
+            Ok(deliveries) if deliveries.is_empty() => Err(ConsumerError::Closed),
             Ok(deliveries) => {
                 self.receive_failures = 0;
-                set(&self.work.stats.receive_failures, 0);
-                self.vitals.lock().last_message_at = Some(self.work.config.clock.now());
-                add(&self.work.stats.received, deliveries.len());
+                set(&self.worker.status.receive_failures, 0);
+                self.report.lock().last_message_at = Some(self.worker.config.clock.now());
+                add(&self.worker.status.received, deliveries.len());
                 for delivery in deliveries {
-                    self.came(delivery, now);
+                    self.buffer(delivery, now);
                 }
                 Ok(())
             }
             Err(failure) => {
-                add(&self.work.stats.broker_away, 1);
-                let pause = self.work.config.outage(self.receive_failures);
-                warn!(error = %failure.describe(), ?pause, "nothing can be received, will try again");
+                add(&self.worker.status.broker_outages, 1);
+                let pause = self.worker.config.outage(self.receive_failures);
+                warn!(error = %failure.error_chain(), ?pause, "nothing can be received, will try again");
                 self.receive_failures += 1;
-                set(&self.work.stats.receive_failures, self.receive_failures as usize);
+                set(&self.worker.status.receive_failures, self.receive_failures as usize);
                 self.receive_at = now + pause;
                 Ok(())
             }
         }
     }
 
-    fn came(&mut self, delivery: Delivery, now: Instant) {
-        let config = &self.work.config;
-        let retries = delivery.retries;
-        let mut item = self.work.decoder.item(config, delivery);
+    fn buffer(&mut self, delivery: Delivery, now: Instant) {
+        let config = &self.worker.config;
+        let retries = delivery.retry_count;
+        let mut item = self.worker.decoder.decode_delivery(config, delivery);
         if let Ok(incoming) = &item.incoming {
             let expired = is_expired(incoming.message.created_at, config.clock.now(), config.keeping.done);
-            let registered = self.work.handler(incoming);
-            item.attempts = self.work.attempts_before(registered, retries);
-            let inside = registered.is_none_or(crate::handler::Registered::is_inside);
-            item.shares = !item.redelivered && inside && !expired;
+            let registered = self.worker.handler(incoming);
+            item.attempts = self.worker.attempts_after_broker_retries(registered, retries);
+            let inside = registered.is_none_or(crate::handler::Registration::is_in_transaction);
+            item.can_batch = !item.redelivered && inside && !expired;
             if let (Some(source), Some(seq)) = (&incoming.source, incoming.seq) {
-                match self.sequences.see(source, &incoming.message.key, seq, item.redelivered) {
-                    Seen::Onward => {}
-                    Seen::Repeat => add(&self.work.stats.repeats, 1),
-                    Seen::Inverted => item.inverted = true,
+                match self.sequence_tracker.check(source, &incoming.message.key, seq, item.redelivered) {
+                    SequenceCheck::InOrder => {}
+                    SequenceCheck::Repeat => add(&self.worker.status.sequence_repeats, 1),
+                    SequenceCheck::OutOfOrder => item.out_of_order = true,
                 }
             }
         }
@@ -335,46 +338,48 @@ where
 
     /// Assigns messages to workers, one lane after the other.
     fn dispatch(&mut self, now: Instant) {
-        let config = &self.work.config;
+        let config = &self.worker.config;
         let (concurrency, by_key) = (config.order.concurrency(), config.order.is_by_key());
-        while self.workers.len() < concurrency && now >= self.store_at {
-            let pulse = self.pulse.borrow();
-            let breakers = &self.work.breakers;
+        while self.workers.len() < concurrency && now >= self.store_available_at {
+            let pulse = self.heartbeat_state.borrow();
+            let breakers = &self.worker.breakers;
             let flows = |lane: &Lane, held: bool| {
-                (held || !by_key) && pulse.allows(lane) && !matches!(breakers.gate(lane, now), Gate::Shut(_))
+                (held || !by_key)
+                    && pulse.allows(lane)
+                    && !matches!(breakers.state(lane, now), BreakerState::OpenUntil(_))
             };
-            let Some(lane) = self.lanes.turn(|lane, state| flows(lane, state.held.is_some())) else { return };
+            let Some(lane) = self.lanes.next_lane(|lane, state| flows(lane, state.lease.is_some())) else { return };
             drop(pulse);
-            let probe = breakers.gate(&lane, now) == Gate::Probe;
+            let probe = breakers.state(&lane, now) == BreakerState::HalfOpen;
             if probe && !breakers.begin_probe(&lane) {
                 continue; // another worker took the probe, so the gate is shut now
             }
             let state = self.lanes.map.get_mut(&lane).expect("it has its turn");
             let free = concurrency - self.workers.len();
-            let most = self.work.config.batch_max;
+            let most = self.worker.config.batch_max;
             let share = state.ready().div_ceil(free);
             let (size, deep) = match most {
                 _ if probe => (1, 1),
-                1 => (share.clamp(1, TURNS_MAX), TURNS_MAX),
-                _ => (share.clamp(SHARE_MIN.min(most), most), most),
+                1 => (share.clamp(1, TURN_BATCH_MAX), TURN_BATCH_MAX),
+                _ => (share.clamp(BATCH_MIN.min(most), most), most),
             };
-            let (mut items, held) = (state.next(size, deep), state.held.clone().filter(|_| by_key));
-            let work = Arc::clone(&self.work);
+            let (mut items, held) = (state.next_batch(size, deep), state.lease.clone().filter(|_| by_key));
+            let work = Arc::clone(&self.worker);
             self.workers.spawn(async move {
-                let ended = work.live(&mut items, held.as_ref()).await;
-                Worked { lane, held, probe, items, ended }
+                let ended = work.handle_live(&mut items, held.as_ref()).await;
+                BatchResult { lane, lease: held, probe, deliveries: items, results: ended }
             });
         }
     }
 
-    pub(crate) fn worked(&mut self, worked: Worked) -> Result<(), RuntimeError> {
-        let Worked { lane, held, probe, items, ended } = worked;
+    pub(crate) fn apply_batch(&mut self, worked: BatchResult) -> Result<(), ConsumerError> {
+        let BatchResult { lane, lease: held, probe, deliveries: items, results: ended } = worked;
         let now = Instant::now();
         if probe {
             // After a success or an outage the breaker has released the probe already.
-            self.work.breakers.undecided(&lane);
+            self.worker.breakers.release_probe(&lane);
         }
-        if !ended.iter().any(|ended| matches!(ended, Ended::Store(_))) {
+        if !ended.iter().any(|ended| matches!(ended, DeliveryResult::Store(_))) {
             self.store_failures = 0;
         }
         // If several messages of a queue return, the first one decides when the queue continues.
@@ -383,61 +388,61 @@ where
         for (mut item, ended) in items.into_iter().zip(ended).rev() {
             let queue = item.queue().clone();
             let until = match ended {
-                Ended::Acknowledge => {
+                DeliveryResult::Acknowledge => {
                     self.handled(item, None);
                     queues.entry(queue).or_default();
                     continue;
                 }
-                Ended::RetryLater(delay) => {
+                DeliveryResult::RetryLater(delay) => {
                     self.handled(item, Some(delay));
                     queues.entry(queue).or_default();
                     continue;
                 }
-                Ended::Alone => None,
-                Ended::Again(pause) | Ended::Away(pause) => Some(now + pause),
-                Ended::Busy(pause) => {
-                    add(&self.work.stats.busy, 1);
+                DeliveryResult::HandleAlone => None,
+                DeliveryResult::RetryIn(pause) | DeliveryResult::Unavailable(pause) => Some(now + pause),
+                DeliveryResult::Busy(pause) => {
+                    add(&self.worker.status.busy, 1);
                     Some(now + pause)
                 }
-                Ended::Lost => {
-                    self.lost(&lane, held.as_ref(), now);
+                DeliveryResult::Fenced => {
+                    self.lane_fenced(&lane, held.as_ref(), now);
                     None
                 }
-                Ended::Store(error) => self.store_failed(error, &mut item.refused, now)?,
+                DeliveryResult::Store(error) => self.store_failed(error, &mut item.store_errors, now)?,
             };
-            self.state(&lane).put_back(item);
+            self.lane_queue(&lane).requeue(item);
             queues.insert(queue, until);
         }
         for (queue, until) in queues {
-            self.state(&lane).ended(&queue, until.is_some());
+            self.lane_queue(&lane).finish_batch(&queue, until.is_some());
             if let Some(until) = until {
-                self.next_later += 1;
-                self.later.insert((until, self.next_later), (lane.clone(), queue));
+                self.next_sleeping += 1;
+                self.sleeping.insert((until, self.next_sleeping), (lane.clone(), queue));
             }
         }
         Ok(())
     }
 
-    fn handled(&mut self, item: Item, delay: Option<Duration>) {
-        if item.inverted {
-            add(&self.work.stats.inversions, 1);
+    fn handled(&mut self, item: PendingDelivery, delay: Option<Duration>) {
+        if item.out_of_order {
+            add(&self.worker.status.out_of_order, 1);
         }
-        self.settling.push(item, delay, &self.work.config.traces);
+        self.acks.push(item, delay, &self.worker.config.tracer);
     }
 
-    fn state(&mut self, lane: &Lane) -> &mut LaneState {
+    fn lane_queue(&mut self, lane: &Lane) -> &mut LaneQueue {
         self.lanes.map.get_mut(lane).expect("a lane stays while a worker has some of it")
     }
 
     /// Drops the lane lease and acquires it again later. Deliveries in memory are kept.
-    fn lost(&mut self, lane: &Lane, held: Option<&Held>, now: Instant) {
-        add(&self.work.stats.lost, 1);
-        let every = self.work.config.lane_every;
-        let state = self.state(lane);
-        if state.held.as_ref() == held {
+    fn lane_fenced(&mut self, lane: &Lane, held: Option<&LaneLease>, now: Instant) {
+        add(&self.worker.status.fenced, 1);
+        let every = self.worker.config.lane_acquire_interval;
+        let state = self.lane_queue(lane);
+        if state.lease.as_ref() == held {
             warn!(%lane, "a lane is another member's now");
-            state.held = None;
-            state.take_at = now + every;
+            state.lease = None;
+            state.acquire_at = now + every;
         }
     }
 
@@ -448,29 +453,29 @@ where
         error: StoreError,
         refused: &mut u32,
         now: Instant,
-    ) -> Result<Option<Instant>, RuntimeError> {
-        if !error.is_passing() {
-            return Err(RuntimeError::Store(error));
+    ) -> Result<Option<Instant>, ConsumerError> {
+        if !error.is_retryable() {
+            return Err(ConsumerError::Store(error));
         }
-        if matches!(error, StoreError::Broken(_)) {
-            add(&self.work.stats.database_refused, 1);
-            let pause = self.work.config.outage(*refused);
+        if matches!(error, StoreError::Unexpected(_)) {
+            add(&self.worker.status.database_errors, 1);
+            let pause = self.worker.config.outage(*refused);
             *refused += 1;
             warn!(error = &error as &dyn std::error::Error, ?pause, "the database refused a call, will try again");
             return Ok(Some(now + pause));
         }
-        if now >= self.store_at {
-            let pause = self.work.config.outage(self.store_failures);
-            add(&self.work.stats.database_away, 1);
+        if now >= self.store_available_at {
+            let pause = self.worker.config.outage(self.store_failures);
+            add(&self.worker.status.database_outages, 1);
             warn!(error = &error as &dyn std::error::Error, ?pause, "the database is away, nothing more is taken");
             self.store_failures += 1;
-            self.store_at = now + pause;
+            self.store_available_at = now + pause;
         }
         Ok(None)
     }
 
-    fn wake_later(&mut self, now: Instant) {
-        while let Some(entry) = self.later.first_entry()
+    fn wake_sleeping(&mut self, now: Instant) {
+        while let Some(entry) = self.sleeping.first_entry()
             && entry.key().0 <= now
         {
             let (lane, queue) = entry.remove();
@@ -481,38 +486,40 @@ where
     }
 
     /// Prepares the contents of the next heartbeat.
-    fn tell(&mut self, now: Instant) {
-        set(&self.work.stats.in_memory, self.lanes.len());
-        if now < self.tell_at {
+    fn update_report(&mut self, now: Instant) {
+        set(&self.worker.status.buffered_messages, self.lanes.len());
+        if now < self.report_at {
             return;
         }
-        self.tell_at = now + self.work.config.beat_every / 4;
+        self.report_at = now + self.worker.config.heartbeat_interval / 4;
         // Without order several members work on a lane, and none of them knows the settled offset of all.
-        let by_key = self.work.config.order.is_by_key();
-        let mark = |state: &LaneState| state.marks.low_water().filter(|_| by_key);
-        let held = self.lanes.map.iter().filter(|(_, state)| state.held.is_some());
-        self.vitals.lock().marks = held.map(|(lane, state)| (lane.clone(), mark(state))).collect();
+        let by_key = self.worker.config.order.is_by_key();
+        let mark = |state: &LaneQueue| state.settled_offset.low_water().filter(|_| by_key);
+        let held = self.lanes.map.iter().filter(|(_, state)| state.lease.is_some());
+        self.report.lock().settled_offsets = held.map(|(lane, state)| (lane.clone(), mark(state))).collect();
     }
 
     fn wakes_at(&self, now: Instant) -> Instant {
-        let mut wake = self.tell_at;
+        let mut wake = self.report_at;
         let mut consider = |at: Option<Instant>| {
             if let Some(at) = at {
                 wake = wake.min(at);
             }
         };
-        consider(self.later.first_key_value().map(|((at, _), _)| *at));
-        consider((now < self.store_at).then_some(self.store_at));
-        consider((self.receiving.is_none() && self.may_receive()).then_some(self.receive_at.max(self.store_at)));
-        consider(self.settling.wakes_at());
-        consider(self.chore_wakes_at(now));
-        consider(self.work.breakers.wakes_at(now));
+        consider(self.sleeping.first_key_value().map(|((at, _), _)| *at));
+        consider((now < self.store_available_at).then_some(self.store_available_at));
+        consider(
+            (self.receiving.is_none() && self.may_receive()).then_some(self.receive_at.max(self.store_available_at)),
+        );
+        consider(self.acks.wakes_at());
+        consider(self.lane_call_wakes_at(now));
+        consider(self.worker.breakers.wakes_at(now));
         // A task that is due may be blocked by another one: a short sleep avoids a busy loop.
         wake.max(now + Duration::from_millis(1))
     }
 }
 
-pub(crate) async fn poll<T>(pending: &mut Option<Pending<T>>) -> T {
+pub(crate) async fn poll<T>(pending: &mut Option<BoxedCall<T>>) -> T {
     match pending {
         Some(future) => future.await,
         None => std::future::pending().await,

@@ -7,30 +7,30 @@ use bytestring::ByteString;
 
 /// What the sequence number shows about a delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Seen {
+pub(crate) enum SequenceCheck {
     /// It is later than all earlier deliveries of its key.
-    Onward,
+    InOrder,
     /// It is a redelivery, or its number was already received.
     Repeat,
     /// A first delivery that came after a later message of its key. A relay that publishes a message again causes the
     /// same pattern; the inbox decides whether the message is a duplicate.
-    Inverted,
+    OutOfOrder,
 }
 
 /// The last sequence number of each key.
 #[derive(Debug)]
-pub(crate) struct Sequences {
+pub(crate) struct SequenceTracker {
     last: BTreeMap<(String, ByteString), i64>,
     keys_max: usize,
 }
 
-impl Sequences {
+impl SequenceTracker {
     pub(crate) const fn new(keys_max: usize) -> Self {
         Self { last: BTreeMap::new(), keys_max }
     }
 
     /// Checks a delivery of this source and key, which may be a redelivery.
-    pub(crate) fn see(&mut self, source: &str, key: &ByteString, seq: i64, redelivered: bool) -> Seen {
+    pub(crate) fn check(&mut self, source: &str, key: &ByteString, seq: i64, redelivered: bool) -> SequenceCheck {
         if self.last.len() >= self.keys_max {
             // Clearing the whole map is rare and cheap. The next delivery of each key then counts as in order.
             self.last.clear();
@@ -38,9 +38,9 @@ impl Sequences {
         let last = self.last.entry((source.to_owned(), key.clone())).or_insert(i64::MIN);
         if seq > *last {
             *last = seq;
-            return if redelivered { Seen::Repeat } else { Seen::Onward };
+            return if redelivered { SequenceCheck::Repeat } else { SequenceCheck::InOrder };
         }
-        if redelivered || seq == *last { Seen::Repeat } else { Seen::Inverted }
+        if redelivered || seq == *last { SequenceCheck::Repeat } else { SequenceCheck::OutOfOrder }
     }
 }
 
@@ -49,22 +49,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_first_delivery_below_the_last_one_is_an_inversion() {
-        let mut sequences = Sequences::new(10);
-        let mut see = |key: &str, seq, redelivered| sequences.see("/outbox", &key.into(), seq, redelivered);
-        assert_eq!(see("a", 5, false), Seen::Onward);
-        assert_eq!(see("a", 9, false), Seen::Onward);
-        assert_eq!(see("a", 9, false), Seen::Repeat);
-        assert_eq!(see("a", 7, false), Seen::Inverted);
-        assert_eq!(see("a", 5, true), Seen::Repeat);
-        assert_eq!(see("b", 1, false), Seen::Onward);
+    fn only_a_first_delivery_below_the_last_sequence_is_out_of_order() {
+        let mut sequences = SequenceTracker::new(10);
+        let mut see = |key: &str, seq, redelivered| sequences.check("/outbox", &key.into(), seq, redelivered);
+        assert_eq!(see("a", 5, false), SequenceCheck::InOrder);
+        assert_eq!(see("a", 9, false), SequenceCheck::InOrder);
+        assert_eq!(see("a", 9, false), SequenceCheck::Repeat);
+        assert_eq!(see("a", 7, false), SequenceCheck::OutOfOrder);
+        assert_eq!(see("a", 5, true), SequenceCheck::Repeat);
+        assert_eq!(see("b", 1, false), SequenceCheck::InOrder);
     }
 
     #[test]
-    fn what_is_remembered_is_bounded() {
-        let mut sequences = Sequences::new(2);
+    fn tracked_keys_are_bounded() {
+        let mut sequences = SequenceTracker::new(2);
         for key in ["a", "b", "c", "d"] {
-            sequences.see("/outbox", &key.into(), 1, false);
+            sequences.check("/outbox", &key.into(), 1, false);
         }
         assert!(sequences.last.len() <= 2);
     }

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use relevo_core::inbox::Inbox;
-use relevo_core::trace::Open;
-use relevo_core::{AckOutcome, BrokerConsumer, Class, DeliveryTag, Failure, Lane, Traces};
+use relevo_core::trace::ActiveSpan;
+use relevo_core::{AckOutcome, BrokerConsumer, Class, DeliveryTag, Failure, Lane, Tracer};
 use tokio::time::{Instant, timeout};
 use tracing::warn;
 
 use crate::config::Config;
-use crate::item::Item;
-use crate::runtime::{Pending, Runtime, poll};
+use crate::delivery::PendingDelivery;
+use crate::runtime::{BoxedCall, ConsumerRuntime, poll};
 use crate::stats::add;
 
 /// A delivery that this process has finished, not yet settled at the broker.
@@ -22,10 +22,10 @@ pub(crate) struct HandledDelivery {
     /// The broker delivers it again after this time. `None`: it is acknowledged.
     delay: Option<Duration>,
     lane: Lane,
-    place: Option<u64>,
+    offset: Option<u64>,
     /// Number of failed calls to settle it.
     failures: u32,
-    span: Option<Open>,
+    span: Option<ActiveSpan>,
 }
 
 /// Deliveries of a finished call, each with its outcome.
@@ -33,7 +33,7 @@ pub(crate) type Settled = Vec<(HandledDelivery, AckOutcome)>;
 
 /// Deliveries to settle at the broker. Delayed retries have their own calls: those may wait for a broker queue, and
 /// acknowledgements must not wait with them.
-pub(crate) struct Settling {
+pub(crate) struct AckQueue {
     acknowledgements: Calls,
     retries: Calls,
 }
@@ -41,25 +41,25 @@ pub(crate) struct Settling {
 /// The call in progress, and the deliveries for the next one.
 #[derive(Default)]
 struct Calls {
-    waiting: VecDeque<HandledDelivery>,
+    pending: VecDeque<HandledDelivery>,
     /// Failed deliveries by the time of their next retry. Each has its own time, so that one that always fails does not
     /// delay others.
     failed: BTreeMap<(Instant, DeliveryTag), HandledDelivery>,
-    current: Vec<HandledDelivery>,
-    call: Option<Pending<Vec<AckOutcome>>>,
+    in_call: Vec<HandledDelivery>,
+    call: Option<BoxedCall<Vec<AckOutcome>>>,
 }
 
-impl Settling {
+impl AckQueue {
     pub(crate) fn new() -> Self {
         Self { acknowledgements: Calls::default(), retries: Calls::default() }
     }
 
     /// Acknowledges the delivery, or has it delivered again after this delay.
-    pub(crate) fn push(&mut self, item: Item, delay: Option<Duration>, traces: &Traces) {
-        let span = item.settling(traces, delay.is_some());
-        let Item { tag, arrival, .. } = item;
-        let delivery = HandledDelivery { tag, delay, lane: arrival.lane, place: arrival.place, failures: 0, span };
-        self.calls(delay).waiting.push_back(delivery);
+    pub(crate) fn push(&mut self, item: PendingDelivery, delay: Option<Duration>, traces: &Tracer) {
+        let span = item.start_settle_span(traces, delay.is_some());
+        let PendingDelivery { tag, message: arrival, .. } = item;
+        let delivery = HandledDelivery { tag, delay, lane: arrival.lane, offset: arrival.offset, failures: 0, span };
+        self.calls(delay).pending.push_back(delivery);
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -67,7 +67,7 @@ impl Settling {
     }
 
     /// The outcomes of the next call that finishes. Without a call in progress it never returns.
-    pub(crate) async fn ended(&mut self) -> Settled {
+    pub(crate) async fn finished(&mut self) -> Settled {
         tokio::select! {
             biased;
             outcomes = poll(&mut self.acknowledgements.call) => self.acknowledgements.finish(outcomes),
@@ -81,18 +81,18 @@ impl Settling {
     }
 
     fn start(&mut self, consumer: &Arc<dyn BrokerConsumer>, config: &Config, now: Instant) {
-        let call_timeout = config.broker_deadline;
-        if self.acknowledgements.next(config.settle_max, now) {
-            let tags: Vec<DeliveryTag> = self.acknowledgements.current.iter().map(|delivery| delivery.tag).collect();
+        let call_timeout = config.broker_timeout;
+        if self.acknowledgements.next(config.ack_batch_max, now) {
+            let tags: Vec<DeliveryTag> = self.acknowledgements.in_call.iter().map(|delivery| delivery.tag).collect();
             let consumer = Arc::clone(consumer);
             self.acknowledgements.call = Some(Box::pin(async move {
                 timeout(call_timeout, consumer.acknowledge(&tags)).await.unwrap_or_else(|_| late(tags.len()))
             }));
         }
-        if self.retries.next(config.settle_max, now) {
+        if self.retries.next(config.ack_batch_max, now) {
             let retries: Vec<(DeliveryTag, Duration)> = self
                 .retries
-                .current
+                .in_call
                 .iter()
                 .map(|delivery| (delivery.tag, delivery.delay.unwrap_or_default()))
                 .collect();
@@ -115,7 +115,7 @@ fn late(deliveries: usize) -> Vec<AckOutcome> {
 
 impl Calls {
     fn is_empty(&self) -> bool {
-        self.waiting.is_empty() && self.failed.is_empty() && self.current.is_empty()
+        self.pending.is_empty() && self.failed.is_empty() && self.in_call.is_empty()
     }
 
     fn wakes_at(&self) -> Option<Instant> {
@@ -131,32 +131,32 @@ impl Calls {
         let is_due = self.failed.first_key_value().is_some_and(|((at, _), _)| *at <= now);
         // Part of a full call is reserved for retries, so that neither new nor failed deliveries starve.
         let new_max = if is_due && limit > 1 { limit - limit.div_ceil(4) } else { limit };
-        self.current.extend(self.waiting.drain(..self.waiting.len().min(new_max)));
-        while self.current.len() < limit
+        self.in_call.extend(self.pending.drain(..self.pending.len().min(new_max)));
+        while self.in_call.len() < limit
             && let Some(entry) = self.failed.first_entry()
             && entry.key().0 <= now
         {
-            self.current.push(entry.remove());
+            self.in_call.push(entry.remove());
         }
-        !self.current.is_empty()
+        !self.in_call.is_empty()
     }
 
     fn finish(&mut self, outcomes: Vec<AckOutcome>) -> Settled {
         self.call = None;
-        assert_eq!(outcomes.len(), self.current.len(), "a broker has one outcome per delivery");
-        self.current.drain(..).zip(outcomes).collect()
+        assert_eq!(outcomes.len(), self.in_call.len(), "a broker has one outcome per delivery");
+        self.in_call.drain(..).zip(outcomes).collect()
     }
 }
 
-impl<I: Inbox + 'static> Runtime<I>
+impl<I: Inbox + 'static> ConsumerRuntime<I>
 where
     I::Transaction: 'static,
 {
-    pub(crate) fn start_settling(&mut self, now: Instant) {
-        self.settling.start(&self.consumer, &self.work.config, now);
+    pub(crate) fn start_acks(&mut self, now: Instant) {
+        self.acks.start(&self.consumer, &self.worker.config, now);
     }
 
-    pub(crate) fn settled(&mut self, settled: Settled) {
+    pub(crate) fn apply_acks(&mut self, settled: Settled) {
         let now = Instant::now();
         let mut failures = Vec::new();
         for (delivery, outcome) in settled {
@@ -170,21 +170,21 @@ where
             }
         }
         if let Some(first) = failures.first() {
-            add(&self.work.stats.broker_away, 1);
-            warn!(failed = failures.len(), error = %first.describe(), "acknowledgements failed, will retry");
+            add(&self.worker.status.broker_outages, 1);
+            warn!(failed = failures.len(), error = %first.error_chain(), "acknowledgements failed, will retry");
         }
     }
 
     /// Schedules a retry with the delivery's own backoff. Repeating the call is safe, whatever its outcome was.
     fn try_again(&mut self, mut delivery: HandledDelivery, now: Instant) {
-        let at = now + self.work.config.outage(delivery.failures);
+        let at = now + self.worker.config.outage(delivery.failures);
         delivery.failures = delivery.failures.saturating_add(1);
-        self.settling.calls(delivery.delay).failed.insert((at, delivery.tag), delivery);
+        self.acks.calls(delivery.delay).failed.insert((at, delivery.tag), delivery);
     }
 
     fn leave(&mut self, delivery: HandledDelivery, is_stale: bool, now: Instant) {
-        let HandledDelivery { lane, place, span, .. } = delivery;
-        add(&self.work.stats.answers_lost, usize::from(is_stale));
+        let HandledDelivery { lane, offset: place, span, .. } = delivery;
+        add(&self.worker.status.stale_acks, usize::from(is_stale));
         if let Some(span) = span {
             if is_stale {
                 span.fail("stale", "the delivery was not outstanding".to_owned());
@@ -192,13 +192,13 @@ where
                 span.end();
             }
         }
-        self.lanes.left(&lane, now);
+        self.lanes.remove_message(&lane, now);
         let Some(state) = self.lanes.map.get_mut(&lane) else { return };
         // The broker delivers a stale one again, maybe to another member, or it was acknowledged before. The inbox has
         // it in both cases.
-        state.gone |= is_stale;
+        state.revoked |= is_stale;
         if let Some(place) = place {
-            state.marks.settled(place);
+            state.settled_offset.settled(place);
         }
     }
 }

@@ -1,44 +1,46 @@
 //! Shutdown: running handlers may finish, known attempts are recorded, all other messages return to the broker.
 
-use relevo_core::inbox::{Inbox, Setback, Stop};
+use relevo_core::inbox::{Inbox, InboxFailure, InboxFailureAction};
 use relevo_core::store::StoreError;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tracing::warn;
 
-use crate::item::{Decided, Ended};
-use crate::runtime::{Runtime, RuntimeError};
+use crate::delivery::{DeliveryResult, UnrecordedFailure};
+use crate::runtime::{ConsumerError, ConsumerRuntime};
 
-impl<I: Inbox + 'static> Runtime<I>
+impl<I: Inbox + 'static> ConsumerRuntime<I>
 where
     I::Transaction: 'static,
 {
     /// Waits for running handlers within the grace period and records the attempts of messages that have failed before.
     /// Then it returns all other messages to the broker and releases the lanes.
-    pub(crate) async fn finish(&mut self) -> Result<(), RuntimeError> {
+    pub(crate) async fn shut_down(&mut self) -> Result<(), ConsumerError> {
         self.receiving = None;
         // The call is not continued after the loop ended, and other members would wait for its locks in the store.
         // `leave` below releases the lanes, whatever the outcome of the call.
-        self.chore = None;
-        self.winding_down.cancel();
-        self.work.close_seats();
-        let end = Instant::now() + self.work.config.grace;
-        let finished = self.wait(end).await;
+        self.lane_call = None;
+        self.stop_work.cancel();
+        self.worker.close_permits();
+        let end = Instant::now() + self.worker.config.shutdown_grace;
+        let finished = self.wait_for_workers(end).await;
         // Handlers that still run are dropped together with their transactions. This counts no attempt and no start.
         self.workers.shutdown().await;
         // Before messages return to the broker: the member that receives them would wait for the claims.
-        self.work.end_handlings().await;
-        self.keep_begun().await;
-        self.settle_rest().await;
-        let deadline = self.work.config.broker_deadline;
+        self.worker.end_attempts().await;
+        self.record_attempted().await;
+        self.acknowledge_rest().await;
+        let deadline = self.worker.config.broker_timeout;
         match timeout(deadline, self.consumer.close()).await {
             Ok(Ok(())) => {}
-            Ok(Err(failure)) => warn!(error = %failure.describe(), "what is out comes again when the broker notices"),
+            Ok(Err(failure)) => {
+                warn!(error = %failure.error_chain(), "what is out comes again when the broker notices");
+            }
             Err(_) => warn!("the broker did not answer in time: what is out comes again when it notices"),
         }
-        self.resting.cancel();
-        self.parts.shutdown().await;
-        self.work.release_queues().await;
-        if let Err(error) = self.work.ask(self.work.inbox.leave(self.owner)).await {
+        self.stop_heartbeat.cancel();
+        self.background.shutdown().await;
+        self.worker.release_queues().await;
+        if let Err(error) = self.worker.store_call(self.worker.inbox.leave(self.owner)).await {
             warn!(
                 error = &error as &dyn std::error::Error,
                 "lanes were not freed: others have them when the last beat ends"
@@ -48,15 +50,15 @@ where
     }
 
     /// Waits for workers and background tasks. Heartbeats continue meanwhile.
-    async fn wait(&mut self, end: Instant) -> Result<(), RuntimeError> {
+    async fn wait_for_workers(&mut self, end: Instant) -> Result<(), ConsumerError> {
         // The remaining task is the heartbeat; the others end on their own once `winding_down` is cancelled.
-        while !self.workers.is_empty() || self.parts.len() > 1 {
-            self.start_settling(Instant::now());
+        while !self.workers.is_empty() || self.background.len() > 1 {
+            self.start_acks(Instant::now());
             tokio::select! {
                 biased;
-                Some(worked) = self.workers.join_next() => self.worked(worked.map_err(RuntimeError::Died)?)?,
-                settled = self.settling.ended() => self.settled(settled),
-                Some(ended) = self.parts.join_next() => ended.map_err(RuntimeError::Died)??,
+                Some(worked) = self.workers.join_next() => self.apply_batch(worked.map_err(ConsumerError::Panicked)?)?,
+                settled = self.acks.finished() => self.apply_acks(settled),
+                Some(ended) = self.background.join_next() => ended.map_err(ConsumerError::Panicked)??,
                 () = sleep_until(end) => {
                     warn!(running = self.workers.len(), "the grace period is over, handlers are stopped");
                     return Ok(());
@@ -68,44 +70,44 @@ where
 
     /// Records failed messages that wait in memory in the retry table with their attempts; a redelivery would lose the
     /// count.
-    async fn keep_begun(&mut self) {
-        let end = Instant::now() + self.work.config.grace;
-        for (held, mut item) in self.lanes.take_begun() {
-            if item.decided.is_none() {
-                let setback = Setback {
-                    stop: Stop::Retry { after: self.work.config.outage_min },
+    async fn record_attempted(&mut self) {
+        let end = Instant::now() + self.worker.config.shutdown_grace;
+        for (held, mut item) in self.lanes.drain_attempted() {
+            if item.unrecorded_failure.is_none() {
+                let setback = InboxFailure {
+                    action: InboxFailureAction::Retry { after: self.worker.config.outage_backoff_min },
                     attempts: item.attempts,
                     class: "stopped",
                     error: "the process was stopped between two tries".to_owned(),
                     backtrace: None,
                 };
-                item.decided = Some(Decided { setback, claim: item.claim() });
+                item.unrecorded_failure = Some(UnrecordedFailure { failure: setback, claim: item.claim() });
             }
-            match timeout_at(end, self.work.keep(&mut item, held.as_ref())).await {
-                Ok(Ok(Ended::Acknowledge)) => self.settling.push(item, None, &self.work.config.traces),
+            match timeout_at(end, self.worker.record_failure(&mut item, held.as_ref())).await {
+                Ok(Ok(DeliveryResult::Acknowledge)) => self.acks.push(item, None, &self.worker.config.tracer),
                 Ok(Ok(_)) => {} // another worker has the message or its lane, and decides about it
                 // A database error for one message does not concern the others.
-                Ok(Err(error @ StoreError::Broken(_))) => forgotten(&error),
-                Ok(Err(error)) => return forgotten(&error),
+                Ok(Err(error @ StoreError::Unexpected(_))) => log_lost_attempts(&error),
+                Ok(Err(error)) => return log_lost_attempts(&error),
                 Err(_) => return,
             }
         }
     }
 
-    async fn settle_rest(&mut self) {
-        let end = Instant::now() + self.work.config.broker_deadline;
-        while !self.settling.is_empty() && Instant::now() < end {
-            self.start_settling(Instant::now());
-            let wake = self.settling.wakes_at().unwrap_or(end).min(end);
+    async fn acknowledge_rest(&mut self) {
+        let end = Instant::now() + self.worker.config.broker_timeout;
+        while !self.acks.is_empty() && Instant::now() < end {
+            self.start_acks(Instant::now());
+            let wake = self.acks.wakes_at().unwrap_or(end).min(end);
             tokio::select! {
                 biased;
-                settled = self.settling.ended() => self.settled(settled),
+                settled = self.acks.finished() => self.apply_acks(settled),
                 () = sleep_until(wake) => {}
             }
         }
     }
 }
 
-fn forgotten(error: &StoreError) {
+fn log_lost_attempts(error: &StoreError) {
     warn!(error = error as &dyn std::error::Error, "attempts of messages that were begun are forgotten");
 }

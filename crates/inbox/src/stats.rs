@@ -9,25 +9,25 @@ use tokio::time::Instant;
 
 use crate::config::Config;
 use crate::durations::{Durations, Histogram};
-use crate::phase::{Phase, SharedPhase};
+use crate::phase::{RunState, SharedRunState};
 
 macro_rules! stats {
     ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
         /// Statistics of one consumer in one process.
         #[derive(Debug, Default)]
-        pub struct Stats {
+        pub struct ConsumerStatus {
             $($(#[doc = $doc])+ pub(crate) $name: AtomicU64,)+
-            pub(crate) phase: SharedPhase,
+            pub(crate) run_state: SharedRunState,
             consumer: String,
-            beat_lasts: Duration,
+            heartbeat_ttl: Duration,
             durations: Durations,
-            lanes: Mutex<Lanes>,
+            lanes: Mutex<LaneStatus>,
             /// Time of the last successful heartbeat.
-            beaten: Mutex<Option<Instant>>,
-            born: Born,
+            last_heartbeat: Mutex<Option<Instant>>,
+            created: CreatedAt,
         }
 
-        impl Stats {
+        impl ConsumerStatus {
             $($(#[doc = $doc])+ pub fn $name(&self) -> u64 {
                 self.$name.load(Ordering::Relaxed)
             })+
@@ -45,19 +45,19 @@ stats! {
     /// Messages delivered again after they had ended, and therefore not handled.
     duplicates,
     /// Messages queued behind others of the same key in the retry table.
-    behind,
+    queued_behind,
     /// Handler attempts that failed and were counted.
-    failed,
+    handler_failures,
     /// Of those, attempts that panicked.
-    panics,
+    handler_panics,
     /// Of those, attempts that timed out.
-    deadlines,
+    handler_timeouts,
     /// Retries scheduled in memory.
     retried_in_memory,
     /// Retries scheduled in the retry table or at the broker.
     retried_later,
     /// Messages that were dead-lettered.
-    dead,
+    dead_lettered,
     /// Of those, messages that could not be decoded or did not match their schema.
     undecodable,
     /// Of those, messages whose handling crashed the process too often.
@@ -65,56 +65,56 @@ stats! {
     /// Of those, messages older than the inbox retention.
     expired,
     /// Copies of dead letters that could not be published.
-    copies_failed,
+    dead_letter_copies_failed,
     /// First deliveries with a lower sequence number than an earlier delivery of the same key.
-    inversions,
+    out_of_order,
     /// Deliveries whose sequence number was already received.
-    repeats,
+    sequence_repeats,
     /// Transactions that handled several messages.
     batches,
     /// Of those, transactions that were rolled back; their messages were then handled one by one.
-    batches_undone,
+    batches_rolled_back,
     /// Attempts postponed because another worker had the message.
     busy,
     /// Attempts fenced off because another worker holds the lane lease or the claim.
-    lost,
+    fenced,
     /// Acknowledgements of deliveries that were no longer outstanding at the broker.
-    answers_lost,
+    stale_acks,
     /// Outages that handlers reported for a service they need.
-    away,
+    handler_outages,
     /// Lanes whose breaker is open now.
     breakers_open,
     /// Times the database was unreachable, failed heartbeats included.
-    database_away,
+    database_outages,
     /// Database errors in a call about a single message.
-    database_refused,
+    database_errors,
     /// Times the broker was unreachable.
-    broker_away,
+    broker_outages,
     /// Consecutive failures to receive messages; 0 while the broker is reachable.
     receive_failures,
     /// Consecutive failures to read the lag; 0 after a success.
     lag_failures,
     /// Successful heartbeats.
-    beats,
+    heartbeats,
     /// Failed heartbeats.
-    beats_failed,
+    heartbeats_failed,
     /// Messages in memory now.
-    in_memory,
+    buffered_messages,
     /// Handlers running now, those of the retry table included.
-    running,
+    handlers_running,
 }
 
 /// Values recorded per lane.
 #[derive(Debug, Default)]
-struct Lanes {
+struct LaneStatus {
     lag: Vec<(Lane, u64)>,
-    open: Vec<(Lane, String)>,
+    open_breakers: Vec<(Lane, String)>,
 }
 
 #[derive(Debug)]
-struct Born(Instant);
+struct CreatedAt(Instant);
 
-impl Default for Born {
+impl Default for CreatedAt {
     fn default() -> Self {
         Self(Instant::now())
     }
@@ -128,10 +128,10 @@ pub(crate) fn set(gauge: &AtomicU64, value: usize) {
     gauge.store(value as u64, Ordering::Relaxed);
 }
 
-impl Stats {
+impl ConsumerStatus {
     /// Statistics of a consumer that has not started.
     pub(crate) fn new(config: &Config) -> Self {
-        Self { consumer: config.consumer.clone(), beat_lasts: config.beat_lasts, ..Self::default() }
+        Self { consumer: config.consumer.clone(), heartbeat_ttl: config.heartbeat_ttl, ..Self::default() }
     }
 
     /// The consumer's name.
@@ -140,8 +140,8 @@ impl Stats {
     }
 
     /// Run state of this member.
-    pub fn phase(&self) -> Phase {
-        self.phase.get()
+    pub fn run_state(&self) -> RunState {
+        self.run_state.get()
     }
 
     /// Histogram of finished handler attempts, successful or not. A call and the commit of its result count as one
@@ -151,14 +151,14 @@ impl Stats {
     }
 
     /// Time since the last successful heartbeat, or since the consumer was created if there was none.
-    pub fn beat_age(&self) -> Duration {
-        let beaten = *lock(&self.beaten);
-        beaten.unwrap_or(self.born.0).elapsed()
+    pub fn heartbeat_age(&self) -> Duration {
+        let beaten = *lock(&self.last_heartbeat);
+        beaten.unwrap_or(self.created.0).elapsed()
     }
 
     /// Whether the heartbeat of this member has not expired in the database.
     pub fn is_alive(&self) -> bool {
-        self.beats() > 0 && self.beat_age() < self.beat_lasts
+        self.heartbeats() > 0 && self.heartbeat_age() < self.heartbeat_ttl
     }
 
     /// Number of undelivered messages per lane, as the broker last reported. Empty while it is unknown.
@@ -168,27 +168,27 @@ impl Stats {
 
     /// Lanes whose breaker is open, each with the reason.
     pub fn open_breakers(&self) -> Vec<(Lane, String)> {
-        lock(&self.lanes).open.clone()
+        lock(&self.lanes).open_breakers.clone()
     }
 
     /// Records the duration of a finished handler attempt.
-    pub(crate) fn tried(&self, took: Duration) {
+    pub(crate) fn observe_duration(&self, took: Duration) {
         self.durations.observe(took);
     }
 
     /// Records a successful heartbeat.
-    pub(crate) fn beaten(&self) {
-        add(&self.beats, 1);
-        *lock(&self.beaten) = Some(Instant::now());
+    pub(crate) fn record_heartbeat(&self) {
+        add(&self.heartbeats, 1);
+        *lock(&self.last_heartbeat) = Some(Instant::now());
     }
 
-    pub(crate) fn lag_is(&self, lag: Vec<(Lane, u64)>) {
+    pub(crate) fn set_lag(&self, lag: Vec<(Lane, u64)>) {
         lock(&self.lanes).lag = lag;
     }
 
-    pub(crate) fn breakers_are(&self, open: Vec<(Lane, String)>) {
+    pub(crate) fn set_open_breakers(&self, open: Vec<(Lane, String)>) {
         set(&self.breakers_open, open.len());
-        lock(&self.lanes).open = open;
+        lock(&self.lanes).open_breakers = open;
     }
 }
 
@@ -198,16 +198,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Increments a gauge for as long as it lives.
-pub(crate) struct While<'a>(&'a AtomicU64);
+pub(crate) struct GaugeGuard<'a>(&'a AtomicU64);
 
-impl<'a> While<'a> {
+impl<'a> GaugeGuard<'a> {
     pub(crate) fn new(gauge: &'a AtomicU64) -> Self {
         add(gauge, 1);
         Self(gauge)
     }
 }
 
-impl Drop for While<'_> {
+impl Drop for GaugeGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }

@@ -4,72 +4,72 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use relevo_core::inbox::{Claim, Due, Entry, Inbox};
+use relevo_core::inbox::{CallClaim, ClaimedQueue, DedupId, Inbox};
 use relevo_core::store::StoreError;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 use tracing::warn;
 use uuid::Uuid;
 
-use crate::work::Work;
+use crate::work::Worker;
 
 /// Attempts and claims that this process has begun and not ended.
 #[derive(Debug, Default)]
-pub(crate) struct Unended(Mutex<Kept>);
+pub(crate) struct OpenClaims(Mutex<ClaimsInProgress>);
 
 #[derive(Debug, Default)]
-struct Kept {
+struct ClaimsInProgress {
     /// Live messages whose start is recorded in the store, each with the claim of its call.
-    handlings: BTreeMap<Entry, Option<Claim>>,
+    attempts: BTreeMap<DedupId, Option<CallClaim>>,
     /// Claimed retry queues, without their messages.
-    queues: BTreeMap<Uuid, Due>,
+    queues: BTreeMap<Uuid, ClaimedQueue>,
 }
 
-impl Unended {
-    pub(crate) fn handling(&self, entry: Entry, claim: Option<Claim>) {
-        self.lock().handlings.insert(entry, claim);
+impl OpenClaims {
+    pub(crate) fn add_attempt(&self, entry: DedupId, claim: Option<CallClaim>) {
+        self.lock().attempts.insert(entry, claim);
     }
 
     /// Forgets an attempt that ended, successfully or not.
-    pub(crate) fn handled(&self, entry: Entry) {
-        self.lock().handlings.remove(&entry);
+    pub(crate) fn remove_attempt(&self, entry: DedupId) {
+        self.lock().attempts.remove(&entry);
     }
 
-    pub(crate) fn claimed(&self, due: &Due) {
-        let bare = Due { queue: due.queue.clone(), token: due.token, messages: Vec::new() };
+    pub(crate) fn add_queue(&self, due: &ClaimedQueue) {
+        let bare = ClaimedQueue { queue: due.queue.clone(), token: due.token, messages: Vec::new() };
         self.lock().queues.insert(due.token, bare);
     }
 
     /// Forgets a queue whose worker ended, successfully or not.
-    pub(crate) fn worked(&self, token: Uuid) {
+    pub(crate) fn remove_queue(&self, token: Uuid) {
         self.lock().queues.remove(&token);
     }
 
-    pub(crate) fn take_handlings(&self) -> BTreeMap<Entry, Option<Claim>> {
-        std::mem::take(&mut self.lock().handlings)
+    pub(crate) fn take_attempts(&self) -> BTreeMap<DedupId, Option<CallClaim>> {
+        std::mem::take(&mut self.lock().attempts)
     }
 
-    pub(crate) fn take_queues(&self) -> BTreeMap<Uuid, Due> {
+    pub(crate) fn take_queues(&self) -> BTreeMap<Uuid, ClaimedQueue> {
         std::mem::take(&mut self.lock().queues)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Kept> {
+    fn lock(&self) -> MutexGuard<'_, ClaimsInProgress> {
         // No code panics while it holds this lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<I: Inbox + 'static> Work<I>
+impl<I: Inbox + 'static> Worker<I>
 where
     I::Transaction: 'static,
 {
     /// Ends the attempts of dropped handlers, so that other members can begin them before the claims of their calls
     /// expire.
-    pub(crate) async fn end_handlings(self: &Arc<Self>) {
+    pub(crate) async fn end_attempts(self: &Arc<Self>) {
         let mut tells = JoinSet::new();
-        for (entry, claim) in self.unended.take_handlings() {
+        for (entry, claim) in self.open_claims.take_attempts() {
             let work = Arc::clone(self);
-            tells.spawn(async move { work.told(|| work.inbox.ended(entry, claim)).await });
+            tells.spawn(async move { work.call_until_timeout(|| work.inbox.end_attempt(entry, claim)).await });
         }
         while tells.join_next().await.is_some() {}
     }
@@ -77,27 +77,27 @@ where
     /// Releases the claims of retry queues in the same way.
     pub(crate) async fn release_queues(self: &Arc<Self>) {
         let mut tells = JoinSet::new();
-        for due in self.unended.take_queues().into_values() {
+        for due in self.open_claims.take_queues().into_values() {
             let work = Arc::clone(self);
-            tells.spawn(async move { work.told(|| work.inbox.release(&due)).await });
+            tells.spawn(async move { work.call_until_timeout(|| work.inbox.release_queue(&due)).await });
         }
         while tells.join_next().await.is_some() {}
     }
 
     /// Reports an end to the store, retrying within the timeout of one call. A dropped transaction can hold its locks
     /// until its last statement ends. Each report runs in its own task, so that it does not delay the others.
-    async fn told<F>(&self, tell: impl Fn() -> F)
+    async fn call_until_timeout<F>(&self, tell: impl Fn() -> F)
     where
         F: Future<Output = Result<(), StoreError>>,
     {
-        let end = Instant::now() + self.config.store_deadline;
+        let end = Instant::now() + self.config.store_timeout;
         let error = loop {
-            match self.ask_until(end, tell()).await {
+            match self.store_call_until(end, tell()).await {
                 Ok(()) => return,
-                Err(error) if error.is_passing() && Instant::now() + self.config.busy_pause < end => {}
+                Err(error) if error.is_retryable() && Instant::now() + self.config.busy_delay < end => {}
                 Err(error) => break error,
             }
-            sleep(self.config.busy_pause).await;
+            sleep(self.config.busy_delay).await;
         };
         warn!(
             error = &error as &dyn std::error::Error,

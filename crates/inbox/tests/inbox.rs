@@ -2,39 +2,39 @@
 
 #[path = "inbox/acknowledgements.rs"]
 mod acknowledgements;
-#[path = "inbox/age.rs"]
-mod age;
-#[path = "inbox/away.rs"]
-mod away;
 #[path = "inbox/batches.rs"]
 mod batches;
-#[path = "inbox/calls.rs"]
-mod calls;
+#[path = "inbox/breakers.rs"]
+mod breakers;
+#[path = "inbox/controls.rs"]
+mod controls;
 #[path = "inbox/crashes.rs"]
 mod crashes;
-#[path = "inbox/dead.rs"]
-mod dead;
+#[path = "inbox/dead_letters.rs"]
+mod dead_letters;
+#[path = "inbox/deduplication.rs"]
+mod deduplication;
 #[path = "inbox/embedded.rs"]
 mod embedded;
-#[path = "inbox/faulty.rs"]
-mod faulty;
+#[path = "inbox/expiry.rs"]
+mod expiry;
+#[path = "inbox/external_calls.rs"]
+mod external_calls;
+#[path = "inbox/fake_broker.rs"]
+mod fake_broker;
+#[path = "inbox/faulty_inbox.rs"]
+mod faulty_inbox;
+#[path = "inbox/harness.rs"]
+mod harness;
 #[path = "inbox/lanes.rs"]
 mod lanes;
-#[path = "inbox/once.rs"]
-mod once;
-#[path = "inbox/orders.rs"]
-mod orders;
 #[path = "inbox/outages.rs"]
 mod outages;
 #[path = "inbox/replay.rs"]
 mod replay;
 #[path = "inbox/retries.rs"]
 mod retries;
-#[path = "inbox/stage.rs"]
-mod stage;
-#[path = "inbox/stopping.rs"]
-mod stopping;
-#[path = "inbox/watched.rs"]
-mod watched;
-#[path = "inbox/wire.rs"]
-mod wire;
+#[path = "inbox/shutdown.rs"]
+mod shutdown;
+#[path = "inbox/status.rs"]
+mod status;

@@ -6,34 +6,34 @@ use std::error::Error;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use relevo_broker_embedded::{Config as BrokerConfig, EmbeddedBroker, Group, Membership};
-use relevo_core::inbox::Keeping;
-use relevo_inbox::{Config, Handled, Handlers, Incoming, Inside, Runtime, Verdict};
+use relevo_broker_embedded::{BrokerFile, Config as BrokerConfig, Group, Membership};
+use relevo_core::inbox::InboxRetention;
+use relevo_inbox::{Config, ConsumerRuntime, Handler, HandlerResult, Handlers, Incoming, Verdict};
 use relevo_observe::consumer::Service;
-use relevo_store_memory::{Outbox, Settings, Transaction};
+use relevo_store_memory::{Config as StoreConfig, Database, Transaction};
 use tokio_util::sync::CancellationToken;
 
 struct Invoice;
 
 #[async_trait]
-impl Inside<Transaction> for Invoice {
-    async fn handle(&self, transaction: &mut Transaction, incoming: &Incoming) -> Handled {
-        transaction.record(format!("invoice for {}", incoming.key()))?;
+impl Handler<Transaction> for Invoice {
+    async fn handle(&self, transaction: &mut Transaction, incoming: &Incoming) -> HandlerResult {
+        transaction.record_effect(format!("invoice for {}", incoming.key()))?;
         Ok(Verdict::Done)
     }
 }
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let broker = EmbeddedBroker::open(BrokerConfig::new("relevo-shop.db")).await?;
-    broker.declare(&Group::new("billing", ["orders.**"])).await?;
+    let broker = BrokerFile::open(BrokerConfig::new("relevo-shop.db")).await?;
+    broker.declare_group(&Group::new("billing", ["orders.**"])).await?;
     let consumer = broker.consumer("billing", Membership::default()).await?;
-    let inbox = Outbox::new(Settings::default()).inbox("billing", Keeping::default());
-    let handlers = Handlers::new().inside("OrderPlaced", Invoice);
-    let billing = Runtime::new(Arc::new(inbox), Arc::new(consumer), handlers, Config::new("billing"));
+    let inbox = Database::new(StoreConfig::default()).inbox("billing", InboxRetention::default());
+    let handlers = Handlers::new().handler("OrderPlaced", Invoice);
+    let billing = ConsumerRuntime::new(Arc::new(inbox), Arc::new(consumer), handlers, Config::new("billing"));
 
     let stop = CancellationToken::new();
-    let told = Service::new("shop", [billing.stats()]).serve("127.0.0.1:9465".parse()?, None, stop.clone());
+    let told = Service::new("shop", [billing.status()]).serve("127.0.0.1:9465".parse()?, None, stop.clone());
     let ran = billing.run(stop.clone());
     let interrupted = async {
         tokio::signal::ctrl_c().await?;

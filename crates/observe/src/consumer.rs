@@ -14,50 +14,58 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use relevo_core::Lane;
-use relevo_inbox::{Phase, Stats};
+use relevo_inbox::{ConsumerStatus, RunState};
 
 pub use service::{ServeError, Service};
 
 /// Reads one number of a member.
-type Number = fn(&Stats) -> u64;
+type Number = fn(&ConsumerStatus) -> u64;
 
 const COUNTERS: &[(&str, &str, Number)] = &[
-    (metrics::RECEIVED, "Messages that the broker delivered, repeats included", Stats::received),
-    (metrics::FAILED, "Tries of handlers that failed and were counted", Stats::failed),
-    (metrics::PANICS, "Tries of handlers that panicked", Stats::panics),
-    (metrics::DEADLINES, "Tries of handlers that passed their deadline", Stats::deadlines),
-    (metrics::COPIES_FAILED, "Copies of dead letters that could not be published", Stats::copies_failed),
-    (metrics::INVERSIONS, "First deliveries that came behind a later message of their key", Stats::inversions),
-    (metrics::REPEATS, "Deliveries whose sequence number had come before", Stats::repeats),
-    (metrics::DATABASE_AWAY, "Times that the database was found away", Stats::database_away),
-    (metrics::BROKER_AWAY, "Times that the broker was found away", Stats::broker_away),
+    (metrics::RECEIVED, "Messages that the broker delivered, repeats included", ConsumerStatus::received),
+    (metrics::FAILED, "Tries of handlers that failed and were counted", ConsumerStatus::handler_failures),
+    (metrics::PANICS, "Tries of handlers that panicked", ConsumerStatus::handler_panics),
+    (metrics::DEADLINES, "Tries of handlers that passed their deadline", ConsumerStatus::handler_timeouts),
+    (
+        metrics::COPIES_FAILED,
+        "Copies of dead letters that could not be published",
+        ConsumerStatus::dead_letter_copies_failed,
+    ),
+    (
+        metrics::INVERSIONS,
+        "First deliveries that came behind a later message of their key",
+        ConsumerStatus::out_of_order,
+    ),
+    (metrics::REPEATS, "Deliveries whose sequence number had come before", ConsumerStatus::sequence_repeats),
+    (metrics::DATABASE_AWAY, "Times that the database was found away", ConsumerStatus::database_outages),
+    (metrics::BROKER_AWAY, "Times that the broker was found away", ConsumerStatus::broker_outages),
 ];
 
 const VERDICTS: &[(&str, Number)] = &[
-    ("done", Stats::done),
-    ("skip", Stats::skipped),
-    ("duplicate", Stats::duplicates),
+    ("done", ConsumerStatus::done),
+    ("skip", ConsumerStatus::skipped),
+    ("duplicate", ConsumerStatus::duplicates),
     ("retry", |stats| stats.retried_in_memory() + stats.retried_later()),
-    ("dead", Stats::dead),
+    ("dead", ConsumerStatus::dead_lettered),
 ];
 
 const GAUGES: &[(&str, &str, Number)] = &[
-    (metrics::RUNNING, "Handlers that run now, those of the retry table included", Stats::running),
-    (metrics::IN_MEMORY, "Messages that are in memory now", Stats::in_memory),
+    (metrics::RUNNING, "Handlers that run now, those of the retry table included", ConsumerStatus::handlers_running),
+    (metrics::IN_MEMORY, "Messages that are in memory now", ConsumerStatus::buffered_messages),
 ];
 
 /// The metrics of any number of consumers in this process. Members of the same consumer are combined.
 #[derive(Clone, Debug, Default)]
-pub struct Consumers(Vec<Arc<Stats>>);
+pub struct Consumers(Vec<Arc<ConsumerStatus>>);
 
 impl Consumers {
-    /// Creates it from the statistics that [`Runtime::stats`](relevo_inbox::Runtime::stats) returns before they run.
-    pub fn new(consumers: impl IntoIterator<Item = Arc<Stats>>) -> Self {
+    /// Creates it from the statistics that [`Runtime::stats`](relevo_inbox::ConsumerRuntime::status) returns before they run.
+    pub fn new(consumers: impl IntoIterator<Item = Arc<ConsumerStatus>>) -> Self {
         Self(consumers.into_iter().collect())
     }
 
     /// All members.
-    pub(crate) fn members(&self) -> &[Arc<Stats>] {
+    pub(crate) fn members(&self) -> &[Arc<ConsumerStatus>] {
         &self.0
     }
 
@@ -73,7 +81,7 @@ impl Consumers {
 
 /// The members of one consumer in this process. There is almost always exactly one.
 #[derive(Default)]
-struct Members<'a>(Vec<&'a Stats>);
+struct Members<'a>(Vec<&'a ConsumerStatus>);
 
 impl Members<'_> {
     fn sum(&self, number: Number) -> u64 {
@@ -82,8 +90,8 @@ impl Members<'_> {
 
     /// The longest time since a heartbeat of any member. Stopped members send no heartbeats and do not count.
     fn beat_age(&self) -> Option<Duration> {
-        let owing = self.0.iter().filter(|stats| stats.phase() != Phase::Stopped);
-        owing.map(|stats| stats.beat_age()).max()
+        let owing = self.0.iter().filter(|stats| stats.run_state() != RunState::Stopped);
+        owing.map(|stats| stats.heartbeat_age()).max()
     }
 
     fn open_lanes(&self) -> usize {

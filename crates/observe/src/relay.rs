@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use relevo_core::sample::{BrokerVitals, Sample, Surroundings, Vitals};
-use relevo_relay::{Stats, Watched};
+use relevo_core::sample::{BrokerSample, DestinationSample, OutboxMonitor, OutboxSample};
+use relevo_relay::{RelayStatus, Stats};
 use tokio::time::timeout;
 
 use crate::slot::Slot;
@@ -35,46 +35,46 @@ pub trait Observed: fmt::Debug + Send + Sync + 'static {
     fn broker_place(&self) -> &str;
 
     /// Counters and current state. `None` while there is no relay yet.
-    fn relay(&self) -> Option<(&Stats, &Watched)>;
+    fn relay(&self) -> Option<(&Stats, &RelayStatus)>;
 
     /// Whether it currently does its work.
     fn is_ready(&self) -> bool {
-        self.relay().is_some_and(|(_, watched)| watched.is_started() && !watched.is_database_away())
+        self.relay().is_some_and(|(_, watched)| watched.is_started() && !watched.is_database_down())
     }
 
     /// How often the database was found unreachable.
-    fn database_away(&self) -> u64 {
-        self.relay().map_or(0, |(stats, _)| stats.database_away())
+    fn database_outages(&self) -> u64 {
+        self.relay().map_or(0, |(stats, _)| stats.database_outages())
     }
 
     /// How long the broker has been unreachable, if known. Zero while it is reachable.
     fn broker_away_for(&self) -> Option<Duration> {
-        self.relay().map(|(_, watched)| watched.destination_away_for().unwrap_or_default())
+        self.relay().map(|(_, watched)| watched.broker_down_for().unwrap_or_default())
     }
 
     /// Whether the broker was reachable at the last attempt, and no connection to it was lost since.
     fn is_broker_up(&self) -> Option<bool> {
-        self.relay().map(|(_, watched)| !watched.is_destination_away())
+        self.relay().map(|(_, watched)| !watched.is_broker_down())
     }
 
     /// The last sample of the outbox. `None` if it cannot be sampled.
-    fn vitals(&self) -> Option<Vitals>;
+    fn vitals(&self) -> Option<DestinationSample>;
 
     /// The last sample of what the destinations of the outbox share. All relays of an outbox may report it.
-    fn surroundings(&self) -> Option<Surroundings>;
+    fn surroundings(&self) -> Option<OutboxSample>;
 
     /// The last sample of the broker.
-    fn broker_vitals(&self) -> Option<BrokerVitals>;
+    fn broker_vitals(&self) -> Option<BrokerSample>;
 
     /// The values for the metrics of the outbox: [`vitals`](Self::vitals), or for a while the last sample after
     /// sampling failed. A single failed sample must not end the alerts that depend on it.
-    fn last_vitals(&self) -> Option<Vitals> {
+    fn last_vitals(&self) -> Option<DestinationSample> {
         self.vitals()
     }
 
     /// The values for the metrics that the destinations of the outbox share: [`surroundings`](Self::surroundings), or
     /// for a while the last sample.
-    fn last_surroundings(&self) -> Option<Surroundings> {
+    fn last_surroundings(&self) -> Option<OutboxSample> {
         self.surroundings()
     }
 
@@ -89,17 +89,17 @@ pub struct Embedded {
     outbox: String,
     destination: String,
     broker: String,
-    relay: (Arc<Stats>, Arc<Watched>),
-    vitals: Slot<Vitals>,
-    surroundings: Slot<Surroundings>,
-    broker_vitals: Slot<BrokerVitals>,
+    relay: (Arc<Stats>, Arc<RelayStatus>),
+    vitals: Slot<DestinationSample>,
+    surroundings: Slot<OutboxSample>,
+    broker_vitals: Slot<BrokerSample>,
     /// Whether it was ever sampled.
     is_sampled: AtomicBool,
 }
 
 impl Embedded {
     /// Creates it from the relay's names and handles. `broker` is the kind of broker that it publishes to.
-    pub fn new(outbox: &str, destination: &str, broker: &str, stats: Arc<Stats>, watched: Arc<Watched>) -> Self {
+    pub fn new(outbox: &str, destination: &str, broker: &str, stats: Arc<Stats>, watched: Arc<RelayStatus>) -> Self {
         Self {
             outbox: outbox.to_owned(),
             destination: destination.to_owned(),
@@ -113,16 +113,16 @@ impl Embedded {
     }
 
     /// Samples the outbox once. Call it every few seconds next to the relay: a scrape does not query the database.
-    pub async fn sample(&self, store: &dyn Sample) {
+    pub async fn sample(&self, store: &dyn OutboxMonitor) {
         self.is_sampled.store(true, Ordering::Relaxed);
-        let vitals = timeout(DEADLINE, store.vitals()).await;
+        let vitals = timeout(DEADLINE, store.sample_destination()).await;
         self.vitals.put(vitals.ok().and_then(Result::ok));
-        let surroundings = timeout(DEADLINE, store.surroundings()).await;
+        let surroundings = timeout(DEADLINE, store.sample_outbox()).await;
         self.surroundings.put(surroundings.ok().and_then(Result::ok));
     }
 
     /// Stores a sample of the broker.
-    pub fn broker_sampled(&self, vitals: Option<BrokerVitals>) {
+    pub fn broker_sampled(&self, vitals: Option<BrokerSample>) {
         self.broker_vitals.put(vitals);
     }
 }
@@ -145,27 +145,27 @@ impl Observed for Embedded {
         &self.broker
     }
 
-    fn relay(&self) -> Option<(&Stats, &Watched)> {
+    fn relay(&self) -> Option<(&Stats, &RelayStatus)> {
         Some((&self.relay.0, &self.relay.1))
     }
 
-    fn vitals(&self) -> Option<Vitals> {
+    fn vitals(&self) -> Option<DestinationSample> {
         self.vitals.get()
     }
 
-    fn surroundings(&self) -> Option<Surroundings> {
+    fn surroundings(&self) -> Option<OutboxSample> {
         self.surroundings.get()
     }
 
-    fn broker_vitals(&self) -> Option<BrokerVitals> {
+    fn broker_vitals(&self) -> Option<BrokerSample> {
         self.broker_vitals.last()
     }
 
-    fn last_vitals(&self) -> Option<Vitals> {
+    fn last_vitals(&self) -> Option<DestinationSample> {
         self.vitals.last()
     }
 
-    fn last_surroundings(&self) -> Option<Surroundings> {
+    fn last_surroundings(&self) -> Option<OutboxSample> {
         self.surroundings.last()
     }
 

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use collector::{Collector, Told};
 use relevo_core::message::Headers;
-use relevo_core::trace::{About, Operation};
-use relevo_core::{Message, MessageId, Traces};
+use relevo_core::trace::{CommonAttributes, Operation};
+use relevo_core::{Message, MessageId, Tracer};
 use relevo_observe::traces::{Config, Exporter, Ratio};
 use stage::Stage;
 use tokio::net::TcpSocket;
@@ -164,10 +164,10 @@ fn message() -> Arc<Message> {
     })
 }
 
-fn tell(traces: &Traces, spans: usize) {
+fn tell(traces: &Tracer, spans: usize) {
     let (message, address) = (message(), "orders".into());
     for _ in 0..spans {
-        traces.begin(Operation::Send, &message, &address).expect("it is sampled").end();
+        traces.start(Operation::Send, &message, &address).expect("it is sampled").end();
     }
 }
 
@@ -176,7 +176,7 @@ async fn a_full_queue_drops_spans_and_counts_them() {
     let config = Config { queue_max: 10, ..Config::new("http://127.0.0.1:1", "relay") };
     let exporter = Exporter::new(config).expect("a configuration");
     let counts = exporter.counts();
-    tell(&exporter.traces(About::default()), 100);
+    tell(&exporter.traces(CommonAttributes::default()), 100);
     assert_eq!((counts.dropped(), counts.exported()), (90, 0));
 }
 
@@ -189,7 +189,8 @@ async fn a_collector_that_is_away_costs_spans_only_and_one_that_comes_back_takes
     let every = Duration::from_millis(5);
     let config = Config { every, queue_max: 1000, ..Config::new(format!("http://{address}"), "relay") };
     let exporter = Exporter::new(config).expect("a configuration");
-    let (counts, traces, stop) = (exporter.counts(), exporter.traces(About::default()), CancellationToken::new());
+    let (counts, traces, stop) =
+        (exporter.counts(), exporter.traces(CommonAttributes::default()), CancellationToken::new());
     let mut running = JoinSet::new();
     running.spawn(exporter.run(stop.clone()));
     let begun = Instant::now();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use relevo_core::{Routes, Traces};
+use relevo_core::{Routes, Tracer};
 
 use crate::relay::RelayError;
 
@@ -14,9 +14,9 @@ pub struct Config {
     /// The routes from messages to addresses.
     pub routes: Routes,
     /// The lease duration. If a relay crashes, another one takes over after this time.
-    pub lease: Duration,
+    pub lease_duration: Duration,
     /// How often the relay renews leases and claims free shards.
-    pub lease_every: Duration,
+    pub lease_renew_interval: Duration,
     /// The end of a lease during which the relay does not publish. It covers clock differences and slow replies.
     pub lease_margin: Duration,
     /// The maximum number of messages per read.
@@ -24,46 +24,46 @@ pub struct Config {
     /// The maximum number of messages in memory, in flight or read ahead, as a multiple of `page_messages`.
     pub pages_max: usize,
     /// Approximate memory limit in bytes. Reading pauses above it.
-    pub bytes_max: usize,
+    pub memory_max: usize,
     /// The maximum number of messages per call to the broker.
-    pub batch_max: usize,
+    pub batch_messages_max: usize,
     /// The maximum number of messages that wait for a confirmation.
-    pub in_flight_max: usize,
+    pub in_flight_messages_max: usize,
     /// The maximum time for a publish call. Messages that are unconfirmed after it may have arrived. Must be shorter
     /// than the lease.
-    pub publish_deadline: Duration,
+    pub publish_timeout: Duration,
     /// The first delay between reads when there is nothing to do. It doubles up to `idle_max`.
-    pub idle_min: Duration,
+    pub poll_interval_min: Duration,
     /// The longest delay between reads when there is nothing to do.
-    pub idle_max: Duration,
+    pub poll_interval_max: Duration,
     /// How often the relay polls for due parked keys and operator marks.
-    pub due_every: Duration,
+    pub parked_poll_interval: Duration,
     /// The maximum number of parked keys that are retried at once.
-    pub runs_max: usize,
+    pub parked_keys_per_poll: usize,
     /// The maximum number of messages per parked key that are read at once.
-    pub run_messages: usize,
+    pub parked_messages_per_key: usize,
     /// The maximum number of parked keys in memory. Above it, the relay stops reading.
     pub parked_keys_max: usize,
     /// The interval of partition and retention maintenance.
-    pub maintain_every: Duration,
+    pub maintenance_interval: Duration,
     /// The minimum time between two settlements while there is room in memory.
-    pub settle_min: Duration,
+    pub settle_interval_min: Duration,
     /// The maximum time that progress stays unsettled when there is nothing else to settle.
-    pub settle_every: Duration,
+    pub settle_interval_max: Duration,
     /// The first delay after an outage. It doubles up to `outage_max`.
-    pub outage_min: Duration,
+    pub outage_backoff_min: Duration,
     /// The longest delay during an outage.
-    pub outage_max: Duration,
+    pub outage_backoff_max: Duration,
     /// How often a blocked address is probed.
-    pub hold_probe: Duration,
+    pub blocked_probe_interval: Duration,
     /// How often a quarantined message is tried, alone.
-    pub quarantine_probe: Duration,
+    pub quarantine_probe_interval: Duration,
     /// The number of consecutive lost confirmations after which a message is sent alone. At least 1.
-    pub unknown_max: u32,
+    pub lost_confirms_max: u32,
     /// How long a stopping relay waits for messages in flight.
-    pub grace: Duration,
+    pub shutdown_grace: Duration,
     /// The tracer for operations on messages.
-    pub traces: Traces,
+    pub tracer: Tracer,
 }
 
 impl Config {
@@ -72,13 +72,13 @@ impl Config {
         let limits = [
             ("page_messages", self.page_messages),
             ("pages_max", self.pages_max),
-            ("bytes_max", self.bytes_max),
-            ("batch_max", self.batch_max),
-            ("in_flight_max", self.in_flight_max),
-            ("runs_max", self.runs_max),
-            ("run_messages", self.run_messages),
+            ("bytes_max", self.memory_max),
+            ("batch_max", self.batch_messages_max),
+            ("in_flight_max", self.in_flight_messages_max),
+            ("runs_max", self.parked_keys_per_poll),
+            ("run_messages", self.parked_messages_per_key),
             ("parked_keys_max", self.parked_keys_max),
-            ("unknown_max", self.unknown_max as usize),
+            ("unknown_max", self.lost_confirms_max as usize),
         ];
         match limits.into_iter().find(|(_, limit)| *limit == 0) {
             Some((name, _)) => Err(RelayError::Config(format!("`{name}` is 0, must be at least 1"))),
@@ -92,31 +92,31 @@ impl Default for Config {
         Self {
             name: "relay".to_owned(),
             routes: Routes::default(),
-            lease: Duration::from_secs(10),
-            lease_every: Duration::from_millis(500),
+            lease_duration: Duration::from_secs(10),
+            lease_renew_interval: Duration::from_millis(500),
             lease_margin: Duration::from_secs(2),
             page_messages: 2000,
             pages_max: 4,
-            bytes_max: 16 << 20,
-            batch_max: 1000,
-            in_flight_max: 8000,
-            publish_deadline: Duration::from_secs(5),
-            idle_min: Duration::from_millis(1),
-            idle_max: Duration::from_millis(40),
-            due_every: Duration::from_millis(200),
-            runs_max: 200,
-            run_messages: 100,
+            memory_max: 16 << 20,
+            batch_messages_max: 1000,
+            in_flight_messages_max: 8000,
+            publish_timeout: Duration::from_secs(5),
+            poll_interval_min: Duration::from_millis(1),
+            poll_interval_max: Duration::from_millis(40),
+            parked_poll_interval: Duration::from_millis(200),
+            parked_keys_per_poll: 200,
+            parked_messages_per_key: 100,
             parked_keys_max: 1_000_000,
-            maintain_every: Duration::from_secs(5),
-            settle_min: Duration::from_millis(10),
-            settle_every: Duration::from_secs(1),
-            outage_min: Duration::from_millis(100),
-            outage_max: Duration::from_secs(5),
-            hold_probe: Duration::from_secs(30),
-            quarantine_probe: Duration::from_mins(5),
-            unknown_max: 3,
-            grace: Duration::from_secs(10),
-            traces: Traces::off(),
+            maintenance_interval: Duration::from_secs(5),
+            settle_interval_min: Duration::from_millis(10),
+            settle_interval_max: Duration::from_secs(1),
+            outage_backoff_min: Duration::from_millis(100),
+            outage_backoff_max: Duration::from_secs(5),
+            blocked_probe_interval: Duration::from_secs(30),
+            quarantine_probe_interval: Duration::from_mins(5),
+            lost_confirms_max: 3,
+            shutdown_grace: Duration::from_secs(10),
+            tracer: Tracer::off(),
         }
     }
 }
@@ -128,8 +128,8 @@ mod tests {
     #[test]
     fn a_limit_of_zero_is_refused_by_name() {
         assert!(Config::default().validate().is_ok());
-        let refused = Config { unknown_max: 0, ..Config::default() }.validate().expect_err("it cannot work");
+        let refused = Config { lost_confirms_max: 0, ..Config::default() }.validate().expect_err("it cannot work");
         assert!(refused.to_string().contains("`unknown_max` is 0"), "{refused}");
-        assert!(Config { in_flight_max: 0, ..Config::default() }.validate().is_err());
+        assert!(Config { in_flight_messages_max: 0, ..Config::default() }.validate().is_err());
     }
 }

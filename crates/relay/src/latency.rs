@@ -4,9 +4,9 @@ use jiff::Timestamp;
 use relevo_core::histogram::Histogram;
 
 /// Bucket bounds in seconds.
-const PUBLISHED: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0];
+const PUBLISH_SECONDS: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0];
 /// Bucket bounds in milliseconds.
-const DISPATCHED: &[f64] =
+const DISPATCH_MILLIS: &[f64] =
     &[5.0, 10.0, 25.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0, 10_000.0, 30_000.0, 60_000.0];
 
 /// Latencies of one relay's messages.
@@ -21,7 +21,7 @@ pub struct Latencies {
 
 impl Default for Latencies {
     fn default() -> Self {
-        Self { published: Histogram::new(PUBLISHED), dispatched: Histogram::new(DISPATCHED) }
+        Self { published: Histogram::new(PUBLISH_SECONDS), dispatched: Histogram::new(DISPATCH_MILLIS) }
     }
 }
 
@@ -37,12 +37,12 @@ impl Latencies {
     }
 
     /// Records a confirmed message.
-    pub(crate) fn publish(&self, created_at: Timestamp) {
+    pub(crate) fn observe_published(&self, created_at: Timestamp) {
         self.published.observe(seconds(created_at, Timestamp::now()));
     }
 
     /// Records the first time that a message is passed to the broker.
-    pub(crate) fn dispatch(&self, created_at: Timestamp, now: Timestamp) {
+    pub(crate) fn observe_dispatched(&self, created_at: Timestamp, now: Timestamp) {
         self.dispatched.observe(seconds(created_at, now) * 1_000.0);
     }
 }

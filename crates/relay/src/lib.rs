@@ -4,25 +4,25 @@
 //! [`Relay::run`] repeats [`Relay::step`] until it is stopped. The relay spawns no task and owns all work in flight. A
 //! dropped relay therefore does nothing more, and a simulation can replay it.
 
-mod clerk;
+mod buffer;
 mod config;
-mod deliver;
 mod health;
-mod keys;
 mod latency;
-mod pages;
+mod log_throttle;
 mod parked;
-mod quiet;
+mod publish;
 mod relay;
 mod routes;
 mod runs;
+mod settle;
 mod spans;
 mod stats;
-mod watched;
+mod status;
+mod store_calls;
 
 pub use config::Config;
 pub use latency::Latencies;
 pub use relay::{Relay, RelayError};
 pub use routes::RoutesHandle;
 pub use stats::Stats;
-pub use watched::Watched;
+pub use status::RelayStatus;

@@ -8,8 +8,8 @@ use std::time::Duration;
 use bytestring::ByteString;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use relevo_core::broker::Reports;
-use relevo_core::store::{Ceiling, Lease, Page, Position, Read, Store, StoreError};
+use relevo_core::broker::OutcomeReceiver;
+use relevo_core::store::{Lease, Page, PageRequest, Position, RelayStore, StoreError, WindowLimit};
 use relevo_core::{Broker, Route, Routes};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
@@ -17,17 +17,17 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 use uuid::Uuid;
 
-use crate::clerk::Done;
+use crate::buffer::{Buffer, BufferedMessage, Origin};
 use crate::config::Config;
-use crate::health::Health;
-use crate::keys::{Item, Keys, Source};
-use crate::pages::{Pages, Verdict};
-use crate::parked::{Holds, ParkedKeys};
-use crate::quiet::Quiet;
+use crate::health::BrokerHealth;
+use crate::log_throttle::LogThrottle;
+use crate::parked::{HeldAddresses, ParkedKeySet};
 use crate::routes::RoutesHandle;
-use crate::runs::Runs;
+use crate::runs::ParkedBatches;
+use crate::settle::{EntryState, OpenPages};
 use crate::stats::{Stats, add};
-use crate::watched::Watched;
+use crate::status::RelayStatus;
+use crate::store_calls::StoreReply;
 use relevo_core::random::SplitMix64;
 
 pub(crate) type Pending<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -45,12 +45,12 @@ pub enum RelayError {
 
 /// A shard leased by this relay.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Held {
+pub(crate) struct LeasedShard {
     pub(crate) lease: Lease,
     /// Where the next page starts.
-    pub(crate) cursor: Position,
+    pub(crate) read_to: Position,
     /// Whether to release it as soon as none of its messages is in flight.
-    pub(crate) leaving: bool,
+    pub(crate) releasing: bool,
 }
 
 /// A relay for one destination of one outbox.
@@ -59,85 +59,85 @@ pub struct Relay<S: ?Sized, B: ?Sized> {
     pub(crate) broker: Arc<B>,
     pub(crate) config: Config,
     pub(crate) stats: Arc<Stats>,
-    pub(crate) watched: Arc<Watched>,
+    pub(crate) status: Arc<RelayStatus>,
     /// Routes that replace the configured ones.
     new_routes: watch::Receiver<Routes>,
     routes_handle: RoutesHandle,
     pub(crate) random: SplitMix64,
 
     pub(crate) owner: Uuid,
-    pub(crate) held: BTreeMap<u16, Held>,
+    pub(crate) leased_shards: BTreeMap<u16, LeasedShard>,
     /// The positions of the shards in the store.
     pub(crate) settled: BTreeMap<u16, (Lease, Position)>,
     /// The relay publishes nothing after this time.
     pub(crate) valid_until: Instant,
-    pub(crate) ceiling: Ceiling,
+    pub(crate) window_limit: WindowLimit,
 
-    pub(crate) keys: Keys,
-    pub(crate) pages: Pages,
-    pub(crate) runs: Runs,
-    pub(crate) parked: ParkedKeys,
+    pub(crate) buffer: Buffer,
+    pub(crate) pages: OpenPages,
+    pub(crate) parked_batches: ParkedBatches,
+    pub(crate) parked_keys: ParkedKeySet,
     /// Items of unsettled pages that wait behind a parked head.
-    pub(crate) behind: BTreeMap<ByteString, Vec<usize>>,
-    pub(crate) holds: Holds,
-    pub(crate) health: Health,
+    pub(crate) waiting_behind: BTreeMap<ByteString, Vec<usize>>,
+    pub(crate) held_addresses: HeldAddresses,
+    pub(crate) health: BrokerHealth,
     /// Limits the log lines about outages.
-    pub(crate) outages: Quiet,
+    pub(crate) outage_log: LogThrottle,
     /// Maintenance warnings that were logged, by their text without numbers: another kind is logged at once.
-    pub(crate) upkeep_warnings: BTreeMap<String, Quiet>,
+    pub(crate) upkeep_warnings: BTreeMap<String, LogThrottle>,
     /// Failures of maintenance that were logged.
-    pub(crate) upkeep_failures: Quiet,
+    pub(crate) upkeep_failures: LogThrottle,
     /// Items that are sent again at a given time.
-    pub(crate) later: BTreeMap<(Instant, usize), Again>,
+    pub(crate) resends: BTreeMap<(Instant, usize), ResendMode>,
 
-    pub(crate) reports: Reports,
+    pub(crate) outcomes: OutcomeReceiver,
     pub(crate) batches: BTreeMap<u64, Vec<usize>>,
     pub(crate) next_batch: u64,
-    pub(crate) publishing: FuturesUnordered<Pending<u64>>,
+    pub(crate) publish_calls: FuturesUnordered<Pending<u64>>,
     pub(crate) in_flight: usize,
 
-    reading: Option<Pending<Reading>>,
+    read_call: Option<Pending<ReadReply>>,
     /// The shards that are being read.
-    pub(crate) reading_of: Vec<u16>,
-    pub(crate) chore: Option<Pending<Done>>,
-    pub(crate) due_at: Due,
-    idle: Duration,
+    pub(crate) reading_shards: Vec<u16>,
+    pub(crate) store_call: Option<Pending<StoreReply>>,
+    pub(crate) schedule: Schedule,
+    idle_pause: Duration,
     /// Whether the relay has read to the end of its shards since it last started again.
-    pub(crate) has_looked: bool,
+    pub(crate) caught_up: bool,
     pub(crate) stopping: bool,
-    away: u32,
+    store_failures: u32,
 }
 
 /// A page, its shards, and their position before it.
-type Reading = (Vec<Lease>, Position, Result<Page, StoreError>);
+type ReadReply = (Vec<Lease>, Position, Result<Page, StoreError>);
 
 /// How an item is sent again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Again {
+pub(crate) enum ResendMode {
     /// With other messages.
-    Send,
+    Normal,
     /// Alone.
-    Alone,
+    Isolated,
 }
 
 /// When each regular task is due next.
-pub(crate) struct Due {
+pub(crate) struct Schedule {
     pub(crate) lease: Instant,
     pub(crate) read: Instant,
-    pub(crate) runs: Instant,
+    pub(crate) parked: Instant,
     pub(crate) settle: Instant,
     /// Before this time, completed pages are settled only if memory is full.
     pub(crate) settle_front: Instant,
     pub(crate) maintain: Instant,
 }
 
-impl Due {
+impl Schedule {
     fn all(now: Instant) -> Self {
-        Self { lease: now, read: now, runs: now, settle: now, settle_front: now, maintain: now }
+        Self { lease: now, read: now, parked: now, settle: now, settle_front: now, maintain: now }
     }
 }
 
-impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
+impl<S: RelayStore + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
     /// Creates a relay. Returns an error if the configuration is not [valid](Config::validate).
     pub fn new(store: Arc<S>, broker: Arc<B>, config: Config) -> Result<Self, RelayError> {
         let (high, low) = Uuid::new_v4().as_u64_pair();
@@ -154,39 +154,39 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
             store,
             broker,
             stats: Arc::default(),
-            watched: Arc::default(),
+            status: Arc::default(),
             new_routes,
             routes_handle,
             owner: random.uuid(),
             random,
-            held: BTreeMap::new(),
+            leased_shards: BTreeMap::new(),
             settled: BTreeMap::new(),
             valid_until: now,
-            ceiling: Ceiling::Open,
-            keys: Keys::default(),
-            pages: Pages::default(),
-            runs: Runs::default(),
-            parked: ParkedKeys::default(),
-            behind: BTreeMap::new(),
-            holds: Holds::default(),
-            health: Health::new(),
-            outages: Quiet::default(),
+            window_limit: WindowLimit::Unlimited,
+            buffer: Buffer::default(),
+            pages: OpenPages::default(),
+            parked_batches: ParkedBatches::default(),
+            parked_keys: ParkedKeySet::default(),
+            waiting_behind: BTreeMap::new(),
+            held_addresses: HeldAddresses::default(),
+            health: BrokerHealth::new(),
+            outage_log: LogThrottle::default(),
             upkeep_warnings: BTreeMap::new(),
-            upkeep_failures: Quiet::default(),
-            later: BTreeMap::new(),
-            reports: Reports::default(),
+            upkeep_failures: LogThrottle::default(),
+            resends: BTreeMap::new(),
+            outcomes: OutcomeReceiver::default(),
             batches: BTreeMap::new(),
             next_batch: 0,
-            publishing: FuturesUnordered::new(),
+            publish_calls: FuturesUnordered::new(),
             in_flight: 0,
-            reading: None,
-            reading_of: Vec::new(),
-            chore: None,
-            due_at: Due::all(now),
-            idle: config.idle_min,
-            has_looked: false,
+            read_call: None,
+            reading_shards: Vec::new(),
+            store_call: None,
+            schedule: Schedule::all(now),
+            idle_pause: config.poll_interval_min,
+            caught_up: false,
             stopping: false,
-            away: 0,
+            store_failures: 0,
             config,
         })
     }
@@ -197,8 +197,8 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
     }
 
     /// The relay's current state. It stays valid after the relay has ended.
-    pub fn watched(&self) -> Arc<Watched> {
-        Arc::clone(&self.watched)
+    pub fn status(&self) -> Arc<RelayStatus> {
+        Arc::clone(&self.status)
     }
 
     /// Returns a handle that replaces the routes while the relay runs.
@@ -219,7 +219,7 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
                 break outcome;
             }
         };
-        self.finish().await;
+        self.shut_down().await;
         result
     }
 
@@ -231,20 +231,20 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         tokio::task::consume_budget().await;
         self.take_routes();
         let now = Instant::now();
-        self.watched.step(self.held.len(), self.in_flight, self.seems_destination_up(now));
-        self.wake_later(now);
-        self.start_chore(now);
-        self.start_reading(now);
+        self.status.step(self.leased_shards.len(), self.in_flight, self.is_broker_reported_up(now));
+        self.wake_resends(now);
+        self.start_call(now);
+        self.start_read(now);
         self.dispatch(now);
         let wake = self.wakes_at();
         tokio::select! {
             biased;
-            () = self.reports.ready() => self.take_reports(),
-            Some(batch) = self.publishing.next(), if !self.publishing.is_empty() => self.batch_ended(batch),
-            done = poll(&mut self.chore) => { self.chore = None; self.chore_done(done)?; }
-            (leases, after, page) = poll(&mut self.reading) => {
-                self.reading = None;
-                self.reading_of.clear();
+            () = self.outcomes.ready() => self.take_outcomes(),
+            Some(batch) = self.publish_calls.next(), if !self.publish_calls.is_empty() => self.batch_ended(batch),
+            done = poll(&mut self.store_call) => { self.store_call = None; self.apply_reply(done)?; }
+            (leases, after, page) = poll(&mut self.read_call) => {
+                self.read_call = None;
+                self.reading_shards.clear();
                 match page {
                     Ok(page) => self.take_page(&leases, after, page),
                     Err(error) => self.store_failed(error)?,
@@ -257,52 +257,52 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
 
     /// Waits for messages in flight, settles confirmed ones and releases the leases. Interrupted work counts no
     /// attempt.
-    async fn finish(&mut self) {
+    async fn shut_down(&mut self) {
         self.stopping = true;
-        self.reading = None;
-        self.reading_of.clear();
-        let end = Instant::now() + self.config.grace;
-        while Instant::now() < end && (self.in_flight > 0 || self.chore.is_some()) {
+        self.read_call = None;
+        self.reading_shards.clear();
+        let end = Instant::now() + self.config.shutdown_grace;
+        while Instant::now() < end && (self.in_flight > 0 || self.store_call.is_some()) {
             tokio::select! {
                 biased;
-                () = self.reports.ready() => self.take_reports(),
-                Some(batch) = self.publishing.next(), if !self.publishing.is_empty() => self.batch_ended(batch),
-                done = poll(&mut self.chore) => {
-                    self.chore = None;
-                    if self.chore_done(done).is_err() {
+                () = self.outcomes.ready() => self.take_outcomes(),
+                Some(batch) = self.publish_calls.next(), if !self.publish_calls.is_empty() => self.batch_ended(batch),
+                done = poll(&mut self.store_call) => {
+                    self.store_call = None;
+                    if self.apply_reply(done).is_err() {
                         return;
                     }
                 }
                 () = sleep_until(end) => {}
             }
         }
-        self.take_reports();
+        self.take_outcomes();
         // A call without a reply may still take effect. A second settlement beside it would park the same messages
         // twice.
-        if self.chore.is_none() {
-            self.runs.end_all();
-            let advance = self.advance_chore();
-            self.do_last(advance).await;
-            let settle = self.settle_chore();
-            self.do_last(settle).await;
+        if self.store_call.is_none() {
+            self.parked_batches.finish_all();
+            let advance = self.settle_parked_call();
+            self.finish_call(advance).await;
+            let settle = self.settle_call();
+            self.finish_call(settle).await;
         }
-        let leave = self.leave_chore();
-        add(&self.stats.lease_changes, self.held.len());
-        self.do_last(Some(leave)).await;
-        self.watched.step(0, 0, self.seems_destination_up(Instant::now()));
+        let leave = self.release_call();
+        add(&self.stats.lease_changes, self.leased_shards.len());
+        self.finish_call(Some(leave)).await;
+        self.status.step(0, 0, self.is_broker_reported_up(Instant::now()));
         info!(relay = %self.config.name, "relay stopped");
     }
 
     /// A relay with nothing to send learns of an outage and of its end only from the connection.
-    fn seems_destination_up(&self, now: Instant) -> bool {
-        let waits = self.in_flight > 0 || !self.keys.ready.is_empty() || !self.later.is_empty();
-        self.health.seems_up(now, self.has_looked && !waits) && !self.broker.is_away()
+    fn is_broker_reported_up(&self, now: Instant) -> bool {
+        let waits = self.in_flight > 0 || !self.buffer.ready.is_empty() || !self.resends.is_empty();
+        self.health.is_reported_up(now, self.caught_up && !waits) && !self.broker.is_unreachable()
     }
 
-    async fn do_last(&mut self, chore: Option<Pending<Done>>) {
+    async fn finish_call(&mut self, chore: Option<Pending<StoreReply>>) {
         let Some(chore) = chore else { return };
-        if let Ok(done) = tokio::time::timeout(self.config.grace, chore).await
-            && let Err(error) = self.chore_done(done)
+        if let Ok(done) = tokio::time::timeout(self.config.shutdown_grace, chore).await
+            && let Err(error) = self.apply_reply(done)
         {
             warn!(relay = %self.config.name, error = &error as &dyn std::error::Error, "the last settlement failed");
         }
@@ -317,61 +317,69 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
         }
     }
 
-    fn start_reading(&mut self, now: Instant) {
-        if !self.can_read() || now < self.due_at.read || now >= self.valid_until {
+    fn start_read(&mut self, now: Instant) {
+        if !self.can_read() || now < self.schedule.read || now >= self.valid_until {
             return;
         }
-        let Some((after, leases)) = self.next_group() else { return };
+        let Some((after, leases)) = self.next_read() else { return };
         let store = Arc::clone(&self.store);
-        let (limit, bytes, ceiling) = (self.config.page_messages, self.config.bytes_max / 2, self.ceiling);
-        self.reading_of = leases.iter().map(|lease| lease.shard).collect();
-        self.reading = Some(Box::pin(async move {
-            let page = store.read(Read { leases: &leases, after, limit, bytes, ceiling }).await;
+        let (limit, bytes, ceiling) = (self.config.page_messages, self.config.memory_max / 2, self.window_limit);
+        self.reading_shards = leases.iter().map(|lease| lease.shard).collect();
+        self.read_call = Some(Box::pin(async move {
+            let page = store
+                .read(PageRequest {
+                    leases: &leases,
+                    after,
+                    messages_max: limit,
+                    bytes_max: bytes,
+                    window_limit: ceiling,
+                })
+                .await;
             (leases, after, page)
         }));
     }
 
     fn can_read(&self) -> bool {
-        self.reading.is_none()
+        self.read_call.is_none()
             && !self.stopping
-            && (self.pages.messages() < self.config.pages_max * self.config.page_messages || self.lacks_witness())
-            && self.pages.bytes() < self.config.bytes_max
-            && self.parked.len() < self.config.parked_keys_max
+            && (self.pages.messages() < self.config.pages_max * self.config.page_messages || self.needs_other_message())
+            && self.pages.bytes() < self.config.memory_max
+            && self.parked_keys.len() < self.config.parked_keys_max
     }
 
     /// Whether only a message outside of memory could prove that the broker works, and so unblock the pages.
-    fn lacks_witness(&self) -> bool {
-        self.health.is_accusing() && self.keys.ready.is_empty() && self.in_flight == 0
+    fn needs_other_message(&self) -> bool {
+        self.health.has_quarantine_candidates() && self.buffer.ready.is_empty() && self.in_flight == 0
     }
 
     /// The next shards to read. Shards at the same position are read together, and the ones that lag behind come first.
-    fn next_group(&self) -> Option<(Position, Vec<Lease>)> {
+    fn next_read(&self) -> Option<(Position, Vec<Lease>)> {
         // Also read shards that are to be released, because their messages may prove that the broker works.
-        let leaving_too = self.lacks_witness();
-        let staying = || self.held.values().filter(|held| leaving_too || !held.leaving);
-        let after = staying().map(|held| (held.cursor.is_exhausted(), held.cursor)).min()?.1;
-        Some((after, staying().filter(|held| held.cursor == after).map(|held| held.lease).collect()))
+        let leaving_too = self.needs_other_message();
+        let staying = || self.leased_shards.values().filter(|held| leaving_too || !held.releasing);
+        let after = staying().map(|held| (held.read_to.is_exhausted(), held.read_to)).min()?.1;
+        Some((after, staying().filter(|held| held.read_to == after).map(|held| held.lease).collect()))
     }
 
     fn take_page(&mut self, leases: &[Lease], after: Position, page: Page) {
         let now = Instant::now();
         let busy = !page.entries.is_empty();
         if busy {
-            self.due_at.read = now;
-            self.idle = self.config.idle_min;
-        } else if self.staggered() {
-            self.due_at.read = now; // other shards lag behind: do not pause until all are at the same position
+            self.schedule.read = now;
+            self.idle_pause = self.config.poll_interval_min;
+        } else if self.has_lagging_shard() {
+            self.schedule.read = now; // other shards lag behind: do not pause until all are at the same position
         } else {
-            self.has_looked = true;
-            self.due_at.read = now + self.idle;
-            self.idle = (self.idle * 2).min(self.config.idle_max);
+            self.caught_up = true;
+            self.schedule.read = now + self.idle_pause;
+            self.idle_pause = (self.idle_pause * 2).min(self.config.poll_interval_max);
         }
         if page.end == after {
             return;
         }
         for lease in leases {
-            if let Some(held) = self.held.get_mut(&lease.shard) {
-                held.cursor = page.end;
+            if let Some(held) = self.leased_shards.get_mut(&lease.shard) {
+                held.read_to = page.end;
             }
         }
         if busy {
@@ -384,37 +392,37 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
     }
 
     /// Whether the shards are at different positions.
-    fn staggered(&self) -> bool {
-        let mut cursors = self.held.values().filter(|held| !held.leaving).map(|held| held.cursor);
+    fn has_lagging_shard(&self) -> bool {
+        let mut cursors = self.leased_shards.values().filter(|held| !held.releasing).map(|held| held.read_to);
         cursors.next().is_some_and(|first| cursors.any(|cursor| cursor != first))
     }
 
-    fn take_entry(&mut self, page: u64, index: usize, entry: relevo_core::store::Entry, leases: &[Lease]) {
-        let shard = relevo_core::slot::shard_of(entry.slot, leases[0].shards);
+    fn take_entry(&mut self, page: u64, index: usize, entry: relevo_core::store::LogEntry, leases: &[Lease]) {
+        let shard = relevo_core::slot::shard_of(entry.slot, leases[0].shard_count);
         let lease = *leases.iter().find(|lease| lease.shard == shard).expect("a page holds its shards' messages only");
         let Some(route) = self.route(&entry.message) else {
-            add(&self.stats.skipped, 1);
-            self.pages.resolve(page, index, Verdict::Done);
+            add(&self.stats.unrouted, 1);
+            self.pages.resolve(page, index, EntryState::Done);
             return;
         };
         let address = route.address_of(&entry.message);
         let key = entry.message.key.clone();
-        let item = Item {
+        let item = BufferedMessage {
             entry,
             lease,
             route,
             address,
-            source: Source::Page { page, index },
+            origin: Origin::Log { page, index },
             attempts: 0,
-            unknowns: 0,
+            lost_confirms: 0,
             is_probe: false,
             span: None,
             was_sent: false,
         };
-        if self.parked.contains(&key) {
+        if self.parked_keys.contains(&key) {
             self.wait_behind(&key, item);
         } else {
-            self.keys.push(item);
+            self.buffer.push(item);
         }
     }
 
@@ -424,46 +432,50 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
 
     /// Handles a store error. After an outage the state in memory may be outdated, so the relay starts again.
     pub(crate) fn store_failed(&mut self, error: StoreError) -> Result<(), RelayError> {
-        if !error.is_passing() {
+        if !error.is_retryable() {
             return Err(RelayError::Store(error));
         }
-        add(&self.stats.database_away, 1);
-        let pause = self.config.outage_min.saturating_mul(1 << self.away.min(6)).min(self.config.outage_max);
+        add(&self.stats.database_outages, 1);
+        let pause = self
+            .config
+            .outage_backoff_min
+            .saturating_mul(1 << self.store_failures.min(6))
+            .min(self.config.outage_backoff_max);
         warn!(relay = %self.config.name, error = &error as &dyn std::error::Error, ?pause, "the database is away, will begin again");
-        self.away += 1;
-        self.watched.database_is(false);
-        self.forget();
-        self.chore = Some(self.leave_later(pause));
+        self.store_failures += 1;
+        self.status.set_database_up(false);
+        self.discard_unsettled();
+        self.store_call = Some(self.release_after(pause));
         Ok(())
     }
 
     /// Discards everything that was read and not settled. The positions are read from the store again.
-    pub(crate) fn forget(&mut self) {
-        self.reading = None;
-        self.reading_of.clear();
-        self.chore = None;
-        self.publishing.clear();
+    pub(crate) fn discard_unsettled(&mut self) {
+        self.read_call = None;
+        self.reading_shards.clear();
+        self.store_call = None;
+        self.publish_calls.clear();
         self.batches.clear();
-        self.reports = Reports::default();
+        self.outcomes = OutcomeReceiver::default();
         self.in_flight = 0;
-        self.keys = Keys::default();
-        self.pages = Pages::default();
-        self.runs = Runs::default();
-        self.parked = ParkedKeys::default();
-        self.behind.clear();
-        self.holds = Holds::default();
-        self.health.forget(Instant::now());
-        self.later.clear();
-        self.held.clear();
+        self.buffer = Buffer::default();
+        self.pages = OpenPages::default();
+        self.parked_batches = ParkedBatches::default();
+        self.parked_keys = ParkedKeySet::default();
+        self.waiting_behind.clear();
+        self.held_addresses = HeldAddresses::default();
+        self.health.reset(Instant::now());
+        self.resends.clear();
+        self.leased_shards.clear();
         self.settled.clear();
-        self.ceiling = Ceiling::Open;
-        self.has_looked = false;
-        self.due_at = Due::all(Instant::now());
+        self.window_limit = WindowLimit::Unlimited;
+        self.caught_up = false;
+        self.schedule = Schedule::all(Instant::now());
     }
 
-    pub(crate) fn database_is_back(&mut self) {
-        self.away = 0;
-        self.watched.database_is(true);
+    pub(crate) fn database_recovered(&mut self) {
+        self.store_failures = 0;
+        self.status.set_database_up(true);
     }
 
     pub(crate) fn new_owner(&mut self) {
@@ -472,26 +484,26 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
 
     fn wakes_at(&self) -> Instant {
         let now = Instant::now();
-        let mut wake = now + self.config.lease;
+        let mut wake = now + self.config.lease_duration;
         let mut consider = |at: Option<Instant>| {
             if let Some(at) = at {
                 wake = wake.min(at);
             }
         };
-        if self.chore.is_none() {
-            consider(Some(self.due_at.lease));
+        if self.store_call.is_none() {
+            consider(Some(self.schedule.lease));
         }
-        if self.chore.is_none() && !self.held.is_empty() {
-            consider(Some(self.due_at.maintain));
-            consider(self.takes_runs(now).then_some(self.due_at.runs));
-            consider((self.pages.len() > 0).then_some(self.due_at.settle));
-            consider(self.pages.is_front_done().then_some(self.due_at.settle_front));
+        if self.store_call.is_none() && !self.leased_shards.is_empty() {
+            consider(Some(self.schedule.maintain));
+            consider(self.can_take_parked(now).then_some(self.schedule.parked));
+            consider((self.pages.len() > 0).then_some(self.schedule.settle));
+            consider(self.pages.is_front_complete().then_some(self.schedule.settle_front));
         }
-        consider((self.can_read() && !self.held.is_empty()).then_some(self.due_at.read));
+        consider((self.can_read() && !self.leased_shards.is_empty()).then_some(self.schedule.read));
         if self.in_flight == 0 {
-            consider(self.health.wakes_at(!self.keys.ready.is_empty()));
+            consider(self.health.wakes_at(!self.buffer.ready.is_empty()));
         }
-        consider(self.later.first_key_value().map(|((at, _), _)| *at));
+        consider(self.resends.first_key_value().map(|((at, _), _)| *at));
         if wake > now {
             wake
         } else {

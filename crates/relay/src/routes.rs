@@ -15,7 +15,7 @@ impl RoutesHandle {
 
     /// Makes the relay use these routes from its next step. A message that already has an address keeps it and is
     /// published before later messages of its key. A parked message uses the new routes at its next attempt.
-    pub fn exchange(&self, routes: Routes) {
+    pub fn replace(&self, routes: Routes) {
         self.0.send_replace(routes);
     }
 

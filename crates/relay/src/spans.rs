@@ -2,23 +2,23 @@
 
 use std::sync::Arc;
 
-use relevo_core::store::Store;
+use relevo_core::store::RelayStore;
 use relevo_core::trace::Operation;
 use relevo_core::{Broker, Message, Outcome};
 
-use crate::keys::Item;
+use crate::buffer::BufferedMessage;
 use crate::relay::Relay;
 
-impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
+impl<S: RelayStore + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
     /// Starts spans for messages that are about to be sent.
-    pub(crate) fn begin_spans(&mut self, items: &[usize]) {
-        let traces = &self.config.traces;
-        if !traces.are_on() {
+    pub(crate) fn start_spans(&mut self, items: &[usize]) {
+        let traces = &self.config.tracer;
+        if !traces.is_enabled() {
             return;
         }
         for &at in items {
-            let item = &mut self.keys.items[at];
-            item.span = traces.begin(Operation::Send, &item.entry.message, &item.address);
+            let item = &mut self.buffer.messages[at];
+            item.span = traces.start(Operation::Send, &item.entry.message, &item.address);
             if let Some(span) = &mut item.span {
                 // Only the route knows whether its address contains the key. Another part of the address may equal the
                 // key by chance.
@@ -30,24 +30,24 @@ impl<S: Store + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
     }
 }
 
-impl Item {
+impl BufferedMessage {
     /// The message as it is sent.
     pub(crate) fn outgoing(&self) -> Arc<Message> {
         match &self.span {
-            Some(span) => span.sent(&self.entry.message),
+            Some(span) => span.inject(&self.entry.message),
             None => Arc::clone(&self.entry.message),
         }
     }
 
     /// Ends the span with the broker's outcome. For a confirmed message, starts the span of its settlement.
-    pub(crate) fn tell(&mut self, outcome: &Outcome) {
+    pub(crate) fn end_span(&mut self, outcome: &Outcome) {
         let Some(span) = self.span.take() else { return };
         match outcome {
             Ok(()) => {
-                self.span = Some(span.next(Operation::Settle));
+                self.span = Some(span.follow_up(Operation::Settle));
                 span.end();
             }
-            Err(failure) => span.fail(failure.class().word(), failure.describe()),
+            Err(failure) => span.fail(failure.class().as_str(), failure.error_chain()),
         }
     }
 }
@@ -58,10 +58,10 @@ mod tests {
     use std::time::Duration;
 
     use jiff::Timestamp;
-    use relevo_broker_memory::{MemoryBroker, Settings};
-    use relevo_core::trace::{About, Recorder, Span, SpanId, TraceId};
-    use relevo_core::{Route, Routes, Traces};
-    use relevo_store_memory::{self as memory, Draft, MAIN, Outbox};
+    use relevo_broker_memory::{Config as BrokerConfig, MemoryBroker};
+    use relevo_core::trace::{CommonAttributes, SpanData, SpanId, SpanRecorder, TraceId};
+    use relevo_core::{Route, Routes, Tracer};
+    use relevo_store_memory::{self as memory, Database, Draft, MAIN};
     use tokio_util::sync::CancellationToken;
 
     use super::*;
@@ -69,14 +69,14 @@ mod tests {
 
     /// A recorder that samples everything and keeps the recorded destinations.
     #[derive(Default)]
-    struct Destinations(Mutex<Vec<(Operation, String)>>);
+    struct DestinationRecorder(Mutex<Vec<(Operation, String)>>);
 
-    impl Recorder for Destinations {
-        fn samples(&self, _trace: TraceId) -> bool {
+    impl SpanRecorder for DestinationRecorder {
+        fn is_sampled(&self, _trace: TraceId) -> bool {
             true
         }
 
-        fn span_id(&self) -> SpanId {
+        fn new_span_id(&self) -> SpanId {
             SpanId::from_bytes([1; 8]).unwrap()
         }
 
@@ -84,23 +84,23 @@ mod tests {
             Timestamp::UNIX_EPOCH
         }
 
-        fn record(&self, span: Span) {
+        fn record(&self, span: SpanData) {
             self.0.lock().unwrap().push((span.operation, span.destination.to_string()));
         }
     }
 
     /// The spans of a message with topic `sales.eu` and key `eu` that is published to this address.
-    async fn told_of(address: &str) -> Vec<(Operation, String)> {
-        let outbox = Outbox::new(memory::Settings::default());
+    async fn recorded_spans(address: &str) -> Vec<(Operation, String)> {
+        let outbox = Database::new(memory::Config::default());
         let mut tx = outbox.begin();
         tx.emit(Draft::new("sales.eu", "eu", "T", "{}")).expect("a good message");
         tx.commit().expect("an open transaction");
-        let recorder = Arc::new(Destinations::default());
-        let traces = Traces::new(Arc::clone(&recorder) as Arc<dyn Recorder>, About::default());
-        let routes = Routes::new(vec![Route { address: address.to_owned(), ..Route::everything() }]);
-        let config = Config { routes, traces, ..Config::default() };
-        let broker = Arc::new(MemoryBroker::new(Settings::default()));
-        let relay = Relay::with_seed(Arc::new(outbox.destination(MAIN)), broker, config, 7);
+        let recorder = Arc::new(DestinationRecorder::default());
+        let traces = Tracer::new(Arc::clone(&recorder) as Arc<dyn SpanRecorder>, CommonAttributes::default());
+        let routes = Routes::new(vec![Route { address: address.to_owned(), ..Route::catch_all() }]);
+        let config = Config { routes, tracer: traces, ..Config::default() };
+        let broker = Arc::new(MemoryBroker::new(BrokerConfig::default()));
+        let relay = Relay::with_seed(Arc::new(outbox.store(MAIN)), broker, config, 7);
         let stop = CancellationToken::new();
         let until_told = async {
             while recorder.0.lock().unwrap().len() < 2 {
@@ -114,12 +114,12 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_address_is_a_template_only_where_its_route_puts_the_key() {
+    async fn a_recorded_address_hides_the_key_only_where_its_route_puts_it() {
         for (address, told) in
             [("orders.eu", "orders.eu"), ("{topic}", "sales.eu"), ("{topic}.{key}", "sales.eu.{key}"), ("eu", "eu")]
         {
             let both = [Operation::Send, Operation::Settle].map(|operation| (operation, told.to_owned()));
-            assert_eq!(told_of(address).await, both, "{address}");
+            assert_eq!(recorded_spans(address).await, both, "{address}");
         }
     }
 }

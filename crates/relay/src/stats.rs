@@ -34,23 +34,23 @@ stats! {
     /// Messages passed to the broker, including repeats.
     attempts,
     /// Messages that no route of this destination matches.
-    skipped,
+    unrouted,
     /// Parked messages, at the head of a key or behind one.
     parked,
     /// Rejected messages that were scheduled for a retry.
     retried,
     /// Dead-lettered messages.
-    buried,
+    dead_lettered,
     /// Lost confirmations.
     unknown,
     /// Outages of the broker.
-    outages,
+    broker_outages,
     /// Leases lost before they were released.
     leases_lost,
     /// Leases acquired, released or lost.
     lease_changes,
     /// Outages of the database.
-    database_away,
+    database_outages,
     /// Outcomes of class `outage`.
     outage_outcomes,
     /// Outcomes of class `unknown`.

@@ -3,23 +3,23 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use relevo_broker_memory::{Match, MemoryBroker, Rule, Settings};
-use relevo_core::{AfterDead, Class, Policy, Route, Routes};
+use relevo_broker_memory::{Config as BrokerConfig, FailureRule, MemoryBroker, RuleTarget};
+use relevo_core::{AfterDead, Class, RetryPolicy, Route, Routes};
 use relevo_relay::{Config, Relay, RelayError};
-use relevo_store_memory::{self as memory, Draft, MAIN, Outbox};
+use relevo_store_memory::{self as memory, Database, Draft, MAIN};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 struct World {
-    outbox: Outbox,
+    outbox: Database,
     broker: MemoryBroker,
     stop: CancellationToken,
     relays: JoinSet<Result<(), RelayError>>,
 }
 
 impl World {
-    fn new(settings: Settings) -> Self {
-        let outbox = Outbox::new(memory::Settings { shards: 4, ..memory::Settings::default() });
+    fn new(settings: BrokerConfig) -> Self {
+        let outbox = Database::new(memory::Config { shards: 4, ..memory::Config::default() });
         let broker = MemoryBroker::new(settings);
         Self { outbox, broker, stop: CancellationToken::new(), relays: JoinSet::new() }
     }
@@ -32,7 +32,7 @@ impl World {
 
     fn start(&mut self, route: Route) {
         let config = Config { routes: Routes::new(vec![route]), ..Config::default() };
-        let store = Arc::new(self.outbox.destination(MAIN));
+        let store = Arc::new(self.outbox.store(MAIN));
         let relay = Relay::with_seed(store, Arc::new(self.broker.clone()), config, 7).expect("a valid configuration");
         self.relays.spawn(relay.run(self.stop.clone()));
     }
@@ -53,20 +53,20 @@ impl World {
         while let Some(done) = self.relays.join_next().await {
             done.expect("no panic").expect("an orderly end");
         }
-        self.broker.receipts().into_iter().map(|receipt| receipt.key).collect()
+        self.broker.received_messages().into_iter().map(|receipt| receipt.key).collect()
     }
 }
 
-fn quick() -> Route {
-    let policy = Policy { base: Duration::from_millis(100), attempts_max: 3, ..Policy::default() };
-    Route { policy, ..Route::everything() }
+fn fast_retries() -> Route {
+    let policy = RetryPolicy { base: Duration::from_millis(100), attempts_max: 3, ..RetryPolicy::default() };
+    Route { policy, ..Route::catch_all() }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_parked_key_and_a_slow_broker_do_not_keep_others_from_their_turn() {
-    let mut world = World::new(Settings { latency: Duration::from_millis(1), ..Settings::default() });
-    world.broker.fail(Rule::new(Match::Key("bad".into()), Class::Transient).times(2));
-    world.start(quick());
+async fn a_parked_key_does_not_delay_other_keys() {
+    let mut world = World::new(BrokerConfig { latency: Duration::from_millis(1), ..BrokerConfig::default() });
+    world.broker.add_failure(FailureRule::new(RuleTarget::Key("bad".into()), Class::Transient).times(2));
+    world.start(fast_retries());
     for key in ["bad", "good", "bad"] {
         world.emit(key, "T");
     }
@@ -75,23 +75,27 @@ async fn a_parked_key_and_a_slow_broker_do_not_keep_others_from_their_turn() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_outage_counts_nothing_and_loses_nothing() {
-    let mut world = World::new(Settings::default());
+async fn an_outage_counts_no_attempt_and_loses_no_message() {
+    let mut world = World::new(BrokerConfig::default());
     world.broker.down();
-    world.start(quick());
+    world.start(fast_retries());
     for _ in 0..5 {
         world.emit("a", "T");
     }
     tokio::time::sleep(Duration::from_mins(30)).await;
     assert_eq!(world.broker.received(), 0);
-    assert_eq!(world.outbox.dead(MAIN).len() + world.outbox.parked(MAIN).len(), 0, "an outage is not a failure");
+    assert_eq!(
+        world.outbox.dead_letters(MAIN).len() + world.outbox.parked(MAIN).len(),
+        0,
+        "an outage is not a failure"
+    );
     world.broker.up();
     world.received(5).await;
     assert_eq!(world.end().await.len(), 5);
 }
 
 /// Lets a relay work for this time and then stops calling it.
-async fn turn(relay: &mut Relay<memory::Destination, MemoryBroker>, span: Duration) {
+async fn run_for(relay: &mut Relay<memory::Store, MemoryBroker>, span: Duration) {
     let end = tokio::time::Instant::now() + span;
     while let Ok(stepped) = tokio::time::timeout_at(end, relay.step()).await {
         stepped.expect("the store serves it");
@@ -99,32 +103,32 @@ async fn turn(relay: &mut Relay<memory::Destination, MemoryBroker>, span: Durati
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_outage_is_told_for_as_long_as_a_message_waits_and_not_when_another_relay_sent_it() {
-    let mut world = World::new(Settings::default());
-    let cut_off = MemoryBroker::new(Settings::default());
+async fn an_outage_is_reported_until_no_message_waits() {
+    let mut world = World::new(BrokerConfig::default());
+    let cut_off = MemoryBroker::new(BrokerConfig::default());
     cut_off.down();
-    let config = Config { routes: Routes::new(vec![quick()]), ..Config::default() };
-    let store = Arc::new(world.outbox.destination(MAIN));
+    let config = Config { routes: Routes::new(vec![fast_retries()]), ..Config::default() };
+    let store = Arc::new(world.outbox.store(MAIN));
     let mut relay = Relay::with_seed(store, Arc::new(cut_off.clone()), config, 8).expect("a valid configuration");
-    let watched = relay.watched();
+    let watched = relay.status();
     world.emit("a", "T");
-    turn(&mut relay, Duration::from_mins(5)).await;
-    assert!(watched.is_destination_away(), "its message is tried again and again");
+    run_for(&mut relay, Duration::from_mins(5)).await;
+    assert!(watched.is_broker_down(), "its message is tried again and again");
     // The relay does nothing for longer than its lease, so another relay takes the shards and publishes the waiting
     // messages.
-    world.start(quick());
+    world.start(fast_retries());
     world.received(1).await;
     cut_off.up();
-    turn(&mut relay, Duration::from_mins(5)).await;
-    assert_eq!((watched.is_destination_away(), cut_off.received()), (false, 0), "nothing is left to find out with");
+    run_for(&mut relay, Duration::from_mins(5)).await;
+    assert_eq!((watched.is_broker_down(), cut_off.received()), (false, 0), "nothing is left to find out with");
     assert_eq!(world.end().await, ["a"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_message_that_takes_the_connection_down_is_quarantined_and_others_flow() {
-    let mut world = World::new(Settings::default());
-    world.broker.fail(Rule::new(Match::Key("bad".into()), Class::Unknown));
-    world.start(quick());
+async fn a_message_that_breaks_the_connection_is_quarantined() {
+    let mut world = World::new(BrokerConfig::default());
+    world.broker.add_failure(FailureRule::new(RuleTarget::Key("bad".into()), Class::Unknown));
+    world.start(fast_retries());
     world.emit("bad", "T");
     for key in ["a", "b", "c"] {
         world.emit(key, "T");
@@ -134,9 +138,9 @@ async fn a_message_that_takes_the_connection_down_is_quarantined_and_others_flow
         world.emit("a", "T"); // its success proves that the broker is up
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
-    assert_eq!(world.outbox.parked(MAIN)[0].state, memory::KeyState::Quarantined);
-    assert!(world.outbox.dead(MAIN).is_empty());
-    world.broker.mend();
+    assert_eq!(world.outbox.parked(MAIN)[0].state, memory::ParkedStateView::Quarantined);
+    assert!(world.outbox.dead_letters(MAIN).is_empty());
+    world.broker.clear_failures();
     let before = world.broker.received();
     world.received(before + 1).await;
     assert_eq!(world.end().await.iter().filter(|key| *key == "bad").count(), 1);
@@ -144,45 +148,46 @@ async fn a_message_that_takes_the_connection_down_is_quarantined_and_others_flow
 
 #[tokio::test(start_paused = true)]
 async fn a_blocked_address_holds_its_own_keys_only_and_a_probe_frees_them() {
-    let mut world = World::new(Settings::default());
-    world.broker.fail(Rule::new(Match::Address("Closed".into()), Class::Blocked).times(3));
-    world.start(Route { address: "{type}".into(), ..quick() });
+    let mut world = World::new(BrokerConfig::default());
+    world.broker.add_failure(FailureRule::new(RuleTarget::Address("Closed".into()), Class::Blocked).times(3));
+    world.start(Route { address: "{type}".into(), ..fast_retries() });
     for key in ["a", "b", "c"] {
         world.emit(key, "Closed");
     }
     world.emit("d", "Open");
     world.received(4).await;
-    assert!(world.outbox.dead(MAIN).is_empty(), "a blocked address counts no attempt");
+    assert!(world.outbox.dead_letters(MAIN).is_empty(), "a blocked address counts no attempt");
     assert_eq!(world.end().await.first().map(String::as_str), Some("d"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_goes_on_without_its_dead_message_only_if_the_route_says_so() {
+async fn a_key_continues_after_a_dead_letter_only_if_its_route_allows_it() {
     for (after_dead, expected) in [(AfterDead::Hold, 0), (AfterDead::Continue, 1)] {
-        let mut world = World::new(Settings::default());
-        world.broker.fail(Rule::new(Match::Key("bad".into()), Class::Poison).times(1));
-        world.start(Route { after_dead, ..quick() });
+        let mut world = World::new(BrokerConfig::default());
+        world.broker.add_failure(FailureRule::new(RuleTarget::Key("bad".into()), Class::Poison).times(1));
+        world.start(Route { after_dead, ..fast_retries() });
         world.emit("bad", "First");
         world.emit("bad", "Second");
         world.emit("other", "T");
         world.received(1 + expected).await;
         tokio::time::sleep(Duration::from_mins(1)).await;
-        assert_eq!(world.outbox.dead(MAIN).len(), 1);
+        assert_eq!(world.outbox.dead_letters(MAIN).len(), 1);
         assert_eq!(world.end().await.iter().filter(|key| *key == "bad").count() as u64, expected, "{after_dead:?}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_fencing_broker_gets_a_key_s_messages_together_and_in_order() {
-    let settings = Settings { fences_order: true, latency: Duration::from_millis(20), ..Settings::default() };
+async fn an_ordered_broker_receives_a_key_in_commit_order() {
+    let settings =
+        BrokerConfig { ordered_in_flight: true, latency: Duration::from_millis(20), ..BrokerConfig::default() };
     let mut world = World::new(settings);
-    world.broker.fail(Rule::new(Match::Key("a".into()), Class::Transient).times(1));
+    world.broker.add_failure(FailureRule::new(RuleTarget::Key("a".into()), Class::Transient).times(1));
     for _ in 0..50 {
         world.emit("a", "T");
     }
-    world.start(quick());
+    world.start(fast_retries());
     world.received(50).await;
-    let receipts = world.broker.receipts();
+    let receipts = world.broker.received_messages();
     let mut first: Vec<i64> = Vec::new();
     for receipt in receipts {
         if !first.contains(&receipt.seq) {
@@ -194,9 +199,9 @@ async fn a_fencing_broker_gets_a_key_s_messages_together_and_in_order() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_message_that_no_route_wants_is_passed_over() {
-    let mut world = World::new(Settings::default());
-    world.start(Route { topic: "orders".into(), kind: "Wanted".into(), ..quick() });
+async fn an_unrouted_message_is_skipped() {
+    let mut world = World::new(BrokerConfig::default());
+    world.start(Route { topic: "orders".into(), kind: "Wanted".into(), ..fast_retries() });
     world.emit("a", "Unwanted");
     world.emit("a", "Wanted");
     world.received(1).await;
@@ -204,17 +209,17 @@ async fn a_message_that_no_route_wants_is_passed_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_confirmed_is_settled_on_the_way_out() {
-    let mut world = World::new(Settings::default());
+async fn shutdown_settles_confirmed_messages() {
+    let mut world = World::new(BrokerConfig::default());
     for number in 0..100 {
         world.emit(&format!("k-{number}"), "T");
     }
-    world.start(quick());
+    world.start(fast_retries());
     world.received(100).await;
     let (outbox, broker) = (world.outbox.clone(), world.broker.clone());
     world.end().await;
     let mut next = World { outbox, broker, stop: CancellationToken::new(), relays: JoinSet::new() };
-    next.start(quick());
+    next.start(fast_retries());
     next.emit("last", "T");
     next.received(101).await;
     assert_eq!(next.end().await.len(), 101, "nothing is repeated");

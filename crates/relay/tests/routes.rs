@@ -3,33 +3,33 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use relevo_broker_memory::{Match, MemoryBroker, Rule, Settings};
-use relevo_core::{Class, Policy, Route, Routes};
-use relevo_relay::{Config, Relay, RelayError, RoutesHandle, Watched};
-use relevo_store_memory::{self as memory, Draft, MAIN, Outbox};
+use relevo_broker_memory::{Config as BrokerConfig, FailureRule, MemoryBroker, RuleTarget};
+use relevo_core::{Class, RetryPolicy, Route, Routes};
+use relevo_relay::{Config, Relay, RelayError, RelayStatus, RoutesHandle};
+use relevo_store_memory::{self as memory, Database, Draft, MAIN};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 struct World {
-    outbox: Outbox,
+    outbox: Database,
     broker: MemoryBroker,
     routes: RoutesHandle,
-    watched: Arc<Watched>,
+    status: Arc<RelayStatus>,
     stop: CancellationToken,
     relays: JoinSet<Result<(), RelayError>>,
 }
 
 impl World {
     fn start(routes: Routes) -> Self {
-        let outbox = Outbox::new(memory::Settings { shards: 4, ..memory::Settings::default() });
-        let broker = MemoryBroker::new(Settings::default());
+        let outbox = Database::new(memory::Config { shards: 4, ..memory::Config::default() });
+        let broker = MemoryBroker::new(BrokerConfig::default());
         let config = Config { routes, ..Config::default() };
-        let relay = Relay::with_seed(Arc::new(outbox.destination(MAIN)), Arc::new(broker.clone()), config, 7);
+        let relay = Relay::with_seed(Arc::new(outbox.store(MAIN)), Arc::new(broker.clone()), config, 7);
         let relay = relay.expect("a valid configuration");
-        let (routes, watched, stop) = (relay.routes_handle(), relay.watched(), CancellationToken::new());
+        let (routes, status, stop) = (relay.routes_handle(), relay.status(), CancellationToken::new());
         let mut relays = JoinSet::new();
         relays.spawn(relay.run(stop.clone()));
-        Self { outbox, broker, routes, watched, stop, relays }
+        Self { outbox, broker, routes, status, stop, relays }
     }
 
     fn emit(&self, key: &str) {
@@ -54,7 +54,7 @@ impl World {
 
     /// Keys and addresses, in the order of receipt.
     fn received(&self) -> Vec<(String, String)> {
-        let receipts = self.broker.receipts().into_iter();
+        let receipts = self.broker.received_messages().into_iter();
         receipts.map(|receipt| (receipt.key, receipt.address.to_string())).collect()
     }
 
@@ -63,13 +63,13 @@ impl World {
         while let Some(done) = self.relays.join_next().await {
             done.expect("no panic").expect("an orderly end");
         }
-        assert_eq!(self.watched.leases(), 0, "the leases are given back");
+        assert_eq!(self.status.leases(), 0, "the leases are given back");
     }
 }
 
-fn to(address: &str) -> Routes {
-    let policy = Policy { base: Duration::from_mins(1), ..Policy::default() };
-    Routes::new(vec![Route { address: address.to_owned(), policy, ..Route::everything() }])
+fn routes_to(address: &str) -> Routes {
+    let policy = RetryPolicy { base: Duration::from_mins(1), ..RetryPolicy::default() };
+    Routes::new(vec![Route { address: address.to_owned(), policy, ..Route::catch_all() }])
 }
 
 fn pair(key: &str, address: &str) -> (String, String) {
@@ -77,12 +77,12 @@ fn pair(key: &str, address: &str) -> (String, String) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn messages_in_flight_keep_their_address_and_later_ones_take_the_new_route() {
-    let world = World::start(to("old"));
+async fn in_flight_messages_keep_their_address_and_later_ones_use_the_new_route() {
+    let world = World::start(routes_to("old"));
     world.broker.freeze();
     world.emit("a");
-    world.until("the first flies", |world| world.watched.in_flight() == 1).await;
-    world.routes.exchange(to("new"));
+    world.until("the first flies", |world| world.status.in_flight() == 1).await;
+    world.routes.replace(routes_to("new"));
     world.emit("a");
     world.broker.thaw();
     world.until("both arrived", |world| world.broker.received() == 2).await;
@@ -91,14 +91,14 @@ async fn messages_in_flight_keep_their_address_and_later_ones_take_the_new_route
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_parked_message_takes_the_new_route_when_it_is_tried_again() {
-    let world = World::start(to("old"));
-    world.broker.fail(Rule::new(Match::Address("old".into()), Class::Transient));
+async fn a_retried_message_uses_the_new_route() {
+    let world = World::start(routes_to("old"));
+    world.broker.add_failure(FailureRule::new(RuleTarget::Address("old".into()), Class::Transient));
     for _ in 0..3 {
         world.emit("a");
     }
     world.until("it was tried", |world| world.parked() == 3).await;
-    world.routes.exchange(to("new"));
+    world.routes.replace(routes_to("new"));
     world.until("all arrived", |world| world.broker.received() == 3).await;
     assert_eq!(world.received(), vec![pair("a", "new"); 3]);
     world.end().await;
@@ -106,15 +106,15 @@ async fn a_parked_message_takes_the_new_route_when_it_is_tried_again() {
 
 /// Without the release, each key would wait for its own probe: half a minute per key.
 #[tokio::test(start_paused = true)]
-async fn keys_that_wait_for_a_blocked_address_all_go_on_when_the_routes_lead_elsewhere() {
-    let world = World::start(to("blocked"));
-    world.broker.fail(Rule::new(Match::Address("blocked".into()), Class::Blocked));
+async fn new_routes_free_every_key_of_a_blocked_address() {
+    let world = World::start(routes_to("blocked"));
+    world.broker.add_failure(FailureRule::new(RuleTarget::Address("blocked".into()), Class::Blocked));
     for key in 0..50 {
         world.emit(&format!("k{key}"));
     }
     world.until("all wait", |world| world.parked() == 50).await;
     let begun = tokio::time::Instant::now();
-    world.routes.exchange(to("open"));
+    world.routes.replace(routes_to("open"));
     world.until("all arrived", |world| world.broker.received() == 50).await;
     assert!(begun.elapsed() < Duration::from_secs(90), "{:?}", begun.elapsed());
     assert!(world.received().iter().all(|(_, address)| address == "open"));
@@ -122,12 +122,12 @@ async fn keys_that_wait_for_a_blocked_address_all_go_on_when_the_routes_lead_els
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiting_message_that_no_route_wants_any_more_is_done() {
-    let world = World::start(to("old"));
-    world.broker.fail(Rule::new(Match::Address("old".into()), Class::Transient));
+async fn a_parked_message_without_a_route_is_skipped() {
+    let world = World::start(routes_to("old"));
+    world.broker.add_failure(FailureRule::new(RuleTarget::Address("old".into()), Class::Transient));
     world.emit("a");
     world.until("it is parked", |world| world.parked() == 1).await;
-    world.routes.exchange(Routes::new(Vec::new()));
+    world.routes.replace(Routes::new(Vec::new()));
     world.until("nothing waits", |world| world.parked() == 0).await;
     assert_eq!(world.broker.received(), 0);
     world.end().await;
@@ -135,15 +135,15 @@ async fn a_waiting_message_that_no_route_wants_any_more_is_done() {
 
 /// The watchdog depends on this.
 #[tokio::test(start_paused = true)]
-async fn the_loop_turns_though_the_destination_never_answers() {
-    let world = World::start(to("anywhere"));
+async fn the_loop_keeps_stepping_while_the_broker_hangs() {
+    let world = World::start(routes_to("anywhere"));
     world.broker.freeze();
     world.emit("a");
-    world.until("it flies", |world| world.watched.in_flight() == 1).await;
+    world.until("it flies", |world| world.status.in_flight() == 1).await;
     for _ in 0..20 {
-        let before = world.watched.steps();
-        tokio::time::sleep(Config::default().lease).await;
-        assert!(world.watched.steps() > before);
+        let before = world.status.steps();
+        tokio::time::sleep(Config::default().lease_duration).await;
+        assert!(world.status.steps() > before);
     }
     world.broker.thaw();
     world.end().await;

@@ -12,21 +12,21 @@ use tokio::time::Instant;
 
 /// A message's name in the history.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Name {
+pub struct MessageName {
     /// Its id.
     pub id: MessageId,
     /// Its key.
     pub key: ByteString,
 }
 
-impl Name {
+impl MessageName {
     /// The name of a message.
     pub fn of(message: &Message) -> Self {
         Self { id: message.id, key: message.key.clone() }
     }
 }
 
-impl fmt::Display for Name {
+impl fmt::Display for MessageName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The end of an id is random, so six characters tell the messages of one run apart.
         let id = self.id.to_string();
@@ -35,15 +35,15 @@ impl fmt::Display for Name {
 }
 
 /// One event of a run, in either world.
-pub trait Happening: Clone + fmt::Debug + fmt::Display + PartialEq + Hash + Send + 'static {
+pub trait SimEvent: Clone + fmt::Debug + fmt::Display + PartialEq + Hash + Send + 'static {
     /// A network or server fault.
     fn fault(what: &'static str) -> Self;
 
     /// An unexpected reply of a store.
-    fn broken(what: String) -> Self;
+    fn store_error(what: String) -> Self;
 
     /// The message of the event, if it has one.
-    fn name(&self) -> Option<&Name>;
+    fn name(&self) -> Option<&MessageName>;
 
     /// Whether the event is a new message.
     fn is_message(&self) -> bool;
@@ -52,7 +52,7 @@ pub trait Happening: Clone + fmt::Debug + fmt::Display + PartialEq + Hash + Send
     fn is_fault(&self) -> bool;
 
     /// Whether the event belongs to the life cycle of a process.
-    fn is_life(&self) -> bool;
+    fn is_lifecycle(&self) -> bool;
 }
 
 /// The events so far, each with its virtual time.
@@ -62,7 +62,7 @@ pub struct History<E> {
     events: Mutex<Vec<(Duration, E)>>,
 }
 
-impl<E: Happening> History<E> {
+impl<E: SimEvent> History<E> {
     /// Starts a history now.
     pub fn begin() -> Self {
         Self { start: Instant::now(), events: Mutex::default() }

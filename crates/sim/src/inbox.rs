@@ -1,17 +1,17 @@
 //! Simulates the production consumer runtime between a broker and an inbox.
 
+pub mod behaviour;
 pub mod broker;
 pub mod connection;
-pub mod directory;
 pub mod event;
-pub mod gate;
 pub mod handlers;
-pub mod kind;
 pub mod members;
+pub mod message_names;
 pub mod mutants;
-pub mod office;
+pub mod operator_port;
+pub mod operators;
 pub mod oracles;
-pub mod people;
+pub mod pause;
 pub mod publisher;
 pub mod replays;
 pub mod scenario;

@@ -9,10 +9,10 @@
 
 pub mod history;
 pub mod inbox;
-pub mod line;
+pub mod link;
+pub mod network;
 pub mod outbox;
-pub mod span;
-pub mod verdict;
-pub mod wire;
+pub mod run_result;
+pub mod time_range;
 
-pub use verdict::{Verdict, Violation};
+pub use run_result::{RunResult, Violation};

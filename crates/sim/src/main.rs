@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, ValueEnum};
-use relevo_sim::history::Happening;
-use relevo_sim::{Verdict, inbox, outbox};
+use relevo_sim::history::SimEvent;
+use relevo_sim::{RunResult, inbox, outbox};
 
 /// Simulates relays and consumers: one seed, or many.
 #[derive(Debug, Parser)]
@@ -46,12 +46,12 @@ fn main() -> Result<()> {
     let mutant = arguments.mutant.as_deref();
     let mut failed = 0;
     if arguments.world != Some(World::Inbox) {
-        let mutant = find(mutant, &outbox::Mutant::ALL, outbox::Mutant::name)?;
-        failed += live("outbox", &arguments, |seed| outbox::run(seed, mutant));
+        let mutant = find_mutant(mutant, &outbox::Mutant::ALL, outbox::Mutant::name)?;
+        failed += run_seeds("outbox", &arguments, |seed| outbox::run(seed, mutant));
     }
     if arguments.world != Some(World::Outbox) {
-        let mutant = find(mutant, &inbox::Mutant::ALL, inbox::Mutant::name)?;
-        failed += live("inbox", &arguments, |seed| inbox::run(seed, mutant));
+        let mutant = find_mutant(mutant, &inbox::Mutant::ALL, inbox::Mutant::name)?;
+        failed += run_seeds("inbox", &arguments, |seed| inbox::run(seed, mutant));
     }
     if failed > 0 {
         bail!("{failed} runs broke a promise");
@@ -60,28 +60,28 @@ fn main() -> Result<()> {
 }
 
 /// Runs the seeds of one world. Returns how many broke a promise.
-fn live<E: Happening>(world: &str, arguments: &Arguments, run: impl Fn(u64) -> Verdict<E>) -> u64 {
+fn run_seeds<E: SimEvent>(world: &str, arguments: &Arguments, run: impl Fn(u64) -> RunResult<E>) -> u64 {
     let (from, seeds) = arguments.seed.map_or((arguments.from, arguments.seeds), |seed| (seed, 1));
     let begin = Instant::now();
-    let mut sums = Sums::default();
+    let mut sums = Totals::default();
     for seed in from..from.saturating_add(seeds) {
         let verdict = run(seed);
         sums.add(&verdict);
         if arguments.events {
-            story(&verdict, |_| true, usize::MAX);
+            print_events(&verdict, |_| true, usize::MAX);
         }
         if !verdict.violations.is_empty() {
-            tell(world, &verdict);
+            print_violations(world, &verdict);
             if !arguments.keep_going {
                 break;
             }
         }
     }
-    summary(world, &sums, begin.elapsed());
+    print_summary(world, &sums, begin.elapsed());
     sums.failed
 }
 
-fn find<M: Copy>(wanted: Option<&str>, all: &[M], name: impl Fn(M) -> &'static str) -> Result<Option<M>> {
+fn find_mutant<M: Copy>(wanted: Option<&str>, all: &[M], name: impl Fn(M) -> &'static str) -> Result<Option<M>> {
     let Some(wanted) = wanted else { return Ok(None) };
     let names: Vec<&str> = all.iter().map(|mutant| name(*mutant)).collect();
     let known = all.iter().find(|mutant| name(**mutant) == wanted);
@@ -89,30 +89,30 @@ fn find<M: Copy>(wanted: Option<&str>, all: &[M], name: impl Fn(M) -> &'static s
 }
 
 #[derive(Default)]
-struct Sums {
+struct Totals {
     runs: u64,
     failed: u64,
     messages: usize,
     faults: usize,
-    lasted: Duration,
+    virtual_time: Duration,
     /// A hash over all runs. It stays equal if a change does not alter any run.
     fingerprint: u64,
 }
 
-impl Sums {
-    fn add<E: Happening>(&mut self, verdict: &Verdict<E>) {
+impl Totals {
+    fn add<E: SimEvent>(&mut self, verdict: &RunResult<E>) {
         self.runs += 1;
         self.failed += u64::from(!verdict.violations.is_empty());
         self.messages += verdict.messages();
         self.faults += verdict.faults();
-        self.lasted += verdict.lasted();
+        self.virtual_time += verdict.virtual_time();
         self.fingerprint = self.fingerprint.rotate_left(1) ^ verdict.fingerprint;
     }
 }
 
 #[expect(clippy::print_stdout, reason = "the summary is this program's output")]
-fn summary(world: &str, sums: &Sums, took: Duration) {
-    let Sums { runs, failed, messages, faults, lasted, fingerprint } = sums;
+fn print_summary(world: &str, sums: &Totals, took: Duration) {
+    let Totals { runs, failed, messages, faults, virtual_time: lasted, fingerprint } = sums;
     let a_minute = u128::from(*runs) * 60_000 / took.as_millis().max(1);
     let hours = lasted.as_secs() / 3600;
     println!(
@@ -122,21 +122,21 @@ fn summary(world: &str, sums: &Sums, took: Duration) {
 }
 
 #[expect(clippy::print_stdout, reason = "what broke is this program's output")]
-fn tell<E: Happening>(world: &str, verdict: &Verdict<E>) {
+fn print_violations<E: SimEvent>(world: &str, verdict: &RunResult<E>) {
     println!("{world}, seed {}", verdict.seed);
     for violation in &verdict.violations {
         println!("  {violation}");
     }
     let Some(key) = verdict.violations.iter().find_map(|violation| violation.key.clone()) else { return };
     println!("  the last of key {key}:");
-    story(verdict, |name| name == &*key, 40);
+    print_events(verdict, |name| name == &*key, 40);
 }
 
 #[expect(clippy::print_stdout, reason = "the story of a run is this program's output")]
-fn story<E: Happening>(verdict: &Verdict<E>, wanted: impl Fn(&str) -> bool, last: usize) {
+fn print_events<E: SimEvent>(verdict: &RunResult<E>, wanted: impl Fn(&str) -> bool, last: usize) {
     let relevant = verdict.events.iter().filter(|(_, event)| match event.name() {
         Some(name) => wanted(&name.key),
-        None => last == usize::MAX || event.is_life(),
+        None => last == usize::MAX || event.is_lifecycle(),
     });
     let relevant: Vec<_> = relevant.collect();
     for (at, event) in &relevant[relevant.len().saturating_sub(last)..] {

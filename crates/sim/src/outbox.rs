@@ -5,7 +5,7 @@ pub mod event;
 pub mod mutants;
 pub mod operators;
 pub mod oracles;
-pub mod relays;
+pub mod relay_host;
 pub mod scenario;
 pub mod server;
 pub mod store;

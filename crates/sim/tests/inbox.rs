@@ -9,7 +9,7 @@ const SEEDS: u64 = 24;
 /// - 1650: a member that was counted as dead forgot a lane that it still owned
 /// - 727: a member that had lost its lane counted an attempt that was never recorded
 /// - 8855: a member that had waited to be alone made a call while another member had claimed the queue
-const BROKE: [u64; 3] = [1650, 727, 8855];
+const REGRESSION_SEEDS: [u64; 3] = [1650, 727, 8855];
 
 /// Each mutant must be detected within this number of runs.
 const CAUGHT_WITHIN: u64 = 60;
@@ -39,8 +39,8 @@ fn every_promise_holds_in_odd_seeds() {
 }
 
 #[test]
-fn every_promise_holds_in_seeds_that_once_broke_one() {
-    every_promise_holds(BROKE.into_iter());
+fn regression_seeds_pass() {
+    every_promise_holds(REGRESSION_SEEDS.into_iter());
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn acknowledging_before_the_commit_is_caught() {
 }
 
 #[test]
-fn handling_a_repeat_is_caught() {
+fn handling_a_duplicate_is_caught() {
     is_caught(Mutant::ForgetHandled);
 }
 
@@ -83,8 +83,8 @@ fn working_on_a_queue_under_a_lost_claim_is_caught() {
 }
 
 #[test]
-fn emptying_a_queue_without_a_second_look_is_caught() {
-    is_caught(Mutant::EmptyUnseen);
+fn emptying_a_queue_without_a_recheck_is_caught() {
+    is_caught(Mutant::DeleteUnchecked);
 }
 
 #[test]
@@ -93,13 +93,13 @@ fn redriving_twice_is_caught() {
 }
 
 #[test]
-fn overtaking_a_queue_that_waits_is_caught() {
+fn overtaking_a_retry_queue_is_caught() {
     is_caught(Mutant::Overtake);
 }
 
 #[test]
-fn counting_what_is_away_as_an_attempt_is_caught() {
-    is_caught(Mutant::CountAway);
+fn counting_an_outage_as_an_attempt_is_caught() {
+    is_caught(Mutant::CountOutages);
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn counting_deliveries_as_attempts_is_caught() {
 
 #[test]
 fn a_dead_letter_in_a_second_transaction_is_caught() {
-    is_caught(Mutant::BuryApart);
+    is_caught(Mutant::SplitDeadLetter);
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn a_dead_letter_with_other_bytes_is_caught() {
 }
 
 #[test]
-fn acknowledging_what_another_calls_for_is_caught() {
+fn acknowledging_a_message_that_another_member_calls_for_is_caught() {
     is_caught(Mutant::TrustCallers);
 }
 

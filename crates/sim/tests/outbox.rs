@@ -39,7 +39,7 @@ fn every_promise_holds_in_odd_seeds() {
 /// - 1003: a settlement was sent twice at shutdown
 /// - 7850: a key was unparked although another of its messages had failed
 #[test]
-fn what_once_broke_stays_mended() {
+fn regression_seeds_pass() {
     every_promise_holds([2, 531, 541, 836, 1003, 7850].into_iter());
 }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use relevo_core::operate::{Inspect, Operate as _, Start};
+use relevo_core::operate::{OutboxAdmin as _, OutboxInspector, StartFrom};
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{ConnectOptions as _, Connection as _, Row as _, SqliteConnection};
 
@@ -42,11 +42,11 @@ impl Database {
         let added = match self {
             Self::Postgres(options) => {
                 let config = relevo_store_postgres::Config::new((**options).clone(), destination);
-                relevo_store_postgres::Store::open(config).await?.add_destination(shards, Start::Now).await?
+                relevo_store_postgres::Store::open(config).await?.add_destination(shards, StartFrom::Now).await?
             }
             Self::Sqlite(path) => {
                 let config = relevo_store_sqlite::Config::new(path, destination);
-                relevo_store_sqlite::Store::open(config).await?.add_destination(shards, Start::Now).await?
+                relevo_store_sqlite::Store::open(config).await?.add_destination(shards, StartFrom::Now).await?
             }
         };
         anyhow::ensure!(added, "the outbox is not new");
@@ -54,7 +54,7 @@ impl Database {
     }
 
     /// Opens the outbox for inspection.
-    pub(crate) async fn inspect(&self, destination: &str) -> Result<Box<dyn Inspect>> {
+    pub(crate) async fn inspect(&self, destination: &str) -> Result<Box<dyn OutboxInspector>> {
         Ok(match self {
             Self::Postgres(options) => {
                 let config = relevo_store_postgres::Config::new((**options).clone(), destination);

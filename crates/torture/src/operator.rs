@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::Result;
-use relevo_core::inbox::operate::{DeadFilter, Fate, Mark as Order};
+use relevo_core::inbox::operate::{DeadLetterFilter, DeadLetterState, MarkRequest as Order};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -80,11 +80,15 @@ impl Operator {
 pub(crate) async fn redrive(store: &Store, consumer: &str) -> Result<u64> {
     let operator = store.operator().await?;
     let order = |by: &str| Order {
-        filter: DeadFilter { consumer: Some(consumer.to_owned()), fate: Some(Fate::Pending), ..DeadFilter::default() },
+        filter: DeadLetterFilter {
+            consumer: Some(consumer.to_owned()),
+            state: Some(DeadLetterState::Dead),
+            ..DeadLetterFilter::default()
+        },
         dry_run: false,
-        rate: None,
+        rate_per_second: None,
         by: by.to_owned(),
-        note: "torture".to_owned(),
+        reason: "torture".to_owned(),
     };
     let (one, other) = (order("one"), order("other"));
     let (one, other) = tokio::join!(operator.redrive(&one), operator.redrive(&other));

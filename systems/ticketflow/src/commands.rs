@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use jiff::Timestamp;
-use relevo::core::administer::State;
+use relevo::core::administer::TopologyStatus;
 use ticketflow::config::Config;
 use ticketflow::desk::{self, Desk, Kind, Token, Whom};
 use ticketflow::domain;
@@ -35,15 +35,15 @@ pub(crate) async fn topology(config: &Config, what: Topology) -> Result<()> {
     }
     let mut wrong = 0;
     for piece in &pieces {
-        let state = match &piece.state {
-            State::Same => "same".to_owned(),
-            State::Made => "made".to_owned(),
-            State::Unseen => "unseen".to_owned(),
-            State::Missing => {
+        let state = match &piece.status {
+            TopologyStatus::Unchanged => "same".to_owned(),
+            TopologyStatus::Created => "made".to_owned(),
+            TopologyStatus::Unknown => "unseen".to_owned(),
+            TopologyStatus::Missing => {
                 wrong += 1;
                 "missing".to_owned()
             }
-            State::Differs(how) => {
+            TopologyStatus::Different(how) => {
                 wrong += 1;
                 let how: Vec<_> = how.iter().map(ToString::to_string).collect();
                 format!("differs: {}", how.join("; "))

@@ -12,7 +12,7 @@ use axum::http::{StatusCode, header};
 use axum::routing::get;
 use axum::{Json, Router};
 use jiff::{Timestamp, Unit};
-use relevo::core::sample::ConsumerVitals;
+use relevo::core::sample::ConsumerSample;
 use serde::Serialize;
 use tokio::time::timeout;
 
@@ -164,7 +164,7 @@ async fn answering(ping: impl Future<Output = Result<(), DeskError>>) -> Status 
     }
 }
 
-fn judge(database: Status, consumers: Option<&[ConsumerVitals]>, since: Option<Timestamp>, now: Timestamp) -> Report {
+fn judge(database: Status, consumers: Option<&[ConsumerSample]>, since: Option<Timestamp>, now: Timestamp) -> Report {
     let broker = BrokerCheck { status: if since.is_some() { Status::Down } else { Status::Ok }, since, why: None };
     let worker = consumers.map_or_else(unknown, |consumers| workers(consumers, now));
     let status = match (database, broker.status, worker.status) {
@@ -176,7 +176,7 @@ fn judge(database: Status, consumers: Option<&[ConsumerVitals]>, since: Option<T
 }
 
 /// A worker has a member in each of the two consumers.
-fn workers(consumers: &[ConsumerVitals], now: Timestamp) -> WorkerCheck {
+fn workers(consumers: &[ConsumerSample], now: Timestamp) -> WorkerCheck {
     let ours = || consumers.iter().filter(|consumer| [NOTIFICATIONS, METRICS].contains(&consumer.name.as_str()));
     // Nobody needs to know it finer.
     let ago = |age: Duration| now.checked_sub(age).ok()?.round(Unit::Millisecond).ok();
@@ -189,8 +189,8 @@ fn workers(consumers: &[ConsumerVitals], now: Timestamp) -> WorkerCheck {
             (false, _) => Status::Down,
         },
         members: ours().map(|consumer| consumer.members).max().unwrap_or(0),
-        last_beat: ours().filter_map(|consumer| consumer.heartbeat).min().and_then(ago),
-        last_message: ours().filter_map(|consumer| consumer.last_message).min().and_then(ago),
+        last_beat: ours().filter_map(|consumer| consumer.heartbeat_age).min().and_then(ago),
+        last_message: ours().filter_map(|consumer| consumer.last_message_age).min().and_then(ago),
         why: (!open.is_empty())
             .then(|| open.iter().map(|consumer| waits(&consumer.name)).collect::<Vec<_>>().join("; ")),
     }
@@ -211,12 +211,12 @@ fn unknown() -> WorkerCheck {
 mod tests {
     use super::*;
 
-    fn consumer(name: &str, members: u64) -> ConsumerVitals {
-        ConsumerVitals {
+    fn consumer(name: &str, members: u64) -> ConsumerSample {
+        ConsumerSample {
             name: name.to_owned(),
             members,
-            heartbeat: Some(Duration::from_secs(1)),
-            last_message: (name == METRICS).then_some(Duration::from_mins(1)),
+            heartbeat_age: Some(Duration::from_secs(1)),
+            last_message_age: (name == METRICS).then_some(Duration::from_mins(1)),
             waiting: 0,
             dead: 0,
             breakers: Vec::new(),

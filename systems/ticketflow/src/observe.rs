@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use jiff::Timestamp;
-use relevo::core::sample::{Sample, Surroundings};
-use relevo::inbox::Stats;
+use relevo::core::sample::{OutboxMonitor, OutboxSample};
+use relevo::inbox::ConsumerStatus;
 use relevo::observe::consumer::Consumers;
 use relevo::observe::relay::{Embedded, Observed as _};
 use relevo::observe::{Exposition, Slot};
@@ -28,7 +28,7 @@ pub struct Metrics(Exposition);
 
 impl Metrics {
     /// Every series carries the name of the service.
-    pub fn new(relay: Option<&Arc<Embedded>>, consumers: &[Arc<Stats>]) -> Self {
+    pub fn new(relay: Option<&Arc<Embedded>>, consumers: &[Arc<ConsumerStatus>]) -> Self {
         let relays = relay.map(|relay| Arc::clone(relay) as _).into_iter().collect();
         let exposition = Exposition::new("ticketflow", env!("CARGO_PKG_VERSION")).relays(relays);
         Self(exposition.collector(Consumers::new(consumers.iter().cloned())))
@@ -45,7 +45,7 @@ pub struct Sampler {
     outbox: Arc<dyn Outbox>,
     broker: Broker,
     relay: Option<Arc<Embedded>>,
-    surroundings: Slot<Surroundings>,
+    surroundings: Slot<OutboxSample>,
     /// Since when the broker is away.
     away: Mutex<Option<Timestamp>>,
 }
@@ -72,9 +72,9 @@ impl Sampler {
     /// Samples once.
     pub async fn sample(&self) {
         self.broker_away_since();
-        let outbox: &dyn Sample = &*self.outbox;
+        let outbox: &dyn OutboxMonitor = &*self.outbox;
         let Some(relay) = &self.relay else {
-            let seen = timeout(DEADLINE, outbox.surroundings()).await;
+            let seen = timeout(DEADLINE, outbox.sample_outbox()).await;
             return self.surroundings.put(seen.ok().and_then(Result::ok));
         };
         relay.sample(outbox).await;
@@ -83,7 +83,7 @@ impl Sampler {
     }
 
     /// What the database knows of the consumers; `None` while it does not answer.
-    pub fn surroundings(&self) -> Option<Surroundings> {
+    pub fn surroundings(&self) -> Option<OutboxSample> {
         self.surroundings.get()
     }
 

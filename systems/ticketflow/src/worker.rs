@@ -15,10 +15,12 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use relevo::core::AfterDead;
-use relevo::core::inbox::retries::Retries;
-use relevo::core::inbox::{Inbox, Keeping};
-use relevo::core::retry::Policy;
-use relevo::inbox::{Config as Consumer, DeadLetterTo, Durable, Handlers, Order, Runtime, Stats, typed};
+use relevo::core::inbox::retry_policy::HandlerRetryPolicy;
+use relevo::core::inbox::{Inbox, InboxRetention};
+use relevo::core::retry::RetryPolicy;
+use relevo::inbox::{
+    Config as Consumer, ConsumerRuntime, ConsumerStatus, DeadLetterCopy, Handlers, MessageOrder, RetryStorage, typed,
+};
 use relevo::stores::{postgres as pg, sqlite as lite};
 use sqlx::postgres::PgConnectOptions;
 use tokio::task::JoinSet;
@@ -44,27 +46,28 @@ pub struct Worker {
     parts: JoinSet<Result<()>>,
     begin: CancellationToken,
     stop: CancellationToken,
-    stats: Vec<Arc<Stats>>,
+    stats: Vec<Arc<ConsumerStatus>>,
     heart: Heart,
 }
 
 impl Worker {
     /// Opens inboxes and queues; `name` is this process's, for people.
     pub async fn open(config: &Config, broker: &Broker, name: &str) -> Result<Self> {
-        let keeping = Keeping::default();
+        let keeping = InboxRetention::default();
         match &config.database {
             Database::Postgres(url) => {
                 let options: PgConnectOptions = url.expose().parse().context("the URL of the database is wrong")?;
                 let handlers_max = u32::try_from(2 * config.worker.concurrency)?;
-                let inbox = pg::inbox::Config { handlers_max, ..pg::inbox::Config::new(options) };
+                let inbox =
+                    pg::inbox::Config { handler_connections_max: handlers_max, ..pg::inbox::Config::new(options) };
                 let notifications = pg::inbox::Inbox::open(&inbox, NOTIFICATIONS, keeping).await?;
-                let metrics = notifications.of(METRICS, keeping);
+                let metrics = notifications.for_consumer(METRICS, keeping);
                 Self::with(config, broker, name, notifications, metrics).await
             }
             Database::Sqlite(path) => {
                 let inbox = lite::inbox::Config::new(path);
                 let notifications = lite::inbox::Inbox::open(&inbox, NOTIFICATIONS, keeping).await?;
-                let metrics = notifications.of(METRICS, keeping);
+                let metrics = notifications.for_consumer(METRICS, keeping);
                 Self::with(config, broker, name, notifications, metrics).await
             }
         }
@@ -79,19 +82,19 @@ impl Worker {
         let recipients = desk::recipients(&config.database).await?;
         let post = mail::open(&config.mail, config.worker.patience(), &recipients).await?;
         let notify = Notify::new(post, Sender::new(&config.letters)?, heart.pulse());
-        let notifications = Runtime::new(
+        let notifications = ConsumerRuntime::new(
             Arc::new(notifications),
             broker.consumer(NOTIFICATIONS, name).await?,
-            Handlers::new().call("ticket.*", typed(notify)),
+            Handlers::new().call_handler("ticket.*", typed(notify)),
             of_emails(config, broker, name),
         );
-        let metrics = Runtime::new(
+        let metrics = ConsumerRuntime::new(
             Arc::new(metrics),
             broker.consumer(METRICS, name).await?,
-            Handlers::new().inside("ticket.*", typed(Count::new(heart.pulse()))),
+            Handlers::new().handler("ticket.*", typed(Count::new(heart.pulse()))),
             of_figures(broker, name),
         );
-        let stats = vec![notifications.stats(), metrics.stats()];
+        let stats = vec![notifications.status(), metrics.status()];
         let (begin, stop) = (CancellationToken::new(), CancellationToken::new());
         let mut parts = JoinSet::new();
         for runtime in [notifications, metrics] {
@@ -105,7 +108,7 @@ impl Worker {
     }
 
     /// What its consumers have done so far; stays valid when the worker is gone.
-    pub fn stats(&self) -> Vec<Arc<Stats>> {
+    pub fn stats(&self) -> Vec<Arc<ConsumerStatus>> {
         self.stats.clone()
     }
 
@@ -140,18 +143,18 @@ fn of_emails(config: &Config, broker: &Broker, name: &str) -> Consumer {
     let ladder = ladder.filter(|rungs| !rungs.is_empty());
     let durable = match ladder {
         // A message climbs one rung after the other, and is given up behind the last.
-        Some(rungs) => Policy { attempts_max: tries(rungs.len()), ..Policy::listed(rungs.clone()) },
-        None => Policy { attempts_max: TRIES_MAX, ..Retries::default().durable },
+        Some(rungs) => RetryPolicy { attempts_max: tries(rungs.len()), ..RetryPolicy::with_delays(rungs.clone()) },
+        None => RetryPolicy { attempts_max: TRIES_MAX, ..HandlerRetryPolicy::default().durable },
     };
     // What a mail server that hangs means is for the handler to say.
     let deadline = mail::longest(&config.mail, config.worker.patience()) + MARGIN;
     Consumer {
-        order: Order::None { concurrency: config.worker.concurrency },
-        deadline,
+        order: MessageOrder::None { concurrency: config.worker.concurrency },
+        handler_timeout: deadline,
         // One that was cut off may have been taken, and would go again.
-        grace: deadline,
-        durable: if ladder.is_some() { Durable::Broker } else { Durable::Table },
-        retries: Retries { memory: config.worker.retries.clone(), durable },
+        shutdown_grace: deadline,
+        retry_storage: if ladder.is_some() { RetryStorage::Broker } else { RetryStorage::Inbox },
+        retry: HandlerRetryPolicy { in_memory: config.worker.retries.clone(), durable },
         ..shared(NOTIFICATIONS, broker, name)
     }
 }
@@ -161,7 +164,7 @@ fn of_figures(broker: &Broker, name: &str) -> Consumer {
     Consumer {
         // One transaction at a time. All tickets that are opened count on one row of the day, so that others would only wait for it;
         // and two that count several agents in different orders would wait for each other.
-        order: Order::ByKey { concurrency: 1 },
+        order: MessageOrder::ByKey { concurrency: 1 },
         after_dead: AfterDead::Continue,
         batch_max: 50,
         ..shared(METRICS, broker, name)
@@ -172,11 +175,11 @@ fn shared(queue: &str, broker: &Broker, name: &str) -> Consumer {
     let dead_letter_to = match broker {
         // The store has the dead letters; whoever looks at RabbitMQ sees them there too.
         Broker::RabbitMq { .. } => {
-            Some(DeadLetterTo { broker: broker.publisher(), address: format!("/{}", dead_queue(queue)).into() })
+            Some(DeadLetterCopy { broker: broker.publisher(), address: format!("/{}", dead_queue(queue)).into() })
         }
         Broker::Embedded(_) => None,
     };
-    Consumer { name: name.to_owned(), dead_letter_to, ..Consumer::new(queue) }
+    Consumer { member_name: name.to_owned(), dead_letter_copy: dead_letter_to, ..Consumer::new(queue) }
 }
 
 #[cfg(test)]
@@ -194,8 +197,12 @@ mod tests {
         config.make_folders().unwrap();
         let broker = Broker::open(&config.broker).await.unwrap();
         let emails = of_emails(&config, &broker, "a test");
-        assert!(emails.grace >= mail::longest(&config.mail, config.worker.patience()), "{:?}", emails.grace);
-        assert_eq!(emails.grace, emails.deadline);
+        assert!(
+            emails.shutdown_grace >= mail::longest(&config.mail, config.worker.patience()),
+            "{:?}",
+            emails.shutdown_grace
+        );
+        assert_eq!(emails.shutdown_grace, emails.handler_timeout);
         broker.close().await;
         std::fs::remove_dir_all(folder).unwrap();
     }

@@ -7,20 +7,20 @@ use async_nats::jetstream::context::{Context, ContextBuilder};
 use async_nats::jetstream::message::PublishMessage;
 use async_nats::jetstream::{self, stream};
 use async_trait::async_trait;
-use relevo_broker_nats::{Config, Group, Membership, NatsBroker, NatsConsumer};
+use relevo_broker_nats::{Config, Group, GroupConsumer, Membership, Publisher};
 use relevo_core::{Publication, wire};
 
 use super::alone::{Client, Confirm};
 
 const STREAM: &str = "bench";
 
-pub(super) async fn open(url: &str) -> anyhow::Result<NatsBroker> {
-    Ok(NatsBroker::open(Config { stream: Some(STREAM.to_owned()), ..Config::new(url) }).await?)
+pub(super) async fn open(url: &str) -> anyhow::Result<Publisher> {
+    Ok(Publisher::open(Config { stream: Some(STREAM.to_owned()), ..Config::new(url) }).await?)
 }
 
-pub(super) async fn consumer(url: &str) -> anyhow::Result<NatsConsumer> {
+pub(super) async fn consumer(url: &str) -> anyhow::Result<GroupConsumer> {
     let (config, group) = (Config::new(url), Group::new("bench", STREAM, ["orders"]));
-    relevo_broker_nats::declare(&config, &group).await?;
+    relevo_broker_nats::declare_group(&config, &group).await?;
     Ok(relevo_broker_nats::consumer(&config, &group, Membership::default()).await?)
 }
 

@@ -8,7 +8,7 @@ use lapin::options::{
 };
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, ExchangeKind};
-use relevo_broker_rabbitmq::{Config, Group, Membership, RabbitBroker, RabbitConsumer};
+use relevo_broker_rabbitmq::{Config, Group, GroupConsumer, Membership, Publisher};
 use relevo_core::{Publication, wire};
 
 use super::alone::{Client, Confirm};
@@ -16,11 +16,11 @@ use super::alone::{Client, Confirm};
 const NAME: &str = "relevo-bench";
 const PERSISTENT: u8 = 2;
 
-pub(super) async fn open(url: &str) -> anyhow::Result<RabbitBroker> {
-    Ok(RabbitBroker::open(Config { exchange: NAME.to_owned(), ..Config::new(url) }).await?)
+pub(super) async fn open(url: &str) -> anyhow::Result<Publisher> {
+    Ok(Publisher::open(Config { exchange: NAME.to_owned(), ..Config::new(url) }).await?)
 }
 
-pub(super) async fn consumer(url: &str) -> anyhow::Result<RabbitConsumer> {
+pub(super) async fn consumer(url: &str) -> anyhow::Result<GroupConsumer> {
     let group = Group { ordered: true, retry: Vec::new(), ..Group::new(NAME) };
     Ok(relevo_broker_rabbitmq::consumer(&Config::new(url), &group, Membership::default()).await?)
 }

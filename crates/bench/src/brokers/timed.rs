@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use async_trait::async_trait;
-use relevo_core::broker::Reports;
-use relevo_core::{Broker, Capabilities, Confirms, Publication};
+use relevo_core::broker::OutcomeReceiver;
+use relevo_core::{Broker, Capabilities, OutcomeSender, Publication};
 
 use crate::latency::Receipts;
 
@@ -26,7 +26,7 @@ impl Timed {
         Arc::clone(&self.millis)
     }
 
-    fn pass_on(&self, began: Instant, batch: &[Publication], reports: &Reports, confirms: &Confirms) {
+    fn pass_on(&self, began: Instant, batch: &[Publication], reports: &OutcomeReceiver, confirms: &OutcomeSender) {
         let now = Instant::now();
         let reported = reports.take();
         let took = (now - began).as_secs_f64() * 1000.0;
@@ -46,14 +46,14 @@ impl Broker for Timed {
         self.inner.capabilities()
     }
 
-    fn is_away(&self) -> bool {
-        self.inner.is_away()
+    fn is_unreachable(&self) -> bool {
+        self.inner.is_unreachable()
     }
 
-    async fn publish(&self, batch: &[Publication], confirms: &Confirms) {
+    async fn publish(&self, batch: &[Publication], confirms: &OutcomeSender) {
         let began = Instant::now();
-        let reports = Reports::default();
-        let own = reports.confirms(0);
+        let reports = OutcomeReceiver::default();
+        let own = reports.sender(0);
         let mut publishing = self.inner.publish(batch, &own);
         loop {
             tokio::select! {

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use async_trait::async_trait;
-use relevo_inbox::{Handled, Incoming, Inside, Verdict};
+use relevo_inbox::{Handler, HandlerResult, Incoming, Verdict};
 use relevo_store_postgres::inbox::Transaction;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{ConnectOptions as _, Connection as _};
@@ -20,8 +20,8 @@ const INSERT: &str = "INSERT INTO effect (message, key, body) VALUES ($1, $2, $3
 pub(super) struct Effect;
 
 #[async_trait]
-impl Inside<Transaction> for Effect {
-    async fn handle(&self, tx: &mut Transaction, incoming: &Incoming) -> Handled {
+impl Handler<Transaction> for Effect {
+    async fn handle(&self, tx: &mut Transaction, incoming: &Incoming) -> HandlerResult {
         let message = incoming.message();
         insert(tx, *message.id.as_uuid(), &message.key, &message.payload).await?;
         Ok(Verdict::Done)

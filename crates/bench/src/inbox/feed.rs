@@ -9,7 +9,7 @@ use relevo_core::message::Headers;
 use relevo_core::slot::shard_of;
 use relevo_core::{
     AckOutcome, BrokerConsumer, ConsumerCapabilities, Delivery, DeliveryTag, Failure, Lane, Message, MessageId,
-    Publication, Raw, wire,
+    Publication, RawMessage, wire,
 };
 use tokio::sync::Notify;
 use uuid::Uuid;
@@ -126,11 +126,11 @@ fn delivery(number: u32, lanes: u16) -> Delivery {
     };
     Delivery {
         tag: DeliveryTag::new(number.into()),
-        raw: Raw::new(wire::headers(&publication, "/bench"), publication.message.payload.clone()),
+        raw: RawMessage::new(wire::headers(&publication, "/bench"), publication.message.payload.clone()),
         address: "orders".into(),
         lane: Lane::new(format!("orders.{lane}")),
-        place: Some(number.into()),
+        offset: Some(number.into()),
         redelivered: false,
-        retries: 0,
+        retry_count: 0,
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use relevo_core::{AckOutcome, BrokerConsumer, ConsumerCapabilities, Delivery, DeliveryTag, Failure, Lane, MessageId};
-use relevo_inbox::Order;
+use relevo_inbox::MessageOrder;
 use sqlx::postgres::PgConnectOptions;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -44,7 +44,7 @@ async fn round(kind: Kind, server: &PgConnectOptions) -> anyhow::Result<Vec<f64>
     kind.empty().await?;
     let receipts = Receipts::default();
     let consumer = Watched { inner: kind.consumer().await?, out: Mutex::default(), receipts: Arc::clone(&receipts) };
-    let order = Order::ByKey { concurrency: WORKERS as usize };
+    let order = MessageOrder::ByKey { concurrency: WORKERS as usize };
     let runtime = runtime(&bench, Arc::new(consumer), order, 1).await?;
     let stop = CancellationToken::new();
     let mut tasks = JoinSet::new();

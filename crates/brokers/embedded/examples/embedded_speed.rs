@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use relevo_broker_embedded::{Config, EmbeddedBroker, Group, Membership};
-use relevo_core::broker::Reports;
+use relevo_broker_embedded::{BrokerFile, Config, Group, Membership};
+use relevo_core::broker::OutcomeReceiver;
 use relevo_core::message::{Headers, Message, MessageId};
 use relevo_core::{AckOutcome, Broker, BrokerConsumer, DeliveryTag, Publication};
 
@@ -29,8 +29,8 @@ async fn main() -> Outcome<()> {
 }
 
 async fn measure(directory: &std::path::Path, messages: usize) -> Outcome<()> {
-    let broker = EmbeddedBroker::open(Config::new(directory.join("broker.db"))).await?;
-    broker.declare(&Group::new("all", ["**"])).await?;
+    let broker = BrokerFile::open(Config::new(directory.join("broker.db"))).await?;
+    broker.declare_group(&Group::new("all", ["**"])).await?;
     let membership = Membership { prefetch: BATCH, ..Membership::default() };
     let consumer = broker.consumer("all", membership).await?;
 
@@ -56,11 +56,11 @@ fn say(what: &str, messages: usize, start: Instant) -> std::io::Result<()> {
     writeln!(std::io::stdout(), "{what}: {} messages/s", messages as u128 * 1_000_000 / micros)
 }
 
-async fn publish(broker: &EmbeddedBroker, numbers: std::ops::Range<usize>) {
+async fn publish(broker: &BrokerFile, numbers: std::ops::Range<usize>) {
     for first in numbers.step_by(BATCH) {
         let batch: Vec<Publication> = (first..first + BATCH).map(publication).collect();
-        let reports = Reports::default();
-        broker.publish(&batch, &reports.confirms(1)).await;
+        let reports = OutcomeReceiver::default();
+        broker.publish(&batch, &reports.sender(1)).await;
         assert!(reports.take().iter().all(|(_, _, outcome)| outcome.is_ok()), "everything is confirmed");
     }
 }

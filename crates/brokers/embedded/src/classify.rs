@@ -22,7 +22,7 @@ pub enum Error {
     ReadOnly(#[source] sqlx::Error),
     /// The file is not a SQLite database, or it is corrupt.
     #[error("the broker's file is damaged; restore it from a copy")]
-    Damaged(#[source] sqlx::Error),
+    Corrupt(#[source] sqlx::Error),
     /// The tables are newer than this program, or missing.
     #[error("the broker's tables do not fit this program: {what}")]
     Schema {
@@ -31,13 +31,13 @@ pub enum Error {
     },
     /// The file is on a network file system, and the configuration does not allow that.
     #[error(transparent)]
-    Network(#[from] NetworkFileSystem),
+    NetworkFileSystem(#[from] NetworkFileSystem),
     /// A read or write failed part-way. The data may have been written.
     #[error("the broker's file cannot be read or written")]
     Io(#[source] sqlx::Error),
     /// Any other error of SQLite or its driver.
     #[error("the broker's file could not be used")]
-    Other(#[source] sqlx::Error),
+    Sqlite(#[source] sqlx::Error),
     /// The message can never be stored.
     #[error("the message is {bytes} bytes, more than `message_bytes_max` = {max}")]
     TooLarge {
@@ -56,13 +56,13 @@ pub enum Error {
     },
     /// An earlier message of the same key in the batch was refused, so this one was not stored.
     #[error("an earlier message of its key was refused")]
-    BehindRefused,
+    EarlierRefused,
     /// The group does not exist.
     #[error("there is no group `{0}`")]
-    NoGroup(String),
+    GroupNotFound(String),
     /// The group exists with different settings.
     #[error("the group `{name}` exists and differs: {difference}")]
-    Differs {
+    Mismatch {
         /// The name of the group.
         name: String,
         /// The existing and the requested settings.
@@ -70,7 +70,7 @@ pub enum Error {
     },
     /// The group definition is invalid.
     #[error("the group `{name}` cannot be made: {why}")]
-    Malformed {
+    InvalidGroup {
         /// The name of the group.
         name: String,
         /// Why it is invalid.
@@ -79,7 +79,7 @@ pub enum Error {
 }
 
 /// The pause that a full broker requests from the relay.
-pub(crate) const FULL_PAUSE: Duration = Duration::from_secs(1);
+pub(crate) const THROTTLE_PAUSE: Duration = Duration::from_secs(1);
 
 impl Error {
     /// The failure class of this error.
@@ -89,17 +89,17 @@ impl Error {
             Self::Locked(_) | Self::DiskFull(_) | Self::CannotOpen(_) => Class::Outage,
             // An operator must act; waiting does not help.
             Self::ReadOnly(_)
-            | Self::Damaged(_)
+            | Self::Corrupt(_)
             | Self::Schema { .. }
-            | Self::Network(_)
-            | Self::NoGroup(_)
-            | Self::Differs { .. }
-            | Self::Malformed { .. } => Class::Blocked,
+            | Self::NetworkFileSystem(_)
+            | Self::GroupNotFound(_)
+            | Self::Mismatch { .. }
+            | Self::InvalidGroup { .. } => Class::Blocked,
             // A commit that failed part-way may still be complete when SQLite reads its log again.
-            Self::Io(_) | Self::Other(_) | Self::BehindRefused => Class::Unknown,
+            Self::Io(_) | Self::Sqlite(_) | Self::EarlierRefused => Class::Unknown,
             Self::TooLarge { .. } => Class::Poison,
             // Consumers make room without an operator.
-            Self::Full { .. } => Class::Throttled(FULL_PAUSE),
+            Self::Full { .. } => Class::Throttled(THROTTLE_PAUSE),
         }
     }
 }
@@ -117,14 +117,14 @@ impl From<sqlx::Error> for Error {
             Some(FileError::DiskFull) => Self::DiskFull(error),
             Some(FileError::CannotOpen) => Self::CannotOpen(error),
             Some(FileError::ReadOnly | FileError::FileReplaced) => Self::ReadOnly(error),
-            Some(FileError::Corrupt | FileError::NotADatabase) => Self::Damaged(error),
+            Some(FileError::Corrupt | FileError::NotADatabase) => Self::Corrupt(error),
             Some(FileError::Io) => Self::Io(error),
             Some(FileError::MissingTable) => Self::Schema { what: error.to_string() },
             None => match error {
                 // No connection became free in time, which has the same cause as a lock.
                 sqlx::Error::PoolTimedOut => Self::Locked(error),
                 sqlx::Error::Io(_) => Self::Io(error),
-                other => Self::Other(other),
+                other => Self::Sqlite(other),
             },
         }
     }

@@ -13,16 +13,16 @@ pub struct Config {
     /// The maximum size of a message, headers and payload together.
     pub message_bytes_max: usize,
     /// How long a message is kept after every group has acknowledged it. Duplicates are detected during that time.
-    pub keep: Duration,
+    pub retention: Duration,
     /// The maximum number of stored messages. Above it the broker refuses publishing with class `throttled`. It never
     /// drops a message that a group has not acknowledged.
     pub messages_max: u64,
     /// The maximum number of stored bytes, headers and payload together.
     pub bytes_max: u64,
     /// How long a call waits for the file lock.
-    pub lock_wait: Duration,
+    pub busy_timeout: Duration,
     /// How often waiting consumers poll for messages that other processes published.
-    pub poll: Duration,
+    pub poll_interval: Duration,
     /// Accepts a file on a network file system. SQLite's locks and shared memory do not work across machines: a file
     /// that two machines use will be corrupted.
     pub allow_network_file_system: bool,
@@ -35,11 +35,11 @@ impl Config {
             path: path.into(),
             source: "/relevo".to_owned(),
             message_bytes_max: 16 << 20,
-            keep: Duration::from_mins(10),
+            retention: Duration::from_mins(10),
             messages_max: 10_000_000,
             bytes_max: 8 << 30,
-            lock_wait: Duration::from_secs(5),
-            poll: Duration::from_millis(40),
+            busy_timeout: Duration::from_secs(5),
+            poll_interval: Duration::from_millis(40),
             allow_network_file_system: false,
         }
     }

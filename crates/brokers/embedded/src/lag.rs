@@ -6,11 +6,11 @@ use relevo_core::Lane;
 use sqlx::Row as _;
 
 use crate::classify::Error;
-use crate::consumer::Shared;
-use crate::inspect::LAG_EXACT_MAX;
+use crate::consume::ConsumerInner;
+use crate::inspect::LAG_COUNT_MAX;
 
-impl Shared {
-    /// The number of waiting messages of each lane, whichever consumer owns it. It reads at most [`LAG_EXACT_MAX`]
+impl ConsumerInner {
+    /// The number of waiting messages of each lane, whichever consumer owns it. It reads at most [`LAG_COUNT_MAX`]
     /// messages after each distinct cursor, so the cost does not grow with the log.
     pub(crate) async fn lag(&self) -> Result<Vec<(Lane, u64)>, Error> {
         let mut counts = vec![0; self.lanes.len()];
@@ -24,20 +24,20 @@ impl Shared {
         let cursors: BTreeMap<String, i64> =
             state.lanes.iter().map(|(lane, held)| (lane.to_string(), held.cursor)).collect();
         drop(state);
-        let fresh = sqlx::query(FRESH)
+        let fresh = sqlx::query(COUNT_NEW)
             .bind(self.group.id)
             .bind(i64::from(self.group.lanes))
-            .bind(LAG_EXACT_MAX.cast_signed())
+            .bind(LAG_COUNT_MAX.cast_signed())
             .bind(serde_json::json!(cursors).to_string())
-            .fetch_all(self.broker.link.readers())
+            .fetch_all(self.broker.connections.readers())
             .await?;
         for row in fresh.iter().filter(|row| self.patterns.matches(row.get(1))) {
             count(row.get(0), row.get(2));
         }
-        let again = sqlx::query(AGAIN)
+        let again = sqlx::query(COUNT_RETURNED)
             .bind(self.group.id)
-            .bind(LAG_EXACT_MAX.cast_signed())
-            .fetch_all(self.broker.link.readers())
+            .bind(LAG_COUNT_MAX.cast_signed())
+            .fetch_all(self.broker.connections.readers())
             .await?;
         for row in &again {
             count(row.get(0), row.get(1));
@@ -48,7 +48,7 @@ impl Shared {
 
 /// Messages that were never delivered, by lane and address. The log is split at the lane cursors, so that each message
 /// is read once, only for lanes whose cursor is before it.
-const FRESH: &str = "
+const COUNT_NEW: &str = "
 WITH place AS MATERIALIZED (
     SELECT l.lane, max(l.cursor, coalesce(c.value, 0), (SELECT coalesce(min(seq), 1) - 1 FROM broker_message)) AS low
     FROM broker_lane l LEFT JOIN json_each(?4) c ON CAST(c.key AS INTEGER) = l.lane WHERE l.group_id = ?1),
@@ -60,6 +60,6 @@ WHERE m.seq > piece.low AND m.seq <= min(piece.high, piece.low + ?3)
 GROUP BY 1, 2";
 
 /// Messages that were delivered and returned.
-const AGAIN: &str = "
+const COUNT_RETURNED: &str = "
 SELECT lane, count(*) FROM (SELECT lane FROM broker_unacknowledged WHERE group_id = ?1 AND outstanding = 0 LIMIT ?2)
 GROUP BY lane";

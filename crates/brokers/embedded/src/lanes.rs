@@ -7,8 +7,8 @@ use relevo_core::DeliveryTag;
 use sqlx::Row as _;
 
 use crate::classify::Error;
-use crate::consumer::Shared;
-use crate::link::Write;
+use crate::connection::WriteTransaction;
+use crate::consume::ConsumerInner;
 
 /// Whether a lease has expired. A lease that ends too far in the future was written by a clock that has since been set
 /// back.
@@ -24,84 +24,85 @@ macro_rules! is_over {
 
 /// What a consumer knows about its group.
 #[derive(Debug, Default)]
-pub(crate) struct State {
-    pub(crate) lanes: BTreeMap<u16, Held>,
-    out: HashMap<DeliveryTag, Out>,
+pub(crate) struct ConsumerState {
+    pub(crate) lanes: BTreeMap<u16, OwnedLane>,
+    outstanding: HashMap<DeliveryTag, OutstandingDelivery>,
     tags: HashMap<i64, DeliveryTag>,
     next_tag: u64,
     /// A call was cancelled during a write: the file may be ahead of this state.
-    pub(crate) doubtful: bool,
+    pub(crate) uncertain: bool,
 }
 
 /// A lane that this consumer owns.
 #[derive(Clone, Debug)]
-pub(crate) struct Held {
+pub(crate) struct OwnedLane {
     pub(crate) epoch: i64,
     /// Every message up to here was delivered, or does not match the group.
     pub(crate) cursor: i64,
-    pub(crate) out: usize,
+    pub(crate) outstanding: usize,
     pub(crate) paused: bool,
     /// The lane exceeds the fair share. It delivers nothing new, and is released when no delivery is outstanding.
-    pub(crate) leaving: bool,
+    pub(crate) releasing: bool,
 }
 
 /// An outstanding delivery.
 #[derive(Clone, Debug)]
-pub(crate) struct Out {
+pub(crate) struct OutstandingDelivery {
     pub(crate) seq: i64,
     pub(crate) lane: u16,
 }
 
-impl State {
+impl ConsumerState {
     /// Adds a delivery with a new tag. An older tag of the same message becomes invalid.
-    pub(crate) fn hand_out(&mut self, out: Out) -> DeliveryTag {
+    pub(crate) fn insert(&mut self, out: OutstandingDelivery) -> DeliveryTag {
         if let Some(old) = self.tags.get(&out.seq).copied() {
-            self.take_back(old);
+            self.remove(old);
         }
         self.next_tag += 1;
         let tag = DeliveryTag::new(self.next_tag);
         if let Some(held) = self.lanes.get_mut(&out.lane) {
-            held.out += 1;
+            held.outstanding += 1;
         }
         self.tags.insert(out.seq, tag);
-        self.out.insert(tag, out);
+        self.outstanding.insert(tag, out);
         tag
     }
 
     /// Removes a delivery that was acknowledged or no longer belongs to this consumer.
-    pub(crate) fn take_back(&mut self, tag: DeliveryTag) {
-        let Some(out) = self.out.remove(&tag) else { return };
+    pub(crate) fn remove(&mut self, tag: DeliveryTag) {
+        let Some(out) = self.outstanding.remove(&tag) else { return };
         self.tags.remove(&out.seq);
         if let Some(held) = self.lanes.get_mut(&out.lane) {
-            held.out -= 1;
+            held.outstanding -= 1;
         }
     }
 
-    pub(crate) fn out(&self, tag: DeliveryTag) -> Option<&Out> {
-        self.out.get(&tag)
+    pub(crate) fn outstanding(&self, tag: DeliveryTag) -> Option<&OutstandingDelivery> {
+        self.outstanding.get(&tag)
     }
 
-    pub(crate) fn outs(&self) -> impl Iterator<Item = (DeliveryTag, &Out)> {
-        self.out.iter().map(|(tag, out)| (*tag, out))
+    pub(crate) fn all_outstanding(&self) -> impl Iterator<Item = (DeliveryTag, &OutstandingDelivery)> {
+        self.outstanding.iter().map(|(tag, out)| (*tag, out))
     }
 
     /// Removes a lane and its outstanding deliveries.
-    pub(crate) fn lose(&mut self, lane: u16) {
+    pub(crate) fn drop_lane(&mut self, lane: u16) {
         self.lanes.remove(&lane);
-        let tags: Vec<DeliveryTag> = self.outs().filter(|(_, out)| out.lane == lane).map(|(tag, _)| tag).collect();
+        let tags: Vec<DeliveryTag> =
+            self.all_outstanding().filter(|(_, out)| out.lane == lane).map(|(tag, _)| tag).collect();
         for tag in tags {
-            self.take_back(tag);
+            self.remove(tag);
         }
     }
 
     /// Whether a lane is ready to be released.
     pub(crate) fn has_drained(&self) -> bool {
-        self.lanes.values().any(|held| held.leaving && held.out == 0)
+        self.lanes.values().any(|held| held.releasing && held.outstanding == 0)
     }
 }
 
 /// A lane as stored in the file.
-struct Row {
+struct LaneRow {
     lane: u16,
     epoch: i64,
     cursor: i64,
@@ -109,20 +110,20 @@ struct Row {
     free: bool,
 }
 
-impl Shared {
+impl ConsumerInner {
     /// Renews the leases of this consumer, releases lanes above its fair share and claims free ones.
-    pub(crate) async fn attend(&self, state: &mut State) -> Result<(), Error> {
-        let mut write = self.broker.link.write_relaxed().await?;
+    pub(crate) async fn rebalance(&self, state: &mut ConsumerState) -> Result<(), Error> {
+        let mut write = self.broker.connections.begin_relaxed().await?;
         let (group, owner, lease) = (self.group.id, self.owner, self.lease_ms());
         sqlx::query(concat!("DELETE FROM broker_member WHERE group_id = ?1 AND ", is_over!("?2")))
             .bind(group)
-            .bind(self.longest_ms())
-            .execute(write.sql())
+            .bind(self.lease_ms_max())
+            .execute(write.connection())
             .await?;
         let rows = self.lane_rows(&mut write).await?;
         if rows.is_empty() {
-            write.abandon().await?;
-            return Err(Error::NoGroup(self.group.name.clone()));
+            write.rollback().await?;
+            return Err(Error::GroupNotFound(self.group.name.clone()));
         }
         sqlx::query(
             "INSERT INTO broker_member (group_id, owner, name, lease_until_ms)
@@ -133,67 +134,67 @@ impl Shared {
         .bind(owner)
         .bind(&self.membership.name)
         .bind(lease)
-        .execute(write.sql())
+        .execute(write.connection())
         .await?;
         let members: i64 = sqlx::query_scalar("SELECT count(*) FROM broker_member WHERE group_id = ?1")
             .bind(group)
-            .fetch_one(write.sql())
+            .fetch_one(write.connection())
             .await?;
         let fair = rows.len().div_ceil(usize::try_from(members).unwrap_or(1).max(1));
-        forget_lost(state, &rows);
-        let give_back = choose_leaving(state, fair);
-        self.give_back(&mut write, state, &give_back).await?;
+        drop_lost_lanes(state, &rows);
+        let give_back = select_releasing(state, fair);
+        self.release_lanes(&mut write, state, &give_back).await?;
         let room = fair.saturating_sub(state.lanes.len() - give_back.len());
-        let is_held = |row: &Row| state.lanes.contains_key(&row.lane);
+        let is_held = |row: &LaneRow| state.lanes.contains_key(&row.lane);
         let take: Vec<u16> =
             rows.iter().filter(|row| row.free && !is_held(row)).map(|row| row.lane).take(room).collect();
-        let taken = self.take(&mut write, &take, lease).await?;
+        let taken = self.claim_lanes(&mut write, &take, lease).await?;
         write.commit().await?;
         for lane in &give_back {
-            state.lose(*lane);
+            state.drop_lane(*lane);
         }
         state.lanes.extend(taken);
         if !give_back.is_empty() {
-            self.broker.wake.stir();
+            self.broker.change_notifier.notify();
         }
         Ok(())
     }
 
     /// Releases all lanes at once.
-    pub(crate) async fn leave(&self, state: &mut State) -> Result<(), Error> {
-        let mut write = self.broker.link.write_relaxed().await?;
+    pub(crate) async fn leave_group(&self, state: &mut ConsumerState) -> Result<(), Error> {
+        let mut write = self.broker.connections.begin_relaxed().await?;
         let rows = self.lane_rows(&mut write).await?;
-        forget_lost(state, &rows);
+        drop_lost_lanes(state, &rows);
         let mine: Vec<u16> = rows.iter().filter(|row| row.mine).map(|row| row.lane).collect();
-        self.give_back(&mut write, state, &mine).await?;
-        self.put_back(&mut write, &mine).await?;
+        self.release_lanes(&mut write, state, &mine).await?;
+        self.requeue_outstanding(&mut write, &mine).await?;
         sqlx::query("DELETE FROM broker_member WHERE group_id = ?1 AND owner = ?2")
             .bind(self.group.id)
             .bind(self.owner)
-            .execute(write.sql())
+            .execute(write.connection())
             .await?;
         write.commit().await?;
         for lane in mine {
-            state.lose(lane);
+            state.drop_lane(lane);
         }
-        self.broker.wake.stir();
+        self.broker.change_notifier.notify();
         Ok(())
     }
 
     /// Reloads the state after a cancelled call. A message that is outstanding only in the file was never delivered. A
     /// message that is outstanding only here has been acknowledged.
-    pub(crate) async fn resolve_doubt(&self, state: &mut State) -> Result<(), Error> {
-        let mut write = self.broker.link.write_relaxed().await?;
+    pub(crate) async fn reload_if_uncertain(&self, state: &mut ConsumerState) -> Result<(), Error> {
+        let mut write = self.broker.connections.begin_relaxed().await?;
         let rows = self.lane_rows(&mut write).await?;
-        forget_lost(state, &rows);
+        drop_lost_lanes(state, &rows);
         let lanes: Vec<u16> = state.lanes.keys().copied().collect();
         let out: Vec<i64> = sqlx::query_scalar(
             "SELECT seq FROM broker_unacknowledged
              WHERE group_id = ?1 AND outstanding = 1 AND lane IN (SELECT value FROM json_each(?2))",
         )
         .bind(self.group.id)
-        .bind(json(&lanes))
-        .fetch_all(write.sql())
+        .bind(json_list(&lanes))
+        .fetch_all(write.connection())
         .await?;
         let out: HashSet<i64> = out.into_iter().collect();
         let unknown: Vec<i64> = out.iter().copied().filter(|seq| !state.tags.contains_key(seq)).collect();
@@ -202,32 +203,32 @@ impl Shared {
              WHERE group_id = ?1 AND seq IN (SELECT value FROM json_each(?2))",
         )
         .bind(self.group.id)
-        .bind(json(&unknown))
-        .execute(write.sql())
+        .bind(json_list(&unknown))
+        .execute(write.connection())
         .await?;
         write.commit().await?;
         let acknowledged: Vec<DeliveryTag> =
-            state.outs().filter(|(_, known)| !out.contains(&known.seq)).map(|(tag, _)| tag).collect();
+            state.all_outstanding().filter(|(_, known)| !out.contains(&known.seq)).map(|(tag, _)| tag).collect();
         for tag in acknowledged {
-            state.take_back(tag);
+            state.remove(tag);
         }
         for row in rows {
             if let Some(held) = state.lanes.get_mut(&row.lane) {
                 held.cursor = held.cursor.max(row.cursor);
             }
         }
-        state.doubtful = false;
+        state.uncertain = false;
         Ok(())
     }
 
     /// The longest lease that this consumer assumes for any consumer of its group.
-    fn longest_ms(&self) -> i64 {
+    fn lease_ms_max(&self) -> i64 {
         let longest = (self.membership.lease * 20).max(Duration::from_mins(10));
         i64::try_from(longest.as_millis()).unwrap_or(i64::MAX / 2)
     }
 
     /// Whether consumers joined, left or died, so that the lanes must be rebalanced.
-    pub(crate) async fn should_attend(&self, state: &State) -> Result<bool, Error> {
+    pub(crate) async fn needs_rebalance(&self, state: &ConsumerState) -> Result<bool, Error> {
         let row = sqlx::query(concat!(
             "SELECT (SELECT count(*) FROM broker_lane WHERE group_id = ?1 AND (owner IS NULL OR ",
             is_over!("?3"),
@@ -237,16 +238,16 @@ impl Shared {
         ))
         .bind(self.group.id)
         .bind(self.owner)
-        .bind(self.longest_ms())
-        .fetch_one(self.broker.link.readers())
+        .bind(self.lease_ms_max())
+        .fetch_one(self.broker.connections.readers())
         .await?;
         let (free, members): (i64, i64) = (row.get(0), row.get(1));
         let fair = usize::from(self.group.lanes).div_ceil(usize::try_from(members).unwrap_or(1).max(1));
-        let staying = state.lanes.values().filter(|held| !held.leaving).count();
+        let staying = state.lanes.values().filter(|held| !held.releasing).count();
         Ok((free > 0 && staying < fair) || staying > fair || state.has_drained())
     }
 
-    async fn lane_rows(&self, write: &mut Write) -> Result<Vec<Row>, Error> {
+    async fn lane_rows(&self, write: &mut WriteTransaction) -> Result<Vec<LaneRow>, Error> {
         let rows = sqlx::query(concat!(
             "SELECT lane, epoch, cursor, owner IS ?2, owner IS NULL OR owner IS ?2 OR ",
             is_over!("?3"),
@@ -254,12 +255,12 @@ impl Shared {
         ))
         .bind(self.group.id)
         .bind(self.owner)
-        .bind(self.longest_ms())
-        .fetch_all(write.sql())
+        .bind(self.lease_ms_max())
+        .fetch_all(write.connection())
         .await?;
         Ok(rows
             .iter()
-            .map(|row| Row {
+            .map(|row| LaneRow {
                 lane: row.get(0),
                 epoch: row.get(1),
                 cursor: row.get(2),
@@ -270,7 +271,12 @@ impl Shared {
     }
 
     /// Renews every lane and records its cursor; then frees the released lanes.
-    async fn give_back(&self, write: &mut Write, state: &State, lanes: &[u16]) -> Result<(), Error> {
+    async fn release_lanes(
+        &self,
+        write: &mut WriteTransaction,
+        state: &ConsumerState,
+        lanes: &[u16],
+    ) -> Result<(), Error> {
         write_cursors(write, self.group.id, state.lanes.iter().map(|(lane, held)| (*lane, held.cursor))).await?;
         sqlx::query(
             "UPDATE broker_lane SET lease_until_ms = CAST(unixepoch('subsec') * 1000 AS INTEGER) + ?3
@@ -279,7 +285,7 @@ impl Shared {
         .bind(self.group.id)
         .bind(self.owner)
         .bind(self.lease_ms())
-        .execute(write.sql())
+        .execute(write.connection())
         .await?;
         sqlx::query(
             "UPDATE broker_lane SET owner = NULL, lease_until_ms = 0
@@ -287,13 +293,18 @@ impl Shared {
         )
         .bind(self.group.id)
         .bind(self.owner)
-        .bind(json(lanes))
-        .execute(write.sql())
+        .bind(json_list(lanes))
+        .execute(write.connection())
         .await?;
         Ok(())
     }
 
-    async fn take(&self, write: &mut Write, lanes: &[u16], lease: i64) -> Result<Vec<(u16, Held)>, Error> {
+    async fn claim_lanes(
+        &self,
+        write: &mut WriteTransaction,
+        lanes: &[u16],
+        lease: i64,
+    ) -> Result<Vec<(u16, OwnedLane)>, Error> {
         if lanes.is_empty() {
             return Ok(Vec::new());
         }
@@ -305,29 +316,29 @@ impl Shared {
         .bind(self.group.id)
         .bind(self.owner)
         .bind(lease)
-        .bind(json(lanes))
-        .fetch_all(write.sql())
+        .bind(json_list(lanes))
+        .fetch_all(write.connection())
         .await?;
-        self.put_back(write, lanes).await?;
-        let held = |row: &sqlx::sqlite::SqliteRow| Held {
+        self.requeue_outstanding(write, lanes).await?;
+        let held = |row: &sqlx::sqlite::SqliteRow| OwnedLane {
             epoch: row.get(1),
             cursor: row.get(2),
-            out: 0,
+            outstanding: 0,
             paused: false,
-            leaving: false,
+            releasing: false,
         };
         Ok(rows.iter().map(|row| (row.get(0), held(row))).collect())
     }
 
     /// Returns the outstanding messages of these lanes. Their former consumer can no longer acknowledge them.
-    async fn put_back(&self, write: &mut Write, lanes: &[u16]) -> Result<(), Error> {
+    async fn requeue_outstanding(&self, write: &mut WriteTransaction, lanes: &[u16]) -> Result<(), Error> {
         sqlx::query(
             "UPDATE broker_unacknowledged SET outstanding = 0
              WHERE group_id = ?1 AND outstanding = 1 AND lane IN (SELECT value FROM json_each(?2))",
         )
         .bind(self.group.id)
-        .bind(json(lanes))
-        .execute(write.sql())
+        .bind(json_list(lanes))
+        .execute(write.connection())
         .await?;
         Ok(())
     }
@@ -335,7 +346,7 @@ impl Shared {
 
 /// Records the cursors of lanes. A cursor never moves back: a limit may have moved it forward.
 pub(crate) async fn write_cursors(
-    write: &mut Write,
+    write: &mut WriteTransaction,
     group: i64,
     cursors: impl Iterator<Item = (u16, i64)>,
 ) -> Result<(), Error> {
@@ -346,35 +357,35 @@ pub(crate) async fn write_cursors(
     )
     .bind(group)
     .bind(serde_json::json!(cursors).to_string())
-    .execute(write.sql())
+    .execute(write.connection())
     .await?;
     Ok(())
 }
 
 /// A list of numbers as JSON, for `json_each`.
-pub(crate) fn json<T: serde::Serialize>(numbers: &[T]) -> String {
+pub(crate) fn json_list<T: serde::Serialize>(numbers: &[T]) -> String {
     serde_json::to_string(numbers).expect("numbers are always JSON")
 }
 
-fn forget_lost(state: &mut State, rows: &[Row]) {
+fn drop_lost_lanes(state: &mut ConsumerState, rows: &[LaneRow]) {
     let is_mine =
-        |lane: u16, held: &Held| rows.iter().any(|row| row.lane == lane && row.mine && row.epoch == held.epoch);
+        |lane: u16, held: &OwnedLane| rows.iter().any(|row| row.lane == lane && row.mine && row.epoch == held.epoch);
     let lost: Vec<u16> =
         state.lanes.iter().filter(|(lane, held)| !is_mine(**lane, held)).map(|(lane, _)| *lane).collect();
     for lane in lost {
-        state.lose(lane);
+        state.drop_lane(lane);
     }
 }
 
 /// Marks lanes for release, those with the fewest outstanding deliveries first. Returns the lanes that can be released
 /// now.
-fn choose_leaving(state: &mut State, fair: usize) -> Vec<u16> {
-    let mut lanes: Vec<(usize, u16)> = state.lanes.iter().map(|(lane, held)| (held.out, *lane)).collect();
+fn select_releasing(state: &mut ConsumerState, fair: usize) -> Vec<u16> {
+    let mut lanes: Vec<(usize, u16)> = state.lanes.iter().map(|(lane, held)| (held.outstanding, *lane)).collect();
     lanes.sort_unstable();
     let surplus = lanes.len().saturating_sub(fair);
     for (index, (_, lane)) in lanes.iter().enumerate() {
         if let Some(held) = state.lanes.get_mut(lane) {
-            held.leaving = index < surplus;
+            held.releasing = index < surplus;
         }
     }
     lanes.into_iter().take(surplus).filter(|(out, _)| *out == 0).map(|(_, lane)| lane).collect()

@@ -22,29 +22,29 @@
 //! # }
 //! ```
 
+mod address;
 mod broker;
 mod classify;
 mod config;
-mod consumer;
+mod connection;
+mod consume;
 mod fetch;
-mod group;
 mod inspect;
 mod lag;
 mod lanes;
-mod link;
-mod pattern;
+mod migrations;
 mod publish;
-mod retain;
-mod schema;
+mod replay;
+mod retention;
 mod settle;
-mod source;
+mod topology;
 mod wake;
 
-pub use broker::EmbeddedBroker;
+pub use broker::BrokerFile;
 pub use classify::Error;
 pub use config::Config;
-pub use consumer::{EmbeddedConsumer, Membership};
-pub use group::{Group, Start};
-pub use inspect::{GroupStatus, Kept, LAG_EXACT_MAX};
-pub use retain::Swept;
-pub use source::EmbeddedLog;
+pub use consume::{GroupConsumer, Membership};
+pub use inspect::{GroupStatus, LAG_COUNT_MAX, StoredMessage};
+pub use replay::ReplayLog;
+pub use retention::Pruned;
+pub use topology::{Group, Start};

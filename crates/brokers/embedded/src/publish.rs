@@ -11,10 +11,10 @@ use uuid::Uuid;
 
 use crate::classify::Error;
 use crate::config::Config;
-use crate::link::Write;
+use crate::connection::WriteTransaction;
 
 /// A message as it is stored.
-pub(crate) struct Row<'a> {
+pub(crate) struct EncodedMessage<'a> {
     address: &'a str,
     key: &'a str,
     id: Option<Uuid>,
@@ -22,31 +22,31 @@ pub(crate) struct Row<'a> {
     payload: Bytes,
 }
 
-impl<'a> Row<'a> {
-    pub(crate) fn raw(address: &'a str, key: &'a str, headers: &Headers, payload: Bytes) -> Self {
+impl<'a> EncodedMessage<'a> {
+    pub(crate) fn from_raw(address: &'a str, key: &'a str, headers: &Headers, payload: Bytes) -> Self {
         let headers = serde_json::to_string(headers).expect("a map of texts is always JSON");
         Self { address, key, id: None, headers, payload }
     }
 
-    fn of(publication: &'a Publication, source: &str) -> Self {
+    fn from_publication(publication: &'a Publication, source: &str) -> Self {
         let message = &*publication.message;
         let id = Some(*message.id.as_uuid());
         let headers = wire::headers(publication, source);
-        Self { id, ..Self::raw(&publication.address, &message.key, &headers, message.payload.clone()) }
+        Self { id, ..Self::from_raw(&publication.address, &message.key, &headers, message.payload.clone()) }
     }
 
     fn bytes(&self) -> usize {
         self.headers.len() + self.payload.len()
     }
 
-    pub(crate) fn check(&self, max: usize) -> Result<(), Error> {
+    pub(crate) fn validate(&self, max: usize) -> Result<(), Error> {
         let bytes = self.bytes();
         if bytes > max { Err(Error::TooLarge { bytes, max }) } else { Ok(()) }
     }
 }
 
 /// The number of messages and of bytes in these rows.
-pub(crate) fn weigh(rows: &[Row<'_>]) -> (u64, u64) {
+pub(crate) fn batch_size(rows: &[EncodedMessage<'_>]) -> (u64, u64) {
     (rows.len() as u64, rows.iter().map(|row| row.bytes() as u64).sum())
 }
 
@@ -54,15 +54,18 @@ type Indexed<T> = Vec<(usize, T)>;
 
 /// Splits a batch into messages to store and messages to refuse. A message is refused if it, or an earlier one of its
 /// key, is too large.
-pub(crate) fn sort_out<'a>(batch: &'a [Publication], config: &Config) -> (Indexed<Row<'a>>, Indexed<Error>) {
+pub(crate) fn encode_batch<'a>(
+    batch: &'a [Publication],
+    config: &Config,
+) -> (Indexed<EncodedMessage<'a>>, Indexed<Error>) {
     let mut rows = Vec::with_capacity(batch.len());
     let mut refused = Vec::new();
     let mut keys = HashSet::new();
     for (index, publication) in batch.iter().enumerate() {
-        let row = Row::of(publication, &config.source);
+        let row = EncodedMessage::from_publication(publication, &config.source);
         if keys.contains(row.key) {
-            refused.push((index, Error::BehindRefused));
-        } else if let Err(error) = row.check(config.message_bytes_max) {
+            refused.push((index, Error::EarlierRefused));
+        } else if let Err(error) = row.validate(config.message_bytes_max) {
             keys.insert(row.key);
             refused.push((index, error));
         } else {
@@ -73,18 +76,22 @@ pub(crate) fn sort_out<'a>(batch: &'a [Publication], config: &Config) -> (Indexe
 }
 
 /// Stores all rows or none. Returns an error if the broker is full.
-pub(crate) async fn store(mut write: Write, rows: &[Row<'_>], config: &Config) -> Result<(), Error> {
+pub(crate) async fn store(
+    mut write: WriteTransaction,
+    rows: &[EncodedMessage<'_>],
+    config: &Config,
+) -> Result<(), Error> {
     let meta = sqlx::query(
         "SELECT messages, bytes, CAST(unixepoch('subsec') * 1000 AS INTEGER),
                 coalesce((SELECT max(seq) FROM broker_message), 0) FROM broker_meta",
     )
-    .fetch_one(write.sql())
+    .fetch_one(write.connection())
     .await?;
     let (messages, bytes): (u64, u64) = (meta.get::<i64, _>(0).cast_unsigned(), meta.get::<i64, _>(1).cast_unsigned());
     let (now, newest): (i64, i64) = (meta.get(2), meta.get(3));
-    let (more, more_bytes) = weigh(rows);
+    let (more, more_bytes) = batch_size(rows);
     if messages + more > config.messages_max || bytes + more_bytes > config.bytes_max {
-        write.abandon().await?;
+        write.rollback().await?;
         return Err(Error::Full { messages, bytes });
     }
     let mut stored = 0;
@@ -96,17 +103,16 @@ pub(crate) async fn store(mut write: Write, rows: &[Row<'_>], config: &Config) -
         stored += insert(&mut write, chunk, now).await?;
         rest = tail;
     }
-    let (added, added_bytes) =
-        if stored == more { (more, more_bytes) } else { weigh_after(&mut write, newest).await? };
+    let (added, added_bytes) = if stored == more { (more, more_bytes) } else { size_after(&mut write, newest).await? };
     sqlx::query("UPDATE broker_meta SET messages = messages + ?1, bytes = bytes + ?2")
         .bind(added.cast_signed())
         .bind(added_bytes.cast_signed())
-        .execute(write.sql())
+        .execute(write.connection())
         .await?;
     write.commit().await
 }
 
-async fn insert(write: &mut Write, rows: &[Row<'_>], now: i64) -> Result<u64, Error> {
+async fn insert(write: &mut WriteTransaction, rows: &[EncodedMessage<'_>], now: i64) -> Result<u64, Error> {
     let mut sql =
         String::from("INSERT INTO broker_message (address, slot, key, id, stored_at_ms, headers, payload) VALUES ");
     for index in 0..rows.len() {
@@ -126,17 +132,17 @@ async fn insert(write: &mut Write, rows: &[Row<'_>], now: i64) -> Result<u64, Er
             .bind(&*row.headers)
             .bind(&*row.payload);
     }
-    Ok(query.execute(write.sql()).await?.rows_affected())
+    Ok(query.execute(write.connection()).await?.rows_affected())
 }
 
 /// The number and size of the rows after `newest`. Duplicates in the batch were not stored and do not count.
-async fn weigh_after(write: &mut Write, newest: i64) -> Result<(u64, u64), Error> {
+async fn size_after(write: &mut WriteTransaction, newest: i64) -> Result<(u64, u64), Error> {
     let row = sqlx::query(
         "SELECT count(*), coalesce(sum(octet_length(headers) + octet_length(payload)), 0)
          FROM broker_message WHERE seq > ?1",
     )
     .bind(newest)
-    .fetch_one(write.sql())
+    .fetch_one(write.connection())
     .await?;
     Ok((row.get::<i64, _>(0).cast_unsigned(), row.get::<i64, _>(1).cast_unsigned()))
 }

@@ -9,29 +9,29 @@ use crate::classify::Error;
 
 /// Notifies consumers of the same process at once. Consumers of other processes detect that the file changed.
 #[derive(Debug)]
-pub(crate) struct Wake {
-    stirred: Arc<Notify>,
-    watch: SqlitePool,
+pub(crate) struct ChangeNotifier {
+    notify: Arc<Notify>,
+    watch_pool: SqlitePool,
 }
 
-impl Wake {
+impl ChangeNotifier {
     /// `watch` has one connection, which never writes.
-    pub(crate) fn new(watch: SqlitePool) -> Self {
-        Self { stirred: Arc::default(), watch }
+    pub(crate) fn new(watch_pool: SqlitePool) -> Self {
+        Self { notify: Arc::default(), watch_pool }
     }
 
     /// Notifies consumers that a message was published or returned, or that a lane was released.
-    pub(crate) fn stir(&self) {
-        self.stirred.notify_waiters();
+    pub(crate) fn notify(&self) {
+        self.notify.notify_waiters();
     }
 
-    /// Completes at the next [`stir`](Self::stir) after this call.
-    pub(crate) fn stirred(&self) -> OwnedNotified {
-        Arc::clone(&self.stirred).notified_owned()
+    /// Completes at the next [`stir`](Self::notify) after this call.
+    pub(crate) fn notified(&self) -> OwnedNotified {
+        Arc::clone(&self.notify).notified_owned()
     }
 
     /// A number that changes whenever another connection commits.
-    pub(crate) async fn version(&self) -> Result<i64, Error> {
-        Ok(sqlx::query_scalar("PRAGMA data_version").fetch_one(&self.watch).await?)
+    pub(crate) async fn data_version(&self) -> Result<i64, Error> {
+        Ok(sqlx::query_scalar("PRAGMA data_version").fetch_one(&self.watch_pool).await?)
     }
 }

@@ -2,6 +2,8 @@
 
 #[path = "embedded/conformance.rs"]
 mod conformance;
+#[path = "embedded/crashes.rs"]
+mod crashes;
 #[path = "embedded/directory.rs"]
 mod directory;
 #[path = "embedded/faults.rs"]
@@ -10,8 +12,6 @@ mod faults;
 mod groups;
 #[path = "embedded/harness.rs"]
 mod harness;
-#[path = "embedded/killing.rs"]
-mod killing;
 #[path = "embedded/lag.rs"]
 mod lag;
 #[path = "embedded/replay.rs"]

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
-use relevo_core::{Broker, Capabilities, Class, Confirms, Failure, Message, MessageId, Outcome, Publication};
+use relevo_core::{Broker, Capabilities, Class, Failure, Message, MessageId, Outcome, OutcomeSender, Publication};
 use tokio::sync::watch;
 
-use crate::config::Settings;
-use crate::rule::{Rule, apply};
+use crate::config::Config;
+use crate::failure_rule::{FailureRule, apply_rules};
 
 /// An in-memory broker. Cheap to clone: all clones are the same broker.
 #[derive(Clone, Debug)]
@@ -18,7 +18,7 @@ pub struct MemoryBroker(Arc<Inner>);
 
 /// A received message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Receipt {
+pub struct ReceivedMessage {
     /// The message's id. Repeats have the same id.
     pub id: MessageId,
     /// Its key.
@@ -34,19 +34,19 @@ pub struct Receipt {
 }
 
 struct Inner {
-    settings: Settings,
+    config: Config,
     received: AtomicU64,
     /// Whether any fault or hook is set. Otherwise a batch is confirmed without a check of its messages.
-    watched: AtomicBool,
+    has_faults: AtomicBool,
     faults: Mutex<Faults>,
     frozen: watch::Sender<bool>,
-    receipts: Mutex<Vec<Receipt>>,
+    messages: Mutex<Vec<ReceivedMessage>>,
 }
 
 #[derive(Default)]
 struct Faults {
     down: bool,
-    rules: Vec<Rule>,
+    rules: Vec<FailureRule>,
     hook: Option<Hook>,
 }
 
@@ -55,7 +55,7 @@ type Hook = Arc<dyn Fn(&Publication) + Send + Sync>;
 impl fmt::Debug for Inner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Inner")
-            .field("settings", &self.settings)
+            .field("settings", &self.config)
             .field("received", &self.received)
             .finish_non_exhaustive()
     }
@@ -63,35 +63,35 @@ impl fmt::Debug for Inner {
 
 impl MemoryBroker {
     /// Creates a broker that is up and has received nothing.
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: Config) -> Self {
         Self(Arc::new(Inner {
-            settings,
+            config: settings,
             received: AtomicU64::new(0),
-            watched: AtomicBool::new(false),
+            has_faults: AtomicBool::new(false),
             faults: Mutex::default(),
             frozen: watch::Sender::new(false),
-            receipts: Mutex::default(),
+            messages: Mutex::default(),
         }))
     }
 
     /// Adds a failure rule.
-    pub fn fail(&self, rule: Rule) {
-        self.change(|faults| faults.rules.push(rule));
+    pub fn add_failure(&self, rule: FailureRule) {
+        self.change_faults(|faults| faults.rules.push(rule));
     }
 
     /// Removes all failure rules.
-    pub fn mend(&self) {
-        self.change(|faults| faults.rules.clear());
+    pub fn clear_failures(&self) {
+        self.change_faults(|faults| faults.rules.clear());
     }
 
     /// Makes every message fail as an outage. Nothing is received.
     pub fn down(&self) {
-        self.change(|faults| faults.down = true);
+        self.change_faults(|faults| faults.down = true);
     }
 
     /// Ends [`down`](Self::down).
     pub fn up(&self) {
-        self.change(|faults| faults.down = false);
+        self.change_faults(|faults| faults.down = false);
     }
 
     /// Makes every call wait until [`thaw`](Self::thaw). Nothing is received.
@@ -106,7 +106,7 @@ impl MemoryBroker {
 
     /// Calls `hook` for every received message, in order. The hook may call the broker.
     pub fn on_receipt(&self, hook: impl Fn(&Publication) + Send + Sync + 'static) {
-        self.change(|faults| faults.hook = Some(Arc::new(hook)));
+        self.change_faults(|faults| faults.hook = Some(Arc::new(hook)));
     }
 
     /// The number of received messages, including repeats.
@@ -115,21 +115,21 @@ impl MemoryBroker {
     }
 
     /// The received messages in order, if the settings enable recording.
-    pub fn receipts(&self) -> Vec<Receipt> {
-        lock(&self.0.receipts).clone()
+    pub fn received_messages(&self) -> Vec<ReceivedMessage> {
+        lock(&self.0.messages).clone()
     }
 
-    fn change(&self, change: impl FnOnce(&mut Faults)) {
+    fn change_faults(&self, change: impl FnOnce(&mut Faults)) {
         let mut faults = lock(&self.0.faults);
         change(&mut faults);
         let watched = faults.down || !faults.rules.is_empty() || faults.hook.is_some();
-        self.0.watched.store(watched, Ordering::Release);
+        self.0.has_faults.store(watched, Ordering::Release);
     }
 
     /// Receives all messages that no fault rejects.
-    fn take(&self, batch: &[Publication]) -> Vec<Outcome> {
+    fn accept(&self, batch: &[Publication]) -> Vec<Outcome> {
         let plain =
-            !self.0.watched.load(Ordering::Acquire) && batch.iter().all(|publication| self.is_small(publication));
+            !self.0.has_faults.load(Ordering::Acquire) && batch.iter().all(|publication| self.is_small(publication));
         if plain {
             self.receive(batch);
             return batch.iter().map(|_| Ok(())).collect();
@@ -139,10 +139,10 @@ impl MemoryBroker {
             .iter()
             .map(|publication| {
                 let key = &*publication.message.key;
-                if self.0.settings.fences_order && failed.contains(key) {
+                if self.0.config.ordered_in_flight && failed.contains(key) {
                     return Err(Failure::new(Class::Unknown, "an earlier message of its key failed"));
                 }
-                let outcome = self.take_one(publication);
+                let outcome = self.accept_one(publication);
                 if outcome.is_err() {
                     failed.insert(key);
                 }
@@ -151,7 +151,7 @@ impl MemoryBroker {
             .collect()
     }
 
-    fn take_one(&self, publication: &Publication) -> Outcome {
+    fn accept_one(&self, publication: &Publication) -> Outcome {
         if !self.is_small(publication) {
             return Err(Failure::new(Class::Poison, "the payload is too large"));
         }
@@ -159,7 +159,7 @@ impl MemoryBroker {
         if faults.down {
             return Err(Failure::new(Class::Outage, "the broker is down"));
         }
-        let verdict = apply(&mut faults.rules, publication);
+        let verdict = apply_rules(&mut faults.rules, publication);
         let hook = faults.hook.clone();
         drop(faults);
         if verdict.is_none_or(|(_, received)| received) {
@@ -172,12 +172,12 @@ impl MemoryBroker {
     }
 
     fn is_small(&self, publication: &Publication) -> bool {
-        publication.message.payload.len() <= self.0.settings.message_bytes_max
+        publication.message.payload.len() <= self.0.config.message_bytes_max
     }
 
     fn receive(&self, batch: &[Publication]) {
-        if self.0.settings.records {
-            lock(&self.0.receipts).extend(batch.iter().map(|publication| Receipt {
+        if self.0.config.keeps_messages {
+            lock(&self.0.messages).extend(batch.iter().map(|publication| ReceivedMessage {
                 id: publication.message.id,
                 key: publication.message.key.to_string(),
                 address: Arc::clone(&publication.address),
@@ -194,20 +194,20 @@ impl MemoryBroker {
 impl Broker for MemoryBroker {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            fences_order: self.0.settings.fences_order,
-            message_bytes_max: self.0.settings.message_bytes_max,
+            ordered_in_flight: self.0.config.ordered_in_flight,
+            message_bytes_max: self.0.config.message_bytes_max,
         }
     }
 
-    async fn publish(&self, batch: &[Publication], confirms: &Confirms) {
+    async fn publish(&self, batch: &[Publication], confirms: &OutcomeSender) {
         if *self.0.frozen.borrow() {
             // The sender lives as long as the broker, so the wait ends only by thawing.
             drop(self.0.frozen.subscribe().wait_for(|frozen| !frozen).await);
         }
-        let outcomes = self.take(batch);
+        let outcomes = self.accept(batch);
         // Receipt comes first. A call that is cancelled during this wait has arrived, as with a real broker.
-        if !self.0.settings.latency.is_zero() {
-            tokio::time::sleep(self.0.settings.latency).await;
+        if !self.0.config.latency.is_zero() {
+            tokio::time::sleep(self.0.config.latency).await;
         }
         confirms.report_all(outcomes.into_iter().enumerate());
     }

@@ -4,19 +4,19 @@ use std::time::Duration;
 
 /// The settings of the broker.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct Config {
     /// Whether the first failure of a key in a batch fails its successors in that batch.
-    pub fences_order: bool,
+    pub ordered_in_flight: bool,
     /// Keeps all received messages, not only a count. The list grows without limit; use it only in tests.
-    pub records: bool,
+    pub keeps_messages: bool,
     /// The delay between receipt and confirmation of a batch.
     pub latency: Duration,
     /// The largest accepted payload, in bytes.
     pub message_bytes_max: usize,
 }
 
-impl Default for Settings {
+impl Default for Config {
     fn default() -> Self {
-        Self { fences_order: false, records: true, latency: Duration::ZERO, message_bytes_max: 16 << 20 }
+        Self { ordered_in_flight: false, keeps_messages: true, latency: Duration::ZERO, message_bytes_max: 16 << 20 }
     }
 }

@@ -11,11 +11,11 @@
 
 mod broker;
 mod config;
-mod rule;
+mod failure_rule;
 
-pub use broker::{MemoryBroker, Receipt};
-pub use config::Settings;
-pub use rule::{Match, Rule};
+pub use broker::{MemoryBroker, ReceivedMessage};
+pub use config::Config;
+pub use failure_rule::{FailureRule, RuleTarget};
 
 #[cfg(test)]
 mod tests;

@@ -1,11 +1,11 @@
 //! The memory broker's harness for the conformance suite.
 
 use async_trait::async_trait;
-use relevo_broker_memory::{MemoryBroker, Receipt, Settings};
-use relevo_conformance::broker::harness::{BrokerHarness, Promises};
-use relevo_core::{Publication, Raw, wire};
+use relevo_broker_memory::{Config, MemoryBroker, ReceivedMessage};
+use relevo_conformance::broker::harness::{BrokerHarness, Guarantees};
+use relevo_core::{Publication, RawMessage, wire};
 
-pub(crate) struct Memory(MemoryBroker, Settings);
+pub(crate) struct Memory(MemoryBroker, Config);
 
 #[expect(clippy::unused_async, reason = "the suite awaits it: other brokers start servers")]
 pub(crate) async fn plain() -> Memory {
@@ -18,7 +18,7 @@ pub(crate) async fn fenced() -> Memory {
 }
 
 fn start(fences_order: bool) -> Memory {
-    let settings = Settings { fences_order, message_bytes_max: 1 << 20, ..Settings::default() };
+    let settings = Config { ordered_in_flight: fences_order, message_bytes_max: 1 << 20, ..Config::default() };
     Memory(MemoryBroker::new(settings.clone()), settings)
 }
 
@@ -30,26 +30,26 @@ impl BrokerHarness for Memory {
         self.0.clone()
     }
 
-    async fn kept(&self, address: &str) -> Vec<Raw> {
-        let receipts = self.0.receipts().into_iter().filter(|receipt| &*receipt.address == address);
-        receipts.map(sent).collect()
+    async fn stored(&self, address: &str) -> Vec<RawMessage> {
+        let receipts = self.0.received_messages().into_iter().filter(|receipt| &*receipt.address == address);
+        receipts.map(raw_message).collect()
     }
 
     /// The memory is lost with the process.
-    async fn crash(&mut self) {
+    async fn kill_and_restart(&mut self) {
         self.0 = MemoryBroker::new(self.1.clone());
     }
 
-    fn promises(&self) -> Promises {
-        Promises { survives_crash: false, recognises_repeats: false }
+    fn guarantees(&self) -> Guarantees {
+        Guarantees { survives_crash: false, deduplicates: false }
     }
 }
 
 /// What a consumer would receive.
-fn sent(receipt: Receipt) -> Raw {
-    let Receipt { address, seq, epoch, message, .. } = receipt;
+fn raw_message(receipt: ReceivedMessage) -> RawMessage {
+    let ReceivedMessage { address, seq, epoch, message, .. } = receipt;
     let payload = message.payload.clone();
-    Raw::new(
+    RawMessage::new(
         wire::headers(&Publication { message, address, headers: std::sync::Arc::default(), seq, epoch }, "/memory"),
         payload,
     )

@@ -9,8 +9,8 @@ use async_nats::jetstream::consumer::PullConsumer;
 use async_nats::jetstream::{self, stream};
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
-use relevo_broker_nats::{Config, Group, Membership, NatsBroker, consumer, declare};
-use relevo_conformance::broker::harness::{publication, publish_all, with};
+use relevo_broker_nats::{Config, Group, Membership, Publisher, consumer, declare_group};
+use relevo_conformance::broker::harness::{publication, publish_all, with_message};
 use relevo_core::{AckOutcome, BrokerConsumer as _, DeliveryTag, Publication};
 use relevo_testkit::NatsVersion;
 use relevo_testkit::nats::{Private, Settings};
@@ -54,12 +54,12 @@ async fn fill(config: &Config, count: usize) {
     let subjects = vec!["orders.*".to_owned()];
     let stream = stream::Config { name: "s".to_owned(), subjects, ..stream::Config::default() };
     jetstream::new(client).create_stream(stream).await.expect("a stream");
-    let broker = NatsBroker::open(config.clone()).await.expect("a broker");
+    let broker = Publisher::open(config.clone()).await.expect("a broker");
     let numbers: Vec<usize> = (0..count).collect();
     for some in numbers.chunks(10_000) {
         let publication = |number: &usize| {
             let plain = publication(u32::try_from(*number).expect("not that many"), &format!("k-{}", number % KEYS));
-            with(&plain, |message| message.payload = vec![b'x'; 300].into())
+            with_message(&plain, |message| message.payload = vec![b'x'; 300].into())
         };
         publish_all(&broker, &some.iter().map(publication).collect::<Vec<Publication>>()).await;
     }
@@ -67,7 +67,7 @@ async fn fill(config: &Config, count: usize) {
 
 /// A durable consumer a lane, a task each, a hundred acknowledgements on their way.
 async fn library(config: &Config, group: &Group, count: usize, confirmed: bool) -> f64 {
-    declare(config, group).await.expect("a group");
+    declare_group(config, group).await.expect("a group");
     let client = async_nats::connect(&config.urls[0]).await.expect("the server is there");
     let stream = jetstream::new(client).get_stream("s").await.expect("the stream");
     let start = Instant::now();
@@ -91,7 +91,7 @@ async fn library(config: &Config, group: &Group, count: usize, confirmed: bool) 
 }
 
 async fn ours(config: &Config, group: &Group, count: usize, batch: usize) -> f64 {
-    declare(config, group).await.expect("a group");
+    declare_group(config, group).await.expect("a group");
     let start = Instant::now();
     let consumer = consumer(config, group, Membership { prefetch: BATCH, ..Membership::default() }).await;
     let consumer = consumer.expect("a consumer");

@@ -12,8 +12,8 @@ use async_nats::jetstream::message::PublishMessage;
 use async_nats::jetstream::{self, stream};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
-use relevo_broker_nats::{Atomic, Config, NatsBroker};
-use relevo_core::broker::Reports;
+use relevo_broker_nats::{AtomicBatches, Config, Publisher};
+use relevo_core::broker::OutcomeReceiver;
 use relevo_core::message::{Headers, Message, MessageId};
 use relevo_core::{Broker as _, Publication, wire};
 use relevo_testkit::NatsVersion;
@@ -38,8 +38,8 @@ async fn main() {
         for round in 1..=3 {
             let id_only = bare(&server, &messages, false).await;
             let alike = bare(&server, &messages, true).await;
-            let single = ours(&server, &messages, Atomic::Off).await;
-            let atomic = ours(&server, &messages, Atomic::Always).await;
+            let single = ours(&server, &messages, AtomicBatches::Off).await;
+            let atomic = ours(&server, &messages, AtomicBatches::Always).await;
             println!(
                 "{name}, round {round}: library with an id only {id_only:.0}, with the same headers {alike:.0}; \
                  relevo {single:.0} ({:.2}), atomic {atomic:.0}",
@@ -114,16 +114,18 @@ async fn bare(server: &Private, messages: &[Publication], alike: bool) -> f64 {
     rate(messages.len(), start)
 }
 
-async fn ours(server: &Private, messages: &[Publication], atomic: Atomic) -> f64 {
+async fn ours(server: &Private, messages: &[Publication], atomic: AtomicBatches) -> f64 {
     fresh(server).await;
     let stream = Some("orders".to_owned());
-    let broker = NatsBroker::open(Config { stream, atomic, ..Config::new(server.url()) }).await.expect("a broker");
+    let broker = Publisher::open(Config { stream, atomic_batches: atomic, ..Config::new(server.url()) })
+        .await
+        .expect("a broker");
     let start = Instant::now();
     let calls = futures_util::stream::iter(messages.chunks(BATCH)).map(|batch| {
         let broker = &broker;
         async move {
-            let reports = Reports::default();
-            broker.publish(batch, &reports.confirms(1)).await;
+            let reports = OutcomeReceiver::default();
+            broker.publish(batch, &reports.sender(1)).await;
             let reports = reports.take();
             let failed = reports.iter().find_map(|(_, _, outcome)| outcome.as_ref().err());
             assert!(failed.is_none(), "not everything was confirmed: {failed:?}");
@@ -137,11 +139,11 @@ async fn ours(server: &Private, messages: &[Publication], atomic: Atomic) -> f64
 
 async fn one_at_a_time(server: &Private, messages: &[Publication]) -> f64 {
     fresh(server).await;
-    let broker = NatsBroker::open(Config::new(server.url())).await.expect("a broker");
+    let broker = Publisher::open(Config::new(server.url())).await.expect("a broker");
     let start = Instant::now();
     for message in messages.chunks(1) {
-        let reports = Reports::default();
-        broker.publish(message, &reports.confirms(1)).await;
+        let reports = OutcomeReceiver::default();
+        broker.publish(message, &reports.sender(1)).await;
         assert!(reports.take()[0].2.is_ok(), "not confirmed");
     }
     rate(messages.len(), start)

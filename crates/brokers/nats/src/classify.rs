@@ -34,7 +34,7 @@ pub enum Error {
     Disconnected,
     /// The connection accepts no more data. The message was not sent.
     #[error("the connection to NATS took nothing for {} ms", .0.as_millis())]
-    Stalled(Duration),
+    SendTimeout(Duration),
     /// The server refused the credentials.
     #[error("NATS refuses the login: user, password, token, key or their rights are wrong")]
     LoginRefused(#[source] ConnectError),
@@ -49,16 +49,16 @@ pub enum Error {
     Tls(#[source] ConnectError),
     /// The account has no permission to publish to the subject.
     #[error("NATS does not permit us to publish to `{0}`")]
-    NotPermitted(String),
+    PublishDenied(String),
     /// The account has no permission to receive acknowledgements.
     #[error("NATS does not permit us to subscribe to our own inbox `{0}`, where acknowledgements come")]
-    InboxNotPermitted(String),
+    ReplyInboxDenied(String),
     /// The account has no permission to subscribe to the subject.
     #[error("NATS does not permit us to subscribe to `{0}`")]
-    NotPermittedToListen(String),
+    SubscribeDenied(String),
     /// The address is not a valid subject.
     #[error("`{address}` is no subject: {why}")]
-    Subject {
+    InvalidAddress {
         /// The address.
         address: String,
         /// Why it is invalid.
@@ -66,7 +66,7 @@ pub enum Error {
     },
     /// The header name is not valid in NATS.
     #[error("the header name `{0}` cannot be sent: NATS takes visible ASCII without a colon")]
-    HeaderName(String),
+    InvalidHeaders(String),
     /// The message exceeds the limit of the configuration or the server.
     #[error("the message is {bytes} bytes with its headers, more than the {max} that are allowed")]
     TooLarge {
@@ -89,16 +89,16 @@ pub enum Error {
     WrongStream(String),
     /// The settings of the stream do not allow new messages. Nothing was stored.
     #[error("the stream takes no messages: {0}")]
-    Sealed(String),
+    StreamSealed(String),
     /// JetStream is disabled for the server or the account.
     #[error("JetStream is not enabled: {0}")]
-    NotEnabled(String),
+    JetStreamDisabled(String),
     /// The stream is full or not writable. Nothing was stored.
     #[error("the stream is full or cannot be written: {0}")]
-    Full(String),
+    StreamFull(String),
     /// The stream has been full or not writable for too long. Nothing was stored.
     #[error("the stream has been full or could not be written for {} s: {why}", .lasted.as_secs())]
-    StaysFull {
+    StreamStaysFull {
         /// How long it has lasted, at least.
         lasted: Duration,
         /// The description from JetStream.
@@ -106,7 +106,7 @@ pub enum Error {
     },
     /// The server or the account is out of resources. Nothing was stored.
     #[error("JetStream has no room left: {0}")]
-    NoRoom(String),
+    InsufficientResources(String),
     /// The stream or JetStream is temporarily unavailable. Nothing was stored.
     #[error("JetStream is not available: {0}")]
     Unavailable(String),
@@ -120,28 +120,28 @@ pub enum Error {
     },
     /// The connection was lost before the acknowledgement. The message may have been stored.
     #[error("the connection to NATS was lost before the acknowledgement")]
-    Lost,
+    ConnectionLost,
     /// No acknowledgement arrived in time. The message may have been stored.
     #[error("NATS did not acknowledge within {} ms", .0.as_millis())]
     Unconfirmed(Duration),
     /// The server is still processing an earlier copy of the message. It may have been stored.
     #[error("NATS has not finished with the same message, sent earlier: {0}")]
-    InProcess(String),
+    DuplicateInProcess(String),
     /// The acknowledgement is invalid. The message may have been stored.
     #[error("the acknowledgement cannot be read: {0}")]
-    Acknowledgement(String),
+    InvalidAck(String),
     /// One error for everything that waited together: messages for a connection, or acknowledgements for one write.
     #[error(transparent)]
-    Common(Arc<Error>),
+    Shared(Arc<Error>),
     /// The consumer was closed before the acknowledgements were confirmed. They may have been recorded.
     #[error("the consumer was closed before the answers were confirmed")]
     Closed,
     /// The group is missing or incomplete: a durable consumer or the bucket of lanes does not exist.
     #[error("the group `{0}` is not at the server, or not whole")]
-    NoGroup(String),
+    GroupNotFound(String),
     /// Something on the server has different settings, or the server ignored a setting.
     #[error("{what} differs from what was asked for: {difference}")]
-    Differs {
+    Mismatch {
         /// The object that differs.
         what: String,
         /// The existing and the requested settings.
@@ -149,7 +149,7 @@ pub enum Error {
     },
     /// The record of a lane is invalid: another program or a newer version wrote it.
     #[error("the record of the lane `{0}` cannot be read")]
-    Record(String),
+    InvalidLaneRecord(String),
     /// A JetStream API call failed. The server may have executed it.
     #[error("{what} failed")]
     Api {
@@ -162,79 +162,79 @@ pub enum Error {
 }
 
 /// The pause that a full stream requests from the relay.
-pub(crate) const FULL_PAUSE: Duration = Duration::from_secs(1);
+pub(crate) const THROTTLE_PAUSE: Duration = Duration::from_secs(1);
 
 impl Error {
     /// The failure class of this error.
     pub fn class(&self) -> Class {
         match self {
             // These pass without an operator. Nothing was sent or stored.
-            Self::Connecting | Self::Unreachable(_) | Self::Disconnected | Self::Stalled(_) => Class::Outage,
+            Self::Connecting | Self::Unreachable(_) | Self::Disconnected | Self::SendTimeout(_) => Class::Outage,
             // An operator must act; waiting does not help.
             Self::Config(_)
             | Self::LoginRefused(_)
             | Self::ServerCertificate(_)
             | Self::ClientCertificate(_)
             | Self::Tls(_)
-            | Self::NotPermitted(_)
-            | Self::InboxNotPermitted(_)
-            | Self::NotPermittedToListen(_)
-            | Self::Subject { .. }
+            | Self::PublishDenied(_)
+            | Self::ReplyInboxDenied(_)
+            | Self::SubscribeDenied(_)
+            | Self::InvalidAddress { .. }
             | Self::NoStream
             | Self::WrongStream(_)
-            | Self::Sealed(_)
-            | Self::StaysFull { .. }
-            | Self::NotEnabled(_)
-            | Self::NoGroup(_)
-            | Self::Differs { .. }
-            | Self::Record(_)
+            | Self::StreamSealed(_)
+            | Self::StreamStaysFull { .. }
+            | Self::JetStreamDisabled(_)
+            | Self::GroupNotFound(_)
+            | Self::Mismatch { .. }
+            | Self::InvalidLaneRecord(_)
             // The server refused with an unlisted code. The message itself may be valid, so it must not be
             // dead-lettered.
             | Self::Refused { .. } => Class::Blocked,
-            Self::HeaderName(_) | Self::TooLarge { .. } | Self::TooLargeForStream(_) | Self::HeadersTooLarge(_) => {
+            Self::InvalidHeaders(_) | Self::TooLarge { .. } | Self::TooLargeForStream(_) | Self::HeadersTooLarge(_) => {
                 Class::Poison
             }
             // Consumers, limits or the cluster resolve these without an operator.
-            Self::Full(_) | Self::NoRoom(_) | Self::Unavailable(_) => Class::Throttled(FULL_PAUSE),
-            Self::Lost
+            Self::StreamFull(_) | Self::InsufficientResources(_) | Self::Unavailable(_) => Class::Throttled(THROTTLE_PAUSE),
+            Self::ConnectionLost
             | Self::Unconfirmed(_)
-            | Self::InProcess(_)
-            | Self::Acknowledgement(_)
+            | Self::DuplicateInProcess(_)
+            | Self::InvalidAck(_)
             | Self::Closed
             | Self::Api { .. } => Class::Unknown,
-            Self::Common(reason) => reason.class(),
+            Self::Shared(reason) => reason.class(),
         }
     }
 }
 
 impl Error {
     /// Whether the message may have been stored despite the error.
-    pub(crate) fn is_uncertain(&self) -> bool {
+    pub(crate) fn may_be_stored(&self) -> bool {
         self.class() == Class::Unknown
     }
 
     /// The same error for another message of the batch.
-    pub(crate) fn again(&self) -> Self {
+    pub(crate) fn for_another_message(&self) -> Self {
         match self {
             Self::Unconfirmed(within) => Self::Unconfirmed(*within),
-            Self::Acknowledgement(why) => Self::Acknowledgement(why.clone()),
-            _ => Self::Lost,
+            Self::InvalidAck(why) => Self::InvalidAck(why.clone()),
+            _ => Self::ConnectionLost,
         }
     }
 }
 
 /// Maps the error code of a publish response. The message was not stored in any of these cases.
-pub(crate) fn answered(code: u64, description: String) -> Error {
+pub(crate) fn from_api_code(code: u64, description: String) -> Error {
     // https://github.com/nats-io/nats-server/blob/main/server/errors.json
     match code {
         MESSAGE_EXCEEDS_MAXIMUM => Error::TooLargeForStream(description),
         HEADER_EXCEEDS_MAXIMUM => Error::HeadersTooLarge(description),
         STREAM_NOT_MATCH | STREAM_NOT_FOUND => Error::WrongStream(description),
-        STREAM_SEALED => Error::Sealed(description),
-        NOT_ENABLED | NOT_ENABLED_FOR_ACCOUNT | NO_LIMITS => Error::NotEnabled(description),
-        STORE_FAILED => Error::Full(description),
+        STREAM_SEALED => Error::StreamSealed(description),
+        NOT_ENABLED | NOT_ENABLED_FOR_ACCOUNT | NO_LIMITS => Error::JetStreamDisabled(description),
+        STORE_FAILED => Error::StreamFull(description),
         ACCOUNT_RESOURCES | INSUFFICIENT_RESOURCES | MEMORY_RESOURCES | STORAGE_RESOURCES | STREAM_LIMITS => {
-            Error::NoRoom(description)
+            Error::InsufficientResources(description)
         }
         NOT_AVAILABLE
         | NOT_LEADER
@@ -243,7 +243,7 @@ pub(crate) fn answered(code: u64, description: String) -> Error {
         | STREAM_OFFLINE_REASON
         | CONSUMER_OFFLINE
         | TOO_MANY_REQUESTS => Error::Unavailable(description),
-        DUPLICATE_IN_PROCESS => Error::InProcess(description),
+        DUPLICATE_IN_PROCESS => Error::DuplicateInProcess(description),
         _ => Error::Refused { code, description },
     }
 }
@@ -260,12 +260,12 @@ pub(crate) fn api(what: &'static str, error: impl Into<Source>) -> Error {
                 // For a publish, this code means that another stream stores the subject. For an API call, the stream
                 // does not exist.
                 ErrorCode::STREAM_NOT_FOUND => Error::Refused { code: code.0, description },
-                code => answered(code.0, description),
+                code => from_api_code(code.0, description),
             };
         }
         let unanswered = error.downcast_ref::<RequestError>();
         if unanswered.is_some_and(|error| error.kind() == RequestErrorKind::NoResponders) {
-            return Error::NotEnabled(format!("{what}: nobody answers at this server for our account"));
+            return Error::JetStreamDisabled(format!("{what}: nobody answers at this server for our account"));
         }
         cause = error.source();
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use relevo_core::slot::SLOTS;
 
 use crate::classify::Error;
-use crate::link;
+use crate::connection;
 use crate::publish::IN_FLIGHT_MAX;
 use crate::topology::Topology;
 
@@ -27,20 +27,20 @@ pub struct Config {
     /// The stream that must store every message; the server checks it on every publish. Required for atomic batches.
     pub stream: Option<String>,
     /// The time limit of one attempt to connect.
-    pub connect_deadline: Duration,
+    pub connect_timeout: Duration,
     /// The time limit of an acknowledgement. It must be shorter than the relay's own deadline, so that the cause is
     /// known.
-    pub ack_deadline: Duration,
+    pub confirm_timeout: Duration,
     /// The maximum number of unacknowledged messages per connection.
     pub in_flight_max: usize,
     /// Whether messages are published in atomic batches.
-    pub atomic: Atomic,
+    pub atomic_batches: AtomicBatches,
     /// The ping interval of an idle connection. After two pings without a response, the connection is closed.
-    pub ping_every: Duration,
+    pub ping_interval: Duration,
     /// The maximum size of a message, headers and payload together. A lower limit of the server takes precedence.
     pub message_bytes_max: usize,
     /// `http://host:8222`, the monitoring port of the server. `doctor` can read the sync interval only there.
-    pub monitor_url: Option<String>,
+    pub monitoring_url: Option<String>,
     /// The configured streams and groups.
     pub topology: Topology,
 }
@@ -55,13 +55,13 @@ impl Config {
             source: "/relevo".to_owned(),
             lanes: None,
             stream: None,
-            connect_deadline: Duration::from_secs(5),
-            ack_deadline: Duration::from_secs(4),
+            connect_timeout: Duration::from_secs(5),
+            confirm_timeout: Duration::from_secs(4),
             in_flight_max: 8_000,
-            atomic: Atomic::Auto,
-            ping_every: Duration::from_secs(2),
+            atomic_batches: AtomicBatches::Auto,
+            ping_interval: Duration::from_secs(2),
             message_bytes_max: 1 << 20,
-            monitor_url: None,
+            monitoring_url: None,
             topology: Topology::default(),
         }
     }
@@ -75,7 +75,7 @@ impl Config {
         if self.lanes.is_some_and(|lanes| !(1..=SLOTS).contains(&lanes)) {
             return wrong(format!("`lanes` is not between 1 and {SLOTS}"));
         }
-        if self.ack_deadline.is_zero() || self.connect_deadline.is_zero() || self.ping_every.is_zero() {
+        if self.confirm_timeout.is_zero() || self.connect_timeout.is_zero() || self.ping_interval.is_zero() {
             return wrong("a deadline or interval is zero".to_owned());
         }
         if let Some(stream) = &self.stream
@@ -83,9 +83,9 @@ impl Config {
         {
             return wrong(format!("`{stream}` cannot be the name of a stream"));
         }
-        link::servers(self)?;
+        connection::servers(self)?;
         // An invalid key or certificate is reported here, not at the first connection.
-        link::options(self).map(drop)
+        connection::options(self).map(drop)
     }
 }
 
@@ -130,7 +130,7 @@ pub struct Tls {
     /// Whether to refuse a connection without TLS.
     pub required: bool,
     /// Whether TLS starts before the server sends its information (`handshake_first` in the server's configuration).
-    pub first: bool,
+    pub handshake_first: bool,
     /// The trusted CA certificates in PEM, which replace those of the system.
     pub ca: Option<String>,
     /// The client certificate.
@@ -157,7 +157,7 @@ impl fmt::Debug for Identity {
 /// Batches need [`Config::stream`] and a stream with `allow_atomic_publish`; otherwise messages are published one by
 /// one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Atomic {
+pub enum AtomicBatches {
     /// When acknowledgements are slow, as with `sync_interval: always`.
     #[default]
     Auto,

@@ -3,26 +3,31 @@
 use std::collections::BTreeSet;
 
 use async_nats::jetstream::stream;
-use relevo_core::administer::Expectations;
+use relevo_core::address_template::AddressTemplate;
+use relevo_core::administer::ExamineContext;
+use relevo_core::finding::{Findings, join_limited};
 use relevo_core::operate::{Finding, Severity};
-use relevo_core::report::{Report, some_of};
-use relevo_core::template::Template;
 
 use crate::config::Config;
 use crate::lanes;
-use crate::snapshot::Snapshot;
+use crate::server_state::ServerState;
 use crate::topology::words;
 
 mod consumers;
+mod flush_interval;
 mod server;
 mod streams;
-mod sync;
 
-pub(crate) use sync::Sync;
+pub(crate) use flush_interval::FlushInterval;
 
 /// Runs all checks.
-pub(crate) fn examine(config: &Config, expectations: &Expectations, seen: &Snapshot, sync: &Sync) -> Vec<Finding> {
-    let mut report = Report::default();
+pub(crate) fn examine(
+    config: &Config,
+    expectations: &ExamineContext,
+    seen: &ServerState,
+    sync: &FlushInterval,
+) -> Vec<Finding> {
+    let mut report = Findings::default();
     server::examine(config, seen, &mut report);
     let mut names: BTreeSet<String> = BTreeSet::new();
     for stream in &config.topology.streams {
@@ -43,7 +48,7 @@ pub(crate) fn examine(config: &Config, expectations: &Expectations, seen: &Snaps
     for name in names {
         let Some(info) = seen.streams.get(&name) else {
             let what = format!("stream `{name}` of the topology is not there");
-            report.told(Severity::Warning, "stream-missing", what, "run `relevo topology apply`".to_owned());
+            report.problem(Severity::Warning, "stream-missing", what, "run `relevo topology apply`".to_owned());
             continue;
         };
         streams::examine(info, &sent, seen, expectations, sync, &mut report);
@@ -54,12 +59,12 @@ pub(crate) fn examine(config: &Config, expectations: &Expectations, seen: &Snaps
     }
     consumers::examine_groups(config, seen, &mut report);
     consumers::examine_lanes(config, &expectations.addresses, seen, &mut report);
-    report.findings()
+    report.into_sorted()
 }
 
 /// Whether a stream could store one of these addresses.
-pub(crate) fn reaches(config: &Config, addresses: &[String], stream: &stream::Config) -> bool {
-    addresses.iter().flat_map(|address| subjects(config, address)).any(|subject| takes(stream, &subject))
+pub(crate) fn is_published_to(config: &Config, addresses: &[String], stream: &stream::Config) -> bool {
+    addresses.iter().flat_map(|address| subjects(config, address)).any(|subject| stores_subject(stream, &subject))
 }
 
 /// The subjects of an address: one per lane.
@@ -70,18 +75,18 @@ fn subjects(config: &Config, address: &str) -> Vec<String> {
     }
 }
 
-fn takes(stream: &stream::Config, subject: &str) -> bool {
-    let template = Template::new(subject);
-    stream.subjects.iter().any(|pattern| template.could_match(&words(pattern)))
+fn stores_subject(stream: &stream::Config, subject: &str) -> bool {
+    let template = AddressTemplate::new(subject);
+    stream.subjects.iter().any(|pattern| template.can_match(&words(pattern)))
 }
 
 /// Returns the streams that store a route's address. Reports a finding if none does.
-fn examine_address(config: &Config, address: &str, seen: &Snapshot, report: &mut Report) -> BTreeSet<String> {
+fn examine_address(config: &Config, address: &str, seen: &ServerState, report: &mut Findings) -> BTreeSet<String> {
     let mut reached = BTreeSet::new();
     let mut unbound = Vec::new();
     let mut elsewhere = BTreeSet::new();
     for subject in subjects(config, address) {
-        let takes = |info: &&stream::Info| takes(&info.config, &subject);
+        let takes = |info: &&stream::Info| stores_subject(&info.config, &subject);
         let streams: Vec<String> = seen.streams.values().filter(takes).map(|info| info.config.name.clone()).collect();
         if streams.is_empty() {
             unbound.push(format!("`{subject}`"));
@@ -94,16 +99,18 @@ fn examine_address(config: &Config, address: &str, seen: &Snapshot, report: &mut
     let fix = || "declare a stream with that subject in the topology, or mend the route's address".to_owned();
     match &config.stream {
         _ if !unbound.is_empty() => {
-            let what = format!("address `{address}`: no stream stores the subject {}", some_of(&unbound));
-            report.told(Severity::Danger, "route-unbound", what, fix());
+            let what = format!("address `{address}`: no stream stores the subject {}", join_limited(&unbound));
+            report.problem(Severity::Danger, "route-unbound", what, fix());
         }
         Some(expected) if !elsewhere.is_empty() => {
             let streams: Vec<String> = elsewhere.into_iter().collect();
-            let what =
-                format!("address `{address}` is stored by {}, not by the expected `{expected}`", some_of(&streams));
-            report.told(Severity::Danger, "route-unbound", what, fix());
+            let what = format!(
+                "address `{address}` is stored by {}, not by the expected `{expected}`",
+                join_limited(&streams)
+            );
+            report.problem(Severity::Danger, "route-unbound", what, fix());
         }
-        _ => report.good("route-unbound", format!("address `{address}`")),
+        _ => report.passed("route-unbound", format!("address `{address}`")),
     }
     reached
 }

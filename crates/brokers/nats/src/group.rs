@@ -59,7 +59,7 @@ impl Group {
     }
 
     /// Rejects an invalid group.
-    pub(crate) fn check(&self) -> Result<(), Error> {
+    pub(crate) fn validate(&self) -> Result<(), Error> {
         let malformed = |why: &str| Err(Error::Config(format!("the group `{}` {why}", self.name)));
         if !is_name(&self.name) || !is_name(&self.stream) {
             return malformed("and its stream need names of letters, digits, `-` and `_`, at most 200");
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lanes_are_durable_consumers_of_their_own_with_the_lane_as_the_last_word() {
+    fn each_lane_has_a_durable_consumer_with_the_lane_as_last_word() {
         let group = Group { lanes: Some(4), ..Group::new("billing", "ORDERS", ["orders", "invoices.*"]) };
         assert_eq!(group.durable(3), "billing-3");
         assert_eq!(group.filters(3), ["orders.3", "invoices.*.3"]);
@@ -174,10 +174,10 @@ mod tests {
     }
 
     #[test]
-    fn what_can_never_be_is_refused() {
+    fn an_impossible_group_is_rejected() {
         let good = Group { lanes: Some(4), ..Group::new("billing", "ORDERS", ["orders.*"]) };
-        good.check().expect("a good one");
-        Group::new("billing", "ORDERS", ["orders.>"]).check().expect("without lanes any rest can be read");
+        good.validate().expect("a good one");
+        Group::new("billing", "ORDERS", ["orders.>"]).validate().expect("without lanes any rest can be read");
         let bad = [
             Group { name: "a.b".to_owned(), ..good.clone() },
             Group { name: "x".repeat(201), ..good.clone() },
@@ -193,7 +193,7 @@ mod tests {
             Group { ack_wait: Duration::from_millis(999), ..good },
         ];
         for group in bad {
-            assert_eq!(group.check().expect_err("a bad one").class(), relevo_core::Class::Blocked, "{group:?}");
+            assert_eq!(group.validate().expect_err("a bad one").class(), relevo_core::Class::Blocked, "{group:?}");
         }
     }
 }

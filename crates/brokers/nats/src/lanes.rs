@@ -20,7 +20,7 @@ use crate::group::{BUCKET, Group};
 
 /// The record of a lane.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Record {
+pub(crate) struct LaneRecord {
     /// The consumer that owns the lane, if any.
     pub(crate) owner: Option<String>,
     /// Increases with every new owner.
@@ -37,7 +37,7 @@ pub(crate) struct Record {
 
 /// The heartbeat of a consumer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Member {
+pub(crate) struct MemberHeartbeat {
     /// The display name of the consumer.
     pub(crate) name: String,
     /// Without a heartbeat for this long, the consumer counts as dead.
@@ -48,32 +48,32 @@ pub(crate) struct Member {
 
 /// A record as it was read.
 #[derive(Clone, Debug)]
-pub(crate) struct Found {
-    pub(crate) record: Record,
+pub(crate) struct StoredRecord {
+    pub(crate) record: LaneRecord,
     pub(crate) revision: u64,
     /// When it was written, by the server's clock.
-    pub(crate) at_ms: i64,
+    pub(crate) written_at_ms: i64,
 }
 
 /// The result of replacing a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Written {
+pub(crate) enum RecordWrite {
     /// The record was stored with this revision.
-    Kept(u64),
+    Stored(u64),
     /// Another consumer wrote the record first; nothing was changed.
-    Overtaken,
+    Conflict,
 }
 
 /// The records and members of one group.
 #[derive(Debug)]
-pub(crate) struct Bucket {
+pub(crate) struct LaneStore {
     context: Context,
     stream: stream::Stream<()>,
     prefix: String,
-    deadline: Duration,
+    timeout: Duration,
 }
 
-impl Bucket {
+impl LaneStore {
     /// Opens the bucket, which must exist.
     pub(crate) async fn open(context: &Context, group: &Group, deadline: Duration) -> Result<Self, Error> {
         let stream = context
@@ -81,7 +81,7 @@ impl Bucket {
             .await
             .map_err(|error| api("looking for the bucket of lanes", error))?;
         let prefix = format!("$KV.{BUCKET}.{}.{}", group.stream, group.name);
-        Ok(Self { context: context.clone(), stream, prefix, deadline })
+        Ok(Self { context: context.clone(), stream, prefix, timeout: deadline })
     }
 
     /// The subject of the heartbeats.
@@ -98,41 +98,43 @@ impl Bucket {
     }
 
     /// Reads the record of a lane, if it exists.
-    pub(crate) async fn lane(&self, lane: u16) -> Result<Option<Found>, Error> {
+    pub(crate) async fn read_lane(&self, lane: u16) -> Result<Option<StoredRecord>, Error> {
         let subject = self.lane_subject(lane);
         let asked = self.stream.raw_message_builder().last_by_subject(subject.as_str()).send();
-        let Some(message) = found(asked.await)? else { return Ok(None) };
-        let record = serde_json::from_slice(&message.payload).map_err(|_| Error::Record(subject))?;
-        Ok(Some(Found { record, revision: message.sequence, at_ms: ms(&message) }))
+        let Some(message) = none_if_missing(asked.await)? else { return Ok(None) };
+        let record = serde_json::from_slice(&message.payload).map_err(|_| Error::InvalidLaneRecord(subject))?;
+        Ok(Some(StoredRecord { record, revision: message.sequence, written_at_ms: timestamp_ms(&message) }))
     }
 
     /// Replaces the record of a lane if `revision` is the newest. Zero means that there is no record.
-    pub(crate) async fn write(&self, lane: u16, record: &Record, revision: u64) -> Result<Written, Error> {
+    pub(crate) async fn write_lane(&self, lane: u16, record: &LaneRecord, revision: u64) -> Result<RecordWrite, Error> {
         let mut headers = HeaderMap::new();
         headers.insert(NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, HeaderValue::from(revision));
         match self.publish(self.lane_subject(lane), headers, json(record)).await {
-            Ok(revision) => Ok(Written::Kept(revision)),
-            Err(Refusal::Overtaken) => Ok(Written::Overtaken),
-            Err(Refusal::Other(error)) => Err(error),
+            Ok(revision) => Ok(RecordWrite::Stored(revision)),
+            Err(WriteError::Conflict) => Ok(RecordWrite::Conflict),
+            Err(WriteError::Other(error)) => Err(error),
         }
     }
 
     /// Writes a heartbeat and returns its time by the server's clock.
-    pub(crate) async fn attend(&self, id: &str, member: &Member) -> Result<i64, Error> {
+    pub(crate) async fn heartbeat(&self, id: &str, member: &MemberHeartbeat) -> Result<i64, Error> {
         let written = self.publish(self.member_subject(id), HeaderMap::new(), json(member)).await;
         let sequence = match written {
             Ok(sequence) => sequence,
-            Err(Refusal::Overtaken) => unreachable!("nothing was expected"),
-            Err(Refusal::Other(error)) => return Err(error),
+            Err(WriteError::Conflict) => unreachable!("nothing was expected"),
+            Err(WriteError::Other(error)) => return Err(error),
         };
         let asked = self.stream.raw_message_builder().sequence(sequence).send().await;
         // Only another heartbeat of this consumer could replace it, and those are written one at a time.
-        found(asked)?.map(|message| ms(&message)).ok_or_else(|| Error::Record(self.member_subject(id)))
+        none_if_missing(asked)?
+            .map(|message| timestamp_ms(&message))
+            .ok_or_else(|| Error::InvalidLaneRecord(self.member_subject(id)))
     }
 
     /// Every member that wrote a heartbeat and did not leave: its id, its heartbeat, and the time by the server's
     /// clock.
-    pub(crate) async fn members(&self) -> Result<Vec<(String, Member, i64)>, Error> {
+    pub(crate) async fn members(&self) -> Result<Vec<(String, MemberHeartbeat, i64)>, Error> {
         let subjects = self.member_subjects();
         // Keyed by id: a bucket created with a longer history has several values for each, and the last one counts.
         let mut members = BTreeMap::new();
@@ -141,14 +143,14 @@ impl Bucket {
             next = message.sequence + 1;
             let id = message.subject.rsplit('.').next().unwrap_or_default().to_owned();
             if let Ok(member) = serde_json::from_slice(&message.payload) {
-                members.insert(id, (member, ms(&message)));
+                members.insert(id, (member, timestamp_ms(&message)));
             }
         }
         Ok(members.into_iter().map(|(id, (member, at_ms))| (id, member, at_ms)).collect())
     }
 
     /// Deletes a member and its heartbeat.
-    pub(crate) async fn forget(&self, id: &str) -> Result<(), Error> {
+    pub(crate) async fn remove_member(&self, id: &str) -> Result<(), Error> {
         let purged = self.stream.purge().filter(self.member_subject(id)).await;
         purged.map(drop).map_err(|error| api("leaving the group", error))
     }
@@ -157,33 +159,33 @@ impl Bucket {
         next_message(&self.stream, subjects, from).await
     }
 
-    async fn publish(&self, subject: String, headers: HeaderMap, payload: Bytes) -> Result<u64, Refusal> {
+    async fn publish(&self, subject: String, headers: HeaderMap, payload: Bytes) -> Result<u64, WriteError> {
         let unsure = |error: async_nats::jetstream::context::PublishError| match error.kind() {
-            PublishErrorKind::WrongLastSequence => Refusal::Overtaken,
-            PublishErrorKind::TimedOut => Refusal::Other(Error::Unconfirmed(self.deadline)),
-            PublishErrorKind::StreamNotFound => Refusal::Other(Error::NoGroup(format!("KV_{BUCKET}"))),
-            PublishErrorKind::BrokenPipe => Refusal::Other(Error::Lost),
+            PublishErrorKind::WrongLastSequence => WriteError::Conflict,
+            PublishErrorKind::TimedOut => WriteError::Other(Error::Unconfirmed(self.timeout)),
+            PublishErrorKind::StreamNotFound => WriteError::Other(Error::GroupNotFound(format!("KV_{BUCKET}"))),
+            PublishErrorKind::BrokenPipe => WriteError::Other(Error::ConnectionLost),
             // Nothing was sent. A group is opened only if every record fits, so the server's limit was changed later.
-            PublishErrorKind::MaxPayloadExceeded => Refusal::Other(Error::Config(
+            PublishErrorKind::MaxPayloadExceeded => WriteError::Other(Error::Config(
                 "the server's `max_payload` is too small for what is known of a lane: make it larger, or the group's \
                  `max_ack_pending` smaller"
                     .to_owned(),
             )),
             PublishErrorKind::WrongLastMessageId | PublishErrorKind::MaxAckPending | PublishErrorKind::Other => {
-                Refusal::Other(api("writing a lane", error))
+                WriteError::Other(api("writing a lane", error))
             }
         };
         let sent = self.context.publish_with_headers(subject, headers, payload);
         // Sending waits while there is no connection, and no call may exceed its deadline.
-        let Ok(sent) = tokio::time::timeout(self.deadline, sent).await else {
-            return Err(Refusal::Other(Error::Unconfirmed(self.deadline)));
+        let Ok(sent) = tokio::time::timeout(self.timeout, sent).await else {
+            return Err(WriteError::Other(Error::Unconfirmed(self.timeout)));
         };
         Ok(sent.map_err(unsure)?.await.map_err(unsure)?.sequence)
     }
 }
 
-enum Refusal {
-    Overtaken,
+enum WriteError {
+    Conflict,
     Other(Error),
 }
 
@@ -198,11 +200,11 @@ pub(crate) async fn next_message(
     subjects: &str,
     from: u64,
 ) -> Result<Option<StreamMessage>, Error> {
-    found(stream.raw_message_builder().sequence(from).next_by_subject(subjects).send().await)
+    none_if_missing(stream.raw_message_builder().sequence(from).next_by_subject(subjects).send().await)
 }
 
 /// A message that may not exist.
-pub(crate) fn found(answer: Result<StreamMessage, RawMessageError>) -> Result<Option<StreamMessage>, Error> {
+pub(crate) fn none_if_missing(answer: Result<StreamMessage, RawMessageError>) -> Result<Option<StreamMessage>, Error> {
     match answer {
         Ok(message) => Ok(Some(message)),
         Err(error) if error.kind() == RawMessageErrorKind::NoMessageFound => Ok(None),
@@ -210,7 +212,7 @@ pub(crate) fn found(answer: Result<StreamMessage, RawMessageError>) -> Result<Op
     }
 }
 
-fn ms(message: &StreamMessage) -> i64 {
+fn timestamp_ms(message: &StreamMessage) -> i64 {
     i64::try_from(message.time.unix_timestamp_nanos() / 1_000_000).unwrap_or(i64::MAX)
 }
 
@@ -223,8 +225,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_is_short_and_comes_back_as_it_was() {
-        let record = Record {
+    fn a_record_is_short_and_round_trips() {
+        let record = LaneRecord {
             owner: Some("a".to_owned()),
             epoch: 3,
             lease_ms: 10_000,
@@ -234,6 +236,6 @@ mod tests {
         };
         let text = json(&record);
         assert_eq!(text, r#"{"owner":"a","epoch":3,"lease_ms":10000,"durable_ns":5,"high":12,"open":[10,12]}"#);
-        assert_eq!(serde_json::from_slice::<Record>(&text).expect("a record"), record);
+        assert_eq!(serde_json::from_slice::<LaneRecord>(&text).expect("a record"), record);
     }
 }

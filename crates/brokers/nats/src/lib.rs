@@ -20,31 +20,31 @@
 //! # }
 //! ```
 
+mod address;
 mod administer;
 mod broker;
 mod classify;
 mod config;
-mod consumer;
+mod connection;
+mod consume;
 mod examine;
 mod group;
 mod headers;
 mod lanes;
-mod link;
+mod metrics;
 mod publish;
-mod snapshot;
-mod source;
-mod subject;
+mod replay;
+mod server_state;
 mod tls;
 mod topology;
-mod vitals;
 
-pub use administer::NatsAdmin;
-pub use broker::NatsBroker;
+pub use administer::Admin;
+pub use broker::Publisher;
 pub use classify::Error;
-pub use config::{Atomic, Auth, Config, Identity, Tls};
-pub use consumer::{Membership, NatsConsumer, consumer, declare};
+pub use config::{AtomicBatches, Auth, Config, Identity, Tls};
+pub use consume::{GroupConsumer, Membership, consumer, declare_group};
 pub use group::Group;
 pub use headers::decode_headers;
-pub use source::NatsLog;
+pub use metrics::Monitor;
+pub use replay::ReplayLog;
 pub use topology::{Discard, Retention, Storage, Stream, Topology};
-pub use vitals::NatsSampler;

@@ -2,9 +2,9 @@
 
 use crate::group::Group;
 
-mod check;
 mod compare;
 mod stream;
+mod validate;
 mod words;
 
 pub(crate) use compare::ATOMIC_FROM;

@@ -1,17 +1,17 @@
 //! All tests that need a server, in one binary: it links once, and the tests share their helpers.
 
-#[path = "nats/batches.rs"]
-mod batches;
-#[path = "nats/classes.rs"]
-mod classes;
+#[path = "nats/atomic_batches.rs"]
+mod atomic_batches;
 #[path = "nats/conformance.rs"]
 mod conformance;
+#[path = "nats/consume.rs"]
+mod consume;
 #[path = "nats/consumer_harness.rs"]
 mod consumer_harness;
-#[path = "nats/consuming.rs"]
-mod consuming;
 #[path = "nats/examine.rs"]
 mod examine;
+#[path = "nats/failure_classes.rs"]
+mod failure_classes;
 #[path = "nats/fault_harness.rs"]
 mod fault_harness;
 #[path = "nats/faults.rs"]
@@ -22,6 +22,8 @@ mod gaps;
 mod harness;
 #[path = "nats/lanes.rs"]
 mod lanes;
+#[path = "nats/metrics.rs"]
+mod metrics;
 #[path = "nats/publish.rs"]
 mod publish;
 #[path = "nats/replay.rs"]
@@ -30,13 +32,11 @@ mod replay;
 mod rights;
 #[path = "nats/settings.rs"]
 mod settings;
-#[path = "nats/settling.rs"]
-mod settling;
-#[path = "nats/stage.rs"]
-mod stage;
+#[path = "nats/settle.rs"]
+mod settle;
 #[path = "nats/tls.rs"]
 mod tls;
 #[path = "nats/topology.rs"]
 mod topology;
-#[path = "nats/vitals.rs"]
-mod vitals;
+#[path = "nats/topology_harness.rs"]
+mod topology_harness;

@@ -14,8 +14,8 @@ use futures_util::stream::FuturesUnordered;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
-use relevo_broker_rabbitmq::{Config, RabbitBroker};
-use relevo_core::broker::Reports;
+use relevo_broker_rabbitmq::{Config, Publisher};
+use relevo_core::broker::OutcomeReceiver;
 use relevo_core::message::{Headers, Message, MessageId};
 use relevo_core::{Broker, Publication, wire};
 use relevo_testkit::rabbitmq::Private;
@@ -33,8 +33,8 @@ async fn main() -> Outcome<()> {
     let connection = Connection::connect(&url, ConnectionProperties::default()).await?;
     let channel = connection.create_channel().await?;
     channel.confirm_select(ConfirmSelectOptions::default()).await?;
-    let config = Config { confirm_deadline: Duration::from_secs(30), ..Config::new(url) };
-    let broker = RabbitBroker::open(config).await?;
+    let config = Config { confirm_timeout: Duration::from_secs(30), ..Config::new(url) };
+    let broker = Publisher::open(config).await?;
     for window in [1, 100, 1_000, 5_000] {
         // One at a time is slow.
         let messages = if window == 1 { messages / 20 } else { messages };
@@ -100,14 +100,14 @@ async fn raw(channel: &Channel, messages: usize, window: usize) -> Outcome<()> {
 }
 
 /// The adapter: ten calls at a time, or one, that together have the window in flight.
-async fn ours(broker: &RabbitBroker, messages: usize, window: usize) -> Outcome<()> {
+async fn ours(broker: &Publisher, messages: usize, window: usize) -> Outcome<()> {
     let calls = window.min(10);
     let batch = window / calls;
     let numbers: Vec<usize> = (0..messages).collect();
     let each = numbers.chunks(batch).map(|chunk| async move {
         let batch: Vec<Publication> = chunk.iter().map(|number| publication(*number)).collect();
-        let reports = Reports::default();
-        broker.publish(&batch, &reports.confirms(1)).await;
+        let reports = OutcomeReceiver::default();
+        broker.publish(&batch, &reports.sender(1)).await;
         let confirmed = reports.take().iter().filter(|(_, _, outcome)| outcome.is_ok()).count();
         assert_eq!(confirmed, chunk.len(), "everything is confirmed");
     });

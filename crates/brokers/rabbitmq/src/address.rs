@@ -4,27 +4,27 @@ use relevo_core::slot::{shard_of, slot_of};
 
 use crate::classify::Error;
 use crate::config::{Config, NAME_BYTES_MAX};
-use crate::topology::lane_key;
+use crate::topology::lane_routing_key;
 
 /// The exchange and the routing key of an address: the parts before and after the first slash. Without a slash, the
 /// address is a routing key of the configured exchange.
-pub(crate) fn split<'a>(address: &'a str, config: &'a Config) -> (&'a str, &'a str) {
+pub(crate) fn split_address<'a>(address: &'a str, config: &'a Config) -> (&'a str, &'a str) {
     address.split_once('/').unwrap_or((&config.exchange, address))
 }
 
 /// The exchange and the routing key for a message of this key. With lanes, the last word of the routing key is the
 /// lane.
-pub(crate) fn target<'a>(address: &'a str, key: &str, config: &'a Config) -> Result<(&'a str, String), Error> {
-    let (exchange, routing_key) = split(address, config);
+pub(crate) fn resolve_address<'a>(address: &'a str, key: &str, config: &'a Config) -> Result<(&'a str, String), Error> {
+    let (exchange, routing_key) = split_address(address, config);
     let routing_key = match config.lanes {
-        Some(lanes) => lane_key(routing_key, shard_of(slot_of(key), lanes)),
+        Some(lanes) => lane_routing_key(routing_key, shard_of(slot_of(key), lanes)),
         None => routing_key.to_owned(),
     };
     if exchange.len() > NAME_BYTES_MAX {
-        return Err(Error::Address("its exchange is longer than 255 bytes"));
+        return Err(Error::InvalidAddress("its exchange is longer than 255 bytes"));
     }
     if routing_key.len() > NAME_BYTES_MAX {
-        return Err(Error::Address("its routing key is longer than 255 bytes"));
+        return Err(Error::InvalidAddress("its routing key is longer than 255 bytes"));
     }
     Ok((exchange, routing_key))
 }
@@ -48,23 +48,23 @@ mod tests {
             ("audit/a/b", "audit", "a/b"),
             ("", "events", ""),
         ] {
-            assert_eq!(split(address, &config), (exchange, key), "{address}");
+            assert_eq!(split_address(address, &config), (exchange, key), "{address}");
         }
     }
 
     #[test]
-    fn a_lane_is_the_last_word() {
+    fn the_lane_is_the_last_word_of_the_routing_key() {
         let config = Config { lanes: Some(8), ..config() };
         // The slot of `o-1` is 92.
-        assert_eq!(target("orders", "o-1", &config).expect("an address"), ("events", "orders.4".to_owned()));
+        assert_eq!(resolve_address("orders", "o-1", &config).expect("an address"), ("events", "orders.4".to_owned()));
     }
 
     #[test]
-    fn names_that_are_too_long_are_refused() {
+    fn names_that_are_too_long_are_rejected() {
         let config = config();
         let long = "x".repeat(256);
-        assert!(matches!(target(&long, "k", &config), Err(Error::Address(_))));
-        assert!(matches!(target(&format!("{long}/a"), "k", &config), Err(Error::Address(_))));
-        assert!(target(&"x".repeat(255), "k", &config).is_ok());
+        assert!(matches!(resolve_address(&long, "k", &config), Err(Error::InvalidAddress(_))));
+        assert!(matches!(resolve_address(&format!("{long}/a"), "k", &config), Err(Error::InvalidAddress(_))));
+        assert!(resolve_address(&"x".repeat(255), "k", &config).is_ok());
     }
 }

@@ -7,14 +7,14 @@ use std::time::Instant;
 
 use async_trait::async_trait;
 use lapin::types::ShortString;
-use relevo_core::{Broker, Capabilities, Confirms, Publication};
+use relevo_core::{Broker, Capabilities, OutcomeSender, Publication};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use crate::classify::Error;
 use crate::config::Config;
-use crate::keeper::{self, State};
-use crate::publish::{Call, Item, Owner, Share, Ticket, sort, tell_all};
+use crate::keeper::{self, BrokerConnection};
+use crate::publish::{ChannelBatch, ChannelTask, PendingConfirm, PublishCall, QueuedMessage, plan_batch, report_all};
 
 /// The maximum number of exchanges with channels.
 const EXCHANGES_MAX: usize = 256;
@@ -28,86 +28,86 @@ const FRAME_BYTES: usize = 131_072;
 /// It connects in the background and reconnects after every failure; in the meantime messages are reported as an
 /// outage. Dropping the last clone ends it at once; [`close`](Self::close) closes the connection properly.
 #[derive(Clone)]
-pub struct RabbitBroker(Arc<Inner>);
+pub struct Publisher(Arc<PublisherInner>);
 
-struct Inner {
+struct PublisherInner {
     config: Arc<Config>,
-    state: watch::Receiver<State>,
+    connection: watch::Receiver<BrokerConnection>,
     closing: watch::Sender<bool>,
     exchanges: Mutex<Exchanges>,
 }
 
 struct Exchanges {
-    owners: HashMap<String, Vec<mpsc::Sender<Vec<Item>>>>,
+    channel_tasks: HashMap<String, Vec<mpsc::Sender<Vec<QueuedMessage>>>>,
     tasks: JoinSet<()>,
 }
 
-impl RabbitBroker {
+impl Publisher {
     /// Starts to connect. An unreachable broker is not an error.
     #[expect(clippy::unused_async, reason = "tasks are started, which needs a runtime")]
     pub async fn open(config: Config) -> Result<Self, Error> {
-        config.check()?;
+        config.validate()?;
         let config = Arc::new(config);
-        let (sender, state) = watch::channel(State::Connecting);
+        let (sender, state) = watch::channel(BrokerConnection::Connecting);
         let (closing, closes) = watch::channel(false);
         let mut tasks = JoinSet::new();
-        tasks.spawn(keeper::keep(Arc::clone(&config), sender, closes));
-        let exchanges = Mutex::new(Exchanges { owners: HashMap::new(), tasks });
-        Ok(Self(Arc::new(Inner { config, state, closing, exchanges })))
+        tasks.spawn(keeper::maintain(Arc::clone(&config), sender, closes));
+        let exchanges = Mutex::new(Exchanges { channel_tasks: HashMap::new(), tasks });
+        Ok(Self(Arc::new(PublisherInner { config, connection: state, closing, exchanges })))
     }
 
     /// Whether it is connected now. It sends no request to the server.
     pub fn is_connected(&self) -> bool {
-        matches!(&*self.0.state.borrow(), State::Up(_))
+        matches!(&*self.0.connection.borrow(), BrokerConnection::Up(_))
     }
 
     /// Closes the connection. Messages in flight may have been stored; later calls report an outage.
     pub async fn close(&self) {
         self.0.closing.send_replace(true);
-        let mut state = self.0.state.clone();
+        let mut state = self.0.connection.clone();
         // If the task has ended, its sender is dropped.
-        state.wait_for(|state| matches!(state, State::Closed)).await.ok();
+        state.wait_for(|state| matches!(state, BrokerConnection::Closed)).await.ok();
     }
 
     /// The channels of an exchange, opened at its first use.
-    fn owners(&self, exchange: &str) -> Result<Vec<mpsc::Sender<Vec<Item>>>, Error> {
-        let Inner { config, state, exchanges, .. } = &*self.0;
+    fn channel_tasks(&self, exchange: &str) -> Result<Vec<mpsc::Sender<Vec<QueuedMessage>>>, Error> {
+        let PublisherInner { config, connection: state, exchanges, .. } = &*self.0;
         // No code panics while it holds the lock.
         let mut exchanges = exchanges.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(owners) = exchanges.owners.get(exchange) {
+        if let Some(owners) = exchanges.channel_tasks.get(exchange) {
             return Ok(owners.clone());
         }
-        if exchanges.owners.len() == EXCHANGES_MAX {
-            return Err(Error::Exchanges(EXCHANGES_MAX));
+        if exchanges.channel_tasks.len() == EXCHANGES_MAX {
+            return Err(Error::TooManyExchanges(EXCHANGES_MAX));
         }
-        let name =
-            ShortString::try_new(exchange).map_err(|_| Error::Address("its exchange is longer than 255 bytes"))?;
-        let owners: Vec<_> = (0..config.channels)
+        let name = ShortString::try_new(exchange)
+            .map_err(|_| Error::InvalidAddress("its exchange is longer than 255 bytes"))?;
+        let owners: Vec<_> = (0..config.channels_per_exchange)
             .map(|_| {
                 let (sender, jobs) = mpsc::channel(JOBS_MAX);
-                let owner = Owner::new(Arc::clone(config), name.clone(), state.clone(), jobs);
+                let owner = ChannelTask::new(Arc::clone(config), name.clone(), state.clone(), jobs);
                 exchanges.tasks.spawn(owner.run());
                 sender
             })
             .collect();
-        exchanges.owners.insert(exchange.to_owned(), owners.clone());
+        exchanges.channel_tasks.insert(exchange.to_owned(), owners.clone());
         Ok(owners)
     }
 
     fn frame_bytes(&self) -> usize {
-        match &*self.0.state.borrow() {
-            State::Up(line) => line.connection.configuration().frame_max() as usize,
-            State::Connecting | State::Down(_) | State::Closed => FRAME_BYTES,
+        match &*self.0.connection.borrow() {
+            BrokerConnection::Up(line) => line.connection.configuration().frame_max() as usize,
+            BrokerConnection::Connecting | BrokerConnection::Down(_) | BrokerConnection::Closed => FRAME_BYTES,
         }
     }
 
-    async fn hand_over(&self, share: Share<'_>, call: &Arc<Call>) {
-        let all = |items: Vec<Item>, why: &Error| {
-            tell_all(items.into_iter().map(|item| (item.ticket, Err(why.clone()))).collect());
+    async fn enqueue(&self, share: ChannelBatch<'_>, call: &Arc<PublishCall>) {
+        let all = |items: Vec<QueuedMessage>, why: &Error| {
+            report_all(items.into_iter().map(|item| (item.pending, Err(why.clone()))).collect());
         };
-        let item = |(index, parcel)| Item { ticket: Ticket::new(call, index), parcel };
-        let items = share.parcels.into_iter().map(item).collect();
-        match self.owners(share.exchange) {
+        let item = |(index, parcel)| QueuedMessage { pending: PendingConfirm::new(call, index), message: parcel };
+        let items = share.messages.into_iter().map(item).collect();
+        match self.channel_tasks(share.exchange) {
             Err(why) => all(items, &why),
             Ok(owners) => {
                 if let Err(mpsc::error::SendError(items)) = owners[share.channel].send(items).await {
@@ -119,29 +119,29 @@ impl RabbitBroker {
 }
 
 #[async_trait]
-impl Broker for RabbitBroker {
+impl Broker for Publisher {
     fn capabilities(&self) -> Capabilities {
         // A refused message does not stop the next one on its channel.
-        Capabilities { fences_order: false, message_bytes_max: self.0.config.message_bytes_max }
+        Capabilities { ordered_in_flight: false, message_bytes_max: self.0.config.message_bytes_max }
     }
 
-    fn is_away(&self) -> bool {
-        match &*self.0.state.borrow() {
-            State::Up(line) => line.alarm.is_some(),
-            State::Down(_) => true,
-            State::Connecting | State::Closed => false,
+    fn is_unreachable(&self) -> bool {
+        match &*self.0.connection.borrow() {
+            BrokerConnection::Up(line) => line.alarm.is_some(),
+            BrokerConnection::Down(_) => true,
+            BrokerConnection::Connecting | BrokerConnection::Closed => false,
         }
     }
 
-    async fn publish(&self, batch: &[Publication], confirms: &Confirms) {
+    async fn publish(&self, batch: &[Publication], confirms: &OutcomeSender) {
         let began = Instant::now();
-        let sorted = sort(batch, &self.0.config, self.frame_bytes());
+        let sorted = plan_batch(batch, &self.0.config, self.frame_bytes());
         confirms.report_all(sorted.refused.into_iter().map(|(index, why)| (index, Err(why.into()))));
-        for wave in sorted.waves {
-            let call = Call::new(confirms, wave.iter().map(|share| share.parcels.len()).sum(), began);
-            call.finished_after(async {
+        for wave in sorted.steps {
+            let call = PublishCall::new(confirms, wave.iter().map(|share| share.messages.len()).sum(), began);
+            call.wait_for_outcomes(async {
                 for share in wave {
-                    self.hand_over(share, &call).await;
+                    self.enqueue(share, &call).await;
                 }
             })
             .await;
@@ -149,7 +149,7 @@ impl Broker for RabbitBroker {
     }
 }
 
-impl fmt::Debug for RabbitBroker {
+impl fmt::Debug for Publisher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("RabbitBroker").field(&self.0.config).finish()
     }

@@ -14,25 +14,25 @@ pub enum Error {
     Config(String),
     /// There is no connection. Nothing was sent.
     #[error("RabbitMQ cannot be reached")]
-    NotConnected(#[source] lapin::Error),
+    Unreachable(#[source] lapin::Error),
     /// The server did not respond in time. Nothing was sent.
     #[error("RabbitMQ does not answer within {} ms", .0.as_millis())]
-    Silent(Duration),
+    NoResponse(Duration),
     /// The server has a memory or disk alarm and accepts no messages. Nothing was sent.
     #[error("RabbitMQ takes no messages: {0}")]
-    Alarm(String),
+    ResourceAlarm(String),
     /// The adapter was closed. Nothing was sent.
     #[error("the connection to RabbitMQ is closed on our side")]
     Closed,
     /// The server refused the login.
     #[error("RabbitMQ refuses the login of `{user}`: wrong user or password")]
-    Login {
+    LoginRefused {
         /// The user name.
         user: String,
     },
     /// The virtual host does not exist, or the user has no access to it.
     #[error("RabbitMQ refuses the virtual host `{vhost}`: {why}")]
-    Vhost {
+    VhostRefused {
         /// The virtual host.
         vhost: String,
         /// The description from the server.
@@ -49,16 +49,16 @@ pub enum Error {
     Handshake(String),
     /// The user has no permission.
     #[error("RabbitMQ does not permit it: {0}")]
-    Forbidden(String),
+    AccessRefused(String),
     /// An exchange or a queue does not exist.
     #[error("RabbitMQ has it not: {0}")]
-    Missing(String),
+    NotFound(String),
     /// The node of a queue is down.
     #[error("RabbitMQ has it on a node that is away: {0}")]
-    NodeAway(String),
+    NodeDown(String),
     /// An exchange or a queue exists with different settings.
     #[error("RabbitMQ has it otherwise: {0}")]
-    Differs(String),
+    Mismatch(String),
     /// No queue is bound for messages of this address.
     #[error("nothing is bound to the exchange `{exchange}` for the routing key `{key}`")]
     Unroutable {
@@ -69,31 +69,31 @@ pub enum Error {
     },
     /// The address is invalid.
     #[error("the address is none of RabbitMQ: {0}")]
-    Address(&'static str),
+    InvalidAddress(&'static str),
     /// A queue is full and refuses messages.
     #[error("RabbitMQ refused the message: a queue is full or not available")]
-    Full,
+    Nacked,
     /// The server accepts messages too slowly. Nothing was sent.
     #[error("the message could not be sent within {} ms: RabbitMQ is slower than what is sent to it", .0.as_millis())]
-    Slow(Duration),
+    SendTimeout(Duration),
     /// The limit of exchanges in use is reached, so there is no channel for another.
     #[error("more than {0} exchanges are in use")]
-    Exchanges(usize),
+    TooManyExchanges(usize),
     /// The connection has no channel left for another exchange or lane.
     #[error(
         "the connection to RabbitMQ has no channel left: raise the server's `channel_max`, or use fewer exchanges, \
          `channels` or lanes"
     )]
-    Channels,
+    NoChannelLeft,
     /// Deliveries were outstanding for longer than the server allows. It requeued them and closed their channel.
     #[error("RabbitMQ took its deliveries back: {0}")]
-    Overdue(String),
+    ConsumerTimeout(String),
     /// The management API is unreachable, or does not respond in time.
     #[error("the management API of RabbitMQ cannot be reached: {0}")]
-    ManagementAway(String),
+    ManagementUnreachable(String),
     /// The management API refused the request, or the URL is not a management API.
     #[error("the management API of RabbitMQ refuses it: {0}")]
-    Management(String),
+    ManagementRefused(String),
     /// The message exceeds the size limit.
     #[error("the message is {bytes} bytes, more than the {max} that are allowed")]
     TooLarge {
@@ -104,7 +104,7 @@ pub enum Error {
     },
     /// The headers of the message are invalid.
     #[error("the message's headers cannot be sent: {0}")]
-    Headers(String),
+    InvalidHeaders(String),
     /// The message was sent and not confirmed.
     #[error("RabbitMQ did not confirm the message within {} ms; it may have arrived", .0.as_millis())]
     Unconfirmed(Duration),
@@ -113,82 +113,82 @@ pub enum Error {
         "RabbitMQ did not confirm the message within {} ms, and confirmed later ones: a queue stands still; it may have arrived",
         .0.as_millis()
     )]
-    Stuck(Duration),
+    QueueStalled(Duration),
     /// The message was sent, and then the connection or the channel was lost.
     #[error("the connection broke before RabbitMQ confirmed the message; it may have arrived")]
-    Broken(#[source] lapin::Error),
+    ConnectionLost(#[source] lapin::Error),
     /// Acknowledgements may have been sent, and then the lane was lost or the broker did not respond.
     #[error("RabbitMQ did not show that it knows the answers; they may have been kept")]
-    Unsettled,
+    AckUnconfirmed,
 }
 
 /// The pause that a full queue requests from the relay.
-pub(crate) const FULL_PAUSE: Duration = Duration::from_secs(1);
+pub(crate) const THROTTLE_PAUSE: Duration = Duration::from_secs(1);
 
 impl Error {
     /// The failure class of this error.
     pub fn class(&self) -> Class {
         match self {
             // Nothing was sent, and the problem passes without an operator.
-            Self::NotConnected(_)
-            | Self::Silent(_)
-            | Self::Alarm(_)
+            Self::Unreachable(_)
+            | Self::NoResponse(_)
+            | Self::ResourceAlarm(_)
             | Self::Closed
-            | Self::Overdue(_)
-            | Self::NodeAway(_)
-            | Self::ManagementAway(_) => Class::Outage,
+            | Self::ConsumerTimeout(_)
+            | Self::NodeDown(_)
+            | Self::ManagementUnreachable(_) => Class::Outage,
             // An operator must act; waiting does not help.
             Self::Config(_)
-            | Self::Login { .. }
-            | Self::Vhost { .. }
+            | Self::LoginRefused { .. }
+            | Self::VhostRefused { .. }
             | Self::ServerCertificate(_)
             | Self::ClientCertificate(_)
             | Self::Handshake(_)
-            | Self::Forbidden(_)
-            | Self::Missing(_)
-            | Self::Differs(_)
+            | Self::AccessRefused(_)
+            | Self::NotFound(_)
+            | Self::Mismatch(_)
             | Self::Unroutable { .. }
-            | Self::Address(_)
-            | Self::Management(_)
-            | Self::Channels
-            | Self::Exchanges(_) => Class::Blocked,
+            | Self::InvalidAddress(_)
+            | Self::ManagementRefused(_)
+            | Self::NoChannelLeft
+            | Self::TooManyExchanges(_) => Class::Blocked,
             // These pass without an operator and concern one address: consumers make room, or a queue regains its
             // majority.
-            Self::Full | Self::Slow(_) | Self::Stuck(_) => Class::Throttled(FULL_PAUSE),
-            Self::TooLarge { .. } | Self::Headers(_) => Class::Poison,
+            Self::Nacked | Self::SendTimeout(_) | Self::QueueStalled(_) => Class::Throttled(THROTTLE_PAUSE),
+            Self::TooLarge { .. } | Self::InvalidHeaders(_) => Class::Poison,
             // The message may have been stored: publish it again with the same id, never with a new one.
-            Self::Unconfirmed(_) | Self::Broken(_) | Self::Unsettled => Class::Unknown,
+            Self::Unconfirmed(_) | Self::ConnectionLost(_) | Self::AckUnconfirmed => Class::Unknown,
         }
     }
 
     /// Maps an error of a request other than a publish on an open connection: a channel, a declaration or a
     /// subscription.
-    pub fn of_channel(error: lapin::Error) -> Self {
+    pub fn from_channel_error(error: lapin::Error) -> Self {
         match error.kind() {
-            ErrorKind::ProtocolError(said) => Self::of_protocol(said).unwrap_or(Self::NotConnected(error)),
-            ErrorKind::ChannelsLimitReached => Self::Channels,
-            _ => Self::NotConnected(error),
+            ErrorKind::ProtocolError(said) => Self::from_protocol_error(said).unwrap_or(Self::Unreachable(error)),
+            ErrorKind::ChannelsLimitReached => Self::NoChannelLeft,
+            _ => Self::Unreachable(error),
         }
     }
 
-    fn of_protocol(said: &AMQPError) -> Option<Self> {
+    fn from_protocol_error(said: &AMQPError) -> Option<Self> {
         let text = said.get_message().to_string();
         match said.kind() {
             // A classic queue whose node is down. A queue that does not exist has the same code.
             AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND) if text.contains("is down or inaccessible") => {
-                Some(Self::NodeAway(text))
+                Some(Self::NodeDown(text))
             }
-            AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND) => Some(Self::Missing(text)),
+            AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND) => Some(Self::NotFound(text)),
             AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) | AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED) => {
-                Some(Self::Forbidden(text))
+                Some(Self::AccessRefused(text))
             }
             // `consumer_timeout`. An object with different settings has the same code.
             AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED) if text.contains("acknowledgement on channel") => {
-                Some(Self::Overdue(text))
+                Some(Self::ConsumerTimeout(text))
             }
             // `RESOURCE_LOCKED` is an exclusive queue of another connection: it exists with different settings.
             AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED | AMQPSoftError::RESOURCELOCKED) => {
-                Some(Self::Differs(text))
+                Some(Self::Mismatch(text))
             }
             _ => None,
         }
@@ -207,11 +207,11 @@ mod tests {
 
     fn refused(text: &str) -> Error {
         let kind = AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED);
-        Error::of_channel(ErrorKind::ProtocolError(AMQPError::new(kind, text.into())).into())
+        Error::from_channel_error(ErrorKind::ProtocolError(AMQPError::new(kind, text.into())).into())
     }
 
     #[test]
-    fn deliveries_that_were_out_too_long_are_no_reason_to_call_a_person() {
+    fn a_consumer_timeout_needs_no_operator() {
         let overdue = refused(
             "PRECONDITION_FAILED - delivery acknowledgement on channel 1 timed out. Timeout value used: 1800000 ms. This \
              timeout value can be configured, see consumers doc guide to learn more",
@@ -222,8 +222,8 @@ mod tests {
     }
 
     #[test]
-    fn channels_that_are_used_up_are_told_as_that() {
-        let error = Error::of_channel(ErrorKind::ChannelsLimitReached.into());
+    fn exhausted_channels_are_reported_as_such() {
+        let error = Error::from_channel_error(ErrorKind::ChannelsLimitReached.into());
         assert_eq!(error.class(), Class::Blocked);
         assert!(error.to_string().contains("`channel_max`"), "{error}");
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use lapin::uri::{AMQPScheme, AMQPUri, SASLMechanism};
 
 use crate::classify::Error;
-use crate::link;
+use crate::connection;
 use crate::topology::Topology;
 
 /// The URLs, the credentials and the limits.
@@ -31,11 +31,11 @@ pub struct Config {
     /// AMQP heartbeat interval in whole seconds. A connection that is silent for two intervals is closed.
     pub heartbeat: Duration,
     /// The time limit of one attempt to connect.
-    pub connect_deadline: Duration,
+    pub connect_timeout: Duration,
     /// The time limit of a publisher confirm. It must be shorter than the relay's publish deadline.
-    pub confirm_deadline: Duration,
+    pub confirm_timeout: Duration,
     /// The number of channels per exchange. A key always uses the same channel.
-    pub channels: usize,
+    pub channels_per_exchange: usize,
     /// The maximum number of unconfirmed messages per channel.
     pub in_flight_max: usize,
     /// The maximum payload size. The broker has its own limit, `max_message_size`.
@@ -54,7 +54,7 @@ pub struct Tls {
     /// The client certificate, for a broker that requires one.
     pub identity: Option<Identity>,
     /// Authenticate with the client certificate instead of user and password (SASL EXTERNAL).
-    pub external: bool,
+    pub sasl_external: bool,
 }
 
 /// A certificate and its key.
@@ -85,9 +85,9 @@ impl Config {
             source: "/relevo".to_owned(),
             lanes: None,
             heartbeat: Duration::from_secs(5),
-            connect_deadline: Duration::from_secs(5),
-            confirm_deadline: Duration::from_secs(4),
-            channels: 1,
+            connect_timeout: Duration::from_secs(5),
+            confirm_timeout: Duration::from_secs(4),
+            channels_per_exchange: 1,
             in_flight_max: 5_000,
             message_bytes_max: 16 << 20,
             management_url: None,
@@ -96,20 +96,20 @@ impl Config {
     }
 
     /// Rejects invalid settings. Returns the first problem.
-    pub fn check(&self) -> Result<(), Error> {
+    pub fn validate(&self) -> Result<(), Error> {
         let wrong = |what: &str| Err(Error::Config(what.to_owned()));
         self.endpoints()?;
-        link::connector(&self.tls)?;
+        connection::tls_connector(&self.tls)?;
         if self.exchange.len() > NAME_BYTES_MAX {
             return wrong("`exchange` is longer than 255 bytes");
         }
         if self.heartbeat < Duration::from_secs(1) || self.heartbeat > Duration::from_mins(10) {
             return wrong("`heartbeat` is not between 1 s and 10 min");
         }
-        if self.connect_deadline.is_zero() || self.confirm_deadline.is_zero() {
+        if self.connect_timeout.is_zero() || self.confirm_timeout.is_zero() {
             return wrong("a deadline is zero");
         }
-        if self.channels == 0 || self.channels > CHANNELS_MAX {
+        if self.channels_per_exchange == 0 || self.channels_per_exchange > CHANNELS_MAX {
             return wrong("`channels` is not between 1 and 64");
         }
         if self.in_flight_max == 0 || self.message_bytes_max == 0 {
@@ -118,7 +118,7 @@ impl Config {
         if self.lanes == Some(0) {
             return wrong("`lanes` is zero");
         }
-        if self.tls.external && self.tls.identity.is_none() {
+        if self.tls.sasl_external && self.tls.identity.is_none() {
             return wrong("`external` needs a client certificate");
         }
         Ok(())
@@ -140,7 +140,7 @@ impl Config {
         };
         let mut uri: AMQPUri = url.parse().map_err(|_| wrong())?;
         // The library does not parse IPv6 addresses and would connect to `localhost`.
-        if let Some(host) = ipv6(url) {
+        if let Some(host) = ipv6_host(url) {
             host.clone_into(&mut uri.authority.host);
         }
         // `host/` means the default virtual host here, although the standard reads it as an empty name.
@@ -155,7 +155,7 @@ impl Config {
         }
         let heartbeat = self.heartbeat.as_secs().max(1);
         uri.query.heartbeat.get_or_insert(u16::try_from(heartbeat).unwrap_or(u16::MAX));
-        if self.tls.external {
+        if self.tls.sasl_external {
             if uri.scheme == AMQPScheme::AMQP {
                 return Err(Error::Config("a certificate can take the password's place only over `amqps`".to_owned()));
             }
@@ -169,7 +169,7 @@ impl Config {
 pub(crate) const NAME_BYTES_MAX: usize = 255;
 const CHANNELS_MAX: usize = 64;
 
-fn ipv6(url: &str) -> Option<&str> {
+fn ipv6_host(url: &str) -> Option<&str> {
     let (_, rest) = url.split_once("://")?;
     let authority = rest.split(['/', '?']).next()?;
     let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
@@ -199,9 +199,9 @@ impl fmt::Debug for Config {
             .field("source", &self.source)
             .field("lanes", &self.lanes)
             .field("heartbeat", &self.heartbeat)
-            .field("connect_deadline", &self.connect_deadline)
-            .field("confirm_deadline", &self.confirm_deadline)
-            .field("channels", &self.channels)
+            .field("connect_deadline", &self.connect_timeout)
+            .field("confirm_deadline", &self.confirm_timeout)
+            .field("channels", &self.channels_per_exchange)
             .field("in_flight_max", &self.in_flight_max)
             .field("message_bytes_max", &self.message_bytes_max)
             .field("management_url", &self.management_url.as_deref().map(without_secret))
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_that_cannot_be_read_is_told_without_its_password() {
+    fn an_invalid_url_is_reported_without_its_password() {
         for url in [
             "http://user:hunter2@host",
             "user:hunter2@host",
@@ -236,7 +236,7 @@ mod tests {
             let mut config = Config::new(url);
             config.management_url = Some(url.to_owned());
             // The library accepts some of these as URLs.
-            let told = config.check().err().map(|error| error.to_string());
+            let told = config.validate().err().map(|error| error.to_string());
             for shown in told.into_iter().chain([format!("{config:?}")]) {
                 assert!(!shown.contains("hunt") && shown.contains("@host"), "{shown}");
             }
@@ -254,19 +254,19 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_work_is_refused_at_once() {
+    fn an_impossible_configuration_is_rejected() {
         let base = || Config::new("amqp://localhost");
-        let external = Tls { external: true, ..Tls::default() };
+        let external = Tls { sasl_external: true, ..Tls::default() };
         for config in [
             Config { urls: vec![], ..base() },
-            Config { channels: 0, ..base() },
+            Config { channels_per_exchange: 0, ..base() },
             Config { lanes: Some(0), ..base() },
             Config { heartbeat: Duration::ZERO, ..base() },
             Config { exchange: "x".repeat(256), ..base() },
             Config { tls: external, ..base() },
         ] {
-            assert!(config.check().is_err(), "{config:?}");
+            assert!(config.validate().is_err(), "{config:?}");
         }
-        assert!(base().check().is_ok());
+        assert!(base().validate().is_ok());
     }
 }

@@ -1,6 +1,6 @@
 //! The headers that the broker adds when it moves a message from one queue to another.
 
-use relevo_core::Raw;
+use relevo_core::RawMessage;
 use serde_json::Value;
 
 /// One entry of `x-death`: why and how often a message left a queue without an acknowledgement.
@@ -25,7 +25,7 @@ impl Death {
     ///
     /// A message in a retry queue has only the last entry. The others are removed, because RabbitMQ drops a message
     /// that it considers to be in a cycle.
-    pub fn read(raw: &Raw) -> Vec<Self> {
+    pub fn read(raw: &RawMessage) -> Vec<Self> {
         let header = raw.headers.iter().find(|(name, _)| name == "x-death").map(|(_, value)| value);
         let entries = header.and_then(|value| serde_json::from_slice::<Vec<Value>>(value).ok()).unwrap_or_default();
         entries.iter().filter_map(Self::of).collect()
@@ -54,9 +54,9 @@ mod tests {
     #[test]
     fn what_is_no_history_is_none() {
         for value in ["", "no", "{}", "[1]", "[{\"queue\":1}]"] {
-            let raw = Raw { headers: vec![("x-death".to_owned(), value.into())], payload: Bytes::new() };
+            let raw = RawMessage { headers: vec![("x-death".to_owned(), value.into())], payload: Bytes::new() };
             assert_eq!(Death::read(&raw), [], "{value}");
         }
-        assert_eq!(Death::read(&Raw::default()), []);
+        assert_eq!(Death::read(&RawMessage::default()), []);
     }
 }

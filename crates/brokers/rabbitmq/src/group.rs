@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::classify::Error;
 use crate::config::NAME_BYTES_MAX;
-use crate::topology::{DEFAULT_RUNGS, Queue, lane_queue, retry_queue};
+use crate::topology::{DEFAULT_RETRY_DELAYS, Queue, lane_queue_name, retry_queue_name};
 
 /// A group of consumers that share the messages of a queue, or of its lanes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,11 +22,11 @@ pub struct Group {
 impl Group {
     /// A group of an ordered queue without lanes, with the default retry delays.
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), lanes: None, ordered: true, retry: DEFAULT_RUNGS.to_vec() }
+        Self { name: name.into(), lanes: None, ordered: true, retry: DEFAULT_RETRY_DELAYS.to_vec() }
     }
 
     /// Rejects an invalid group. Returns the first problem.
-    pub(crate) fn check(&self) -> Result<(), Error> {
+    pub(crate) fn validate(&self) -> Result<(), Error> {
         let wrong = |what: &str| Err(Error::Config(format!("the group `{}` {what}", self.name)));
         match self {
             Self { name, .. } if name.is_empty() => wrong("has no name"),
@@ -41,9 +41,9 @@ impl Group {
     fn longest_name(&self) -> usize {
         let queue = match self.lanes {
             None => self.name.clone(),
-            Some(lanes) => lane_queue(&self.name, lanes),
+            Some(lanes) => lane_queue_name(&self.name, lanes),
         };
-        let rungs = self.retry.iter().map(|rung| retry_queue(&queue, *rung).len());
+        let rungs = self.retry.iter().map(|rung| retry_queue_name(&queue, *rung).len());
         rungs.chain([queue.len(), members_key(&self.name).len()]).max().unwrap_or_default()
     }
 
@@ -51,7 +51,7 @@ impl Group {
     pub(crate) fn queues(&self) -> Vec<String> {
         match self.lanes {
             None => vec![self.name.clone()],
-            Some(lanes) => (0..lanes).map(|lane| lane_queue(&self.name, lane)).collect(),
+            Some(lanes) => (0..lanes).map(|lane| lane_queue_name(&self.name, lane)).collect(),
         }
     }
 
@@ -72,7 +72,12 @@ const LANES_MAX: u16 = 256;
 impl Queue {
     /// The properties that its consumers need.
     pub fn group(&self) -> Group {
-        Group { name: self.name.clone(), lanes: self.lanes, ordered: self.is_ordered(), retry: self.retry.clone() }
+        Group {
+            name: self.name.clone(),
+            lanes: self.lanes,
+            ordered: self.is_ordered(),
+            retry: self.retry_delays.clone(),
+        }
     }
 }
 
@@ -84,16 +89,16 @@ mod tests {
     fn a_group_knows_the_queues_of_its_topology() {
         let queue = Queue { lanes: Some(2), ..Queue::new("billing") };
         let group = queue.group();
-        assert_eq!(group.queues(), queue.work_queues());
+        assert_eq!(group.queues(), queue.consumed_queues());
         assert_eq!(group.queues(), ["billing.0", "billing.1"]);
         assert_eq!(Queue::new("billing").group(), Group::new("billing"));
-        assert!(group.check().is_ok() && group.ordered);
+        assert!(group.validate().is_ok() && group.ordered);
     }
 
     #[test]
     fn a_queue_is_ordered_unless_it_is_told_otherwise() {
         assert!(Group::new("billing").is_ordered());
-        let unordered = Queue { ordered: false, ..Queue::new("billing") };
+        let unordered = Queue { single_active_consumer: false, ..Queue::new("billing") };
         assert!(!unordered.group().is_ordered());
         assert!(Queue { lanes: Some(2), ..unordered }.group().is_ordered(), "lanes always are");
     }
@@ -109,7 +114,7 @@ mod tests {
             Group { retry: vec![], lanes: Some(2), ..Group::new("a".repeat(249)) },
             Group { retry: vec![], ..Group::new("a".repeat(256)) },
         ] {
-            assert!(group.check().is_err(), "{group:?}");
+            assert!(group.validate().is_err(), "{group:?}");
         }
     }
 }

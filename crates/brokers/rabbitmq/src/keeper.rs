@@ -13,22 +13,22 @@ use tracing::{info, warn};
 use crate::backoff::Backoff;
 use crate::classify::Error;
 use crate::config::Config;
-use crate::link;
+use crate::connection;
 
 /// A connection of this length counts as stable: after it, the next attempt starts quickly.
-const STOOD: Duration = Duration::from_secs(1);
+const STABLE_AFTER: Duration = Duration::from_secs(1);
 /// How often a connection is checked, in addition to its events.
-const LOOK: Duration = Duration::from_millis(200);
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// The time limit for closing the connection.
-const GOOD_BYE: Duration = Duration::from_secs(2);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The state of the connection.
 #[derive(Clone)]
-pub(crate) enum State {
+pub(crate) enum BrokerConnection {
     /// The first attempt is running.
     Connecting,
     /// Connected.
-    Up(Line),
+    Up(LiveConnection),
     /// Not connected, with the cause.
     Down(Error),
     /// Closed by this program; it does not reconnect.
@@ -37,7 +37,7 @@ pub(crate) enum State {
 
 /// An open connection.
 #[derive(Clone)]
-pub(crate) struct Line {
+pub(crate) struct LiveConnection {
     pub(crate) connection: Arc<Connection>,
     /// Unique to this connection.
     pub(crate) number: u64,
@@ -45,74 +45,82 @@ pub(crate) struct Line {
     pub(crate) alarm: Option<Arc<str>>,
 }
 
-static NUMBER: AtomicU64 = AtomicU64::new(1);
+static NEXT_CONNECTION_NUMBER: AtomicU64 = AtomicU64::new(1);
 
 /// Maintains the connection until `closing` is set.
-pub(crate) async fn keep(config: Arc<Config>, state: watch::Sender<State>, mut closing: watch::Receiver<bool>) {
+pub(crate) async fn maintain(
+    config: Arc<Config>,
+    state: watch::Sender<BrokerConnection>,
+    mut closing: watch::Receiver<bool>,
+) {
     let mut backoff = Backoff::default();
     let mut first = 0;
     loop {
-        let attempt = link::connect_from(&config, "relevo publisher", first);
+        let attempt = connection::connect_from(&config, "relevo publisher", first);
         let attempt = tokio::select! {
             biased;
-            () = closed(&mut closing) => break,
+            () = wait_for_close(&mut closing) => break,
             attempt = attempt => attempt,
         };
         match attempt {
             Ok((connection, node)) => {
                 let since = Instant::now();
-                let line = Line {
+                let line = LiveConnection {
                     connection: Arc::new(connection),
-                    number: NUMBER.fetch_add(1, Ordering::Relaxed),
+                    number: NEXT_CONNECTION_NUMBER.fetch_add(1, Ordering::Relaxed),
                     alarm: None,
                 };
                 info!("connected to RabbitMQ for publishing");
-                state.send_replace(State::Up(line.clone()));
-                let Some(error) = stand(&line, &state, &mut closing).await else { break };
+                state.send_replace(BrokerConnection::Up(line.clone()));
+                let Some(error) = watch_connection(&line, &state, &mut closing).await else { break };
                 warn!(error = %error, "the connection to RabbitMQ ended, will connect again");
-                state.send_replace(State::Down(Error::NotConnected(error)));
+                state.send_replace(BrokerConnection::Down(Error::Unreachable(error)));
                 // Continue with the next node, because this one just failed.
                 first = node + 1;
-                if since.elapsed() > STOOD {
+                if since.elapsed() > STABLE_AFTER {
                     backoff = Backoff::default();
                 }
             }
             Err(error) => {
-                tell(&state, &error);
-                state.send_replace(State::Down(error));
+                log_failure(&state, &error);
+                state.send_replace(BrokerConnection::Down(error));
                 first = 0;
             }
         }
         tokio::select! {
             biased;
-            () = closed(&mut closing) => break,
+            () = wait_for_close(&mut closing) => break,
             () = sleep(backoff.next()) => {}
         }
     }
-    state.send_replace(State::Closed);
+    state.send_replace(BrokerConnection::Closed);
 }
 
 /// Returns when the publisher is closed or dropped.
-async fn closed(closing: &mut watch::Receiver<bool>) {
+async fn wait_for_close(closing: &mut watch::Receiver<bool>) {
     closing.wait_for(|closing| *closing).await.ok();
 }
 
 /// Logs changes, not every attempt.
-fn tell(state: &watch::Sender<State>, error: &Error) {
-    if !matches!(&*state.borrow(), State::Down(last) if last.class() == error.class()) {
+fn log_failure(state: &watch::Sender<BrokerConnection>, error: &Error) {
+    if !matches!(&*state.borrow(), BrokerConnection::Down(last) if last.class() == error.class()) {
         warn!(error = %error, "RabbitMQ cannot be connected to, will try again");
     }
 }
 
 /// Watches a connection until it ends. Returns the cause, or `None` if this program closed it.
-async fn stand(line: &Line, state: &watch::Sender<State>, closing: &mut watch::Receiver<bool>) -> Option<lapin::Error> {
+async fn watch_connection(
+    line: &LiveConnection,
+    state: &watch::Sender<BrokerConnection>,
+    closing: &mut watch::Receiver<bool>,
+) -> Option<lapin::Error> {
     let mut events = Box::pin(line.connection.events_listener());
-    let mut look = interval(LOOK);
+    let mut look = interval(CHECK_INTERVAL);
     loop {
         let event = tokio::select! {
             biased;
-            () = closed(closing) => {
-                timeout(GOOD_BYE, line.connection.close(200, "closed".into())).await.ok();
+            () = wait_for_close(closing) => {
+                timeout(CLOSE_TIMEOUT, line.connection.close(200, "closed".into())).await.ok();
                 return None;
             }
             event = events.next() => event,
@@ -123,11 +131,11 @@ async fn stand(line: &Line, state: &watch::Sender<State>, closing: &mut watch::R
             Some(Event::Error(error)) if !line.connection.status().connected() => return Some(error),
             Some(Event::ConnectionBlocked(reason)) => {
                 warn!(%reason, "RabbitMQ has raised an alarm and takes no messages");
-                state.send_replace(State::Up(Line { alarm: Some(reason.into()), ..line.clone() }));
+                state.send_replace(BrokerConnection::Up(LiveConnection { alarm: Some(reason.into()), ..line.clone() }));
             }
             Some(Event::ConnectionUnblocked) => {
                 info!("RabbitMQ takes messages again");
-                state.send_replace(State::Up(line.clone()));
+                state.send_replace(BrokerConnection::Up(line.clone()));
             }
             Some(_) if line.connection.status().connected() => {}
             Some(_) | None => return Some(ErrorKind::InvalidConnectionState(ConnectionState::Closed).into()),

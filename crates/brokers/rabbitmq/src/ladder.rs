@@ -11,15 +11,15 @@ use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 
 /// Header: how often a retry of the message was requested.
-pub(crate) const RETRIES: &str = "relevo-retries";
+pub(crate) const RETRIES_HEADER: &str = "relevo-retries";
 /// Header: the milliseconds of the delay that remain after the current retry queue.
-pub(crate) const PAUSE_LEFT: &str = "relevo-pause-left-ms";
+pub(crate) const DELAY_LEFT_HEADER: &str = "relevo-pause-left-ms";
 /// Header: the address that the message was published to. When it returns, the broker knows only the retry queue.
-pub(crate) const ADDRESS: &str = "relevo-address";
+pub(crate) const ADDRESS_HEADER: &str = "relevo-address";
 
 /// Headers that the broker adds. They apply to one queue only. With them, the broker could treat the return as a cycle
 /// and drop the message.
-const BROKERS_OWN: [&str; 5] =
+const BROKER_HEADERS: [&str; 5] =
     ["x-death", "x-delivery-count", "x-first-death-queue", "x-first-death-reason", "x-first-death-exchange"];
 
 /// Headers that would affect a copy as they affected the original. With them, further queues would receive the message
@@ -28,26 +28,34 @@ const ACTING_HEADERS: [(&str, &str); 2] = [("CC", "relevo-cc"), ("BCC", "relevo-
 
 /// The next retry delay for a pause, and the remaining pause. It is the longest delay that fits, or the shortest one if
 /// none fits.
-pub(crate) fn step(rungs: &[Duration], pause: Duration) -> Option<(Duration, Duration)> {
+pub(crate) fn next_delay(rungs: &[Duration], pause: Duration) -> Option<(Duration, Duration)> {
     let fitting = rungs.iter().filter(|rung| **rung <= pause).max();
     let rung = *fitting.or_else(|| rungs.iter().min())?;
     Some((rung, pause.saturating_sub(rung)))
 }
 
 /// The properties of a message for a retry queue: the original ones, and the retry headers.
-pub(crate) fn climbing(original: &BasicProperties, retries: u32, left: Duration, address: &str) -> BasicProperties {
+pub(crate) fn retry_properties(
+    original: &BasicProperties,
+    retries: u32,
+    left: Duration,
+    address: &str,
+) -> BasicProperties {
     let left = i64::try_from(left.as_millis()).unwrap_or(i64::MAX);
     let notes = [
-        (RETRIES, AMQPValue::LongLongInt(retries.into())),
-        (PAUSE_LEFT, AMQPValue::LongLongInt(left)),
-        (ADDRESS, AMQPValue::LongString(address.into())),
+        (RETRIES_HEADER, AMQPValue::LongLongInt(retries.into())),
+        (DELAY_LEFT_HEADER, AMQPValue::LongLongInt(left)),
+        (ADDRESS_HEADER, AMQPValue::LongString(address.into())),
     ];
-    noted(original, notes)
+    copy_with_headers(original, notes)
 }
 
-fn noted<const N: usize>(original: &BasicProperties, notes: [(&'static str, AMQPValue); N]) -> BasicProperties {
+fn copy_with_headers<const N: usize>(
+    original: &BasicProperties,
+    notes: [(&'static str, AMQPValue); N],
+) -> BasicProperties {
     let kept = original.headers().as_ref().map(FieldTable::inner).into_iter().flatten();
-    let kept = kept.filter(|(name, _)| !BROKERS_OWN.contains(&name.as_str()));
+    let kept = kept.filter(|(name, _)| !BROKER_HEADERS.contains(&name.as_str()));
     let mut headers: BTreeMap<ShortString, AMQPValue> =
         kept.map(|(name, value)| (name.clone(), value.clone())).collect();
     for (acting, name) in ACTING_HEADERS {
@@ -64,11 +72,11 @@ fn noted<const N: usize>(original: &BasicProperties, notes: [(&'static str, AMQP
     }
     headers.extend(notes.map(|(name, value)| (name.into(), value)));
     // Persistent, even if the original publisher did not set it.
-    harmless(original).with_headers(headers.into()).with_delivery_mode(2)
+    descriptive_properties(original).with_headers(headers.into()).with_delivery_mode(2)
 }
 
 /// The properties that only describe the message. The library can set a property but not remove one.
-fn harmless(original: &BasicProperties) -> BasicProperties {
+fn descriptive_properties(original: &BasicProperties) -> BasicProperties {
     type Set = fn(BasicProperties, ShortString) -> BasicProperties;
     let texts: [(&Option<ShortString>, Set); 8] = [
         (original.content_type(), BasicProperties::with_content_type),
@@ -101,11 +109,11 @@ mod tests {
 
     const MIN: Duration = Duration::from_mins(1);
 
-    fn way(mut pause: Duration) -> Vec<u64> {
+    fn delays_of(mut pause: Duration) -> Vec<u64> {
         let rungs = [MIN, 5 * MIN, 15 * MIN];
         let mut way = Vec::new();
         loop {
-            let (rung, left) = step(&rungs, pause).expect("there are rungs");
+            let (rung, left) = next_delay(&rungs, pause).expect("there are rungs");
             way.push(rung.as_secs() / 60);
             if left.is_zero() {
                 return way;
@@ -115,22 +123,22 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_is_made_of_rungs_and_never_shorter() {
-        assert_eq!(way(Duration::ZERO), [1]);
-        assert_eq!(way(MIN / 2), [1]);
-        assert_eq!(way(MIN), [1]);
-        assert_eq!(way(MIN * 3 / 2), [1, 1]);
-        assert_eq!(way(7 * MIN), [5, 1, 1]);
-        assert_eq!(way(15 * MIN), [15]);
-        assert_eq!(way(36 * MIN), [15, 15, 5, 1]);
+    fn a_delay_is_made_of_retry_delays_and_is_never_shorter() {
+        assert_eq!(delays_of(Duration::ZERO), [1]);
+        assert_eq!(delays_of(MIN / 2), [1]);
+        assert_eq!(delays_of(MIN), [1]);
+        assert_eq!(delays_of(MIN * 3 / 2), [1, 1]);
+        assert_eq!(delays_of(7 * MIN), [5, 1, 1]);
+        assert_eq!(delays_of(15 * MIN), [15]);
+        assert_eq!(delays_of(36 * MIN), [15, 15, 5, 1]);
     }
 
     #[test]
-    fn without_rungs_there_is_no_way() {
-        assert_eq!(step(&[], MIN), None);
+    fn without_retry_delays_there_is_no_next_delay() {
+        assert_eq!(next_delay(&[], MIN), None);
     }
 
-    fn sent() -> BasicProperties {
+    fn published_properties() -> BasicProperties {
         let mut headers = FieldTable::default();
         headers.insert("x-own".into(), AMQPValue::LongInt(-7));
         headers.insert("x-death".into(), AMQPValue::Void);
@@ -144,19 +152,22 @@ mod tests {
     }
 
     #[test]
-    fn what_climbs_keeps_its_own_headers_and_loses_the_brokers() {
-        let properties = climbing(&sent(), 1, MIN, "shop/orders");
+    fn a_retry_copy_keeps_its_own_headers_and_drops_the_brokers() {
+        let properties = retry_properties(&published_properties(), 1, MIN, "shop/orders");
         let headers = headers(&properties);
-        assert_eq!(headers.keys().copied().collect::<Vec<_>>(), [ADDRESS, PAUSE_LEFT, RETRIES, "x-own"]);
+        assert_eq!(
+            headers.keys().copied().collect::<Vec<_>>(),
+            [ADDRESS_HEADER, DELAY_LEFT_HEADER, RETRIES_HEADER, "x-own"]
+        );
         assert_eq!(headers["x-own"], &AMQPValue::LongInt(-7));
-        for (name, number) in [(RETRIES, 1), (PAUSE_LEFT, 60_000)] {
+        for (name, number) in [(RETRIES_HEADER, 1), (DELAY_LEFT_HEADER, 60_000)] {
             assert_eq!(headers[name], &AMQPValue::LongLongInt(number), "{name}");
         }
         assert_eq!(properties.message_id().as_ref().map(ShortString::as_str), Some("m-1"));
     }
 
     #[test]
-    fn what_would_act_again_on_a_copy_only_tells() {
+    fn acting_headers_of_a_copy_are_renamed() {
         let mut acting = FieldTable::default();
         acting.insert("CC".into(), AMQPValue::LongString("elsewhere".into()));
         let sent = BasicProperties::default()
@@ -166,7 +177,7 @@ mod tests {
             .with_expiration("500".into())
             .with_user_id("somebody".into())
             .with_headers(acting);
-        let copy = climbing(&sent, 1, MIN, "a");
+        let copy = retry_properties(&sent, 1, MIN, "a");
         assert_eq!((copy.expiration(), copy.user_id()), (&None, &None));
         assert_eq!((copy.priority(), copy.timestamp()), (&Some(3), &Some(7)));
         assert_eq!(copy.correlation_id().as_ref().map(ShortString::as_str), Some("c"));

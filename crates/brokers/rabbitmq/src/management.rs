@@ -26,25 +26,25 @@ use crate::topology::Policy;
 mod seen;
 mod snapshot;
 
-pub(crate) use seen::{SeenBinding, SeenExchange, SeenFlag, SeenNode, SeenPolicy, SeenQueue};
-pub(crate) use snapshot::Snapshot;
+pub(crate) use seen::{BindingInfo, ExchangeInfo, FeatureFlagInfo, NodeInfo, PolicyInfo, QueueInfo};
+pub(crate) use snapshot::ServerState;
 
 type Body = Full<bytes::Bytes>;
 
 /// A broker with a hundred thousand queues sends a smaller response.
-const ANSWER_BYTES_MAX: usize = 128 << 20;
+const RESPONSE_BYTES_MAX: usize = 128 << 20;
 
 /// The management API for one virtual host.
 #[derive(Clone)]
-pub(crate) struct Management {
+pub(crate) struct ManagementClient {
     client: Client<HttpsConnector<HttpConnector>, Body>,
     base: String,
     vhost: String,
     authorization: HeaderValue,
-    deadline: Duration,
+    timeout: Duration,
 }
 
-impl Management {
+impl ManagementClient {
     /// The configured API, if any. It sends no request.
     pub(crate) fn new(config: &Config) -> Result<Option<Self>, Error> {
         let Some(url) = &config.management_url else { return Ok(None) };
@@ -58,7 +58,7 @@ impl Management {
         let endpoint = config.endpoints()?.swap_remove(0);
         let userinfo = endpoint.authority.userinfo;
         let (user, password) = match login.map(|login| login.split_once(':').unwrap_or((login, ""))) {
-            Some((user, password)) => (decoded(user), decoded(password)),
+            Some((user, password)) => (percent_decode(user), percent_decode(password)),
             None => (userinfo.username, userinfo.password),
         };
         let base = format!("{scheme}://{}", host.trim_end_matches('/'));
@@ -69,45 +69,45 @@ impl Management {
         Ok(Some(Self {
             client: client(&config.tls)?,
             base,
-            vhost: encoded(&endpoint.vhost),
+            vhost: percent_encode(&endpoint.vhost),
             authorization,
-            deadline: config.connect_deadline,
+            timeout: config.connect_timeout,
         }))
     }
 
     /// The queues of the virtual host, without statistics, which are seconds old and expensive to collect.
-    pub(crate) async fn queues(&self) -> Result<Vec<SeenQueue>, Error> {
+    pub(crate) async fn queues(&self) -> Result<Vec<QueueInfo>, Error> {
         self.list(&format!("/api/queues/{}?disable_stats=true&enable_queue_totals=true", self.vhost)).await
     }
 
     /// The exchanges of the virtual host, including the default one.
-    pub(crate) async fn exchanges(&self) -> Result<Vec<SeenExchange>, Error> {
+    pub(crate) async fn exchanges(&self) -> Result<Vec<ExchangeInfo>, Error> {
         self.list(&format!("/api/exchanges/{}?disable_stats=true", self.vhost)).await
     }
 
     /// The bindings of the virtual host.
-    pub(crate) async fn bindings(&self) -> Result<Vec<SeenBinding>, Error> {
+    pub(crate) async fn bindings(&self) -> Result<Vec<BindingInfo>, Error> {
         self.list(&format!("/api/bindings/{}", self.vhost)).await
     }
 
     /// The policies of the virtual host.
-    pub(crate) async fn policies(&self) -> Result<Vec<SeenPolicy>, Error> {
+    pub(crate) async fn policies(&self) -> Result<Vec<PolicyInfo>, Error> {
         self.list(&format!("/api/policies/{}", self.vhost)).await
     }
 
     /// The operator policies of the virtual host; `None` without permission.
-    pub(crate) async fn operator_policies(&self) -> Result<Option<Vec<SeenPolicy>>, Error> {
-        self.permitted(&format!("/api/operator-policies/{}", self.vhost)).await
+    pub(crate) async fn operator_policies(&self) -> Result<Option<Vec<PolicyInfo>>, Error> {
+        self.get_if_permitted(&format!("/api/operator-policies/{}", self.vhost)).await
     }
 
     /// The nodes of the cluster; `None` without permission.
-    pub(crate) async fn nodes(&self) -> Result<Option<Vec<SeenNode>>, Error> {
-        self.permitted("/api/nodes?columns=name,running").await
+    pub(crate) async fn nodes(&self) -> Result<Option<Vec<NodeInfo>>, Error> {
+        self.get_if_permitted("/api/nodes?columns=name,running").await
     }
 
     /// The feature flags; `None` without permission.
-    pub(crate) async fn flags(&self) -> Result<Option<Vec<SeenFlag>>, Error> {
-        self.permitted("/api/feature-flags").await
+    pub(crate) async fn flags(&self) -> Result<Option<Vec<FeatureFlagInfo>>, Error> {
+        self.get_if_permitted("/api/feature-flags").await
     }
 
     /// The version of the broker, such as `3.10.8`.
@@ -117,75 +117,78 @@ impl Management {
     }
 
     /// Creates a policy, or overwrites it with the same content.
-    pub(crate) async fn make_policy(&self, policy: &Policy) -> Result<(), Error> {
-        let path = format!("/api/policies/{}/{}", self.vhost, encoded(&policy.name));
+    pub(crate) async fn create_policy(&self, policy: &Policy) -> Result<(), Error> {
+        let path = format!("/api/policies/{}/{}", self.vhost, percent_encode(&policy.name));
         let body = serde_json::json!({
             "pattern": policy.pattern,
             "apply-to": policy.apply_to,
             "definition": policy.definition,
             "priority": policy.priority,
         });
-        let (status, answer) = self.ask(Method::PUT, &path, body.to_string()).await?;
-        if status.is_success() { Ok(()) } else { Err(refused(&path, status, &answer)) }
+        let (status, answer) = self.request(Method::PUT, &path, body.to_string()).await?;
+        if status.is_success() { Ok(()) } else { Err(refused_error(&path, status, &answer)) }
     }
 
     async fn list<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
-        let (status, answer) = self.ask(Method::GET, path, String::new()).await?;
-        if status == StatusCode::OK { read(path, &answer) } else { Err(refused(path, status, &answer)) }
+        let (status, answer) = self.request(Method::GET, path, String::new()).await?;
+        if status == StatusCode::OK { parse_response(path, &answer) } else { Err(refused_error(path, status, &answer)) }
     }
 
     /// Requests data that needs more permissions than the rest.
-    async fn permitted<T: DeserializeOwned>(&self, path: &str) -> Result<Option<T>, Error> {
-        match self.ask(Method::GET, path, String::new()).await? {
-            (StatusCode::OK, answer) => read(path, &answer).map(Some),
+    async fn get_if_permitted<T: DeserializeOwned>(&self, path: &str) -> Result<Option<T>, Error> {
+        match self.request(Method::GET, path, String::new()).await? {
+            (StatusCode::OK, answer) => parse_response(path, &answer).map(Some),
             (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::NOT_FOUND, _) => Ok(None),
-            (status, answer) => Err(refused(path, status, &answer)),
+            (status, answer) => Err(refused_error(path, status, &answer)),
         }
     }
 
-    async fn ask(&self, method: Method, path: &str, body: String) -> Result<(StatusCode, bytes::Bytes), Error> {
+    async fn request(&self, method: Method, path: &str, body: String) -> Result<(StatusCode, bytes::Bytes), Error> {
         let request = Request::builder()
             .method(method)
             .uri(format!("{}{path}", self.base))
             .header(AUTHORIZATION, self.authorization.clone())
             .header(CONTENT_TYPE, "application/json")
             .body(Body::from(body))
-            .map_err(|error| Error::Management(error.to_string()))?;
+            .map_err(|error| Error::ManagementRefused(error.to_string()))?;
         let answer = async {
-            let response = self.client.request(request).await.map_err(|error| away(&error))?;
+            let response = self.client.request(request).await.map_err(|error| unreachable_error(&error))?;
             let status = response.status();
-            let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
-            let body = body.map_err(|error| Error::ManagementAway(error.to_string()))?;
+            let body = Limited::new(response.into_body(), RESPONSE_BYTES_MAX).collect().await;
+            let body = body.map_err(|error| Error::ManagementUnreachable(error.to_string()))?;
             Ok((status, body.to_bytes()))
         };
-        let late = || Error::ManagementAway(format!("no answer within {} ms", self.deadline.as_millis()));
-        tokio::time::timeout(self.deadline, answer).await.unwrap_or_else(|_| Err(late()))
+        let late = || Error::ManagementUnreachable(format!("no answer within {} ms", self.timeout.as_millis()));
+        tokio::time::timeout(self.timeout, answer).await.unwrap_or_else(|_| Err(late()))
     }
 }
 
-fn read<T: DeserializeOwned>(path: &str, answer: &[u8]) -> Result<T, Error> {
-    serde_json::from_slice(answer).map_err(|error| Error::Management(format!("`{path}` cannot be read: {error}")))
+fn parse_response<T: DeserializeOwned>(path: &str, answer: &[u8]) -> Result<T, Error> {
+    serde_json::from_slice(answer)
+        .map_err(|error| Error::ManagementRefused(format!("`{path}` cannot be read: {error}")))
 }
 
-fn refused(path: &str, status: StatusCode, answer: &[u8]) -> Error {
+fn refused_error(path: &str, status: StatusCode, answer: &[u8]) -> Error {
     let text = String::from_utf8_lossy(&answer[..answer.len().min(300)]).into_owned();
     match status {
         StatusCode::UNAUTHORIZED => {
-            Error::Management("wrong user or password, or a user without the tag `management`".to_owned())
+            Error::ManagementRefused("wrong user or password, or a user without the tag `management`".to_owned())
         }
-        StatusCode::NOT_FOUND => Error::Management(format!("`{path}` is not there: {text}")),
-        status if status.is_server_error() => Error::ManagementAway(format!("`{path}` answered {status}: {text}")),
-        status => Error::Management(format!("`{path}` answered {status}: {text}")),
+        StatusCode::NOT_FOUND => Error::ManagementRefused(format!("`{path}` is not there: {text}")),
+        status if status.is_server_error() => {
+            Error::ManagementUnreachable(format!("`{path}` answered {status}: {text}"))
+        }
+        status => Error::ManagementRefused(format!("`{path}` answered {status}: {text}")),
     }
 }
 
 /// The library reports only that it could not connect; the causes are in the sources.
-fn away(error: &hyper_util::client::legacy::Error) -> Error {
+fn unreachable_error(error: &hyper_util::client::legacy::Error) -> Error {
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(error);
     let mut is_tls = false;
     while let Some(source) = cause {
-        is_tls |= holds_tls(source);
+        is_tls |= is_tls_error(source);
         let told = source.to_string();
         if !text.ends_with(&told) {
             text = format!("{text}: {told}");
@@ -193,13 +196,13 @@ fn away(error: &hyper_util::client::legacy::Error) -> Error {
         cause = source.source();
     }
     // A certificate error on either side lasts until an operator acts.
-    if is_tls { Error::Management(text) } else { Error::ManagementAway(text) }
+    if is_tls { Error::ManagementRefused(text) } else { Error::ManagementUnreachable(text) }
 }
 
 /// An I/O error does not return its inner error from `source`, and that one may contain another.
-fn holds_tls(error: &(dyn std::error::Error + 'static)) -> bool {
+fn is_tls_error(error: &(dyn std::error::Error + 'static)) -> bool {
     let inner = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
-    error.is::<rustls::Error>() || inner.is_some_and(|inner| holds_tls(inner))
+    error.is::<rustls::Error>() || inner.is_some_and(|inner| is_tls_error(inner))
 }
 
 fn client(tls: &Tls) -> Result<Client<HttpsConnector<HttpConnector>, Body>, Error> {
@@ -235,10 +238,10 @@ fn tls_config(tls: &Tls) -> Result<ClientConfig, Error> {
     builder.with_client_auth_cert(chain, key).map_err(|error| wrong(ours, &error))
 }
 
-fn encoded(name: &str) -> String {
+fn percent_encode(name: &str) -> String {
     utf8_percent_encode(name, NON_ALPHANUMERIC).to_string()
 }
 
-fn decoded(text: &str) -> String {
+fn percent_decode(text: &str) -> String {
     percent_decode_str(text).decode_utf8_lossy().into_owned()
 }

@@ -1,22 +1,22 @@
 //! The configured topology: exchanges, queues, bindings and policies, as plain data.
 //!
-//! Everything here is durable. [`Topology::declared`] returns the declarations with all arguments.
+//! Everything here is durable. [`Topology::declarations`] returns the declarations with all arguments.
 
 use std::collections::BTreeMap;
 
-mod check;
+mod apply;
 mod compare;
-mod declare;
-mod make;
+mod declarations;
 mod names;
 mod queue;
+mod validate;
 
-pub use check::Wrong;
-pub(crate) use compare::{AT_LEAST_ONCE_FLAG, Part};
-pub use declare::{Declared, DeclaredBinding, DeclaredExchange, DeclaredQueue};
-pub(crate) use make::Maker;
-pub use names::{dead_queue, lane_key, lane_queue, retry_queue};
-pub use queue::{DEFAULT_RUNGS, Queue, QueueKind};
+pub(crate) use apply::TopologyConnection;
+pub(crate) use compare::{AT_LEAST_ONCE_FLAG, TopologyPart};
+pub use declarations::{BindingDeclaration, Declarations, ExchangeDeclaration, QueueDeclaration};
+pub use names::{dead_letter_queue_name, lane_queue_name, lane_routing_key, retry_queue_name};
+pub use queue::{DEFAULT_RETRY_DELAYS, Queue, QueueKind};
+pub use validate::Wrong;
 
 /// The configured topology.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -65,7 +65,7 @@ pub enum ExchangeKind {
 
 impl ExchangeKind {
     /// The name in AMQP.
-    pub const fn word(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Topic => "topic",
             Self::Direct => "direct",
@@ -75,14 +75,14 @@ impl ExchangeKind {
     }
 
     /// Parses the name; `None` for exchange types of plugins.
-    pub fn of(word: &str) -> Option<Self> {
-        [Self::Topic, Self::Direct, Self::Fanout, Self::Headers].into_iter().find(|kind| kind.word() == word)
+    pub fn parse(word: &str) -> Option<Self> {
+        [Self::Topic, Self::Direct, Self::Fanout, Self::Headers].into_iter().find(|kind| kind.as_str() == word)
     }
 }
 
 /// The destination of a binding.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Target {
+pub enum BindingTarget {
     /// A queue, or all of its lanes.
     Queue(String),
     /// Another exchange.
@@ -95,7 +95,7 @@ pub struct Binding {
     /// The source exchange.
     pub exchange: String,
     /// The destination.
-    pub to: Target,
+    pub to: BindingTarget,
     /// The routing key, or a pattern.
     pub key: String,
     /// For a headers exchange: the headers that a message must have.
@@ -107,13 +107,13 @@ pub struct Binding {
 impl Binding {
     /// A binding of a queue by routing key.
     pub fn to_queue(exchange: impl Into<String>, key: impl Into<String>, queue: impl Into<String>) -> Self {
-        let to = Target::Queue(queue.into());
+        let to = BindingTarget::Queue(queue.into());
         Self { exchange: exchange.into(), to, key: key.into(), headers: BTreeMap::new(), match_any: false }
     }
 
     /// A binding of an exchange by routing key.
     pub fn to_exchange(exchange: impl Into<String>, key: impl Into<String>, target: impl Into<String>) -> Self {
-        let to = Target::Exchange(target.into());
+        let to = BindingTarget::Exchange(target.into());
         Self { exchange: exchange.into(), to, key: key.into(), headers: BTreeMap::new(), match_any: false }
     }
 }

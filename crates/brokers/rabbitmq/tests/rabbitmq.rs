@@ -1,38 +1,38 @@
 //! All tests that need a server, in one binary: it links once, and the tests share their helpers.
 
-#[path = "rabbitmq/classes.rs"]
-mod classes;
+#[path = "rabbitmq/admin_errors.rs"]
+mod admin_errors;
 #[path = "rabbitmq/cluster.rs"]
 mod cluster;
 #[path = "rabbitmq/conformance.rs"]
 mod conformance;
+#[path = "rabbitmq/consume.rs"]
+mod consume;
+#[path = "rabbitmq/consume_bounds.rs"]
+mod consume_bounds;
+#[path = "rabbitmq/consume_faults.rs"]
+mod consume_faults;
 #[path = "rabbitmq/consumer_harness.rs"]
 mod consumer_harness;
-#[path = "rabbitmq/consuming.rs"]
-mod consuming;
-#[path = "rabbitmq/consuming_bounds.rs"]
-mod consuming_bounds;
-#[path = "rabbitmq/consuming_faults.rs"]
-mod consuming_faults;
 #[path = "rabbitmq/examine.rs"]
 mod examine;
+#[path = "rabbitmq/failure_classes.rs"]
+mod failure_classes;
 #[path = "rabbitmq/fault_harness.rs"]
 mod fault_harness;
 #[path = "rabbitmq/faults.rs"]
 mod faults;
 #[path = "rabbitmq/harness.rs"]
 mod harness;
-#[path = "rabbitmq/ladder.rs"]
-mod ladder;
-#[path = "rabbitmq/looking.rs"]
-mod looking;
+#[path = "rabbitmq/metrics.rs"]
+mod metrics;
 #[path = "rabbitmq/publish.rs"]
 mod publish;
-#[path = "rabbitmq/stage.rs"]
-mod stage;
+#[path = "rabbitmq/retry_queues.rs"]
+mod retry_queues;
 #[path = "rabbitmq/tls.rs"]
 mod tls;
 #[path = "rabbitmq/topology.rs"]
 mod topology;
-#[path = "rabbitmq/vitals.rs"]
-mod vitals;
+#[path = "rabbitmq/topology_harness.rs"]
+mod topology_harness;

@@ -10,7 +10,7 @@ use std::io;
 use anyhow::Result;
 use clap::Subcommand;
 use jiff::Timestamp;
-use relevo_core::inbox::operate::{Consumer, Operate};
+use relevo_core::inbox::operate::{ConsumerSummary, Operate};
 use serde_json::{Value, json};
 
 use super::moment;
@@ -66,7 +66,7 @@ pub(super) async fn run(command: Command) -> Result<Code> {
 }
 
 async fn list(args: &List) -> Result<Code> {
-    let consumers = Place::of(&args.target)?.consumers().await?.consumers().await?;
+    let consumers = Place::of(&args.target)?.consumers().await?.list_consumers().await?;
     if args.format.json {
         for consumer in &consumers {
             output::line(&object(consumer))?;
@@ -82,7 +82,7 @@ async fn list(args: &List) -> Result<Code> {
     Ok(Code::Done)
 }
 
-fn row(consumer: &Consumer, now: Timestamp) -> Vec<String> {
+fn row(consumer: &ConsumerSummary, now: Timestamp) -> Vec<String> {
     vec![
         consumer.name.clone(),
         state(consumer).to_owned(),
@@ -90,13 +90,13 @@ fn row(consumer: &Consumer, now: Timestamp) -> Vec<String> {
         counted(consumer.waiting),
         counted(consumer.dead),
         ago(consumer.last_message_at, now),
-        ago(consumer.beat_at, now),
-        consumer.remembers.map_or_else(|| "-".to_owned(), moment::lasting),
+        ago(consumer.heartbeat_at, now),
+        consumer.done_retention.map_or_else(|| "-".to_owned(), moment::lasting),
     ]
 }
 
 /// What it does, in a word.
-pub(super) const fn state(consumer: &Consumer) -> &'static str {
+pub(super) const fn state(consumer: &ConsumerSummary) -> &'static str {
     match (consumer.paused, consumer.members) {
         (true, _) => "paused",
         (false, 0) => "nobody",
@@ -114,22 +114,22 @@ pub(super) fn ago(at: Option<Timestamp>, now: Timestamp) -> String {
     at.map_or_else(|| "never".to_owned(), |at| moment::relative(at, now))
 }
 
-fn object(consumer: &Consumer) -> Value {
+fn object(consumer: &ConsumerSummary) -> Value {
     json!({
         "name": consumer.name,
         "paused": consumer.paused,
         "members": consumer.members,
-        "beat_at": output::time(consumer.beat_at),
+        "beat_at": output::time(consumer.heartbeat_at),
         "last_message_at": output::time(consumer.last_message_at),
         "waiting": consumer.waiting,
         "dead": consumer.dead,
-        "remembers_ms": consumer.remembers.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
+        "remembers_ms": consumer.done_retention.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
     })
 }
 
 /// That nobody heard of a consumer, with those that are known.
 async fn unknown(consumers: &dyn Operate, name: &str) -> Result<anyhow::Error> {
-    let known = consumers.consumers().await?;
+    let known = consumers.list_consumers().await?;
     let hint = if known.is_empty() {
         "there is none in this database".to_owned()
     } else {
@@ -139,8 +139,8 @@ async fn unknown(consumers: &dyn Operate, name: &str) -> Result<anyhow::Error> {
 }
 
 /// The consumer that was named, or the only one there is.
-async fn choose(consumers: &dyn Operate, name: Option<&str>) -> Result<Consumer> {
-    let mut known = consumers.consumers().await?;
+async fn choose(consumers: &dyn Operate, name: Option<&str>) -> Result<ConsumerSummary> {
+    let mut known = consumers.list_consumers().await?;
     match name {
         Some(name) => match known.iter().position(|it| it.name == name) {
             Some(at) => Ok(known.swap_remove(at)),
@@ -157,6 +157,6 @@ async fn choose(consumers: &dyn Operate, name: Option<&str>) -> Result<Consumer>
     }
 }
 
-fn names(known: &[Consumer]) -> String {
+fn names(known: &[ConsumerSummary]) -> String {
     format!("`{}`", known.iter().map(|it| it.name.as_str()).collect::<Vec<_>>().join("`, `"))
 }

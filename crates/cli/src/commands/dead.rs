@@ -9,7 +9,7 @@ use anyhow::Result;
 use clap::Subcommand;
 use jiff::Timestamp;
 use relevo_core::MessageId;
-use relevo_core::store::{DeadFilter, DeadLetter};
+use relevo_core::store::{DeadLetter, DeadLetterFilter};
 use serde_json::{Value, json};
 
 use self::filter::Filter;
@@ -133,7 +133,7 @@ async fn look(outbox: &dyn Outbox, args: &List) -> Result<Seen> {
     let limit = if args.all { EVERY } else { usize::try_from(args.limit).unwrap_or(LOOKED_AT_MAX) };
     let mut ask = if args.all { EVERY } else { limit + 1 };
     loop {
-        let mut letters = outbox.dead(&args.filter.of_store(), ask).await?;
+        let mut letters = outbox.list_dead_letters(&args.filter.of_store(), ask).await?;
         let is_all = letters.len() < ask;
         letters.retain(|letter| args.filter.admits(letter) && (args.history || OPEN.contains(&letter.state.as_str())));
         let rest = match letters.len() {
@@ -189,8 +189,8 @@ fn object(letter: &DeadLetter, destination: &str) -> Value {
 async fn show(args: &Show) -> Result<Code> {
     let opened = outbox::open(&args.which).await?;
     let destination = opened.destination.name;
-    let filter = DeadFilter { ids: vec![args.id], ..DeadFilter::default() };
-    let Some(letter) = opened.outbox.dead(&filter, 1).await?.into_iter().next() else {
+    let filter = DeadLetterFilter { ids: vec![args.id], ..DeadLetterFilter::default() };
+    let Some(letter) = opened.outbox.list_dead_letters(&filter, 1).await?.into_iter().next() else {
         let hint = format!("`relevo outbox show {}` looks in the whole outbox", args.id);
         return Err(not_found(format!("{} is no dead letter of destination `{destination}`; hint: {hint}", args.id)));
     };

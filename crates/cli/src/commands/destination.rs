@@ -120,9 +120,9 @@ async fn list(target: &Target, format: Format) -> Result<()> {
     let destinations = Place::of(target)?.open("", ANSWER_DEADLINE).await?.destinations().await?;
     if format.json {
         for it in &destinations {
-            let regrouping_to = it.regrouping_to;
+            let regrouping_to = it.resharding_to;
             output::line(
-                &json!({ "name": it.name, "shards": it.shards, "regrouping_to": regrouping_to, "on": it.on }),
+                &json!({ "name": it.name, "shards": it.shards, "regrouping_to": regrouping_to, "on": it.enabled }),
             )?;
         }
         return Ok(());
@@ -132,8 +132,8 @@ async fn list(target: &Target, format: Format) -> Result<()> {
         return Ok(());
     }
     let rows = destinations.iter().map(|it| {
-        let regrouping = it.regrouping_to.map_or_else(String::new, |shards| format!("to {shards} shards"));
-        let on = if it.on { "on" } else { "off" };
+        let regrouping = it.resharding_to.map_or_else(String::new, |shards| format!("to {shards} shards"));
+        let on = if it.enabled { "on" } else { "off" };
         vec![it.name.clone(), it.shards.to_string(), on.to_owned(), regrouping]
     });
     let mut table = Table::new(&["NAME", "SHARDS", "SWITCH", "REGROUPING"]);
@@ -144,8 +144,8 @@ async fn list(target: &Target, format: Format) -> Result<()> {
 async fn add(target: &Target, name: &str, shards: u16, start: Start) -> Result<()> {
     let outbox = Place::of(target)?.open(name, ANSWER_DEADLINE).await?;
     let (start, from) = match start {
-        Start::Now => (operate::Start::Now, "what commits from now on"),
-        Start::Oldest => (operate::Start::Oldest, "the oldest message that is retained"),
+        Start::Now => (operate::StartFrom::Now, "what commits from now on"),
+        Start::Oldest => (operate::StartFrom::Oldest, "the oldest message that is retained"),
     };
     say(&if outbox.add_destination(shards, start).await? {
         format!("destination `{name}` is added, with {shards} shards; it starts with {from}")

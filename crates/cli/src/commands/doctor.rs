@@ -71,8 +71,8 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
         return Err(error);
     }
     let open = all.iter().flat_map(|it| it.findings.iter().filter(|finding| !it.accepts(finding)));
-    Ok(match open.map(|finding| finding.severity).max().unwrap_or(Severity::Good) {
-        Severity::Good | Severity::Note => Code::Done,
+    Ok(match open.map(|finding| finding.severity).max().unwrap_or(Severity::Ok) {
+        Severity::Ok | Severity::Note => Code::Done,
         Severity::Warning | Severity::Danger => Code::Found,
     })
 }
@@ -168,7 +168,7 @@ impl Examined {
 }
 
 fn json(examined: &Examined, finding: &Finding) -> serde_json::Value {
-    let Finding { severity, subject, seen, fix } = finding;
+    let Finding { severity, subject, detail: seen, fix } = finding;
     let mut line = json!({ "severity": word(*severity), "subject": subject, "seen": seen, "fix": fix });
     if let Some(inbox) = &examined.inbox {
         line["inbox"] = inbox.as_str().into();
@@ -195,8 +195,8 @@ fn told(all: &[Examined]) -> Result<()> {
         for finding in sorted {
             let (severity, subject) = (word(finding.severity), &finding.subject);
             let accepted = if examined.accepts(finding) { " (accepted)" } else { "" };
-            writeln!(out, "{severity:7}  {subject:width$}  {}{accepted}", plain(&finding.seen))?;
-            if let Some(fix) = finding.fix.as_ref().filter(|_| finding.severity > Severity::Good) {
+            writeln!(out, "{severity:7}  {subject:width$}  {}{accepted}", plain(&finding.detail))?;
+            if let Some(fix) = finding.fix.as_ref().filter(|_| finding.severity > Severity::Ok) {
                 writeln!(out, "{:7}  {:width$}  fix: {}", "", "", plain(fix))?;
             }
         }
@@ -213,7 +213,7 @@ fn told(all: &[Examined]) -> Result<()> {
 /// The word that JSON and people see.
 const fn word(severity: Severity) -> &'static str {
     match severity {
-        Severity::Good => "good",
+        Severity::Ok => "good",
         Severity::Note => "note",
         Severity::Warning => "warning",
         Severity::Danger => "danger",

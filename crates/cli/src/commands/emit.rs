@@ -7,7 +7,7 @@ use std::io::{self, Read as _, Write as _};
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
 use jiff::Timestamp;
-use relevo_core::{Draft, MessageId, OnRepeat};
+use relevo_core::{Draft, MessageId, OnDuplicate};
 use serde_json::{Value, json};
 
 use super::moment;
@@ -112,9 +112,9 @@ fn draft(args: &Args) -> Result<Draft> {
     }
     draft.id = args.id;
     draft.deliver_at = args.deliver_at;
-    draft.serialize = args.serialize;
+    draft.lock_key = args.serialize;
     if args.ignore_repeat {
-        draft.on_repeat = OnRepeat::Ignore;
+        draft.on_duplicate = OnDuplicate::Ignore;
     }
     draft.check().map_err(|error| usage(error.to_string()))?;
     Ok(draft)

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use jiff::Timestamp;
-use relevo_core::operate::{Found, Listed, Search, Status};
+use relevo_core::operate::{MessageFilter, MessageStatus, MessageSummary, SearchPage};
 
 use super::moment;
 use super::output::{self, Format};
@@ -35,7 +35,7 @@ pub(crate) struct Args {
     kind: Option<String>,
     /// Only messages in this status.
     #[arg(long, value_parser = status)]
-    status: Option<Status>,
+    status: Option<MessageStatus>,
     /// Only messages emitted since: RFC 3339, or how long ago, as `10m`.
     #[arg(long, value_name = "TIME", value_parser = moment::past)]
     since: Option<Timestamp>,
@@ -58,32 +58,32 @@ pub(crate) struct Args {
     format: Format,
 }
 
-fn status(word: &str) -> Result<Status, String> {
-    let known = || Status::ALL.map(Status::word).join(", ");
-    Status::of(word).ok_or_else(|| format!("`{word}` is no status; there are {}", known()))
+fn status(word: &str) -> Result<MessageStatus, String> {
+    let known = || MessageStatus::ALL.map(MessageStatus::as_str).join(", ");
+    MessageStatus::parse(word).ok_or_else(|| format!("`{word}` is no status; there are {}", known()))
 }
 
 pub(super) async fn run(args: &Args) -> Result<Code> {
     moment::in_order(args.since, args.until)?;
     let opened = outbox::open(&args.which).await?;
     let destination = opened.destination.name;
-    let mut search = Search {
+    let mut search = MessageFilter {
         key: args.key.clone(),
         topic: args.topic.clone(),
         kind: args.kind.clone(),
         status: args.status,
         since: args.since,
         until: args.until,
-        before: args.before,
+        before_seq: args.before,
     };
     let mut page = Page { format: args.format, table: Table::new(HEAD), destination, count: 0 };
     let limit = if args.all { PAGE } else { usize::try_from(args.limit).unwrap_or(PAGE) };
     loop {
         let mut found = opened.outbox.search(&search, limit, args.budget).await?;
         page.write(&found.messages)?;
-        search.before = found.next;
+        search.before_seq = found.next;
         if found.next.is_none() || !args.all {
-            if found.ran_out_at.is_none() {
+            if found.searched_back_to.is_none() {
                 look_further(&*opened.outbox, &search, &mut found, args.budget).await?;
             }
             page.end(&found);
@@ -93,11 +93,16 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
 }
 
 /// The store says where there could be more; whether there is any is found out before it is said.
-async fn look_further(outbox: &dyn Outbox, search: &Search, found: &mut Found, budget: Duration) -> Result<()> {
+async fn look_further(
+    outbox: &dyn Outbox,
+    search: &MessageFilter,
+    found: &mut SearchPage,
+    budget: Duration,
+) -> Result<()> {
     if found.next.is_some() {
         let further = outbox.search(search, 1, budget).await?;
         if further.messages.is_empty() {
-            (found.next, found.ran_out_at) = (further.next, further.ran_out_at);
+            (found.next, found.searched_back_to) = (further.next, further.searched_back_to);
         }
     }
     Ok(())
@@ -114,7 +119,7 @@ struct Page {
 }
 
 impl Page {
-    fn write(&mut self, messages: &[Listed]) -> Result<()> {
+    fn write(&mut self, messages: &[MessageSummary]) -> Result<()> {
         self.count += messages.len();
         if self.format.json {
             let mut out = io::BufWriter::new(io::stdout().lock());
@@ -133,12 +138,12 @@ impl Page {
     }
 
     /// Says on stderr how far it got, and how to go on.
-    fn end(&self, found: &Found) {
+    fn end(&self, found: &SearchPage) {
         let count = match self.count {
             1 => "1 message".to_owned(),
             count => format!("{count} messages"),
         };
-        match (found.next, found.ran_out_at) {
+        match (found.next, found.searched_back_to) {
             (Some(next), Some(at)) => say(&format!(
                 "{count}; the time ran out on the way back at {}\nhint: go on with `--before {next}`, or search longer with `--budget 1m`",
                 moment::exact(at)
@@ -151,12 +156,12 @@ impl Page {
     }
 }
 
-fn row(message: &Listed, now: Timestamp) -> Vec<String> {
+fn row(message: &MessageSummary, now: Timestamp) -> Vec<String> {
     let error = message.last_error.as_deref().unwrap_or_default();
     let cut = error.char_indices().nth(ERROR_CHARS_MAX).map(|(at, _)| format!("{}…", &error[..at]));
     vec![
         message.seq.map_or_else(|| "-".to_owned(), |seq| seq.to_string()),
-        message.status.word().to_owned(),
+        message.status.as_str().to_owned(),
         moment::exact(message.created_at),
         moment::relative(message.created_at, now),
         message.topic.clone(),

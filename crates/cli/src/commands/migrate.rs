@@ -35,8 +35,8 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
         // No database need be named for it.
         let place = database::url_of(&args.target).ok().map(|_| Place::of(&args.target)).transpose()?;
         let script = match place {
-            Some(Place::Sqlite(_)) => sqlite::migrate::script(),
-            Some(Place::Postgres(_)) | None => postgres::migrate::script(&args.target.place.schema()),
+            Some(Place::Sqlite(_)) => sqlite::migrate::sql_script(),
+            Some(Place::Postgres(_)) | None => postgres::migrate::sql_script(&args.target.place.schema()),
         };
         io::stdout().write_all(script.as_bytes())?;
         return Ok(Code::Done);

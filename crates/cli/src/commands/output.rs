@@ -8,7 +8,7 @@ use base64::prelude::BASE64_STANDARD;
 use clap::Args;
 use jiff::Timestamp;
 use relevo_core::Message;
-use relevo_core::operate::{Listed, Shard};
+use relevo_core::operate::{MessageSummary, ShardInfo};
 use serde_json::{Value, json};
 
 /// How a command that reads answers.
@@ -27,7 +27,7 @@ pub(super) fn line(value: &Value) -> Result<()> {
 }
 
 /// A message in a list.
-pub(super) fn listed(listed: &Listed, destination: &str) -> Value {
+pub(super) fn listed(listed: &MessageSummary, destination: &str) -> Value {
     json!({
         "destination": destination,
         "seq": listed.seq,
@@ -36,7 +36,7 @@ pub(super) fn listed(listed: &Listed, destination: &str) -> Value {
         "key": listed.key,
         "type": listed.kind,
         "created_at": time(Some(listed.created_at)),
-        "status": listed.status.word(),
+        "status": listed.status.as_str(),
         "attempts": listed.attempts,
         "next_attempt_at": time(listed.next_attempt_at),
         "last_error": listed.last_error,
@@ -73,12 +73,12 @@ pub(super) fn is_json(content_type: &str) -> bool {
 }
 
 /// A shard.
-pub(super) fn shard(shard: &Shard) -> Value {
+pub(super) fn shard(shard: &ShardInfo) -> Value {
     json!({
         "shard": shard.shard,
         "owner": shard.owner,
         "epoch": shard.epoch,
-        "lasts_ms": u64::try_from(shard.lasts.as_millis()).unwrap_or(u64::MAX),
+        "lasts_ms": u64::try_from(shard.lease_remaining.as_millis()).unwrap_or(u64::MAX),
         "settled_at": time(shard.settled_at),
         "parked_keys": shard.parked_keys,
     })

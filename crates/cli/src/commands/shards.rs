@@ -33,10 +33,10 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
     }
     let now = Timestamp::now();
     let rows = shards.iter().map(|shard| {
-        let lasts = match (&shard.owner, shard.lasts.is_zero()) {
+        let lasts = match (&shard.owner, shard.lease_remaining.is_zero()) {
             (None, _) => "-".to_owned(),
             (Some(_), true) => "expired".to_owned(),
-            (Some(_), false) => moment::lasting(shard.lasts),
+            (Some(_), false) => moment::lasting(shard.lease_remaining),
         };
         vec![
             shard.shard.to_string(),

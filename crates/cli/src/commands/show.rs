@@ -4,7 +4,7 @@ use std::io::{self, Write as _};
 
 use anyhow::Result;
 use jiff::Timestamp;
-use relevo_core::operate::{Shown, Status};
+use relevo_core::operate::{MessageDetails, MessageStatus};
 use relevo_core::{Message, MessageId};
 
 use super::output::{self, Format};
@@ -29,7 +29,7 @@ pub(crate) struct Args {
 
 pub(super) async fn run(args: &Args) -> Result<Code> {
     let opened = outbox::open(&args.which).await?;
-    let Some(shown) = opened.outbox.show(args.id).await? else {
+    let Some(shown) = opened.outbox.message(args.id).await? else {
         return Err(not_found(format!(
             "message {} is not in the outbox at {}; hint: it may be older than the retention, or never committed",
             args.id, opened.shown
@@ -40,7 +40,7 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
     if args.raw {
         out.write_all(&shown.message.payload)?;
     } else if args.format.json {
-        let mut value = output::listed(&shown.listed, &destination);
+        let mut value = output::listed(&shown.summary, &destination);
         output::add_content(&mut value, &shown.message);
         writeln!(out, "{value}")?;
     } else {
@@ -55,15 +55,15 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
     Ok(Code::Done)
 }
 
-fn status(shown: &Shown, destination: &str, now: Timestamp) -> Vec<(&'static str, String)> {
-    let listed = &shown.listed;
-    let mut pairs = vec![("status", format!("{} at destination `{destination}`", listed.status.word()))];
+fn status(shown: &MessageDetails, destination: &str, now: Timestamp) -> Vec<(&'static str, String)> {
+    let listed = &shown.summary;
+    let mut pairs = vec![("status", format!("{} at destination `{destination}`", listed.status.as_str()))];
     pairs.extend(listed.seq.map(|seq| ("seq", seq.to_string())));
     pairs.extend(listed.published_at.map(|at| ("published", moment::told(at, now))));
     if listed.attempts > 0 {
         pairs.push(("attempts", listed.attempts.to_string()));
     }
-    let name = if listed.status == Status::Scheduled { "due" } else { "next attempt" };
+    let name = if listed.status == MessageStatus::Scheduled { "due" } else { "next attempt" };
     pairs.extend(listed.next_attempt_at.map(|at| (name, moment::told(at, now))));
     pairs.extend(listed.last_error.clone().map(|error| ("error", error)));
     pairs

@@ -4,7 +4,7 @@ use std::io::{self, Write as _};
 
 use anyhow::{Context as _, Result};
 use clap::Subcommand;
-use relevo_core::administer::{Administer, Difference, Piece, State};
+use relevo_core::administer::{BrokerAdmin, Difference, TopologyItem, TopologyStatus};
 use serde_json::{Value, json};
 
 use super::output::{self, Format};
@@ -65,8 +65,8 @@ pub(crate) struct Which {
 struct Looked {
     outbox: String,
     destination: String,
-    admin: Box<dyn Administer>,
-    pieces: Vec<Piece>,
+    admin: Box<dyn BrokerAdmin>,
+    pieces: Vec<TopologyItem>,
 }
 
 pub(super) async fn run(command: Command) -> Result<Code> {
@@ -89,9 +89,10 @@ async fn plan(which: &Which, format: Format) -> Result<Code> {
 async fn apply(args: &Apply) -> Result<Code> {
     let (all, mut failed_at) = look(&args.which).await?;
     let pieces = || all.iter().flat_map(|looked| &looked.pieces);
-    let differing = pieces().filter(|piece| matches!(piece.state, State::Differs(_))).count();
+    let differing = pieces().filter(|piece| matches!(piece.status, TopologyStatus::Different(_))).count();
     // What could not be seen is declared as well: it may be missing, and if it is there nothing changes.
-    let wanting: Vec<&Piece> = pieces().filter(|piece| matches!(piece.state, State::Missing | State::Unseen)).collect();
+    let wanting: Vec<&TopologyItem> =
+        pieces().filter(|piece| matches!(piece.status, TopologyStatus::Missing | TopologyStatus::Unknown)).collect();
     if differing > 0 || wanting.is_empty() {
         told(&all, args.format)?;
         if differing > 0 {
@@ -101,7 +102,7 @@ async fn apply(args: &Apply) -> Result<Code> {
         return Ok(if differing > 0 { Code::Found } else { Code::Done });
     }
     for piece in &wanting {
-        say(&format!("{:7}  {}", word(&piece.state), plain(&piece.name)));
+        say(&format!("{:7}  {}", word(&piece.status), plain(&piece.name)));
     }
     let count = wanting.len();
     confirm(args.sure, &format!("make {count} {}?", if count == 1 { "thing" } else { "things" }))?;
@@ -179,9 +180,10 @@ fn told(all: &[Looked], format: Format) -> Result<()> {
     let mut out = io::stdout().lock();
     for looked in all {
         writeln!(out, "{}: {} in all", at(&looked.outbox, &looked.destination), looked.pieces.len())?;
-        for Piece { name, state } in &looked.pieces {
+        for TopologyItem { name, status: state } in &looked.pieces {
             writeln!(out, "{:7}  {}", word(state), plain(name))?;
-            let differences: &[Difference] = if let State::Differs(differences) = state { differences } else { &[] };
+            let differences: &[Difference] =
+                if let TopologyStatus::Different(differences) = state { differences } else { &[] };
             for difference in differences {
                 writeln!(out, "{:7}  {}", "", plain(&difference.to_string()))?;
             }
@@ -190,16 +192,17 @@ fn told(all: &[Looked], format: Format) -> Result<()> {
     Ok(())
 }
 
-fn json(looked: &Looked, piece: &Piece) -> Value {
-    let differences: &[Difference] = if let State::Differs(differences) = &piece.state { differences } else { &[] };
+fn json(looked: &Looked, piece: &TopologyItem) -> Value {
+    let differences: &[Difference] =
+        if let TopologyStatus::Different(differences) = &piece.status { differences } else { &[] };
     let differences = differences
         .iter()
-        .map(|Difference { setting, wanted, found }| json!({ "setting": setting, "wanted": wanted, "found": found }));
+        .map(|Difference { setting, expected: wanted, actual: found }| json!({ "setting": setting, "wanted": wanted, "found": found }));
     json!({
         "outbox": looked.outbox,
         "destination": looked.destination,
         "piece": piece.name,
-        "state": word(&piece.state),
+        "state": word(&piece.status),
         "differences": differences.collect::<Vec<_>>(),
     })
 }

@@ -6,9 +6,9 @@ use std::io::{self, Write};
 use anyhow::Result;
 use jiff::Timestamp;
 use relevo_core::MessageId;
-use relevo_core::inbox::operate::{DeadFilter, DeadLetter, Known, Trace};
-use relevo_core::inbox::{Entry, State};
-use relevo_core::operate::Shown;
+use relevo_core::inbox::operate::{DeadLetter, DeadLetterFilter, InboxRecord, Trace};
+use relevo_core::inbox::{DedupId, InboxState};
+use relevo_core::operate::MessageDetails;
 use relevo_core::store::StoreError;
 use serde_json::{Value, json};
 
@@ -60,28 +60,28 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
 /// All that one database knows of a message's way.
 struct Path {
     /// Where it stands at each destination, by name.
-    destinations: Vec<(String, Shown)>,
+    destinations: Vec<(String, MessageDetails)>,
     /// What each consumer did with it, each time.
-    stops: BTreeMap<(String, Entry), Stop>,
+    stops: BTreeMap<(String, DedupId), Stop>,
 }
 
 /// What a consumer did with it, once or under one number of a replay. Each part is kept for another time.
 #[derive(Default)]
 struct Stop {
-    known: Option<Known>,
+    known: Option<InboxRecord>,
     trace: Option<Trace>,
     dead: Option<DeadLetter>,
 }
 
 /// Where it stands at each destination; nowhere if the outbox does not have it.
-async fn sent(place: &Place, id: MessageId) -> Result<Vec<(String, Shown)>> {
+async fn sent(place: &Place, id: MessageId) -> Result<Vec<(String, MessageDetails)>> {
     let known = place.open("", ANSWER_DEADLINE).await?.destinations().await?;
     let mut found = Vec::new();
     for name in known.into_iter().map(|destination| destination.name) {
-        match place.open(&name, ANSWER_DEADLINE).await?.show(id).await {
+        match place.open(&name, ANSWER_DEADLINE).await?.message(id).await {
             Ok(shown) => found.extend(shown.map(|shown| (name, shown))),
             // A long log has no index on ids: what consumers know is told all the same.
-            Err(StoreError::Refused { what }) => say(&format!("destination `{name}`: {what}")),
+            Err(StoreError::Refused { reason: what }) => say(&format!("destination `{name}`: {what}")),
             Err(error) => return Err(error.into()),
         }
     }
@@ -89,20 +89,20 @@ async fn sent(place: &Place, id: MessageId) -> Result<Vec<(String, Shown)>> {
 }
 
 /// What consumers know of it, by name and replay.
-async fn handled(place: &Place, id: MessageId) -> Result<BTreeMap<(String, Entry), Stop>> {
+async fn handled(place: &Place, id: MessageId) -> Result<BTreeMap<(String, DedupId), Stop>> {
     let consumers = place.consumers().await?;
-    let mut stops: BTreeMap<(String, Entry), Stop> = BTreeMap::new();
-    for known in consumers.known(id).await? {
-        let key = (known.consumer.clone(), known.entry);
+    let mut stops: BTreeMap<(String, DedupId), Stop> = BTreeMap::new();
+    for known in consumers.find_message(id).await? {
+        let key = (known.consumer.clone(), known.dedup_id);
         stops.entry(key).or_default().known = Some(known);
     }
     for trace in consumers.trace(id).await? {
         let key = (trace.consumer.clone(), trace.entry);
         stops.entry(key).or_default().trace = Some(trace);
     }
-    let filter = DeadFilter { ids: vec![id], ..DeadFilter::default() };
-    for dead in consumers.dead(&filter, LETTERS_MAX).await? {
-        let key = (dead.consumer.clone(), dead.arrival.entry);
+    let filter = DeadLetterFilter { ids: vec![id], ..DeadLetterFilter::default() };
+    for dead in consumers.list_dead_letters(&filter, LETTERS_MAX).await? {
+        let key = (dead.consumer.clone(), dead.message.dedup_id);
         stops.entry(key).or_default().dead = Some(dead);
     }
     Ok(stops)
@@ -110,14 +110,14 @@ async fn handled(place: &Place, id: MessageId) -> Result<BTreeMap<(String, Entry
 
 impl Stop {
     /// What it counts as. The inbox itself is right; where it has forgotten, the others remember.
-    fn state(&self) -> Option<State> {
+    fn state(&self) -> Option<InboxState> {
         self.known.as_ref().map(|known| known.state).or_else(|| self.trace.as_ref().map(|trace| trace.state))
     }
 
     fn word(&self) -> &'static str {
         match (self.state(), &self.dead) {
-            (Some(state), _) => state.word(),
-            (None, Some(dead)) => dead.fate.word(),
+            (Some(state), _) => state.as_str(),
+            (None, Some(dead)) => dead.state.as_str(),
             (None, None) => "-",
         }
     }
@@ -136,11 +136,11 @@ impl Stop {
             correlation: trace.correlation.as_deref(),
         });
         traced.or_else(|| {
-            let arrival = &self.dead.as_ref()?.arrival;
+            let arrival = &self.dead.as_ref()?.message;
             Some(Origin {
                 address: &arrival.address,
                 lane: arrival.lane.name(),
-                place: arrival.place,
+                place: arrival.offset,
                 correlation: arrival.correlation.as_deref(),
             })
         })
@@ -150,23 +150,23 @@ impl Stop {
         self.trace.as_ref().map(|trace| trace.repeats)
     }
 
-    fn object(&self, consumer: &str, entry: Entry) -> Value {
+    fn object(&self, consumer: &str, entry: DedupId) -> Value {
         let origin = self.origin();
         let dead = self.dead.as_ref().map(|dead| {
             json!({
-                "state": dead.fate.word(),
+                "state": dead.state.as_str(),
                 "class": dead.class,
                 "error": dead.error,
                 "attempts": dead.attempts,
-                "redriven": dead.redriven,
+                "redriven": dead.redrives,
                 "dead_at": output::time(Some(dead.dead_at)),
-                "note": dead.note,
+                "note": dead.reason,
             })
         });
         json!({
             "consumer": consumer,
             "replay": entry.replay,
-            "state": self.state().map(State::word),
+            "state": self.state().map(InboxState::as_str),
             "at": output::time(self.at()),
             "traced": self.trace.is_some(),
             "repeats": self.repeats(),
@@ -178,7 +178,7 @@ impl Stop {
         })
     }
 
-    fn row(&self, consumer: &str, entry: Entry, now: Timestamp) -> Vec<String> {
+    fn row(&self, consumer: &str, entry: DedupId, now: Timestamp) -> Vec<String> {
         let none = || "-".to_owned();
         let origin = self.origin();
         vec![
@@ -205,8 +205,8 @@ struct Origin<'a> {
 
 impl Path {
     fn object(&self, id: MessageId) -> Value {
-        let destination = |(name, shown): &(String, Shown)| output::listed(&shown.listed, name);
-        let stop = |((consumer, entry), stop): (&(String, Entry), &Stop)| stop.object(consumer, *entry);
+        let destination = |(name, shown): &(String, MessageDetails)| output::listed(&shown.summary, name);
+        let stop = |((consumer, entry), stop): (&(String, DedupId), &Stop)| stop.object(consumer, *entry);
         let mut value = json!({
             "id": id.to_string(),
             "destinations": self.destinations.iter().map(destination).collect::<Value>(),
@@ -236,7 +236,7 @@ impl Path {
             return Ok(());
         }
         writeln!(out, "\nconsumers:")?;
-        let row = |((consumer, entry), stop): (&(String, Entry), &Stop)| stop.row(consumer, *entry, now);
+        let row = |((consumer, entry), stop): (&(String, DedupId), &Stop)| stop.row(consumer, *entry, now);
         Table::new(&["CONSUMER", "REPLAY", "STATE", "AT", "REPEATS", "ADDRESS", "LANE", "PLACE", "CORRELATION"])
             .write(out, &self.stops.iter().map(row).collect::<Vec<_>>())?;
         self.tell_dead(out, now)
@@ -254,12 +254,12 @@ impl Path {
     }
 }
 
-fn sent_row(name: &str, shown: &Shown, now: Timestamp) -> Vec<String> {
-    let listed = &shown.listed;
+fn sent_row(name: &str, shown: &MessageDetails, now: Timestamp) -> Vec<String> {
+    let listed = &shown.summary;
     let told = |at: Option<Timestamp>| at.map_or_else(|| "-".to_owned(), |at| moment::told(at, now));
     vec![
         name.to_owned(),
-        listed.status.word().to_owned(),
+        listed.status.as_str().to_owned(),
         told(listed.published_at),
         listed.attempts.to_string(),
         told(listed.next_attempt_at),
@@ -270,10 +270,10 @@ fn sent_row(name: &str, shown: &Shown, now: Timestamp) -> Vec<String> {
 fn dead_row(dead: &DeadLetter, now: Timestamp) -> Vec<String> {
     vec![
         dead.consumer.clone(),
-        dead.fate.word().to_owned(),
+        dead.state.as_str().to_owned(),
         dead.class.clone(),
         dead.attempts.to_string(),
-        dead.redriven.to_string(),
+        dead.redrives.to_string(),
         moment::told(dead.dead_at, now),
         dead.error.clone(),
     ]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use jiff::Timestamp;
-use relevo_core::operate::{Range, Search, Status};
+use relevo_core::operate::{MessageFilter, MessageStatus, TimeRange};
 use serde_json::{Map, Value, json};
 
 use super::output::{self, Format};
@@ -36,14 +36,14 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
     moment::in_order(args.since, args.until)?;
     // A long log is read in many short statements; each may take its time on a busy server.
     let opened = outbox::open_within(&args.which, REWRITE_DEADLINE).await?;
-    let mut verified = opened.outbox.verify(Range { since: args.since, until: args.until }).await?;
+    let mut verified = opened.outbox.verify(TimeRange { since: args.since, until: args.until }).await?;
     let scheduled = scheduled(&*opened.outbox, args).await?;
-    for (_, count) in verified.by_status.iter_mut().filter(|(status, _)| *status == Status::Scheduled) {
+    for (_, count) in verified.by_status.iter_mut().filter(|(status, _)| *status == MessageStatus::Scheduled) {
         *count = scheduled;
     }
     if args.format.json {
         let by_status: Map<String, Value> =
-            verified.by_status.iter().map(|(status, count)| (status.word().to_owned(), (*count).into())).collect();
+            verified.by_status.iter().map(|(status, count)| (status.as_str().to_owned(), (*count).into())).collect();
         output::line(&json!({
             "destination": opened.destination.name,
             "since": output::time(args.since),
@@ -51,35 +51,42 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
             "committed": verified.committed,
             "by_status": by_status,
             "oldest_unsettled": output::time(verified.oldest_unsettled),
-            "contradictions": verified.contradictions,
+            "contradictions": verified.inconsistencies,
         }))?;
     } else {
         let now = Timestamp::now();
         let mut pairs = vec![("committed", verified.committed.to_string())];
         let counted = verified.by_status.iter().filter(|(_, count)| *count > 0);
         pairs.extend(counted.map(|(status, count)| match status {
-            Status::Scheduled if *count == SCHEDULED_MAX as u64 => (status.word(), format!("{count} or more, apart")),
-            Status::Scheduled => (status.word(), format!("{count}, apart: not in the log yet")),
-            _ => (status.word(), count.to_string()),
+            MessageStatus::Scheduled if *count == SCHEDULED_MAX as u64 => {
+                (status.as_str(), format!("{count} or more, apart"))
+            }
+            MessageStatus::Scheduled => (status.as_str(), format!("{count}, apart: not in the log yet")),
+            _ => (status.as_str(), count.to_string()),
         }));
         if let Some(oldest) = verified.oldest_unsettled {
             pairs.push(("oldest that waits", moment::told(oldest, now)));
         }
         let mut out = io::stdout().lock();
         table::pairs(&mut out, &pairs)?;
-        for contradiction in &verified.contradictions {
+        for contradiction in &verified.inconsistencies {
             writeln!(out, "contradiction: {}", table::plain(contradiction))?;
         }
-        if verified.contradictions.is_empty() {
+        if verified.inconsistencies.is_empty() {
             writeln!(out, "no contradictions")?;
         }
     }
-    Ok(if verified.contradictions.is_empty() { Code::Done } else { Code::Found })
+    Ok(if verified.inconsistencies.is_empty() { Code::Done } else { Code::Found })
 }
 
 /// What waits for its time is in no log, so that nothing compares it; it is counted.
 async fn scheduled(outbox: &dyn Outbox, args: &Args) -> Result<u64> {
-    let search = Search { status: Some(Status::Scheduled), since: args.since, until: args.until, ..Search::default() };
+    let search = MessageFilter {
+        status: Some(MessageStatus::Scheduled),
+        since: args.since,
+        until: args.until,
+        ..MessageFilter::default()
+    };
     // It comes before the log in a search: no time is needed for the rest.
     Ok(outbox.search(&search, SCHEDULED_MAX, Duration::ZERO).await?.messages.len() as u64)
 }

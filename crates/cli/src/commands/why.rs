@@ -4,7 +4,7 @@ use std::io::{self, Write as _};
 
 use anyhow::Result;
 use jiff::Timestamp;
-use relevo_core::operate::{Cause, Listed, Why};
+use relevo_core::operate::{KeyReport, MessageSummary, WaitCause};
 use serde_json::{Value, json};
 
 use super::output::{self, Format};
@@ -25,7 +25,7 @@ pub(crate) struct Args {
 
 pub(super) async fn run(args: &Args) -> Result<Code> {
     let opened = outbox::open(&args.which).await?;
-    let why = opened.outbox.why(&args.key).await?;
+    let why = opened.outbox.key_facts(&args.key).await?;
     let destination = &opened.destination.name;
     let mut out = io::stdout().lock();
     if args.format.json {
@@ -38,7 +38,7 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
     Ok(Code::Done)
 }
 
-fn object(key: &str, destination: &str, why: &Why) -> Value {
+fn object(key: &str, destination: &str, why: &KeyReport) -> Value {
     let mut value = json!({
         "key": key,
         "destination": destination,
@@ -49,17 +49,17 @@ fn object(key: &str, destination: &str, why: &Why) -> Value {
         "shard": output::shard(&why.shard),
     });
     match &why.cause {
-        Cause::Nothing | Cause::Unread | Cause::NoRelay | Cause::SwitchedOff => {}
-        Cause::Retry { at } | Cause::Quarantined { at } | Cause::Scheduled { at } => {
+        WaitCause::Idle | WaitCause::NotReadYet | WaitCause::NoRelay | WaitCause::Disabled => {}
+        WaitCause::Retrying { at } | WaitCause::Quarantined { at } | WaitCause::Scheduled { at } => {
             value["at"] = output::time(Some(*at));
         }
-        Cause::Held { hold, probe_at } => {
+        WaitCause::AddressHeld { held_address: hold, probe_at } => {
             value["address"] = hold.address.as_str().into();
             value["error"] = hold.error.as_str().into();
             value["at"] = output::time(*probe_at);
         }
-        Cause::Dead { id } => value["id"] = id.to_string().into(),
-        Cause::Marked { id, mark } => {
+        WaitCause::DeadLetter { id } => value["id"] = id.to_string().into(),
+        WaitCause::MarkNotApplied { id, mark } => {
             value["id"] = id.to_string().into();
             value["mark"] = mark.as_str().into();
         }
@@ -68,26 +68,26 @@ fn object(key: &str, destination: &str, why: &Why) -> Value {
 }
 
 /// The word that JSON has for a cause.
-const fn word(cause: &Cause) -> &'static str {
+const fn word(cause: &WaitCause) -> &'static str {
     match cause {
-        Cause::Nothing => "nothing",
-        Cause::Unread => "unread",
-        Cause::NoRelay => "no_relay",
-        Cause::SwitchedOff => "switched_off",
-        Cause::Retry { .. } => "retry",
-        Cause::Held { .. } => "held",
-        Cause::Quarantined { .. } => "quarantined",
-        Cause::Dead { .. } => "dead",
-        Cause::Marked { .. } => "marked",
-        Cause::Scheduled { .. } => "scheduled",
+        WaitCause::Idle => "nothing",
+        WaitCause::NotReadYet => "unread",
+        WaitCause::NoRelay => "no_relay",
+        WaitCause::Disabled => "switched_off",
+        WaitCause::Retrying { .. } => "retry",
+        WaitCause::AddressHeld { .. } => "held",
+        WaitCause::Quarantined { .. } => "quarantined",
+        WaitCause::DeadLetter { .. } => "dead",
+        WaitCause::MarkNotApplied { .. } => "marked",
+        WaitCause::Scheduled { .. } => "scheduled",
     }
 }
 
 /// Behind what, since when, and what would free it.
-fn prose(key: &str, destination: &str, why: &Why, now: Timestamp) -> Vec<String> {
+fn prose(key: &str, destination: &str, why: &KeyReport, now: Timestamp) -> Vec<String> {
     let to = format!("on its way to `{destination}`");
     let mut lines = Vec::new();
-    if why.cause == Cause::Nothing {
+    if why.cause == WaitCause::Idle {
         lines.push(format!("Nothing of key `{key}` waits {to}."));
         return lines;
     }
@@ -105,33 +105,35 @@ fn prose(key: &str, destination: &str, why: &Why, now: Timestamp) -> Vec<String>
     lines
 }
 
-fn reason(why: &Why, destination: &str, now: Timestamp) -> String {
+fn reason(why: &KeyReport, destination: &str, now: Timestamp) -> String {
     let shard = why.shard.shard;
     match &why.cause {
-        Cause::Nothing => String::new(),
-        Cause::Unread => {
+        WaitCause::Idle => String::new(),
+        WaitCause::NotReadYet => {
             let relay = why.shard.owner.as_deref().unwrap_or("a relay");
             format!("Why: relay `{relay}` holds shard {shard} and has not read that far.")
         }
-        Cause::NoRelay => format!("Why: no relay holds shard {shard} of destination `{destination}`."),
-        Cause::SwitchedOff => format!("Why: destination `{destination}` is switched off."),
-        Cause::Retry { at } => format!("Why: the first one failed and is tried again at {}.", moment::told(*at, now)),
-        Cause::Held { hold, probe_at } => {
+        WaitCause::NoRelay => format!("Why: no relay holds shard {shard} of destination `{destination}`."),
+        WaitCause::Disabled => format!("Why: destination `{destination}` is switched off."),
+        WaitCause::Retrying { at } => {
+            format!("Why: the first one failed and is tried again at {}.", moment::told(*at, now))
+        }
+        WaitCause::AddressHeld { held_address: hold, probe_at } => {
             let probe = probe_at.map_or_else(String::new, |at| format!("; it is probed at {}", moment::told(at, now)));
             format!("Why: nothing passes to address `{}`: {}{probe}.", hold.address, hold.error)
         }
-        Cause::Quarantined { at } => {
+        WaitCause::Quarantined { at } => {
             format!("Why: the first one took connections down; it is tried alone at {}.", moment::told(*at, now))
         }
-        Cause::Dead { .. } => "Why: the first one was given up, and the key waits for a person.".to_owned(),
-        Cause::Marked { mark, .. } => {
+        WaitCause::DeadLetter { .. } => "Why: the first one was given up, and the key waits for a person.".to_owned(),
+        WaitCause::MarkNotApplied { mark, .. } => {
             format!("Why: a person marked the first one (`{mark}`), and the relay of shard {shard} has not acted yet.")
         }
-        Cause::Scheduled { at } => format!("Why: the first one is not due before {}.", moment::told(*at, now)),
+        WaitCause::Scheduled { at } => format!("Why: the first one is not due before {}.", moment::told(*at, now)),
     }
 }
 
-fn first(head: &Listed) -> String {
+fn first(head: &MessageSummary) -> String {
     let failed = match (head.attempts, &head.last_error) {
         (_, None) => String::new(),
         (0, Some(error)) => format!("; {error}"),
@@ -142,25 +144,29 @@ fn first(head: &Listed) -> String {
 }
 
 /// What to do, with the command to type.
-fn remedy(key: &str, destination: &str, why: &Why) -> String {
+fn remedy(key: &str, destination: &str, why: &KeyReport) -> String {
     match &why.cause {
-        Cause::Nothing => String::new(),
-        Cause::Unread => "nothing to do unless it lasts; `relevo backlog` says how much is before it.".to_owned(),
-        Cause::NoRelay => "start a relay: `relevo run`; `relevo shards` shows who is there.".to_owned(),
-        Cause::SwitchedOff => format!("`relevo destination switch {destination} on`"),
-        Cause::Retry { .. } | Cause::Quarantined { .. } => {
+        WaitCause::Idle => String::new(),
+        WaitCause::NotReadYet => {
+            "nothing to do unless it lasts; `relevo backlog` says how much is before it.".to_owned()
+        }
+        WaitCause::NoRelay => "start a relay: `relevo run`; `relevo shards` shows who is there.".to_owned(),
+        WaitCause::Disabled => format!("`relevo destination switch {destination} on`"),
+        WaitCause::Retrying { .. } | WaitCause::Quarantined { .. } => {
             "that attempt; after the last one it becomes a dead letter.".to_owned()
         }
-        Cause::Held { .. } => {
+        WaitCause::AddressHeld { .. } => {
             "mend the address; the next probe that passes frees every key that waits for it.".to_owned()
         }
-        Cause::Dead { id } => {
+        WaitCause::DeadLetter { id } => {
             let on = format!("--destination {destination} --reason TEXT");
             format!(
                 "`relevo dead redrive {id} {on}` sends it again, `relevo dead discard {id} {on}` lets key `{key}` go on without it"
             )
         }
-        Cause::Marked { .. } => "the relay that holds the shard; `relevo shards` shows who that is.".to_owned(),
-        Cause::Scheduled { .. } => "its time; until then it can be cancelled.".to_owned(),
+        WaitCause::MarkNotApplied { .. } => {
+            "the relay that holds the shard; `relevo shards` shows who that is.".to_owned()
+        }
+        WaitCause::Scheduled { .. } => "its time; until then it can be cancelled.".to_owned(),
     }
 }

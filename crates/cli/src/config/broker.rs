@@ -142,7 +142,7 @@ pub(super) fn suits(reader: &mut Reader<'_>, path: &Path, broker: &Broker, route
             }
         }
     }
-    let templates: Vec<String> = routes.iter().map(Route::template).collect();
+    let templates: Vec<String> = routes.iter().map(Route::address_template).collect();
     match broker {
         Broker::Embedded { .. } => {}
         Broker::Rabbitmq(config) => lanes::of_queues(reader, &path.name("broker"), config, &templates),

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use relevo_core::Route;
-use relevo_core::administer::Expectations;
-use relevo_core::operate::Start;
+use relevo_core::administer::ExamineContext;
+use relevo_core::operate::StartFrom;
 
 use super::broker::{self, Broker, StartUp};
 use super::database::Database;
@@ -41,7 +41,7 @@ pub(crate) struct Destination {
     /// Whether it is added if the outbox does not know it.
     pub(crate) create: bool,
     pub(crate) shards: u16,
-    pub(crate) start: Start,
+    pub(crate) start: StartFrom,
     pub(crate) broker: Broker,
     pub(crate) start_up: StartUp,
     pub(crate) relay: relevo_relay::Config,
@@ -49,15 +49,15 @@ pub(crate) struct Destination {
 
 impl Destination {
     /// What the broker's settings are compared with.
-    pub(crate) fn expectations(&self) -> Expectations {
+    pub(crate) fn expectations(&self) -> ExamineContext {
         let relay = &self.relay;
         // A message whose answer was lost goes again at once, later alone, and at last once a quarantine; one that was
         // confirmed and not settled goes again when another relay has taken over. Outages of either side last as they last.
-        let lost = relay.publish_deadline * relay.unknown_max;
-        let taken_over = lost + relay.settle_every + relay.lease + relay.lease_every;
-        Expectations {
-            addresses: relay.routes.iter().map(Route::template).collect(),
-            repeat_horizon: relay.publish_deadline + relay.quarantine_probe.max(taken_over),
+        let lost = relay.publish_timeout * relay.lost_confirms_max;
+        let taken_over = lost + relay.settle_interval_max + relay.lease_duration + relay.lease_renew_interval;
+        ExamineContext {
+            addresses: relay.routes.iter().map(Route::address_template).collect(),
+            resend_window: relay.publish_timeout + relay.quarantine_probe_interval.max(taken_over),
         }
     }
 }
@@ -164,11 +164,11 @@ fn database(reader: &mut Reader<'_>, path: &Path) -> Option<(Secret, Database)> 
 
 fn destination(reader: &mut Reader<'_>, path: &Path, name: String, call_deadline: Duration) -> Option<Destination> {
     let mut relay = tuning(reader, path, call_deadline);
-    let broker = broker::resolve(reader, path, relay.publish_deadline);
+    let broker = broker::resolve(reader, path, relay.publish_timeout);
     relay.routes = routes::resolve(reader, &path.name("routes"));
     let start = match reader.text(&path.name("start")).as_str() {
-        "oldest" => Start::Oldest,
-        _ => Start::Now,
+        "oldest" => StartFrom::Oldest,
+        _ => StartFrom::Now,
     };
     let (broker, start_up) = broker?;
     broker::suits(reader, path, &broker, &relay.routes);
@@ -219,25 +219,33 @@ type Contradiction = (&'static [&'static str], &'static str);
 fn contradictions(relay: &relevo_relay::Config, call_deadline: Duration) -> Vec<Contradiction> {
     let rules: [(bool, &[&str], &str); 6] = [
         (
-            relay.publish_deadline + relay.lease_margin < relay.lease,
+            relay.publish_timeout + relay.lease_margin < relay.lease_duration,
             &["publish_deadline_ms", "lease_margin_ms", "lease_ms"],
             "`lease_ms` is not longer than `publish_deadline_ms` and `lease_margin_ms` together: a message could go \
              out after another relay took over",
         ),
-        (call_deadline < relay.lease, &["lease_ms"], "`lease_ms` is not longer than the outbox's `call_deadline_ms`"),
         (
-            3 * relay.lease_every <= relay.lease,
+            call_deadline < relay.lease_duration,
+            &["lease_ms"],
+            "`lease_ms` is not longer than the outbox's `call_deadline_ms`",
+        ),
+        (
+            3 * relay.lease_renew_interval <= relay.lease_duration,
             &["lease_every_ms", "lease_ms"],
             "`lease_every_ms` is more than a third of `lease_ms`: one slow answer would lose the leases",
         ),
-        (relay.idle_min <= relay.idle_max, &["idle_max_ms", "idle_min_ms"], "`idle_max_ms` is less than `idle_min_ms`"),
         (
-            relay.outage_min <= relay.outage_max,
+            relay.poll_interval_min <= relay.poll_interval_max,
+            &["idle_max_ms", "idle_min_ms"],
+            "`idle_max_ms` is less than `idle_min_ms`",
+        ),
+        (
+            relay.outage_backoff_min <= relay.outage_backoff_max,
             &["outage_max_ms", "outage_min_ms"],
             "`outage_max_ms` is less than `outage_min_ms`",
         ),
         (
-            relay.batch_max <= relay.in_flight_max,
+            relay.batch_messages_max <= relay.in_flight_messages_max,
             &["in_flight_max", "batch_max"],
             "`in_flight_max` is less than `batch_max`",
         ),

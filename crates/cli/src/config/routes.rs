@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use relevo_core::headers::{self, HeaderRules};
+use relevo_core::header_rules::{self, HeaderRules};
 use relevo_core::retry::Backoff;
-use relevo_core::{AfterDead, Policy, Route, Routes, wire};
+use relevo_core::{AfterDead, RetryPolicy, Route, Routes, wire};
 
 use super::problem::Problem;
 use super::resolved::Reader;
@@ -89,10 +89,10 @@ fn headers(reader: &mut Reader<'_>, path: &Path) -> HeaderRules {
         }
     }
     for value in rules.add.values() {
-        let mut unknown = unknown_placeholders(value, &headers::PLACEHOLDERS);
+        let mut unknown = unknown_placeholders(value, &header_rules::PLACEHOLDERS);
         if let Some(wrong) = unknown.find(|wrong| !asks_for_header(wrong)) {
             let problem = Problem::new(format!("`{wrong}` in `headers` is replaced by nothing"));
-            let known = headers::PLACEHOLDERS.join("`, `");
+            let known = header_rules::PLACEHOLDERS.join("`, `");
             reader.problem(&added, problem.hint(format!("`{known}` and `{{header:NAME}}` are known")));
         }
     }
@@ -107,21 +107,21 @@ fn asks_for_header(placeholder: &str) -> bool {
     placeholder.strip_prefix("{header:").and_then(|rest| rest.strip_suffix('}')).is_some_and(|name| !name.is_empty())
 }
 
-fn policy(reader: &mut Reader<'_>, path: &Path) -> Policy {
+fn policy(reader: &mut Reader<'_>, path: &Path) -> RetryPolicy {
     let linear = reader.text(&path.name("backoff")) == "linear";
     let factor = path.name("factor");
     if linear && reader.is_set(&factor) {
         reader.problem(&factor, Problem::new("`factor` says nothing about linear pauses"));
     }
     let backoff = if linear { Backoff::Linear } else { Backoff::Exponential { factor: reader.integer(&factor) } };
-    let policy = Policy {
+    let policy = RetryPolicy {
         base: reader.millis(&path.name("base_ms")),
         backoff,
-        ceiling: reader.millis(&path.name("ceiling_ms")),
+        max: reader.millis(&path.name("ceiling_ms")),
         jitter_percent: reader.integer(&path.name("jitter_percent")),
         attempts_max: reader.integer(&path.name("attempts_max")),
     };
-    if policy.base > policy.ceiling {
+    if policy.base > policy.max {
         reader.problem(&path.name("base_ms"), Problem::new("`base_ms` is more than `ceiling_ms`"));
     }
     policy
@@ -181,7 +181,7 @@ mod tests {
             headers: Headers::new(),
             created_at: jiff::Timestamp::UNIX_EPOCH,
         };
-        let route = Route { address: PLACEHOLDERS.concat(), ..Route::everything() };
+        let route = Route { address: PLACEHOLDERS.concat(), ..Route::catch_all() };
         assert_eq!(&*route.address_of(&message), "ordersPlaced7");
     }
 

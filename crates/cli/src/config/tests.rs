@@ -2,7 +2,7 @@ use std::io::Write as _;
 use std::time::Duration;
 
 use relevo_core::HeaderRules;
-use relevo_core::operate::Start;
+use relevo_core::operate::StartFrom;
 use relevo_core::retry::Backoff;
 
 use super::keys::{INDEX, NAME, SECTIONS, Section};
@@ -40,7 +40,7 @@ fn the_smallest_file_has_the_defaults() {
     assert_eq!((outbox.name.as_str(), outbox.schema.as_str()), ("shop", "relevo"));
     assert_eq!(outbox.call_deadline, Duration::from_secs(5));
     let main = &outbox.destinations[0];
-    assert_eq!((main.create, main.shards, main.start), (false, 8, Start::Now));
+    assert_eq!((main.create, main.shards, main.start), (false, 8, StartFrom::Now));
     assert_eq!(main.broker, Broker::Embedded { path: "broker.db".into(), allow_network_file_system: false });
     assert_eq!(format!("{:?}", main.relay), format!("{:?}", relevo_relay::Config::default()));
 }
@@ -61,7 +61,7 @@ fn flags_replace_variables_which_replace_the_file() {
     let variables = [("RELEVO__RELAY__PAGES_MAX", "7"), ("RELEVO__RELAY__BATCH_MAX", "8")];
     let loaded = load(&text, &variables, &["relay.batch_max=9"]).unwrap();
     let relay = &loaded.config.outboxes[0].destinations[0].relay;
-    assert_eq!((relay.lease, relay.pages_max, relay.batch_max), (Duration::from_secs(11), 7, 9));
+    assert_eq!((relay.lease_duration, relay.pages_max, relay.batch_messages_max), (Duration::from_secs(11), 7, 9));
     let origin = |key| loaded.settings.get(&Path::of(&["relay", key])).unwrap().origin.to_string();
     assert_eq!(origin("lease_ms"), "relevo.toml:6");
     assert_eq!(origin("pages_max"), "variable `RELEVO__RELAY__PAGES_MAX`");
@@ -73,7 +73,7 @@ fn flags_replace_variables_which_replace_the_file() {
 fn a_destination_may_differ_from_the_rest() {
     let text = format!("{SMALL}[relay]\nlease_ms = 11000\n[outboxes.shop.destinations.main.relay]\nlease_ms = 12000\n");
     let loaded = load(&text, &[], &[]).unwrap();
-    assert_eq!(loaded.config.outboxes[0].destinations[0].relay.lease, Duration::from_secs(12));
+    assert_eq!(loaded.config.outboxes[0].destinations[0].relay.lease_duration, Duration::from_secs(12));
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn a_route_of_nothing_but_defaults_is_the_core_s() {
     let text = format!("{SMALL}[[outboxes.shop.destinations.main.routes]]\n");
     let loaded = load(&text, &[], &[]).unwrap();
     let relay = &loaded.config.outboxes[0].destinations[0].relay;
-    assert_eq!(relay.routes, relevo_core::Routes::new(vec![relevo_core::Route::everything()]));
+    assert_eq!(relay.routes, relevo_core::Routes::new(vec![relevo_core::Route::catch_all()]));
 }
 
 #[test]
@@ -258,7 +258,7 @@ fn routes_add_and_rename_headers() {
         add: pairs(&[("x-event-id", "{id}"), ("x-c", "{header:c}!")]),
         rename: pairs(&[("correlation-id", "x-correlation-id")]),
     });
-    let expected = relevo_core::Routes::new(vec![relevo_core::Route { headers, ..relevo_core::Route::everything() }]);
+    let expected = relevo_core::Routes::new(vec![relevo_core::Route { headers, ..relevo_core::Route::catch_all() }]);
     assert_eq!(loaded.config.outboxes[0].destinations[0].relay.routes, expected);
 }
 

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, anyhow};
-use relevo_broker_embedded::{EmbeddedBroker, Group};
-use relevo_core::inbox::Keeping;
-use relevo_core::operate::{Operate as _, Start};
+use relevo_broker_embedded::{BrokerFile, Group};
+use relevo_core::inbox::InboxRetention;
+use relevo_core::operate::{OutboxAdmin as _, StartFrom};
 use relevo_store_sqlite::inbox::{self, Inbox};
 use relevo_store_sqlite::{Config, Store, connect_options, migrate};
 use sqlx::{ConnectOptions as _, SqliteConnection};
@@ -36,11 +36,11 @@ impl Data {
         })?;
         let data = Self { directory: directory.to_owned() };
         migrate::migrate(&data.file("shop")).await.context("the outbox cannot be made")?;
-        data.store().await?.add_destination(SHARDS, Start::Oldest).await?;
+        data.store().await?.add_destination(SHARDS, StartFrom::Oldest).await?;
         shop::open(&mut data.shop().await?).await?;
         migrate::migrate(&data.file("shipping")).await.context("the inbox cannot be made")?;
         shipping::open(&mut data.shipping().await?).await?;
-        data.broker().await?.declare(&Group::new(GROUP, ["orders"])).await?;
+        data.broker().await?.declare_group(&Group::new(GROUP, ["orders"])).await?;
         Ok(data)
     }
 
@@ -52,7 +52,7 @@ impl Data {
     /// What the consumer's process works with.
     pub(crate) async fn inbox(&self) -> Result<Inbox> {
         let config = inbox::Config::new(self.file("shipping"));
-        Inbox::open(&config, GROUP, Keeping::default()).await.context("the inbox cannot be opened")
+        Inbox::open(&config, GROUP, InboxRetention::default()).await.context("the inbox cannot be opened")
     }
 
     /// What the operator sees of consumers.
@@ -61,9 +61,9 @@ impl Data {
     }
 
     /// The broker.
-    pub(crate) async fn broker(&self) -> Result<EmbeddedBroker> {
+    pub(crate) async fn broker(&self) -> Result<BrokerFile> {
         let file = self.file("broker");
-        let opened = EmbeddedBroker::open(relevo_broker_embedded::Config::new(&file)).await;
+        let opened = BrokerFile::open(relevo_broker_embedded::Config::new(&file)).await;
         opened.with_context(|| format!("the broker's `{}` cannot be opened", file.display()))
     }
 

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use relevo_core::Failure;
-use relevo_core::consume::{AckOutcome, BrokerConsumer, ConsumerCapabilities, Delivery, DeliveryTag, Lane};
+use relevo_core::broker_consumer::{AckOutcome, BrokerConsumer, ConsumerCapabilities, Delivery, DeliveryTag, Lane};
 use relevo_core::random::SplitMix64;
 use tokio::sync::Notify;
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
-use relevo_core::broker::{Broker, Capabilities, Confirms, Publication, Reports};
+use relevo_core::broker::{Broker, Capabilities, OutcomeReceiver, OutcomeSender, Publication};
 use relevo_core::failure::Outcome;
 use relevo_core::{Class, Failure, MessageId};
 
@@ -69,14 +69,14 @@ impl<B> Moods<B> {
 impl<B: Broker> Broker for Moods<B> {
     fn capabilities(&self) -> Capabilities {
         // A refused message does not fail its successors in the same batch: one of a key at a time.
-        Capabilities { fences_order: false, ..self.inner.capabilities() }
+        Capabilities { ordered_in_flight: false, ..self.inner.capabilities() }
     }
 
-    fn is_away(&self) -> bool {
-        self.inner.is_away()
+    fn is_unreachable(&self) -> bool {
+        self.inner.is_unreachable()
     }
 
-    async fn publish(&self, batch: &[Publication], confirms: &Confirms) {
+    async fn publish(&self, batch: &[Publication], confirms: &OutcomeSender) {
         let mut refused: Vec<(usize, Outcome)> = Vec::new();
         let mut passed = Vec::with_capacity(batch.len());
         for (index, publication) in batch.iter().enumerate() {
@@ -91,8 +91,8 @@ impl<B: Broker> Broker for Moods<B> {
         confirms.report_all(refused);
         let rest: Vec<_> = passed.iter().map(|index| batch[*index].clone()).collect();
         // The broker inside counts from nought; its outcomes are told under the places that the relay knows.
-        let reports = Reports::default();
-        self.inner.publish(&rest, &reports.confirms(0)).await;
+        let reports = OutcomeReceiver::default();
+        self.inner.publish(&rest, &reports.sender(0)).await;
         confirms.report_all(reports.take().into_iter().map(|(_, index, outcome)| (passed[index], outcome)));
     }
 }

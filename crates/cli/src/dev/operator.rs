@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::Result;
 use relevo_core::MessageId;
 use relevo_core::inbox::operate as consumers;
-use relevo_core::operate::Inspect;
-use relevo_core::store::{DeadFilter, DeadLetters, Mark};
+use relevo_core::operate::OutboxInspector;
+use relevo_core::store::{DeadLetterAdmin, DeadLetterFilter, MarkRequest};
 use tokio::time::Instant;
 
 use super::flow::{Flow, Waiting};
@@ -29,7 +29,7 @@ pub(crate) struct Operator<S> {
     letters: BTreeMap<MessageId, Instant>,
 }
 
-impl<S: Inspect + DeadLetters> Operator<S> {
+impl<S: OutboxInspector + DeadLetterAdmin> Operator<S> {
     pub(crate) fn new(store: Arc<S>, consumers: Box<dyn consumers::Operate>, flow: Arc<Flow>) -> Self {
         Self { store, consumers, flow, letters: BTreeMap::new() }
     }
@@ -44,12 +44,18 @@ impl<S: Inspect + DeadLetters> Operator<S> {
 
     /// Archives what shipping gave up: somebody else's messages, such as one from the command line.
     async fn put_aside(&self) -> Result<()> {
-        let fate = Some(consumers::Fate::Pending);
-        for letter in self.consumers.dead(&consumers::DeadFilter { fate, ..Default::default() }, LETTERS_MAX).await? {
+        let fate = Some(consumers::DeadLetterState::Dead);
+        for letter in self
+            .consumers
+            .list_dead_letters(&consumers::DeadLetterFilter { state: fate, ..Default::default() }, LETTERS_MAX)
+            .await?
+        {
             self.flow.event(format!("shipping rejects a message that is no order's: {}", letter.error));
-            let filter = consumers::DeadFilter { ids: vec![letter.arrival.entry.id], ..Default::default() };
+            let filter = consumers::DeadLetterFilter { ids: vec![letter.message.dedup_id.id], ..Default::default() };
             let (by, note) = ("demo".to_owned(), "no order's".to_owned());
-            self.consumers.archive(&consumers::Mark { filter, dry_run: false, rate: None, by, note }).await?;
+            self.consumers
+                .archive(&consumers::MarkRequest { filter, dry_run: false, rate_per_second: None, by, reason: note })
+                .await?;
         }
         Ok(())
     }
@@ -65,8 +71,8 @@ impl<S: Inspect + DeadLetters> Operator<S> {
     }
 
     async fn redrive(&mut self, thinks: Duration) -> Result<()> {
-        let waiting = DeadFilter { unmarked: true, ..DeadFilter::default() };
-        let dead = self.store.dead(&waiting, LETTERS_MAX).await?;
+        let waiting = DeadLetterFilter { unmarked: true, ..DeadLetterFilter::default() };
+        let dead = self.store.list_dead_letters(&waiting, LETTERS_MAX).await?;
         let seen = std::mem::take(&mut self.letters);
         let now = Instant::now();
         for letter in dead {
@@ -76,9 +82,9 @@ impl<S: Inspect + DeadLetters> Operator<S> {
                 self.letters.insert(id, since);
                 continue;
             }
-            let filter = DeadFilter { ids: vec![id], ..DeadFilter::default() };
+            let filter = DeadLetterFilter { ids: vec![id], ..DeadLetterFilter::default() };
             let reason = "the demo's operator decided".to_owned();
-            self.store.redrive(&Mark { filter, dry_run: false, by: "demo".to_owned(), reason }).await?;
+            self.store.redrive(&MarkRequest { filter, dry_run: false, by: "demo".to_owned(), reason }).await?;
             self.flow.event(format!("{}: the operator redrives the {}", letter.message.key, letter.message.kind));
         }
         Ok(())

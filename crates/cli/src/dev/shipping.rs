@@ -6,8 +6,10 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result};
 use async_trait::async_trait;
 use relevo_core::AfterDead;
-use relevo_core::consume::BrokerConsumer;
-use relevo_inbox::{Config, Handled, Handlers, Incoming, Order, Runtime, TypedInside, Verdict, typed};
+use relevo_core::broker_consumer::BrokerConsumer;
+use relevo_inbox::{
+    Config, ConsumerRuntime, HandlerResult, Handlers, Incoming, MessageOrder, TypedInside, Verdict, typed,
+};
 use relevo_store_sqlite::inbox::Inbox;
 use serde::Deserialize;
 use sqlx::{Row as _, Sqlite, SqliteConnection, Transaction};
@@ -60,22 +62,26 @@ pub(crate) async fn shipments(connection: &mut SqliteConnection) -> Result<BTree
 }
 
 /// The consumer's one process.
-pub(crate) fn runtime(inbox: Inbox, consumer: impl BrokerConsumer + 'static, flow: &Arc<Flow>) -> Runtime<Inbox> {
+pub(crate) fn runtime(
+    inbox: Inbox,
+    consumer: impl BrokerConsumer + 'static,
+    flow: &Arc<Flow>,
+) -> ConsumerRuntime<Inbox> {
     let config = Config {
-        name: format!("dev:{}", std::process::id()),
+        member_name: format!("dev:{}", std::process::id()),
         // A file has one writer: messages share a transaction instead.
-        order: Order::ByKey { concurrency: 1 },
+        order: MessageOrder::ByKey { concurrency: 1 },
         batch_max: BATCH,
         // What is no order's is put aside, and its key goes on.
         after_dead: AfterDead::Continue,
         // A demo that was killed is soon carried on by the next.
-        beat_every: LEASE / 3,
-        beat_lasts: LEASE,
+        heartbeat_interval: LEASE / 3,
+        heartbeat_ttl: LEASE,
         ..Config::new(GROUP)
     };
-    let handlers = Handlers::new().inside("*", typed(Ship(Arc::clone(flow))));
+    let handlers = Handlers::new().handler("*", typed(Ship(Arc::clone(flow))));
     let consumer = Forgetful::new(consumer, SplitMix64::new(11));
-    Runtime::new(Arc::new(inbox), Arc::new(consumer), handlers, config)
+    ConsumerRuntime::new(Arc::new(inbox), Arc::new(consumer), handlers, config)
 }
 
 /// What an order's message says.
@@ -92,7 +98,12 @@ struct Ship(Arc<Flow>);
 impl TypedInside<Transaction<'static, Sqlite>> for Ship {
     type Payload = Change;
 
-    async fn handle(&self, tx: &mut Transaction<'static, Sqlite>, change: Change, incoming: &Incoming) -> Handled {
+    async fn handle(
+        &self,
+        tx: &mut Transaction<'static, Sqlite>,
+        change: Change,
+        incoming: &Incoming,
+    ) -> HandlerResult {
         sqlx::query(EFFECT).bind(change.order).bind(change.change).execute(&mut **tx).await?;
         self.0.arrived(incoming.id());
         Ok(Verdict::Done)

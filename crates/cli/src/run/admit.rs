@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use relevo_core::Failure;
-use relevo_core::administer::{Administer, Piece, State};
+use relevo_core::administer::{BrokerAdmin, TopologyItem, TopologyStatus};
 use relevo_core::operate::{Finding, Severity};
 use tracing::{error, info, warn};
 
@@ -12,7 +12,7 @@ use crate::exit::usage;
 
 /// Looks at the broker once. The outer error is the broker's, and may pass; the inner one is what a person must decide.
 pub(crate) async fn admit(
-    admin: &dyn Administer,
+    admin: &dyn BrokerAdmin,
     outbox: &str,
     destination: &Destination,
 ) -> Result<Result<()>, Failure> {
@@ -21,13 +21,13 @@ pub(crate) async fn admit(
         Declare::Check => admin.plan().await?,
         Declare::Apply => admin.apply().await?,
     };
-    for piece in pieces.iter().filter(|piece| piece.state == State::Made) {
+    for piece in pieces.iter().filter(|piece| piece.status == TopologyStatus::Created) {
         info!(piece = piece.name, "made at the broker");
     }
-    for piece in pieces.iter().filter(|piece| piece.state == State::Unseen) {
+    for piece in pieces.iter().filter(|piece| piece.status == TopologyStatus::Unknown) {
         info!(piece = piece.name, "could not be compared with the configuration");
     }
-    let wrong: Vec<&Piece> = pieces.iter().filter(|piece| !is_there(piece)).collect();
+    let wrong: Vec<&TopologyItem> = pieces.iter().filter(|piece| !is_there(piece)).collect();
     if !wrong.is_empty() {
         return Ok(Err(usage(told_pieces(&wrong))));
     }
@@ -35,15 +35,17 @@ pub(crate) async fn admit(
     Ok(judge(&findings, outbox, destination))
 }
 
-fn told_pieces(wrong: &[&Piece]) -> String {
-    let pieces = wrong.iter().map(|piece| match &piece.state {
-        State::Differs(differences) => {
+fn told_pieces(wrong: &[&TopologyItem]) -> String {
+    let pieces = wrong.iter().map(|piece| match &piece.status {
+        TopologyStatus::Different(differences) => {
             let differences: Vec<String> = differences.iter().map(ToString::to_string).collect();
             format!("{} differs: {}", piece.name, differences.join(", "))
         }
-        State::Same | State::Made | State::Unseen | State::Missing => format!("{} is missing", piece.name),
+        TopologyStatus::Unchanged | TopologyStatus::Created | TopologyStatus::Unknown | TopologyStatus::Missing => {
+            format!("{} is missing", piece.name)
+        }
     });
-    let differs = wrong.iter().any(|piece| piece.state != State::Missing);
+    let differs = wrong.iter().any(|piece| piece.status != TopologyStatus::Missing);
     let hint = if differs {
         "what differs is never changed: mend it at the broker or in the configuration, or set `topology = \"off\"`"
     } else {
@@ -57,9 +59,9 @@ fn judge(findings: &[Finding], outbox: &str, destination: &Destination) -> Resul
     let accept = &destination.start_up.accept;
     let mut refused: Vec<&Finding> = Vec::new();
     for finding in findings {
-        let Finding { severity, subject, seen, fix } = finding;
+        let Finding { severity, subject, detail: seen, fix } = finding;
         match severity {
-            Severity::Good | Severity::Note => {}
+            Severity::Ok | Severity::Note => {}
             Severity::Warning => warn!(subject, seen, fix, "a setting of the broker will become a problem"),
             Severity::Danger if accept.contains(subject) => {
                 warn!(subject, seen, fix, "a setting of the broker contradicts a promise, and is accepted");
@@ -71,7 +73,7 @@ fn judge(findings: &[Finding], outbox: &str, destination: &Destination) -> Resul
         }
     }
     // What the management API did not show was not looked at, and may be there.
-    let unseen = |finding: &Finding| finding.subject == "management" && finding.severity != Severity::Good;
+    let unseen = |finding: &Finding| finding.subject == "management" && finding.severity != Severity::Ok;
     let looked = !findings.iter().any(unseen);
     for subject in accept.iter().filter(|subject| looked && !is_danger(findings, subject)) {
         warn!(subject, "`accept` names what was not found: it can be removed");
@@ -81,7 +83,7 @@ fn judge(findings: &[Finding], outbox: &str, destination: &Destination) -> Resul
     }
     let told = refused.iter().map(|finding| {
         let fix = finding.fix.as_ref().map_or_else(String::new, |fix| format!(" (fix: {fix})"));
-        format!("`{}`: {}{fix}", finding.subject, finding.seen)
+        format!("`{}`: {}{fix}", finding.subject, finding.detail)
     });
     let mut subjects: Vec<String> = refused.iter().map(|finding| format!("\"{}\"", finding.subject)).collect();
     subjects.sort();

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use relevo_broker_embedded::{self as embedded, EmbeddedBroker};
-use relevo_broker_nats::{self as nats, NatsBroker};
-use relevo_broker_rabbitmq::{self as rabbitmq, RabbitBroker};
+use relevo_broker_embedded::{self as embedded, BrokerFile};
+use relevo_broker_nats as nats;
+use relevo_broker_rabbitmq as rabbitmq;
 use relevo_core::Broker;
 use tokio::sync::OnceCell;
 
@@ -27,15 +27,15 @@ pub(crate) enum Unopened {
 #[derive(Default)]
 pub(crate) struct Brokers {
     files: BTreeMap<PathBuf, File>,
-    rabbits: Vec<(rabbitmq::Config, OnceCell<RabbitBroker>)>,
-    streams: Vec<(nats::Config, OnceCell<NatsBroker>)>,
+    rabbits: Vec<(rabbitmq::Config, OnceCell<rabbitmq::Publisher>)>,
+    streams: Vec<(nats::Config, OnceCell<nats::Publisher>)>,
 }
 
 /// A file of the embedded broker.
 struct File {
     lock_wait: Duration,
     allow_network_file_system: bool,
-    opened: OnceCell<EmbeddedBroker>,
+    opened: OnceCell<BrokerFile>,
 }
 
 impl Brokers {
@@ -45,7 +45,7 @@ impl Brokers {
         for destination in destinations {
             match &destination.broker {
                 config::Broker::Embedded { path, allow_network_file_system } => {
-                    let lock_wait = lock_wait(destination.relay.publish_deadline);
+                    let lock_wait = lock_wait(destination.relay.publish_timeout);
                     let allow_network_file_system = *allow_network_file_system;
                     let new = || File { lock_wait, allow_network_file_system, opened: OnceCell::new() };
                     let file = brokers.files.entry(config::one_spelling(path)).or_insert_with(new);
@@ -68,19 +68,19 @@ impl Brokers {
                     // Whoever comes second waits for the first, and tries again if that one failed.
                     Some(File { lock_wait, allow_network_file_system, opened }) => {
                         let config = embedded_config(path, *allow_network_file_system);
-                        let config = embedded::Config { lock_wait: *lock_wait, ..config };
-                        opened.get_or_try_init(|| EmbeddedBroker::open(config)).await.cloned()
+                        let config = embedded::Config { busy_timeout: *lock_wait, ..config };
+                        opened.get_or_try_init(|| BrokerFile::open(config)).await.cloned()
                     }
-                    None => EmbeddedBroker::open(embedded_config(path, *allow_network_file_system)).await,
+                    None => BrokerFile::open(embedded_config(path, *allow_network_file_system)).await,
                 };
                 Arc::new(opened.map_err(|error| unopened(path, error))?)
             }
             config::Broker::Rabbitmq(config) => {
-                let open = || RabbitBroker::open(config.as_ref().clone());
+                let open = || rabbitmq::Publisher::open(config.as_ref().clone());
                 Arc::new(shared(&self.rabbits, config, open).await.map_err(wrong)?)
             }
             config::Broker::Nats(config) => {
-                let open = || NatsBroker::open(config.as_ref().clone());
+                let open = || nats::Publisher::open(config.as_ref().clone());
                 Arc::new(shared(&self.streams, config, open).await.map_err(wrong)?)
             }
         })

@@ -73,14 +73,14 @@ impl Daemon {
             for destination in &outbox.destinations {
                 let mut destination = destination.clone();
                 destination.relay.name.clone_from(&config.name);
-                let stuck_after = (2 * destination.relay.lease).max(STUCK_AFTER_MIN);
+                let stuck_after = (2 * destination.relay.lease_duration).max(STUCK_AFTER_MIN);
                 let named = Named {
                     outbox: outbox.name.clone(),
                     destination: destination.name.clone(),
                     broker: brokers::kind(&destination.broker),
                     place: brokers::place(&destination.broker),
                 };
-                destination.relay.traces = telling.of(&named);
+                destination.relay.tracer = telling.of(&named);
                 let sampled =
                     Shared { surroundings: Arc::clone(&surroundings), broker: samplers.broker(&destination.broker) };
                 let routes = destination.relay.routes.clone();

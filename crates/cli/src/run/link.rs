@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
-use relevo_core::administer::Administer;
+use relevo_core::administer::BrokerAdmin;
 use relevo_core::store::StoreError;
 use relevo_core::{Broker, Class, Failure};
 use relevo_relay::Relay;
@@ -53,7 +53,7 @@ async fn carry_on(
         both = both => both?,
     };
     let relay = Relay::new(store, broker, destination.relay.clone())?;
-    seen.runs(relay.stats(), relay.watched(), relay.routes_handle());
+    seen.runs(relay.stats(), relay.status(), relay.routes_handle());
     info!(at = %outbox.database, "relay started");
     Ok(relay.run(stop).await?)
 }
@@ -77,7 +77,7 @@ async fn admitted(outbox: &Outbox, destination: &Destination, seen: &Seen) -> Re
             }
         };
         seen.broker_is(false);
-        let told = failure.describe();
+        let told = failure.error_chain();
         let refused = matches!(failure.class(), Class::Blocked | Class::Poison);
         let what = if refused { "the broker refuses us" } else { "waiting for the broker" };
         seen.enter(Phase::Waiting(For::Broker, format!("{what}: {told}")));
@@ -95,7 +95,7 @@ async fn admitted(outbox: &Outbox, destination: &Destination, seen: &Seen) -> Re
 }
 
 /// Looks at the broker; without its management API if that is away alone, for messages do not need it.
-async fn look(admin: &dyn Administer, outbox: &str, destination: &Destination) -> Result<Result<()>, Failure> {
+async fn look(admin: &dyn BrokerAdmin, outbox: &str, destination: &Destination) -> Result<Result<()>, Failure> {
     let failure = match admit(admin, outbox, destination).await {
         Ok(judged) => return Ok(judged),
         Err(failure) => failure,
@@ -103,7 +103,7 @@ async fn look(admin: &dyn Administer, outbox: &str, destination: &Destination) -
     let Some(rest) = broker::without_management(&destination.broker, &failure) else { return Err(failure) };
     let judged = admit(&*rest, outbox, destination).await?;
     warn!(
-        error = failure.describe(),
+        error = failure.error_chain(),
         "the management API is away: whether exchanges and queues are there was asked over AMQP, nothing else was looked at"
     );
     Ok(judged)
@@ -139,7 +139,7 @@ async fn open(outbox: &Outbox, destination: &Destination, seen: &Seen) -> Result
         match prepare(outbox, destination).await {
             Ok(Ok(store)) => return Ok(store),
             Ok(Err(missing)) => bail!(missing),
-            Err(error) if error.is_passing() => {
+            Err(error) if error.is_retryable() => {
                 let told = Told::of(&error.into());
                 seen.found_away();
                 seen.enter(Phase::Waiting(For::Database, format!("waiting for the database: {}", told.error())));

@@ -75,7 +75,7 @@ impl Observer {
 fn database(seen: &Seen) -> Part {
     let (ok, told) = match (seen.phase(), seen.relay()) {
         (Phase::Waiting(For::Database, what), _) => (false, what),
-        (Phase::Running, Some((_, watched))) if watched.is_database_away() => {
+        (Phase::Running, Some((_, watched))) if watched.is_database_down() => {
             (false, "away, will begin again".to_owned())
         }
         (Phase::Running, Some((_, watched))) if watched.is_started() => {

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 use async_trait::async_trait;
-use relevo_broker_nats::NatsSampler;
-use relevo_broker_rabbitmq::RabbitAdmin;
-use relevo_core::sample::{BrokerVitals, SampleBroker, Surroundings, Vitals};
+use relevo_broker_nats::Monitor;
+use relevo_broker_rabbitmq::Admin;
+use relevo_core::sample::{BrokerMonitor, BrokerSample, DestinationSample, OutboxSample};
 use relevo_core::store::StoreError;
 use relevo_observe::Slot;
 use tokio::task::JoinSet;
@@ -71,7 +71,7 @@ impl Pace {
 /// Everything that is sampled, for those who scrape.
 pub(crate) struct Samplers {
     pace: Pace,
-    far: Vec<(Broker, Arc<Slot<BrokerVitals>>)>,
+    far: Vec<(Broker, Arc<Slot<BrokerSample>>)>,
     waiting: Vec<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
@@ -81,7 +81,7 @@ impl Samplers {
     }
 
     /// What the destinations of an outbox share.
-    pub(crate) fn outbox(&mut self, outbox: &Arc<Outbox>) -> Arc<Slot<Surroundings>> {
+    pub(crate) fn outbox(&mut self, outbox: &Arc<Outbox>) -> Arc<Slot<OutboxSample>> {
         let slot = Arc::default();
         if let Some(first) = outbox.destinations.first() {
             let sampler = OfOutbox(Opened::new(outbox, &first.name));
@@ -91,7 +91,7 @@ impl Samplers {
     }
 
     /// A broker; destinations of one that are configured alike share what is sampled.
-    pub(crate) fn broker(&mut self, broker: &Broker) -> Arc<Slot<BrokerVitals>> {
+    pub(crate) fn broker(&mut self, broker: &Broker) -> Arc<Slot<BrokerSample>> {
         if let Some((_, slot)) = self.far.iter().find(|(known, _)| known == broker) {
             return Arc::clone(slot);
         }
@@ -141,14 +141,14 @@ struct OfDestination {
 
 #[async_trait]
 impl Sampler for OfDestination {
-    type Sampled = Vitals;
+    type Sampled = DestinationSample;
 
     fn what(&self) -> String {
         format!("outbox `{}` for destination `{}`", self.opened.outbox.name, self.opened.destination)
     }
 
     /// Whatever the relay waits for: what piles up meanwhile is what people want to know.
-    async fn ask(&mut self) -> Result<Option<Vitals>, String> {
+    async fn ask(&mut self) -> Result<Option<DestinationSample>, String> {
         let phase = self.seen.phase();
         if phase == Phase::Ended {
             return Ok(None);
@@ -159,7 +159,7 @@ impl Sampler for OfDestination {
             self.opened.store = Some(store);
             return Ok(None);
         }
-        let vitals = store.vitals().await;
+        let vitals = store.sample_destination().await;
         self.opened.keep(store, vitals)
     }
 }
@@ -169,15 +169,15 @@ struct OfOutbox(Opened);
 
 #[async_trait]
 impl Sampler for OfOutbox {
-    type Sampled = Surroundings;
+    type Sampled = OutboxSample;
 
     fn what(&self) -> String {
         format!("what the destinations of outbox `{}` share", self.0.outbox.name)
     }
 
-    async fn ask(&mut self) -> Result<Option<Surroundings>, String> {
+    async fn ask(&mut self) -> Result<Option<OutboxSample>, String> {
         let store = self.0.take().await?;
-        let surroundings = store.surroundings().await;
+        let surroundings = store.sample_outbox().await;
         self.0.keep(store, surroundings)
     }
 }
@@ -223,16 +223,16 @@ fn told(error: StoreError) -> String {
 struct OfBroker {
     broker: Broker,
     /// The embedded one has nothing to sample.
-    sampler: Option<Arc<dyn SampleBroker>>,
+    sampler: Option<Arc<dyn BrokerMonitor>>,
 }
 
 impl OfBroker {
     fn new(broker: &Broker) -> Self {
-        let sampler: Option<Arc<dyn SampleBroker>> = match broker {
+        let sampler: Option<Arc<dyn BrokerMonitor>> = match broker {
             Broker::Embedded { .. } => None,
             // A configuration that cannot be used ends the relay, which says why.
-            Broker::Rabbitmq(config) => RabbitAdmin::new(config.as_ref().clone()).ok().map(|it| Arc::new(it) as _),
-            Broker::Nats(config) => NatsSampler::new(config.as_ref().clone()).ok().map(|it| Arc::new(it) as _),
+            Broker::Rabbitmq(config) => Admin::new(config.as_ref().clone()).ok().map(|it| Arc::new(it) as _),
+            Broker::Nats(config) => Monitor::new(config.as_ref().clone()).ok().map(|it| Arc::new(it) as _),
         };
         Self { broker: broker.clone(), sampler }
     }
@@ -240,14 +240,14 @@ impl OfBroker {
 
 #[async_trait]
 impl Sampler for OfBroker {
-    type Sampled = BrokerVitals;
+    type Sampled = BrokerSample;
 
     fn what(&self) -> String {
         format!("the broker ({})", brokers::kind(&self.broker))
     }
 
-    async fn ask(&mut self) -> Result<Option<BrokerVitals>, String> {
+    async fn ask(&mut self) -> Result<Option<BrokerSample>, String> {
         let Some(sampler) = &self.sampler else { return Ok(None) };
-        sampler.vitals().await.map(Some).map_err(|failure| failure.describe())
+        sampler.sample().await.map(Some).map_err(|failure| failure.error_chain())
     }
 }

@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use relevo_core::Routes;
-use relevo_core::sample::{BrokerVitals, Surroundings, Vitals};
+use relevo_core::sample::{BrokerSample, DestinationSample, OutboxSample};
 use relevo_observe::Slot;
 use relevo_observe::relay::Observed;
-use relevo_relay::{RoutesHandle, Stats, Watched};
+use relevo_relay::{RelayStatus, RoutesHandle, Stats};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -47,9 +47,9 @@ pub(crate) struct Named {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Shared {
     /// Of the outbox.
-    pub(crate) surroundings: Arc<Slot<Surroundings>>,
+    pub(crate) surroundings: Arc<Slot<OutboxSample>>,
     /// Of the broker.
-    pub(crate) broker: Arc<Slot<BrokerVitals>>,
+    pub(crate) broker: Arc<Slot<BrokerSample>>,
 }
 
 /// What is known of one relay without asking it.
@@ -66,9 +66,9 @@ pub(crate) struct Seen {
     away: AtomicU64,
     /// Since when they have found the broker away.
     broker_away_since: Mutex<Option<Instant>>,
-    relay: OnceLock<(Arc<Stats>, Arc<Watched>)>,
+    relay: OnceLock<(Arc<Stats>, Arc<RelayStatus>)>,
     routes: Mutex<(Routes, Option<RoutesHandle>)>,
-    pub(crate) vitals: Arc<Slot<Vitals>>,
+    pub(crate) vitals: Arc<Slot<DestinationSample>>,
     shared: Shared,
 }
 
@@ -122,11 +122,11 @@ impl Seen {
     }
 
     /// The relay is there.
-    pub(crate) fn runs(&self, stats: Arc<Stats>, watched: Arc<Watched>, handle: RoutesHandle) {
+    pub(crate) fn runs(&self, stats: Arc<Stats>, watched: Arc<RelayStatus>, handle: RoutesHandle) {
         let mut routes = lock(&self.routes);
         // They may have been exchanged while the database was waited for.
         if handle.current() != routes.0 {
-            handle.exchange(routes.0.clone());
+            handle.replace(routes.0.clone());
         }
         routes.1 = Some(handle);
         drop(routes);
@@ -143,7 +143,7 @@ impl Seen {
         }
         routes.0 = new.clone();
         if let Some(handle) = &routes.1 {
-            handle.exchange(new.clone());
+            handle.replace(new.clone());
         }
         true
     }
@@ -158,12 +158,12 @@ impl Seen {
         match (self.phase(), self.relay()) {
             (Phase::Waiting(_, what), _) => (false, what),
             (Phase::Ended, _) => (false, "ended".to_owned()),
-            (Phase::Running, Some((_, watched))) if watched.is_database_away() => {
+            (Phase::Running, Some((_, watched))) if watched.is_database_down() => {
                 (false, "the database is away, will begin again".to_owned())
             }
             (Phase::Running, Some((_, watched))) if watched.is_started() => {
                 // An outage is not a failure: it is told, and waited for.
-                let far = if watched.is_destination_away() { ", the destination is away" } else { "" };
+                let far = if watched.is_broker_down() { ", the destination is away" } else { "" };
                 (true, format!("holds {} shards{far}", watched.leases()))
             }
             (Phase::Starting | Phase::Running, _) => (false, "starting".to_owned()),
@@ -188,7 +188,7 @@ impl Observed for Seen {
         &self.named.place
     }
 
-    fn relay(&self) -> Option<(&Stats, &Watched)> {
+    fn relay(&self) -> Option<(&Stats, &RelayStatus)> {
         self.relay.get().map(|(stats, watched)| (&**stats, &**watched))
     }
 
@@ -196,40 +196,40 @@ impl Observed for Seen {
         self.readiness().0
     }
 
-    fn database_away(&self) -> u64 {
+    fn database_outages(&self) -> u64 {
         // Also before the relay was there.
-        self.away.load(Ordering::Relaxed) + self.relay().map_or(0, |(stats, _)| stats.database_away())
+        self.away.load(Ordering::Relaxed) + self.relay().map_or(0, |(stats, _)| stats.database_outages())
     }
 
     fn broker_away_for(&self) -> Option<Duration> {
         if let Some(since) = *lock(&self.broker_away_since) {
             return Some(since.elapsed());
         }
-        self.relay().map(|(_, watched)| watched.destination_away_for().unwrap_or_default())
+        self.relay().map(|(_, watched)| watched.broker_down_for().unwrap_or_default())
     }
 
     fn is_broker_up(&self) -> Option<bool> {
         let away = lock(&self.broker_away_since).is_some();
-        if away { Some(false) } else { self.relay().map(|(_, watched)| !watched.is_destination_away()) }
+        if away { Some(false) } else { self.relay().map(|(_, watched)| !watched.is_broker_down()) }
     }
 
-    fn vitals(&self) -> Option<Vitals> {
+    fn vitals(&self) -> Option<DestinationSample> {
         self.vitals.get()
     }
 
-    fn surroundings(&self) -> Option<Surroundings> {
+    fn surroundings(&self) -> Option<OutboxSample> {
         self.shared.surroundings.get()
     }
 
-    fn broker_vitals(&self) -> Option<BrokerVitals> {
+    fn broker_vitals(&self) -> Option<BrokerSample> {
         self.shared.broker.last()
     }
 
-    fn last_vitals(&self) -> Option<Vitals> {
+    fn last_vitals(&self) -> Option<DestinationSample> {
         self.vitals.last()
     }
 
-    fn last_surroundings(&self) -> Option<Surroundings> {
+    fn last_surroundings(&self) -> Option<OutboxSample> {
         self.shared.surroundings.last()
     }
 

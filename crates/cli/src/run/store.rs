@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use relevo_core::operate::{Inspect, Operate};
-use relevo_core::sample::Sample;
-use relevo_core::store::{Store, StoreError};
+use relevo_core::operate::{OutboxAdmin, OutboxInspector};
+use relevo_core::sample::OutboxMonitor;
+use relevo_core::store::{RelayStore, StoreError};
 use relevo_store_postgres as postgres;
 use relevo_store_sqlite as sqlite;
 use tokio::time::timeout;
@@ -16,9 +16,9 @@ use crate::config::{self, Database};
 const OPEN_DEADLINE: Duration = Duration::from_secs(5);
 
 /// An outbox of any kind, as the daemon needs it.
-pub(crate) trait AnyStore: Store + Inspect + Operate + Sample {}
+pub(crate) trait AnyStore: RelayStore + OutboxInspector + OutboxAdmin + OutboxMonitor {}
 
-impl<T: Store + Inspect + Operate + Sample> AnyStore for T {}
+impl<T: RelayStore + OutboxInspector + OutboxAdmin + OutboxMonitor> AnyStore for T {}
 
 /// Opens an outbox for one destination, which may not exist yet.
 pub(crate) async fn open(outbox: &config::Outbox, destination: &str) -> Result<Arc<dyn AnyStore>, StoreError> {
@@ -27,7 +27,7 @@ pub(crate) async fn open(outbox: &config::Outbox, destination: &str) -> Result<A
             Database::Postgres(options) => {
                 let config = postgres::Config {
                     schema: postgres::Schema::new(outbox.schema.clone()),
-                    call_deadline: outbox.call_deadline,
+                    call_timeout: outbox.call_deadline,
                     ..postgres::Config::new(options.as_ref().clone(), destination)
                 };
                 Arc::new(postgres::Store::open(config).await?)
@@ -43,5 +43,5 @@ pub(crate) async fn open(outbox: &config::Outbox, destination: &str) -> Result<A
         Ok(store)
     };
     let opened = timeout(OPEN_DEADLINE, opening).await;
-    opened.unwrap_or_else(|_| Err(StoreError::Away(format!("no answer within {OPEN_DEADLINE:?}").into())))
+    opened.unwrap_or_else(|_| Err(StoreError::Unavailable(format!("no answer within {OPEN_DEADLINE:?}").into())))
 }

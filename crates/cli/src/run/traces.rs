@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use relevo_core::Traces;
-use relevo_core::trace::About;
+use relevo_core::Tracer;
+use relevo_core::trace::CommonAttributes;
 use relevo_observe::traces::{Config, Counts, Exporter};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -27,11 +27,11 @@ impl Telling {
     }
 
     /// What a relay is given.
-    pub(crate) fn of(&self, named: &Named) -> Traces {
-        let Some(exporter) = &self.0 else { return Traces::off() };
+    pub(crate) fn of(&self, named: &Named) -> Tracer {
+        let Some(exporter) = &self.0 else { return Tracer::off() };
         let attributes =
             vec![("relevo.outbox", named.outbox.clone()), ("relevo.destination", named.destination.clone())];
-        exporter.traces(About { system: named.broker.to_owned(), attributes })
+        exporter.traces(CommonAttributes { system: named.broker.to_owned(), attributes })
     }
 
     /// Nothing is counted where nothing is told.

@@ -34,13 +34,13 @@ pub(super) fn look_deadline(broker: &Broker) -> Duration {
     let (connect, servers, pieces) = match broker {
         Broker::Embedded { .. } => return LOOK_MAX,
         Broker::Rabbitmq(config) => {
-            let all = config.topology.declared();
+            let all = config.topology.declarations();
             let pieces = all.exchanges.len() + all.queues.len() + all.bindings.len() + all.policies.len();
-            (config.connect_deadline, config.urls.len(), pieces)
+            (config.connect_timeout, config.urls.len(), pieces)
         }
         Broker::Nats(config) => {
             let groups = config.topology.groups.iter().map(|group| 2 + usize::from(group.lanes.unwrap_or(1)));
-            (config.connect_deadline, config.urls.len(), config.topology.streams.len() + groups.sum::<usize>())
+            (config.connect_timeout, config.urls.len(), config.topology.streams.len() + groups.sum::<usize>())
         }
     };
     // A look connects up to three times, and compares, makes and compares again.
@@ -56,7 +56,7 @@ pub(super) struct Pauses {
 
 impl Pauses {
     pub(super) fn of(destination: &Destination) -> Self {
-        Self { next: destination.relay.outage_min, max: destination.relay.outage_max }
+        Self { next: destination.relay.outage_backoff_min, max: destination.relay.outage_backoff_max }
     }
 
     /// Waits for the next one to pass.
@@ -118,7 +118,7 @@ mod tests {
         assert!(small > Duration::from_secs(15), "{small:?}");
         let urls = ["nats://a", "nats://b"].map(str::to_owned).to_vec();
         assert!(of(nats::Config { urls, ..nats::Config::new("") }) > small);
-        let connect_deadline = Duration::from_hours(1);
-        assert_eq!(of(nats::Config { connect_deadline, ..nats::Config::new("nats://a") }), LOOK_MAX);
+        let connect_timeout = Duration::from_hours(1);
+        assert_eq!(of(nats::Config { connect_timeout, ..nats::Config::new("nats://a") }), LOOK_MAX);
     }
 }

@@ -1,6 +1,6 @@
 //! What every database must show of its consumers, and let people do with them.
 
-use relevo_core::inbox::{Entered, Inbox, State, Stop};
+use relevo_core::inbox::{EnterOutcome, Inbox, InboxFailureAction, InboxState};
 use serde_json::{Value, json};
 
 use super::scene::{arrival, billing, fail_again, handle, hears, id, leaves, member, set_back};
@@ -68,7 +68,11 @@ pub(crate) async fn orders_reach_the_members(cli: &impl Run, inbox: &impl Inbox)
     assert!(!heard.paused && heard.paused_lanes.is_empty());
     for (to, forced) in [("open", vec![true]), ("close", vec![false]), ("auto", vec![])] {
         cli.ok(&["consumers", "breaker", "billing", "--lane", "orders.0", to]);
-        assert_eq!(hears(inbox).await.forced.into_iter().map(|(_, open)| open).collect::<Vec<_>>(), forced, "{to}");
+        assert_eq!(
+            hears(inbox).await.breaker_overrides.into_iter().map(|(_, open)| open).collect::<Vec<_>>(),
+            forced,
+            "{to}"
+        );
     }
     cli.fails(4, &["consumers", "pause", "nobody"], &["consumer `nobody` is not known", "there are `billing`"]);
     let nowhere = ["consumers", "breaker", "billing", "--lane", "orders.9", "open"];
@@ -80,7 +84,7 @@ pub(crate) async fn a_consumer_taken_away_for_good_is_forgotten(cli: &impl Run, 
     cli.fails(4, &forget, &["consumer `billing` is not known", "hint: there is none in this database"]);
     member(inbox).await;
     let handled = arrival(id(1), "o-1", "{}");
-    assert_eq!(handle(inbox, &handled).await, Entered::New);
+    assert_eq!(handle(inbox, &handled).await, EnterOutcome::New);
     cli.ok(&["consumers", "pause", "billing"]);
     let refused = ["somebody works for consumer `billing`, nothing was changed", "hint: stop its processes"];
     cli.fails(1, &forget, &refused);
@@ -96,7 +100,7 @@ pub(crate) async fn a_consumer_taken_away_for_good_is_forgotten(cli: &impl Run, 
     assert_eq!(cli.objects(&["consumers", "list"]), [] as [Value; 0]);
     cli.fails(4, &forget, &["consumer `billing` is not known"]);
     assert!(!hears(inbox).await.paused, "the order is forgotten too");
-    assert_eq!(handle(inbox, &handled).await, Entered::Repeat(State::Done));
+    assert_eq!(handle(inbox, &handled).await, EnterOutcome::Duplicate(InboxState::Done));
     assert_eq!(cli.objects(&["consumers", "list"])[0]["members"], json!(1));
     billing(inbox).await;
     leaves(inbox).await;
@@ -168,13 +172,13 @@ pub(crate) async fn a_redrive_happens_once_and_what_fails_again_is_seen(cli: &im
 pub(crate) async fn what_is_archived_lets_its_key_go_on(cli: &impl Run, inbox: &impl Inbox) {
     billing(inbox).await;
     let (held, letter) = (arrival(id(5), "o-3", "{}"), id(3).to_string());
-    assert_eq!(handle(inbox, &held).await, Entered::Behind);
+    assert_eq!(handle(inbox, &held).await, EnterOutcome::QueuedBehind);
     let archive = ["consumers", "dead", "archive", "--key", "o-3", "--note", "the order was cancelled", "--yes"];
     let answer = &cli.objects(&archive)[0];
     let expected = json!({ "consumer": "billing", "mark": "archive", "dry_run": false, "count": 1, "unmatched": [] });
     assert_eq!(*answer, expected);
     assert_eq!(cli.ok(&archive).1, "nothing was pending, nothing is archived\n");
-    assert_eq!(inbox.due(10, 10, std::time::Duration::from_secs(9)).await.expect("it is due").len(), 1);
+    assert_eq!(inbox.claim_due(10, 10, std::time::Duration::from_secs(9)).await.expect("it is due").len(), 1);
     assert_eq!(cli.objects(&["consumers", "dead", "list"]).len(), 1);
     let history = cli.objects(&["consumers", "dead", "list", "--history", "--key", "o-3"]);
     assert_eq!((&history[0]["id"], &history[0]["state"]), (&json!(letter), &json!("discarded")));
@@ -189,7 +193,7 @@ pub(crate) async fn what_is_archived_lets_its_key_go_on(cli: &impl Run, inbox: &
 
 pub(crate) async fn with_several_consumers_one_is_chosen<I: Inbox>(cli: &impl Run, inbox: &I, other: &I) {
     billing(inbox).await;
-    set_back(other, &arrival(id(3), "o-3", "{}"), Stop::DeadContinue, "poison", "too heavy").await;
+    set_back(other, &arrival(id(3), "o-3", "{}"), InboxFailureAction::DeadContinue, "poison", "too heavy").await;
     let letter = id(3).to_string();
     let redrive = ["consumers", "dead", "redrive", &letter, "--note", "mended", "--yes"];
     cli.fails(2, &redrive, &["more than one consumer", "hint: choose with `--consumer`: `billing`, `shipping`"]);
@@ -211,9 +215,9 @@ pub(crate) async fn a_trace_follows_a_message<I: Inbox>(cli: &impl Run, inbox: &
     let own = cli.objects(&["trace", emitted]);
     assert_eq!((&own[0]["destinations"][0]["status"], &own[0]["consumers"]), (&json!("pending"), &json!([])));
     let message = arrival(emitted.parse().expect("an id"), "o-1", "{}");
-    assert_eq!(handle(inbox, &message).await, Entered::New);
-    assert_eq!(handle(tracing, &message).await, Entered::New);
-    assert_eq!(handle(tracing, &message).await, Entered::Repeat(State::Done));
+    assert_eq!(handle(inbox, &message).await, EnterOutcome::New);
+    assert_eq!(handle(tracing, &message).await, EnterOutcome::New);
+    assert_eq!(handle(tracing, &message).await, EnterOutcome::Duplicate(InboxState::Done));
     let traced = &cli.objects(&["trace", emitted])[0];
     assert_eq!((&traced["id"], &traced["payload"]), (&json!(emitted), &json!({ "n": 1 })));
     let told: Vec<_> = traced["consumers"].as_array().expect("consumers").iter().map(stop).collect();
@@ -222,7 +226,7 @@ pub(crate) async fn a_trace_follows_a_message<I: Inbox>(cli: &impl Run, inbox: &
     assert_eq!((&far["address"], &far["lane"], &far["place"]), (&json!("orders"), &json!("orders.0"), &json!(41)));
     assert_eq!(far["correlation"], json!("c-1"));
     // One side alone: what was emitted elsewhere, and is a dead letter here.
-    set_back(inbox, &arrival(id(3), "o-3", "{}"), Stop::DeadHold, "poison", "no such street").await;
+    set_back(inbox, &arrival(id(3), "o-3", "{}"), InboxFailureAction::DeadHold, "poison", "no such street").await;
     let dead = &cli.objects(&["trace", &id(3).to_string()])[0];
     assert_eq!((&dead["destinations"], &dead["consumers"][0]["state"]), (&json!([]), &json!("dead")));
     assert_eq!(dead["consumers"][0]["dead_letter"]["error"], json!("no such street"));

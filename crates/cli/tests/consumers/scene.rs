@@ -4,8 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use relevo_core::broker::Publication;
-use relevo_core::consume::{Lane, Raw};
-use relevo_core::inbox::{Arrival, Beat, Begun, Enter, Entered, Entry, Inbox, Kept, Orders, Setback, Stop};
+use relevo_core::broker_consumer::{Lane, RawMessage};
+use relevo_core::inbox::{
+    BeginOutcome, DedupId, Enter, EnterOutcome, Heartbeat, HeartbeatReply, Inbox, InboxFailure, InboxFailureAction,
+    InboxMessage, RecordOutcome,
+};
 use relevo_core::message::{Headers, Message, MessageId};
 use relevo_core::wire;
 
@@ -19,7 +22,7 @@ pub(crate) fn id(number: u64) -> MessageId {
 }
 
 /// A message of ours, as a broker delivers it.
-pub(crate) fn arrival(id: MessageId, key: &str, payload: &'static str) -> Arrival {
+pub(crate) fn arrival(id: MessageId, key: &str, payload: &'static str) -> InboxMessage {
     let message = Message {
         id,
         kind: "OrderPlaced".into(),
@@ -32,47 +35,51 @@ pub(crate) fn arrival(id: MessageId, key: &str, payload: &'static str) -> Arriva
     };
     let publication =
         Publication { message: Arc::new(message), address: "orders".into(), headers: Arc::default(), seq: 7, epoch: 1 };
-    Arrival {
-        entry: Entry { id, replay: 0 },
+    InboxMessage {
+        dedup_id: DedupId { id, replay: 0 },
         queue: key.to_owned().into(),
-        raw: Raw::new(wire::headers(&publication, "/shop"), payload.into()),
+        raw: RawMessage::new(wire::headers(&publication, "/shop"), payload.into()),
         address: "orders".into(),
         lane: Lane::new("orders.0"),
-        place: Some(41),
+        offset: Some(41),
         correlation: Some("c-1".into()),
     }
 }
 
 /// What is no message of ours: bytes that are no text, in a header too.
-pub(crate) fn garbage(id: MessageId) -> Arrival {
+pub(crate) fn garbage(id: MessageId) -> InboxMessage {
     let headers = vec![("x-origin".to_owned(), vec![0xff, b'a'].into()), ("note".to_owned(), "old".into())];
-    Arrival { raw: Raw { headers, payload: vec![0, 0xff, b'!'].into() }, place: None, ..arrival(id, "o-9", "") }
+    InboxMessage {
+        raw: RawMessage { headers, payload: vec![0, 0xff, b'!'].into() },
+        offset: None,
+        ..arrival(id, "o-9", "")
+    }
 }
 
-fn beat() -> Beat {
-    Beat {
+fn beat() -> Heartbeat {
+    Heartbeat {
         owner: *id(99).as_uuid(),
         name: "worker-1".to_owned(),
-        lasts: LASTS,
-        marks: Vec::new(),
+        ttl: LASTS,
+        settled_offsets: Vec::new(),
         last_message_at: None,
         breakers: Vec::new(),
     }
 }
 
 /// A heartbeat of the one member; tells it what was ordered.
-pub(crate) async fn hears(inbox: &impl Inbox) -> Orders {
-    inbox.beat(&beat()).await.expect("a heartbeat is taken")
+pub(crate) async fn hears(inbox: &impl Inbox) -> HeartbeatReply {
+    inbox.heartbeat(&beat()).await.expect("a heartbeat is taken")
 }
 
 /// One member with one lane, whose breaker is open.
 pub(crate) async fn member(inbox: &impl Inbox) {
     hears(inbox).await;
     let lane = Lane::new("orders.0");
-    inbox.take(beat().owner, std::slice::from_ref(&lane)).await.expect("it is free");
+    inbox.acquire_lanes(beat().owner, std::slice::from_ref(&lane)).await.expect("it is free");
     let breakers = vec![(lane.clone(), "503 from the post".to_owned())];
-    let told = Beat { marks: vec![(lane, Some(41))], breakers, ..beat() };
-    inbox.beat(&told).await.expect("a heartbeat is taken");
+    let told = Heartbeat { settled_offsets: vec![(lane, Some(41))], breakers, ..beat() };
+    inbox.heartbeat(&told).await.expect("a heartbeat is taken");
 }
 
 /// The one member ends in good order.
@@ -81,40 +88,54 @@ pub(crate) async fn leaves(inbox: &impl Inbox) {
 }
 
 /// Handles a message, or finds that it came before.
-pub(crate) async fn handle(inbox: &impl Inbox, arrival: &Arrival) -> Entered {
+pub(crate) async fn handle(inbox: &impl Inbox, arrival: &InboxMessage) -> EnterOutcome {
     let enter = Enter { held: None, arrivals: std::slice::from_ref(arrival) };
-    let Begun::Open(transaction, entered) = inbox.begin(enter).await.expect("it can be begun") else {
+    let BeginOutcome::Open(transaction, entered) = inbox.begin(enter).await.expect("it can be begun") else {
         panic!("nobody is in the way")
     };
     inbox.commit(transaction).await.expect("it commits");
     entered[0]
 }
 
-pub(crate) async fn set_back(inbox: &impl Inbox, arrival: &Arrival, stop: Stop, class: &'static str, error: &str) {
+pub(crate) async fn set_back(
+    inbox: &impl Inbox,
+    arrival: &InboxMessage,
+    stop: InboxFailureAction,
+    class: &'static str,
+    error: &str,
+) {
     let backtrace = (class == "panic").then(|| "0: ship::pack\n1: ship::\u{1b}run".to_owned());
-    let setback = Setback { stop, attempts: 3, class, error: error.to_owned(), backtrace };
-    assert_eq!(inbox.set_back(arrival, None, None, &setback).await.expect("it is kept"), Kept::Kept);
+    let setback = InboxFailure { action: stop, attempts: 3, class, error: error.to_owned(), backtrace };
+    assert_eq!(inbox.set_back(arrival, None, None, &setback).await.expect("it is kept"), RecordOutcome::Recorded);
 }
 
 /// Fails whatever is due once more, for good.
 pub(crate) async fn fail_again(inbox: &impl Inbox) {
-    let due = inbox.due(10, 10, LASTS).await.expect("queues are claimed").remove(0);
-    let setback = Setback {
-        stop: Stop::DeadHold,
+    let due = inbox.claim_due(10, 10, LASTS).await.expect("queues are claimed").remove(0);
+    let setback = InboxFailure {
+        action: InboxFailureAction::DeadHold,
         attempts: 4,
         class: "poison",
         error: "still no such street".to_owned(),
         backtrace: None,
     };
-    let kept = inbox.set_back_due(&due, due.messages[0].number, &setback).await.expect("it is kept");
-    assert_eq!(kept, Kept::Kept);
+    let kept = inbox.set_back_due(&due, due.messages[0].ordinal, &setback).await.expect("it is kept");
+    assert_eq!(kept, RecordOutcome::Recorded);
 }
 
 /// A consumer with a bit of everything: 1 is handled, 2 is tried again, 3 and 4 are dead.
 pub(crate) async fn billing(inbox: &impl Inbox) {
     member(inbox).await;
     handle(inbox, &arrival(id(1), "o-1", "{}")).await;
-    set_back(inbox, &arrival(id(2), "o-2", "{}"), Stop::Retry { after: LATER }, "retry", "the post is slow").await;
-    set_back(inbox, &arrival(id(3), "o-3", r#"{"n":3}"#), Stop::DeadHold, "panic", "no such street").await;
-    set_back(inbox, &garbage(id(4)), Stop::DeadContinue, "undecodable", "no CloudEvent").await;
+    set_back(
+        inbox,
+        &arrival(id(2), "o-2", "{}"),
+        InboxFailureAction::Retry { after: LATER },
+        "retry",
+        "the post is slow",
+    )
+    .await;
+    set_back(inbox, &arrival(id(3), "o-3", r#"{"n":3}"#), InboxFailureAction::DeadHold, "panic", "no such street")
+        .await;
+    set_back(inbox, &garbage(id(4)), InboxFailureAction::DeadContinue, "undecodable", "no CloudEvent").await;
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use relevo_admin::Server;
 use relevo_broker_rabbitmq as rabbitmq;
-use relevo_core::inbox::Keeping;
-use relevo_inbox::{Config, Handled, Handlers, Incoming, Inside, Runtime, Trouble, Verdict};
+use relevo_core::inbox::InboxRetention;
+use relevo_inbox::{Config, ConsumerRuntime, Handler, HandlerError, HandlerResult, Handlers, Incoming, Verdict};
 use relevo_observe::consumer::Service;
 use relevo_store_postgres::inbox::{Config as InboxConfig, Inbox, Transaction};
 use relevo_testkit::rabbitmq::{Server as RabbitServer, Vhost};
@@ -66,10 +66,10 @@ async fn keep_busy(world: Arc<World>) {
 struct Effect;
 
 #[async_trait]
-impl Inside<Transaction> for Effect {
-    async fn handle(&self, _: &mut Transaction, incoming: &Incoming) -> Handled {
+impl Handler<Transaction> for Effect {
+    async fn handle(&self, _: &mut Transaction, incoming: &Incoming) -> HandlerResult {
         match incoming.kind() {
-            "Poison" => Err(Trouble::poison("nobody can handle it")),
+            "Poison" => Err(HandlerError::permanent("nobody can handle it")),
             _ => Ok(Verdict::Done),
         }
     }
@@ -77,16 +77,16 @@ impl Inside<Transaction> for Effect {
 
 /// A service whose consumer has its inbox in the outbox's database; its address.
 async fn consume(world: &World, vhost: &Vhost, tasks: &mut JoinSet<()>) -> SocketAddr {
-    let queue = rabbitmq::Queue { lanes: Some(LANES), ordered: true, ..rabbitmq::Queue::new("billing") };
+    let queue = rabbitmq::Queue { lanes: Some(LANES), single_active_consumer: true, ..rabbitmq::Queue::new("billing") };
     let config = rabbitmq::Config { lanes: Some(LANES), ..rabbitmq::Config::new(vhost.amqp_url()) };
     let membership = rabbitmq::Membership::default();
     let consumer = rabbitmq::consumer(&config, &queue.group(), membership).await.expect("a group");
     let inbox = InboxConfig::new(world.database.options());
-    let inbox = Inbox::open(&inbox, "billing", Keeping::default()).await.expect("a database");
-    let handlers = Handlers::new().inside("Happened", Effect).inside("Poison", Effect);
-    let pace = Config { lag_every: Some(Duration::from_millis(500)), ..Config::new("billing") };
-    let runtime = Runtime::new(Arc::new(inbox), Arc::new(consumer), handlers, pace);
-    let service = Service::new("shop", [runtime.stats()]);
+    let inbox = Inbox::open(&inbox, "billing", InboxRetention::default()).await.expect("a database");
+    let handlers = Handlers::new().handler("Happened", Effect).handler("Poison", Effect);
+    let pace = Config { lag_interval: Some(Duration::from_millis(500)), ..Config::new("billing") };
+    let runtime = ConsumerRuntime::new(Arc::new(inbox), Arc::new(consumer), handlers, pace);
+    let service = Service::new("shop", [runtime.status()]);
     let server = Server::bind("127.0.0.1:0".parse().expect("an address")).await.expect("a port");
     let address = server.address();
     tasks.spawn(async move {

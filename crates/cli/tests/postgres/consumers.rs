@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use relevo_core::inbox::Keeping;
+use relevo_core::inbox::InboxRetention;
 use relevo_store_postgres::inbox::{Config, Inbox};
 
 use super::cases::{self, Run};
 use super::scene::{arrival, billing, id, set_back};
 use super::support::{Cli, stable};
-use relevo_core::inbox::Stop;
+use relevo_core::inbox::InboxFailureAction;
 
 impl Run for Cli {
     fn run(&self, args: &[&str]) -> (i32, String, String) {
@@ -16,18 +16,18 @@ impl Run for Cli {
     }
 }
 
-async fn inbox(cli: &Cli, consumer: &str, keeping: Keeping) -> Inbox {
+async fn inbox(cli: &Cli, consumer: &str, keeping: InboxRetention) -> Inbox {
     Inbox::open(&Config::new(cli.database.options()), consumer, keeping).await.expect("a migrated database")
 }
 
 async fn stage() -> (Cli, Inbox) {
     let cli = Cli::with_destination().await;
-    let inbox = inbox(&cli, "billing", Keeping::default()).await;
+    let inbox = inbox(&cli, "billing", InboxRetention::default()).await;
     (cli, inbox)
 }
 
-fn traced() -> Keeping {
-    Keeping { trace: Some(Duration::from_hours(1)), ..Keeping::default() }
+fn traced() -> InboxRetention {
+    InboxRetention { trace: Some(Duration::from_hours(1)), ..InboxRetention::default() }
 }
 
 #[tokio::test]
@@ -91,7 +91,7 @@ async fn what_is_archived_lets_its_key_go_on() {
 #[tokio::test]
 async fn with_several_consumers_one_is_chosen() {
     let (cli, billing) = stage().await;
-    let shipping = inbox(&cli, "shipping", Keeping::default()).await;
+    let shipping = inbox(&cli, "shipping", InboxRetention::default()).await;
     cases::with_several_consumers_one_is_chosen(&cli, &billing, &shipping).await;
 }
 
@@ -103,7 +103,7 @@ async fn a_trace_follows_a_message() {
     let emitted = cli.emit("o-1", "2");
     let message = arrival(emitted.parse().expect("an id"), "o-1", "2");
     super::scene::handle(&billing, &message).await;
-    set_back(&shipping, &message, Stop::DeadHold, "poison", "too heavy").await;
+    set_back(&shipping, &message, InboxFailureAction::DeadHold, "poison", "too heavy").await;
     let (told, _) = cli.succeeds(&["trace", &emitted]);
     insta::assert_snapshot!("trace", stable(&told, &cli));
 }
@@ -111,6 +111,7 @@ async fn a_trace_follows_a_message() {
 #[tokio::test]
 async fn the_doctor_names_an_inbox_that_forgets_too_early() {
     let cli = Cli::with_destination().await;
-    let brief = inbox(&cli, "billing", Keeping { done: Duration::from_hours(1), ..Keeping::default() }).await;
+    let brief =
+        inbox(&cli, "billing", InboxRetention { done: Duration::from_hours(1), ..InboxRetention::default() }).await;
     cases::the_doctor_names_an_inbox_that_forgets_too_early(&cli, &brief).await;
 }

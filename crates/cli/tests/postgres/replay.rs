@@ -2,8 +2,8 @@
 
 use std::process::{Child, Command, Stdio};
 
-use relevo_broker_embedded::{self as embedded, EmbeddedBroker, Group};
-use relevo_core::inbox::Keeping;
+use relevo_broker_embedded::{self as embedded, BrokerFile, Group};
+use relevo_core::inbox::InboxRetention;
 use relevo_core::message::Headers;
 use relevo_store_postgres::inbox::{Config, Inbox};
 use relevo_store_postgres::{Config as StoreConfig, Store};
@@ -29,7 +29,7 @@ fn spawn(url: &str, args: &[&str]) -> Child {
 
 async fn stage() -> (Cli, Inbox, Store) {
     let cli = Cli::migrated().await;
-    let inbox = Inbox::open(&Config::new(cli.database.options()), "billing", Keeping::default()).await;
+    let inbox = Inbox::open(&Config::new(cli.database.options()), "billing", InboxRetention::default()).await;
     let store = Store::open(StoreConfig::new(cli.database.options(), "")).await;
     (cli, inbox.expect("a migrated database"), store.expect("a migrated database"))
 }
@@ -102,7 +102,7 @@ async fn an_interrupt_says_how_to_go_on() {
         ),
         "{stderr}"
     );
-    assert_eq!(cases::replay(&store, 1).await.state.word(), "running");
+    assert_eq!(cases::replay(&store, 1).await.state.as_str(), "running");
 }
 
 #[tokio::test]
@@ -216,10 +216,10 @@ async fn the_file_of_an_embedded_broker_is_a_log() {
     let config = directory.config(&cli, &format!("kind = \"embedded\"\npath = \"{}\"", file.display()));
     let told = cli.fails(4, &["replay", "plan", "billing", "--log", "broker", "-c", &config]);
     assert!(told.contains("there is no embedded broker at"), "{told}");
-    let broker = EmbeddedBroker::open(embedded::Config::new(&file)).await.expect("a new file");
+    let broker = BrokerFile::open(embedded::Config::new(&file)).await.expect("a new file");
     let told = cli.fails(4, &["replay", "plan", "billing", "--log", "broker", "-c", &config]);
     assert!(told.contains("the broker has no group `billing`"), "{told}");
-    broker.declare(&Group::new("bills", ["sales.*"])).await.expect("a group");
+    broker.declare_group(&Group::new("bills", ["sales.*"])).await.expect("a group");
     for number in 0..5 {
         let headers = Headers::from([("x-key".to_owned(), "k".to_owned())]);
         broker.publish_raw("sales.old", "k", &headers, number.to_string().into()).await.expect("published");

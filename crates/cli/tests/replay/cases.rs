@@ -4,7 +4,7 @@ use std::process::{Child, Output};
 use std::time::{Duration, Instant};
 
 use relevo_core::inbox::operate::{Operate, Replay};
-use relevo_core::inbox::{Arrival, Begun, Inbox, Setback, Stop, Waiting};
+use relevo_core::inbox::{BeginOutcome, Inbox, InboxFailure, InboxFailureAction, InboxMessage, QueuedMessage};
 use serde_json::{Value, json};
 
 use super::cases::Run;
@@ -61,36 +61,37 @@ impl Handled {
 
 /// Handles whatever is due, once.
 pub(crate) async fn work(inbox: &impl Inbox, handled: &mut Handled) {
-    for due in inbox.due(50, 50, SOON).await.expect("the store answers") {
-        for Waiting { number, arrival, .. } in &due.messages {
-            let Begun::Open(transaction, _) = inbox.begin_due(&due, *number).await.expect("the store answers") else {
+    for due in inbox.claim_due(50, 50, SOON).await.expect("the store answers") {
+        for QueuedMessage { ordinal: number, message: arrival, .. } in &due.messages {
+            let BeginOutcome::Open(transaction, _) = inbox.begin_due(&due, *number).await.expect("the store answers")
+            else {
                 break;
             };
             inbox.commit(transaction).await.expect("the store answers");
             handled.0.push(told(arrival));
         }
-        inbox.release(&due).await.expect("the store answers");
+        inbox.release_queue(&due).await.expect("the store answers");
     }
 }
 
 /// Gives up whatever is due.
 pub(crate) async fn bury(inbox: &impl Inbox) {
-    for due in inbox.due(50, 50, SOON).await.expect("the store answers") {
-        let setback = Setback {
-            stop: Stop::DeadContinue,
+    for due in inbox.claim_due(50, 50, SOON).await.expect("the store answers") {
+        let setback = InboxFailure {
+            action: InboxFailureAction::DeadContinue,
             attempts: 1,
             class: "poison",
             error: "it was told so".to_owned(),
             backtrace: None,
         };
         for waiting in &due.messages {
-            inbox.set_back_due(&due, waiting.number, &setback).await.expect("the store answers");
+            inbox.set_back_due(&due, waiting.ordinal, &setback).await.expect("the store answers");
         }
-        inbox.release(&due).await.expect("the store answers");
+        inbox.release_queue(&due).await.expect("the store answers");
     }
 }
 
-fn told(arrival: &Arrival) -> (String, String) {
+fn told(arrival: &InboxMessage) -> (String, String) {
     let message = arrival.raw.decode().expect("a message of ours").message;
     (message.key.to_string(), String::from_utf8(message.payload.to_vec()).expect("text"))
 }
@@ -111,7 +112,7 @@ pub(crate) async fn work_until(
 }
 
 pub(crate) async fn replay(desk: &impl Operate, number: u32) -> Replay {
-    let replays = desk.replays("billing").await.expect("the store answers");
+    let replays = desk.list_replays("billing").await.expect("the store answers");
     replays.into_iter().find(|replay| replay.number == number).expect("it began")
 }
 
@@ -126,7 +127,7 @@ pub(crate) async fn everything_is_fed_and_handled_once(stage: &impl Stage, inbox
     emit(stage, 7);
     let planned = object(stage, &["replay", "plan", "billing", "--sample", "2", "--json"]);
     assert_eq!((planned["count"].as_u64(), planned["sample"].as_array().map(Vec::len)), (Some(7), Some(2)));
-    assert!(desk.replays("billing").await.expect("the store answers").is_empty(), "a plan changes nothing");
+    assert!(desk.list_replays("billing").await.expect("the store answers").is_empty(), "a plan changes nothing");
     let mut handled = Handled::default();
     for round in 1..=2 {
         let args = ["replay", "start", "billing", "--rate", "1000", "--reason", "wrong", "--yes", "--json"];
@@ -177,8 +178,8 @@ pub(crate) async fn a_killed_feeder_loses_and_repeats_nothing(
     for kill in 1..=4 {
         let fed = u64::try_from(kill * 10).expect("a small number");
         let comes_so_far = async |_: &Handled| {
-            let replays = desk.replays("billing").await.expect("the store answers");
-            replays.first().is_some_and(|replay| replay.fed >= fed)
+            let replays = desk.list_replays("billing").await.expect("the store answers");
+            replays.first().is_some_and(|replay| replay.enqueued >= fed)
         };
         work_until(inbox, &mut handled, "it is fed so far", comes_so_far).await;
         feeder.kill().expect("it runs");
@@ -191,7 +192,7 @@ pub(crate) async fn a_killed_feeder_loses_and_repeats_nothing(
     work(inbox, &mut handled).await;
     handled.is_everything_once(COUNT);
     let replay = replay(desk, 1).await;
-    assert_eq!((replay.fed, replay.done), (60, 60));
+    assert_eq!((replay.enqueued, replay.done), (60, 60));
 }
 
 pub(crate) async fn a_stop_from_elsewhere_ends_the_feeder(stage: &impl Stage, inbox: &impl Inbox, desk: &impl Operate) {
@@ -201,7 +202,11 @@ pub(crate) async fn a_stop_from_elsewhere_ends_the_feeder(stage: &impl Stage, in
     let feeder = stage.spawn(&["replay", "start", "billing", "--rate", "10", "--reason", "wrong", "--yes"]);
     let mut handled = Handled::default();
     let some = async |_: &Handled| {
-        desk.replays("billing").await.expect("the store answers").first().is_some_and(|replay| replay.fed >= 5)
+        desk.list_replays("billing")
+            .await
+            .expect("the store answers")
+            .first()
+            .is_some_and(|replay| replay.enqueued >= 5)
     };
     work_until(inbox, &mut handled, "some is fed", some).await;
     // Nobody works from here on, so that something is taken out.

@@ -11,9 +11,9 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use relevo_core::inbox::retries::Retries;
-use relevo_core::retry::Policy;
-use relevo_inbox::{Handled, Trouble, Verdict};
+use relevo_core::inbox::retry_policy::HandlerRetryPolicy;
+use relevo_core::retry::RetryPolicy;
+use relevo_inbox::{HandlerError, HandlerResult, Verdict};
 use relevo_torture::ledger::{Conduct, Feed, Member, Point, Reached, Running, Store, prepare};
 use relevo_torture::ledger_beside;
 
@@ -63,10 +63,10 @@ impl Scene {
     async fn member(&self, conduct: Arc<dyn Conduct>) -> Running {
         let member = Member::new(self.store.clone(), self.feed.clone(), CONSUMER, "here", BEAT_LASTS);
         let mut member = Member { conduct, ..member };
-        let soon = Policy { base: Duration::from_millis(50), attempts_max: TRIES, ..member.config.retries.durable };
-        member.config.retries = Retries { memory: vec![Duration::from_millis(10)], durable: soon };
+        let soon = RetryPolicy { base: Duration::from_millis(50), attempts_max: TRIES, ..member.config.retry.durable };
+        member.config.retry = HandlerRetryPolicy { in_memory: vec![Duration::from_millis(10)], durable: soon };
         member.config.breaker.base = Duration::from_millis(100);
-        member.config.breaker.ceiling = Duration::from_millis(200);
+        member.config.breaker.max = Duration::from_millis(200);
         member.start().await.unwrap_or_else(|error| panic!("{error:#}"))
     }
 
@@ -186,8 +186,8 @@ impl<F> Ill<F> {
 }
 
 #[async_trait]
-impl<F: Fn(Reached<'_>) -> Handled + Send + Sync> Conduct for Ill<F> {
-    async fn at(&self, reached: Reached<'_>) -> Handled {
+impl<F: Fn(Reached<'_>) -> HandlerResult + Send + Sync> Conduct for Ill<F> {
+    async fn at(&self, reached: Reached<'_>) -> HandlerResult {
         if reached.point == Point::During && self.is_ill.load(Ordering::SeqCst) {
             return (self.how)(reached);
         }
@@ -236,7 +236,7 @@ async fn a_handler_that_fails_again_and_again_leaves_a_dead_letter_until_it_is_r
     let member = scene.member(ill).await;
     scene.emit(1..=24).await;
     until("it is seen", || scene.told("mq_dlq_total") == Some(1.0));
-    assert_eq!(member.stats().failed(), u64::from(TRIES), "it was tried again before");
+    assert_eq!(member.stats().handler_failures(), u64::from(TRIES), "it was tried again before");
     // 19 is of the same key, and waits.
     let others: Vec<i64> = (1..=24).filter(|change| ![7, 19].contains(change)).collect();
     scene.has_effects(&others).await;
@@ -259,7 +259,7 @@ async fn a_handler_that_fails_again_and_again_leaves_a_dead_letter_until_it_is_r
 async fn what_a_handler_calls_is_away_and_pauses_its_lane_alone_until_it_is_back() {
     let scene = Scene::set().await;
     let (ill, is_ill) = Ill::new(|reached: Reached<'_>| match key(&reached) {
-        "k1" => Err(Trouble::away("the post is closed")),
+        "k1" => Err(HandlerError::unavailable("the post is closed")),
         _ => Ok(Verdict::Done),
     });
     let member = scene.member(ill).await;
@@ -289,7 +289,7 @@ async fn what_a_handler_calls_is_away_and_pauses_its_lane_alone_until_it_is_back
     is_ill.store(false, Ordering::SeqCst);
     scene.has_effects(&(1..=48).collect::<Vec<_>>()).await;
     until("it is closed", || scene.breakers() == (Vec::new(), usize::from(LANES)));
-    assert_eq!((member.stats().failed(), scene.told("mq_dlq_total")), (0, Some(0.0)), "nothing was counted");
+    assert_eq!((member.stats().handler_failures(), scene.told("mq_dlq_total")), (0, Some(0.0)), "nothing was counted");
     member.stop().await.expect("it stops in good order");
 }
 

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use relevo_broker_embedded::EmbeddedBroker;
+use relevo_broker_embedded::BrokerFile;
 use relevo_store_postgres::{Schema, migrate};
 use relevo_testkit::PgVersion;
 use relevo_testkit::postgres::{Database, Server};
@@ -142,7 +142,7 @@ impl World {
         if !path.exists() {
             return Vec::new();
         }
-        let broker = EmbeddedBroker::open(relevo_broker_embedded::Config::new(path)).await.expect("the broker's file");
+        let broker = BrokerFile::open(relevo_broker_embedded::Config::new(path)).await.expect("the broker's file");
         let kept = broker.peek("**", 0, 10_000).await.expect("it can be read");
         broker.close().await;
         kept.into_iter().map(|kept| kept.address).collect()

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use relevo_core::inbox::{Inbox as _, Keeping};
+use relevo_core::inbox::{Inbox as _, InboxRetention};
 use relevo_store_sqlite::inbox::{Config, Inbox};
 
 use super::File;
@@ -14,13 +14,13 @@ impl Run for File {
     }
 }
 
-async fn inbox(file: &File, consumer: &str, keeping: Keeping) -> Inbox {
+async fn inbox(file: &File, consumer: &str, keeping: InboxRetention) -> Inbox {
     Inbox::open(&Config::new(file.path()), consumer, keeping).await.expect("a migrated file")
 }
 
 async fn stage(name: &str) -> (File, Inbox) {
     let file = File::with_destination(name);
-    let inbox = inbox(&file, "billing", Keeping::default()).await;
+    let inbox = inbox(&file, "billing", InboxRetention::default()).await;
     (file, inbox)
 }
 
@@ -63,14 +63,14 @@ async fn what_is_archived_lets_its_key_go_on() {
 #[tokio::test]
 async fn with_several_consumers_one_is_chosen() {
     let (file, billing) = stage("several").await;
-    let shipping = inbox(&file, "shipping", Keeping::default()).await;
+    let shipping = inbox(&file, "shipping", InboxRetention::default()).await;
     cases::with_several_consumers_one_is_chosen(&file, &billing, &shipping).await;
 }
 
 #[tokio::test]
 async fn a_trace_follows_a_message() {
     let (file, billing) = stage("trace").await;
-    let traced = Keeping { trace: Some(Duration::from_hours(1)), ..Keeping::default() };
+    let traced = InboxRetention { trace: Some(Duration::from_hours(1)), ..InboxRetention::default() };
     let shipping = inbox(&file, "shipping", traced).await;
     cases::a_trace_follows_a_message(&file, &billing, &shipping).await;
 }
@@ -78,7 +78,8 @@ async fn a_trace_follows_a_message() {
 #[tokio::test]
 async fn the_doctor_names_an_inbox_that_forgets_too_early() {
     let file = File::with_destination("doctor");
-    let brief = inbox(&file, "billing", Keeping { done: Duration::from_hours(1), ..Keeping::default() }).await;
+    let brief =
+        inbox(&file, "billing", InboxRetention { done: Duration::from_hours(1), ..InboxRetention::default() }).await;
     cases::the_doctor_names_an_inbox_that_forgets_too_early(&file, &brief).await;
 }
 
@@ -86,7 +87,9 @@ async fn the_doctor_names_an_inbox_that_forgets_too_early() {
 async fn the_doctor_compares_the_inboxes_of_other_databases_with_a_whole_configuration() {
     let shop = File::with_destination("doctor-shop");
     let shipping = File::with_destination("doctor-shipping");
-    let brief = inbox(&shipping, "shipping", Keeping { done: Duration::from_hours(1), ..Keeping::default() }).await;
+    let brief =
+        inbox(&shipping, "shipping", InboxRetention { done: Duration::from_hours(1), ..InboxRetention::default() })
+            .await;
     super::scene::member(&brief).await;
     brief.prune(10).await.expect("it prunes");
     let config = shop.0.join("relevo.toml");

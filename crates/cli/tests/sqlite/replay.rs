@@ -2,7 +2,7 @@
 
 use std::process::{Child, Stdio};
 
-use relevo_core::inbox::Keeping;
+use relevo_core::inbox::InboxRetention;
 use relevo_store_sqlite::inbox::{Config, Inbox};
 use relevo_store_sqlite::{Config as StoreConfig, Store};
 
@@ -18,7 +18,7 @@ impl Stage for File {
 
 async fn stage(name: &str) -> (File, Inbox, Store) {
     let file = File::with_destination(name);
-    let inbox = Inbox::open(&Config::new(file.path()), "billing", Keeping::default()).await;
+    let inbox = Inbox::open(&Config::new(file.path()), "billing", InboxRetention::default()).await;
     let store = Store::open(StoreConfig::new(file.path(), "")).await;
     (file, inbox.expect("a migrated file"), store.expect("a migrated file"))
 }

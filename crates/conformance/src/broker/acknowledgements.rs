@@ -3,7 +3,9 @@
 use relevo_core::AckOutcome::{Acknowledged, Stale};
 use relevo_core::{BrokerConsumer as _, Delivery, DeliveryTag, Publication};
 
-use super::harness::{ADDRESS, ConsumerHarness, acknowledge, nothing, number, publication, publish_all, receive, soon};
+use super::harness::{
+    ADDRESS, ConsumerHarness, acknowledge, assert_idle, number, publication, publish_all, receive, within_timeout,
+};
 
 fn of_key(key: &str, numbers: impl Iterator<Item = u32>) -> Vec<Publication> {
     numbers.map(|number| publication(number, key)).collect()
@@ -15,26 +17,26 @@ fn in_order(deliveries: &[Delivery]) -> Vec<i64> {
 
 /// Acknowledged messages are not delivered to the next consumer. If promised, they are not delivered after a broker
 /// crash either.
-pub async fn what_was_acknowledged_never_comes_again(harness: &mut impl ConsumerHarness) {
+pub async fn an_acknowledged_message_is_never_redelivered(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     publish_all(&harness.broker().await, &of_key("a", 1..=10)).await;
     let consumer = harness.consumer("billing", 100).await;
     acknowledge(&consumer, &receive(&consumer, 10).await).await;
     harness.kill(consumer).await;
     let mut consumer = harness.consumer("billing", 100).await;
-    nothing(&consumer).await;
+    assert_idle(&consumer).await;
     if harness.acks_survive_crash() {
         harness.kill(consumer).await;
-        harness.crash().await;
+        harness.kill_and_restart().await;
         consumer = harness.consumer("billing", 100).await;
-        nothing(&consumer).await;
+        assert_idle(&consumer).await;
     }
     publish_all(&harness.broker().await, &of_key("a", 11..=11)).await;
     assert_eq!(in_order(&receive(&consumer, 1).await), [11]);
 }
 
 /// Every delivery after the first is marked as redelivered.
-pub async fn what_was_not_acknowledged_comes_again_after_a_crash(harness: &mut impl ConsumerHarness) {
+pub async fn an_unacknowledged_message_is_redelivered_after_a_crash(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     publish_all(&harness.broker().await, &of_key("a", 1..=3)).await;
     for round in 1..=3 {
@@ -43,7 +45,7 @@ pub async fn what_was_not_acknowledged_comes_again_after_a_crash(harness: &mut i
         assert_eq!(in_order(&held), [1, 2, 3]);
         assert!(held.iter().all(|delivery| delivery.redelivered == (round > 1)), "{held:?}");
         harness.kill(consumer).await;
-        harness.crash().await;
+        harness.kill_and_restart().await;
     }
 }
 
@@ -69,8 +71,8 @@ pub async fn each_acknowledgement_has_its_own_outcome(harness: &mut impl Consume
     let held = receive(&consumer, 3).await;
     acknowledge(&consumer, &held[..1]).await;
     let tags: Vec<DeliveryTag> = held.iter().map(|delivery| delivery.tag).collect();
-    let outcomes = soon(consumer.acknowledge(&[tags[2], tags[0], tags[1]])).await;
+    let outcomes = within_timeout(consumer.acknowledge(&[tags[2], tags[0], tags[1]])).await;
     assert!(matches!(outcomes[..], [Acknowledged, Stale, Acknowledged]), "{outcomes:?}");
-    nothing(&consumer).await;
-    assert!(soon(consumer.acknowledge(&[])).await.is_empty());
+    assert_idle(&consumer).await;
+    assert!(within_timeout(consumer.acknowledge(&[])).await.is_empty());
 }

@@ -11,14 +11,15 @@ use relevo_core::{BrokerConsumer as _, Lane, Publication};
 use tokio::sync::watch;
 
 use super::harness::{
-    ADDRESS, ConsumerHarness, QUIET, acknowledge, nothing, number, publication, publish_all, receive, soon,
+    ADDRESS, ConsumerHarness, IDLE_FOR, acknowledge, assert_idle, number, publication, publish_all, receive,
+    within_timeout,
 };
 
 /// A waiting `receive` call returns when a message arrives.
 pub async fn a_waiting_consumer_is_woken(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     let consumer = harness.consumer("billing", 10).await;
-    nothing(&consumer).await;
+    assert_idle(&consumer).await;
     // Another publisher, as from another process.
     let broker = harness.broker().await;
     let late = async {
@@ -30,7 +31,7 @@ pub async fn a_waiting_consumer_is_woken(harness: &mut impl ConsumerHarness) {
 }
 
 /// A delivery identifies its origin and shows whether it is a redelivery.
-pub async fn a_delivery_says_where_it_came_from(harness: &mut impl ConsumerHarness) {
+pub async fn a_delivery_has_its_address_lane_and_offset(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     publish_all(&harness.broker().await, &[publication(1, "a"), publication(2, "a")]).await;
     let consumer = harness.consumer("billing", 10).await;
@@ -38,15 +39,15 @@ pub async fn a_delivery_says_where_it_came_from(harness: &mut impl ConsumerHarne
     assert!(held.iter().all(|delivery| &*delivery.address == ADDRESS && !delivery.redelivered));
     assert_eq!(held[0].lane, held[1].lane, "one key, one lane");
     assert_ne!(held[0].tag, held[1].tag);
-    let places: Vec<Option<u64>> = held.iter().map(|delivery| delivery.place).collect();
-    soon(consumer.close()).await.expect("closed");
+    let places: Vec<Option<u64>> = held.iter().map(|delivery| delivery.offset).collect();
+    within_timeout(consumer.close()).await.expect("closed");
     let again = receive(&harness.consumer("billing", 10).await, 2).await;
     // If the broker has offsets, the redelivered message has the same one.
-    assert_eq!(again.iter().map(|delivery| delivery.place).collect::<Vec<_>>(), places);
+    assert_eq!(again.iter().map(|delivery| delivery.offset).collect::<Vec<_>>(), places);
 }
 
 /// A consumer can only dead-letter messages that it receives.
-pub async fn undecodable_bytes_arrive_with_their_bytes(harness: &mut impl ConsumerHarness) {
+pub async fn an_undecodable_message_arrives_with_its_bytes(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     let payload = Bytes::from_static(&[0, 0xff, b'{', 0xfe]);
     let headers = Headers::from([("ce-id".to_owned(), "no id".to_owned()), ("x-a".to_owned(), "1".to_owned())]);
@@ -65,21 +66,21 @@ pub async fn undecodable_bytes_arrive_with_their_bytes(harness: &mut impl Consum
 }
 
 /// The caller limits the number of deliveries per call.
-pub async fn no_more_than_asked_for_comes_at_once(harness: &mut impl ConsumerHarness) {
+pub async fn receive_returns_at_most_its_limit(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     let batch: Vec<Publication> = (1..=30).map(|number| publication(number, &format!("k-{number}"))).collect();
     publish_all(&harness.broker().await, &batch).await;
     let consumer = harness.consumer("billing", 100).await;
     let mut seen = BTreeSet::new();
     while seen.len() < 30 {
-        let some = soon(consumer.receive(4)).await.expect("deliveries");
+        let some = within_timeout(consumer.receive(4)).await.expect("deliveries");
         assert!((1..=4).contains(&some.len()));
         seen.extend(some.iter().map(number));
     }
 }
 
 /// A lane at its prefetch limit delivers no more until a delivery is settled. Other lanes continue.
-pub async fn the_prefetch_bounds_a_lane(harness: &mut impl ConsumerHarness) {
+pub async fn the_prefetch_limits_a_lane(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     let broker = harness.broker().await;
     let batch: Vec<Publication> = (1..=10).map(|number| publication(number, "a")).collect();
@@ -87,29 +88,29 @@ pub async fn the_prefetch_bounds_a_lane(harness: &mut impl ConsumerHarness) {
     let consumer = harness.consumer("billing", 3).await;
     let held = receive(&consumer, 3).await;
     assert_eq!(held.iter().map(number).collect::<Vec<_>>(), [1, 2, 3]);
-    nothing(&consumer).await;
-    others_flow(harness, &consumer, &held[0].lane).await;
+    assert_idle(&consumer).await;
+    assert_other_lanes_deliver(harness, &consumer, &held[0].lane).await;
     acknowledge(&consumer, &held[1..2]).await;
     assert_eq!(number(&receive(&consumer, 1).await[0]), 4);
 }
 
 /// A paused lane does not affect the others.
-pub async fn a_paused_lane_leaves_the_others_flowing(harness: &mut impl ConsumerHarness) {
+pub async fn a_paused_lane_does_not_stop_the_others(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     let broker = harness.broker().await;
     publish_all(&broker, &[publication(1, "a")]).await;
     let consumer = harness.consumer("billing", 100).await;
     let held = receive(&consumer, 1).await;
-    soon(consumer.pause(&held[0].lane)).await.expect("paused");
+    within_timeout(consumer.pause(&held[0].lane)).await.expect("paused");
     publish_all(&broker, &[publication(2, "a")]).await;
-    others_flow(harness, &consumer, &held[0].lane).await;
+    assert_other_lanes_deliver(harness, &consumer, &held[0].lane).await;
     // Outstanding deliveries can still be settled.
     acknowledge(&consumer, &held[..1]).await;
-    nothing(&consumer).await;
-    soon(consumer.resume(&held[0].lane)).await.expect("resumed");
+    assert_idle(&consumer).await;
+    within_timeout(consumer.resume(&held[0].lane)).await.expect("resumed");
     let mut seen = Vec::new();
     while !seen.contains(&2) {
-        seen.extend(soon(consumer.receive(100)).await.expect("deliveries").iter().map(number));
+        seen.extend(within_timeout(consumer.receive(100)).await.expect("deliveries").iter().map(number));
     }
 }
 
@@ -124,7 +125,7 @@ pub async fn a_cancelled_receive_loses_nothing(harness: &mut impl ConsumerHarnes
     for polls in 0..24 {
         let mut call = pin!(consumer.receive(2));
         let mut polled = 0;
-        let some = soon(std::future::poll_fn(|context| {
+        let some = within_timeout(std::future::poll_fn(|context| {
             polled += 1;
             if polled > polls { Poll::Ready(None) } else { call.as_mut().poll(context).map(Some) }
         }))
@@ -134,12 +135,12 @@ pub async fn a_cancelled_receive_loses_nothing(harness: &mut impl ConsumerHarnes
         }
     }
     while seen.len() < 60 {
-        seen.extend(soon(consumer.receive(100)).await.expect("deliveries").iter().map(number));
+        seen.extend(within_timeout(consumer.receive(100)).await.expect("deliveries").iter().map(number));
     }
 }
 
 /// Two concurrent `receive` calls on one consumer get every message once between them, and neither blocks the other.
-pub async fn two_receivers_of_one_consumer_share(harness: &mut impl ConsumerHarness) {
+pub async fn concurrent_receives_share_the_deliveries_of_a_consumer(harness: &mut impl ConsumerHarness) {
     const ALL: usize = 3_000;
     harness.group("billing", ADDRESS).await;
     let batch: Vec<Publication> =
@@ -168,18 +169,18 @@ pub async fn two_receivers_of_one_consumer_share(harness: &mut impl ConsumerHarn
             publish_all(&broker, few).await;
         }
     };
-    soon(async { tokio::join!(receiver(), receiver(), publisher) }).await;
+    within_timeout(async { tokio::join!(receiver(), receiver(), publisher) }).await;
     let mut seen = seen.into_inner().expect("no holder panics");
     seen.sort_unstable();
     assert_eq!(seen, (1_i64..).take(ALL).collect::<Vec<_>>());
 }
 
 /// Publishes messages of many keys and receives until no more arrive. Some must arrive, but none through this lane.
-async fn others_flow<H: ConsumerHarness>(harness: &H, consumer: &H::Consumer, lane: &Lane) {
+async fn assert_other_lanes_deliver<H: ConsumerHarness>(harness: &H, consumer: &H::Consumer, lane: &Lane) {
     let batch: Vec<Publication> = (100..120).map(|number| publication(number, &format!("k-{number}"))).collect();
     publish_all(&harness.broker().await, &batch).await;
     let mut all = receive(consumer, 1).await;
-    while let Ok(some) = tokio::time::timeout(QUIET, consumer.receive(100)).await {
+    while let Ok(some) = tokio::time::timeout(IDLE_FOR, consumer.receive(100)).await {
         all.extend(some.expect("deliveries"));
     }
     assert!(all.iter().all(|delivery| delivery.lane != *lane), "something came through {lane}");

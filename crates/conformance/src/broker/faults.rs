@@ -9,16 +9,16 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use relevo_core::broker::Reports;
+use relevo_core::broker::OutcomeReceiver;
 use relevo_core::{Broker, Class, Publication};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::harness::{ADDRESS, BrokerHarness, decoded, publication};
+use super::harness::{ADDRESS, BrokerHarness, decode, publication};
 
 /// Timeout of one call, like the publish timeout of the relay.
-const DEADLINE: Duration = Duration::from_secs(5);
+const CONFIRM_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit for publishing all messages, whatever the fault.
-const CARRIED_WITHIN: Duration = Duration::from_secs(90);
+const PUBLISH_TIME_MAX: Duration = Duration::from_secs(90);
 const KEYS: u32 = 20;
 const MESSAGES: u32 = 3_000;
 
@@ -26,41 +26,41 @@ const MESSAGES: u32 = 3_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The server's processes are suspended, and resumed when the fault ends.
-    Stopped,
+    Suspended,
     /// The server is killed without warning, and restarted when the fault ends.
     Killed,
     /// All connections are closed at once; new ones are accepted.
-    Cut,
+    ConnectionsCut,
     /// All connections are closed, and new ones are closed immediately until the fault ends.
     Unreachable,
     /// Data from the server is lost, data to the server arrives. The connections are closed when the fault ends.
-    Mute,
+    ResponsesLost,
     /// All data arrives late and slowly.
     Slow,
     /// The queue or stream accepts no more messages until the fault ends.
     Full,
     /// The server is short of memory, or accepts no messages for a similar reason.
-    Memory,
+    MemoryAlarm,
     /// The server is short of disk space.
-    Disk,
+    DiskAlarm,
 }
 
 /// A broker on a server that can be made to fail.
 #[async_trait]
 pub trait FaultHarness: BrokerHarness {
     /// Creates a publisher whose connection can be made to fail. Its timeouts are short.
-    async fn distant(&self) -> Self::Broker;
+    async fn publisher_through_proxy(&self) -> Self::Broker;
 
     /// Injects a fault; returns when it is in effect.
-    async fn harm(&mut self, fault: Fault);
+    async fn inject(&mut self, fault: Fault);
 
     /// Ends a fault; returns when the server is available again.
-    async fn mend(&mut self, fault: Fault);
+    async fn clear(&mut self, fault: Fault);
 }
 
 /// What the publisher loop observed.
 #[derive(Debug, Default)]
-struct Met {
+struct FailureCounts {
     /// Number of failures per class.
     classes: BTreeMap<&'static str, usize>,
     /// Duration of the longest call.
@@ -71,7 +71,7 @@ struct Met {
 #[derive(Debug, Default)]
 struct Progress {
     confirmed: AtomicUsize,
-    harmed: AtomicBool,
+    injected: AtomicBool,
 }
 
 impl Progress {
@@ -81,23 +81,23 @@ impl Progress {
 }
 
 /// Publishes all messages, one of a key at a time, until each is confirmed.
-async fn carry(broker: &impl Broker, messages: &[Publication], progress: &Progress) -> Met {
+async fn publish_until_confirmed(broker: &impl Broker, messages: &[Publication], progress: &Progress) -> FailureCounts {
     let mut waiting: BTreeMap<&str, VecDeque<&Publication>> = BTreeMap::new();
     for message in messages {
         waiting.entry(&message.message.key).or_default().push_back(message);
     }
-    let (mut met, began) = (Met::default(), Instant::now());
+    let (mut met, began) = (FailureCounts::default(), Instant::now());
     while !waiting.is_empty() {
-        assert!(began.elapsed() < CARRIED_WITHIN, "{} keys are not carried: {met:?}", waiting.len());
-        if progress.confirmed() >= messages.len() * 3 / 5 && !progress.harmed.load(Ordering::Relaxed) {
+        assert!(began.elapsed() < PUBLISH_TIME_MAX, "{} keys are not carried: {met:?}", waiting.len());
+        if progress.confirmed() >= messages.len() * 3 / 5 && !progress.injected.load(Ordering::Relaxed) {
             // Some faults take time to inject, so enough messages must remain for them.
             sleep(Duration::from_millis(1)).await;
             continue;
         }
         let batch: Vec<Publication> = waiting.values().map(|queue| queue[0].clone()).collect();
-        let reports = Reports::default();
+        let reports = OutcomeReceiver::default();
         let called = Instant::now();
-        drop(timeout(DEADLINE, broker.publish(&batch, &reports.confirms(1))).await);
+        drop(timeout(CONFIRM_TIMEOUT, broker.publish(&batch, &reports.sender(1))).await);
         met.longest = met.longest.max(called.elapsed());
         let reported = reports.take();
         let mut passed = 0;
@@ -112,7 +112,7 @@ async fn carry(broker: &impl Broker, messages: &[Publication], progress: &Progre
                     }
                     passed += 1;
                 }
-                Err(failure) => *met.classes.entry(failure.class().word()).or_default() += 1,
+                Err(failure) => *met.classes.entry(failure.class().as_str()).or_default() += 1,
             }
         }
         if reported.len() < batch.len() {
@@ -128,8 +128,8 @@ async fn carry(broker: &impl Broker, messages: &[Publication], progress: &Progre
 }
 
 /// Publishes messages, injects a fault in the middle, ends it after a while, and checks the stored messages at the end.
-async fn through(harness: &mut impl FaultHarness, fault: Fault, lasts: Duration) -> Met {
-    let broker = harness.distant().await;
+async fn run_with_fault(harness: &mut impl FaultHarness, fault: Fault, lasts: Duration) -> FailureCounts {
+    let broker = harness.publisher_through_proxy().await;
     let messages: Vec<Publication> =
         (1..=MESSAGES).map(|number| publication(number, &format!("k-{}", number % KEYS))).collect();
     let progress = Progress::default();
@@ -137,25 +137,25 @@ async fn through(harness: &mut impl FaultHarness, fault: Fault, lasts: Duration)
         while progress.confirmed() < messages.len() / 5 {
             sleep(Duration::from_millis(1)).await;
         }
-        harness.harm(fault).await;
-        progress.harmed.store(true, Ordering::Relaxed);
+        harness.inject(fault).await;
+        progress.injected.store(true, Ordering::Relaxed);
         sleep(lasts).await;
-        harness.mend(fault).await;
+        harness.clear(fault).await;
     };
-    let (met, ()) = tokio::join!(carry(&broker, &messages, &progress), harming);
+    let (met, ()) = tokio::join!(publish_until_confirmed(&broker, &messages, &progress), harming);
     for (class, times) in &met.classes {
-        let counts = [Class::Transient.word(), Class::Poison.word()].contains(class);
+        let counts = [Class::Transient.as_str(), Class::Poison.as_str()].contains(class);
         assert!(!counts, "{times} failures of class {class} counted against messages: {met:?}");
     }
-    everything_is_there(harness, &messages).await;
+    assert_all_stored(harness, &messages).await;
     met
 }
 
-async fn everything_is_there(harness: &impl BrokerHarness, sent: &[Publication]) {
+async fn assert_all_stored(harness: &impl BrokerHarness, sent: &[Publication]) {
     let by_id: BTreeMap<_, _> = sent.iter().map(|one| (one.message.id, one)).collect();
     let (mut seen, mut newest) = (BTreeSet::new(), BTreeMap::<String, i64>::new());
-    for raw in harness.kept(ADDRESS).await {
-        let received = decoded(&raw);
+    for raw in harness.stored(ADDRESS).await {
+        let received = decode(&raw);
         let one = by_id.get(&received.message.id).expect("a message that was sent");
         assert_eq!(received.message, *one.message, "a repeat, or a first appearance, is the same message");
         if !seen.insert(received.message.id) {
@@ -169,58 +169,58 @@ async fn everything_is_there(harness: &impl BrokerHarness, sent: &[Publication])
 }
 
 /// SIGSTOP and SIGCONT, with a pause longer than the publish timeout of the client.
-pub async fn a_server_that_is_stopped_and_continued_loses_nothing(harness: &mut impl FaultHarness) {
-    let met = through(harness, Fault::Stopped, Duration::from_secs(4)).await;
+pub async fn a_server_that_is_suspended_loses_nothing(harness: &mut impl FaultHarness) {
+    let met = run_with_fault(harness, Fault::Suspended, Duration::from_secs(4)).await;
     assert!(!met.classes.is_empty(), "nothing was noticed of it");
 }
 
 /// The server is killed in the middle of a batch.
 pub async fn a_server_that_is_killed_and_restarted_loses_nothing(harness: &mut impl FaultHarness) {
-    let met = through(harness, Fault::Killed, Duration::from_millis(500)).await;
+    let met = run_with_fault(harness, Fault::Killed, Duration::from_millis(500)).await;
     assert!(met.classes.contains_key("outage"), "{met:?}");
 }
 
 /// The publisher reconnects on its own.
 pub async fn a_connection_cut_in_the_middle_of_a_batch_loses_nothing(harness: &mut impl FaultHarness) {
-    let met = through(harness, Fault::Cut, Duration::ZERO).await;
+    let met = run_with_fault(harness, Fault::ConnectionsCut, Duration::ZERO).await;
     let noticed = ["unknown", "unreported", "outage"].iter().any(|class| met.classes.contains_key(class));
     assert!(noticed, "nothing was in flight when it was cut: {met:?}");
 }
 
 /// While the server is unreachable, each message gets an outcome without delay, and no attempt of it is counted.
 pub async fn an_unreachable_server_is_an_outage(harness: &mut impl FaultHarness) {
-    let met = through(harness, Fault::Unreachable, Duration::from_secs(2)).await;
+    let met = run_with_fault(harness, Fault::Unreachable, Duration::from_secs(2)).await;
     assert!(met.classes.contains_key("outage"), "{met:?}");
-    assert!(met.longest < DEADLINE, "a call waited for the caller's own deadline: {met:?}");
+    assert!(met.longest < CONFIRM_TIMEOUT, "a call waited for the caller's own deadline: {met:?}");
 }
 
 /// The server stored the message but the confirm was lost, so the message is published again with the same id.
-pub async fn a_confirm_that_is_lost_is_unknown_and_the_repeat_is_the_same(harness: &mut impl FaultHarness) {
-    let met = through(harness, Fault::Mute, Duration::from_secs(2)).await;
+pub async fn a_lost_confirm_is_unknown_and_the_repeat_has_the_same_id(harness: &mut impl FaultHarness) {
+    let met = run_with_fault(harness, Fault::ResponsesLost, Duration::from_secs(2)).await;
     let unknown = met.classes.contains_key("unknown") || met.classes.contains_key("unreported");
     assert!(unknown, "{met:?}");
 }
 
 /// A slow connection delays messages but loses none.
-pub async fn a_slow_way_to_the_server_loses_nothing(harness: &mut impl FaultHarness) {
-    let met = through(harness, Fault::Slow, Duration::from_secs(2)).await;
+pub async fn a_slow_connection_loses_nothing(harness: &mut impl FaultHarness) {
+    let met = run_with_fault(harness, Fault::Slow, Duration::from_secs(2)).await;
     assert!(met.longest > Duration::from_millis(100), "nothing was slow: {met:?}");
 }
 
 /// Back-pressure: the failures are of class `throttled`, and the messages are published again.
 pub async fn a_full_queue_or_stream_throttles_and_loses_nothing(harness: &mut impl FaultHarness) {
-    let met = through(harness, Fault::Full, Duration::from_secs(1)).await;
+    let met = run_with_fault(harness, Fault::Full, Duration::from_secs(1)).await;
     assert!(met.classes.contains_key("throttled"), "{met:?}");
 }
 
 /// Whatever the server does then, it loses no message, and no failure counts against a message.
 pub async fn a_server_short_of_memory_loses_nothing(harness: &mut impl FaultHarness) {
-    let met = through(harness, Fault::Memory, Duration::from_secs(3)).await;
+    let met = run_with_fault(harness, Fault::MemoryAlarm, Duration::from_secs(3)).await;
     assert!(!met.classes.is_empty(), "nothing was noticed of it");
 }
 
 /// The same for a server that is short of disk space.
 pub async fn a_server_short_of_disk_loses_nothing(harness: &mut impl FaultHarness) {
-    let met = through(harness, Fault::Disk, Duration::from_secs(3)).await;
+    let met = run_with_fault(harness, Fault::DiskAlarm, Duration::from_secs(3)).await;
     assert!(!met.classes.is_empty(), "nothing was noticed of it");
 }

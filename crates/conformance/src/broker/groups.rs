@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use relevo_core::{BrokerConsumer as _, Delivery, Publication};
 
 use super::harness::{
-    ADDRESS, ConsumerHarness, acknowledge, key, nothing, number, publication, publish_all, receive, soon, stale, tags,
-    to,
+    ADDRESS, ConsumerHarness, acknowledge, assert_idle, key, number, publication, publication_to, publish_all, receive,
+    stale, tags, within_timeout,
 };
 
 fn many(count: u32, keys: u32) -> Vec<Publication> {
@@ -20,7 +20,7 @@ fn sorted(deliveries: &[Delivery]) -> Vec<i64> {
 }
 
 /// Groups are independent of each other.
-pub async fn each_group_gets_everything(harness: &mut impl ConsumerHarness) {
+pub async fn each_group_gets_every_message(harness: &mut impl ConsumerHarness) {
     for group in ["billing", "audit"] {
         harness.group(group, ADDRESS).await;
     }
@@ -34,38 +34,43 @@ pub async fn each_group_gets_everything(harness: &mut impl ConsumerHarness) {
 }
 
 /// Messages to other addresses do not reach the group.
-pub async fn a_group_gets_only_its_addresses(harness: &mut impl ConsumerHarness) {
+pub async fn a_group_receives_only_its_addresses(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
-    let batch = [to("other", 1, "a"), to(ADDRESS, 2, "a"), to("orders-not", 3, "a"), to(ADDRESS, 4, "b")];
+    let batch = [
+        publication_to("other", 1, "a"),
+        publication_to(ADDRESS, 2, "a"),
+        publication_to("orders-not", 3, "a"),
+        publication_to(ADDRESS, 4, "b"),
+    ];
     publish_all(&harness.broker().await, &batch).await;
     let consumer = harness.consumer("billing", 100).await;
     assert_eq!(sorted(&receive(&consumer, 2).await), [2, 4]);
-    nothing(&consumer).await;
+    assert_idle(&consumer).await;
 }
 
 /// Each message is delivered to one member, and all messages of a key to the same member.
-pub async fn members_of_a_group_share(harness: &mut impl ConsumerHarness) {
+pub async fn members_of_a_group_share_its_lanes(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     let (one, other) = (harness.consumer("billing", 100).await, harness.consumer("billing", 100).await);
-    let (ones, others) = shared(harness, &one, &other).await;
+    let (ones, others) = assert_shared(harness, &one, &other).await;
     assert!(!ones.is_empty() && !others.is_empty(), "one of them got everything");
     assert!(ones.is_disjoint(&others), "a key went to both");
 }
 
 /// It does not have to wait until the other member ends.
-pub async fn a_member_that_comes_later_gets_its_share(harness: &mut impl ConsumerHarness) {
+pub async fn a_member_that_joins_later_gets_its_share(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     let one = harness.consumer("billing", 100).await;
     publish_all(&harness.broker().await, &[publication(1_000, "first")]).await;
     acknowledge(&one, &receive(&one, 1).await).await;
     let other = harness.consumer("billing", 100).await;
-    let (_, others) = shared(harness, &one, &other).await;
+    let (_, others) = assert_shared(harness, &one, &other).await;
     assert!(!others.is_empty(), "the later one got nothing");
 }
 
 /// Publishes messages of forty keys twice, so that lanes can move in between. Returns the keys that each consumer
 /// received the second time.
-async fn shared<H: ConsumerHarness>(
+async fn assert_shared<H: ConsumerHarness>(
     harness: &H,
     one: &H::Consumer,
     other: &H::Consumer,
@@ -78,13 +83,13 @@ async fn shared<H: ConsumerHarness>(
         let mut left = 40;
         while left > 0 {
             tokio::select! {
-                some = soon(one.receive(40)) => {
+                some = within_timeout(one.receive(40)) => {
                     let some = some.expect("deliveries");
                     left -= some.len();
                     keys.0.extend(some.iter().map(key));
                     acknowledge(one, &some).await;
                 }
-                some = soon(other.receive(40)) => {
+                some = within_timeout(other.receive(40)) => {
                     let some = some.expect("deliveries");
                     left -= some.len();
                     keys.1.extend(some.iter().map(key));
@@ -97,7 +102,7 @@ async fn shared<H: ConsumerHarness>(
 }
 
 /// Consumers join, close and crash. First deliveries of each key still arrive in the order of publishing.
-pub async fn a_key_comes_in_order_whoever_takes_it(harness: &mut impl ConsumerHarness) {
+pub async fn a_key_is_delivered_in_order_across_members(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     let broker = harness.broker().await;
     let mut seen: BTreeMap<String, Vec<i64>> = BTreeMap::new();
@@ -121,12 +126,12 @@ pub async fn a_key_comes_in_order_whoever_takes_it(harness: &mut impl ConsumerHa
         if round % 2 == 0 {
             harness.kill(consumer).await;
         } else {
-            soon(consumer.close()).await.expect("closed");
+            within_timeout(consumer.close()).await.expect("closed");
         }
     }
     let last = harness.consumer("billing", 50).await;
     loop {
-        let some = soon(last.receive(50)).await.expect("deliveries");
+        let some = within_timeout(last.receive(50)).await.expect("deliveries");
         acknowledge(&last, &some).await;
         if note(&some) == 180 {
             break;
@@ -138,7 +143,7 @@ pub async fn a_key_comes_in_order_whoever_takes_it(harness: &mut impl ConsumerHa
 }
 
 /// After a crash, unacknowledged deliveries come again, marked as redelivered.
-pub async fn what_a_dead_consumer_held_comes_again_as_a_repeat(harness: &mut impl ConsumerHarness) {
+pub async fn a_delivery_of_a_dead_consumer_is_redelivered(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     publish_all(&harness.broker().await, &many(20, 5)).await;
     let first = harness.consumer("billing", 100).await;
@@ -154,12 +159,12 @@ pub async fn what_a_dead_consumer_held_comes_again_as_a_repeat(harness: &mut imp
 }
 
 /// Its acknowledgements have no effect and are reported as stale.
-pub async fn a_consumer_that_lost_its_lanes_settles_nothing(harness: &mut impl ConsumerHarness) {
+pub async fn a_consumer_that_lost_its_lanes_acknowledges_nothing(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     publish_all(&harness.broker().await, &many(10, 5)).await;
     let old = harness.consumer("billing", 100).await;
     let held = receive(&old, 10).await;
-    harness.freeze(&old).await;
+    harness.suspend_past_lease(&old).await;
     let new = harness.consumer("billing", 100).await;
     let again = receive(&new, 10).await;
     let lost = stale(&old, &tags(&held)).await.expect("outcomes");
@@ -172,7 +177,7 @@ pub async fn a_consumer_that_lost_its_lanes_settles_nothing(harness: &mut impl C
 }
 
 /// The next consumer does not have to wait for a lease to expire.
-pub async fn an_orderly_end_gives_everything_back_at_once(harness: &mut impl ConsumerHarness) {
+pub async fn closing_a_consumer_releases_its_lanes_at_once(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     publish_all(&harness.broker().await, &many(20, 5)).await;
     let first = harness.consumer("billing", 100).await;
@@ -191,11 +196,11 @@ pub async fn a_closed_consumer_receives_nothing(harness: &mut impl ConsumerHarne
     let consumer = harness.consumer("billing", 100).await;
     publish_all(&harness.broker().await, &[publication(1, "a")]).await;
     let held = receive(&consumer, 1).await;
-    let (received, closed) = tokio::join!(soon(consumer.receive(10)), consumer.close());
+    let (received, closed) = tokio::join!(within_timeout(consumer.receive(10)), consumer.close());
     closed.expect("closed");
     assert!(received.expect("an answer").is_empty());
     assert_eq!(stale(&consumer, &tags(&held)).await.expect("outcomes"), [held[0].tag]);
-    soon(consumer.close()).await.expect("closing twice does no harm");
+    within_timeout(consumer.close()).await.expect("closing twice does no harm");
     let second = harness.consumer("billing", 100).await;
     assert_eq!(sorted(&receive(&second, 1).await), [1]);
 }

@@ -6,18 +6,18 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use relevo_core::broker::Reports;
+use relevo_core::broker::OutcomeReceiver;
 use relevo_core::message::{Headers, Message, MessageId};
 use relevo_core::wire::Received;
-use relevo_core::{AckOutcome, Broker, BrokerConsumer, Class, Delivery, DeliveryTag, Failure, Publication, Raw};
+use relevo_core::{AckOutcome, Broker, BrokerConsumer, Class, Delivery, DeliveryTag, Failure, Publication, RawMessage};
 
 /// The address that most cases publish to.
 pub const ADDRESS: &str = "orders";
 /// Time limit for every expected result.
-pub const SOON: Duration = Duration::from_secs(20);
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 /// If no delivery arrives within this time, none is expected. Only cases that check for the absence of deliveries wait
 /// this long.
-pub const QUIET: Duration = Duration::from_millis(300);
+pub const IDLE_FOR: Duration = Duration::from_millis(300);
 
 /// A broker for one case, with all operations that cases need.
 ///
@@ -31,23 +31,23 @@ pub trait BrokerHarness: Send + Sync {
     async fn broker(&self) -> Self::Broker;
 
     /// All messages stored at an address, in order, including repeated ones.
-    async fn kept(&self, address: &str) -> Vec<Raw>;
+    async fn stored(&self, address: &str) -> Vec<RawMessage>;
 
     /// Kills the broker without warning and restarts it. Cases do not use earlier publishers and consumers again.
-    async fn crash(&mut self);
+    async fn kill_and_restart(&mut self);
 
     /// Differences between brokers. They determine what a case expects, never whether it runs.
-    fn promises(&self) -> Promises;
+    fn guarantees(&self) -> Guarantees;
 }
 
 /// Differences between brokers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Promises {
+pub struct Guarantees {
     /// Confirmed messages survive a crash. Otherwise all of them are lost.
     pub survives_crash: bool,
     /// The broker confirms a repeated message at the same address but does not store it again. Otherwise it stores it
     /// again.
-    pub recognises_repeats: bool,
+    pub deduplicates: bool,
 }
 
 /// A broker that supports consumers.
@@ -68,7 +68,7 @@ pub trait ConsumerHarness: BrokerHarness {
 
     /// Suspends the process of this consumer for longer than its lease, then resumes it. Returns when another consumer
     /// can take its lanes. The consumer still assumes that its deliveries are outstanding.
-    async fn freeze(&self, consumer: &Self::Consumer);
+    async fn suspend_past_lease(&self, consumer: &Self::Consumer);
 
     /// Publishes arbitrary headers and bytes, which need not be a Relevo message.
     async fn publish_raw(&self, address: &str, headers: &Headers, payload: Bytes);
@@ -82,11 +82,11 @@ pub trait ConsumerHarness: BrokerHarness {
 
 /// An ordinary message of this key to [`ADDRESS`]; equal numbers give equal messages.
 pub fn publication(number: u32, key: &str) -> Publication {
-    to(ADDRESS, number, key)
+    publication_to(ADDRESS, number, key)
 }
 
 /// An ordinary message of this key; equal numbers give equal messages.
-pub fn to(address: &str, number: u32, key: &str) -> Publication {
+pub fn publication_to(address: &str, number: u32, key: &str) -> Publication {
     let mut random = [0; 10];
     random[6..].copy_from_slice(&number.to_be_bytes());
     let message = Message {
@@ -109,7 +109,7 @@ pub fn to(address: &str, number: u32, key: &str) -> Publication {
 }
 
 /// The same publication with a changed message.
-pub fn with(publication: &Publication, change: impl FnOnce(&mut Message)) -> Publication {
+pub fn with_message(publication: &Publication, change: impl FnOnce(&mut Message)) -> Publication {
     let mut message = Message::clone(&publication.message);
     change(&mut message);
     Publication { message: Arc::new(message), ..publication.clone() }
@@ -118,8 +118,8 @@ pub fn with(publication: &Publication, change: impl FnOnce(&mut Message)) -> Pub
 /// Publishes a batch and returns the failure class of each message, `None` if confirmed. Each must have exactly one
 /// outcome.
 pub async fn publish(broker: &impl Broker, batch: &[Publication]) -> Vec<Option<Class>> {
-    let reports = Reports::default();
-    soon(broker.publish(batch, &reports.confirms(1))).await;
+    let reports = OutcomeReceiver::default();
+    within_timeout(broker.publish(batch, &reports.sender(1))).await;
     let mut outcomes: Vec<Option<Option<Class>>> = vec![None; batch.len()];
     for (number, index, outcome) in reports.take() {
         assert_eq!(number, 1, "an outcome of another batch");
@@ -136,35 +136,35 @@ pub async fn publish_all(broker: &impl Broker, batch: &[Publication]) {
 }
 
 /// Panics after a time limit instead of hanging.
-pub async fn soon<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(SOON, future).await.expect("an answer in time")
+pub async fn within_timeout<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(TIMEOUT, future).await.expect("an answer in time")
 }
 
 /// Decodes a message that must come from Relevo.
-pub fn decoded(raw: &Raw) -> Received {
+pub fn decode(raw: &RawMessage) -> Received {
     raw.decode().expect("a message of ours")
 }
 
 /// The outbox sequence numbers of these messages, in order.
-pub fn numbers<'a>(raws: impl IntoIterator<Item = &'a Raw>) -> Vec<i64> {
-    raws.into_iter().map(|raw| decoded(raw).seq.expect("a number")).collect()
+pub fn numbers<'a>(raws: impl IntoIterator<Item = &'a RawMessage>) -> Vec<i64> {
+    raws.into_iter().map(|raw| decode(raw).seq.expect("a number")).collect()
 }
 
 /// The outbox sequence number of a delivery.
 pub fn number(delivery: &Delivery) -> i64 {
-    decoded(&delivery.raw).seq.expect("a number")
+    decode(&delivery.raw).seq.expect("a number")
 }
 
 /// The key of a delivery.
 pub fn key(delivery: &Delivery) -> String {
-    decoded(&delivery.raw).message.key.to_string()
+    decode(&delivery.raw).message.key.to_string()
 }
 
 /// Receives exactly `wanted` deliveries.
 pub async fn receive(consumer: &impl BrokerConsumer, wanted: usize) -> Vec<Delivery> {
     let mut all = Vec::new();
     while all.len() < wanted {
-        let some = soon(consumer.receive(wanted - all.len())).await.expect("deliveries");
+        let some = within_timeout(consumer.receive(wanted - all.len())).await.expect("deliveries");
         assert!(!some.is_empty(), "the consumer was closed");
         all.extend(some);
     }
@@ -173,8 +173,8 @@ pub async fn receive(consumer: &impl BrokerConsumer, wanted: usize) -> Vec<Deliv
 }
 
 /// Checks that no delivery arrives.
-pub async fn nothing(consumer: &impl BrokerConsumer) {
-    let received = tokio::time::timeout(QUIET, consumer.receive(100)).await;
+pub async fn assert_idle(consumer: &impl BrokerConsumer) {
+    let received = tokio::time::timeout(IDLE_FOR, consumer.receive(100)).await;
     if let Ok(received) = received {
         panic!("received {:?}", received.map(|deliveries| deliveries.iter().map(number).collect::<Vec<_>>()));
     }
@@ -187,7 +187,7 @@ pub async fn acknowledge(consumer: &impl BrokerConsumer, deliveries: &[Delivery]
 
 /// Acknowledges deliveries; returns the stale tags or the first failure.
 pub async fn stale(consumer: &impl BrokerConsumer, tags: &[DeliveryTag]) -> Result<Vec<DeliveryTag>, Failure> {
-    stale_of(tags.iter().copied(), soon(consumer.acknowledge(tags)).await)
+    stale_of(tags.iter().copied(), within_timeout(consumer.acknowledge(tags)).await)
 }
 
 /// Returns the tags whose outcome is stale, or the first failure.

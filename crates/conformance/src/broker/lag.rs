@@ -6,25 +6,27 @@ use std::time::Duration;
 use relevo_core::{BrokerConsumer, Delivery, Lane};
 use tokio::time::{Instant, sleep};
 
-use super::harness::{ADDRESS, ConsumerHarness, SOON, acknowledge, publication, publish_all, receive, soon, to};
+use super::harness::{
+    ADDRESS, ConsumerHarness, TIMEOUT, acknowledge, publication, publication_to, publish_all, receive, within_timeout,
+};
 
 /// Every lane is reported, with a count of 0.
-pub async fn nothing_waits_in_a_new_group(harness: &mut impl ConsumerHarness) {
+pub async fn a_new_group_has_no_lag(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     let consumer = harness.consumer("billing", 100).await;
-    let lag = told(&consumer, &BTreeMap::new()).await;
+    let lag = wait_for_lag(&consumer, &BTreeMap::new()).await;
     assert!(!lag.is_empty() && lag.values().all(|waiting| *waiting == 0), "{lag:?}");
 }
 
 /// Messages count in the lane that delivers them later, whether or not they are already prefetched.
-pub async fn what_nobody_received_waits_in_its_lane(harness: &mut impl ConsumerHarness) {
+pub async fn an_unreceived_message_is_lag_of_its_lane(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     let batch: Vec<_> = (1..=10).map(|number| publication(number, &format!("k-{}", number % 4))).collect();
     publish_all(&harness.broker().await, &batch).await;
-    publish_all(&harness.broker().await, &[to("other", 11, "k-1")]).await;
+    publish_all(&harness.broker().await, &[publication_to("other", 11, "k-1")]).await;
     // Fewer than the messages of a key, so that only some of them are prefetched.
     let consumer = harness.consumer("billing", 2).await;
-    let before = waits(&consumer, 10).await;
+    let before = wait_for_total_lag(&consumer, 10).await;
     let mut held: Vec<Delivery> = Vec::new();
     while held.len() < 10 {
         let some = receive(&consumer, 1).await;
@@ -37,41 +39,44 @@ pub async fn what_nobody_received_waits_in_its_lane(harness: &mut impl ConsumerH
     }
     let nonzero: BTreeMap<Lane, u64> = before.into_iter().filter(|(_, waiting)| *waiting > 0).collect();
     assert_eq!(nonzero, came);
-    told(&consumer, &BTreeMap::new()).await;
+    wait_for_lag(&consumer, &BTreeMap::new()).await;
 }
 
 /// Outstanding deliveries are not counted.
-pub async fn what_is_out_does_not_wait(harness: &mut impl ConsumerHarness) {
+pub async fn an_outstanding_delivery_is_no_lag(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     let batch: Vec<_> = (1..=10).map(|number| publication(number, &format!("k-{number}"))).collect();
     publish_all(&harness.broker().await, &batch).await;
     let consumer = harness.consumer("billing", 100).await;
     let some = receive(&consumer, 4).await;
-    waits(&consumer, 6).await;
+    wait_for_total_lag(&consumer, 6).await;
     acknowledge(&consumer, &some).await;
-    waits(&consumer, 6).await;
+    wait_for_total_lag(&consumer, 6).await;
     let rest = receive(&consumer, 6).await;
-    waits(&consumer, 0).await;
-    soon(consumer.close()).await.expect("closed");
+    wait_for_total_lag(&consumer, 0).await;
+    within_timeout(consumer.close()).await.expect("closed");
     let next = harness.consumer("billing", 100).await;
     // Deliveries of the first consumer are redelivered, so they count again.
-    waits(&next, rest.len() as u64).await;
+    wait_for_total_lag(&next, rest.len() as u64).await;
 }
 
 /// Waits until the reported lag of all lanes is `wanted` in total, because messages can still be in transit.
-async fn waits(consumer: &impl BrokerConsumer, wanted: u64) -> BTreeMap<Lane, u64> {
-    until(consumer, |lag| lag.values().sum::<u64>() == wanted).await
+async fn wait_for_total_lag(consumer: &impl BrokerConsumer, wanted: u64) -> BTreeMap<Lane, u64> {
+    wait_until_lag(consumer, |lag| lag.values().sum::<u64>() == wanted).await
 }
 
 /// Waits until the nonzero lanes equal `wanted`; returns the whole report.
-async fn told(consumer: &impl BrokerConsumer, wanted: &BTreeMap<Lane, u64>) -> BTreeMap<Lane, u64> {
-    until(consumer, |lag| lag.iter().filter(|(_, waiting)| **waiting > 0).eq(wanted)).await
+async fn wait_for_lag(consumer: &impl BrokerConsumer, wanted: &BTreeMap<Lane, u64>) -> BTreeMap<Lane, u64> {
+    wait_until_lag(consumer, |lag| lag.iter().filter(|(_, waiting)| **waiting > 0).eq(wanted)).await
 }
 
-async fn until(consumer: &impl BrokerConsumer, is_right: impl Fn(&BTreeMap<Lane, u64>) -> bool) -> BTreeMap<Lane, u64> {
-    let end = Instant::now() + SOON;
+async fn wait_until_lag(
+    consumer: &impl BrokerConsumer,
+    is_right: impl Fn(&BTreeMap<Lane, u64>) -> bool,
+) -> BTreeMap<Lane, u64> {
+    let end = Instant::now() + TIMEOUT;
     loop {
-        let told = soon(consumer.lag()).await.expect("it is told");
+        let told = within_timeout(consumer.lag()).await.expect("it is told");
         let lag: BTreeMap<Lane, u64> = told.iter().cloned().collect();
         assert_eq!(lag.len(), told.len(), "a lane was told twice: {told:?}");
         if is_right(&lag) {

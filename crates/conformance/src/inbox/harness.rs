@@ -5,13 +5,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use relevo_core::MessageId;
 use relevo_core::inbox::operate::Operate;
-use relevo_core::inbox::{Inbox, Keeping};
+use relevo_core::inbox::{Inbox, InboxRetention};
 
 /// The transaction type of handlers in this harness.
-pub type Handling<H> = <<H as Harness>::Inbox as Inbox>::Transaction;
+pub type HandlerTransaction<H> = <<H as Harness>::Inbox as Inbox>::Transaction;
 
 /// Default retention of inboxes in a harness. Traces are off.
-pub const KEEPING: Keeping = Keeping { done: Duration::from_hours(24), dead: Duration::from_hours(48), trace: None };
+pub const RETENTION: InboxRetention =
+    InboxRetention { done: Duration::from_hours(24), dead_letters: Duration::from_hours(48), trace: None };
 
 /// A database for one case, with an outbox and a ledger that handlers write to.
 ///
@@ -25,23 +26,23 @@ pub trait Harness: Send + Sync {
 
     /// Opens a new, independent handle to this consumer's inbox, as another process would.
     async fn inbox(&self, consumer: &str) -> Self::Inbox {
-        self.inbox_keeping(consumer, KEEPING).await
+        self.inbox_with_retention(consumer, RETENTION).await
     }
 
     /// Like `inbox`, with its own retention.
-    async fn inbox_keeping(&self, consumer: &str, keeping: Keeping) -> Self::Inbox;
+    async fn inbox_with_retention(&self, consumer: &str, keeping: InboxRetention) -> Self::Inbox;
 
     /// Opens a new handle for an operator.
     async fn operator(&self) -> Self::Operator;
 
     /// The effect of a handler: writes a line into the ledger, in the handler's transaction.
-    async fn effect(&self, transaction: &mut Handling<Self>, line: &str);
+    async fn effect(&self, transaction: &mut HandlerTransaction<Self>, line: &str);
 
     /// The committed lines of the ledger. Lines of transactions that ran one after the other are in that order.
     async fn effects(&self) -> Vec<String>;
 
     /// Emits some message to the outbox, in the handler's transaction.
-    async fn emit(&self, transaction: &mut Handling<Self>) -> MessageId;
+    async fn emit(&self, transaction: &mut HandlerTransaction<Self>) -> MessageId;
 
     /// The ids of the committed messages in the outbox, in the order of emitting.
     async fn emitted(&self) -> Vec<MessageId>;
@@ -49,11 +50,11 @@ pub trait Harness: Send + Sync {
     /// Advances time for claims, retries and heartbeats. A harness waits, moves a clock, or makes the stored times
     /// earlier. Cases request minutes, but only a few seconds while a handler's transaction is open and holds row
     /// locks.
-    async fn pass(&self, time: Duration);
+    async fn advance_time(&self, time: Duration);
 
     /// Makes everything that pruning checks older: handled messages, dead letters, traces and last heartbeats of
     /// members. Claims and retries stay unchanged.
-    async fn age(&self, time: Duration);
+    async fn age_records(&self, time: Duration);
 
     /// Differences between stores. They determine what a case expects, never whether it runs.
     fn capabilities(&self) -> Capabilities {
@@ -67,5 +68,5 @@ pub struct Capabilities {
     /// Only one transaction is open at a time. While a handler's transaction is open, every other call that writes
     /// waits for a short time. Then it reports that the database is busy, with an error if its result has no variant
     /// for that.
-    pub one_writer: bool,
+    pub single_writer: bool,
 }

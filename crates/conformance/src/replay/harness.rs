@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use relevo_core::inbox::source::{Ask, Filter, Logged, ReplaySource};
+use relevo_core::inbox::source::{LogMessage, ReplayFilter, ReplayReadRequest, ReplaySource};
 use relevo_core::{BrokerConsumer, Delivery, Draft, Message, MessageId, Publication};
 
 /// A log for one case, initially empty.
@@ -15,7 +15,7 @@ pub trait Harness: Send + Sync {
     async fn source(&self) -> Box<dyn ReplaySource>;
 
     /// Publishes or emits these messages, one after the other.
-    async fn put(&mut self, drafts: Vec<Draft>) -> Vec<MessageId>;
+    async fn publish(&mut self, drafts: Vec<Draft>) -> Vec<MessageId>;
 
     /// All deliveries of these messages to a consumer, in the order of the log. `None` for the log of an outbox, which
     /// no consumer reads.
@@ -43,10 +43,10 @@ pub fn publications(drafts: Vec<Draft>, first: u64) -> Vec<Publication> {
 pub async fn receive(consumer: &impl BrokerConsumer, count: usize) -> Vec<Delivery> {
     let mut received = Vec::new();
     while received.len() < count {
-        let next = crate::broker::harness::soon(consumer.receive(count)).await;
+        let next = crate::broker::harness::within_timeout(consumer.receive(count)).await;
         received.extend(next.expect("the broker is there"));
     }
-    received.sort_by_key(|delivery| delivery.place);
+    received.sort_by_key(|delivery| delivery.offset);
     received
 }
 
@@ -62,11 +62,12 @@ pub(crate) fn drafts(count: usize) -> Vec<Draft> {
 }
 
 /// All messages that match a filter, read page by page.
-pub(crate) async fn all(source: &dyn ReplaySource, filter: &Filter, limit: usize) -> Vec<Logged> {
+pub(crate) async fn read_all(source: &dyn ReplaySource, filter: &ReplayFilter, limit: usize) -> Vec<LogMessage> {
     let mut found = Vec::new();
     let mut after = 0;
     loop {
-        let read = source.read(filter, Ask { after, limit, bytes: 1 << 20 }).await.expect("the log can be read");
+        let read =
+            source.read(filter, ReplayReadRequest { after, limit, bytes: 1 << 20 }).await.expect("the log can be read");
         assert!(read.messages.len() <= limit, "a page is not longer than was asked for");
         assert!(read.messages.iter().all(|logged| after < logged.number && logged.number <= read.next));
         assert!(read.ended || read.next > after, "every call gets further");
@@ -79,6 +80,6 @@ pub(crate) async fn all(source: &dyn ReplaySource, filter: &Filter, limit: usize
 }
 
 /// The ids of messages published by Relevo.
-pub(crate) fn ids(logged: &[Logged]) -> Vec<MessageId> {
+pub(crate) fn ids(logged: &[LogMessage]) -> Vec<MessageId> {
     logged.iter().map(|logged| logged.raw.decode().expect("a message of ours").message.id).collect()
 }

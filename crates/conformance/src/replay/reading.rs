@@ -2,19 +2,19 @@
 
 use bytes::Bytes;
 use relevo_core::Draft;
-use relevo_core::inbox::source::{Ask, Filter, sample};
+use relevo_core::inbox::source::{ReplayFilter, ReplayReadRequest, first_matching};
 
-use super::harness::{Harness, all, drafts, ids};
+use super::harness::{Harness, drafts, ids, read_all};
 
 /// Compares ids, keys, headers and bytes. If a broker delivers the messages, compares all fields of the delivery too.
-pub async fn what_was_published_is_read_as_it_was_received(h: &mut impl Harness) {
+pub async fn a_published_message_is_read_as_it_was_received(h: &mut impl Harness) {
     let mut sent = drafts(5);
     sent[1].headers.insert("correlation-id".to_owned(), "c-7 ñ \"%\"".to_owned());
     sent[2].key = "ñ k%".into();
     sent[3].payload = Bytes::from_static(&[0, 0xff, b'\n', 0]);
     sent[3].content_type = "application/octet-stream".into();
-    let put = h.put(sent.clone()).await;
-    let read = all(&*h.source().await, &Filter::default(), 100).await;
+    let put = h.publish(sent.clone()).await;
+    let read = read_all(&*h.source().await, &ReplayFilter::default(), 100).await;
     assert_eq!(ids(&read), put);
     for (logged, sent) in read.iter().zip(&sent) {
         let message = logged.raw.decode().expect("a message of ours").message;
@@ -27,78 +27,83 @@ pub async fn what_was_published_is_read_as_it_was_received(h: &mut impl Harness)
     assert_eq!(received.len(), read.len());
     for (logged, delivery) in read.iter().zip(&received) {
         assert_eq!(logged.raw, delivery.raw);
-        assert_eq!((&logged.address, &logged.lane, logged.place), (&delivery.address, &delivery.lane, delivery.place));
+        assert_eq!(
+            (&logged.address, &logged.lane, logged.offset),
+            (&delivery.address, &delivery.lane, delivery.offset)
+        );
     }
 }
 
 /// After a crash a reader continues behind the last message it knows; no message is skipped or repeated.
-pub async fn reading_goes_on_behind_any_message(h: &mut impl Harness) {
-    let put = h.put(drafts(7)).await;
-    let whole = all(&*h.source().await, &Filter::default(), 100).await;
+pub async fn reading_resumes_after_any_message(h: &mut impl Harness) {
+    let put = h.publish(drafts(7)).await;
+    let whole = read_all(&*h.source().await, &ReplayFilter::default(), 100).await;
     assert_eq!(ids(&whole), put);
     for limit in 1..4 {
-        assert_eq!(all(&*h.source().await, &Filter::default(), limit).await, whole, "pages of {limit}");
+        assert_eq!(read_all(&*h.source().await, &ReplayFilter::default(), limit).await, whole, "pages of {limit}");
     }
     // One source is kept open, another is opened again at each position.
     let open = h.source().await;
     for (place, logged) in whole.iter().enumerate() {
-        let ask = Ask { after: logged.number, limit: 100, bytes: 1 << 20 };
+        let ask = ReplayReadRequest { after: logged.number, limit: 100, bytes: 1 << 20 };
         for source in [&open, &h.source().await] {
-            let rest = source.read(&Filter::default(), ask).await.expect("the log can be read");
+            let rest = source.read(&ReplayFilter::default(), ask).await.expect("the log can be read");
             assert_eq!(rest.messages, whole[place + 1..]);
         }
     }
 }
 
 /// An empty log is not an error.
-pub async fn an_empty_log_has_ended(h: &mut impl Harness) {
+pub async fn an_empty_log_is_at_its_end(h: &mut impl Harness) {
     let source = h.source().await;
-    assert_eq!(source.extent().await.expect("the log can be read"), None);
-    assert_eq!(source.count(&Filter::default()).await.expect("the log can be read"), 0);
-    assert_eq!(all(&*source, &Filter::default(), 10).await, []);
+    assert_eq!(source.bounds().await.expect("the log can be read"), None);
+    assert_eq!(source.count(&ReplayFilter::default()).await.expect("the log can be read"), 0);
+    assert_eq!(read_all(&*source, &ReplayFilter::default(), 10).await, []);
 }
 
 /// The number of bytes limits memory too, but every read returns at least one message.
-pub async fn large_payloads_come_a_few_at_a_time(h: &mut impl Harness) {
+pub async fn large_payloads_limit_the_page(h: &mut impl Harness) {
     let large = |number: u8| {
         let payload = Bytes::from(vec![number; 10_000]);
         Draft { payload, ..Draft::json("orders.eu", "k", "Placed", "") }
     };
-    let put = h.put((0..5).map(large).collect()).await;
+    let put = h.publish((0..5).map(large).collect()).await;
     let source = h.source().await;
     let (mut found, mut after) = (Vec::new(), 0);
     while found.len() < put.len() {
-        let ask = Ask { after, limit: 100, bytes: 15_000 };
-        let read = source.read(&Filter::default(), ask).await.expect("the log can be read");
+        let ask = ReplayReadRequest { after, limit: 100, bytes: 15_000 };
+        let read = source.read(&ReplayFilter::default(), ask).await.expect("the log can be read");
         assert!((1..=2).contains(&read.messages.len()), "{}", read.messages.len());
         after = read.next;
         found.extend(read.messages);
     }
     assert_eq!(ids(&found), put);
-    let one =
-        source.read(&Filter::default(), Ask { after: 0, limit: 100, bytes: 1 }).await.expect("the log can be read");
+    let one = source
+        .read(&ReplayFilter::default(), ReplayReadRequest { after: 0, limit: 100, bytes: 1 })
+        .await
+        .expect("the log can be read");
     assert_eq!(one.messages.len(), 1);
 }
 
 /// A reader at the end of the log can continue from there later.
-pub async fn a_second_look_sees_what_came_meanwhile(h: &mut impl Harness) {
+pub async fn a_later_read_sees_new_messages(h: &mut impl Harness) {
     let source = h.source().await;
-    let first = h.put(drafts(2)).await;
-    let before = all(&*source, &Filter::default(), 10).await;
+    let first = h.publish(drafts(2)).await;
+    let before = read_all(&*source, &ReplayFilter::default(), 10).await;
     assert_eq!(ids(&before), first);
-    let second = h.put(drafts(2)).await;
+    let second = h.publish(drafts(2)).await;
     let after = before.last().map_or(0, |logged| logged.number);
-    let ask = Ask { after, limit: 10, bytes: 1 << 20 };
-    let read = source.read(&Filter::default(), ask).await.expect("the log can be read");
+    let ask = ReplayReadRequest { after, limit: 10, bytes: 1 << 20 };
+    let read = source.read(&ReplayFilter::default(), ask).await.expect("the log can be read");
     assert_eq!(ids(&read.messages), second);
 }
 
 /// A sample shows operators the messages that are handled first.
-pub async fn a_sample_is_the_beginning(h: &mut impl Harness) {
-    let put = h.put(drafts(6)).await;
+pub async fn a_sample_is_the_first_matching_messages(h: &mut impl Harness) {
+    let put = h.publish(drafts(6)).await;
     let source = h.source().await;
-    let shown = sample(&*source, &Filter::default(), 4).await.expect("the log can be read");
+    let shown = first_matching(&*source, &ReplayFilter::default(), 4).await.expect("the log can be read");
     assert_eq!(ids(&shown), put[..4]);
-    let shown = sample(&*source, &Filter::default(), 40).await.expect("the log can be read");
+    let shown = first_matching(&*source, &ReplayFilter::default(), 40).await.expect("the log can be read");
     assert_eq!(ids(&shown), put);
 }

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use jiff::Timestamp;
 
 use crate::broker::Publication;
-use crate::consume::{Lane, Raw};
+use crate::broker_consumer::{Lane, RawMessage};
 use crate::message::Message;
 use crate::route::{self, Routes};
 use crate::store::StoreError;
@@ -18,7 +18,7 @@ use crate::wire;
 
 /// Selects messages of a log. All set fields must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Filter {
+pub struct ReplayFilter {
     /// Published to an address that matches this pattern. Dots separate segments; `*` matches one, `**` the rest.
     pub address: Option<String>,
     /// With this topic.
@@ -37,9 +37,9 @@ pub struct Filter {
     pub to: Option<u64>,
 }
 
-impl Filter {
+impl ReplayFilter {
     /// Whether the filter selects this message. A message that is not from Relevo has no topic, type or key.
-    pub fn admits(&self, logged: &Logged) -> bool {
+    pub fn matches(&self, logged: &LogMessage) -> bool {
         let header = |name: &str| {
             // If a header occurs twice, the last one is used, as in decoding.
             let found = logged.raw.headers.iter().rev().find(|(header, _)| header == name);
@@ -51,7 +51,7 @@ impl Filter {
         is(&self.topic, wire::TOPIC)
             && is(&self.kind, wire::KIND)
             && is(&self.key, wire::KEY)
-            && self.address.as_ref().is_none_or(|pattern| route::matches(pattern, &logged.address))
+            && self.address.as_ref().is_none_or(|pattern| route::pattern_matches(pattern, &logged.address))
             && self.since.is_none_or(|since| logged.at >= since)
             && self.until.is_none_or(|until| logged.at < until)
             && self.from.is_none_or(|from| logged.number >= from)
@@ -59,31 +59,31 @@ impl Filter {
     }
 
     /// The number after which reading starts, for a reader that has reached `after`.
-    pub fn start(&self, after: u64) -> u64 {
+    pub fn start_after(&self, after: u64) -> u64 {
         after.max(self.from.map_or(0, |from| from.saturating_sub(1)))
     }
 }
 
 /// A message of a log, as a consumer received it or would receive it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Logged {
+pub struct LogMessage {
     /// Its number in the log. A reader continues after this number.
     pub number: u64,
     /// When it entered the log.
     pub at: Timestamp,
     /// The headers and payload, unchanged.
-    pub raw: Raw,
+    pub raw: RawMessage,
     /// The address it was published to.
     pub address: Arc<str>,
     /// The lane it arrives in.
     pub lane: Lane,
     /// Its number at the broker, if consumers receive one.
-    pub place: Option<u64>,
+    pub offset: Option<u64>,
 }
 
 /// How much one call reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ask {
+pub struct ReplayReadRequest {
     /// Read after this number. Zero starts at the beginning.
     pub after: u64,
     /// The maximum number of messages.
@@ -94,9 +94,9 @@ pub struct Ask {
 
 /// The result of one read call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Read {
+pub struct ReplayPage {
     /// Selected messages in log order. May be empty even if more follow.
-    pub messages: Vec<Logged>,
+    pub messages: Vec<LogMessage>,
     /// Everything up to this number was read.
     pub next: u64,
     /// No selected message follows.
@@ -105,7 +105,7 @@ pub struct Read {
 
 /// The oldest and the newest number of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
+pub struct LogBounds {
     /// The oldest retained number.
     pub first: u64,
     /// The newest number.
@@ -114,28 +114,28 @@ pub struct Extent {
 
 /// Why a log cannot be read.
 #[derive(Debug, thiserror::Error)]
-pub enum SourceError {
+pub enum ReplaySourceError {
     /// It is unreachable now.
     #[error("the log cannot be reached")]
-    Away(#[source] Box<dyn std::error::Error + Send + Sync>),
+    Unreachable(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// It does not support replays.
     #[error("{0}")]
-    Unfit(String),
+    Unsupported(String),
     /// It is reachable, but cannot be read.
     #[error("the log cannot be read")]
-    Broken(#[source] Box<dyn std::error::Error + Send + Sync>),
+    Failed(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The store that contains it returned an error.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-impl SourceError {
+impl ReplaySourceError {
     /// Whether a later retry may succeed.
-    pub const fn is_passing(&self) -> bool {
+    pub const fn is_retryable(&self) -> bool {
         match self {
-            Self::Away(_) => true,
-            Self::Store(error) => error.is_passing(),
-            Self::Unfit(_) | Self::Broken(_) => false,
+            Self::Unreachable(_) => true,
+            Self::Store(error) => error.is_retryable(),
+            Self::Unsupported(_) | Self::Failed(_) => false,
         }
     }
 }
@@ -145,23 +145,28 @@ impl SourceError {
 pub trait ReplaySource: Send + Sync {
     /// The oldest and newest number of the log now. `None` if it is empty. A replay that starts now ends at the newest
     /// number; later messages are delivered live.
-    async fn extent(&self) -> Result<Option<Extent>, SourceError>;
+    async fn bounds(&self) -> Result<Option<LogBounds>, ReplaySourceError>;
 
     /// Counts the selected messages.
-    async fn count(&self, filter: &Filter) -> Result<u64, SourceError>;
+    async fn count(&self, filter: &ReplayFilter) -> Result<u64, ReplaySourceError>;
 
     /// Reads the next selected messages. One call scans a bounded part of the log, even if it selects few messages.
-    async fn read(&self, filter: &Filter, ask: Ask) -> Result<Read, SourceError>;
+    async fn read(&self, filter: &ReplayFilter, ask: ReplayReadRequest) -> Result<ReplayPage, ReplaySourceError>;
 }
 
 /// Reads the first selected messages, at most `limit`.
-pub async fn sample(source: &dyn ReplaySource, filter: &Filter, limit: usize) -> Result<Vec<Logged>, SourceError> {
+pub async fn first_matching(
+    source: &dyn ReplaySource,
+    filter: &ReplayFilter,
+    limit: usize,
+) -> Result<Vec<LogMessage>, ReplaySourceError> {
     /// Enough for any sample.
     const BYTES_MAX: usize = 1 << 20;
     let mut found = Vec::new();
     let mut after = 0;
     while found.len() < limit {
-        let read = source.read(filter, Ask { after, limit: limit - found.len(), bytes: BYTES_MAX }).await?;
+        let read =
+            source.read(filter, ReplayReadRequest { after, limit: limit - found.len(), bytes: BYTES_MAX }).await?;
         found.extend(read.messages);
         after = read.next;
         if read.ended {
@@ -173,28 +178,28 @@ pub async fn sample(source: &dyn ReplaySource, filter: &Filter, limit: usize) ->
 
 /// How the messages of an outbox are published. The log alone does not contain this.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sending {
+pub struct OutboxRouting {
     /// Their addresses and header changes.
     pub routes: Routes,
     /// Their `ce-source`.
     pub source: String,
 }
 
-impl Default for Sending {
+impl Default for OutboxRouting {
     /// Publishes every message to the address named like its topic, with the default source of the brokers.
     fn default() -> Self {
         Self { routes: Routes::default(), source: "/relevo".to_owned() }
     }
 }
 
-impl Sending {
+impl OutboxRouting {
     /// The lane name for messages that are read from an outbox's log. It is not a lane of the broker.
     pub const LANE: &str = "outbox";
 
     /// Converts a message of the log into the form that a consumer receives. `None` if no route matches.
     ///
     /// The lease epoch under which it was sent is no longer known, so its header is omitted.
-    pub fn logged(&self, seq: i64, message: Message) -> Option<Logged> {
+    pub fn to_log_message(&self, seq: i64, message: Message) -> Option<LogMessage> {
         let route = Arc::clone(self.routes.find(&message)?);
         let at = message.created_at;
         let payload: Bytes = message.payload.clone();
@@ -208,13 +213,13 @@ impl Sending {
         };
         let mut headers = wire::headers(&publication, &self.source);
         headers.remove(wire::EPOCH);
-        Some(Logged {
+        Some(LogMessage {
             number: seq.unsigned_abs(),
             at,
-            raw: Raw::new(headers, payload),
+            raw: RawMessage::new(headers, payload),
             address,
             lane: Lane::new(Self::LANE),
-            place: None,
+            offset: None,
         })
     }
 }
@@ -222,7 +227,7 @@ impl Sending {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::headers::HeaderRules;
+    use crate::header_rules::HeaderRules;
     use crate::message::{Headers, MessageId};
     use crate::route::Route;
 
@@ -239,70 +244,70 @@ mod tests {
         }
     }
 
-    fn logged(topic: &str, key: &str) -> Logged {
-        Sending::default().logged(7, message(topic, key)).expect("everything has a route")
+    fn log_message(topic: &str, key: &str) -> LogMessage {
+        OutboxRouting::default().to_log_message(7, message(topic, key)).expect("everything has a route")
     }
 
     #[test]
-    fn a_message_of_the_log_is_what_its_consumer_decodes() {
-        let logged = logged("orders.eu", "o-1");
+    fn a_consumer_decodes_a_log_message() {
+        let logged = log_message("orders.eu", "o-1");
         let received = logged.raw.decode().expect("a message of ours");
         assert_eq!(received.message, message("orders.eu", "o-1"));
         assert_eq!((received.seq, received.epoch, received.source.as_str()), (Some(7), None, "/relevo"));
-        assert_eq!((&*logged.address, logged.number, logged.place), ("orders.eu", 7, None));
+        assert_eq!((&*logged.address, logged.number, logged.offset), ("orders.eu", 7, None));
     }
 
     #[test]
-    fn a_route_says_the_address_and_the_headers() {
+    fn a_route_sets_the_address_and_the_headers() {
         let rules =
             HeaderRules { rename: [("x-own".to_owned(), "x-their".to_owned())].into(), ..HeaderRules::default() };
         let route = Route {
             topic: "orders".to_owned(),
             address: "shop/{topic}".to_owned(),
             headers: Arc::new(rules),
-            ..Route::everything()
+            ..Route::catch_all()
         };
-        let sending = Sending { routes: Routes::new(vec![route]), source: "/shop".to_owned() };
-        let logged = sending.logged(7, message("orders", "o-1")).expect("its route");
+        let sending = OutboxRouting { routes: Routes::new(vec![route]), source: "/shop".to_owned() };
+        let logged = sending.to_log_message(7, message("orders", "o-1")).expect("its route");
         let received = logged.raw.decode().expect("a message of ours");
         assert_eq!((&*logged.address, received.source.as_str()), ("shop/orders", "/shop"));
         assert!(received.message.headers.contains_key("x-their"));
-        assert_eq!(sending.logged(8, message("bills", "b-1")), None, "no route takes it");
+        assert_eq!(sending.to_log_message(8, message("bills", "b-1")), None, "no route takes it");
     }
 
     #[test]
-    fn everything_that_is_set_must_hold() {
-        let one = logged("orders.eu", "o-1");
+    fn a_filter_requires_every_field_that_is_set() {
+        let one = log_message("orders.eu", "o-1");
         let text = |text: &str| Some(text.to_owned());
         for (filter, admitted) in [
-            (Filter::default(), true),
-            (Filter { topic: text("orders.eu"), key: text("o-1"), ..Filter::default() }, true),
-            (Filter { topic: text("orders.eu"), key: text("o-2"), ..Filter::default() }, false),
-            (Filter { topic: text("orders"), ..Filter::default() }, false),
-            (Filter { kind: text("OrderPlaced"), ..Filter::default() }, true),
-            (Filter { address: text("orders.**"), ..Filter::default() }, true),
-            (Filter { address: text("bills.**"), ..Filter::default() }, false),
-            (Filter { since: Some(Timestamp::UNIX_EPOCH), ..Filter::default() }, true),
-            (Filter { until: Some(Timestamp::UNIX_EPOCH), ..Filter::default() }, false),
-            (Filter { from: Some(7), to: Some(7), ..Filter::default() }, true),
-            (Filter { from: Some(8), ..Filter::default() }, false),
-            (Filter { to: Some(6), ..Filter::default() }, false),
+            (ReplayFilter::default(), true),
+            (ReplayFilter { topic: text("orders.eu"), key: text("o-1"), ..ReplayFilter::default() }, true),
+            (ReplayFilter { topic: text("orders.eu"), key: text("o-2"), ..ReplayFilter::default() }, false),
+            (ReplayFilter { topic: text("orders"), ..ReplayFilter::default() }, false),
+            (ReplayFilter { kind: text("OrderPlaced"), ..ReplayFilter::default() }, true),
+            (ReplayFilter { address: text("orders.**"), ..ReplayFilter::default() }, true),
+            (ReplayFilter { address: text("bills.**"), ..ReplayFilter::default() }, false),
+            (ReplayFilter { since: Some(Timestamp::UNIX_EPOCH), ..ReplayFilter::default() }, true),
+            (ReplayFilter { until: Some(Timestamp::UNIX_EPOCH), ..ReplayFilter::default() }, false),
+            (ReplayFilter { from: Some(7), to: Some(7), ..ReplayFilter::default() }, true),
+            (ReplayFilter { from: Some(8), ..ReplayFilter::default() }, false),
+            (ReplayFilter { to: Some(6), ..ReplayFilter::default() }, false),
         ] {
-            assert_eq!(filter.admits(&one), admitted, "{filter:?}");
+            assert_eq!(filter.matches(&one), admitted, "{filter:?}");
         }
     }
 
     #[test]
-    fn what_is_no_message_of_ours_has_neither_topic_nor_key() {
-        let foreign = Logged { raw: Raw::default(), ..logged("orders", "o-1") };
-        assert!(Filter::default().admits(&foreign));
-        assert!(!Filter { key: Some("o-1".to_owned()), ..Filter::default() }.admits(&foreign));
+    fn a_foreign_message_has_neither_topic_nor_key() {
+        let foreign = LogMessage { raw: RawMessage::default(), ..log_message("orders", "o-1") };
+        assert!(ReplayFilter::default().matches(&foreign));
+        assert!(!ReplayFilter { key: Some("o-1".to_owned()), ..ReplayFilter::default() }.matches(&foreign));
     }
 
     #[test]
-    fn a_reader_begins_where_it_stands_or_where_the_filter_does() {
-        let filter = Filter { from: Some(10), ..Filter::default() };
-        assert_eq!((filter.start(0), filter.start(9), filter.start(20)), (9, 9, 20));
-        assert_eq!(Filter::default().start(3), 3);
+    fn reading_starts_at_the_later_of_cursor_and_filter() {
+        let filter = ReplayFilter { from: Some(10), ..ReplayFilter::default() };
+        assert_eq!((filter.start_after(0), filter.start_after(9), filter.start_after(20)), (9, 9, 20));
+        assert_eq!(ReplayFilter::default().start_after(3), 3);
     }
 }

@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_context_is_written_as_it_was_read() {
+    fn a_span_context_survives_a_round_trip() {
         for text in [
             "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
             "00-00000000000000000000000000000001-0000000000000001-00",
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_version_may_say_more_and_this_one_may_not() {
+    fn only_a_later_version_may_have_more_fields() {
         let known = "4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
         let read = |text: String| SpanContext::parse(&text).map(|context| context.to_string());
         let this = Some(format!("00-{known}"));
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_last_bit_of_the_flags_says_that_it_is_sampled() {
+    fn only_the_last_flag_bit_means_sampled() {
         let sampled = |flags: &str| {
             let text = format!("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-{flags}");
             SpanContext::parse(&text).map(|context| context.sampled)

@@ -3,17 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use relevo_broker_embedded::{Config as BrokerConfig, EmbeddedBroker, Group, Membership};
-use relevo_core::broker::Reports;
-use relevo_core::inbox::Keeping;
+use relevo_broker_embedded::{BrokerFile, Config as BrokerConfig, Group, Membership};
+use relevo_core::broker::OutcomeReceiver;
+use relevo_core::inbox::InboxRetention;
 use relevo_core::message::Headers;
 use relevo_core::{Broker as _, Message, MessageId, Publication};
-use relevo_inbox::{Config, Order, Runtime};
-use relevo_store_memory::{Outbox, Settings};
+use relevo_inbox::{Config, ConsumerRuntime, MessageOrder};
+use relevo_store_memory::{Config as StoreConfig, Database};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::stage::{Do, inside, told};
+use crate::harness::{Action, scripted, transaction_handlers};
 
 const MESSAGES: u32 = 200;
 
@@ -38,32 +38,33 @@ fn publication(number: u32) -> Publication {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_processes_share_the_lanes_of_a_group_and_each_message_has_one_effect_in_key_order() {
+async fn two_members_share_lanes_and_apply_each_message_once_in_key_order() {
     let folder = std::env::temp_dir().join(format!("relevo-inbox-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
-    let broker = EmbeddedBroker::open(BrokerConfig::new(folder.join("broker.db"))).await.unwrap();
-    broker.declare(&Group::new("billing", ["orders"])).await.unwrap();
+    let broker = BrokerFile::open(BrokerConfig::new(folder.join("broker.db"))).await.unwrap();
+    broker.declare_group(&Group::new("billing", ["orders"])).await.unwrap();
     let batch: Vec<Publication> = (0..MESSAGES).map(publication).collect();
-    let reports = Reports::default();
-    broker.publish(&batch, &reports.confirms(0)).await;
+    let reports = OutcomeReceiver::default();
+    broker.publish(&batch, &reports.sender(0)).await;
     assert!(reports.take().into_iter().all(|(_, _, outcome)| outcome.is_ok()));
 
-    let outbox = Outbox::new(Settings::default());
+    let outbox = Database::new(StoreConfig::default());
     let (stop, mut processes) = (CancellationToken::new(), JoinSet::new());
     for name in ["one", "two"] {
         let consumer = broker.consumer("billing", Membership::default()).await.unwrap();
         let config = Config {
-            name: name.to_owned(),
-            order: Order::ByKey { concurrency: 4 },
+            member_name: name.to_owned(),
+            order: MessageOrder::ByKey { concurrency: 4 },
             batch_max: 10,
             ..Config::new("billing")
         };
-        let inbox = Arc::new(outbox.inbox("billing", Keeping::default()));
-        let runtime = Runtime::new(inbox, Arc::new(consumer), inside(&told(|_| Do::Done)), config);
+        let inbox = Arc::new(outbox.inbox("billing", InboxRetention::default()));
+        let runtime =
+            ConsumerRuntime::new(inbox, Arc::new(consumer), transaction_handlers(&scripted(|_| Action::Done)), config);
         processes.spawn(runtime.run(stop.clone()));
     }
     let all = async {
-        while outbox.ledger().len() < MESSAGES as usize {
+        while outbox.effects().len() < MESSAGES as usize {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
@@ -72,7 +73,7 @@ async fn two_processes_share_the_lanes_of_a_group_and_each_message_has_one_effec
     while let Some(ended) = processes.join_next().await {
         ended.unwrap().unwrap();
     }
-    let ledger = outbox.ledger();
+    let ledger = outbox.effects();
     assert_eq!(ledger.len(), MESSAGES as usize);
     for key in 0..10 {
         let of = ledger.iter().filter_map(|line| line.strip_prefix(&format!("k{key}:")));

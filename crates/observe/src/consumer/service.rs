@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use prometheus_client::collector::Collector;
 use relevo_admin::{Check, Observe, Report, Server, Token};
-use relevo_inbox::{Phase, Stats};
+use relevo_inbox::{ConsumerStatus, RunState};
 use tokio_util::sync::CancellationToken;
 
 use super::Consumers;
@@ -53,9 +53,9 @@ pub enum ServeError {
 }
 
 impl Service {
-    /// Serves these consumers, from the statistics that [`Runtime::stats`](relevo_inbox::Runtime::stats) returns before
+    /// Serves these consumers, from the statistics that [`Runtime::stats`](relevo_inbox::ConsumerRuntime::status) returns before
     /// they run. Every series has the name of the service as a label.
-    pub fn new(service: &str, consumers: impl IntoIterator<Item = Arc<Stats>>) -> Self {
+    pub fn new(service: &str, consumers: impl IntoIterator<Item = Arc<ConsumerStatus>>) -> Self {
         let consumers = Consumers::new(consumers);
         let exposition = Exposition::new(service, env!("CARGO_PKG_VERSION")).collector(consumers.clone());
         Self { exposition, consumers }
@@ -79,7 +79,7 @@ impl Service {
         server.run(Arc::new(self), token, stop).await.map_err(ServeError::Lost)
     }
 
-    fn report(&self, check: impl Fn(&Stats) -> (bool, String)) -> Report {
+    fn report(&self, check: impl Fn(&ConsumerStatus) -> (bool, String)) -> Report {
         let checks = self.consumers.members().iter().map(|stats| {
             let (ok, seen) = check(stats);
             Check::of_consumer(stats.consumer(), ok, seen)
@@ -90,11 +90,11 @@ impl Service {
 
 impl Observe for Service {
     fn live(&self) -> Report {
-        self.report(|stats| match stats.phase() {
-            Phase::Died => (false, "it ended by itself, nobody takes messages".to_owned()),
-            Phase::New => (true, "it does not run yet".to_owned()),
-            Phase::Runs => (true, "it runs".to_owned()),
-            Phase::Stopped => (true, "it was told to stop, and has".to_owned()),
+        self.report(|stats| match stats.run_state() {
+            RunState::Failed => (false, "it ended by itself, nobody takes messages".to_owned()),
+            RunState::New => (true, "it does not run yet".to_owned()),
+            RunState::Running => (true, "it runs".to_owned()),
+            RunState::Stopped => (true, "it was told to stop, and has".to_owned()),
         })
     }
 
@@ -109,15 +109,15 @@ impl Observe for Service {
 
 /// Whether a member does its work. An unreachable broker, an open breaker and a waiting key are reported, but do not
 /// make it unready. The member waits for them, and a restart would not help.
-fn readiness(stats: &Stats) -> (bool, String) {
-    match stats.phase() {
-        Phase::New => return (false, "it does not run yet".to_owned()),
-        Phase::Stopped | Phase::Died => return (false, "it does not run any more".to_owned()),
-        Phase::Runs => {}
+fn readiness(stats: &ConsumerStatus) -> (bool, String) {
+    match stats.run_state() {
+        RunState::New => return (false, "it does not run yet".to_owned()),
+        RunState::Stopped | RunState::Failed => return (false, "it does not run any more".to_owned()),
+        RunState::Running => {}
     }
-    let age = stats.beat_age().as_secs();
+    let age = stats.heartbeat_age().as_secs();
     if !stats.is_alive() {
-        let seen = match stats.beats() {
+        let seen = match stats.heartbeats() {
             0 => format!("the database has taken no sign of life in {age} s"),
             _ => format!("the database took the last sign of life {age} s ago"),
         };

@@ -11,7 +11,7 @@ use prometheus_client::encoding::{
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
-use relevo_core::sample::ConsumerVitals;
+use relevo_core::sample::ConsumerSample;
 
 use super::Observed;
 use super::tables::{
@@ -37,7 +37,7 @@ impl Collector for Relays {
 }
 
 /// Consumers by the outbox whose database they share. Several relays report the same consumers.
-type Consumers = BTreeMap<String, Vec<ConsumerVitals>>;
+type Consumers = BTreeMap<String, Vec<ConsumerSample>>;
 
 impl Relays {
     fn encode_counters(&self, encoder: &mut DescriptorEncoder) -> fmt::Result {
@@ -90,7 +90,7 @@ impl Relays {
 
     /// Covers all destinations of an outbox: a destination without a relay holds back the most.
     fn encode_holdbacks(&self, encoder: &mut DescriptorEncoder) -> fmt::Result {
-        let told = self.0.iter().filter_map(|seen| Some((seen.outbox(), seen.last_surroundings()?.holdbacks)));
+        let told = self.0.iter().filter_map(|seen| Some((seen.outbox(), seen.last_surroundings()?.retention_overdue)));
         // Several relays report the same outbox.
         let outboxes: BTreeMap<&str, Vec<_>> = told.collect();
         let help =
@@ -138,7 +138,7 @@ impl Relays {
         // have the same name.
         let mut queues: BTreeMap<(&str, String), BTreeMap<&str, u64>> = BTreeMap::new();
         for seen in &self.0 {
-            for (queue, messages) in seen.broker_vitals().unwrap_or_default().dead {
+            for (queue, messages) in seen.broker_vitals().unwrap_or_default().dead_letter_queues {
                 let places = queues.entry((seen.broker(), queue)).or_default();
                 let known = places.entry(seen.broker_place()).or_default();
                 *known = messages.max(*known);
@@ -178,7 +178,7 @@ fn encode_consumers(consumers: &Consumers, encoder: &mut DescriptorEncoder) -> f
     Ok(())
 }
 
-fn all(consumers: &Consumers) -> impl Iterator<Item = (&str, &ConsumerVitals)> {
+fn all(consumers: &Consumers) -> impl Iterator<Item = (&str, &ConsumerSample)> {
     consumers.iter().flat_map(|(outbox, all)| all.iter().map(move |consumer| (outbox.as_str(), consumer)))
 }
 
@@ -201,8 +201,8 @@ fn labels(seen: &dyn Observed) -> [(&'static str, &str); 2] {
 mod tests {
     use prometheus_client::encoding::text::encode;
     use prometheus_client::registry::Registry;
-    use relevo_core::sample::{BrokerVitals, Surroundings, Vitals};
-    use relevo_relay::{Stats, Watched};
+    use relevo_core::sample::{BrokerSample, DestinationSample, OutboxSample};
+    use relevo_relay::{RelayStatus, Stats};
 
     use super::*;
 
@@ -231,20 +231,20 @@ mod tests {
             self.place
         }
 
-        fn relay(&self) -> Option<(&Stats, &Watched)> {
+        fn relay(&self) -> Option<(&Stats, &RelayStatus)> {
             None
         }
 
-        fn vitals(&self) -> Option<Vitals> {
+        fn vitals(&self) -> Option<DestinationSample> {
             None
         }
 
-        fn surroundings(&self) -> Option<Surroundings> {
+        fn surroundings(&self) -> Option<OutboxSample> {
             None
         }
 
-        fn broker_vitals(&self) -> Option<BrokerVitals> {
-            Some(BrokerVitals { nodes: None, dead: vec![("billing.dead".to_owned(), self.dead)] })
+        fn broker_vitals(&self) -> Option<BrokerSample> {
+            Some(BrokerSample { nodes: None, dead_letter_queues: vec![("billing.dead".to_owned(), self.dead)] })
         }
 
         fn sampled_ago(&self) -> Option<std::time::Duration> {

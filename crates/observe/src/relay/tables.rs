@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use relevo_core::histogram::Spread;
-use relevo_core::sample::ConsumerVitals;
+use relevo_core::histogram::HistogramSnapshot;
+use relevo_core::sample::ConsumerSample;
 
 use super::Observed;
 use crate::metrics;
@@ -13,15 +13,15 @@ pub(super) type Counter = (&'static str, &'static str, fn(&dyn Observed) -> u64)
 /// The failures of one class of each relay.
 pub(super) type Class = (&'static str, fn(&dyn Observed) -> u64);
 /// A histogram of each relay. Omitted while there is no relay.
-pub(super) type Histogram = (&'static str, &'static str, fn(&dyn Observed) -> Option<Spread>);
+pub(super) type Histogram = (&'static str, &'static str, fn(&dyn Observed) -> Option<HistogramSnapshot>);
 /// A gauge of each relay. Omitted while it is unknown.
 pub(super) type Gauge = (&'static str, &'static str, fn(&dyn Observed) -> Option<i64>);
 /// A gauge of each relay, in seconds. Omitted while it is unknown.
 pub(super) type Seconds = (&'static str, &'static str, fn(&dyn Observed) -> Option<Duration>);
 /// A gauge of each consumer. Omitted while it is unknown.
-pub(super) type OfConsumer = (&'static str, &'static str, fn(&ConsumerVitals) -> Option<u64>);
+pub(super) type OfConsumer = (&'static str, &'static str, fn(&ConsumerSample) -> Option<u64>);
 /// A gauge of each consumer, in seconds. Omitted while it is unknown.
-pub(super) type SecondsOfConsumer = (&'static str, &'static str, fn(&ConsumerVitals) -> Option<Duration>);
+pub(super) type SecondsOfConsumer = (&'static str, &'static str, fn(&ConsumerSample) -> Option<Duration>);
 
 macro_rules! counted {
     ($name:ident) => {
@@ -34,11 +34,11 @@ pub(super) const COUNTERS: &[Counter] = &[
     (metrics::PUBLISHED, "Messages that the broker confirmed", counted!(published)),
     (metrics::RETRY, "Times that a message was refused and put off, to be tried again", counted!(retried)),
     (metrics::PARKED, "Messages that were parked, at the head of a key or behind one", counted!(parked)),
-    (metrics::FAILED_PERMANENT, "Messages that went to the dead letters", counted!(buried)),
-    (metrics::SKIPPED, "Messages that no route wanted", counted!(skipped)),
+    (metrics::FAILED_PERMANENT, "Messages that went to the dead letters", counted!(dead_lettered)),
+    (metrics::SKIPPED, "Messages that no route wanted", counted!(unrouted)),
     (metrics::UNKNOWN, "Answers of the broker that were lost", counted!(unknown)),
-    (metrics::OUTAGES, "Times that the destination was found away", counted!(outages)),
-    (metrics::DATABASE_AWAY, "Times that the database was found away", |seen| seen.database_away()),
+    (metrics::OUTAGES, "Times that the destination was found away", counted!(broker_outages)),
+    (metrics::DATABASE_AWAY, "Times that the database was found away", |seen| seen.database_outages()),
     (metrics::LEASES_LOST, "Leases that were lost before they were given back", counted!(leases_lost)),
     (metrics::LEASE_CHANGES, "Leases that were taken, given back or lost", counted!(lease_changes)),
     (metrics::SETTLEMENTS, "Settlements that were recorded", counted!(settlements)),
@@ -57,12 +57,12 @@ pub(super) const HISTOGRAMS: &[Histogram] = &[
     (
         metrics::PUBLISH_LATENCY,
         "From emit to the broker's confirmation; between the clocks of database and relay, never below zero",
-        |seen| seen.relay().map(|(stats, _)| stats.latencies().published().spread()),
+        |seen| seen.relay().map(|(stats, _)| stats.latencies().published().snapshot()),
     ),
     (
         metrics::DISPATCH_LATENCY,
         "From emit to the first hand-over to the broker; between the clocks of database and relay, never below zero",
-        |seen| seen.relay().map(|(stats, _)| stats.latencies().dispatched().spread()),
+        |seen| seen.relay().map(|(stats, _)| stats.latencies().dispatched().snapshot()),
     ),
 ];
 
@@ -121,7 +121,7 @@ pub(super) const SECONDS: &[Seconds] = &[
     (
         metrics::XMIN_HELD,
         "For how long a session or a prepared transaction has held the oldest snapshot of the database",
-        |seen| Some(seen.last_surroundings()?.horizon?.held),
+        |seen| Some(seen.last_surroundings()?.horizon?.held_for),
     ),
 ];
 
@@ -135,7 +135,7 @@ pub(super) const BROKERS: &[Gauge] = &[
         Some(whole(seen.broker_vitals()?.nodes?.running))
     }),
     (metrics::BROKER_NODES, "Nodes that the broker's cluster knows", |seen| {
-        Some(whole(seen.broker_vitals()?.nodes?.known))
+        Some(whole(seen.broker_vitals()?.nodes?.total))
     }),
 ];
 
@@ -147,8 +147,10 @@ pub(super) const OF_CONSUMERS: &[OfConsumer] = &[
 ];
 
 pub(super) const SECONDS_OF_CONSUMERS: &[SecondsOfConsumer] = &[
-    (metrics::INBOX_HEARTBEAT_AGE, "Since the newest sign of life of any member of the consumer", |it| it.heartbeat),
-    (metrics::INBOX_LAST_MESSAGE_AGE, "Since any member of the consumer last took a message", |it| it.last_message),
+    (metrics::INBOX_HEARTBEAT_AGE, "Since the newest sign of life of any member of the consumer", |it| {
+        it.heartbeat_age
+    }),
+    (metrics::INBOX_LAST_MESSAGE_AGE, "Since any member of the consumer last took a message", |it| it.last_message_age),
 ];
 
 pub(super) fn whole(count: u64) -> i64 {

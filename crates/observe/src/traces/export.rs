@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prost::Message as _;
-use relevo_core::Traces;
-use relevo_core::trace::{About, Recorder, Span};
+use relevo_core::Tracer;
+use relevo_core::trace::{CommonAttributes, SpanData, SpanRecorder};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -41,8 +41,8 @@ impl Exporter {
     }
 
     /// Traces for a relay, a consumer or an outbox. Their spans have these attributes.
-    pub fn traces(&self, about: About) -> Traces {
-        Traces::new(Arc::clone(&self.queue) as Arc<dyn Recorder>, about)
+    pub fn traces(&self, about: CommonAttributes) -> Tracer {
+        Tracer::new(Arc::clone(&self.queue) as Arc<dyn SpanRecorder>, about)
     }
 
     /// The counters of spans. They stay valid after the exporter is dropped.
@@ -90,7 +90,7 @@ impl Exporter {
     }
 
     /// Sends a batch. Returns whether the collector accepted it.
-    async fn send(&mut self, batch: Vec<Span>) -> bool {
+    async fn send(&mut self, batch: Vec<SpanData>) -> bool {
         let spans = batch.len();
         let body = otlp::request(&self.config.service, batch).encode_to_vec();
         match self.http.post(body).await {

@@ -5,7 +5,7 @@
 mod wire;
 
 use prost::Message as _;
-use relevo_core::trace::{Operation, Span, SpanContext};
+use relevo_core::trace::{Operation, SpanContext, SpanData};
 
 use self::wire::{
     Any, AnyValue, ExportTraceRequest, ExportTraceResponse, KeyValue, Link, Resource, ResourceSpans, Scope, ScopeSpans,
@@ -25,7 +25,7 @@ const CONSUMER: i32 = 5;
 const ERROR: i32 = 2;
 
 /// The spans of one request.
-pub(super) fn request(service: &str, spans: Vec<Span>) -> ExportTraceRequest {
+pub(super) fn request(service: &str, spans: Vec<SpanData>) -> ExportTraceRequest {
     let scope = Scope { name: "relevo".to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() };
     let spans = spans.into_iter().map(converted).collect();
     let resource = Resource { attributes: vec![text("service.name", service)] };
@@ -40,28 +40,28 @@ pub(super) fn rejected(answer: &[u8]) -> usize {
     answer.partial_success.map_or(0, |partial| usize::try_from(partial.rejected_spans).unwrap_or(0))
 }
 
-fn converted(span: Span) -> wire::Span {
+fn converted(span: SpanData) -> wire::Span {
     let attributes = attributes(&span);
     wire::Span {
         trace_id: span.context.trace.as_bytes().to_vec(),
         span_id: span.context.span.as_bytes().to_vec(),
         parent_span_id: span.parent.map(|parent| parent.as_bytes().to_vec()).unwrap_or_default(),
-        name: format!("{} {}", span.operation.word(), span.destination),
+        name: format!("{} {}", span.operation.as_str(), span.destination),
         kind: kind(&span),
-        start_time_unix_nano: nanos(span.begun),
+        start_time_unix_nano: nanos(span.started_at),
         // The clock may have been set back in between.
-        end_time_unix_nano: nanos(span.ended.max(span.begun)),
+        end_time_unix_nano: nanos(span.ended_at.max(span.started_at)),
         attributes,
-        links: span.origin.map(|origin| link(origin, span.state.as_deref())).into_iter().collect(),
-        trace_state: span.state.unwrap_or_default(),
-        status: span.fault.map(|fault| Status { message: fault.error, code: ERROR }),
+        links: span.origin.map(|origin| link(origin, span.tracestate.as_deref())).into_iter().collect(),
+        trace_state: span.tracestate.unwrap_or_default(),
+        status: span.error.map(|fault| Status { message: fault.error, code: ERROR }),
         flags: SAMPLED,
     }
 }
 
 /// The span whose context travels with a message is a producer span, the one that processes it a consumer span. Other
 /// calls to a broker or a store are client spans.
-fn kind(span: &Span) -> i32 {
+fn kind(span: &SpanData) -> i32 {
     match span.operation {
         Operation::Create => PRODUCER,
         Operation::Send if span.origin.is_none() => PRODUCER,
@@ -71,15 +71,15 @@ fn kind(span: &Span) -> i32 {
     }
 }
 
-fn attributes(span: &Span) -> Vec<KeyValue> {
+fn attributes(span: &SpanData) -> Vec<KeyValue> {
     let mut attributes = vec![
-        text("messaging.system", &span.about.system),
-        text("messaging.operation.name", span.operation.word()),
+        text("messaging.system", &span.common.system),
+        text("messaging.operation.name", span.operation.as_str()),
         text(destination(span), &span.destination),
     ];
     // The conventions have no commit operation.
     if span.operation != Operation::Commit {
-        attributes.push(text("messaging.operation.type", span.operation.word()));
+        attributes.push(text("messaging.operation.type", span.operation.as_str()));
     }
     if let Some(id) = span.message {
         attributes.push(text("messaging.message.id", &id.to_string()));
@@ -91,16 +91,16 @@ fn attributes(span: &Span) -> Vec<KeyValue> {
     if let Some(verdict) = span.verdict {
         attributes.push(text("relevo.verdict", verdict));
     }
-    if let Some(fault) = &span.fault {
+    if let Some(fault) = &span.error {
         attributes.push(text("error.type", fault.class));
     }
-    attributes.extend(span.about.attributes.iter().map(|(name, value)| text(name, value)));
+    attributes.extend(span.common.attributes.iter().map(|(name, value)| text(name, value)));
     attributes
 }
 
 /// An address that contains the key is exported as its template: there are as many addresses as keys.
-fn destination(span: &Span) -> &'static str {
-    let has_key = span.destination.contains(Span::KEY);
+fn destination(span: &SpanData) -> &'static str {
+    let has_key = span.destination.contains(SpanData::KEY);
     if has_key { "messaging.destination.template" } else { "messaging.destination.name" }
 }
 

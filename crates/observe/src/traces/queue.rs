@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
-use relevo_core::trace::{Recorder, Span, SpanId, TraceId};
+use relevo_core::trace::{SpanData, SpanId, SpanRecorder, TraceId};
 use tokio::sync::Notify;
 use uuid::Uuid;
 
@@ -25,7 +25,7 @@ pub(super) struct Queue {
 
 #[derive(Debug, Default)]
 struct Waiting {
-    spans: VecDeque<Span>,
+    spans: VecDeque<SpanData>,
     /// Whether the exporter has stopped taking spans.
     closed: bool,
 }
@@ -48,7 +48,7 @@ impl Queue {
     }
 
     /// Takes a full batch, or all waiting spans if there are fewer.
-    pub(super) fn take(&self) -> Vec<Span> {
+    pub(super) fn take(&self) -> Vec<SpanData> {
         let mut waiting = self.waiting();
         let batch = waiting.spans.len().min(self.batch);
         waiting.spans.drain(..batch).collect()
@@ -70,12 +70,12 @@ impl Queue {
     }
 }
 
-impl Recorder for Queue {
-    fn samples(&self, trace: TraceId) -> bool {
+impl SpanRecorder for Queue {
+    fn is_sampled(&self, trace: TraceId) -> bool {
         self.sample.has(trace)
     }
 
-    fn span_id(&self) -> SpanId {
+    fn new_span_id(&self) -> SpanId {
         loop {
             // A version 4 UUID has six fixed bits. The rotation combines each of them with a random bit.
             let (high, low) = Uuid::new_v4().as_u64_pair();
@@ -89,7 +89,7 @@ impl Recorder for Queue {
         Timestamp::now()
     }
 
-    fn record(&self, span: Span) {
+    fn record(&self, span: SpanData) {
         let mut waiting = self.waiting();
         if waiting.closed || waiting.spans.len() == self.max {
             drop(waiting);

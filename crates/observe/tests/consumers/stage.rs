@@ -8,14 +8,17 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use relevo_admin::Server;
-use relevo_broker_embedded::{Config as FileConfig, EmbeddedBroker, Group, Membership};
+use relevo_broker_embedded::{BrokerFile, Config as FileConfig, Group, Membership};
 use relevo_broker_rabbitmq as rabbitmq;
-use relevo_core::broker::Reports;
-use relevo_core::inbox::Keeping;
+use relevo_core::broker::OutcomeReceiver;
+use relevo_core::inbox::InboxRetention;
 use relevo_core::message::Headers;
-use relevo_core::retry::Policy;
-use relevo_core::{Administer as _, Broker, BrokerConsumer, Message, MessageId, Publication};
-use relevo_inbox::{Config, Handled, Handlers, Incoming, Inside, Order, Runtime, RuntimeError, Trouble, Verdict};
+use relevo_core::retry::RetryPolicy;
+use relevo_core::{Broker, BrokerAdmin as _, BrokerConsumer, Message, MessageId, Publication};
+use relevo_inbox::{
+    Config, ConsumerError, ConsumerRuntime, Handler, HandlerError, HandlerResult, Handlers, Incoming, MessageOrder,
+    Verdict,
+};
 use relevo_observe::consumer::Service;
 use relevo_store_postgres::inbox::{Config as InboxConfig, Inbox, Transaction};
 use relevo_store_postgres::{Schema, migrate};
@@ -53,7 +56,7 @@ pub(crate) struct Stage {
 
 #[expect(dead_code, reason = "folder and virtual host live as long as the stage")]
 enum Place {
-    Embedded(EmbeddedBroker, Folder),
+    Embedded(BrokerFile, Folder),
     RabbitMq(Vhost, Box<rabbitmq::Config>),
 }
 
@@ -73,15 +76,17 @@ struct Effect {
 }
 
 #[async_trait]
-impl Inside<Transaction> for Effect {
-    async fn handle(&self, transaction: &mut Transaction, incoming: &Incoming) -> Handled {
-        self.held.clone().wait_for(|held| !*held).await.map_err(Trouble::retry)?;
+impl Handler<Transaction> for Effect {
+    async fn handle(&self, transaction: &mut Transaction, incoming: &Incoming) -> HandlerResult {
+        self.held.clone().wait_for(|held| !*held).await.map_err(HandlerError::transient)?;
         match incoming.kind() {
-            "Poison" => return Err(Trouble::poison("nobody can handle it")),
-            "Letter" if self.away.load(Ordering::Relaxed) => return Err(Trouble::away("the post is closed")),
+            "Poison" => return Err(HandlerError::permanent("nobody can handle it")),
+            "Letter" if self.away.load(Ordering::Relaxed) => {
+                return Err(HandlerError::unavailable("the post is closed"));
+            }
             _ => {}
         }
-        transaction.execute("INSERT INTO effect DEFAULT VALUES").await.map_err(Trouble::retry)?;
+        transaction.execute("INSERT INTO effect DEFAULT VALUES").await.map_err(HandlerError::transient)?;
         Ok(Verdict::Done)
     }
 }
@@ -144,8 +149,8 @@ impl Stage {
         let message = Arc::new(message);
         let seq = i64::from(number) + 1;
         let batch = [Publication { message, address: address.into(), headers: Arc::default(), seq, epoch: 1 }];
-        let reports = Reports::default();
-        self.broker.publish(&batch, &reports.confirms(0)).await;
+        let reports = OutcomeReceiver::default();
+        self.broker.publish(&batch, &reports.sender(0)).await;
         assert!(reports.take().iter().all(|(_, _, outcome)| outcome.is_ok()));
     }
 
@@ -179,23 +184,24 @@ impl Stage {
 
     async fn start_missed_after(&self, silence: Duration) -> Running {
         let options = self.database.options().host("127.0.0.1").port(self.proxy.addr().port());
-        let inbox = Inbox::open(&InboxConfig::new(options), "billing", Keeping::default()).await.expect("a database");
+        let inbox =
+            Inbox::open(&InboxConfig::new(options), "billing", InboxRetention::default()).await.expect("a database");
         let config = Config {
-            order: Order::ByKey { concurrency: 1 },
-            in_memory_max: 1,
-            receive_max: 1,
-            breaker: Policy { base: Duration::from_millis(200), ..Config::new("billing").breaker },
-            lag_every: Some(Duration::from_millis(50)),
-            beat_every: Duration::from_millis(200),
-            beat_lasts: silence,
-            store_deadline: silence,
-            lane_every: Duration::from_millis(50),
+            order: MessageOrder::ByKey { concurrency: 1 },
+            in_memory_messages_max: 1,
+            receive_batch_max: 1,
+            breaker: RetryPolicy { base: Duration::from_millis(200), ..Config::new("billing").breaker },
+            lag_interval: Some(Duration::from_millis(50)),
+            heartbeat_interval: Duration::from_millis(200),
+            heartbeat_ttl: silence,
+            store_timeout: silence,
+            lane_acquire_interval: Duration::from_millis(50),
             ..Config::new("billing")
         };
         let kinds = ["OrderPlaced", "Poison", "Letter"];
-        let handlers = kinds.iter().fold(Handlers::new(), |handlers, kind| handlers.inside(kind, self.effect()));
-        let runtime = Runtime::new(Arc::new(inbox), self.consumer().await, handlers, config);
-        let service = Service::new("shop", [runtime.stats()]);
+        let handlers = kinds.iter().fold(Handlers::new(), |handlers, kind| handlers.handler(kind, self.effect()));
+        let runtime = ConsumerRuntime::new(Arc::new(inbox), self.consumer().await, handlers, config);
+        let service = Service::new("shop", [runtime.status()]);
         let server = Server::bind("127.0.0.1:0".parse().expect("an address")).await.expect("a port");
         let (address, stop) = (server.address(), CancellationToken::new());
         let (mut serving, mut consuming) = (JoinSet::new(), JoinSet::new());
@@ -213,13 +219,13 @@ impl Stage {
 async fn embedded() -> (Place, Arc<dyn Broker>) {
     let folder = Folder(std::env::temp_dir().join(format!("relevo-observe-{}", uuid::Uuid::new_v4())));
     std::fs::create_dir_all(&folder.0).expect("a folder");
-    let broker = EmbeddedBroker::open(FileConfig::new(folder.0.join("broker.db"))).await.expect("a file");
-    broker.declare(&Group { lanes: LANES, ..Group::new("billing", ["orders.**"]) }).await.expect("a group");
+    let broker = BrokerFile::open(FileConfig::new(folder.0.join("broker.db"))).await.expect("a file");
+    broker.declare_group(&Group { lanes: LANES, ..Group::new("billing", ["orders.**"]) }).await.expect("a group");
     (Place::Embedded(broker.clone(), folder), Arc::new(broker))
 }
 
 fn queue() -> rabbitmq::Queue {
-    rabbitmq::Queue { lanes: Some(LANES), ordered: true, ..rabbitmq::Queue::new("billing") }
+    rabbitmq::Queue { lanes: Some(LANES), single_active_consumer: true, ..rabbitmq::Queue::new("billing") }
 }
 
 async fn on_rabbitmq() -> (Place, Arc<dyn Broker>) {
@@ -236,8 +242,8 @@ async fn on_rabbitmq() -> (Place, Arc<dyn Broker>) {
         topology,
         ..rabbitmq::Config::new(vhost.amqp_url())
     };
-    rabbitmq::RabbitAdmin::new(config.clone()).expect("a configuration").apply().await.expect("a topology");
-    let broker = rabbitmq::RabbitBroker::open(config.clone()).await.expect("a configuration");
+    rabbitmq::Admin::new(config.clone()).expect("a configuration").apply().await.expect("a topology");
+    let broker = rabbitmq::Publisher::open(config.clone()).await.expect("a configuration");
     (Place::RabbitMq(vhost, Box::new(config)), Arc::new(broker))
 }
 
@@ -245,7 +251,7 @@ async fn on_rabbitmq() -> (Place, Arc<dyn Broker>) {
 pub(crate) struct Running {
     address: SocketAddr,
     stop: CancellationToken,
-    consuming: JoinSet<Result<(), RuntimeError>>,
+    consuming: JoinSet<Result<(), ConsumerError>>,
     _serving: JoinSet<()>,
 }
 

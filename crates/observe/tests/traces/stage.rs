@@ -6,17 +6,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use relevo_broker_embedded::{Config as FileConfig, EmbeddedBroker, Group, Membership};
+use relevo_broker_embedded::{BrokerFile, Config as FileConfig, Group, Membership};
 use relevo_broker_rabbitmq as rabbitmq;
-use relevo_core::inbox::Keeping;
-use relevo_core::inbox::retries::Retries;
-use relevo_core::trace::About;
-use relevo_core::{Administer as _, Broker, BrokerConsumer, Draft, MessageId, Traces};
-use relevo_inbox::{Config as ConsumerConfig, Handled, Handlers, Incoming, Inside, Runtime, Trouble, Verdict};
+use relevo_core::inbox::InboxRetention;
+use relevo_core::inbox::retry_policy::HandlerRetryPolicy;
+use relevo_core::trace::CommonAttributes;
+use relevo_core::{Broker, BrokerAdmin as _, BrokerConsumer, Draft, MessageId, Tracer};
+use relevo_inbox::{
+    Config as ConsumerConfig, ConsumerRuntime, Handler, HandlerError, HandlerResult, Handlers, Incoming, Verdict,
+};
 use relevo_observe::traces::{Config, Exporter, Ratio};
 use relevo_relay::{Config as RelayConfig, Relay};
 use relevo_store_postgres::inbox::{Config as InboxConfig, Inbox, Transaction};
-use relevo_store_postgres::{Config as StoreConfig, Outbox, Schema, Store, migrate};
+use relevo_store_postgres::{Config as StoreConfig, Emitter, Schema, Store, migrate};
 use relevo_testkit::PgVersion;
 use relevo_testkit::postgres::{Database, Server};
 use relevo_testkit::rabbitmq::{Server as RabbitServer, Vhost};
@@ -32,7 +34,7 @@ const EXCHANGE: &str = "shop";
 /// Everything runs until the value is dropped.
 pub(crate) struct Stage {
     pub(crate) database: Database,
-    producer: Outbox,
+    producer: Emitter,
     exporting: Exporting,
     _vhost: Vhost,
     _folder: Folder,
@@ -55,12 +57,12 @@ struct Exporting {
 }
 
 impl Exporting {
-    fn traces(&mut self, service: &str, system: &str) -> Traces {
+    fn traces(&mut self, service: &str, system: &str) -> Tracer {
         let every = Duration::from_millis(20);
         let config = Config { sample: self.sample, every, ..Config::new(&self.endpoint, service) };
         let exporter = Exporter::new(config).expect("a collector");
         let attributes = vec![("relevo.outbox", "shop".to_owned())];
-        let traces = exporter.traces(About { system: system.to_owned(), attributes });
+        let traces = exporter.traces(CommonAttributes { system: system.to_owned(), attributes });
         self.running.spawn(exporter.run(CancellationToken::new()));
         traces
     }
@@ -68,17 +70,17 @@ impl Exporting {
 
 /// Fails once, then emits a follow-up message.
 struct Bill {
-    outbox: Outbox,
+    outbox: Emitter,
     failed: AtomicBool,
 }
 
 #[async_trait]
-impl Inside<Transaction> for Bill {
-    async fn handle(&self, transaction: &mut Transaction, incoming: &Incoming) -> Handled {
+impl Handler<Transaction> for Bill {
+    async fn handle(&self, transaction: &mut Transaction, incoming: &Incoming) -> HandlerResult {
         if !self.failed.swap(true, Ordering::Relaxed) {
-            return Err(Trouble::retry("the first one fails"));
+            return Err(HandlerError::transient("the first one fails"));
         }
-        let draft = incoming.caused(Draft::json("orders.billed", incoming.key(), "OrderBilled", "{}"));
+        let draft = incoming.with_causation(Draft::json("orders.billed", incoming.key(), "OrderBilled", "{}"));
         self.outbox.emit(transaction, draft).await?;
         Ok(Verdict::Done)
     }
@@ -87,8 +89,8 @@ impl Inside<Transaction> for Bill {
 struct Ship;
 
 #[async_trait]
-impl Inside<Transaction> for Ship {
-    async fn handle(&self, _transaction: &mut Transaction, _incoming: &Incoming) -> Handled {
+impl Handler<Transaction> for Ship {
+    async fn handle(&self, _transaction: &mut Transaction, _incoming: &Incoming) -> HandlerResult {
         Ok(Verdict::Done)
     }
 }
@@ -108,12 +110,12 @@ impl Stage {
 
         let folder = Folder(std::env::temp_dir().join(format!("relevo-traces-{}", Uuid::new_v4())));
         std::fs::create_dir_all(&folder.0).expect("a folder");
-        let file = EmbeddedBroker::open(FileConfig::new(folder.0.join("broker.db"))).await.expect("a file");
-        file.declare(&Group::new("billing", ["orders.**"])).await.expect("a group");
+        let file = BrokerFile::open(FileConfig::new(folder.0.join("broker.db"))).await.expect("a file");
+        file.declare_group(&Group::new("billing", ["orders.**"])).await.expect("a group");
         let vhost = RabbitServer::shared().vhost().await;
         let config = rabbitmq_config(&vhost);
-        rabbitmq::RabbitAdmin::new(config.clone()).expect("a configuration").apply().await.expect("a topology");
-        let rabbit = rabbitmq::RabbitBroker::open(config.clone()).await.expect("a broker");
+        rabbitmq::Admin::new(config.clone()).expect("a configuration").apply().await.expect("a topology");
+        let rabbit = rabbitmq::Publisher::open(config.clone()).await.expect("a broker");
 
         let traces = exporting.traces("relay", "embedded");
         relay(&mut running, &database, "files", Arc::new(file.clone()), traces).await;
@@ -121,12 +123,12 @@ impl Stage {
         relay(&mut running, &database, "rabbit", Arc::new(rabbit), traces).await;
 
         let billing = Arc::new(file.consumer("billing", Membership::default()).await.expect("a consumer"));
-        let outbox = Outbox::default().traced(exporting.traces("billing", "relevo"));
-        let bill = Handlers::new().inside("OrderPlaced", Bill { outbox, failed: AtomicBool::new(false) });
+        let outbox = Emitter::default().with_tracing(exporting.traces("billing", "relevo"));
+        let bill = Handlers::new().handler("OrderPlaced", Bill { outbox, failed: AtomicBool::new(false) });
         consumer(&mut running, &database, "billing", billing, bill, exporting.traces("billing", "embedded")).await;
         let queue = rabbitmq::Queue::new("shipping").group();
         let shipping = rabbitmq::consumer(&config, &queue, rabbitmq::Membership::default()).await.expect("a consumer");
-        let ship = Handlers::new().inside("OrderPlaced", Ship);
+        let ship = Handlers::new().handler("OrderPlaced", Ship);
         consumer(
             &mut running,
             &database,
@@ -137,7 +139,7 @@ impl Stage {
         )
         .await;
 
-        let producer = Outbox::default().traced(exporting.traces("producer", "relevo"));
+        let producer = Emitter::default().with_tracing(exporting.traces("producer", "relevo"));
         Self { database, producer, exporting, _vhost: vhost, _folder: folder, _running: running }
     }
 
@@ -196,10 +198,10 @@ async fn relay(
     database: &Database,
     destination: &str,
     broker: Arc<dyn Broker>,
-    traces: Traces,
+    traces: Tracer,
 ) {
     let store = Store::open(StoreConfig::new(database.options(), destination)).await.expect("a migrated database");
-    let relay = Relay::new(Arc::new(store), broker, RelayConfig { traces, ..RelayConfig::default() });
+    let relay = Relay::new(Arc::new(store), broker, RelayConfig { tracer: traces, ..RelayConfig::default() });
     let relay = relay.expect("a valid configuration");
     running.spawn(async move { relay.run(CancellationToken::new()).await.expect("it goes on") });
 }
@@ -210,12 +212,13 @@ async fn consumer(
     name: &str,
     consumer: Arc<dyn BrokerConsumer>,
     handlers: Handlers<Transaction>,
-    traces: Traces,
+    traces: Tracer,
 ) {
-    let inbox = Inbox::open(&InboxConfig::new(database.options()), name, Keeping::default()).await.expect("a database");
-    let retries = Retries { memory: vec![Duration::from_millis(10)], ..Retries::default() };
-    let order = relevo_inbox::Order::None { concurrency: 4 };
-    let config = ConsumerConfig { retries, order, traces, ..ConsumerConfig::new(name) };
-    let runtime = Runtime::new(Arc::new(inbox), consumer, handlers, config);
+    let inbox =
+        Inbox::open(&InboxConfig::new(database.options()), name, InboxRetention::default()).await.expect("a database");
+    let retries = HandlerRetryPolicy { in_memory: vec![Duration::from_millis(10)], ..HandlerRetryPolicy::default() };
+    let order = relevo_inbox::MessageOrder::None { concurrency: 4 };
+    let config = ConsumerConfig { retry: retries, order, tracer: traces, ..ConsumerConfig::new(name) };
+    let runtime = ConsumerRuntime::new(Arc::new(inbox), consumer, handlers, config);
     running.spawn(async move { runtime.run(CancellationToken::new()).await.expect("it goes on") });
 }

@@ -7,16 +7,16 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use relevo_core::inbox::Entry;
+use relevo_core::inbox::DedupId;
 use relevo_core::store::StoreError;
-use relevo_core::{AckOutcome, Delivery, DeliveryTag, Lane, Raw};
+use relevo_core::{AckOutcome, Delivery, DeliveryTag, Lane, RawMessage};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-use self::state::{Connected, Kept, LaneState, Out, State};
-use crate::history::{Name, lock};
-use crate::inbox::directory::Directory;
+use self::state::{ConnectionState, GroupState, LaneState, Outstanding, StoredMessage};
+use crate::history::{MessageName, lock};
 use crate::inbox::event::{Case, Event, History};
+use crate::inbox::message_names::MessageNames;
 use crate::inbox::scenario::Scenario;
 
 /// The address of all messages.
@@ -27,17 +27,17 @@ pub struct Group {
     number: usize,
     scenario: Arc<Scenario>,
     history: Arc<History>,
-    directory: Arc<Directory>,
-    state: Mutex<State>,
+    names: Arc<MessageNames>,
+    state: Mutex<GroupState>,
     changed: Notify,
 }
 
 impl Group {
     /// Creates a group without messages.
-    pub fn new(number: usize, scenario: Arc<Scenario>, history: Arc<History>, directory: Arc<Directory>) -> Self {
+    pub fn new(number: usize, scenario: Arc<Scenario>, history: Arc<History>, names: Arc<MessageNames>) -> Self {
         let lanes = scenario.consumers[number].lanes;
-        let state = State { lanes: (0..lanes).map(|_| LaneState::default()).collect(), ..State::default() };
-        Self { number, scenario, history, directory, state: Mutex::new(state), changed: Notify::new() }
+        let state = GroupState { lanes: (0..lanes).map(|_| LaneState::default()).collect(), ..GroupState::default() };
+        Self { number, scenario, history, names, state: Mutex::new(state), changed: Notify::new() }
     }
 
     /// The name of a lane.
@@ -46,9 +46,10 @@ impl Group {
     }
 
     /// Adds a published message.
-    pub fn put(&self, lane: usize, place: u64, name: Name, entry: Entry, raw: Raw) {
-        self.directory.enter(self.number, entry.id, name.clone());
-        let kept = Kept { place, name, id: entry, raw, count: 0, retries: 0, due: Instant::now() };
+    pub fn publish(&self, lane: usize, place: u64, name: MessageName, entry: DedupId, raw: RawMessage) {
+        self.names.insert(self.number, entry.id, name.clone());
+        let kept =
+            StoredMessage { offset: place, name, id: entry, raw, count: 0, retry_count: 0, due_at: Instant::now() };
         lock(&self.state).lanes[lane].waiting.insert(place, kept);
         self.changed.notify_waiters();
     }
@@ -58,21 +59,21 @@ impl Group {
         let mut state = lock(&self.state);
         state.next += 1;
         let number = state.next;
-        state.connections.insert(number, Connected { here: true, ..Connected::default() });
-        state.share(self.is_shared());
+        state.connections.insert(number, ConnectionState { present: true, ..ConnectionState::default() });
+        state.assign_lanes(self.is_shared());
         drop(state);
         self.changed.notify_waiters();
         number
     }
 
     /// Simulates a consumer that does not respond. Its lanes go to others until it responds again.
-    pub fn miss(&self, connection: u64) {
+    pub fn mark_missing(&self, connection: u64) {
         self.change(|state, shared| {
             if let Some(connected) = state.connections.get_mut(&connection) {
-                connected.here = false;
+                connected.present = false;
             }
             state.cut(connection);
-            state.share(shared);
+            state.assign_lanes(shared);
         });
     }
 
@@ -80,10 +81,10 @@ impl Group {
     pub fn close(&self, connection: u64) {
         self.change(|state, shared| {
             if let Some(connected) = state.connections.get_mut(&connection) {
-                (connected.here, connected.closed) = (false, true);
+                (connected.present, connected.closed) = (false, true);
             }
             state.cut(connection);
-            state.share(shared);
+            state.assign_lanes(shared);
         });
     }
 
@@ -96,9 +97,9 @@ impl Group {
     pub fn pause(&self, connection: u64, told: u64, lane: &Lane, pause: bool) {
         self.change(|state, _| {
             let number = (0..state.lanes.len()).find(|number| Self::lane(*number) == *lane);
-            let connected = state.connections.get_mut(&connection).filter(|connected| connected.told < told);
+            let connected = state.connections.get_mut(&connection).filter(|connected| connected.last_control < told);
             if let (Some(number), Some(connected)) = (number, connected) {
-                connected.told = told;
+                connected.last_control = told;
                 if pause {
                     connected.paused.insert(number);
                 } else {
@@ -109,14 +110,14 @@ impl Group {
     }
 
     /// Simulates a spontaneous action of a broker. Random numbers choose the action and its target.
-    pub fn stir(&self, what: u64, whom: usize) {
-        let forgets = self.plan().forgets;
+    pub fn inject_fault(&self, what: u64, whom: usize) {
+        let forgets = self.plan().forgets_acks;
         let told = self.change(|state, shared| {
             let lane = whom % state.lanes.len();
-            let others: Vec<u64> = state.here().filter(|number| Some(*number) != state.lanes[lane].owner).collect();
+            let others: Vec<u64> = state.present().filter(|number| Some(*number) != state.lanes[lane].owner).collect();
             match what % 5 {
                 0 if !shared && !others.is_empty() => {
-                    state.take_back(lane);
+                    state.redeliver_lane(lane);
                     state.lanes[lane].owner = Some(others[whom % others.len()]);
                     "a lane goes to another member"
                 }
@@ -125,18 +126,18 @@ impl Group {
                     "the broker forgets acknowledgements"
                 }
                 2 if !self.plan().ordered => {
-                    state.copy(lane);
+                    state.duplicate_lane(lane);
                     "messages go to two members at once"
                 }
                 3 => {
-                    let here: Vec<u64> = state.here().collect();
+                    let here: Vec<u64> = state.present().collect();
                     if !here.is_empty() {
                         state.cut(here[whom % here.len()]);
                     }
                     "a connection to the broker breaks"
                 }
                 _ => {
-                    state.take_back(lane);
+                    state.redeliver_lane(lane);
                     "a lane is delivered again"
                 }
             }
@@ -145,28 +146,28 @@ impl Group {
     }
 
     /// Waits for the next deliveries to a connection.
-    pub async fn receive(self: Arc<Self>, connection: u64, limit: usize) -> Result<Handed, StoreError> {
-        let cuts = self.heard_of(connection);
+    pub async fn receive(self: Arc<Self>, connection: u64, limit: usize) -> Result<DeliveryBatch, StoreError> {
+        let cuts = self.mark_present(connection);
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
             let due = {
                 let mut state = lock(&self.state);
                 match state.connections.get(&connection) {
-                    Some(connected) if !connected.closed && connected.here && connected.cuts == cuts => {}
+                    Some(connected) if !connected.closed && connected.present && connected.cuts == cuts => {}
                     Some(connected) if !connected.closed => {
-                        return Err(StoreError::Away("the connection broke".into()));
+                        return Err(StoreError::Unavailable("the connection broke".into()));
                     }
-                    _ => return Ok(Handed::new(self.clone(), connection, Vec::new())),
+                    _ => return Ok(DeliveryBatch::new(self.clone(), connection, Vec::new())),
                 }
-                let deliveries = self.take(&mut state, connection, limit);
+                let deliveries = self.deliver(&mut state, connection, limit);
                 if !deliveries.is_empty() {
                     drop(state);
-                    return Ok(Handed::new(self.clone(), connection, deliveries));
+                    return Ok(DeliveryBatch::new(self.clone(), connection, deliveries));
                 }
                 let now = Instant::now();
                 let waiting = state.lanes.iter().flat_map(|lane| lane.waiting.values());
-                waiting.map(|kept| kept.due).filter(|due| *due > now).min()
+                waiting.map(|kept| kept.due_at).filter(|due| *due > now).min()
             };
             let due = due.unwrap_or_else(|| Instant::now() + Duration::from_hours(1));
             tokio::select! {
@@ -178,19 +179,19 @@ impl Group {
     }
 
     /// Marks a consumer as responding again. Returns how often its connection broke.
-    fn heard_of(&self, connection: u64) -> u64 {
+    fn mark_present(&self, connection: u64) -> u64 {
         self.change(|state, shared| {
             let Some(connected) = state.connections.get_mut(&connection) else { return 0 };
-            let (was_here, cuts) = (connected.here || connected.closed, connected.cuts);
+            let (was_here, cuts) = (connected.present || connected.closed, connected.cuts);
             if !was_here {
-                connected.here = true;
-                state.share(shared);
+                connected.present = true;
+                state.assign_lanes(shared);
             }
             cuts
         })
     }
 
-    fn take(&self, state: &mut State, connection: u64, limit: usize) -> Vec<Delivery> {
+    fn deliver(&self, state: &mut GroupState, connection: u64, limit: usize) -> Vec<Delivery> {
         let (now, plan) = (Instant::now(), self.plan());
         let mut deliveries = Vec::new();
         let (count, first) = (state.lanes.len(), usize::try_from(state.next).unwrap_or_default());
@@ -199,10 +200,10 @@ impl Group {
             if is_paused || !(plan.shared || state.lanes[number].owner == Some(connection)) {
                 continue;
             }
-            let out = state.out.values().filter(|out| out.lane == number && out.to == connection).count();
+            let out = state.outstanding.values().filter(|out| out.lane == number && out.to == connection).count();
             let room = plan.prefetch.saturating_sub(out).min(limit - deliveries.len());
-            let waiting = state.lanes[number].waiting.values().filter(|kept| kept.due <= now);
-            let places: Vec<u64> = waiting.take(room).map(|kept| kept.place).collect();
+            let waiting = state.lanes[number].waiting.values().filter(|kept| kept.due_at <= now);
+            let places: Vec<u64> = waiting.take(room).map(|kept| kept.offset).collect();
             for place in places {
                 let Some(mut kept) = state.lanes[number].waiting.remove(&place) else { continue };
                 kept.count += 1;
@@ -215,11 +216,11 @@ impl Group {
                     raw: kept.raw.clone(),
                     address: ADDRESS.into(),
                     lane: Self::lane(number),
-                    place: Some(place),
+                    offset: Some(place),
                     redelivered: kept.count > 1,
-                    retries: kept.retries,
+                    retry_count: kept.retry_count,
                 });
-                state.out.insert(tag, Out { to: connection, lane: number, kept });
+                state.outstanding.insert(tag, Outstanding { to: connection, lane: number, message: kept });
             }
         }
         deliveries
@@ -228,13 +229,13 @@ impl Group {
     /// Acknowledges deliveries, or delays them.
     pub fn settle(&self, connection: u64, deliveries: &[(DeliveryTag, Option<Duration>)]) -> Vec<AckOutcome> {
         self.change(|state, _| {
-            let settle = |(tag, delay): &(DeliveryTag, Option<Duration>)| match state.out.remove(tag) {
+            let settle = |(tag, delay): &(DeliveryTag, Option<Duration>)| match state.outstanding.remove(tag) {
                 Some(out) if out.to == connection => {
                     self.settle_one(state, out, *delay);
                     AckOutcome::Acknowledged
                 }
                 Some(out) => {
-                    state.out.insert(*tag, out);
+                    state.outstanding.insert(*tag, out);
                     AckOutcome::Stale
                 }
                 None => AckOutcome::Stale,
@@ -243,20 +244,20 @@ impl Group {
         })
     }
 
-    fn settle_one(&self, state: &mut State, out: Out, delay: Option<Duration>) {
-        let Out { lane, mut kept, .. } = out;
+    fn settle_one(&self, state: &mut GroupState, out: Outstanding, delay: Option<Duration>) {
+        let Outstanding { lane, message: mut kept, .. } = out;
         let case = self.case(&kept);
         if let Some(delay) = delay {
-            self.history.record(Event::PutOff(case));
-            kept.due = Instant::now() + delay;
-            kept.retries += 1;
-            if !state.settled.contains(&kept.place) {
-                state.lanes[lane].waiting.insert(kept.place, kept);
+            self.history.record(Event::RetryScheduled(case));
+            kept.due_at = Instant::now() + delay;
+            kept.retry_count += 1;
+            if !state.settled.contains(&kept.offset) {
+                state.lanes[lane].waiting.insert(kept.offset, kept);
             }
         } else {
             self.history.record(Event::Acknowledged(case));
-            state.lanes[lane].waiting.remove(&kept.place);
-            state.settled.insert(kept.place);
+            state.lanes[lane].waiting.remove(&kept.offset);
+            state.settled.insert(kept.offset);
             state.acknowledged.push((lane, kept));
         }
     }
@@ -264,11 +265,11 @@ impl Group {
     /// Whether every message was acknowledged.
     pub fn is_empty(&self) -> bool {
         let state = lock(&self.state);
-        state.out.is_empty() && state.lanes.iter().all(|lane| lane.waiting.is_empty())
+        state.outstanding.is_empty() && state.lanes.iter().all(|lane| lane.waiting.is_empty())
     }
 
     /// The published messages that the broker has not deleted, in the order of publication.
-    pub fn log(&self) -> Vec<(usize, u64, Entry, Raw)> {
+    pub fn log(&self) -> Vec<(usize, u64, DedupId, RawMessage)> {
         let state = lock(&self.state);
         let waiting = state
             .lanes
@@ -276,14 +277,14 @@ impl Group {
             .enumerate()
             .flat_map(|(lane, queue)| queue.waiting.values().map(move |kept| (lane, kept)));
         let all = waiting
-            .chain(state.out.values().map(|out| (out.lane, &out.kept)))
+            .chain(state.outstanding.values().map(|out| (out.lane, &out.message)))
             .chain(state.acknowledged.iter().map(|(lane, kept)| (*lane, kept)));
-        let by_place: BTreeMap<u64, (usize, u64, Entry, Raw)> =
-            all.map(|(lane, kept)| (kept.place, (lane, kept.place, kept.id, kept.raw.clone()))).collect();
+        let by_place: BTreeMap<u64, (usize, u64, DedupId, RawMessage)> =
+            all.map(|(lane, kept)| (kept.offset, (lane, kept.offset, kept.id, kept.raw.clone()))).collect();
         by_place.into_values().collect()
     }
 
-    fn case(&self, kept: &Kept) -> Case {
+    fn case(&self, kept: &StoredMessage) -> Case {
         Case { consumer: self.number, replay: 0, name: kept.name.clone() }
     }
 
@@ -296,7 +297,7 @@ impl Group {
         self.plan().shared
     }
 
-    fn change<T>(&self, deed: impl FnOnce(&mut State, bool) -> T) -> T {
+    fn change<T>(&self, deed: impl FnOnce(&mut GroupState, bool) -> T) -> T {
         let done = deed(&mut lock(&self.state), self.is_shared());
         self.changed.notify_waiters();
         done
@@ -304,13 +305,13 @@ impl Group {
 }
 
 /// Deliveries on their way. If they are dropped without being taken, their connection broke.
-pub struct Handed {
+pub struct DeliveryBatch {
     group: Arc<Group>,
     connection: u64,
     deliveries: Option<Vec<Delivery>>,
 }
 
-impl Handed {
+impl DeliveryBatch {
     const fn new(group: Arc<Group>, connection: u64, deliveries: Vec<Delivery>) -> Self {
         Self { group, connection, deliveries: Some(deliveries) }
     }
@@ -321,7 +322,7 @@ impl Handed {
     }
 }
 
-impl Drop for Handed {
+impl Drop for DeliveryBatch {
     fn drop(&mut self) {
         if self.deliveries.take().is_some_and(|deliveries| !deliveries.is_empty()) {
             self.group.cut(self.connection);

@@ -12,32 +12,32 @@ use relevo_core::{
 
 use crate::inbox::broker::Group;
 use crate::inbox::event::Event;
-use crate::inbox::gate::Gate;
-use crate::line::Line;
+use crate::inbox::pause::PauseGate;
+use crate::link::FaultyLink;
 
 /// One member's connection.
 pub struct Connection {
     group: Arc<Group>,
     number: u64,
-    line: Line<Event>,
-    gate: Gate,
+    link: FaultyLink<Event>,
+    pause_gate: PauseGate,
     /// Numbers the pause and resume calls. A late call is ignored, as in a client library.
-    told: AtomicU64,
+    control_count: AtomicU64,
 }
 
 impl Connection {
     /// Creates the connection with this number behind a link.
-    pub const fn new(group: Arc<Group>, number: u64, line: Line<Event>, gate: Gate) -> Self {
-        Self { group, number, line, gate, told: AtomicU64::new(0) }
+    pub const fn new(group: Arc<Group>, number: u64, link: FaultyLink<Event>, pause_gate: PauseGate) -> Self {
+        Self { group, number, link, pause_gate, control_count: AtomicU64::new(0) }
     }
 
     async fn call<T: Send + 'static>(
         &self,
         effect: impl Future<Output = Result<T, StoreError>> + Send + 'static,
     ) -> Result<T, Failure> {
-        self.gate.pass().await;
-        let answer = self.line.call(effect).await;
-        self.gate.pass().await;
+        self.pause_gate.wait_while_paused().await;
+        let answer = self.link.call(effect).await;
+        self.pause_gate.wait_while_paused().await;
         answer.map_err(|error| Failure::new(Class::Outage, error))
     }
 }
@@ -63,11 +63,11 @@ impl BrokerConsumer for Connection {
     }
 
     async fn pause(&self, lane: &Lane) -> Result<(), Failure> {
-        self.tell(lane, true).await
+        self.set_paused(lane, true).await
     }
 
     async fn resume(&self, lane: &Lane) -> Result<(), Failure> {
-        self.tell(lane, false).await
+        self.set_paused(lane, false).await
     }
 
     async fn close(&self) -> Result<(), Failure> {
@@ -94,9 +94,9 @@ impl Connection {
         settled.unwrap_or_else(|failure| AckOutcome::failed(failure, count))
     }
 
-    async fn tell(&self, lane: &Lane, pause: bool) -> Result<(), Failure> {
+    async fn set_paused(&self, lane: &Lane, pause: bool) -> Result<(), Failure> {
         let (group, number, lane) = (Arc::clone(&self.group), self.number, lane.clone());
-        let told = self.told.fetch_add(1, Ordering::Relaxed) + 1;
+        let told = self.control_count.fetch_add(1, Ordering::Relaxed) + 1;
         self.call(async move {
             group.pause(number, told, &lane, pause);
             Ok(())

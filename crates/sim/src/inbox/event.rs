@@ -3,10 +3,10 @@
 use std::fmt;
 
 use bytestring::ByteString;
-use relevo_core::inbox::Held;
+use relevo_core::inbox::LaneLease;
 use uuid::Uuid;
 
-use crate::history::{self, Happening, Name};
+use crate::history::{self, MessageName, SimEvent};
 
 /// The history of a run of this world.
 pub type History = history::History<Event>;
@@ -19,7 +19,7 @@ pub struct Case {
     /// Zero, or the number of the replay.
     pub replay: u32,
     /// The message.
-    pub name: Name,
+    pub name: MessageName,
 }
 
 /// One event.
@@ -28,14 +28,14 @@ pub enum Event {
     /// The broker accepted a new message.
     Published {
         /// The message.
-        name: Name,
+        name: MessageName,
         /// Its type.
         kind: ByteString,
         /// A hash of headers and payload.
         bytes: u64,
     },
     /// The broker accepted a repeat of it.
-    PublishedAgain(Name),
+    PublishedAgain(MessageName),
     /// The broker delivered it to a member.
     Delivered {
         /// The message.
@@ -46,16 +46,16 @@ pub enum Event {
         count: u32,
     },
     /// A handler started.
-    Tried(Case),
+    AttemptStarted(Case),
     /// A handler returned.
-    Said {
+    HandlerReturned {
         /// The message.
         case: Case,
         /// The result.
-        what: &'static str,
+        result: &'static str,
     },
     /// An external service was called.
-    Called {
+    CallStarted {
         /// The message.
         case: Case,
         /// The id of the call.
@@ -68,9 +68,9 @@ pub enum Event {
     /// It was committed as skipped.
     Skipped(Case),
     /// It waits behind others of its key.
-    Waits(Case),
+    QueuedBehind(Case),
     /// It was not handled, and was stored.
-    SetBack {
+    FailureRecorded {
         /// The message.
         case: Case,
         /// The class of the error.
@@ -83,13 +83,13 @@ pub enum Event {
     /// The broker recorded its acknowledgement.
     Acknowledged(Case),
     /// The broker delays it.
-    PutOff(Case),
+    RetryScheduled(Case),
     /// An operator redrove it.
     Redriven(Case),
     /// An operator archived it.
-    Archived(Case),
+    Discarded(Case),
     /// A replay added it to the retry table.
-    Fed(Case),
+    ReplayEnqueued(Case),
     /// A replay was stopped, and its messages that were not started were removed.
     ReplayStopped {
         /// The consumer's number.
@@ -105,13 +105,13 @@ pub enum Event {
         replay: u32,
     },
     /// A member acquired a lane.
-    Granted(Grant),
+    LaneAcquired(LaneRef),
     /// A member wrote something under a lane.
-    Wrote(Grant, &'static str),
+    WroteInLane(LaneRef, &'static str),
     /// A member claimed a queue of the retry table.
-    Claimed(Claim),
+    QueueClaimed(ClaimRef),
     /// A member wrote something under the claim of a queue.
-    WroteClaimed(Claim, &'static str),
+    WroteInQueue(ClaimRef, &'static str),
     /// An event in the life cycle of a member.
     Member {
         /// The consumer's number.
@@ -122,18 +122,18 @@ pub enum Event {
         what: &'static str,
     },
     /// An operator sent a command.
-    Ordered {
+    ControlSet {
         /// The consumer's number.
         consumer: usize,
         /// The command.
         what: &'static str,
     },
     /// The store returned an unexpected reply.
-    Broken(String),
+    StoreError(String),
     /// A network or server fault.
     Fault(&'static str),
     /// All faults end here.
-    Quiet,
+    FaultsEnded,
 }
 
 /// What happens to the queue of a dead-lettered message.
@@ -147,7 +147,7 @@ pub enum Dead {
 
 /// A lane in the history.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Grant {
+pub struct LaneRef {
     /// The consumer's number.
     pub consumer: usize,
     /// The lane.
@@ -158,16 +158,16 @@ pub struct Grant {
     pub owner: Uuid,
 }
 
-impl Grant {
+impl LaneRef {
     /// The lane that a consumer's member owns.
-    pub fn of(consumer: usize, held: &Held) -> Self {
+    pub fn of(consumer: usize, held: &LaneLease) -> Self {
         Self { consumer, lane: held.lane.name().to_owned(), epoch: held.epoch, owner: held.owner }
     }
 }
 
 /// A claim of a queue in the history.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Claim {
+pub struct ClaimRef {
     /// The consumer's number.
     pub consumer: usize,
     /// The queue.
@@ -181,46 +181,46 @@ impl Event {
     pub const fn case(&self) -> Option<&Case> {
         match self {
             Self::Delivered { case, .. }
-            | Self::Tried(case)
-            | Self::Said { case, .. }
-            | Self::Called { case, .. }
+            | Self::AttemptStarted(case)
+            | Self::HandlerReturned { case, .. }
+            | Self::CallStarted { case, .. }
             | Self::CallEnded(case)
             | Self::Effect(case)
             | Self::Skipped(case)
-            | Self::Waits(case)
-            | Self::SetBack { case, .. }
+            | Self::QueuedBehind(case)
+            | Self::FailureRecorded { case, .. }
             | Self::Acknowledged(case)
-            | Self::PutOff(case)
+            | Self::RetryScheduled(case)
             | Self::Redriven(case)
-            | Self::Archived(case)
-            | Self::Fed(case) => Some(case),
+            | Self::Discarded(case)
+            | Self::ReplayEnqueued(case) => Some(case),
             Self::Published { .. }
             | Self::PublishedAgain(_)
             | Self::ReplayStopped { .. }
             | Self::ReplayResumed { .. }
-            | Self::Granted(_)
-            | Self::Wrote(..)
-            | Self::Claimed(_)
-            | Self::WroteClaimed(..)
+            | Self::LaneAcquired(_)
+            | Self::WroteInLane(..)
+            | Self::QueueClaimed(_)
+            | Self::WroteInQueue(..)
             | Self::Member { .. }
-            | Self::Ordered { .. }
-            | Self::Broken(_)
+            | Self::ControlSet { .. }
+            | Self::StoreError(_)
             | Self::Fault(_)
-            | Self::Quiet => None,
+            | Self::FaultsEnded => None,
         }
     }
 }
 
-impl Happening for Event {
+impl SimEvent for Event {
     fn fault(what: &'static str) -> Self {
         Self::Fault(what)
     }
 
-    fn broken(what: String) -> Self {
-        Self::Broken(what)
+    fn store_error(what: String) -> Self {
+        Self::StoreError(what)
     }
 
-    fn name(&self) -> Option<&Name> {
+    fn name(&self) -> Option<&MessageName> {
         match self {
             Self::Published { name, .. } | Self::PublishedAgain(name) => Some(name),
             _ => self.case().map(|case| &case.name),
@@ -233,14 +233,14 @@ impl Happening for Event {
 
     fn is_fault(&self) -> bool {
         match self {
-            Self::Fault(_) | Self::Member { .. } | Self::Ordered { .. } | Self::PublishedAgain(_) => true,
-            Self::Said { what, .. } => !matches!(*what, "done" | "skip"),
+            Self::Fault(_) | Self::Member { .. } | Self::ControlSet { .. } | Self::PublishedAgain(_) => true,
+            Self::HandlerReturned { result: what, .. } => !matches!(*what, "done" | "skip"),
             _ => false,
         }
     }
 
-    fn is_life(&self) -> bool {
-        matches!(self, Self::Member { .. } | Self::Ordered { .. })
+    fn is_lifecycle(&self) -> bool {
+        matches!(self, Self::Member { .. } | Self::ControlSet { .. })
     }
 }
 
@@ -250,14 +250,14 @@ impl fmt::Display for Event {
             Self::Published { name, kind, .. } => write!(f, "published {name} ({kind})"),
             Self::PublishedAgain(name) => write!(f, "published again {name}"),
             Self::Delivered { case, to, count } => write!(f, "delivered {case} to connection {to} (count {count})"),
-            Self::Tried(case) => write!(f, "tried {case}"),
-            Self::Said { case, what } => write!(f, "the handler of {case} says {what}"),
-            Self::Called { case, id } => write!(f, "called for {case} as {}", &id.to_string()[..6]),
+            Self::AttemptStarted(case) => write!(f, "tried {case}"),
+            Self::HandlerReturned { case, result: what } => write!(f, "the handler of {case} says {what}"),
+            Self::CallStarted { case, id } => write!(f, "called for {case} as {}", &id.to_string()[..6]),
             Self::CallEnded(case) => write!(f, "the call for {case} ended"),
             Self::Effect(case) => write!(f, "EFFECT of {case}"),
             Self::Skipped(case) => write!(f, "skipped {case}"),
-            Self::Waits(case) => write!(f, "waits behind others {case}"),
-            Self::SetBack { case, class, attempts, dead } => {
+            Self::QueuedBehind(case) => write!(f, "waits behind others {case}"),
+            Self::FailureRecorded { case, class, attempts, dead } => {
                 let how = match dead {
                     None => "kept for a retry",
                     Some(Dead::Hold) => "buried, its queue held,",
@@ -266,21 +266,21 @@ impl fmt::Display for Event {
                 write!(f, "{how} {case}: {class}, {attempts} attempts")
             }
             Self::Acknowledged(case) => write!(f, "acknowledged {case}"),
-            Self::PutOff(case) => write!(f, "put off at the broker {case}"),
+            Self::RetryScheduled(case) => write!(f, "put off at the broker {case}"),
             Self::Redriven(case) => write!(f, "redriven {case}"),
-            Self::Archived(case) => write!(f, "archived {case}"),
-            Self::Fed(case) => write!(f, "fed {case}"),
+            Self::Discarded(case) => write!(f, "archived {case}"),
+            Self::ReplayEnqueued(case) => write!(f, "fed {case}"),
             Self::ReplayStopped { consumer, replay } => write!(f, "replay {replay} of c{consumer} is stopped"),
             Self::ReplayResumed { consumer, replay } => write!(f, "replay {replay} of c{consumer} goes on"),
-            Self::Granted(grant) => write!(f, "granted {grant}"),
-            Self::Wrote(grant, what) => write!(f, "{what} under {grant}"),
-            Self::Claimed(claim) => write!(f, "claimed {claim}"),
-            Self::WroteClaimed(claim, what) => write!(f, "{what} under {claim}"),
+            Self::LaneAcquired(grant) => write!(f, "granted {grant}"),
+            Self::WroteInLane(grant, what) => write!(f, "{what} under {grant}"),
+            Self::QueueClaimed(claim) => write!(f, "claimed {claim}"),
+            Self::WroteInQueue(claim, what) => write!(f, "{what} under {claim}"),
             Self::Member { consumer, member, what } => write!(f, "member {member} of c{consumer} {what}"),
-            Self::Ordered { consumer, what } => write!(f, "a person orders of c{consumer}: {what}"),
-            Self::Broken(what) => write!(f, "the store is broken: {what}"),
+            Self::ControlSet { consumer, what } => write!(f, "a person orders of c{consumer}: {what}"),
+            Self::StoreError(what) => write!(f, "the store is broken: {what}"),
             Self::Fault(what) => write!(f, "fault: {what}"),
-            Self::Quiet => write!(f, "all faults end"),
+            Self::FaultsEnded => write!(f, "all faults end"),
         }
     }
 }
@@ -292,14 +292,14 @@ impl fmt::Display for Case {
     }
 }
 
-impl fmt::Display for Grant {
+impl fmt::Display for LaneRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let owner = self.owner.as_u128() >> 112;
         write!(f, "lane {} of c{}, epoch {}, owner {owner:04x}", self.lane, self.consumer, self.epoch)
     }
 }
 
-impl fmt::Display for Claim {
+impl fmt::Display for ClaimRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let token = self.token.as_u128() >> 112;
         write!(f, "queue {} of c{}, token {token:04x}", self.queue, self.consumer)

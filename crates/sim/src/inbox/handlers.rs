@@ -7,197 +7,208 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use relevo_core::inbox::Entry;
-use relevo_inbox::{Call, Handled, Handlers, Incoming, Inside, Trouble, Verdict};
+use relevo_core::inbox::DedupId;
+use relevo_inbox::{CallHandler, Handler, HandlerError, HandlerResult, Handlers, Incoming, Verdict};
 use tokio::sync::Notify;
 use tokio::time::sleep;
 use uuid::Uuid;
 
 use crate::history::lock;
+use crate::inbox::behaviour::HandlerBehaviour;
 use crate::inbox::broker::Group;
-use crate::inbox::directory::Directory;
 use crate::inbox::event::{Case, Event, History};
-use crate::inbox::gate::Gate;
-use crate::inbox::kind::Kind;
+use crate::inbox::message_names::MessageNames;
 use crate::inbox::mutants::Mutant;
+use crate::inbox::pause::PauseGate;
 use crate::inbox::scenario::Scenario;
 use crate::inbox::store::Session;
 use relevo_core::random::SplitMix64;
 
 /// The shared state of all handlers: the attempts, and whether the external service is up.
-pub struct Trials {
+pub struct SharedHandlerState {
     scenario: Arc<Scenario>,
     history: Arc<History>,
-    directory: Arc<Directory>,
+    names: Arc<MessageNames>,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    tries: BTreeMap<Case, u32>,
+    attempts: BTreeMap<Case, u32>,
     /// Whether poison messages succeed now.
-    mended: bool,
+    poison_fixed: bool,
 }
 
 /// The handlers of one running member.
 #[derive(Clone)]
-pub struct Handler(Arc<Inner>);
+pub struct SimHandler(Arc<Inner>);
 
 struct Inner {
     consumer: usize,
-    trials: Arc<Trials>,
-    gate: Gate,
+    shared: Arc<SharedHandlerState>,
+    pause_gate: PauseGate,
     /// Notified when a message kills the process.
-    doom: Arc<Notify>,
+    kill_signal: Arc<Notify>,
     random: Mutex<SplitMix64>,
     mutant: Option<Mutant>,
 }
 
 /// What a handler does with a message this time.
-enum Act {
+enum HandlerAction {
     Done(Duration),
     Skip,
     Retry,
     Poison,
-    Away,
+    Unavailable,
     Panic,
     Hang,
     Kill,
 }
 
-impl Trials {
+impl SharedHandlerState {
     /// Creates the state without attempts.
-    pub fn new(scenario: Arc<Scenario>, history: Arc<History>, directory: Arc<Directory>) -> Self {
-        Self { scenario, history, directory, state: Mutex::default() }
+    pub fn new(scenario: Arc<Scenario>, history: Arc<History>, names: Arc<MessageNames>) -> Self {
+        Self { scenario, history, names, state: Mutex::default() }
     }
 
     /// Makes poison messages succeed from now on.
-    pub fn mend(&self) {
-        lock(&self.state).mended = true;
+    pub fn fix_poison(&self) {
+        lock(&self.state).poison_fixed = true;
     }
 
-    fn is_quiet(&self) -> bool {
+    fn faults_ended(&self) -> bool {
         self.history.now() >= self.scenario.faults_for
     }
 
-    fn is_away(&self, consumer: usize, incoming: &Incoming) -> bool {
+    fn is_unavailable(&self, consumer: usize, incoming: &Incoming) -> bool {
         let now = self.history.now();
-        let away = self.scenario.consumers[consumer].away.iter();
+        let away = self.scenario.consumers[consumer].outages.iter();
         away.clone().any(|(lane, span)| Group::lane(*lane) == *incoming.lane() && span.contains(now))
     }
 }
 
-impl Handler {
+impl SimHandler {
     /// Creates the handlers of a member that just started.
     pub fn new(
         consumer: usize,
-        trials: Arc<Trials>,
-        gate: Gate,
+        trials: Arc<SharedHandlerState>,
+        gate: PauseGate,
         doom: Arc<Notify>,
         random: SplitMix64,
         mutant: Option<Mutant>,
     ) -> Self {
-        Self(Arc::new(Inner { consumer, trials, gate, doom, random: Mutex::new(random), mutant }))
+        Self(Arc::new(Inner {
+            consumer,
+            shared: trials,
+            pause_gate: gate,
+            kill_signal: doom,
+            random: Mutex::new(random),
+            mutant,
+        }))
     }
 
     /// Registers the handlers by message type: inside the transaction, or with a call before it.
-    pub fn registered(&self) -> Handlers<Session> {
-        Handlers::new().inside("inside.*", self.clone()).call("call.*", self.clone())
+    pub fn handlers(&self) -> Handlers<Session> {
+        Handlers::new().handler("inside.*", self.clone()).call_handler("call.*", self.clone())
     }
 
     fn case(&self, incoming: &Incoming) -> Case {
-        self.0.trials.directory.case(self.0.consumer, entry(incoming))
+        self.0.shared.names.case(self.0.consumer, dedup_id(incoming))
     }
 
     /// Chooses the behaviour, and records that an attempt started.
-    fn begin(&self, incoming: &Incoming) -> (Case, Act) {
-        let (trials, case) = (&self.0.trials, self.case(incoming));
-        trials.history.record(Event::Tried(case.clone()));
+    fn begin(&self, incoming: &Incoming) -> (Case, HandlerAction) {
+        let (trials, case) = (&self.0.shared, self.case(incoming));
+        trials.history.record(Event::AttemptStarted(case.clone()));
         let mut state = lock(&trials.state);
-        let tries = *state.tries.entry(case.clone()).and_modify(|tries| *tries += 1).or_insert(1);
-        let act = match Kind::parse(incoming.kind()) {
-            _ if trials.is_away(self.0.consumer, incoming) => Act::Away,
-            Kind::Skip => Act::Skip,
-            Kind::Poison if !state.mended => Act::Poison,
-            _ if trials.is_quiet() => Act::Done(lock(&self.0.random).millis(0, 60)),
-            Kind::Fails(times) if tries <= times => Act::Retry,
-            Kind::Panics(times) if tries <= times => Act::Panic,
-            Kind::Hangs(times) if tries <= times => Act::Hang,
-            Kind::Kills(times) if tries <= times => Act::Kill,
-            Kind::Slow => {
-                let deadline = trials.scenario.consumers[self.0.consumer].config.deadline;
-                Act::Done(lock(&self.0.random).time(deadline / 2, deadline * 5 / 4))
+        let tries = *state.attempts.entry(case.clone()).and_modify(|tries| *tries += 1).or_insert(1);
+        let act = match HandlerBehaviour::parse(incoming.kind()) {
+            _ if trials.is_unavailable(self.0.consumer, incoming) => HandlerAction::Unavailable,
+            HandlerBehaviour::Skip => HandlerAction::Skip,
+            HandlerBehaviour::Poison if !state.poison_fixed => HandlerAction::Poison,
+            _ if trials.faults_ended() => HandlerAction::Done(lock(&self.0.random).millis(0, 60)),
+            HandlerBehaviour::Fails(times) if tries <= times => HandlerAction::Retry,
+            HandlerBehaviour::Panics(times) if tries <= times => HandlerAction::Panic,
+            HandlerBehaviour::Hangs(times) if tries <= times => HandlerAction::Hang,
+            HandlerBehaviour::Kills(times) if tries <= times => HandlerAction::Kill,
+            HandlerBehaviour::Slow => {
+                let deadline = trials.scenario.consumers[self.0.consumer].config.handler_timeout;
+                HandlerAction::Done(lock(&self.0.random).time(deadline / 2, deadline * 5 / 4))
             }
-            _ => Act::Done(lock(&self.0.random).millis(0, 60)),
+            _ => HandlerAction::Done(lock(&self.0.random).millis(0, 60)),
         };
         (case, act)
     }
 
-    async fn act(&self, case: Case, act: Act) -> Handled {
-        let say = |what| self.0.trials.history.record(Event::Said { case: case.clone(), what });
+    async fn perform(&self, case: Case, act: HandlerAction) -> HandlerResult {
+        let say = |what| self.0.shared.history.record(Event::HandlerReturned { case: case.clone(), result: what });
         match act {
-            Act::Done(after) => {
+            HandlerAction::Done(after) => {
                 sleep(after).await;
-                self.0.gate.pass().await;
+                self.0.pause_gate.wait_while_paused().await;
                 say("done");
                 Ok(Verdict::Done)
             }
-            Act::Skip => {
+            HandlerAction::Skip => {
                 say("skip");
                 Ok(Verdict::Skip)
             }
-            Act::Retry => {
+            HandlerAction::Retry => {
                 say("retry");
-                Err(Trouble::retry("it fails this time"))
+                Err(HandlerError::transient("it fails this time"))
             }
-            Act::Poison => {
+            HandlerAction::Poison => {
                 say("poison");
-                Err(Trouble::poison("it can never pass"))
+                Err(HandlerError::permanent("it can never pass"))
             }
-            Act::Away => {
+            HandlerAction::Unavailable => {
                 say("away");
-                let counts = self.0.mutant == Some(Mutant::CountAway);
-                Err(if counts { Trouble::retry("counted") } else { Trouble::away("what it needs is away") })
+                let counts = self.0.mutant == Some(Mutant::CountOutages);
+                Err(if counts {
+                    HandlerError::transient("counted")
+                } else {
+                    HandlerError::unavailable("what it needs is away")
+                })
             }
-            Act::Panic => {
+            HandlerAction::Panic => {
                 say("panic");
                 // Without the panic hook, because a run has many panics.
                 resume_unwind(Box::new("the handler was told to panic"))
             }
-            Act::Hang => {
+            HandlerAction::Hang => {
                 say("nothing");
                 pending().await
             }
-            Act::Kill => {
+            HandlerAction::Kill => {
                 say("its process dies");
-                self.0.doom.notify_one();
+                self.0.kill_signal.notify_one();
                 pending().await
             }
         }
     }
 }
 
-fn entry(incoming: &Incoming) -> Entry {
-    Entry { id: incoming.id(), replay: incoming.replay() }
+fn dedup_id(incoming: &Incoming) -> DedupId {
+    DedupId { id: incoming.id(), replay: incoming.replay() }
 }
 
 #[async_trait]
-impl Inside<Session> for Handler {
-    async fn handle(&self, session: &mut Session, incoming: &Incoming) -> Handled {
+impl Handler<Session> for SimHandler {
+    async fn handle(&self, session: &mut Session, incoming: &Incoming) -> HandlerResult {
         let (case, act) = self.begin(incoming);
-        if !matches!(act, Act::Skip) {
+        if !matches!(act, HandlerAction::Skip) {
             // Write the effect first, so that a failure has something to roll back.
-            session.effect(entry(incoming)).await?;
+            session.effect(dedup_id(incoming)).await?;
         }
-        self.act(case, act).await
+        self.perform(case, act).await
     }
 }
 
 #[async_trait]
-impl Call<Session> for Handler {
+impl CallHandler<Session> for SimHandler {
     type Answer = Verdict;
 
-    async fn call(&self, incoming: &Incoming) -> Result<Verdict, Trouble> {
+    async fn call(&self, incoming: &Incoming) -> Result<Verdict, HandlerError> {
         let (case, act) = self.begin(incoming);
         let id = if self.0.mutant == Some(Mutant::FreshIds) {
             let mut random = lock(&self.0.random);
@@ -205,24 +216,24 @@ impl Call<Session> for Handler {
         } else {
             incoming.idempotency_id()
         };
-        self.0.gate.pass().await;
-        self.0.trials.history.record(Event::Called { case: case.clone(), id });
-        let _ends = Ends(&self.0.trials.history, case.clone());
-        self.act(case, act).await
+        self.0.pause_gate.wait_while_paused().await;
+        self.0.shared.history.record(Event::CallStarted { case: case.clone(), id });
+        let _ends = CallEndGuard(&self.0.shared.history, case.clone());
+        self.perform(case, act).await
     }
 
-    async fn commit(&self, session: &mut Session, incoming: &Incoming, answer: &Verdict) -> Handled {
+    async fn commit(&self, session: &mut Session, incoming: &Incoming, answer: &Verdict) -> HandlerResult {
         if *answer == Verdict::Done {
-            session.effect(entry(incoming)).await?;
+            session.effect(dedup_id(incoming)).await?;
         }
         Ok(*answer)
     }
 }
 
 /// Records the end of a call, whatever its result.
-struct Ends<'a>(&'a History, Case);
+struct CallEndGuard<'a>(&'a History, Case);
 
-impl Drop for Ends<'_> {
+impl Drop for CallEndGuard<'_> {
     fn drop(&mut self) {
         self.0.record(Event::CallEnded(self.1.clone()));
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use relevo_inbox::{Clock, Config, Order, Runtime, RuntimeError};
+use relevo_inbox::{Clock, Config, ConsumerError, ConsumerRuntime, MessageOrder};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -13,21 +13,21 @@ use tokio_util::sync::CancellationToken;
 use crate::inbox::broker::Group;
 use crate::inbox::connection::Connection;
 use crate::inbox::event::{Event, History};
-use crate::inbox::gate::Gate;
-use crate::inbox::handlers::{Handler, Trials};
-use crate::inbox::mutants::{Mutant, Port};
+use crate::inbox::handlers::{SharedHandlerState, SimHandler};
+use crate::inbox::mutants::{Mutant, MutantConsumer};
+use crate::inbox::pause::PauseGate;
 use crate::inbox::scenario::{ConsumerPlan, Scenario};
 use crate::inbox::server::Server;
 use crate::inbox::store::FaultyInbox;
-use crate::line::Line;
-use crate::wire::Wire;
+use crate::link::FaultyLink;
+use crate::network::Network;
 use relevo_core::random::SplitMix64;
 
 /// Longer than any run.
 const FOREVER: Duration = Duration::from_hours(24);
 
 /// A host that runs one member at a time and restarts it.
-pub struct Host {
+pub struct MemberHost {
     /// Its consumer.
     pub consumer: usize,
     /// Its number.
@@ -41,157 +41,167 @@ pub struct Host {
     /// The consumer's group at the broker.
     pub group: Arc<Group>,
     /// The shared state of the handlers.
-    pub trials: Arc<Trials>,
+    pub shared: Arc<SharedHandlerState>,
     /// The network.
-    pub wire: Wire,
+    pub network: Network,
     /// The wall clock time at the start.
-    pub began_at: Timestamp,
+    pub started_at: Timestamp,
     /// The fault of the member, if any.
     pub mutant: Option<Mutant>,
     /// Cancelled when the run ends.
-    pub ending: CancellationToken,
+    pub run_ended: CancellationToken,
 }
 
 /// A running member.
-struct Life {
+struct RunningMember {
     connection: u64,
-    running: JoinSet<Result<(), RuntimeError>>,
+    running: JoinSet<Result<(), ConsumerError>>,
     stop: CancellationToken,
-    gate: Gate,
-    doom: Arc<Notify>,
+    pause_gate: PauseGate,
+    kill_signal: Arc<Notify>,
 }
 
 /// How a member ended.
 #[derive(PartialEq, Eq)]
-enum End {
-    ByItself,
+enum MemberEnd {
+    Exited,
     Killed,
     Stopped,
-    Over,
+    RunEnded,
 }
 
-impl Host {
+impl MemberHost {
     /// Runs members one after the other, until the run ends.
-    pub async fn work(self) {
+    pub async fn run(self) {
         let mut random = SplitMix64::for_part(self.scenario.seed, "member", (self.consumer * 100 + self.number) as u64);
         sleep(random.millis(0, 3000)).await;
         loop {
-            self.tell("starts");
+            self.record("starts");
             let mut life = self.start(&mut random);
-            let end = self.live(&mut life, &mut random).await;
-            let Life { connection, mut running, .. } = life;
+            let end = self.run_until_fault(&mut life, &mut random).await;
+            let RunningMember { connection, mut running, .. } = life;
             // A killed process ends at once, without a message to any server.
             running.abort_all();
-            let notice = if end == End::Killed { random.millis(0, 4000) } else { Duration::ZERO };
+            let notice = if end == MemberEnd::Killed { random.millis(0, 4000) } else { Duration::ZERO };
             let group = Arc::clone(&self.group);
-            self.wire.carry(async move {
+            self.network.spawn(async move {
                 sleep(notice).await;
                 group.close(connection);
             });
             match end {
-                End::ByItself => return self.tell("stopped by itself"),
-                End::Over => return,
-                End::Killed | End::Stopped => {}
+                MemberEnd::Exited => return self.record("stopped by itself"),
+                MemberEnd::RunEnded => return,
+                MemberEnd::Killed | MemberEnd::Stopped => {}
             }
             tokio::select! {
                 biased;
-                () = self.ending.cancelled() => return,
-                () = sleep(random.time(Duration::ZERO, self.plan().config.beat_lasts * 2)) => {}
+                () = self.run_ended.cancelled() => return,
+                () = sleep(random.time(Duration::ZERO, self.plan().config.heartbeat_ttl * 2)) => {}
             }
         }
     }
 
-    fn start(&self, random: &mut SplitMix64) -> Life {
-        let (gate, doom) = (Gate::default(), Arc::<Notify>::default());
+    fn start(&self, random: &mut SplitMix64) -> RunningMember {
+        let (gate, doom) = (PauseGate::default(), Arc::<Notify>::default());
         let mut line = |weather| {
-            Line::new(Arc::clone(&self.history), self.wire.clone(), weather, SplitMix64::new(random.next_u64()))
+            FaultyLink::new(
+                Arc::clone(&self.history),
+                self.network.clone(),
+                weather,
+                SplitMix64::new(random.next_u64()),
+            )
         };
         let (store, broker) =
-            (line(self.scenario.store_weather(self.plan())), line(self.scenario.broker_weather(self.plan())));
-        let inbox = FaultyInbox::new(Arc::clone(&self.server), store, gate.clone(), self.wire.clone());
+            (line(self.scenario.store_link_faults(self.plan())), line(self.scenario.broker_link_faults(self.plan())));
+        let inbox = FaultyInbox::new(Arc::clone(&self.server), store, gate.clone(), self.network.clone());
         let connection = self.group.connect();
         let port = Connection::new(Arc::clone(&self.group), connection, broker, gate.clone());
-        let port = Port::new(port, self.mutant);
+        let port = MutantConsumer::new(port, self.mutant);
         let chances = SplitMix64::new(random.next_u64());
-        let trials = Arc::clone(&self.trials);
-        let handler = Handler::new(self.consumer, trials, gate.clone(), Arc::clone(&doom), chances, self.mutant);
-        let runtime =
-            Runtime::with_seed(Arc::new(inbox), Arc::new(port), handler.registered(), self.config(), random.next_u64());
+        let trials = Arc::clone(&self.shared);
+        let handler = SimHandler::new(self.consumer, trials, gate.clone(), Arc::clone(&doom), chances, self.mutant);
+        let runtime = ConsumerRuntime::with_seed(
+            Arc::new(inbox),
+            Arc::new(port),
+            handler.handlers(),
+            self.config(),
+            random.next_u64(),
+        );
         let stop = CancellationToken::new();
         let mut running = JoinSet::new();
         running.spawn(runtime.run(stop.clone()));
-        Life { connection, running, stop, gate, doom }
+        RunningMember { connection, running, stop, pause_gate: gate, kill_signal: doom }
     }
 
     fn config(&self) -> Config {
-        let (history, began_at) = (Arc::clone(&self.history), self.began_at);
+        let (history, began_at) = (Arc::clone(&self.history), self.started_at);
         let config = self.plan().config.clone();
         let order = match (self.mutant, config.order) {
-            (Some(Mutant::KeysAtOnce), Order::ByKey { concurrency }) => Order::None { concurrency },
+            (Some(Mutant::KeysAtOnce), MessageOrder::ByKey { concurrency }) => MessageOrder::None { concurrency },
             (_, order) => order,
         };
         let name = format!("member-{}", self.number);
-        Config { name, order, clock: Clock::new(move || began_at + history.now()), ..config }
+        Config { member_name: name, order, clock: Clock::new(move || began_at + history.now()), ..config }
     }
 
     /// Runs a member until something ends it.
-    async fn live(&self, life: &mut Life, random: &mut SplitMix64) -> End {
+    async fn run_until_fault(&self, life: &mut RunningMember, random: &mut SplitMix64) -> MemberEnd {
         let faults = &self.scenario.member;
         loop {
-            let time = match faults.life {
-                Some(longest) if !self.is_quiet() => random.time(Duration::from_millis(100), longest),
+            let time = match faults.lifetime_max {
+                Some(longest) if !self.faults_ended() => random.time(Duration::from_millis(100), longest),
                 _ => FOREVER,
             };
             tokio::select! {
                 biased;
-                () = self.ending.cancelled() => {
+                () = self.run_ended.cancelled() => {
                     life.stop.cancel();
-                    self.tell(if self.ended(life, FOREVER).await { "stopped in the end" } else { "stopped by itself" });
-                    return End::Over;
+                    self.record(if self.stops_within(life, FOREVER).await { "stopped in the end" } else { "stopped by itself" });
+                    return MemberEnd::RunEnded;
                 }
-                () = life.doom.notified() => {
-                    self.tell("is taken down by a message");
-                    return End::Killed;
+                () = life.kill_signal.notified() => {
+                    self.record("is taken down by a message");
+                    return MemberEnd::Killed;
                 }
                 ended = timeout(time, life.running.join_next()) => if ended.is_ok() {
-                    return End::ByItself;
+                    return MemberEnd::Exited;
                 },
             }
-            if self.is_quiet() {
+            if self.faults_ended() {
                 continue;
             }
-            if random.permille(faults.killed) {
-                self.tell("is killed");
-                return End::Killed;
+            if random.permille(faults.killed_permille) {
+                self.record("is killed");
+                return MemberEnd::Killed;
             }
-            if random.permille(faults.paused) {
+            if random.permille(faults.paused_permille) {
                 self.pause(life, random).await;
                 continue;
             }
-            self.tell("is told to stop");
+            self.record("is told to stop");
             life.stop.cancel();
             let patience = if random.permille(200) { random.millis(0, 1000) } else { FOREVER };
-            let ended = self.ended(life, patience).await;
-            self.tell(if ended { "stopped" } else { "is killed while it stops" });
-            return if ended { End::Stopped } else { End::Killed };
+            let ended = self.stops_within(life, patience).await;
+            self.record(if ended { "stopped" } else { "is killed while it stops" });
+            return if ended { MemberEnd::Stopped } else { MemberEnd::Killed };
         }
     }
 
-    async fn pause(&self, life: &Life, random: &mut SplitMix64) {
-        self.tell("is paused");
-        life.gate.shut(true);
+    async fn pause(&self, life: &RunningMember, random: &mut SplitMix64) {
+        self.record("is paused");
+        life.pause_gate.set_paused(true);
         if random.permille(500) {
             // The broker detects that the member does not respond, and assigns its lanes to others.
-            self.group.miss(life.connection);
+            self.group.mark_missing(life.connection);
         }
-        let lasts = self.plan().config.beat_lasts;
+        let lasts = self.plan().config.heartbeat_ttl;
         sleep(random.time(lasts / 4, lasts * 3)).await;
-        self.tell("goes on");
-        life.gate.shut(false);
+        self.record("goes on");
+        life.pause_gate.set_paused(false);
     }
 
     /// Whether it ends successfully in time.
-    async fn ended(&self, life: &mut Life, patience: Duration) -> bool {
+    async fn stops_within(&self, life: &mut RunningMember, patience: Duration) -> bool {
         matches!(timeout(patience, life.running.join_next()).await, Ok(Some(Ok(Ok(())))))
     }
 
@@ -199,11 +209,11 @@ impl Host {
         &self.scenario.consumers[self.consumer]
     }
 
-    fn is_quiet(&self) -> bool {
+    fn faults_ended(&self) -> bool {
         self.history.now() >= self.scenario.faults_for
     }
 
-    fn tell(&self, what: &'static str) {
+    fn record(&self, what: &'static str) {
         self.history.record(Event::Member { consumer: self.consumer, member: self.number, what });
     }
 }

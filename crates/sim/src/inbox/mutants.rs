@@ -7,8 +7,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytestring::ByteString;
 use relevo_core::inbox::{
-    Arrival, Beat, Begun, Claim, Claimed, Due, Enter, Entered, Entry, Held, Inbox, Kept, Orders, Setback, State, Stop,
-    Waiting,
+    BeginOutcome, CallClaim, ClaimOutcome, ClaimedQueue, DedupId, Enter, EnterOutcome, Heartbeat, HeartbeatReply,
+    Inbox, InboxFailure, InboxFailureAction, InboxMessage, InboxState, LaneLease, QueuedMessage, RecordOutcome,
 };
 use relevo_core::store::StoreError;
 use relevo_core::{
@@ -20,7 +20,7 @@ use uuid::Uuid;
 use crate::history::lock;
 
 /// Shorter than most handlers take.
-const MOMENT: Duration = Duration::from_millis(20);
+const SHORT_CLAIM: Duration = Duration::from_millis(20);
 
 /// One fault of a consumer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,17 +36,17 @@ pub enum Mutant {
     /// Claims queues of the retry table for a moment, and works on them after another member has claimed them.
     IgnoreClaims,
     /// Deletes a queue without checking again, so that newly added messages are lost.
-    EmptyUnseen,
+    DeleteUnchecked,
     /// Redrives a dead letter that is already redriven.
     RedriveAgain,
     /// Handles a message at once although others of its key wait.
     Overtake,
     /// Counts an outage of the external service as an attempt.
-    CountAway,
+    CountOutages,
     /// Counts deliveries of the broker as attempts.
     CountDeliveries,
     /// Dead-letters a message in one transaction and stores its dead letter in another.
-    BuryApart,
+    SplitDeadLetter,
     /// Stores only the beginning of a dead letter's bytes.
     CutBytes,
     /// Acknowledges a message while another member's call for it is running.
@@ -65,12 +65,12 @@ impl Mutant {
         Self::IgnoreCalls,
         Self::IgnoreLanes,
         Self::IgnoreClaims,
-        Self::EmptyUnseen,
+        Self::DeleteUnchecked,
         Self::RedriveAgain,
         Self::Overtake,
-        Self::CountAway,
+        Self::CountOutages,
         Self::CountDeliveries,
-        Self::BuryApart,
+        Self::SplitDeadLetter,
         Self::CutBytes,
         Self::TrustCallers,
         Self::KeysAtOnce,
@@ -85,12 +85,12 @@ impl Mutant {
             Self::IgnoreCalls => "ignore-calls",
             Self::IgnoreLanes => "ignore-lanes",
             Self::IgnoreClaims => "ignore-claims",
-            Self::EmptyUnseen => "empty-unseen",
+            Self::DeleteUnchecked => "empty-unseen",
             Self::RedriveAgain => "redrive-again",
             Self::Overtake => "overtake",
-            Self::CountAway => "count-away",
+            Self::CountOutages => "count-away",
             Self::CountDeliveries => "count-deliveries",
-            Self::BuryApart => "bury-apart",
+            Self::SplitDeadLetter => "bury-apart",
             Self::CutBytes => "cut-bytes",
             Self::TrustCallers => "trust-callers",
             Self::KeysAtOnce => "keys-at-once",
@@ -104,15 +104,15 @@ impl Mutant {
             Self::AcknowledgeFirst
             | Self::ForgetHandled
             | Self::IgnoreCalls
-            | Self::EmptyUnseen
+            | Self::DeleteUnchecked
             | Self::Overtake
-            | Self::BuryApart
+            | Self::SplitDeadLetter
             | Self::TrustCallers
             | Self::KeysAtOnce
             | Self::FreshIds => "P6",
             Self::IgnoreLanes | Self::IgnoreClaims => "P8",
             Self::RedriveAgain | Self::CutBytes => "P7",
-            Self::CountAway | Self::CountDeliveries => "P5",
+            Self::CountOutages | Self::CountDeliveries => "P5",
         }
     }
 }
@@ -121,22 +121,22 @@ impl Mutant {
 pub struct MutantInbox {
     inner: Memory,
     mutant: Option<Mutant>,
-    state: Mutex<Confusion>,
+    state: Mutex<MutantState>,
 }
 
 /// The state of a mutant.
 #[derive(Default)]
-struct Confusion {
+struct MutantState {
     /// The last claim of each queue.
     claims: BTreeMap<ByteString, Uuid>,
     /// Messages that were appended to each queue since.
-    appended: BTreeMap<ByteString, Vec<Entry>>,
-    stranded: BTreeSet<Entry>,
+    appended: BTreeMap<ByteString, Vec<DedupId>>,
+    stranded: BTreeSet<DedupId>,
     /// Dead letters that were redriven a second time.
-    again: Vec<Arrival>,
+    redriven_again: Vec<InboxMessage>,
     /// Those of them that a member is handling.
-    running: BTreeMap<ByteString, Arrival>,
-    buried: u64,
+    running: BTreeMap<ByteString, InboxMessage>,
+    dead_letters: u64,
 }
 
 impl MutantInbox {
@@ -146,9 +146,9 @@ impl MutantInbox {
     }
 
     /// Simulates a redrive of a message that was redriven before.
-    pub fn redrive_again(&self, arrival: Arrival) {
+    pub fn redrive_again(&self, arrival: InboxMessage) {
         if self.is(Mutant::RedriveAgain) {
-            lock(&self.state).again.push(arrival);
+            lock(&self.state).redriven_again.push(arrival);
         }
     }
 
@@ -156,32 +156,32 @@ impl MutantInbox {
         self.mutant == Some(mutant)
     }
 
-    fn lane<'a>(&self, held: Option<&'a Held>) -> Option<&'a Held> {
+    fn lane<'a>(&self, held: Option<&'a LaneLease>) -> Option<&'a LaneLease> {
         held.filter(|_| !self.is(Mutant::IgnoreLanes))
     }
 
     /// The claim to use for a call about a queue.
-    fn claimed(&self, due: &Due) -> Due {
+    fn claimed(&self, due: &ClaimedQueue) -> ClaimedQueue {
         let current = lock(&self.state).claims.get(&due.queue).copied();
         let token = current.filter(|_| self.is(Mutant::IgnoreClaims)).unwrap_or(due.token);
-        Due { token, ..due.clone() }
+        ClaimedQueue { token, ..due.clone() }
     }
 
     /// Opens a transaction whatever the state of the message is.
-    async fn force(&self, arrival: &Arrival) -> Result<Begun<Transaction>, StoreError> {
+    async fn begin_unchecked(&self, arrival: &InboxMessage) -> Result<BeginOutcome<Transaction>, StoreError> {
         let begun = self.inner.begin(Enter { held: None, arrivals: std::slice::from_ref(arrival) }).await?;
         Ok(match begun {
-            Begun::Open(transaction, _) => Begun::Open(transaction, vec![Entered::New]),
+            BeginOutcome::Open(transaction, _) => BeginOutcome::Open(transaction, vec![EnterOutcome::New]),
             other => other,
         })
     }
 
     /// Loses messages that were appended to a queue while it was emptied.
-    async fn strand(&self, due: &mut Due) -> Result<(), StoreError> {
+    async fn drop_stranded(&self, due: &mut ClaimedQueue) -> Result<(), StoreError> {
         while let Some(first) = due.messages.first()
-            && lock(&self.state).stranded.contains(&first.arrival.entry)
+            && lock(&self.state).stranded.contains(&first.message.dedup_id)
         {
-            if let Begun::Open(transaction, _) = self.inner.begin_due(due, first.number).await? {
+            if let BeginOutcome::Open(transaction, _) = self.inner.begin_due(due, first.ordinal).await? {
                 self.inner.commit(transaction).await?;
             }
             due.messages.remove(0);
@@ -194,16 +194,16 @@ impl MutantInbox {
 impl Inbox for MutantInbox {
     type Transaction = Transaction;
 
-    async fn begin(&self, enter: Enter<'_>) -> Result<Begun<Transaction>, StoreError> {
+    async fn begin(&self, enter: Enter<'_>) -> Result<BeginOutcome<Transaction>, StoreError> {
         let enter = Enter { held: self.lane(enter.held), ..enter };
         let mut begun = self.inner.begin(enter).await?;
-        if let Begun::Open(_, entered) = &mut begun {
+        if let BeginOutcome::Open(_, entered) = &mut begun {
             for (entered, arrival) in entered.iter_mut().zip(enter.arrivals) {
                 match (self.mutant, *entered) {
-                    (Some(Mutant::ForgetHandled), Entered::Repeat(State::Done))
-                    | (Some(Mutant::Overtake), Entered::Behind) => *entered = Entered::New,
-                    (Some(Mutant::EmptyUnseen), Entered::Behind) => {
-                        lock(&self.state).appended.entry(arrival.queue.clone()).or_default().push(arrival.entry);
+                    (Some(Mutant::ForgetHandled), EnterOutcome::Duplicate(InboxState::Done))
+                    | (Some(Mutant::Overtake), EnterOutcome::QueuedBehind) => *entered = EnterOutcome::New,
+                    (Some(Mutant::DeleteUnchecked), EnterOutcome::QueuedBehind) => {
+                        lock(&self.state).appended.entry(arrival.queue.clone()).or_default().push(arrival.dedup_id);
                     }
                     _ => {}
                 }
@@ -212,7 +212,7 @@ impl Inbox for MutantInbox {
         Ok(begun)
     }
 
-    async fn skip(&self, transaction: &mut Transaction, entry: Entry) -> Result<(), StoreError> {
+    async fn skip(&self, transaction: &mut Transaction, entry: DedupId) -> Result<(), StoreError> {
         self.inner.skip(transaction, entry).await
     }
 
@@ -220,53 +220,60 @@ impl Inbox for MutantInbox {
         self.inner.commit(transaction).await
     }
 
-    async fn roll_back(&self, transaction: Transaction) -> Result<(), StoreError> {
-        self.inner.roll_back(transaction).await
+    async fn rollback(&self, transaction: Transaction) -> Result<(), StoreError> {
+        self.inner.rollback(transaction).await
     }
 
-    async fn start(&self, arrival: &Arrival) -> Result<u32, StoreError> {
-        self.inner.start(arrival).await
+    async fn record_start(&self, arrival: &InboxMessage) -> Result<u32, StoreError> {
+        self.inner.record_start(arrival).await
     }
 
-    async fn claim(&self, arrival: &Arrival, held: Option<&Held>, lasts: Duration) -> Result<Claimed, StoreError> {
-        let claimed = self.inner.claim(arrival, self.lane(held), lasts).await?;
+    async fn claim_call(
+        &self,
+        arrival: &InboxMessage,
+        held: Option<&LaneLease>,
+        lasts: Duration,
+    ) -> Result<ClaimOutcome, StoreError> {
+        let claimed = self.inner.claim_call(arrival, self.lane(held), lasts).await?;
         Ok(match (self.mutant, claimed) {
-            (Some(Mutant::IgnoreCalls), Claimed::Busy(_)) => Claimed::Mine(Claim { token: Uuid::nil(), started: 1 }),
-            (Some(Mutant::TrustCallers), Claimed::Busy(_)) => Claimed::Repeat(State::Done),
+            (Some(Mutant::IgnoreCalls), ClaimOutcome::Busy(_)) => {
+                ClaimOutcome::Claimed(CallClaim { token: Uuid::nil(), unfinished_starts: 1 })
+            }
+            (Some(Mutant::TrustCallers), ClaimOutcome::Busy(_)) => ClaimOutcome::Duplicate(InboxState::Done),
             (_, claimed) => claimed,
         })
     }
 
     async fn begin_claimed(
         &self,
-        arrival: &Arrival,
-        held: Option<&Held>,
-        claim: Claim,
-    ) -> Result<Begun<Transaction>, StoreError> {
+        arrival: &InboxMessage,
+        held: Option<&LaneLease>,
+        claim: CallClaim,
+    ) -> Result<BeginOutcome<Transaction>, StoreError> {
         match self.inner.begin_claimed(arrival, self.lane(held), claim).await? {
-            Begun::Lost if self.is(Mutant::IgnoreCalls) => self.force(arrival).await,
+            BeginOutcome::Fenced if self.is(Mutant::IgnoreCalls) => self.begin_unchecked(arrival).await,
             begun => Ok(begun),
         }
     }
 
-    async fn ended(&self, entry: Entry, claim: Option<Claim>) -> Result<(), StoreError> {
-        self.inner.ended(entry, claim).await
+    async fn end_attempt(&self, entry: DedupId, claim: Option<CallClaim>) -> Result<(), StoreError> {
+        self.inner.end_attempt(entry, claim).await
     }
 
     async fn set_back(
         &self,
-        arrival: &Arrival,
-        held: Option<&Held>,
-        claim: Option<Claim>,
-        setback: &Setback,
-    ) -> Result<Kept, StoreError> {
-        let is_dead = !matches!(setback.stop, Stop::Retry { .. } | Stop::Wait { .. });
-        if is_dead && self.is(Mutant::BuryApart) {
-            let buried = &mut lock(&self.state).buried;
+        arrival: &InboxMessage,
+        held: Option<&LaneLease>,
+        claim: Option<CallClaim>,
+        setback: &InboxFailure,
+    ) -> Result<RecordOutcome, StoreError> {
+        let is_dead = !matches!(setback.action, InboxFailureAction::Retry { .. } | InboxFailureAction::Postpone { .. });
+        if is_dead && self.is(Mutant::SplitDeadLetter) {
+            let buried = &mut lock(&self.state).dead_letters;
             *buried += 1;
             if buried.is_multiple_of(3) {
                 // Simulates a crash between the two: the message has ended, and its dead letter was never stored.
-                return Ok(Kept::Repeat(State::Dead));
+                return Ok(RecordOutcome::Duplicate(InboxState::Dead));
             }
         }
         let mut arrival = arrival.clone();
@@ -277,59 +284,70 @@ impl Inbox for MutantInbox {
         self.inner.set_back(&arrival, self.lane(held), claim, setback).await
     }
 
-    async fn due(&self, queues: usize, messages: usize, lasts: Duration) -> Result<Vec<Due>, StoreError> {
-        let lasts = if self.is(Mutant::IgnoreClaims) { MOMENT } else { lasts };
-        let mut due = self.inner.due(queues, messages, lasts).await?;
+    async fn claim_due(
+        &self,
+        queues: usize,
+        messages: usize,
+        lasts: Duration,
+    ) -> Result<Vec<ClaimedQueue>, StoreError> {
+        let lasts = if self.is(Mutant::IgnoreClaims) { SHORT_CLAIM } else { lasts };
+        let mut due = self.inner.claim_due(queues, messages, lasts).await?;
         for due in &mut due {
             lock(&self.state).claims.insert(due.queue.clone(), due.token);
             lock(&self.state).appended.remove(&due.queue);
-            self.strand(due).await?;
+            self.drop_stranded(due).await?;
         }
         let mut state = lock(&self.state);
-        for arrival in std::mem::take(&mut state.again) {
+        for arrival in std::mem::take(&mut state.redriven_again) {
             let queue = arrival.queue.clone();
             state.running.insert(queue.clone(), arrival.clone());
-            let messages = vec![Waiting { number: 0, arrival, attempts: 0, started: 1, reopened: true }];
-            due.push(Due { queue, token: Uuid::nil(), messages });
+            let messages =
+                vec![QueuedMessage { ordinal: 0, message: arrival, attempts: 0, unfinished_starts: 1, reopened: true }];
+            due.push(ClaimedQueue { queue, token: Uuid::nil(), messages });
         }
         Ok(due)
     }
 
-    async fn begin_due(&self, due: &Due, number: i64) -> Result<Begun<Transaction>, StoreError> {
+    async fn begin_due(&self, due: &ClaimedQueue, number: i64) -> Result<BeginOutcome<Transaction>, StoreError> {
         if due.token.is_nil() {
             let arrival = lock(&self.state).running.get(&due.queue).cloned();
-            let Some(arrival) = arrival else { return Ok(Begun::Lost) };
-            return self.force(&arrival).await;
+            let Some(arrival) = arrival else { return Ok(BeginOutcome::Fenced) };
+            return self.begin_unchecked(&arrival).await;
         }
         self.inner.begin_due(&self.claimed(due), number).await
     }
 
-    async fn set_back_due(&self, due: &Due, number: i64, setback: &Setback) -> Result<Kept, StoreError> {
+    async fn set_back_due(
+        &self,
+        due: &ClaimedQueue,
+        number: i64,
+        setback: &InboxFailure,
+    ) -> Result<RecordOutcome, StoreError> {
         if due.token.is_nil() {
-            return Ok(Kept::Lost);
+            return Ok(RecordOutcome::Fenced);
         }
         self.inner.set_back_due(&self.claimed(due), number, setback).await
     }
 
-    async fn release(&self, due: &Due) -> Result<(), StoreError> {
-        if self.is(Mutant::EmptyUnseen) {
+    async fn release_queue(&self, due: &ClaimedQueue) -> Result<(), StoreError> {
+        if self.is(Mutant::DeleteUnchecked) {
             let mut state = lock(&self.state);
             let appended = state.appended.remove(&due.queue).unwrap_or_default();
             state.stranded.extend(appended);
         }
-        self.inner.release(&self.claimed(due)).await
+        self.inner.release_queue(&self.claimed(due)).await
     }
 
-    async fn beat(&self, beat: &Beat) -> Result<Orders, StoreError> {
-        self.inner.beat(beat).await
+    async fn heartbeat(&self, beat: &Heartbeat) -> Result<HeartbeatReply, StoreError> {
+        self.inner.heartbeat(beat).await
     }
 
-    async fn take(&self, owner: Uuid, lanes: &[Lane]) -> Result<Vec<Held>, StoreError> {
-        self.inner.take(owner, lanes).await
+    async fn acquire_lanes(&self, owner: Uuid, lanes: &[Lane]) -> Result<Vec<LaneLease>, StoreError> {
+        self.inner.acquire_lanes(owner, lanes).await
     }
 
-    async fn give_back(&self, owner: Uuid, lanes: &[Lane]) -> Result<(), StoreError> {
-        self.inner.give_back(owner, lanes).await
+    async fn release_lanes(&self, owner: Uuid, lanes: &[Lane]) -> Result<(), StoreError> {
+        self.inner.release_lanes(owner, lanes).await
     }
 
     async fn leave(&self, owner: Uuid) -> Result<(), StoreError> {
@@ -342,12 +360,12 @@ impl Inbox for MutantInbox {
 }
 
 /// A broker connection that may contain the fault of a mutant.
-pub struct Port<C> {
+pub struct MutantConsumer<C> {
     inner: C,
     mutant: Option<Mutant>,
 }
 
-impl<C: BrokerConsumer> Port<C> {
+impl<C: BrokerConsumer> MutantConsumer<C> {
     /// Wraps a connection. Without a mutant, it behaves normally.
     pub const fn new(inner: C, mutant: Option<Mutant>) -> Self {
         Self { inner, mutant }
@@ -355,7 +373,7 @@ impl<C: BrokerConsumer> Port<C> {
 }
 
 #[async_trait]
-impl<C: BrokerConsumer> BrokerConsumer for Port<C> {
+impl<C: BrokerConsumer> BrokerConsumer for MutantConsumer<C> {
     fn capabilities(&self) -> ConsumerCapabilities {
         self.inner.capabilities()
     }
@@ -368,7 +386,7 @@ impl<C: BrokerConsumer> BrokerConsumer for Port<C> {
         let mut deliveries = self.inner.receive(limit).await?;
         if self.mutant == Some(Mutant::CountDeliveries) {
             for delivery in &mut deliveries {
-                delivery.retries += u32::from(delivery.redelivered);
+                delivery.retry_count += u32::from(delivery.redelivered);
             }
         }
         if self.mutant == Some(Mutant::AcknowledgeFirst) {

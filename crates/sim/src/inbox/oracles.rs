@@ -11,15 +11,15 @@ use std::time::Duration;
 
 use crate::inbox::event::{Case, Event};
 use crate::inbox::world::Record;
-use crate::verdict::{Violation, broken};
+use crate::run_result::{Violation, violation};
 
 type Events<'a> = &'a [(Duration, Event)];
 
 /// Returns the broken promises, one violation each. The one nearest to the cause comes first.
-pub fn judge(record: &Record) -> Vec<Violation> {
+pub fn check_promises(record: &Record) -> Vec<Violation> {
     let events = &record.events;
     [
-        members_do_not_fall(events),
+        members_keep_running(events),
         fences::a_lost_lane_writes_nothing(events),
         fences::a_lost_claim_writes_nothing(events),
         attempts::only_failures_count(record),
@@ -33,7 +33,7 @@ pub fn judge(record: &Record) -> Vec<Violation> {
         ends::redriven_once(events),
         ends::everything_ends(record),
         order::as_published(record),
-        ends::comes_to_rest(record),
+        ends::nothing_is_unfinished(record),
         order::other_keys_flow(record),
     ]
     .into_iter()
@@ -41,12 +41,12 @@ pub fn judge(record: &Record) -> Vec<Violation> {
     .collect()
 }
 
-fn broke(promise: &'static str, case: &Case, sentence: String) -> Violation {
-    broken(promise, Some(&case.name), sentence)
+fn violation_of(promise: &'static str, case: &Case, sentence: String) -> Violation {
+    violation(promise, Some(&case.name), sentence)
 }
 
 /// Replays that were stopped and not resumed.
-fn stopped(events: Events<'_>) -> BTreeSet<(usize, u32)> {
+fn stopped_replays(events: Events<'_>) -> BTreeSet<(usize, u32)> {
     let mut stopped = BTreeSet::new();
     for (_, event) in events {
         match event {
@@ -63,10 +63,10 @@ fn stopped(events: Events<'_>) -> BTreeSet<(usize, u32)> {
 }
 
 /// A member ends only on request.
-fn members_do_not_fall(events: Events<'_>) -> Option<Violation> {
+fn members_keep_running(events: Events<'_>) -> Option<Violation> {
     events.iter().find_map(|(_, event)| match event {
         Event::Member { consumer, what: what @ ("panicked" | "stopped by itself"), .. } => {
-            Some(broken("P6", None, format!("a member of c{consumer} {what}")))
+            Some(violation("P6", None, format!("a member of c{consumer} {what}")))
         }
         _ => None,
     })

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use relevo_inbox::{Config, Durable, Order};
+use relevo_inbox::{Config, MessageOrder, RetryStorage};
 
 use crate::inbox::config;
-use crate::line::{CallFaults, Weather};
-use crate::span::Span;
+use crate::link::{FaultRates, LinkFaults};
+use crate::time_range::TimeRange;
 use relevo_core::random::SplitMix64;
 
 /// A key and how its messages behave.
@@ -15,9 +15,9 @@ pub struct KeyPlan {
     /// Its name.
     pub name: String,
     /// The number of failing messages per thousand.
-    pub trouble: u64,
+    pub failing_permille: u64,
     /// The number of messages per thousand whose handler calls an external service.
-    pub calls: u64,
+    pub call_permille: u64,
 }
 
 /// A consumer and its group at the broker.
@@ -36,33 +36,33 @@ pub struct ConsumerPlan {
     /// The maximum number of unacknowledged messages per lane.
     pub prefetch: usize,
     /// Whether the broker loses acknowledgements when it crashes.
-    pub forgets: bool,
+    pub forgets_acks: bool,
     /// The configuration of its members.
     pub config: Config,
     /// The server ends a transaction after this time without a call.
-    pub stall: Duration,
+    pub idle_timeout: Duration,
     /// When the external service is down, for the messages of one lane.
-    pub away: Vec<(usize, Span)>,
+    pub outages: Vec<(usize, TimeRange)>,
 }
 
 /// Faults of members.
 #[derive(Clone, Debug, Default)]
 pub struct MemberFaults {
     /// The maximum time before a fault. `None` means no faults.
-    pub life: Option<Duration>,
+    pub lifetime_max: Option<Duration>,
     /// How many of a thousand faults are kills.
-    pub killed: u64,
+    pub killed_permille: u64,
     /// How many of a thousand faults are pauses. The rest are orderly stops.
-    pub paused: u64,
+    pub paused_permille: u64,
 }
 
 /// What happens to dead letters at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
+pub enum DeadLetterEnding {
     /// The handlers are fixed, and they are redriven.
     Redrive,
     /// They are archived.
-    Archive,
+    Discard,
     /// They stay, with the messages that wait behind them.
     Leave,
 }
@@ -83,30 +83,30 @@ pub struct Scenario {
     /// The mean delay between two messages of a publisher.
     pub pause: Duration,
     /// The number of messages per thousand that are published twice.
-    pub repeated: u64,
+    pub duplicate_permille: u64,
     /// How long faults happen.
     pub faults_for: Duration,
     /// The fault rates of calls to the store.
-    pub store: CallFaults,
+    pub store: FaultRates,
     /// The fault rates of calls to the broker.
-    pub broker: CallFaults,
+    pub broker: FaultRates,
     /// The mean time between spontaneous lane moves, redeliveries and connection losses at the broker. `None` disables
     /// them.
-    pub restless: Option<Duration>,
+    pub broker_fault_interval: Option<Duration>,
     /// The faults of members.
     pub member: MemberFaults,
     /// When the database is down. The flag is whether it restarts, which loses open transactions.
-    pub database_away: Vec<(Span, bool)>,
+    pub database_outages: Vec<(TimeRange, bool)>,
     /// When the broker is down.
-    pub broker_away: Vec<Span>,
+    pub broker_outages: Vec<TimeRange>,
     /// How often operators check the dead letters.
-    pub operator_every: Duration,
+    pub operator_interval: Duration,
     /// The mean time between two operator commands. `None` disables them.
-    pub orders_every: Option<Duration>,
+    pub control_interval: Option<Duration>,
     /// When replays start.
     pub replays: Vec<Duration>,
     /// What happens to dead letters at the end.
-    pub ending: Ending,
+    pub ending: DeadLetterEnding,
 }
 
 impl Scenario {
@@ -124,49 +124,64 @@ impl Scenario {
             consumers: (0..consumers).map(|number| consumer(random, number, faults_for)).collect(),
             publishers: random.between(1, 3),
             pause: random.millis(300, 2000),
-            repeated: if random.permille(600) { random.between(1, 100) } else { 0 },
+            duplicate_permille: if random.permille(600) { random.between(1, 100) } else { 0 },
             faults_for,
-            store: CallFaults::default(),
-            broker: CallFaults { slow: 50, ..CallFaults::default() },
-            restless: None,
+            store: FaultRates::default(),
+            broker: FaultRates { slow: 50, ..FaultRates::default() },
+            broker_fault_interval: None,
             member: MemberFaults::default(),
-            database_away: Vec::new(),
-            broker_away: Vec::new(),
-            operator_every: random.millis(2000, 10_000),
-            orders_every: None,
+            database_outages: Vec::new(),
+            broker_outages: Vec::new(),
+            operator_interval: random.millis(2000, 10_000),
+            control_interval: None,
             replays: Vec::new(),
-            ending: *random.pick(&[Ending::Redrive, Ending::Redrive, Ending::Archive, Ending::Leave]),
+            ending: *random.pick(&[
+                DeadLetterEnding::Redrive,
+                DeadLetterEnding::Redrive,
+                DeadLetterEnding::Discard,
+                DeadLetterEnding::Leave,
+            ]),
         };
         if !calm {
-            scenario.go_wrong(random);
+            scenario.add_faults(random);
         }
         scenario
     }
 
-    fn go_wrong(&mut self, random: &mut SplitMix64) {
+    fn add_faults(&mut self, random: &mut SplitMix64) {
         // Each kind of fault is often absent, so that others occur alone. In some runs the remaining faults are
         // frequent.
         let times = if self.seed % 5 == 4 { 5 } else { 1 };
         let mut share = |max: u64| if random.permille(400) { 0 } else { (random.between(1, max) * times).min(1000) };
-        self.store =
-            CallFaults { slow: share(60), stalled: share(4), refused: share(15), lost: share(15), late: share(8) };
-        self.broker =
-            CallFaults { slow: share(100), stalled: share(4), refused: share(20), lost: share(40), late: share(20) };
+        self.store = FaultRates {
+            slow: share(60),
+            stalled: share(4),
+            refused: share(15),
+            reply_lost: share(15),
+            late: share(8),
+        };
+        self.broker = FaultRates {
+            slow: share(100),
+            stalled: share(4),
+            refused: share(20),
+            reply_lost: share(40),
+            late: share(20),
+        };
         let deaths = (share(1000), share(1000));
-        self.member.killed = deaths.0;
-        self.member.paused = (1000 - deaths.0) * deaths.1 / 1000;
+        self.member.killed_permille = deaths.0;
+        self.member.paused_permille = (1000 - deaths.0) * deaths.1 / 1000;
         let lives = random.millis(2000, 30_000);
-        self.member.life = random.permille(800).then_some(lives);
+        self.member.lifetime_max = random.permille(800).then_some(lives);
         let restless = random.millis(500, 10_000);
-        self.restless = random.permille(700).then_some(restless);
+        self.broker_fault_interval = random.permille(700).then_some(restless);
         let orders = random.millis(2000, 15_000);
-        self.orders_every = random.permille(400).then_some(orders);
+        self.control_interval = random.permille(400).then_some(orders);
         for _ in 0..random.between(0, 2) {
-            let span = Span::random(random, self.faults_for, Duration::from_secs(10));
-            self.database_away.push((span, random.permille(500)));
+            let span = TimeRange::random(random, self.faults_for, Duration::from_secs(10));
+            self.database_outages.push((span, random.permille(500)));
         }
         for _ in 0..random.between(0, 2) {
-            self.broker_away.push(Span::random(random, self.faults_for, Duration::from_secs(10)));
+            self.broker_outages.push(TimeRange::random(random, self.faults_for, Duration::from_secs(10)));
         }
         for _ in 0..random.between(0, 2) {
             self.replays.push(random.time(self.faults_for / 4, self.faults_for));
@@ -175,34 +190,44 @@ impl Scenario {
     }
 
     /// The faults of a member's link to the store.
-    pub fn store_weather(&self, plan: &ConsumerPlan) -> Weather {
-        let away = self.database_away.iter().map(|(span, _)| *span).collect();
-        Weather { faults: self.store.clone(), until: self.faults_for, lease: plan.config.beat_lasts, away }
+    pub fn store_link_faults(&self, plan: &ConsumerPlan) -> LinkFaults {
+        let away = self.database_outages.iter().map(|(span, _)| *span).collect();
+        LinkFaults {
+            rates: self.store.clone(),
+            until: self.faults_for,
+            lease: plan.config.heartbeat_ttl,
+            outages: away,
+        }
     }
 
     /// The faults of an operator's link to the store.
-    pub fn office_weather(&self) -> Weather {
-        let away = self.database_away.iter().map(|(span, _)| *span).collect();
-        Weather { faults: self.store.clone(), until: self.faults_for, lease: Duration::from_secs(5), away }
+    pub fn operator_link_faults(&self) -> LinkFaults {
+        let away = self.database_outages.iter().map(|(span, _)| *span).collect();
+        LinkFaults { rates: self.store.clone(), until: self.faults_for, lease: Duration::from_secs(5), outages: away }
     }
 
     /// The faults of a member's link to the broker.
-    pub fn broker_weather(&self, plan: &ConsumerPlan) -> Weather {
-        let away = self.broker_away.clone();
-        Weather { faults: self.broker.clone(), until: self.faults_for, lease: plan.config.beat_lasts, away }
+    pub fn broker_link_faults(&self, plan: &ConsumerPlan) -> LinkFaults {
+        let away = self.broker_outages.clone();
+        LinkFaults {
+            rates: self.broker.clone(),
+            until: self.faults_for,
+            lease: plan.config.heartbeat_ttl,
+            outages: away,
+        }
     }
 }
 
 impl ConsumerPlan {
     /// Whether the broker counts the attempts.
-    pub fn counts_at_broker(&self) -> bool {
-        self.config.durable == Durable::Broker
+    pub fn retries_at_broker(&self) -> bool {
+        self.config.retry_storage == RetryStorage::Broker
     }
 
     /// The number of handlers that run at once in each member.
     pub const fn concurrency(&self) -> usize {
         match self.config.order {
-            Order::None { concurrency } | Order::ByKey { concurrency } => concurrency,
+            MessageOrder::None { concurrency } | MessageOrder::ByKey { concurrency } => concurrency,
         }
     }
 
@@ -217,8 +242,8 @@ fn keys(random: &mut SplitMix64) -> Vec<KeyPlan> {
     (0..count)
         .map(|number| KeyPlan {
             name: format!("k{number}"),
-            trouble: if random.permille(500) { random.between(20, 400) } else { 0 },
-            calls: *random.pick(&[0, 0, 300, 1000]),
+            failing_permille: if random.permille(500) { random.between(20, 400) } else { 0 },
+            call_permille: *random.pick(&[0, 0, 300, 1000]),
         })
         .collect()
 }
@@ -236,10 +261,10 @@ fn consumer(random: &mut SplitMix64, number: u64, within: Duration) -> ConsumerP
         lanes,
         shared: !ordered && random.permille(600),
         prefetch,
-        forgets: random.permille(300),
-        stall: config.deadline * 2 + random.millis(1000, 5000),
-        away: (0..away)
-            .map(|_| (random.count(0, lanes - 1), Span::random(random, within, Duration::from_secs(12))))
+        forgets_acks: random.permille(300),
+        idle_timeout: config.handler_timeout * 2 + random.millis(1000, 5000),
+        outages: (0..away)
+            .map(|_| (random.count(0, lanes - 1), TimeRange::random(random, within, Duration::from_secs(12))))
             .collect(),
         config,
     }

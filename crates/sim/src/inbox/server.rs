@@ -7,7 +7,8 @@ use std::time::Duration;
 use bytestring::ByteString;
 use relevo_core::Lane;
 use relevo_core::inbox::{
-    Arrival, Beat, Begun, Claim, Claimed, Due, Enter, Entered, Entry, Held, Inbox as _, Kept, Orders, Setback, Stop,
+    BeginOutcome, CallClaim, ClaimOutcome, ClaimedQueue, DedupId, Enter, EnterOutcome, Heartbeat, HeartbeatReply,
+    Inbox as _, InboxFailure, InboxFailureAction, InboxMessage, LaneLease, RecordOutcome,
 };
 use relevo_core::store::StoreError;
 use relevo_store_memory::Transaction;
@@ -15,8 +16,8 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::history::lock;
-use crate::inbox::directory::Directory;
-use crate::inbox::event::{self, Case, Dead, Event, Grant, History};
+use crate::inbox::event::{self, Case, Dead, Event, History, LaneRef};
+use crate::inbox::message_names::MessageNames;
 use crate::inbox::mutants::MutantInbox;
 
 /// One consumer's inbox that records every change in the history.
@@ -24,9 +25,9 @@ pub struct Server {
     consumer: usize,
     inner: MutantInbox,
     history: Arc<History>,
-    directory: Arc<Directory>,
+    names: Arc<MessageNames>,
     /// A transaction is rolled back after this time without a call.
-    stall: Duration,
+    idle_timeout: Duration,
     sessions: Mutex<Sessions>,
 }
 
@@ -34,18 +35,18 @@ pub struct Server {
 struct Sessions {
     open: BTreeMap<u64, Session>,
     last: u64,
-    grants: BTreeMap<String, (i64, Uuid)>,
+    lanes: BTreeMap<String, (i64, Uuid)>,
     /// The entry at each position of each queue, to name messages in later calls.
-    queued: BTreeMap<(ByteString, i64), Entry>,
+    queued: BTreeMap<(ByteString, i64), DedupId>,
 }
 
 /// An open transaction, and the events it will record on commit.
 struct Session {
     transaction: Transaction,
     touched: Instant,
-    grant: Option<Grant>,
-    claim: Option<event::Claim>,
-    done: Vec<Event>,
+    lane: Option<LaneRef>,
+    claim: Option<event::ClaimRef>,
+    events: Vec<Event>,
 }
 
 impl Server {
@@ -54,16 +55,16 @@ impl Server {
         consumer: usize,
         inner: MutantInbox,
         history: Arc<History>,
-        directory: Arc<Directory>,
-        stall: Duration,
+        names: Arc<MessageNames>,
+        idle_timeout: Duration,
     ) -> Self {
-        Self { consumer, inner, history, directory, stall, sessions: Mutex::default() }
+        Self { consumer, inner, history, names, idle_timeout, sessions: Mutex::default() }
     }
 
     /// Ends idle transactions.
-    pub fn reap(&self) {
+    pub fn abort_stalled(&self) {
         let now = Instant::now();
-        let idle = |session: &mut Session| now.duration_since(session.touched) > self.stall;
+        let idle = |session: &mut Session| now.duration_since(session.touched) > self.idle_timeout;
         // Dropped outside of the lock, because the drop rolls back and wakes waiting transactions.
         let ended: Vec<_> = lock(&self.sessions).open.extract_if(.., |_, session| idle(session)).collect();
         if !ended.is_empty() {
@@ -73,7 +74,7 @@ impl Server {
     }
 
     /// Simulates a redrive of a message that was redriven before. Only a mutant acts on it.
-    pub fn redrive_again(&self, arrival: Arrival) {
+    pub fn redrive_again(&self, arrival: InboxMessage) {
         self.inner.redrive_again(arrival);
     }
 
@@ -83,11 +84,15 @@ impl Server {
     }
 
     /// See [`relevo_core::inbox::Inbox::begin`].
-    pub async fn begin(&self, held: Option<Held>, arrivals: Vec<Arrival>) -> Result<Begun<u64>, StoreError> {
+    pub async fn begin(
+        &self,
+        held: Option<LaneLease>,
+        arrivals: Vec<InboxMessage>,
+    ) -> Result<BeginOutcome<u64>, StoreError> {
         let begun = self.inner.begin(Enter { held: held.as_ref(), arrivals: &arrivals }).await?;
-        let waits = |entered: &[Entered]| {
-            let behind = arrivals.iter().zip(entered).filter(|(_, entered)| **entered == Entered::Behind);
-            behind.map(|(arrival, _)| Event::Waits(self.case(arrival.entry))).collect()
+        let waits = |entered: &[EnterOutcome]| {
+            let behind = arrivals.iter().zip(entered).filter(|(_, entered)| **entered == EnterOutcome::QueuedBehind);
+            behind.map(|(arrival, _)| Event::QueuedBehind(self.case(arrival.dedup_id))).collect()
         };
         Ok(self.open(begun, held.as_ref(), None, waits))
     }
@@ -95,60 +100,63 @@ impl Server {
     /// See [`relevo_core::inbox::Inbox::begin_claimed`].
     pub async fn begin_claimed(
         &self,
-        arrival: Arrival,
-        held: Option<Held>,
-        claim: Claim,
-    ) -> Result<Begun<u64>, StoreError> {
+        arrival: InboxMessage,
+        held: Option<LaneLease>,
+        claim: CallClaim,
+    ) -> Result<BeginOutcome<u64>, StoreError> {
         let begun = self.inner.begin_claimed(&arrival, held.as_ref(), claim).await?;
         Ok(self.open(begun, held.as_ref(), None, |_| Vec::new()))
     }
 
     /// See [`relevo_core::inbox::Inbox::begin_due`].
-    pub async fn begin_due(&self, due: Due, number: i64) -> Result<Begun<u64>, StoreError> {
+    pub async fn begin_due(&self, due: ClaimedQueue, number: i64) -> Result<BeginOutcome<u64>, StoreError> {
         let begun = self.inner.begin_due(&due, number).await?;
         Ok(self.open(begun, None, Some(&due), |_| Vec::new()))
     }
 
     fn open(
         &self,
-        begun: Begun<Transaction>,
-        held: Option<&Held>,
-        due: Option<&Due>,
-        done: impl FnOnce(&[Entered]) -> Vec<Event>,
-    ) -> Begun<u64> {
+        begun: BeginOutcome<Transaction>,
+        held: Option<&LaneLease>,
+        due: Option<&ClaimedQueue>,
+        done: impl FnOnce(&[EnterOutcome]) -> Vec<Event>,
+    ) -> BeginOutcome<u64> {
         match begun {
-            Begun::Open(transaction, entered) => {
+            BeginOutcome::Open(transaction, entered) => {
                 let done = done(&entered);
                 let mut sessions = lock(&self.sessions);
                 sessions.last += 1;
                 let number = sessions.last;
-                let grant = held.map(|held| Grant::of(self.consumer, held));
-                let claim = due.map(|due| self.claim_of(due));
-                let session = Session { transaction, touched: Instant::now(), grant, claim, done };
+                let grant = held.map(|held| LaneRef::of(self.consumer, held));
+                let claim = due.map(|due| self.claim_ref(due));
+                let session = Session { transaction, touched: Instant::now(), lane: grant, claim, events: done };
                 sessions.open.insert(number, session);
-                Begun::Open(number, entered)
+                BeginOutcome::Open(number, entered)
             }
-            Begun::Lost => Begun::Lost,
-            Begun::Busy => Begun::Busy,
+            BeginOutcome::Fenced => BeginOutcome::Fenced,
+            BeginOutcome::Busy => BeginOutcome::Busy,
         }
     }
 
     /// Records a handler's effect in its transaction.
-    pub fn effect(&self, session: u64, entry: Entry) -> Result<(), StoreError> {
+    pub fn effect(&self, session: u64, entry: DedupId) -> Result<(), StoreError> {
         let case = self.case(entry);
-        self.within(session, |session| {
-            session.transaction.record(case.to_string()).map_err(|error| StoreError::Away(error.into()))?;
-            session.done.push(Event::Effect(case));
+        self.with_session(session, |session| {
+            session
+                .transaction
+                .record_effect(case.to_string())
+                .map_err(|error| StoreError::Unavailable(error.into()))?;
+            session.events.push(Event::Effect(case));
             Ok(())
         })
     }
 
     /// See [`relevo_core::inbox::Inbox::skip`].
-    pub async fn skip(&self, number: u64, entry: Entry) -> Result<(), StoreError> {
-        let Some(mut session) = self.take(number) else { return Err(gone()) };
+    pub async fn skip(&self, number: u64, entry: DedupId) -> Result<(), StoreError> {
+        let Some(mut session) = self.take_session(number) else { return Err(session_lost()) };
         let skipped = self.inner.skip(&mut session.transaction, entry).await;
         if skipped.is_ok() {
-            session.done.push(Event::Skipped(self.case(entry)));
+            session.events.push(Event::Skipped(self.case(entry)));
         }
         session.touched = Instant::now();
         lock(&self.sessions).open.insert(number, session);
@@ -157,14 +165,16 @@ impl Server {
 
     /// See [`relevo_core::inbox::Inbox::commit`].
     pub async fn commit(&self, session: u64) -> Result<(), StoreError> {
-        let Some(Session { transaction, grant, claim, done, .. }) = self.take(session) else { return Err(gone()) };
+        let Some(Session { transaction, lane: grant, claim, events: done, .. }) = self.take_session(session) else {
+            return Err(session_lost());
+        };
         self.inner.commit(transaction).await?;
         // No other task runs between the commit and this, so the history contains commits in their order.
         if let Some(grant) = grant {
-            self.history.record(Event::Wrote(grant, "committed"));
+            self.history.record(Event::WroteInLane(grant, "committed"));
         }
         if let Some(claim) = claim {
-            self.history.record(Event::WroteClaimed(claim, "committed"));
+            self.history.record(Event::WroteInQueue(claim, "committed"));
         }
         for event in done {
             self.history.record(event);
@@ -172,103 +182,118 @@ impl Server {
         Ok(())
     }
 
-    /// See [`relevo_core::inbox::Inbox::roll_back`].
-    pub fn roll_back(&self, session: u64) {
-        drop(self.take(session));
+    /// See [`relevo_core::inbox::Inbox::rollback`].
+    pub fn rollback(&self, session: u64) {
+        drop(self.take_session(session));
     }
 
-    /// See [`relevo_core::inbox::Inbox::start`].
-    pub async fn start(&self, arrival: Arrival) -> Result<u32, StoreError> {
-        self.inner.start(&arrival).await
+    /// See [`relevo_core::inbox::Inbox::record_start`].
+    pub async fn record_start(&self, arrival: InboxMessage) -> Result<u32, StoreError> {
+        self.inner.record_start(&arrival).await
     }
 
-    /// See [`relevo_core::inbox::Inbox::claim`].
-    pub async fn claim(&self, arrival: Arrival, held: Option<Held>, lasts: Duration) -> Result<Claimed, StoreError> {
-        let claimed = self.inner.claim(&arrival, held.as_ref(), lasts).await?;
+    /// See [`relevo_core::inbox::Inbox::claim_call`].
+    pub async fn claim_call(
+        &self,
+        arrival: InboxMessage,
+        held: Option<LaneLease>,
+        lasts: Duration,
+    ) -> Result<ClaimOutcome, StoreError> {
+        let claimed = self.inner.claim_call(&arrival, held.as_ref(), lasts).await?;
         match claimed {
-            Claimed::Mine(_) => self.wrote(held.as_ref(), "claimed a message"),
-            Claimed::Behind => {
-                self.wrote(held.as_ref(), "put a message behind others");
-                self.history.record(Event::Waits(self.case(arrival.entry)));
+            ClaimOutcome::Claimed(_) => self.record_write(held.as_ref(), "claimed a message"),
+            ClaimOutcome::QueuedBehind => {
+                self.record_write(held.as_ref(), "put a message behind others");
+                self.history.record(Event::QueuedBehind(self.case(arrival.dedup_id)));
             }
-            Claimed::Repeat(_) | Claimed::Busy(_) | Claimed::Lost => {}
+            ClaimOutcome::Duplicate(_) | ClaimOutcome::Busy(_) | ClaimOutcome::Fenced => {}
         }
         Ok(claimed)
     }
 
-    /// See [`relevo_core::inbox::Inbox::ended`].
-    pub async fn ended(&self, entry: Entry, claim: Option<Claim>) -> Result<(), StoreError> {
-        self.inner.ended(entry, claim).await
+    /// See [`relevo_core::inbox::Inbox::end_attempt`].
+    pub async fn end_attempt(&self, entry: DedupId, claim: Option<CallClaim>) -> Result<(), StoreError> {
+        self.inner.end_attempt(entry, claim).await
     }
 
     /// See [`relevo_core::inbox::Inbox::set_back`].
     pub async fn set_back(
         &self,
-        arrival: Arrival,
-        held: Option<Held>,
-        claim: Option<Claim>,
-        setback: Setback,
-    ) -> Result<Kept, StoreError> {
+        arrival: InboxMessage,
+        held: Option<LaneLease>,
+        claim: Option<CallClaim>,
+        setback: InboxFailure,
+    ) -> Result<RecordOutcome, StoreError> {
         let kept = self.inner.set_back(&arrival, held.as_ref(), claim, &setback).await?;
-        if kept == Kept::Kept {
-            self.wrote(held.as_ref(), "set a message back");
-            self.stopped(arrival.entry, &setback);
+        if kept == RecordOutcome::Recorded {
+            self.record_write(held.as_ref(), "set a message back");
+            self.record_failure_event(arrival.dedup_id, &setback);
         }
         Ok(kept)
     }
 
-    /// See [`relevo_core::inbox::Inbox::due`].
-    pub async fn due(&self, queues: usize, messages: usize, lasts: Duration) -> Result<Vec<Due>, StoreError> {
-        let due = self.inner.due(queues, messages, lasts).await?;
+    /// See [`relevo_core::inbox::Inbox::claim_due`].
+    pub async fn claim_due(
+        &self,
+        queues: usize,
+        messages: usize,
+        lasts: Duration,
+    ) -> Result<Vec<ClaimedQueue>, StoreError> {
+        let due = self.inner.claim_due(queues, messages, lasts).await?;
         for due in &due {
-            self.history.record(Event::Claimed(self.claim_of(due)));
+            self.history.record(Event::QueueClaimed(self.claim_ref(due)));
             let messages =
-                due.messages.iter().map(|waiting| ((due.queue.clone(), waiting.number), waiting.arrival.entry));
+                due.messages.iter().map(|waiting| ((due.queue.clone(), waiting.ordinal), waiting.message.dedup_id));
             lock(&self.sessions).queued.extend(messages);
         }
         Ok(due)
     }
 
     /// See [`relevo_core::inbox::Inbox::set_back_due`].
-    pub async fn set_back_due(&self, due: Due, number: i64, setback: Setback) -> Result<Kept, StoreError> {
+    pub async fn set_back_due(
+        &self,
+        due: ClaimedQueue,
+        number: i64,
+        setback: InboxFailure,
+    ) -> Result<RecordOutcome, StoreError> {
         let kept = self.inner.set_back_due(&due, number, &setback).await?;
-        if kept == Kept::Kept {
-            self.history.record(Event::WroteClaimed(self.claim_of(&due), "set a message back"));
+        if kept == RecordOutcome::Recorded {
+            self.history.record(Event::WroteInQueue(self.claim_ref(&due), "set a message back"));
             let entry = lock(&self.sessions).queued.get(&(due.queue, number)).copied();
             if let Some(entry) = entry {
-                self.stopped(entry, &setback);
+                self.record_failure_event(entry, &setback);
             }
         }
         Ok(kept)
     }
 
-    /// See [`relevo_core::inbox::Inbox::release`].
-    pub async fn release(&self, due: Due) -> Result<(), StoreError> {
-        self.inner.release(&due).await
+    /// See [`relevo_core::inbox::Inbox::release_queue`].
+    pub async fn release_queue(&self, due: ClaimedQueue) -> Result<(), StoreError> {
+        self.inner.release_queue(&due).await
     }
 
-    /// See [`relevo_core::inbox::Inbox::beat`].
-    pub async fn beat(&self, beat: Beat) -> Result<Orders, StoreError> {
-        self.inner.beat(&beat).await
+    /// See [`relevo_core::inbox::Inbox::heartbeat`].
+    pub async fn heartbeat(&self, beat: Heartbeat) -> Result<HeartbeatReply, StoreError> {
+        self.inner.heartbeat(&beat).await
     }
 
-    /// See [`relevo_core::inbox::Inbox::take`].
-    pub async fn take_lanes(&self, owner: Uuid, lanes: Vec<Lane>) -> Result<Vec<Held>, StoreError> {
-        let taken = self.inner.take(owner, &lanes).await?;
+    /// See [`relevo_core::inbox::Inbox::acquire_lanes`].
+    pub async fn acquire_lanes(&self, owner: Uuid, lanes: Vec<Lane>) -> Result<Vec<LaneLease>, StoreError> {
+        let taken = self.inner.acquire_lanes(owner, &lanes).await?;
         let mut sessions = lock(&self.sessions);
         for held in &taken {
             let grant = (held.epoch, held.owner);
-            if sessions.grants.insert(held.lane.name().to_owned(), grant) != Some(grant) {
-                self.history.record(Event::Granted(Grant::of(self.consumer, held)));
+            if sessions.lanes.insert(held.lane.name().to_owned(), grant) != Some(grant) {
+                self.history.record(Event::LaneAcquired(LaneRef::of(self.consumer, held)));
             }
         }
         drop(sessions);
         Ok(taken)
     }
 
-    /// See [`relevo_core::inbox::Inbox::give_back`].
-    pub async fn give_back(&self, owner: Uuid, lanes: Vec<Lane>) -> Result<(), StoreError> {
-        self.inner.give_back(owner, &lanes).await
+    /// See [`relevo_core::inbox::Inbox::release_lanes`].
+    pub async fn release_lanes(&self, owner: Uuid, lanes: Vec<Lane>) -> Result<(), StoreError> {
+        self.inner.release_lanes(owner, &lanes).await
     }
 
     /// See [`relevo_core::inbox::Inbox::leave`].
@@ -281,46 +306,46 @@ impl Server {
         self.inner.prune(limit).await
     }
 
-    fn stopped(&self, entry: Entry, setback: &Setback) {
-        let dead = match setback.stop {
-            Stop::Retry { .. } | Stop::Wait { .. } => None,
-            Stop::DeadHold => Some(Dead::Hold),
-            Stop::DeadContinue => Some(Dead::Continue),
+    fn record_failure_event(&self, entry: DedupId, setback: &InboxFailure) {
+        let dead = match setback.action {
+            InboxFailureAction::Retry { .. } | InboxFailureAction::Postpone { .. } => None,
+            InboxFailureAction::DeadHold => Some(Dead::Hold),
+            InboxFailureAction::DeadContinue => Some(Dead::Continue),
         };
         let (case, class, attempts) = (self.case(entry), setback.class, setback.attempts);
-        self.history.record(Event::SetBack { case, class, attempts, dead });
+        self.history.record(Event::FailureRecorded { case, class, attempts, dead });
     }
 
-    fn wrote(&self, held: Option<&Held>, what: &'static str) {
+    fn record_write(&self, held: Option<&LaneLease>, what: &'static str) {
         if let Some(held) = held {
-            self.history.record(Event::Wrote(Grant::of(self.consumer, held), what));
+            self.history.record(Event::WroteInLane(LaneRef::of(self.consumer, held), what));
         }
     }
 
-    fn claim_of(&self, due: &Due) -> event::Claim {
-        event::Claim { consumer: self.consumer, queue: due.queue.clone(), token: due.token }
+    fn claim_ref(&self, due: &ClaimedQueue) -> event::ClaimRef {
+        event::ClaimRef { consumer: self.consumer, queue: due.queue.clone(), token: due.token }
     }
 
-    fn case(&self, entry: Entry) -> Case {
-        self.directory.case(self.consumer, entry)
+    fn case(&self, entry: DedupId) -> Case {
+        self.names.case(self.consumer, entry)
     }
 
-    fn take(&self, number: u64) -> Option<Session> {
+    fn take_session(&self, number: u64) -> Option<Session> {
         lock(&self.sessions).open.remove(&number)
     }
 
-    fn within<T>(
+    fn with_session<T>(
         &self,
         number: u64,
         deed: impl FnOnce(&mut Session) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let mut sessions = lock(&self.sessions);
-        let session = sessions.open.get_mut(&number).ok_or_else(gone)?;
+        let session = sessions.open.get_mut(&number).ok_or_else(session_lost)?;
         session.touched = Instant::now();
         deed(session)
     }
 }
 
-fn gone() -> StoreError {
-    StoreError::Away("the server has ended the transaction".into())
+fn session_lost() -> StoreError {
+    StoreError::Unavailable("the server has ended the transaction".into())
 }

@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use relevo_core::Lane;
-use relevo_core::inbox::operate::{DeadLetter, Fate, Shown};
-use relevo_core::inbox::{Beat, Inbox as _};
-use relevo_store_memory::{Outbox, Settings};
+use relevo_core::inbox::operate::{ConsumerDetails, DeadLetter, DeadLetterState};
+use relevo_core::inbox::{Heartbeat, Inbox as _};
+use relevo_store_memory::{Config, Database};
 use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -15,21 +15,21 @@ use uuid::Uuid;
 
 use crate::history::fingerprint;
 use crate::inbox::broker::Group;
-use crate::inbox::directory::Directory;
 use crate::inbox::event::{Case, Event, History};
-use crate::inbox::handlers::Trials;
-use crate::inbox::members::Host;
+use crate::inbox::handlers::SharedHandlerState;
+use crate::inbox::members::MemberHost;
+use crate::inbox::message_names::MessageNames;
 use crate::inbox::mutants::{Mutant, MutantInbox};
-use crate::inbox::office::Office;
+use crate::inbox::operator_port::OperatorPort;
+use crate::inbox::operators::Operator;
 use crate::inbox::oracles;
-use crate::inbox::people::Operator;
-use crate::inbox::publisher::{Front, Publisher};
+use crate::inbox::publisher::{Fanout, Publisher};
 use crate::inbox::replays;
-use crate::inbox::scenario::{Ending, Scenario};
+use crate::inbox::scenario::{DeadLetterEnding, Scenario};
 use crate::inbox::server::Server;
-use crate::line::LATE_MAX;
-use crate::verdict::Verdict;
-use crate::wire::Wire;
+use crate::link::DELAY_MAX;
+use crate::network::Network;
+use crate::run_result::RunResult;
 use relevo_core::random::SplitMix64;
 
 /// The maximum length of the period after the faults.
@@ -46,88 +46,88 @@ pub struct Record {
     /// The events.
     pub events: Vec<(Duration, Event)>,
     /// The dead letters at the end.
-    pub letters: Vec<(Case, DeadLetter)>,
+    pub dead_letters: Vec<(Case, DeadLetter)>,
     /// The details of each consumer at the end.
-    pub shown: Vec<Option<Shown>>,
+    pub consumers: Vec<Option<ConsumerDetails>>,
     /// Descriptions of unfinished work.
-    pub left: Vec<String>,
+    pub unfinished: Vec<String>,
     /// The number of lines that handlers committed.
-    pub ledger: usize,
+    pub effects: usize,
 }
 
 /// Runs a seed, with a mutant or with the real consumers.
-pub fn run(seed: u64, mutant: Option<Mutant>) -> Verdict<Event> {
+pub fn run(seed: u64, mutant: Option<Mutant>) -> RunResult<Event> {
     let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
     let runtime = runtime.expect("a runtime without I/O needs nothing that could be missing");
     // Inside the runtime, because the paused clock belongs to it.
-    let record = runtime.block_on(async { World::new(Scenario::of(seed), mutant).live().await });
-    let violations = oracles::judge(&record);
-    Verdict { seed, violations, fingerprint: fingerprint(&record.events), events: record.events }
+    let record = runtime.block_on(async { World::new(Scenario::of(seed), mutant).run().await });
+    let violations = oracles::check_promises(&record);
+    RunResult { seed, violations, fingerprint: fingerprint(&record.events), events: record.events }
 }
 
 struct World {
     scenario: Arc<Scenario>,
     history: Arc<History>,
-    directory: Arc<Directory>,
-    outbox: Outbox,
-    settings: Settings,
+    names: Arc<MessageNames>,
+    outbox: Database,
+    settings: Config,
     groups: Vec<Arc<Group>>,
     servers: Vec<Arc<Server>>,
-    office: Arc<Office>,
-    trials: Arc<Trials>,
-    wire: Wire,
-    ending: CancellationToken,
+    operator_port: Arc<OperatorPort>,
+    shared: Arc<SharedHandlerState>,
+    network: Network,
+    run_ended: CancellationToken,
     mutant: Option<Mutant>,
 }
 
 impl World {
     fn new(scenario: Scenario, mutant: Option<Mutant>) -> Self {
         let scenario = Arc::new(scenario);
-        let (history, directory) = (Arc::new(History::begin()), Arc::new(Directory::default()));
-        let settings = Settings { seed: scenario.seed, ..Settings::default() };
-        let outbox = Outbox::new(settings.clone());
+        let (history, names) = (Arc::new(History::begin()), Arc::new(MessageNames::default()));
+        let settings = Config { seed: scenario.seed, ..Config::default() };
+        let outbox = Database::new(settings.clone());
         let group =
-            |number| Arc::new(Group::new(number, Arc::clone(&scenario), Arc::clone(&history), Arc::clone(&directory)));
+            |number| Arc::new(Group::new(number, Arc::clone(&scenario), Arc::clone(&history), Arc::clone(&names)));
         let server = |number: usize| {
             let plan = &scenario.consumers[number];
             let inbox = MutantInbox::new(outbox.inbox(&plan.name, plan.config.keeping), mutant);
-            Arc::new(Server::new(number, inbox, Arc::clone(&history), Arc::clone(&directory), plan.stall))
+            Arc::new(Server::new(number, inbox, Arc::clone(&history), Arc::clone(&names), plan.idle_timeout))
         };
         let groups: Vec<_> = (0..scenario.consumers.len()).map(group).collect();
         let servers: Vec<_> = (0..scenario.consumers.len()).map(server).collect();
         let (for_office, for_trials) = (Arc::clone(&scenario), Arc::clone(&scenario));
         let office =
-            Office::new(outbox.operator(), for_office, Arc::clone(&history), Arc::clone(&directory), servers.clone());
-        let trials = Trials::new(for_trials, Arc::clone(&history), Arc::clone(&directory));
+            OperatorPort::new(outbox.operator(), for_office, Arc::clone(&history), Arc::clone(&names), servers.clone());
+        let trials = SharedHandlerState::new(for_trials, Arc::clone(&history), Arc::clone(&names));
         Self {
             scenario,
             history,
-            directory,
+            names,
             outbox,
             settings,
             groups,
             servers,
-            office: Arc::new(office),
-            trials: Arc::new(trials),
-            wire: Wire::default(),
-            ending: CancellationToken::new(),
+            operator_port: Arc::new(office),
+            shared: Arc::new(trials),
+            network: Network::default(),
+            run_ended: CancellationToken::new(),
             mutant,
         }
     }
 
-    async fn live(self) -> Record {
-        let mut members = self.members();
-        let mut people = self.people();
-        let _nature = self.nature();
+    async fn run(self) -> Record {
+        let mut members = self.start_members();
+        let mut people = self.start_clients();
+        let _nature = self.start_background();
         sleep(self.scenario.faults_for).await;
-        self.history.record(Event::Quiet);
-        if self.scenario.ending == Ending::Redrive {
-            self.trials.mend();
+        self.history.record(Event::FaultsEnded);
+        if self.scenario.ending == DeadLetterEnding::Redrive {
+            self.shared.fix_poison();
         }
         let mut left = self.drain(&mut people).await;
         // Let messages arrive that are still on the network.
-        sleep(LATE_MAX).await;
-        self.ending.cancel();
+        sleep(DELAY_MAX).await;
+        self.run_ended.cancel();
         let stopped = timeout(STOP_MAX, async {
             while let Some(ended) = members.join_next().await {
                 if ended.is_err() {
@@ -138,99 +138,99 @@ impl World {
         if stopped.await.is_err() {
             left.push("a member does not stop".to_owned());
         }
-        sleep(LATE_MAX).await;
+        sleep(DELAY_MAX).await;
         left.extend(self.servers.iter().filter(|server| !server.is_idle()).map(|_| "a transaction is open".to_owned()));
-        if self.wire.has_panicked() {
+        if self.network.has_panicked() {
             left.push("a server panicked".to_owned());
         }
         let mut shown = Vec::new();
         for consumer in 0..self.scenario.consumers.len() {
-            shown.push(self.office.shown(consumer).await);
-            left.extend(self.taken(consumer).await);
+            shown.push(self.operator_port.consumer_details(consumer).await);
+            left.extend(self.lanes_not_free(consumer).await);
         }
-        let letters = self.office.letters().await.into_iter();
+        let letters = self.operator_port.dead_letters().await.into_iter();
         Record {
             events: self.history.events(),
-            letters: letters
-                .map(|(consumer, letter)| (self.directory.case(consumer, letter.arrival.entry), letter))
+            dead_letters: letters
+                .map(|(consumer, letter)| (self.names.case(consumer, letter.message.dedup_id), letter))
                 .collect(),
-            shown,
-            left,
-            ledger: self.outbox.ledger().len(),
+            consumers: shown,
+            unfinished: left,
+            effects: self.outbox.effects().len(),
             scenario: self.scenario,
         }
     }
 
-    fn members(&self) -> JoinSet<()> {
+    fn start_members(&self) -> JoinSet<()> {
         let mut members = JoinSet::new();
         for (consumer, plan) in self.scenario.consumers.iter().enumerate() {
             for number in 0..plan.members {
-                let host = Host {
+                let host = MemberHost {
                     consumer,
                     number,
                     scenario: Arc::clone(&self.scenario),
                     history: Arc::clone(&self.history),
                     server: Arc::clone(&self.servers[consumer]),
                     group: Arc::clone(&self.groups[consumer]),
-                    trials: Arc::clone(&self.trials),
-                    wire: self.wire.clone(),
-                    began_at: self.settings.started_at,
+                    shared: Arc::clone(&self.shared),
+                    network: self.network.clone(),
+                    started_at: self.settings.started_at,
                     mutant: self.mutant,
-                    ending: self.ending.clone(),
+                    run_ended: self.run_ended.clone(),
                 };
-                members.spawn(host.work());
+                members.spawn(host.run());
             }
         }
         members
     }
 
     fn operator(&self, number: u64) -> Operator {
-        let (office, history) = (Arc::clone(&self.office), Arc::clone(&self.history));
-        Operator::new(office, history, Arc::clone(&self.scenario), &self.wire, number)
+        let (office, history) = (Arc::clone(&self.operator_port), Arc::clone(&self.history));
+        Operator::new(office, history, Arc::clone(&self.scenario), &self.network, number)
     }
 
-    fn people(&self) -> JoinSet<()> {
+    fn start_clients(&self) -> JoinSet<()> {
         let mut people = JoinSet::new();
-        let front = Arc::new(Front {
+        let front = Arc::new(Fanout {
             scenario: Arc::clone(&self.scenario),
             history: Arc::clone(&self.history),
             groups: self.groups.clone(),
-            began_at: self.settings.started_at,
-            places: Mutex::new(0),
+            started_at: self.settings.started_at,
+            last_offset: Mutex::new(0),
         });
         for number in 0..self.scenario.publishers {
-            people.spawn(Publisher::new(Arc::clone(&front), number).work());
+            people.spawn(Publisher::new(Arc::clone(&front), number).run());
         }
-        people.spawn(self.operator(0).look());
-        people.spawn(self.operator(1).order());
-        let (office, scenario) = (Arc::clone(&self.office), Arc::clone(&self.scenario));
-        people.spawn(replays::work(
+        people.spawn(self.operator(0).mark_periodically());
+        people.spawn(self.operator(1).send_controls());
+        let (office, scenario) = (Arc::clone(&self.operator_port), Arc::clone(&self.scenario));
+        people.spawn(replays::run_replays(
             office,
             Arc::clone(&self.history),
             scenario,
             self.groups.clone(),
-            self.wire.clone(),
+            self.network.clone(),
         ));
         people
     }
 
     /// Starts tasks that happen without a user: idle transactions end, the broker acts spontaneously, the database
     /// restarts.
-    fn nature(&self) -> JoinSet<()> {
+    fn start_background(&self) -> JoinSet<()> {
         let mut nature = JoinSet::new();
         let servers = self.servers.clone();
         nature.spawn(async move {
             loop {
                 sleep(Duration::from_millis(200)).await;
                 for server in &servers {
-                    server.reap();
+                    server.abort_stalled();
                 }
             }
         });
         for (number, group) in self.groups.iter().enumerate() {
-            nature.spawn(stir(Arc::clone(group), Arc::clone(&self.scenario), number));
+            nature.spawn(inject_broker_faults(Arc::clone(group), Arc::clone(&self.scenario), number));
         }
-        nature.spawn(restart(self.outbox.clone(), Arc::clone(&self.history), Arc::clone(&self.scenario)));
+        nature.spawn(restart_database(self.outbox.clone(), Arc::clone(&self.history), Arc::clone(&self.scenario)));
         nature
     }
 
@@ -242,14 +242,14 @@ impl World {
         loop {
             while people.try_join_next().is_some() {}
             if people.is_empty() && !std::mem::replace(&mut freed, true) {
-                operator.free().await;
+                operator.clear_controls().await;
             }
             match self.scenario.ending {
-                Ending::Redrive => operator.mark(false, 1000).await,
-                Ending::Archive => operator.mark(true, 1000).await,
-                Ending::Leave => {}
+                DeadLetterEnding::Redrive => operator.mark(false, 1000).await,
+                DeadLetterEnding::Discard => operator.mark(true, 1000).await,
+                DeadLetterEnding::Leave => {}
             }
-            let mut left = self.left().await;
+            let mut left = self.unfinished().await;
             if !people.is_empty() {
                 left.push("somebody is still at work".to_owned());
             }
@@ -261,47 +261,47 @@ impl World {
     }
 
     /// Lanes that a new member cannot acquire.
-    async fn taken(&self, consumer: usize) -> Vec<String> {
+    async fn lanes_not_free(&self, consumer: usize) -> Vec<String> {
         let plan = &self.scenario.consumers[consumer];
         let inbox = self.outbox.inbox(&plan.name, plan.config.keeping);
-        let (owner, lasts) = (Uuid::from_u128(1), plan.config.beat_lasts);
-        let beat = Beat {
+        let (owner, lasts) = (Uuid::from_u128(1), plan.config.heartbeat_ttl);
+        let beat = Heartbeat {
             owner,
             name: "somebody new".to_owned(),
-            lasts,
-            marks: Vec::new(),
+            ttl: lasts,
+            settled_offsets: Vec::new(),
             last_message_at: None,
             breakers: Vec::new(),
         };
         let lanes: Vec<Lane> = (0..plan.lanes).map(Group::lane).collect();
-        let taken = match inbox.beat(&beat).await {
-            Ok(_) => inbox.take(owner, &lanes).await.unwrap_or_default(),
+        let taken = match inbox.heartbeat(&beat).await {
+            Ok(_) => inbox.acquire_lanes(owner, &lanes).await.unwrap_or_default(),
             Err(_) => Vec::new(),
         };
         let missing = lanes.iter().filter(|lane| !taken.iter().any(|held| held.lane == **lane));
         missing.map(|lane| format!("{lane} of c{consumer} is not free")).collect()
     }
 
-    async fn left(&self) -> Vec<String> {
+    async fn unfinished(&self) -> Vec<String> {
         let mut left = Vec::new();
-        let leaves = self.scenario.ending == Ending::Leave;
+        let leaves = self.scenario.ending == DeadLetterEnding::Leave;
         for (consumer, group) in self.groups.iter().enumerate() {
             if !group.is_empty() {
                 left.push(format!("the broker has messages for c{consumer}"));
             }
-            let queues = self.office.shown(consumer).await.into_iter().flat_map(|shown| shown.queues);
+            let queues = self.operator_port.consumer_details(consumer).await.into_iter().flat_map(|shown| shown.queues);
             let open = queues.filter(|queue| !(leaves && queue.next_attempt_at.is_none()));
             left.extend(open.map(|queue| format!("queue {} of c{consumer} waits", queue.queue)));
         }
-        let letters = self.office.letters().await;
-        let pending = letters.iter().filter(|(_, letter)| letter.fate == Fate::Pending && !leaves);
+        let letters = self.operator_port.dead_letters().await;
+        let pending = letters.iter().filter(|(_, letter)| letter.state == DeadLetterState::Dead && !leaves);
         left.extend(pending.map(|(consumer, _)| format!("a dead letter of c{consumer} is pending")));
         left
     }
 }
 
-async fn stir(group: Arc<Group>, scenario: Arc<Scenario>, number: usize) {
-    let Some(every) = scenario.restless else { return };
+async fn inject_broker_faults(group: Arc<Group>, scenario: Arc<Scenario>, number: usize) {
+    let Some(every) = scenario.broker_fault_interval else { return };
     let mut random = SplitMix64::for_part(scenario.seed, "broker", number as u64);
     let start = Instant::now();
     loop {
@@ -309,14 +309,14 @@ async fn stir(group: Arc<Group>, scenario: Arc<Scenario>, number: usize) {
         if start.elapsed() >= scenario.faults_for {
             return;
         }
-        group.stir(random.next_u64(), random.count(0, 1000));
+        group.inject_fault(random.next_u64(), random.count(0, 1000));
     }
 }
 
 /// Restarts the database at the times of the scenario. While it is down, the links make calls fail.
-async fn restart(outbox: Outbox, history: Arc<History>, scenario: Arc<Scenario>) {
+async fn restart_database(outbox: Database, history: Arc<History>, scenario: Arc<Scenario>) {
     let start = Instant::now();
-    let mut away = scenario.database_away.clone();
+    let mut away = scenario.database_outages.clone();
     away.sort_by_key(|(span, _)| span.from);
     for (span, restarts) in away {
         sleep_until(start + span.from).await;

@@ -6,20 +6,20 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use relevo_core::{Broker, Capabilities, Class, Confirms, Failure, MessageId, Outcome, Publication};
+use relevo_core::{Broker, Capabilities, Class, Failure, MessageId, Outcome, OutcomeSender, Publication};
 use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 
-use crate::history::{Name, fingerprint_of, lock};
-use crate::line::LATE_MAX;
+use crate::history::{MessageName, fingerprint_of, lock};
+use crate::link::DELAY_MAX;
+use crate::network::Network;
 use crate::outbox::event::{Event, History};
 use crate::outbox::scenario::Scenario;
-use crate::outbox::writers::Kind;
-use crate::wire::Wire;
+use crate::outbox::writers::BrokerBehaviour;
 use relevo_core::random::SplitMix64;
 
 /// The broker behind all connections.
-pub struct FarSide {
+pub struct SimBroker {
     history: Arc<History>,
     scenario: Arc<Scenario>,
     state: Mutex<State>,
@@ -29,56 +29,56 @@ pub struct FarSide {
 struct State {
     refused: BTreeMap<MessageId, u32>,
     /// Whether poison messages are accepted now.
-    mended: bool,
+    poison_fixed: bool,
     /// Whether faults have ended, so that connections no longer break.
-    quiet: bool,
+    faults_ended: bool,
 }
 
 /// One relay's connection.
 pub struct Connection {
-    far_side: Arc<FarSide>,
-    wire: Wire,
+    broker: Arc<SimBroker>,
+    network: Network,
     random: Mutex<SplitMix64>,
     /// Counts how often the connection broke.
-    cuts: watch::Sender<u64>,
+    disconnects: watch::Sender<u64>,
 }
 
 /// What happens to one message on its way.
 #[derive(Clone, Copy)]
-struct Plan {
-    there: Duration,
-    back: Duration,
-    vanished: bool,
-    unanswered: bool,
-    cut: bool,
+struct DeliveryPlan {
+    request_delay: Duration,
+    reply_delay: Duration,
+    lost: bool,
+    reply_lost: bool,
+    disconnects: bool,
 }
 
-impl Plan {
+impl DeliveryPlan {
     /// A client library may report that it is not connected, keep the message, and send it after it reconnects.
     fn is_ghost(&self, deadline: Duration) -> bool {
-        self.there > deadline && self.there.as_millis().is_multiple_of(2)
+        self.request_delay > deadline && self.request_delay.as_millis().is_multiple_of(2)
     }
 }
 
-impl FarSide {
+impl SimBroker {
     /// Creates a broker that has received nothing.
     pub fn new(history: Arc<History>, scenario: Arc<Scenario>) -> Self {
         Self { history, scenario, state: Mutex::default() }
     }
 
     /// Ends the faults. From now on only poison messages are rejected, and with `mended` not even those.
-    pub fn calm_down(&self, mended: bool) {
+    pub fn stop_faults(&self, mended: bool) {
         let mut state = lock(&self.state);
-        state.quiet = true;
-        state.mended = mended;
+        state.faults_ended = true;
+        state.poison_fixed = mended;
     }
 
     /// Handles the arrival of a message. Returns `None` if the message breaks the connection.
-    fn arrive(&self, publication: &Publication) -> Option<Outcome> {
+    fn receive(&self, publication: &Publication) -> Option<Outcome> {
         let message = &*publication.message;
-        let name = Name::of(message);
+        let name = MessageName::of(message);
         if let Some(class) = self.refuses(publication) {
-            let word = if class == Class::Unknown { "takes the connection down" } else { class.word() };
+            let word = if class == Class::Unknown { "takes the connection down" } else { class.as_str() };
             self.history.record(Event::Refused { name, class: word });
             return (class != Class::Unknown).then(|| Err(Failure::new(class, "the far side said so")));
         }
@@ -89,7 +89,7 @@ impl FarSide {
 
     fn refuses(&self, publication: &Publication) -> Option<Class> {
         let now = self.history.now();
-        if self.scenario.broker_away.iter().any(|span| span.contains(now)) {
+        if self.scenario.broker_outages.iter().any(|span| span.contains(now)) {
             return Some(Class::Outage);
         }
         let address = self.scenario.addresses.iter().find(|plan| *plan.topic == *publication.address)?;
@@ -100,11 +100,11 @@ impl FarSide {
             return Some(Class::Throttled(span.to.saturating_sub(now).min(Duration::from_secs(2))));
         }
         let mut state = lock(&self.state);
-        match Kind::of(&publication.message) {
-            Kind::Plain => None,
-            Kind::Poison => (!state.mended).then_some(Class::Poison),
-            Kind::Killer => (!state.quiet).then_some(Class::Unknown),
-            Kind::Transient(times) => {
+        match BrokerBehaviour::of_message(&publication.message) {
+            BrokerBehaviour::Plain => None,
+            BrokerBehaviour::Poison => (!state.poison_fixed).then_some(Class::Poison),
+            BrokerBehaviour::Killer => (!state.faults_ended).then_some(Class::Unknown),
+            BrokerBehaviour::Transient(times) => {
                 let refused = state.refused.entry(publication.message.id).or_default();
                 if *refused >= times {
                     return None;
@@ -118,36 +118,42 @@ impl FarSide {
 
 impl Connection {
     /// Creates a connection with its own random numbers.
-    pub fn new(far_side: Arc<FarSide>, wire: Wire, random: SplitMix64) -> Self {
-        Self { far_side, wire, random: Mutex::new(random), cuts: watch::Sender::new(0) }
+    pub fn new(broker: Arc<SimBroker>, network: Network, random: SplitMix64) -> Self {
+        Self { broker, network, random: Mutex::new(random), disconnects: watch::Sender::new(0) }
     }
 
-    fn plan(&self) -> Plan {
+    fn plan(&self) -> DeliveryPlan {
         let mut random = lock(&self.random);
         let (there, back) = (random.millis(0, 30), random.millis(0, 30));
-        let mut plan = Plan { there, back, vanished: false, unanswered: false, cut: false };
-        let scenario = &self.far_side.scenario;
+        let mut plan = DeliveryPlan {
+            request_delay: there,
+            reply_delay: back,
+            lost: false,
+            reply_lost: false,
+            disconnects: false,
+        };
+        let scenario = &self.broker.scenario;
         let faults = &scenario.broker;
-        if self.far_side.history.now() >= scenario.faults_for {
+        if self.broker.history.now() >= scenario.faults_for {
             return plan;
         }
         if random.permille(faults.slow) {
-            plan.there = random.millis(30, 800);
+            plan.request_delay = random.millis(30, 800);
         }
         if random.permille(faults.late) {
-            plan.there = random.time(scenario.config.publish_deadline, LATE_MAX);
+            plan.request_delay = random.time(scenario.config.publish_timeout, DELAY_MAX);
         }
-        plan.vanished = random.permille(faults.vanished);
-        plan.unanswered = random.permille(faults.unanswered);
-        plan.cut = random.permille(faults.cut);
+        plan.lost = random.permille(faults.lost);
+        plan.reply_lost = random.permille(faults.reply_lost);
+        plan.disconnects = random.permille(faults.disconnected);
         for (happens, what) in [
-            (plan.there > scenario.config.publish_deadline, "a message is late"),
-            (plan.vanished, "a message is lost"),
-            (plan.unanswered, "an answer of the broker is lost"),
-            (plan.cut, "a connection to the broker breaks"),
+            (plan.request_delay > scenario.config.publish_timeout, "a message is late"),
+            (plan.lost, "a message is lost"),
+            (plan.reply_lost, "an answer of the broker is lost"),
+            (plan.disconnects, "a connection to the broker breaks"),
         ] {
             if happens {
-                self.far_side.history.record(Event::Fault(what));
+                self.broker.history.record(Event::Fault(what));
             }
         }
         plan
@@ -155,9 +161,9 @@ impl Connection {
 
     /// Sends one key's messages in order. If the broker guarantees order in flight, the first failure fails the others.
     fn send(&self, messages: Vec<(usize, Publication)>, answers: &mpsc::Sender<(usize, Outcome)>) {
-        let plans: Vec<Plan> = messages.iter().map(|_| self.plan()).collect();
-        let (far_side, cuts, answers) = (Arc::clone(&self.far_side), self.cuts.clone(), answers.clone());
-        self.wire.carry(async move {
+        let plans: Vec<DeliveryPlan> = messages.iter().map(|_| self.plan()).collect();
+        let (far_side, cuts, answers) = (Arc::clone(&self.broker), self.disconnects.clone(), answers.clone());
+        self.network.spawn(async move {
             let mut failed = false;
             for ((index, publication), plan) in messages.into_iter().zip(plans) {
                 if failed {
@@ -165,16 +171,16 @@ impl Connection {
                     drop(answers.send((index, outcome)).await);
                     continue;
                 }
-                if plan.is_ghost(far_side.scenario.config.publish_deadline) {
+                if plan.is_ghost(far_side.scenario.config.publish_timeout) {
                     failed = true;
                     drop(answers.send((index, Err(Failure::new(Class::Outage, "not connected")))).await);
                 }
-                sleep(plan.there).await;
-                if plan.vanished {
-                    far_side.history.record(Event::Vanished(Name::of(&publication.message)));
+                sleep(plan.request_delay).await;
+                if plan.lost {
+                    far_side.history.record(Event::LostInTransit(MessageName::of(&publication.message)));
                     return hang(plan, &answers).await;
                 }
-                let Some(outcome) = far_side.arrive(&publication) else {
+                let Some(outcome) = far_side.receive(&publication) else {
                     cuts.send_modify(|count| *count += 1);
                     return;
                 };
@@ -182,11 +188,11 @@ impl Connection {
                     continue;
                 }
                 failed = outcome.is_err();
-                sleep(plan.back).await;
-                if plan.cut {
+                sleep(plan.reply_delay).await;
+                if plan.disconnects {
                     cuts.send_modify(|count| *count += 1);
                 }
-                if plan.unanswered {
+                if plan.reply_lost {
                     return hang(plan, &answers).await;
                 }
                 // The caller may have stopped waiting.
@@ -197,8 +203,8 @@ impl Connection {
 }
 
 /// Sends no reply. The caller sees the broken connection at once, or waits for its own deadline.
-async fn hang(plan: Plan, answers: &mpsc::Sender<(usize, Outcome)>) {
-    if plan.back.as_millis().is_multiple_of(2) {
+async fn hang(plan: DeliveryPlan, answers: &mpsc::Sender<(usize, Outcome)>) {
+    if plan.reply_delay.as_millis().is_multiple_of(2) {
         answers.closed().await;
     }
 }
@@ -206,11 +212,11 @@ async fn hang(plan: Plan, answers: &mpsc::Sender<(usize, Outcome)>) {
 #[async_trait]
 impl Broker for Connection {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { fences_order: self.far_side.scenario.fenced, message_bytes_max: 1 << 20 }
+        Capabilities { ordered_in_flight: self.broker.scenario.ordered_in_flight, message_bytes_max: 1 << 20 }
     }
 
-    async fn publish(&self, batch: &[Publication], confirms: &Confirms) {
-        let mut cuts = self.cuts.subscribe();
+    async fn publish(&self, batch: &[Publication], confirms: &OutcomeSender) {
+        let mut cuts = self.disconnects.subscribe();
         let (answers, mut answered) = mpsc::channel(batch.len().max(1));
         let keys: BTreeSet<&str> = batch.iter().map(|publication| &*publication.message.key).collect();
         for key in keys {

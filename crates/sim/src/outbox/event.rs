@@ -6,7 +6,7 @@ use bytestring::ByteString;
 use relevo_core::store::Lease;
 use uuid::Uuid;
 
-use crate::history::{self, Happening, Name};
+use crate::history::{self, MessageName, SimEvent};
 
 /// The history of a run of this world.
 pub type History = history::History<Event>;
@@ -17,7 +17,7 @@ pub enum Event {
     /// A transaction committed a message.
     Committed {
         /// The message.
-        name: Name,
+        name: MessageName,
         /// Its type.
         kind: ByteString,
         /// Its topic.
@@ -28,13 +28,13 @@ pub enum Event {
         scheduled: bool,
     },
     /// It was emitted, but its transaction or savepoint rolled back.
-    RolledBack(Name),
+    RolledBack(MessageName),
     /// Its writer cancelled it before it was due.
-    Cancelled(Name),
+    Cancelled(MessageName),
     /// The broker received it.
     Received {
         /// The message.
-        name: Name,
+        name: MessageName,
         /// A hash of its payload.
         bytes: u64,
         /// The epoch of the lease under which it was sent.
@@ -43,16 +43,16 @@ pub enum Event {
     /// The broker rejected it.
     Refused {
         /// The message.
-        name: Name,
+        name: MessageName,
         /// The failure class.
         class: &'static str,
     },
     /// The network lost it on its way to the broker.
-    Vanished(Name),
+    LostInTransit(MessageName),
     /// A relay parked it.
     Parked {
         /// The message.
-        name: Name,
+        name: MessageName,
         /// The failure class.
         class: &'static str,
         /// Counted attempts.
@@ -63,22 +63,22 @@ pub enum Event {
     /// An operator marked its dead letter.
     Marked {
         /// The message.
-        name: Name,
+        name: MessageName,
         /// Whether the mark is a discard. Otherwise it is a redrive.
         discard: bool,
     },
     /// A second mark request marked it again.
-    MarkedTwice(Name),
+    MarkedTwice(MessageName),
     /// The queue of its key contains it twice.
-    QueuedTwice(Name),
+    QueuedTwice(MessageName),
     /// A relay acquired a lease.
-    Granted(Grant),
+    LeaseTaken(LeaseRef),
     /// A relay released a lease.
-    Freed(Grant),
+    LeaseReleased(LeaseRef),
     /// A relay recorded something under a lease.
     Wrote {
         /// The lease.
-        grant: Grant,
+        lease: LeaseRef,
         /// What it recorded.
         what: &'static str,
     },
@@ -90,13 +90,13 @@ pub enum Event {
         what: &'static str,
     },
     /// The store returned an unexpected reply.
-    Broken(String),
+    StoreError(String),
     /// A network or server fault.
     Fault(&'static str),
     /// An operator requested this number of shards.
-    Regroup(u16),
+    Reshard(u16),
     /// All faults end here.
-    Quiet,
+    FaultsEnded,
 }
 
 /// What happens to the key of a dead-lettered message.
@@ -110,52 +110,52 @@ pub enum Dead {
 
 /// A lease in the history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Grant {
+pub struct LeaseRef {
     /// The shard.
     pub shard: u16,
     /// The number of shards.
-    pub shards: u16,
+    pub shard_count: u16,
     /// Its epoch.
     pub epoch: i64,
     /// Its owner.
     pub owner: Uuid,
 }
 
-impl From<&Lease> for Grant {
+impl From<&Lease> for LeaseRef {
     fn from(lease: &Lease) -> Self {
-        Self { shard: lease.shard, shards: lease.shards, epoch: lease.epoch, owner: lease.owner }
+        Self { shard: lease.shard, shard_count: lease.shard_count, epoch: lease.epoch, owner: lease.owner }
     }
 }
 
-impl Happening for Event {
+impl SimEvent for Event {
     fn fault(what: &'static str) -> Self {
         Self::Fault(what)
     }
 
-    fn broken(what: String) -> Self {
-        Self::Broken(what)
+    fn store_error(what: String) -> Self {
+        Self::StoreError(what)
     }
 
-    fn name(&self) -> Option<&Name> {
+    fn name(&self) -> Option<&MessageName> {
         match self {
             Self::Committed { name, .. }
             | Self::RolledBack(name)
             | Self::Cancelled(name)
             | Self::Received { name, .. }
             | Self::Refused { name, .. }
-            | Self::Vanished(name)
+            | Self::LostInTransit(name)
             | Self::Parked { name, .. }
             | Self::Marked { name, .. }
             | Self::MarkedTwice(name)
             | Self::QueuedTwice(name) => Some(name),
-            Self::Granted(_)
-            | Self::Freed(_)
+            Self::LeaseTaken(_)
+            | Self::LeaseReleased(_)
             | Self::Wrote { .. }
             | Self::Relay { .. }
-            | Self::Broken(_)
+            | Self::StoreError(_)
             | Self::Fault(_)
-            | Self::Regroup(_)
-            | Self::Quiet => None,
+            | Self::Reshard(_)
+            | Self::FaultsEnded => None,
         }
     }
 
@@ -164,10 +164,10 @@ impl Happening for Event {
     }
 
     fn is_fault(&self) -> bool {
-        matches!(self, Self::Fault(_) | Self::Refused { .. } | Self::Relay { .. } | Self::Regroup(_))
+        matches!(self, Self::Fault(_) | Self::Refused { .. } | Self::Relay { .. } | Self::Reshard(_))
     }
 
-    fn is_life(&self) -> bool {
+    fn is_lifecycle(&self) -> bool {
         matches!(self, Self::Relay { .. })
     }
 }
@@ -182,7 +182,7 @@ impl fmt::Display for Event {
             Self::Cancelled(name) => write!(f, "cancelled {name}"),
             Self::Received { name, epoch, .. } => write!(f, "RECEIVED {name} (epoch {epoch})"),
             Self::Refused { name, class } => write!(f, "refused {name}: {class}"),
-            Self::Vanished(name) => write!(f, "lost on the way {name}"),
+            Self::LostInTransit(name) => write!(f, "lost on the way {name}"),
             Self::Parked { name, class, attempts, dead } => {
                 let how = match dead {
                     None => "parked",
@@ -196,21 +196,21 @@ impl fmt::Display for Event {
             }
             Self::MarkedTwice(name) => write!(f, "marked twice {name}"),
             Self::QueuedTwice(name) => write!(f, "queued twice {name}"),
-            Self::Granted(grant) => write!(f, "leased {grant}"),
-            Self::Freed(grant) => write!(f, "given back {grant}"),
-            Self::Wrote { grant, what } => write!(f, "{what} under {grant}"),
+            Self::LeaseTaken(grant) => write!(f, "leased {grant}"),
+            Self::LeaseReleased(grant) => write!(f, "given back {grant}"),
+            Self::Wrote { lease: grant, what } => write!(f, "{what} under {grant}"),
             Self::Relay { relay, what } => write!(f, "relay {relay} {what}"),
-            Self::Broken(what) => write!(f, "the store is broken: {what}"),
+            Self::StoreError(what) => write!(f, "the store is broken: {what}"),
             Self::Fault(what) => write!(f, "fault: {what}"),
-            Self::Regroup(shards) => write!(f, "regroup to {shards} shards"),
-            Self::Quiet => write!(f, "all faults end"),
+            Self::Reshard(shards) => write!(f, "regroup to {shards} shards"),
+            Self::FaultsEnded => write!(f, "all faults end"),
         }
     }
 }
 
-impl fmt::Display for Grant {
+impl fmt::Display for LeaseRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let owner = self.owner.as_u128() >> 112;
-        write!(f, "shard {} of {}, epoch {}, owner {owner:04x}", self.shard, self.shards, self.epoch)
+        write!(f, "shard {} of {}, epoch {}, owner {owner:04x}", self.shard, self.shard_count, self.epoch)
     }
 }

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use relevo_core::broker::Reports;
+use relevo_core::broker::OutcomeReceiver;
 use relevo_core::slot::shard_of;
 use relevo_core::store::{
-    Advance, Advanced, Ask, Lease, Leased, Leases, Maintained, OutboxReader, Page, ParkedKeys, Read, Run, Settled,
-    Settlement, Standing, Store, StoreError, Upkeep,
+    Lease, LeaseRequest, LeaseResponse, Maintenance, MaintenanceReport, OutboxReader, Page, PageRequest, ParkedBatch,
+    ParkedReader, ParkedResult, ParkedSettlement, RelayStore, SettleResult, Settlement, ShardLeases, StoreError,
+    TakenShard,
 };
-use relevo_core::{Broker, Capabilities, Class, Confirms, Failure, Publication};
+use relevo_core::{Broker, Capabilities, Class, Failure, OutcomeSender, Publication};
 use uuid::Uuid;
 
 use crate::history::lock;
@@ -68,7 +69,7 @@ impl Mutant {
 
 /// A store with the fault of a mutant.
 pub struct MutantStore {
-    inner: Arc<dyn Store>,
+    inner: Arc<dyn RelayStore>,
     mutant: Mutant,
     state: Mutex<State>,
 }
@@ -82,13 +83,13 @@ struct State {
 
 impl MutantStore {
     /// Wraps a store with a fault.
-    pub fn new(inner: Arc<dyn Store>, mutant: Mutant) -> Self {
+    pub fn new(inner: Arc<dyn RelayStore>, mutant: Mutant) -> Self {
         Self { inner, mutant, state: Mutex::default() }
     }
 
     fn current(&self, lease: Lease) -> Lease {
         let state = lock(&self.state);
-        let current = state.current.get(&lease.shard).filter(|current| current.shards == lease.shards);
+        let current = state.current.get(&lease.shard).filter(|current| current.shard_count == lease.shard_count);
         current.copied().unwrap_or(lease)
     }
 
@@ -101,7 +102,7 @@ impl MutantStore {
             }
         }
         page.entries.retain(|entry| {
-            let lease = leases.iter().find(|lease| shard_of(entry.slot, lease.shards) == lease.shard);
+            let lease = leases.iter().find(|lease| shard_of(entry.slot, lease.shard_count) == lease.shard);
             let Some((_, floor, high)) = lease.and_then(|lease| state.floors.get_mut(lease)) else { return true };
             *high = entry.seq.max(*high);
             entry.seq > *floor
@@ -110,32 +111,32 @@ impl MutantStore {
 }
 
 #[async_trait]
-impl Leases for MutantStore {
-    async fn lease(&self, ask: Ask) -> Result<Leased, StoreError> {
-        let leased = self.inner.lease(ask).await?;
+impl ShardLeases for MutantStore {
+    async fn acquire_leases(&self, ask: LeaseRequest) -> Result<LeaseResponse, StoreError> {
+        let leased = self.inner.acquire_leases(ask).await?;
         lock(&self.state).current.extend(leased.leases.iter().map(|lease| (lease.shard, *lease)));
         Ok(leased)
     }
 
-    async fn standing(&self, leases: &[Lease]) -> Result<Vec<Standing>, StoreError> {
+    async fn standing(&self, leases: &[Lease]) -> Result<Vec<TakenShard>, StoreError> {
         let mut standings = self.inner.standing(leases).await?;
         if self.mutant == Mutant::OvertakeParked {
             for standing in &mut standings {
-                standing.parked.clear();
+                standing.parked_keys.clear();
             }
         }
         Ok(standings)
     }
 
-    async fn leave(&self, owner: Uuid) -> Result<(), StoreError> {
-        self.inner.leave(owner).await
+    async fn release_leases(&self, owner: Uuid) -> Result<(), StoreError> {
+        self.inner.release_leases(owner).await
     }
 }
 
 #[async_trait]
 impl OutboxReader for MutantStore {
-    async fn read(&self, read: Read<'_>) -> Result<Page, StoreError> {
-        let (leases, window) = (read.leases, read.after.from);
+    async fn read(&self, read: PageRequest<'_>) -> Result<Page, StoreError> {
+        let (leases, window) = (read.leases, read.after.from_tick);
         let mut page = self.inner.read(read).await?;
         if self.mutant == Mutant::CarryFloor {
             self.drop_below_floor(leases, window, &mut page);
@@ -143,53 +144,58 @@ impl OutboxReader for MutantStore {
         Ok(page)
     }
 
-    async fn settle(&self, mut settlement: Settlement) -> Result<Settled, StoreError> {
+    async fn settle(&self, mut settlement: Settlement) -> Result<SettleResult, StoreError> {
         if self.mutant == Mutant::IgnoreEpoch {
             for (lease, _) in &mut settlement.progress {
                 *lease = self.current(*lease);
             }
         }
-        let only_behind = !settlement.parks.is_empty() && settlement.parks.iter().all(|park| park.stopped.is_none());
+        let only_behind = !settlement.parked.is_empty() && settlement.parked.iter().all(|park| park.failure.is_none());
         if self.mutant == Mutant::OvertakeParked && only_behind {
             // Pretends that their head is no longer parked. They are read again, and the relay does not know that they
             // must wait.
-            let passed = settlement.parks.iter().map(|park| park.seq).collect();
-            return Ok(Settled { lost: Vec::new(), passed });
+            let reread = settlement.parked.iter().map(|park| park.seq).collect();
+            return Ok(SettleResult { lost_shards: Vec::new(), reread });
         }
         self.inner.settle(settlement).await
     }
 }
 
 #[async_trait]
-impl ParkedKeys for MutantStore {
-    async fn due(&self, leases: &[Lease], keys: usize, messages: usize) -> Result<Vec<Run>, StoreError> {
-        self.inner.due(leases, keys, messages).await
+impl ParkedReader for MutantStore {
+    async fn read_parked(
+        &self,
+        leases: &[Lease],
+        keys: usize,
+        messages: usize,
+    ) -> Result<Vec<ParkedBatch>, StoreError> {
+        self.inner.read_parked(leases, keys, messages).await
     }
 
-    async fn advance(&self, mut advances: Vec<Advance>) -> Result<Vec<Advanced>, StoreError> {
+    async fn settle_parked(&self, mut advances: Vec<ParkedSettlement>) -> Result<Vec<ParkedResult>, StoreError> {
         if self.mutant == Mutant::IgnoreEpoch {
             for advance in &mut advances {
                 advance.lease = self.current(advance.lease);
             }
         }
-        self.inner.advance(advances).await
+        self.inner.settle_parked(advances).await
     }
 }
 
 #[async_trait]
-impl Upkeep for MutantStore {
-    async fn maintain(&self) -> Result<Maintained, StoreError> {
+impl Maintenance for MutantStore {
+    async fn maintain(&self) -> Result<MaintenanceReport, StoreError> {
         self.inner.maintain().await
     }
 }
 
 /// A broker connection that may contain the fault of a mutant.
-pub struct Port<B> {
+pub struct MutantBroker<B> {
     inner: B,
     mutant: Option<Mutant>,
 }
 
-impl<B: Broker> Port<B> {
+impl<B: Broker> MutantBroker<B> {
     /// Wraps a connection. Without a mutant, it behaves normally.
     pub const fn new(inner: B, mutant: Option<Mutant>) -> Self {
         Self { inner, mutant }
@@ -197,25 +203,28 @@ impl<B: Broker> Port<B> {
 }
 
 #[async_trait]
-impl<B: Broker> Broker for Port<B> {
+impl<B: Broker> Broker for MutantBroker<B> {
     fn capabilities(&self) -> Capabilities {
         let honest = self.inner.capabilities();
-        Capabilities { fences_order: honest.fences_order || self.mutant == Some(Mutant::ReorderKey), ..honest }
+        Capabilities {
+            ordered_in_flight: honest.ordered_in_flight || self.mutant == Some(Mutant::ReorderKey),
+            ..honest
+        }
     }
 
-    fn is_away(&self) -> bool {
-        self.inner.is_away()
+    fn is_unreachable(&self) -> bool {
+        self.inner.is_unreachable()
     }
 
-    async fn publish(&self, batch: &[Publication], confirms: &Confirms) {
+    async fn publish(&self, batch: &[Publication], confirms: &OutcomeSender) {
         match self.mutant {
             Some(Mutant::SettleBeforeConfirm) => {
                 confirms.report_all((0..batch.len()).map(|index| (index, Ok(()))));
-                self.inner.publish(batch, &Reports::default().confirms(0)).await;
+                self.inner.publish(batch, &OutcomeReceiver::default().sender(0)).await;
             }
             Some(Mutant::CountOutages) => {
-                let reports = Reports::default();
-                self.inner.publish(batch, &reports.confirms(0)).await;
+                let reports = OutcomeReceiver::default();
+                self.inner.publish(batch, &reports.sender(0)).await;
                 confirms.report_all(reports.take().into_iter().map(|(_, index, outcome)| match outcome {
                     Err(failure) if failure.class() == Class::Outage => {
                         (index, Err(Failure::new(Class::Transient, "an outage")))
@@ -226,11 +235,11 @@ impl<B: Broker> Broker for Port<B> {
             Some(Mutant::ReorderKey) => {
                 // Each message on its own, the last one first, so that nothing keeps the order of a key.
                 let calls = batch.chunks(1).enumerate().rev().map(|(index, one)| async move {
-                    let reports = Reports::default();
-                    self.inner.publish(one, &reports.confirms(0)).await;
+                    let reports = OutcomeReceiver::default();
+                    self.inner.publish(one, &reports.sender(0)).await;
                     confirms.report_all(reports.take().into_iter().map(|(_, _, outcome)| (index, outcome)));
                 });
-                all(calls).await;
+                join_all(calls).await;
             }
             Some(Mutant::CarryFloor | Mutant::IgnoreEpoch | Mutant::OvertakeParked) | None => {
                 self.inner.publish(batch, confirms).await;
@@ -240,7 +249,7 @@ impl<B: Broker> Broker for Port<B> {
 }
 
 /// Waits for all futures concurrently.
-async fn all<F: Future<Output = ()> + Send>(futures: impl Iterator<Item = F>) {
+async fn join_all<F: Future<Output = ()> + Send>(futures: impl Iterator<Item = F>) {
     let mut open: Vec<_> = futures.map(Box::pin).collect();
     std::future::poll_fn(|context| {
         open.retain_mut(|future| future.as_mut().poll(context).is_pending());

@@ -3,19 +3,19 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use relevo_core::store::{DeadFilter, DeadLetters, Mark};
-use relevo_store_memory::{Destination, MAIN, Outbox};
+use relevo_core::store::{DeadLetterAdmin, DeadLetterFilter, MarkRequest};
+use relevo_store_memory::{Database, MAIN, Store};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::history::Name;
+use crate::history::MessageName;
 use crate::outbox::event::{Event, History};
 use crate::outbox::scenario::Scenario;
 use relevo_core::random::SplitMix64;
 
 /// One operator.
 pub struct Operator {
-    outbox: Outbox,
-    destination: Destination,
+    outbox: Database,
+    destination: Store,
     history: Arc<History>,
     scenario: Arc<Scenario>,
     random: SplitMix64,
@@ -23,15 +23,15 @@ pub struct Operator {
 
 impl Operator {
     /// Creates an operator with its own random numbers.
-    pub fn new(outbox: Outbox, history: Arc<History>, scenario: Arc<Scenario>) -> Self {
+    pub fn new(outbox: Database, history: Arc<History>, scenario: Arc<Scenario>) -> Self {
         let random = SplitMix64::for_part(scenario.seed, "operator", 0);
-        Self { destination: outbox.destination(MAIN), outbox, history, scenario, random }
+        Self { destination: outbox.store(MAIN), outbox, history, scenario, random }
     }
 
     /// Handles dead letters until the faults end.
-    pub async fn work(mut self) {
+    pub async fn run(mut self) {
         while self.history.now() < self.scenario.faults_for {
-            sleep(self.scenario.operator_every).await;
+            sleep(self.scenario.operator_interval).await;
             let discard = self.random.permille(250);
             let share = *self.random.pick(&[0, 300, 1000]);
             self.mark(discard, share).await;
@@ -40,15 +40,15 @@ impl Operator {
 
     /// Marks `share` per thousand of the dead letters, each with two requests.
     pub async fn mark(&mut self, discard: bool, share: u64) {
-        self.look_at_queues();
-        for letter in self.outbox.dead(MAIN) {
+        self.check_queues();
+        for letter in self.outbox.dead_letters(MAIN) {
             if letter.state != "dead" || !self.random.permille(share) {
                 continue;
             }
-            let name = Name::of(&letter.message);
-            let filter = DeadFilter { ids: vec![name.id], ..DeadFilter::default() };
-            let mark = Mark { filter, dry_run: false, by: "somebody".to_owned(), reason: "a test".to_owned() };
-            let clicks = [self.click(&mark, discard).await, self.click(&mark, discard).await];
+            let name = MessageName::of(&letter.message);
+            let filter = DeadLetterFilter { ids: vec![name.id], ..DeadLetterFilter::default() };
+            let mark = MarkRequest { filter, dry_run: false, by: "somebody".to_owned(), reason: "a test".to_owned() };
+            let clicks = [self.mark_once(&mark, discard).await, self.mark_once(&mark, discard).await];
             if clicks[0] == 1 {
                 self.history.record(Event::Marked { name: name.clone(), discard });
             }
@@ -58,17 +58,17 @@ impl Operator {
         }
     }
 
-    async fn click(&self, mark: &Mark, discard: bool) -> u64 {
+    async fn mark_once(&self, mark: &MarkRequest, discard: bool) -> u64 {
         let answer = if discard { self.destination.discard(mark).await } else { self.destination.redrive(mark).await };
         answer.unwrap_or_default()
     }
 
-    fn look_at_queues(&self) {
+    fn check_queues(&self) {
         for parked in self.outbox.parked(MAIN) {
             let mut seen = BTreeSet::new();
             for entry in &parked.queue {
                 if !seen.insert(entry.seq) {
-                    self.history.record(Event::QueuedTwice(Name::of(&entry.message)));
+                    self.history.record(Event::QueuedTwice(MessageName::of(&entry.message)));
                 }
             }
         }
@@ -76,21 +76,21 @@ impl Operator {
 }
 
 /// Requests resharding at the times of the scenario.
-pub async fn regroup(outbox: Outbox, history: Arc<History>, scenario: Arc<Scenario>) {
+pub async fn reshard(outbox: Database, history: Arc<History>, scenario: Arc<Scenario>) {
     let start = Instant::now();
-    for (at, shards) in &scenario.regroups {
+    for (at, shards) in &scenario.reshards {
         sleep_until(start + *at).await;
-        history.record(Event::Regroup(*shards));
-        if outbox.regroup(MAIN, *shards).is_err() {
+        history.record(Event::Reshard(*shards));
+        if outbox.reshard(MAIN, *shards).is_err() {
             history.record(Event::Fault("the regrouping was refused"));
         }
     }
 }
 
 /// Restarts the database at the times of the scenario. While it is down, the links make calls fail.
-pub async fn restart(outbox: Outbox, history: Arc<History>, scenario: Arc<Scenario>) {
+pub async fn restart_database(outbox: Database, history: Arc<History>, scenario: Arc<Scenario>) {
     let start = Instant::now();
-    let mut away = scenario.database_away.clone();
+    let mut away = scenario.database_outages.clone();
     away.sort_by_key(|(span, _)| span.from);
     for (span, restarts) in away {
         sleep_until(start + span.from).await;
@@ -102,9 +102,9 @@ pub async fn restart(outbox: Outbox, history: Arc<History>, scenario: Arc<Scenar
 }
 
 /// Records when the broker goes down and comes back.
-pub async fn outages(history: Arc<History>, scenario: Arc<Scenario>) {
+pub async fn record_broker_outages(history: Arc<History>, scenario: Arc<Scenario>) {
     let start = Instant::now();
-    let mut away = scenario.broker_away.clone();
+    let mut away = scenario.broker_outages.clone();
     away.sort_by_key(|span| span.from);
     for span in away {
         sleep_until(start + span.from).await;

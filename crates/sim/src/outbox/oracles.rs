@@ -6,23 +6,23 @@ use std::time::Duration;
 use bytestring::ByteString;
 use relevo_core::MessageId;
 
-use crate::history::{Name, fingerprint_of};
-use crate::outbox::event::{Dead, Event, Grant};
+use crate::history::{MessageName, fingerprint_of};
+use crate::outbox::event::{Dead, Event, LeaseRef};
 use crate::outbox::scenario::Scenario;
-use crate::outbox::world::{Record, given_up};
-use crate::outbox::writers::Kind;
-use crate::verdict::{Violation, broken};
+use crate::outbox::world::{Record, dead_lettered};
+use crate::outbox::writers::BrokerBehaviour;
+use crate::run_result::{Violation, violation};
 
 /// The maximum time for a message in a calm run, whatever other keys do.
-pub const FLOWS_WITHIN: Duration = Duration::from_secs(15);
+pub const DELIVERY_TIME_MAX: Duration = Duration::from_secs(15);
 
 type Events<'a> = &'a [(Duration, Event)];
 
 /// Returns the broken promises, one violation each. The one nearest to the cause comes first.
-pub fn judge(record: &Record) -> Vec<Violation> {
+pub fn check_promises(record: &Record) -> Vec<Violation> {
     let events = &record.events;
     [
-        relays_do_not_fall(events),
+        relays_keep_running(events),
         a_lost_lease_settles_nothing(events),
         outages_do_not_count(events, record.scenario.attempts_max),
         only_what_was_committed(events),
@@ -37,10 +37,10 @@ pub fn judge(record: &Record) -> Vec<Violation> {
 }
 
 /// A relay ends only on request.
-fn relays_do_not_fall(events: Events<'_>) -> Option<Violation> {
+fn relays_keep_running(events: Events<'_>) -> Option<Violation> {
     events.iter().find_map(|(_, event)| match event {
         Event::Relay { what: what @ ("panicked" | "stopped by itself"), .. } => {
-            Some(broken("P1", None, format!("a relay {what}")))
+            Some(violation("P1", None, format!("a relay {what}")))
         }
         _ => None,
     })
@@ -48,19 +48,19 @@ fn relays_do_not_fall(events: Events<'_>) -> Option<Violation> {
 
 /// P8: every write happens under the newest lease of its shard.
 fn a_lost_lease_settles_nothing(events: Events<'_>) -> Option<Violation> {
-    let mut current: BTreeMap<u16, Grant> = BTreeMap::new();
+    let mut current: BTreeMap<u16, LeaseRef> = BTreeMap::new();
     for (_, event) in events {
         match event {
-            Event::Granted(grant) => {
+            Event::LeaseTaken(grant) => {
                 // Resharding revokes every lease.
-                current.retain(|_, other| other.shards == grant.shards);
+                current.retain(|_, other| other.shard_count == grant.shard_count);
                 current.insert(grant.shard, *grant);
             }
-            Event::Freed(grant) if current.get(&grant.shard) == Some(grant) => {
+            Event::LeaseReleased(grant) if current.get(&grant.shard) == Some(grant) => {
                 current.remove(&grant.shard);
             }
-            Event::Wrote { grant, what } if current.get(&grant.shard) != Some(grant) => {
-                return Some(broken("P8", None, format!("a relay {what} under a lease that it had lost ({grant})")));
+            Event::Wrote { lease: grant, what } if current.get(&grant.shard) != Some(grant) => {
+                return Some(violation("P8", None, format!("a relay {what} under a lease that it had lost ({grant})")));
             }
             _ => {}
         }
@@ -83,11 +83,11 @@ fn outages_do_not_count(events: Events<'_>, attempts_max: u32) -> Option<Violati
                 let refusals = counted.get(&name.id).copied().unwrap_or_default();
                 if *attempts > refusals {
                     let sentence = format!("{name} has {attempts} attempts counted and was refused {refusals} times");
-                    return Some(broken("P5", Some(name), sentence));
+                    return Some(violation("P5", Some(name), sentence));
                 }
                 if dead.is_some() && !poison.contains(&name.id) && refusals < attempts_max {
                     let sentence = format!("{name} was given up after {refusals} refusals of {attempts_max}");
-                    return Some(broken("P5", Some(name), sentence));
+                    return Some(violation("P5", Some(name), sentence));
                 }
             }
             _ => {}
@@ -109,10 +109,10 @@ fn only_what_was_committed(events: Events<'_>) -> Option<Violation> {
                 cancelled.insert(name.id);
             }
             Event::Received { name, .. } if cancelled.contains(&name.id) => {
-                return Some(broken("P2", Some(name), format!("{name} was received although it was cancelled")));
+                return Some(violation("P2", Some(name), format!("{name} was received although it was cancelled")));
             }
             Event::Received { name, .. } if !committed.contains(&name.id) => {
-                return Some(broken("P2", Some(name), format!("{name} was received although it was not committed")));
+                return Some(violation("P2", Some(name), format!("{name} was received although it was not committed")));
             }
             _ => {}
         }
@@ -129,27 +129,27 @@ fn bytes_and_marks(record: &Record) -> Option<Violation> {
                 payloads.insert(name.id, *bytes);
             }
             Event::Received { name, bytes, .. } if payloads.get(&name.id).is_some_and(|own| own != bytes) => {
-                return Some(broken("P7", Some(name), format!("{name} was received with other bytes")));
+                return Some(violation("P7", Some(name), format!("{name} was received with other bytes")));
             }
             Event::MarkedTwice(name) => {
-                return Some(broken("P7", Some(name), format!("a double click marked {name} twice")));
+                return Some(violation("P7", Some(name), format!("a double click marked {name} twice")));
             }
             Event::QueuedTwice(name) => {
-                return Some(broken("P7", Some(name), format!("{name} stands twice in its key's queue")));
+                return Some(violation("P7", Some(name), format!("{name} stands twice in its key's queue")));
             }
             _ => {}
         }
     }
-    let changed = record.dead.iter().find(|letter| {
+    let changed = record.dead_letters.iter().find(|letter| {
         payloads.get(&letter.message.id).is_some_and(|bytes| *bytes != fingerprint_of(&letter.message.payload))
     })?;
-    let name = Name::of(&changed.message);
-    Some(broken("P7", Some(&name), format!("the dead letter {name} has other bytes than were committed")))
+    let name = MessageName::of(&changed.message);
+    Some(violation("P7", Some(&name), format!("the dead letter {name} has other bytes than were committed")))
 }
 
 /// Committed messages that were neither received nor dead-lettered nor cancelled.
-pub(crate) fn undelivered(events: Events<'_>, given_up: &BTreeSet<MessageId>) -> Vec<Name> {
-    let mut open: BTreeMap<MessageId, &Name> = BTreeMap::new();
+pub(crate) fn undelivered(events: Events<'_>, given_up: &BTreeSet<MessageId>) -> Vec<MessageName> {
+    let mut open: BTreeMap<MessageId, &MessageName> = BTreeMap::new();
     let mut order = Vec::new();
     for (_, event) in events {
         match event {
@@ -163,13 +163,13 @@ pub(crate) fn undelivered(events: Events<'_>, given_up: &BTreeSet<MessageId>) ->
             _ => {}
         }
     }
-    let is_open = |name: &&&Name| open.contains_key(&name.id) && !given_up.contains(&name.id);
+    let is_open = |name: &&&MessageName| open.contains_key(&name.id) && !given_up.contains(&name.id);
     order.iter().filter(is_open).map(|name| (*name).clone()).collect()
 }
 
 /// P1: every committed message is received in the end, or an operator can see why not.
 fn everything_arrives(record: &Record) -> Option<Violation> {
-    let missing = undelivered(&record.events, &given_up(&record.dead, &record.parked));
+    let missing = undelivered(&record.events, &dead_lettered(&record.dead_letters, &record.parked));
     let first = missing.first()?;
     let parked = record.parked.iter().find(|key| *key.key == *first.key);
     let place = parked.map_or_else(
@@ -181,13 +181,13 @@ fn everything_arrives(record: &Record) -> Option<Violation> {
     );
     let count = missing.len();
     let sentence = format!("{count} committed messages were never received, the first is {first}; {place}");
-    Some(broken("P1", Some(first), sentence))
+    Some(violation("P1", Some(first), sentence))
 }
 
 /// P3: first receipts of one key's messages follow commit order.
 fn in_commit_order(record: &Record) -> Option<Violation> {
     let orders = orders(record);
-    let excepted = excepted(&record.events);
+    let excepted = exempt(&record.events);
     let mut next: BTreeMap<&ByteString, usize> = BTreeMap::new();
     let mut received = BTreeSet::new();
     for (_, event) in &record.events {
@@ -202,9 +202,9 @@ fn in_commit_order(record: &Record) -> Option<Violation> {
         }
         let Some(place) = order.iter().position(|id| *id == name.id) else { continue };
         if let Some(earlier) = order.get(*next).filter(|_| *next < place) {
-            let earlier = Name { id: *earlier, key: name.key.clone() };
+            let earlier = MessageName { id: *earlier, key: name.key.clone() };
             let sentence = format!("{name} was received before {earlier}, which was committed before it");
-            return Some(broken("P3", Some(name), sentence));
+            return Some(violation("P3", Some(name), sentence));
         }
     }
     None
@@ -229,13 +229,13 @@ fn orders(record: &Record) -> BTreeMap<ByteString, Vec<MessageId>> {
 }
 
 /// Messages that were discarded, or dead-lettered by a route whose keys continue.
-fn excepted(events: Events<'_>) -> BTreeSet<MessageId> {
+fn exempt(events: Events<'_>) -> BTreeSet<MessageId> {
     let mut going_on = BTreeSet::new();
     let mut excepted = BTreeSet::new();
     for (_, event) in events {
         match event {
             Event::Committed { name, kind, topic, .. }
-                if topic.starts_with("c.") && Kind::parse(kind) == Kind::Poison =>
+                if topic.starts_with("c.") && BrokerBehaviour::parse(kind) == BrokerBehaviour::Poison =>
             {
                 going_on.insert(name.id);
             }
@@ -261,8 +261,10 @@ fn other_keys_flow(events: Events<'_>, scenario: &Scenario) -> Option<Violation>
         let plan = &scenario.addresses[*address];
         plan.blocked.is_empty() && plan.throttled.is_empty()
     };
-    let clean =
-        scenario.keys.iter().filter(|key| key.trouble == 0 && !key.scheduled && key.addresses.iter().all(is_open));
+    let clean = scenario
+        .keys
+        .iter()
+        .filter(|key| key.failing_permille == 0 && !key.scheduled && key.addresses.iter().all(is_open));
     let clean: BTreeSet<&str> = clean.map(|key| key.name.as_str()).collect();
     let mut waiting = BTreeMap::new();
     let end = events.last().map_or(Duration::ZERO, |(at, _)| *at);
@@ -273,18 +275,18 @@ fn other_keys_flow(events: Events<'_>, scenario: &Scenario) -> Option<Violation>
             }
             Event::Received { name, .. } => {
                 if let Some((since, name)) = waiting.remove(&name.id)
-                    && at.saturating_sub(since) > FLOWS_WITHIN
+                    && at.saturating_sub(since) > DELIVERY_TIME_MAX
                 {
-                    return Some(late(name, at.saturating_sub(since)));
+                    return Some(late_violation(name, at.saturating_sub(since)));
                 }
             }
             _ => {}
         }
     }
     let (since, name) = waiting.values().next()?;
-    Some(late(name, end.saturating_sub(*since)))
+    Some(late_violation(name, end.saturating_sub(*since)))
 }
 
-fn late(name: &Name, waited: Duration) -> Violation {
-    broken("P4", Some(name), format!("{name} waited {waited:?} although nothing was wrong with its key"))
+fn late_violation(name: &MessageName, waited: Duration) -> Violation {
+    violation("P4", Some(name), format!("{name} waited {waited:?} although nothing was wrong with its key"))
 }

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use relevo_core::retry::Backoff;
-use relevo_core::{AfterDead, Policy, Route, Routes};
+use relevo_core::{AfterDead, RetryPolicy, Route, Routes};
 use relevo_relay::Config;
 
-use crate::line::{CallFaults, Weather};
-use crate::span::Span;
+use crate::link::{FaultRates, LinkFaults};
+use crate::time_range::TimeRange;
 use relevo_core::random::SplitMix64;
 
 /// A key and how its writers use it.
@@ -22,7 +22,7 @@ pub struct KeyPlan {
     /// The addresses of its messages.
     pub addresses: Vec<usize>,
     /// The number of failing messages per thousand.
-    pub trouble: u64,
+    pub failing_permille: u64,
 }
 
 /// An address and when it rejects messages.
@@ -31,9 +31,9 @@ pub struct AddressPlan {
     /// The topic, which is also the address.
     pub topic: String,
     /// When it rejects every message.
-    pub blocked: Vec<Span>,
+    pub blocked: Vec<TimeRange>,
     /// When it requests a pause.
-    pub throttled: Vec<Span>,
+    pub throttled: Vec<TimeRange>,
 }
 
 /// Faults per thousand messages to the broker.
@@ -44,27 +44,27 @@ pub struct BrokerFaults {
     /// The message arrives after its sender's deadline.
     pub late: u64,
     /// The message never arrives.
-    pub vanished: u64,
+    pub lost: u64,
     /// The message arrives, and the confirmation is lost.
-    pub unanswered: u64,
+    pub reply_lost: u64,
     /// The connection breaks, with everything on it.
-    pub cut: u64,
+    pub disconnected: u64,
 }
 
 /// Faults of relays.
 #[derive(Clone, Debug, Default)]
 pub struct RelayFaults {
     /// The maximum time before a fault. `None` means no faults.
-    pub life: Option<Duration>,
+    pub lifetime_max: Option<Duration>,
     /// How many of a thousand faults are kills.
-    pub killed: u64,
+    pub killed_permille: u64,
     /// How many of a thousand faults are pauses. The rest are orderly stops.
-    pub paused: u64,
+    pub paused_permille: u64,
 }
 
 /// What happens to dead letters at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
+pub enum DeadLetterEnding {
     /// The broker is fixed, and they are redriven.
     Redrive,
     /// They are discarded.
@@ -101,25 +101,25 @@ pub struct Scenario {
     /// The maximum number of attempts per message.
     pub attempts_max: u32,
     /// Whether the broker keeps the order of a key's messages in flight.
-    pub fenced: bool,
+    pub ordered_in_flight: bool,
     /// How long settled messages are retained.
     pub retention: Duration,
     /// The fault rates of the store.
-    pub store: CallFaults,
+    pub store: FaultRates,
     /// The fault rates of the broker.
     pub broker: BrokerFaults,
     /// The faults of relays.
     pub relay: RelayFaults,
     /// When the database is down. The flag is whether it restarts, which loses open transactions.
-    pub database_away: Vec<(Span, bool)>,
+    pub database_outages: Vec<(TimeRange, bool)>,
     /// When the broker is down.
-    pub broker_away: Vec<Span>,
+    pub broker_outages: Vec<TimeRange>,
     /// When an operator requests resharding, and the number of shards.
-    pub regroups: Vec<(Duration, u16)>,
+    pub reshards: Vec<(Duration, u16)>,
     /// How often an operator checks the dead letters.
-    pub operator_every: Duration,
+    pub operator_interval: Duration,
     /// What happens to dead letters at the end.
-    pub ending: Ending,
+    pub ending: DeadLetterEnding,
 }
 
 impl Scenario {
@@ -145,63 +145,73 @@ impl Scenario {
             faults_for,
             config: config(random, attempts_max),
             attempts_max,
-            fenced: random.permille(300),
+            ordered_in_flight: random.permille(300),
             retention: if random.permille(300) { random.millis(1000, 30_000) } else { Duration::from_hours(24) },
-            store: CallFaults::default(),
+            store: FaultRates::default(),
             broker: BrokerFaults { slow: 50, ..BrokerFaults::default() },
             relay: RelayFaults::default(),
-            database_away: Vec::new(),
-            broker_away: Vec::new(),
-            regroups: Vec::new(),
-            operator_every: random.millis(2000, 15_000),
-            ending: *random.pick(&[Ending::Redrive, Ending::Redrive, Ending::Discard, Ending::Leave]),
+            database_outages: Vec::new(),
+            broker_outages: Vec::new(),
+            reshards: Vec::new(),
+            operator_interval: random.millis(2000, 15_000),
+            ending: *random.pick(&[
+                DeadLetterEnding::Redrive,
+                DeadLetterEnding::Redrive,
+                DeadLetterEnding::Discard,
+                DeadLetterEnding::Leave,
+            ]),
         };
         if !calm {
-            scenario.go_wrong(random);
+            scenario.add_faults(random);
         }
         scenario
     }
 
     /// The faults of a link to the store.
-    pub fn weather(&self) -> Weather {
-        Weather {
-            faults: self.store.clone(),
+    pub fn link_faults(&self) -> LinkFaults {
+        LinkFaults {
+            rates: self.store.clone(),
             until: self.faults_for,
-            lease: self.config.lease,
-            away: self.database_away.iter().map(|(span, _)| *span).collect(),
+            lease: self.config.lease_duration,
+            outages: self.database_outages.iter().map(|(span, _)| *span).collect(),
         }
     }
 
-    fn go_wrong(&mut self, random: &mut SplitMix64) {
+    fn add_faults(&mut self, random: &mut SplitMix64) {
         // Each kind of fault is often absent, so that others occur alone. In some runs the remaining faults are
         // frequent.
         let times = if self.seed % 5 == 4 { 6 } else { 1 };
         let mut share = |max: u64| if random.permille(400) { 0 } else { (random.between(1, max) * times).min(1000) };
-        self.store =
-            CallFaults { slow: share(100), stalled: share(4), refused: share(20), lost: share(20), late: share(10) };
+        self.store = FaultRates {
+            slow: share(100),
+            stalled: share(4),
+            refused: share(20),
+            reply_lost: share(20),
+            late: share(10),
+        };
         self.broker = BrokerFaults {
             slow: share(200),
             late: share(30),
-            vanished: share(30),
-            unanswered: share(60),
-            cut: share(10),
+            lost: share(30),
+            reply_lost: share(60),
+            disconnected: share(10),
         };
         let deaths = (share(1000), share(1000));
-        self.relay.killed = deaths.0;
-        self.relay.paused = (1000 - deaths.0) * deaths.1 / 1000;
+        self.relay.killed_permille = deaths.0;
+        self.relay.paused_permille = (1000 - deaths.0) * deaths.1 / 1000;
         let lives = random.millis(2000, 30_000);
-        self.relay.life = random.permille(800).then_some(lives);
-        let longest = self.config.lease * 3;
+        self.relay.lifetime_max = random.permille(800).then_some(lives);
+        let longest = self.config.lease_duration * 3;
         for _ in 0..random.between(0, 2) {
-            self.database_away.push((Span::random(random, self.faults_for, longest), random.permille(500)));
+            self.database_outages.push((TimeRange::random(random, self.faults_for, longest), random.permille(500)));
         }
         for _ in 0..random.between(0, 3) {
-            self.broker_away.push(Span::random(random, self.faults_for, longest));
+            self.broker_outages.push(TimeRange::random(random, self.faults_for, longest));
         }
         for _ in 0..random.between(0, 3) {
-            self.regroups.push((random.time(Duration::ZERO, self.faults_for), shards(random)));
+            self.reshards.push((random.time(Duration::ZERO, self.faults_for), shards(random)));
         }
-        self.regroups.sort();
+        self.reshards.sort();
     }
 }
 
@@ -216,7 +226,7 @@ fn addresses(random: &mut SplitMix64, within: Duration) -> Vec<AddressPlan> {
         .map(|topic| {
             let mut spans = |share: u64| {
                 let count = if random.permille(share) { random.between(1, 2) } else { 0 };
-                (0..count).map(|_| Span::random(random, within, Duration::from_secs(20))).collect()
+                (0..count).map(|_| TimeRange::random(random, within, Duration::from_secs(20))).collect()
             };
             AddressPlan { topic: (*topic).to_owned(), blocked: spans(250), throttled: spans(200) }
         })
@@ -235,7 +245,7 @@ fn keys(random: &mut SplitMix64, addresses: usize) -> Vec<KeyPlan> {
                 locked: !scheduled && random.permille(900),
                 scheduled,
                 addresses: vec![one, other],
-                trouble: if random.permille(350) { random.between(20, 300) } else { 0 },
+                failing_permille: if random.permille(350) { random.between(20, 300) } else { 0 },
             }
         })
         .collect()
@@ -243,37 +253,37 @@ fn keys(random: &mut SplitMix64, addresses: usize) -> Vec<KeyPlan> {
 
 fn config(random: &mut SplitMix64, attempts_max: u32) -> Config {
     let lease = random.millis(3000, 10_000);
-    let policy = Policy {
+    let policy = RetryPolicy {
         base: random.millis(100, 1000),
         backoff: if random.permille(800) { Backoff::Exponential { factor: 2 } } else { Backoff::Linear },
-        ceiling: Duration::from_secs(8),
+        max: Duration::from_secs(8),
         jitter_percent: 20,
         attempts_max,
     };
-    let hold = Route { policy, ..Route::everything() };
+    let hold = Route { policy, ..Route::catch_all() };
     let after =
         Route { name: "going on".to_owned(), topic: "c.*".to_owned(), after_dead: AfterDead::Continue, ..hold.clone() };
     Config {
         name: "sim".to_owned(),
         routes: Routes::new(vec![after, hold]),
-        lease,
+        lease_duration: lease,
         lease_margin: lease / 5,
         page_messages: random.count(1, 20),
         pages_max: random.count(1, 4),
-        batch_max: random.count(1, 20),
-        in_flight_max: random.count(1, 30),
-        publish_deadline: random.time(Duration::from_millis(500), lease / 2),
-        idle_min: Duration::from_millis(5),
-        idle_max: random.millis(50, 1000),
-        due_every: random.millis(100, 1000),
-        runs_max: random.count(1, 6),
-        run_messages: random.count(1, 6),
-        maintain_every: Duration::from_secs(5),
-        settle_every: random.millis(100, 2000),
-        outage_max: random.millis(500, 3000),
-        hold_probe: random.millis(1000, 5000),
-        quarantine_probe: random.millis(5000, 20_000),
-        grace: random.millis(500, 5000),
+        batch_messages_max: random.count(1, 20),
+        in_flight_messages_max: random.count(1, 30),
+        publish_timeout: random.time(Duration::from_millis(500), lease / 2),
+        poll_interval_min: Duration::from_millis(5),
+        poll_interval_max: random.millis(50, 1000),
+        parked_poll_interval: random.millis(100, 1000),
+        parked_keys_per_poll: random.count(1, 6),
+        parked_messages_per_key: random.count(1, 6),
+        maintenance_interval: Duration::from_secs(5),
+        settle_interval_max: random.millis(100, 2000),
+        outage_backoff_max: random.millis(500, 3000),
+        blocked_probe_interval: random.millis(1000, 5000),
+        quarantine_probe_interval: random.millis(5000, 20_000),
+        shutdown_grace: random.millis(500, 5000),
         ..Config::default()
     }
 }

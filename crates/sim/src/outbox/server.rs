@@ -7,160 +7,167 @@ use async_trait::async_trait;
 use bytestring::ByteString;
 use relevo_core::slot::shard_of;
 use relevo_core::store::{
-    Advance, Advanced, Ask, Entry, Lease, Leased, Leases, Maintained, OutboxReader, Page, ParkedKeys, Read, Run,
-    Settled, Settlement, Standing, Stop, Stopped, Store, StoreError, Upkeep,
+    Lease, LeaseRequest, LeaseResponse, LogEntry, Maintenance, MaintenanceReport, OutboxReader, Page, PageRequest,
+    ParkAction, ParkedBatch, ParkedReader, ParkedResult, ParkedSettlement, PublishFailure, RelayStore, SettleResult,
+    Settlement, ShardLeases, StoreError, TakenShard,
 };
 use uuid::Uuid;
 
-use crate::history::{Name, lock};
-use crate::outbox::event::{Dead, Event, Grant, History};
+use crate::history::{MessageName, lock};
+use crate::outbox::event::{Dead, Event, History, LeaseRef};
 
 /// A store that records every change in the history.
 pub struct Server {
-    inner: Arc<dyn Store>,
+    inner: Arc<dyn RelayStore>,
     history: Arc<History>,
-    known: Mutex<Known>,
+    known: Mutex<SeenMessages>,
 }
 
 /// Names seen earlier, to name messages in later calls.
 #[derive(Default)]
-struct Known {
+struct SeenMessages {
     leases: BTreeSet<Lease>,
-    by_seq: BTreeMap<i64, Name>,
-    by_queue: BTreeMap<(ByteString, i64), Name>,
+    by_seq: BTreeMap<i64, MessageName>,
+    by_queue: BTreeMap<(ByteString, i64), MessageName>,
 }
 
 impl Server {
     /// Wraps a store.
-    pub fn new(inner: Arc<dyn Store>, history: Arc<History>) -> Self {
+    pub fn new(inner: Arc<dyn RelayStore>, history: Arc<History>) -> Self {
         Self { inner, history, known: Mutex::default() }
     }
 
-    fn granted(&self, leased: &Leased) {
+    fn record_leases(&self, leased: &LeaseResponse) {
         let mut known = lock(&self.known);
         for lease in &leased.leases {
             if known.leases.insert(*lease) {
-                self.history.record(Event::Granted(Grant::from(lease)));
+                self.history.record(Event::LeaseTaken(LeaseRef::from(lease)));
             }
         }
     }
 
-    fn freed(&self, leases: &[Lease]) {
+    fn record_freed(&self, leases: &[Lease]) {
         for lease in leases {
-            self.history.record(Event::Freed(Grant::from(lease)));
+            self.history.record(Event::LeaseReleased(LeaseRef::from(lease)));
         }
     }
 
-    fn read(&self, entries: &[Entry]) {
+    fn record_read(&self, entries: &[LogEntry]) {
         let mut known = lock(&self.known);
         for entry in entries {
-            known.by_seq.entry(entry.seq).or_insert_with(|| Name::of(&entry.message));
+            known.by_seq.entry(entry.seq).or_insert_with(|| MessageName::of(&entry.message));
         }
     }
 
-    fn parked(&self, name: Option<Name>, stopped: &Stopped) {
+    fn record_parked(&self, name: Option<MessageName>, stopped: &PublishFailure) {
         let Some(name) = name else { return };
-        let dead = match stopped.stop {
-            Stop::DeadHold => Some(Dead::Hold),
-            Stop::DeadContinue => Some(Dead::Continue),
-            Stop::Retry { .. } | Stop::Address { .. } | Stop::Quarantine { .. } => None,
+        let dead = match stopped.action {
+            ParkAction::DeadHold => Some(Dead::Hold),
+            ParkAction::DeadContinue => Some(Dead::Continue),
+            ParkAction::Retry { .. } | ParkAction::HoldAddress { .. } | ParkAction::Quarantine { .. } => None,
         };
         self.history.record(Event::Parked { name, class: stopped.class, attempts: stopped.attempts, dead });
     }
 
-    fn settled(&self, settlement: &Settlement, settled: &Settled) {
+    fn record_settlement(&self, settlement: &Settlement, settled: &SettleResult) {
         for (lease, _) in &settlement.progress {
-            let parks = || settlement.parks.iter().filter(|park| shard_of(park.slot, lease.shards) == lease.shard);
-            let is_passed = parks().any(|park| settled.passed.contains(&park.seq));
-            if settled.lost.contains(&lease.shard) || is_passed {
+            let parks =
+                || settlement.parked.iter().filter(|park| shard_of(park.slot, lease.shard_count) == lease.shard);
+            let is_passed = parks().any(|park| settled.reread.contains(&park.seq));
+            if settled.lost_shards.contains(&lease.shard) || is_passed {
                 continue;
             }
-            self.history.record(Event::Wrote { grant: Grant::from(lease), what: "settled" });
+            self.history.record(Event::Wrote { lease: LeaseRef::from(lease), what: "settled" });
             for park in parks() {
                 let name = lock(&self.known).by_seq.get(&park.seq).cloned();
-                if let Some(stopped) = &park.stopped {
-                    self.parked(name, stopped);
+                if let Some(stopped) = &park.failure {
+                    self.record_parked(name, stopped);
                 }
             }
         }
     }
 
-    fn advanced(&self, advances: &[Advance], answers: &[Advanced]) {
+    fn record_parked_settlement(&self, advances: &[ParkedSettlement], answers: &[ParkedResult]) {
         for (advance, answer) in advances.iter().zip(answers) {
-            if *answer == Advanced::Lost {
+            if *answer == ParkedResult::LeaseLost {
                 continue;
             }
-            self.history.record(Event::Wrote { grant: Grant::from(&advance.lease), what: "advanced a parked key" });
-            if let Some((number, stopped)) = &advance.stopped {
+            self.history.record(Event::Wrote { lease: LeaseRef::from(&advance.lease), what: "advanced a parked key" });
+            if let Some((number, stopped)) = &advance.failed {
                 let name = lock(&self.known).by_queue.get(&(advance.key.clone(), *number)).cloned();
-                self.parked(name, stopped);
+                self.record_parked(name, stopped);
             }
         }
     }
 }
 
 #[async_trait]
-impl Leases for Server {
-    async fn lease(&self, ask: Ask) -> Result<Leased, StoreError> {
-        let give_back = ask.give_back.clone();
-        let leased = self.inner.lease(ask).await?;
-        self.freed(&give_back);
-        self.granted(&leased);
+impl ShardLeases for Server {
+    async fn acquire_leases(&self, ask: LeaseRequest) -> Result<LeaseResponse, StoreError> {
+        let give_back = ask.release.clone();
+        let leased = self.inner.acquire_leases(ask).await?;
+        self.record_freed(&give_back);
+        self.record_leases(&leased);
         Ok(leased)
     }
 
-    async fn standing(&self, leases: &[Lease]) -> Result<Vec<Standing>, StoreError> {
+    async fn standing(&self, leases: &[Lease]) -> Result<Vec<TakenShard>, StoreError> {
         self.inner.standing(leases).await
     }
 
-    async fn leave(&self, owner: Uuid) -> Result<(), StoreError> {
-        self.inner.leave(owner).await?;
+    async fn release_leases(&self, owner: Uuid) -> Result<(), StoreError> {
+        self.inner.release_leases(owner).await?;
         let leases: Vec<Lease> =
             lock(&self.known).leases.iter().filter(|lease| lease.owner == owner).copied().collect();
-        self.freed(&leases);
+        self.record_freed(&leases);
         Ok(())
     }
 }
 
 #[async_trait]
 impl OutboxReader for Server {
-    async fn read(&self, read: Read<'_>) -> Result<Page, StoreError> {
+    async fn read(&self, read: PageRequest<'_>) -> Result<Page, StoreError> {
         let page = self.inner.read(read).await?;
-        self.read(&page.entries);
+        self.record_read(&page.entries);
         Ok(page)
     }
 
-    async fn settle(&self, settlement: Settlement) -> Result<Settled, StoreError> {
+    async fn settle(&self, settlement: Settlement) -> Result<SettleResult, StoreError> {
         let settled = self.inner.settle(settlement.clone()).await?;
-        self.settled(&settlement, &settled);
+        self.record_settlement(&settlement, &settled);
         Ok(settled)
     }
 }
 
 #[async_trait]
-impl ParkedKeys for Server {
-    async fn due(&self, leases: &[Lease], keys: usize, messages: usize) -> Result<Vec<Run>, StoreError> {
-        let runs = self.inner.due(leases, keys, messages).await?;
+impl ParkedReader for Server {
+    async fn read_parked(
+        &self,
+        leases: &[Lease],
+        keys: usize,
+        messages: usize,
+    ) -> Result<Vec<ParkedBatch>, StoreError> {
+        let runs = self.inner.read_parked(leases, keys, messages).await?;
         let mut known = lock(&self.known);
         for run in &runs {
             for (number, entry) in &run.messages {
-                known.by_queue.insert((run.key.clone(), *number), Name::of(&entry.message));
+                known.by_queue.insert((run.key.clone(), *number), MessageName::of(&entry.message));
             }
         }
         drop(known);
         Ok(runs)
     }
 
-    async fn advance(&self, advances: Vec<Advance>) -> Result<Vec<Advanced>, StoreError> {
-        let answers = self.inner.advance(advances.clone()).await?;
-        self.advanced(&advances, &answers);
+    async fn settle_parked(&self, advances: Vec<ParkedSettlement>) -> Result<Vec<ParkedResult>, StoreError> {
+        let answers = self.inner.settle_parked(advances.clone()).await?;
+        self.record_parked_settlement(&advances, &answers);
         Ok(answers)
     }
 }
 
 #[async_trait]
-impl Upkeep for Server {
-    async fn maintain(&self) -> Result<Maintained, StoreError> {
+impl Maintenance for Server {
+    async fn maintain(&self) -> Result<MaintenanceReport, StoreError> {
         self.inner.maintain().await
     }
 }

@@ -4,86 +4,92 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use relevo_core::store::{
-    Advance, Advanced, Ask, Lease, Leased, Leases, Maintained, OutboxReader, Page, ParkedKeys, Read, Run, Settled,
-    Settlement, Standing, StoreError, Upkeep,
+    Lease, LeaseRequest, LeaseResponse, Maintenance, MaintenanceReport, OutboxReader, Page, PageRequest, ParkedBatch,
+    ParkedReader, ParkedResult, ParkedSettlement, SettleResult, Settlement, ShardLeases, StoreError, TakenShard,
 };
 use uuid::Uuid;
 
-use crate::line::Line;
+use crate::link::FaultyLink;
 use crate::outbox::event::Event;
 use crate::outbox::server::Server;
 
 /// One relay's access to the store.
 pub struct FaultyStore {
     server: Arc<Server>,
-    line: Line<Event>,
+    link: FaultyLink<Event>,
 }
 
 impl FaultyStore {
     /// Creates a store behind a link.
-    pub const fn new(server: Arc<Server>, line: Line<Event>) -> Self {
-        Self { server, line }
+    pub const fn new(server: Arc<Server>, link: FaultyLink<Event>) -> Self {
+        Self { server, link }
     }
 
     async fn call<T: Send + 'static>(
         &self,
         effect: impl Future<Output = Result<T, StoreError>> + Send + 'static,
     ) -> Result<T, StoreError> {
-        self.line.call(effect).await
+        self.link.call(effect).await
     }
 }
 
 #[async_trait]
-impl Leases for FaultyStore {
-    async fn lease(&self, ask: Ask) -> Result<Leased, StoreError> {
+impl ShardLeases for FaultyStore {
+    async fn acquire_leases(&self, ask: LeaseRequest) -> Result<LeaseResponse, StoreError> {
         let server = Arc::clone(&self.server);
-        self.call(async move { server.lease(ask).await }).await
+        self.call(async move { server.acquire_leases(ask).await }).await
     }
 
-    async fn standing(&self, leases: &[Lease]) -> Result<Vec<Standing>, StoreError> {
+    async fn standing(&self, leases: &[Lease]) -> Result<Vec<TakenShard>, StoreError> {
         let (server, leases) = (Arc::clone(&self.server), leases.to_vec());
         self.call(async move { server.standing(&leases).await }).await
     }
 
-    async fn leave(&self, owner: Uuid) -> Result<(), StoreError> {
+    async fn release_leases(&self, owner: Uuid) -> Result<(), StoreError> {
         let server = Arc::clone(&self.server);
-        self.call(async move { server.leave(owner).await }).await
+        self.call(async move { server.release_leases(owner).await }).await
     }
 }
 
 #[async_trait]
 impl OutboxReader for FaultyStore {
-    async fn read(&self, read: Read<'_>) -> Result<Page, StoreError> {
+    async fn read(&self, read: PageRequest<'_>) -> Result<Page, StoreError> {
         let (server, leases) = (Arc::clone(&self.server), read.leases.to_vec());
-        let Read { after, limit, bytes, ceiling, .. } = read;
-        self.call(
-            async move { OutboxReader::read(&*server, Read { leases: &leases, after, limit, bytes, ceiling }).await },
-        )
+        let PageRequest { after, messages_max, bytes_max, window_limit, .. } = read;
+        self.call(async move {
+            OutboxReader::read(&*server, PageRequest { leases: &leases, after, messages_max, bytes_max, window_limit })
+                .await
+        })
         .await
     }
 
-    async fn settle(&self, settlement: Settlement) -> Result<Settled, StoreError> {
+    async fn settle(&self, settlement: Settlement) -> Result<SettleResult, StoreError> {
         let server = Arc::clone(&self.server);
         self.call(async move { server.settle(settlement).await }).await
     }
 }
 
 #[async_trait]
-impl ParkedKeys for FaultyStore {
-    async fn due(&self, leases: &[Lease], keys: usize, messages: usize) -> Result<Vec<Run>, StoreError> {
+impl ParkedReader for FaultyStore {
+    async fn read_parked(
+        &self,
+        leases: &[Lease],
+        keys: usize,
+        messages: usize,
+    ) -> Result<Vec<ParkedBatch>, StoreError> {
         let (server, leases) = (Arc::clone(&self.server), leases.to_vec());
-        self.call(async move { server.due(&leases, keys, messages).await }).await
+        self.call(async move { server.read_parked(&leases, keys, messages).await }).await
     }
 
-    async fn advance(&self, advances: Vec<Advance>) -> Result<Vec<Advanced>, StoreError> {
+    async fn settle_parked(&self, advances: Vec<ParkedSettlement>) -> Result<Vec<ParkedResult>, StoreError> {
         let server = Arc::clone(&self.server);
-        self.call(async move { server.advance(advances).await }).await
+        self.call(async move { server.settle_parked(advances).await }).await
     }
 }
 
 #[async_trait]
-impl Upkeep for FaultyStore {
-    async fn maintain(&self) -> Result<Maintained, StoreError> {
+impl Maintenance for FaultyStore {
+    async fn maintain(&self) -> Result<MaintenanceReport, StoreError> {
         let server = Arc::clone(&self.server);
         self.call(async move { server.maintain().await }).await
     }

@@ -5,25 +5,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use relevo_core::MessageId;
-use relevo_core::store::{DeadLetter, Store};
-use relevo_store_memory::{KeyState, MAIN, Outbox, Parked, Settings};
+use relevo_core::store::{DeadLetter, RelayStore};
+use relevo_store_memory::{Config, Database, MAIN, ParkedKeyView, ParkedStateView};
 use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use crate::history::{Name, fingerprint};
-use crate::line::LATE_MAX;
-use crate::outbox::broker::FarSide;
+use crate::history::{MessageName, fingerprint};
+use crate::link::DELAY_MAX;
+use crate::network::Network;
+use crate::outbox::broker::SimBroker;
 use crate::outbox::event::{Event, History};
 use crate::outbox::mutants::{Mutant, MutantStore};
 use crate::outbox::operators::{self, Operator};
 use crate::outbox::oracles;
-use crate::outbox::relays::Host;
-use crate::outbox::scenario::{Ending, Scenario};
+use crate::outbox::relay_host::RelayHost;
+use crate::outbox::scenario::{DeadLetterEnding, Scenario};
 use crate::outbox::server::Server;
 use crate::outbox::writers::Writer;
-use crate::verdict::Verdict;
-use crate::wire::Wire;
+use crate::run_result::RunResult;
 
 /// The maximum length of the period after the faults.
 const DRAIN_MAX: Duration = Duration::from_mins(30);
@@ -36,28 +36,28 @@ pub struct Record {
     /// The events.
     pub events: Vec<(Duration, Event)>,
     /// The messages that entered the log, in commit order.
-    pub entered: Vec<Name>,
+    pub entered: Vec<MessageName>,
     /// The dead letters at the end.
-    pub dead: Vec<DeadLetter>,
+    pub dead_letters: Vec<DeadLetter>,
     /// The parked keys at the end.
-    pub parked: Vec<Parked>,
+    pub parked: Vec<ParkedKeyView>,
 }
 
 /// Runs a seed, with a mutant or with the real relay.
-pub fn run(seed: u64, mutant: Option<Mutant>) -> Verdict<Event> {
+pub fn run(seed: u64, mutant: Option<Mutant>) -> RunResult<Event> {
     let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
     let runtime = runtime.expect("a runtime without I/O needs nothing that could be missing");
     // Inside the runtime, because the paused clock belongs to it.
-    let record = runtime.block_on(async { World::new(Scenario::of(seed), mutant).live().await });
-    let violations = oracles::judge(&record);
-    Verdict { seed, violations, fingerprint: fingerprint(&record.events), events: record.events }
+    let record = runtime.block_on(async { World::new(Scenario::of(seed), mutant).run().await });
+    let violations = oracles::check_promises(&record);
+    RunResult { seed, violations, fingerprint: fingerprint(&record.events), events: record.events }
 }
 
 struct World {
     scenario: Arc<Scenario>,
     history: Arc<History>,
-    outbox: Outbox,
-    far_side: Arc<FarSide>,
+    outbox: Database,
+    broker: Arc<SimBroker>,
     mutant: Option<Mutant>,
 }
 
@@ -65,30 +65,26 @@ impl World {
     fn new(scenario: Scenario, mutant: Option<Mutant>) -> Self {
         let scenario = Arc::new(scenario);
         let history = Arc::new(History::begin());
-        let settings = Settings {
-            shards: scenario.shards,
-            retention: scenario.retention,
-            seed: scenario.seed,
-            ..Settings::default()
-        };
+        let settings =
+            Config { shards: scenario.shards, retention: scenario.retention, seed: scenario.seed, ..Config::default() };
         Self {
-            outbox: Outbox::new(settings),
-            far_side: Arc::new(FarSide::new(Arc::clone(&history), Arc::clone(&scenario))),
+            outbox: Database::new(settings),
+            broker: Arc::new(SimBroker::new(Arc::clone(&history), Arc::clone(&scenario))),
             scenario,
             history,
             mutant,
         }
     }
 
-    async fn live(self) -> Record {
-        let mut relays = self.relays();
-        let mut people = self.people();
+    async fn run(self) -> Record {
+        let mut relays = self.start_relays();
+        let mut people = self.start_clients();
         sleep(self.scenario.faults_for).await;
-        self.history.record(Event::Quiet);
-        self.far_side.calm_down(self.scenario.ending == Ending::Redrive);
+        self.history.record(Event::FaultsEnded);
+        self.broker.stop_faults(self.scenario.ending == DeadLetterEnding::Redrive);
         self.drain(&mut people).await;
         // Let messages arrive that are still on the network.
-        sleep(LATE_MAX).await;
+        sleep(DELAY_MAX).await;
         while let Some(ended) = relays.try_join_next() {
             if ended.is_err() {
                 self.history.record(Event::Relay { relay: usize::MAX, what: "panicked" });
@@ -96,48 +92,48 @@ impl World {
         }
         Record {
             events: self.history.events(),
-            entered: self.outbox.committed().iter().map(|entry| Name::of(&entry.message)).collect(),
-            dead: self.outbox.dead(MAIN),
+            entered: self.outbox.committed().iter().map(|entry| MessageName::of(&entry.message)).collect(),
+            dead_letters: self.outbox.dead_letters(MAIN),
             parked: self.outbox.parked(MAIN),
             scenario: self.scenario,
         }
     }
 
-    fn relays(&self) -> JoinSet<()> {
-        let mut store: Arc<dyn Store> = Arc::new(self.outbox.destination(MAIN));
+    fn start_relays(&self) -> JoinSet<()> {
+        let mut store: Arc<dyn RelayStore> = Arc::new(self.outbox.store(MAIN));
         if let Some(mutant) = self.mutant {
             store = Arc::new(MutantStore::new(store, mutant));
         }
         let server = Arc::new(Server::new(store, Arc::clone(&self.history)));
-        let wire = Wire::default();
+        let wire = Network::default();
         let mut relays = JoinSet::new();
         for number in 0..self.scenario.relays {
-            let host = Host {
+            let host = RelayHost {
                 number,
                 scenario: Arc::clone(&self.scenario),
                 history: Arc::clone(&self.history),
                 server: Arc::clone(&server),
-                far_side: Arc::clone(&self.far_side),
-                wire: wire.clone(),
+                broker: Arc::clone(&self.broker),
+                network: wire.clone(),
                 mutant: self.mutant,
             };
-            relays.spawn(host.work());
+            relays.spawn(host.run());
         }
         relays
     }
 
-    fn people(&self) -> JoinSet<()> {
+    fn start_clients(&self) -> JoinSet<()> {
         let mut people = JoinSet::new();
         let locks = Arc::new(self.scenario.keys.iter().map(|_| Arc::default()).collect());
         let (outbox, history, scenario) =
             (|| self.outbox.clone(), || Arc::clone(&self.history), || Arc::clone(&self.scenario));
         for number in 0..self.scenario.writers {
-            people.spawn(Writer::new(outbox(), history(), scenario(), Arc::clone(&locks), number).work());
+            people.spawn(Writer::new(outbox(), history(), scenario(), Arc::clone(&locks), number).run());
         }
-        people.spawn(Operator::new(outbox(), history(), scenario()).work());
-        people.spawn(operators::regroup(outbox(), history(), scenario()));
-        people.spawn(operators::restart(outbox(), history(), scenario()));
-        people.spawn(operators::outages(history(), scenario()));
+        people.spawn(Operator::new(outbox(), history(), scenario()).run());
+        people.spawn(operators::reshard(outbox(), history(), scenario()));
+        people.spawn(operators::restart_database(outbox(), history(), scenario()));
+        people.spawn(operators::record_broker_outages(history(), scenario()));
         people
     }
 
@@ -147,9 +143,9 @@ impl World {
         while self.history.now() < end {
             while people.try_join_next().is_some() {}
             match self.scenario.ending {
-                Ending::Redrive => operator.mark(false, 1000).await,
-                Ending::Discard => operator.mark(true, 1000).await,
-                Ending::Leave => {}
+                DeadLetterEnding::Redrive => operator.mark(false, 1000).await,
+                DeadLetterEnding::Discard => operator.mark(true, 1000).await,
+                DeadLetterEnding::Leave => {}
             }
             if people.is_empty() && self.is_drained() {
                 return;
@@ -160,21 +156,21 @@ impl World {
 
     fn is_drained(&self) -> bool {
         let parked = self.outbox.parked(MAIN);
-        let left = self.scenario.ending == Ending::Leave;
-        if self.outbox.scheduled() > 0 || !parked.iter().all(|key| left && key.state == KeyState::Dead) {
+        let left = self.scenario.ending == DeadLetterEnding::Leave;
+        if self.outbox.scheduled() > 0 || !parked.iter().all(|key| left && key.state == ParkedStateView::Dead) {
             return false;
         }
-        let dead = self.outbox.dead(MAIN);
+        let dead = self.outbox.dead_letters(MAIN);
         // A mark that no relay has applied yet will free a key.
         let is_marked = |letter: &DeadLetter| matches!(letter.state.as_str(), "redriving" | "discarding");
         let events = self.history.events();
-        !dead.iter().any(is_marked) && oracles::undelivered(&events, &given_up(&dead, &parked)).is_empty()
+        !dead.iter().any(is_marked) && oracles::undelivered(&events, &dead_lettered(&dead, &parked)).is_empty()
     }
 }
 
 /// Dead letters, and the messages that wait behind them.
-pub(crate) fn given_up(dead: &[DeadLetter], parked: &[Parked]) -> BTreeSet<MessageId> {
+pub(crate) fn dead_lettered(dead: &[DeadLetter], parked: &[ParkedKeyView]) -> BTreeSet<MessageId> {
     let dead = dead.iter().filter(|letter| letter.state == "dead").map(|letter| letter.message.id);
-    let behind = parked.iter().filter(|key| key.state == KeyState::Dead).flat_map(|key| &key.queue);
+    let behind = parked.iter().filter(|key| key.state == ParkedStateView::Dead).flat_map(|key| &key.queue);
     dead.chain(behind.map(|entry| entry.message.id)).collect()
 }

@@ -6,19 +6,19 @@ use std::time::Duration;
 use bytes::Bytes;
 use bytestring::ByteString;
 use relevo_core::{Message, MessageId};
-use relevo_store_memory::{Draft, OnRepeat, Outbox, Transaction, TransactionError};
+use relevo_store_memory::{Database, Draft, OnRepeat, Transaction, TransactionError};
 use tokio::sync::Mutex;
 use tokio::time::sleep;
 use uuid::Uuid;
 
-use crate::history::{Name, fingerprint_of};
+use crate::history::{MessageName, fingerprint_of};
 use crate::outbox::event::{Event, History};
 use crate::outbox::scenario::Scenario;
 use relevo_core::random::SplitMix64;
 
 /// How the broker treats a message. The message's type contains it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum BrokerBehaviour {
     /// The broker accepts it.
     Plain,
     /// The broker rejects it permanently, until the broker is fixed.
@@ -29,9 +29,9 @@ pub enum Kind {
     Killer,
 }
 
-impl Kind {
+impl BrokerBehaviour {
     /// Reads the behaviour from a message.
-    pub fn of(message: &Message) -> Self {
+    pub fn of_message(message: &Message) -> Self {
         Self::parse(&message.kind)
     }
 
@@ -45,7 +45,7 @@ impl Kind {
         }
     }
 
-    fn word(self) -> String {
+    fn message_type(self) -> String {
         match self {
             Self::Plain => "plain".to_owned(),
             Self::Poison => "poison".to_owned(),
@@ -60,30 +60,30 @@ pub type Locks = Arc<Vec<Arc<Mutex<()>>>>;
 
 /// One application.
 pub struct Writer {
-    outbox: Outbox,
+    outbox: Database,
     history: Arc<History>,
     scenario: Arc<Scenario>,
     locks: Locks,
     random: SplitMix64,
     /// Scheduled messages that may be cancelled.
-    waiting: Vec<Name>,
+    cancellable: Vec<MessageName>,
 }
 
 /// A message that a transaction has emitted.
 struct Emitted {
-    name: Name,
+    name: MessageName,
     event: Event,
 }
 
 impl Writer {
     /// Creates a writer with its own random numbers.
-    pub fn new(outbox: Outbox, history: Arc<History>, scenario: Arc<Scenario>, locks: Locks, number: u64) -> Self {
+    pub fn new(outbox: Database, history: Arc<History>, scenario: Arc<Scenario>, locks: Locks, number: u64) -> Self {
         let random = SplitMix64::for_part(scenario.seed, "writer", number);
-        Self { outbox, history, scenario, locks, random, waiting: Vec::new() }
+        Self { outbox, history, scenario, locks, random, cancellable: Vec::new() }
     }
 
     /// Writes until the faults end.
-    pub async fn work(mut self) {
+    pub async fn run(mut self) {
         loop {
             sleep(self.random.time(Duration::ZERO, self.scenario.pause * 2)).await;
             if self.history.now() >= self.scenario.faults_for {
@@ -113,15 +113,15 @@ impl Writer {
         let result = self.fill(&mut transaction, &keys, lingers, &mut emitted, &mut cancelled).await;
         if result.is_err() || self.random.permille(150) {
             drop(transaction);
-            return self.rolled_back(emitted);
+            return self.record_rollback(emitted);
         }
         if transaction.commit().is_err() {
-            return self.rolled_back(emitted);
+            return self.record_rollback(emitted);
         }
         // No other task runs between the commit and this, so the history contains commits in their order.
         for emitted in emitted {
             if matches!(emitted.event, Event::Committed { scheduled: true, .. }) {
-                self.waiting.push(emitted.name);
+                self.cancellable.push(emitted.name);
             }
             self.history.record(emitted.event);
         }
@@ -136,7 +136,7 @@ impl Writer {
         keys: &[usize],
         lingers: bool,
         emitted: &mut Vec<Emitted>,
-        cancelled: &mut Vec<Name>,
+        cancelled: &mut Vec<MessageName>,
     ) -> Result<(), TransactionError> {
         let longest = if lingers { self.scenario.open_max } else { Duration::from_millis(40) };
         let count = if self.random.permille(50) { self.random.count(5, 25) } else { self.random.count(1, 4) };
@@ -152,11 +152,11 @@ impl Writer {
             {
                 transaction.rollback_to(savepoint);
                 let undone = emitted.split_off(kept);
-                self.rolled_back(undone);
+                self.record_rollback(undone);
             }
         }
         if self.random.permille(200)
-            && let Some(name) = self.waiting.pop()
+            && let Some(name) = self.cancellable.pop()
             && transaction.cancel(name.id)?
         {
             cancelled.push(name);
@@ -177,8 +177,8 @@ impl Writer {
         let plan = &scenario.keys[key];
         let topic = &scenario.addresses[*self.random.pick(&plan.addresses)].topic;
         let payload: Bytes = (0..self.random.count(0, 12)).map(|_| self.random.next_u64().to_le_bytes()[0]).collect();
-        let kind = self.kind(plan.trouble);
-        let mut draft = Draft::new(topic, &plan.name, kind.word(), payload.clone());
+        let kind = self.behaviour(plan.failing_permille);
+        let mut draft = Draft::new(topic, &plan.name, kind.message_type(), payload.clone());
         if plan.scheduled {
             draft.deliver_after = Some(self.random.millis(0, 15_000));
         }
@@ -193,10 +193,10 @@ impl Writer {
             // A caller that retries. Because of its id, the message is not emitted twice.
             transaction.emit(draft)?;
         }
-        let name = Name { id, key: ByteString::from(plan.name.as_str()) };
+        let name = MessageName { id, key: ByteString::from(plan.name.as_str()) };
         let event = Event::Committed {
             name: name.clone(),
-            kind: kind.word().into(),
+            kind: kind.message_type().into(),
             topic: topic.as_str().into(),
             bytes: fingerprint_of(&payload),
             scheduled: plan.scheduled,
@@ -205,18 +205,18 @@ impl Writer {
         Ok(())
     }
 
-    fn kind(&mut self, trouble: u64) -> Kind {
+    fn behaviour(&mut self, trouble: u64) -> BrokerBehaviour {
         if !self.random.permille(trouble) {
-            return Kind::Plain;
+            return BrokerBehaviour::Plain;
         }
         match self.random.between(0, 9) {
-            0..=3 => Kind::Poison,
-            4..=8 => Kind::Transient(u32::try_from(self.random.between(1, 7)).unwrap_or(1)),
-            _ => Kind::Killer,
+            0..=3 => BrokerBehaviour::Poison,
+            4..=8 => BrokerBehaviour::Transient(u32::try_from(self.random.between(1, 7)).unwrap_or(1)),
+            _ => BrokerBehaviour::Killer,
         }
     }
 
-    fn rolled_back(&self, emitted: Vec<Emitted>) {
+    fn record_rollback(&self, emitted: Vec<Emitted>) {
         for Emitted { name, .. } in emitted {
             self.history.record(Event::RolledBack(name));
         }

@@ -10,7 +10,7 @@ pub const MAIN: &str = "main";
 
 /// The settings of an outbox.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct Config {
     /// Shards of the destination [`MAIN`].
     pub shards: u16,
     /// How long settled messages are retained.
@@ -23,7 +23,7 @@ pub struct Settings {
     pub seed: u64,
 }
 
-impl Default for Settings {
+impl Default for Config {
     fn default() -> Self {
         Self {
             shards: 8,

@@ -1,17 +1,17 @@
 //! The in-memory inbox, with the same tables, locks and results as a database.
 
-pub(crate) mod dead;
-pub(crate) mod desk;
+pub(crate) mod dead_letters;
 mod enter;
+mod failure;
+mod lock_timeout;
 mod members;
 pub(crate) mod operate;
-mod patience;
-pub(crate) mod pending;
+pub(crate) mod pending_writes;
 mod prune;
-mod queues;
 mod replays;
-mod setback;
+mod retry_queues;
 pub(crate) mod source;
+pub(crate) mod tables;
 #[cfg(test)]
 mod tests;
 
@@ -19,65 +19,68 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use relevo_core::consume::Lane;
+use relevo_core::broker_consumer::Lane;
 use relevo_core::inbox::{
-    self, Arrival, Beat, Begun, Claim, Claimed, Due, Enter, Entered, Entry, Held, Keeping, Kept, Orders, Setback,
+    self, BeginOutcome, CallClaim, ClaimOutcome, ClaimedQueue, DedupId, Enter, EnterOutcome, Heartbeat, HeartbeatReply,
+    InboxFailure, InboxMessage, InboxRetention, LaneLease, RecordOutcome,
 };
 use relevo_core::store::StoreError;
 use uuid::Uuid;
 
-use self::desk::Desk;
-use self::patience::{PATIENCE, or_fail, patiently};
-use crate::outbox::lock;
-use crate::state::State;
-use crate::transaction::{Transaction, TransactionError};
+use self::lock_timeout::{LOCK_TIMEOUT, or_busy_error, with_lock_timeout};
+use self::tables::ConsumerTables;
+use crate::database::lock;
+use crate::emit::{Transaction, TransactionError};
+use crate::state::Tables;
 
 /// One consumer's inbox. Cheap to clone. Only an open transaction holds locks between calls.
 #[derive(Clone, Debug)]
 pub struct Inbox {
-    state: Arc<Mutex<State>>,
-    asking: Asking,
+    state: Arc<Mutex<Tables>>,
+    scope: ConsumerScope,
 }
 
 /// The calling consumer and its retention settings.
 #[derive(Clone, Debug)]
-pub(crate) struct Asking {
+pub(crate) struct ConsumerScope {
     pub(crate) consumer: Arc<str>,
-    pub(crate) keeping: Keeping,
+    pub(crate) retention: InboxRetention,
 }
 
-impl Asking {
+impl ConsumerScope {
     const fn traced(&self) -> bool {
-        self.keeping.trace.is_some()
+        self.retention.trace.is_some()
     }
 }
 
 /// An open transaction by its token, or why none was opened.
-pub(crate) enum Opened {
-    Open(u64, Vec<Entered>),
-    Lost,
+pub(crate) enum OpenOutcome {
+    Open(u64, Vec<EnterOutcome>),
+    Fenced,
 }
 
-impl State {
+impl Tables {
     /// The tables of the calling consumer.
-    pub(crate) fn desk(&mut self, asking: &Asking) -> &mut Desk {
-        self.desks.entry(asking.consumer.to_string()).or_default()
+    pub(crate) fn tables(&mut self, asking: &ConsumerScope) -> &mut ConsumerTables {
+        self.consumers.entry(asking.consumer.to_string()).or_default()
     }
 }
 
 impl Inbox {
-    pub(crate) fn new(state: &Arc<Mutex<State>>, consumer: &str, keeping: Keeping) -> Self {
-        let asking = Asking { consumer: consumer.into(), keeping };
-        lock(state).desk(&asking);
-        Self { state: Arc::clone(state), asking }
+    pub(crate) fn new(state: &Arc<Mutex<Tables>>, consumer: &str, keeping: InboxRetention) -> Self {
+        let scope = ConsumerScope { consumer: consumer.into(), retention: keeping };
+        lock(state).tables(&scope);
+        Self { state: Arc::clone(state), scope }
     }
 
     /// Opens a transaction as soon as no other transaction blocks it.
-    async fn open(&self, attempt: impl FnMut(&mut State) -> Option<Opened>) -> Begun<Transaction> {
-        match patiently(&self.state, attempt).await {
-            Some(Opened::Open(token, entered)) => Begun::Open(Transaction::of(&self.state, token), entered),
-            Some(Opened::Lost) => Begun::Lost,
-            None => Begun::Busy,
+    async fn open(&self, attempt: impl FnMut(&mut Tables) -> Option<OpenOutcome>) -> BeginOutcome<Transaction> {
+        match with_lock_timeout(&self.state, attempt).await {
+            Some(OpenOutcome::Open(token, entered)) => {
+                BeginOutcome::Open(Transaction::with_token(&self.state, token), entered)
+            }
+            Some(OpenOutcome::Fenced) => BeginOutcome::Fenced,
+            None => BeginOutcome::Busy,
         }
     }
 }
@@ -86,103 +89,122 @@ impl Inbox {
 impl inbox::Inbox for Inbox {
     type Transaction = Transaction;
 
-    async fn begin(&self, enter: Enter<'_>) -> Result<Begun<Transaction>, StoreError> {
-        Ok(self.open(|state| state.enter(&self.asking, enter)).await)
+    async fn begin(&self, enter: Enter<'_>) -> Result<BeginOutcome<Transaction>, StoreError> {
+        Ok(self.open(|state| state.enter(&self.scope, enter)).await)
     }
 
-    async fn skip(&self, transaction: &mut Transaction, entry: Entry) -> Result<(), StoreError> {
-        transaction.mark(entry, inbox::State::Skipped).map_err(away)
+    async fn skip(&self, transaction: &mut Transaction, entry: DedupId) -> Result<(), StoreError> {
+        transaction.set_inbox_state(entry, inbox::InboxState::Skipped).map_err(unavailable)
     }
 
     async fn commit(&self, transaction: Transaction) -> Result<(), StoreError> {
-        transaction.commit().map_err(away)
+        transaction.commit().map_err(unavailable)
     }
 
-    async fn roll_back(&self, transaction: Transaction) -> Result<(), StoreError> {
+    async fn rollback(&self, transaction: Transaction) -> Result<(), StoreError> {
         transaction.rollback();
         Ok(())
     }
 
-    async fn start(&self, arrival: &Arrival) -> Result<u32, StoreError> {
-        Ok(lock(&self.state).start(&self.asking, arrival))
+    async fn record_start(&self, arrival: &InboxMessage) -> Result<u32, StoreError> {
+        Ok(lock(&self.state).record_start(&self.scope, arrival))
     }
 
-    async fn claim(&self, arrival: &Arrival, held: Option<&Held>, lasts: Duration) -> Result<Claimed, StoreError> {
-        let claimed = patiently(&self.state, |state| state.claim(&self.asking, arrival, held, lasts)).await;
-        Ok(claimed.unwrap_or(Claimed::Busy(PATIENCE)))
+    async fn claim_call(
+        &self,
+        arrival: &InboxMessage,
+        held: Option<&LaneLease>,
+        lasts: Duration,
+    ) -> Result<ClaimOutcome, StoreError> {
+        let claimed = with_lock_timeout(&self.state, |state| state.claim_call(&self.scope, arrival, held, lasts)).await;
+        Ok(claimed.unwrap_or(ClaimOutcome::Busy(LOCK_TIMEOUT)))
     }
 
     async fn begin_claimed(
         &self,
-        arrival: &Arrival,
-        held: Option<&Held>,
-        claim: Claim,
-    ) -> Result<Begun<Transaction>, StoreError> {
-        Ok(self.open(|state| state.enter_claimed(&self.asking, arrival, held, claim)).await)
+        arrival: &InboxMessage,
+        held: Option<&LaneLease>,
+        claim: CallClaim,
+    ) -> Result<BeginOutcome<Transaction>, StoreError> {
+        Ok(self.open(|state| state.enter_claimed(&self.scope, arrival, held, claim)).await)
     }
 
-    async fn ended(&self, entry: Entry, claim: Option<Claim>) -> Result<(), StoreError> {
-        lock(&self.state).end_handling(&self.asking, entry, claim);
+    async fn end_attempt(&self, entry: DedupId, claim: Option<CallClaim>) -> Result<(), StoreError> {
+        lock(&self.state).end_attempt(&self.scope, entry, claim);
         Ok(())
     }
 
     async fn set_back(
         &self,
-        arrival: &Arrival,
-        held: Option<&Held>,
-        claim: Option<Claim>,
-        setback: &Setback,
-    ) -> Result<Kept, StoreError> {
-        let kept = patiently(&self.state, |state| state.set_back(&self.asking, arrival, held, claim, setback)).await;
-        Ok(kept.unwrap_or(Kept::Busy))
+        arrival: &InboxMessage,
+        held: Option<&LaneLease>,
+        claim: Option<CallClaim>,
+        setback: &InboxFailure,
+    ) -> Result<RecordOutcome, StoreError> {
+        let kept =
+            with_lock_timeout(&self.state, |state| state.record_failure(&self.scope, arrival, held, claim, setback))
+                .await;
+        Ok(kept.unwrap_or(RecordOutcome::Busy))
     }
 
-    async fn due(&self, queues: usize, messages: usize, lasts: Duration) -> Result<Vec<Due>, StoreError> {
-        Ok(lock(&self.state).due(&self.asking, queues, messages, lasts))
+    async fn claim_due(
+        &self,
+        queues: usize,
+        messages: usize,
+        lasts: Duration,
+    ) -> Result<Vec<ClaimedQueue>, StoreError> {
+        Ok(lock(&self.state).claim_due(&self.scope, queues, messages, lasts))
     }
 
-    async fn begin_due(&self, due: &Due, number: i64) -> Result<Begun<Transaction>, StoreError> {
-        Ok(self.open(|state| state.enter_first(&self.asking, due, number)).await)
+    async fn begin_due(&self, due: &ClaimedQueue, number: i64) -> Result<BeginOutcome<Transaction>, StoreError> {
+        Ok(self.open(|state| state.enter_queued(&self.scope, due, number)).await)
     }
 
-    async fn set_back_due(&self, due: &Due, number: i64, setback: &Setback) -> Result<Kept, StoreError> {
-        let kept = patiently(&self.state, |state| state.set_back_due(&self.asking, due, number, setback)).await;
-        Ok(kept.unwrap_or(Kept::Busy))
+    async fn set_back_due(
+        &self,
+        due: &ClaimedQueue,
+        number: i64,
+        setback: &InboxFailure,
+    ) -> Result<RecordOutcome, StoreError> {
+        let kept =
+            with_lock_timeout(&self.state, |state| state.record_queued_failure(&self.scope, due, number, setback))
+                .await;
+        Ok(kept.unwrap_or(RecordOutcome::Busy))
     }
 
-    async fn release(&self, due: &Due) -> Result<(), StoreError> {
-        or_fail(&self.state, |state| state.release(&self.asking, due)).await
+    async fn release_queue(&self, due: &ClaimedQueue) -> Result<(), StoreError> {
+        or_busy_error(&self.state, |state| state.release_queue(&self.scope, due)).await
     }
 
-    async fn beat(&self, beat: &Beat) -> Result<Orders, StoreError> {
+    async fn heartbeat(&self, beat: &Heartbeat) -> Result<HeartbeatReply, StoreError> {
         let mut state = lock(&self.state);
         let now = state.now();
-        Ok(state.desk(&self.asking).beat(beat, now))
+        Ok(state.tables(&self.scope).heartbeat(beat, now))
     }
 
-    async fn take(&self, owner: Uuid, lanes: &[Lane]) -> Result<Vec<Held>, StoreError> {
-        Ok(lock(&self.state).take(&self.asking, owner, lanes))
+    async fn acquire_lanes(&self, owner: Uuid, lanes: &[Lane]) -> Result<Vec<LaneLease>, StoreError> {
+        Ok(lock(&self.state).acquire_lanes(&self.scope, owner, lanes))
     }
 
-    async fn give_back(&self, owner: Uuid, lanes: &[Lane]) -> Result<(), StoreError> {
+    async fn release_lanes(&self, owner: Uuid, lanes: &[Lane]) -> Result<(), StoreError> {
         // An open transaction in one of these lanes prevents other members from taking it until the transaction ends.
-        lock(&self.state).desk(&self.asking).give_back(owner, lanes);
+        lock(&self.state).tables(&self.scope).release_lanes(owner, lanes);
         Ok(())
     }
 
     async fn leave(&self, owner: Uuid) -> Result<(), StoreError> {
         // A lane whose owner does not exist is free for any member.
-        lock(&self.state).desk(&self.asking).members.remove(&owner);
+        lock(&self.state).tables(&self.scope).members.remove(&owner);
         Ok(())
     }
 
     async fn prune(&self, limit: usize) -> Result<bool, StoreError> {
         let mut state = lock(&self.state);
         let now = state.now();
-        Ok(state.desk(&self.asking).prune(&self.asking.keeping, limit, now))
+        Ok(state.tables(&self.scope).prune(&self.scope.retention, limit, now))
     }
 }
 
-fn away(error: TransactionError) -> StoreError {
-    StoreError::Away(Box::new(error))
+fn unavailable(error: TransactionError) -> StoreError {
+    StoreError::Unavailable(Box::new(error))
 }

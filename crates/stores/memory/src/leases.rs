@@ -3,37 +3,37 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use relevo_core::slot::shard_of;
-use relevo_core::store::{Ask, Hold, Lease, Leased, Position, Standing};
+use relevo_core::store::{HeldAddress, Lease, LeaseRequest, LeaseResponse, Position, TakenShard};
 use uuid::Uuid;
 
-use crate::dead::Letter;
-use crate::parking::{Header, HeldAddress, Key};
-use crate::regroup::Regroup;
+use crate::dead_letters::DeadLetterRow;
+use crate::regroup::Resharding;
+use crate::settle::{HoldRow, ParkedKey, SlotKey};
 use crate::state::{Micros, micros};
 
 /// The tables of one destination.
 #[derive(Debug)]
-pub(crate) struct Destination {
-    pub(crate) on: bool,
-    pub(crate) members: BTreeMap<Uuid, Member>,
-    pub(crate) shards: Vec<Shard>,
-    pub(crate) regroup: Option<Regroup>,
-    pub(crate) parked: BTreeMap<Key, Header>,
-    pub(crate) holds: BTreeMap<String, HeldAddress>,
+pub(crate) struct DestinationTables {
+    pub(crate) enabled: bool,
+    pub(crate) members: BTreeMap<Uuid, RelayMember>,
+    pub(crate) shards: Vec<ShardRow>,
+    pub(crate) resharding: Option<Resharding>,
+    pub(crate) parked: BTreeMap<SlotKey, ParkedKey>,
+    pub(crate) held_addresses: BTreeMap<String, HoldRow>,
     /// Dead letters by the sequence number of their message.
-    pub(crate) dead: BTreeMap<i64, Letter>,
+    pub(crate) dead_letters: BTreeMap<i64, DeadLetterRow>,
     /// Queue numbers are never reused, so that a late result cannot apply to another message.
     pub(crate) queue_back: i64,
     pub(crate) queue_front: i64,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Member {
+pub(crate) struct RelayMember {
     pub(crate) until: Micros,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Shard {
+pub(crate) struct ShardRow {
     pub(crate) epoch: i64,
     pub(crate) owner: Option<Uuid>,
     until: Micros,
@@ -41,7 +41,7 @@ pub(crate) struct Shard {
     pub(crate) progress: Vec<(Micros, Position)>,
 }
 
-impl Shard {
+impl ShardRow {
     pub(crate) fn new(epoch: i64, position: Position, now: Micros) -> Self {
         Self { epoch, owner: None, until: 0, progress: vec![(now, position)] }
     }
@@ -51,32 +51,32 @@ impl Shard {
     }
 }
 
-impl Destination {
+impl DestinationTables {
     pub(crate) fn new(shards: u16, position: Position, now: Micros) -> Self {
         Self {
-            on: true,
+            enabled: true,
             members: BTreeMap::new(),
-            shards: vec![Shard::new(0, position, now); usize::from(shards)],
-            regroup: None,
+            shards: vec![ShardRow::new(0, position, now); usize::from(shards)],
+            resharding: None,
             parked: BTreeMap::new(),
-            holds: BTreeMap::new(),
-            dead: BTreeMap::new(),
+            held_addresses: BTreeMap::new(),
+            dead_letters: BTreeMap::new(),
             queue_back: 0,
             queue_front: 0,
         }
     }
 
     /// The number of shards. There are never more shards than slots.
-    pub(crate) fn count(&self) -> u16 {
+    pub(crate) fn shard_count(&self) -> u16 {
         u16::try_from(self.shards.len()).unwrap_or(u16::MAX)
     }
 
-    pub(crate) fn lease(&mut self, ask: &Ask, now: Micros) -> Leased {
-        let until = now.saturating_add(micros(ask.lease));
+    pub(crate) fn acquire_leases(&mut self, ask: &LeaseRequest, now: Micros) -> LeaseResponse {
+        let until = now.saturating_add(micros(ask.duration));
         self.members.retain(|_, member| member.until > now);
-        self.members.insert(ask.owner, Member { until });
-        self.free(&ask.give_back);
-        self.regroup_step(now);
+        self.members.insert(ask.owner, RelayMember { until });
+        self.free_shards(&ask.release);
+        self.reshard_step(now);
 
         let fair = self.shards.len().div_ceil(self.members.len());
         let mut held = 0;
@@ -86,31 +86,31 @@ impl Destination {
         }
         for shard in &mut self.shards {
             if held < fair && (shard.owner.is_none() || shard.until <= now) {
-                *shard = Shard { epoch: shard.epoch + 1, owner: Some(ask.owner), until, ..shard.clone() };
+                *shard = ShardRow { epoch: shard.epoch + 1, owner: Some(ask.owner), until, ..shard.clone() };
                 held += 1;
             }
         }
-        let holds = self.holds.iter();
-        let holds = holds.map(|(address, held)| Hold { address: address.clone(), error: held.error.clone() });
-        Leased {
+        let holds = self.held_addresses.iter();
+        let holds = holds.map(|(address, held)| HeldAddress { address: address.clone(), error: held.error.clone() });
+        LeaseResponse {
             leases: self.leases_of(ask.owner),
-            lasts: ask.lease,
-            fair,
-            ceiling: self.ceiling(),
-            holds: holds.collect(),
+            duration: ask.duration,
+            fair_share: fair,
+            window_limit: self.window_limit(),
+            held_addresses: holds.collect(),
             timeline_changed: false,
         }
     }
 
     fn leases_of(&self, owner: Uuid) -> Vec<Lease> {
-        let shards = self.count();
+        let shards = self.shard_count();
         let held = (0..shards).zip(&self.shards).filter(|(_, row)| row.owner == Some(owner));
-        held.map(|(shard, row)| Lease { shard, shards, epoch: row.epoch, owner }).collect()
+        held.map(|(shard, row)| Lease { shard, shard_count: shards, epoch: row.epoch, owner }).collect()
     }
 
     /// Whether the lease still owns the shard. An expired lease does, as long as no other relay has taken the shard.
     pub(crate) fn is_held(&self, lease: &Lease) -> bool {
-        lease.shards == self.count()
+        lease.shard_count == self.shard_count()
             && self
                 .shards
                 .get(usize::from(lease.shard))
@@ -122,7 +122,7 @@ impl Destination {
         leases.iter().filter(|lease| self.is_held(lease)).map(|lease| lease.shard).collect()
     }
 
-    fn free(&mut self, leases: &[Lease]) {
+    fn free_shards(&mut self, leases: &[Lease]) {
         for lease in leases {
             if self.is_held(lease) {
                 self.shards[usize::from(lease.shard)].owner = None;
@@ -130,19 +130,19 @@ impl Destination {
         }
     }
 
-    pub(crate) fn leave(&mut self, owner: Uuid) {
-        self.free(&self.leases_of(owner));
+    pub(crate) fn release_leases(&mut self, owner: Uuid) {
+        self.free_shards(&self.leases_of(owner));
         self.members.remove(&owner);
     }
 
-    pub(crate) fn standing(&self, leases: &[Lease]) -> Vec<Standing> {
-        let shards = self.count();
-        let known = leases.iter().filter(|lease| lease.shards == shards && lease.shard < shards);
+    pub(crate) fn taken_shards(&self, leases: &[Lease]) -> Vec<TakenShard> {
+        let shards = self.shard_count();
+        let known = leases.iter().filter(|lease| lease.shard_count == shards && lease.shard < shards);
         known
-            .map(|lease| Standing {
+            .map(|lease| TakenShard {
                 shard: lease.shard,
                 position: self.shards[usize::from(lease.shard)].position(),
-                parked: self
+                parked_keys: self
                     .parked
                     .keys()
                     .filter(|key| shard_of(key.slot, shards) == lease.shard)

@@ -18,28 +18,28 @@
 //! ```
 
 mod config;
-mod dead;
+mod database;
+mod dead_letters;
+mod emit;
 mod inbox;
-mod inspect;
 mod leases;
 mod log;
-mod outbox;
-mod parking;
+mod maintenance;
+mod operator;
+mod parked;
 mod regroup;
-mod runs;
+mod settle;
 mod state;
 mod store;
-mod transaction;
-mod upkeep;
 
 #[cfg(test)]
 mod tests;
 
-pub use config::{MAIN, Settings, Start};
+pub use config::{Config, MAIN, Start};
+pub use database::Database;
+pub use emit::{Draft, OnRepeat, Savepoint, Transaction, TransactionError};
 pub use inbox::Inbox;
 pub use inbox::operate::Operator;
-pub use inbox::source::OutboxLog;
-pub use inspect::{KeyState, Parked};
-pub use outbox::Outbox;
-pub use store::Destination;
-pub use transaction::{Draft, OnRepeat, Savepoint, Transaction, TransactionError};
+pub use inbox::source::OutboxReplaySource;
+pub use operator::{ParkedKeyView, ParkedStateView};
+pub use store::Store;

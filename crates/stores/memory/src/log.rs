@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use relevo_core::Message;
 use relevo_core::slot::{SLOTS, slot_of};
-use relevo_core::store::{Ceiling, Entry, Lease, Page, Position, Read, StoreError};
+use relevo_core::store::{Lease, LogEntry, Page, PageRequest, Position, StoreError, WindowLimit};
 
 use crate::state::Micros;
 
@@ -32,24 +32,24 @@ impl Snapshot {
 pub(crate) struct Tick {
     pub(crate) snapshot: Snapshot,
     /// The last assigned sequence number, read after the snapshot.
-    high: i64,
+    last_seq: i64,
     /// The next transaction number, read after `high`.
-    bound: i64,
-    pub(crate) made: Micros,
+    next_xid: i64,
+    pub(crate) created_at: Micros,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     pub(crate) xid: i64,
-    pub(crate) entry: Entry,
-    pub(crate) entered: Micros,
+    pub(crate) entry: LogEntry,
+    pub(crate) inserted_at: Micros,
 }
 
 #[derive(Debug)]
 pub(crate) struct Log {
     next_xid: i64,
     /// The last assigned sequence number, whether or not its transaction commits.
-    high: i64,
+    last_seq: i64,
     /// Open transactions that have a number.
     running: BTreeSet<i64>,
     ended_max: i64,
@@ -59,16 +59,16 @@ pub(crate) struct Log {
     by_xid: BTreeSet<(i64, i64)>,
     pub(crate) ticks: BTreeMap<i64, Tick>,
     /// Every message ever committed, in commit order. Oracles compare with it.
-    pub(crate) history: Vec<Entry>,
+    pub(crate) history: Vec<LogEntry>,
 }
 
 impl Log {
     pub(crate) fn new() -> Self {
         let snapshot = Snapshot { xmax: FIRST_XID, xip: BTreeSet::new() };
-        let genesis = Tick { snapshot, high: 0, bound: FIRST_XID, made: 0 };
+        let genesis = Tick { snapshot, last_seq: 0, next_xid: FIRST_XID, created_at: 0 };
         Self {
             next_xid: FIRST_XID,
-            high: 0,
+            last_seq: 0,
             running: BTreeSet::new(),
             ended_max: FIRST_XID - 1,
             rows: BTreeMap::new(),
@@ -79,7 +79,7 @@ impl Log {
     }
 
     /// Assigns a number to a transaction.
-    pub(crate) fn assign(&mut self) -> i64 {
+    pub(crate) fn assign_xid(&mut self) -> i64 {
         let xid = self.next_xid;
         self.next_xid += 1;
         self.running.insert(xid);
@@ -88,10 +88,10 @@ impl Log {
 
     /// Adds a row to an open transaction and assigns the next sequence number.
     pub(crate) fn insert(&mut self, xid: i64, message: Arc<Message>, entered: Micros) -> i64 {
-        self.high += 1;
-        let seq = self.high;
-        let entry = Entry { seq, slot: slot_of(&message.key), message };
-        self.rows.insert(seq, Row { xid, entry, entered });
+        self.last_seq += 1;
+        let seq = self.last_seq;
+        let entry = LogEntry { seq, slot: slot_of(&message.key), message };
+        self.rows.insert(seq, Row { xid, entry, inserted_at: entered });
         self.by_xid.insert((xid, seq));
         seq
     }
@@ -129,60 +129,60 @@ impl Log {
     pub(crate) fn tick(&mut self, now: Micros) -> i64 {
         let newest = self.newest_tick();
         let idle = self.ticks.get(&newest).is_some_and(|tick| {
-            let mut late = tick.snapshot.xip.iter().copied().chain(tick.snapshot.xmax..tick.bound);
-            tick.high == self.high && late.all(|xid| self.running.contains(&xid))
+            let mut late = tick.snapshot.xip.iter().copied().chain(tick.snapshot.xmax..tick.next_xid);
+            tick.last_seq == self.last_seq && late.all(|xid| self.running.contains(&xid))
         });
         if idle {
             return newest;
         }
         let snapshot = self.snapshot();
-        let high = self.high;
+        let high = self.last_seq;
         // The tick's own transaction also has a number. It ends here, so that the next snapshot is above it.
-        let bound = self.assign();
+        let bound = self.assign_xid();
         self.end(bound);
-        self.ticks.insert(newest + 1, Tick { snapshot, high, bound, made: now });
+        self.ticks.insert(newest + 1, Tick { snapshot, last_seq: high, next_xid: bound, created_at: now });
         newest + 1
     }
 
     /// Reads a page. `tick` creates or finds the tick at which a new window ends.
-    pub(crate) fn read(&mut self, read: &Read<'_>, now: Micros) -> Result<Page, StoreError> {
+    pub(crate) fn read(&mut self, read: &PageRequest<'_>, now: Micros) -> Result<Page, StoreError> {
         let mut window = read.after;
         if window.is_exhausted() {
-            window.to = match read.ceiling {
-                Ceiling::Open => self.tick(now),
-                Ceiling::NoNewWindow => window.from,
-                Ceiling::Tick(tick) => tick.max(window.from),
+            window.to_tick = match read.window_limit {
+                WindowLimit::Unlimited => self.tick(now),
+                WindowLimit::CurrentWindow => window.from_tick,
+                WindowLimit::UntilTick(tick) => tick.max(window.from_tick),
             };
-            window.place = 0;
+            window.settled_seq = 0;
         }
         if window.is_exhausted() {
             return Ok(Page { entries: Vec::new(), end: read.after });
         }
-        let limit = read.limit.max(1);
+        let limit = read.messages_max.max(1);
         let mut entries = self.page(read.leases, window, limit)?;
         let found = entries.len();
         let mut bytes = 0;
         entries.retain(|entry| {
-            let fits = bytes < read.bytes;
+            let fits = bytes < read.bytes_max;
             bytes += entry.message.payload.len();
             fits
         });
         let end = match entries.last() {
-            Some(last) if found == limit || found > entries.len() => Position { place: last.seq, ..window },
-            _ => Position::at(window.to),
+            Some(last) if found == limit || found > entries.len() => Position { settled_seq: last.seq, ..window },
+            _ => Position::at(window.to_tick),
         };
         Ok(Page { entries, end })
     }
 
-    fn page(&self, leases: &[Lease], window: Position, limit: usize) -> Result<Vec<Entry>, StoreError> {
-        let from = self.find_tick(window.from)?;
-        let to = self.find_tick(window.to)?;
+    fn page(&self, leases: &[Lease], window: Position, limit: usize) -> Result<Vec<LogEntry>, StoreError> {
+        let from = self.find_tick(window.from_tick)?;
+        let to = self.find_tick(window.to_tick)?;
         let slots = slots_of(leases);
         let is_new =
             |row: &Row| slots[usize::from(row.entry.slot)] && to.snapshot.sees(row.xid) && !from.snapshot.sees(row.xid);
-        let late = self.late(from, window.place);
-        let young = self.rows.range(window.place.max(from.high) + 1..).map(|(_, row)| row);
-        let young = young.take_while(|row| row.entry.seq <= to.high);
+        let late = self.late(from, window.settled_seq);
+        let young = self.rows.range(window.settled_seq.max(from.last_seq) + 1..).map(|(_, row)| row);
+        let young = young.take_while(|row| row.entry.seq <= to.last_seq);
         let rows = late.iter().filter_map(|seq| self.rows.get(seq)).chain(young);
         Ok(rows.filter(|row| is_new(row)).take(limit).map(|row| row.entry.clone()).collect())
     }
@@ -192,15 +192,15 @@ impl Log {
         let listed = tick.snapshot.xip.iter();
         let listed = listed.flat_map(|xid| self.by_xid.range((*xid, place + 1)..=(*xid, i64::MAX)));
         // No snapshot lists transactions that began after the last ended one.
-        let unlisted = self.by_xid.range((tick.snapshot.xmax, 0)..(tick.bound, 0));
+        let unlisted = self.by_xid.range((tick.snapshot.xmax, 0)..(tick.next_xid, 0));
         let seqs = listed.chain(unlisted).map(|(_, seq)| *seq);
-        let mut late: Vec<i64> = seqs.filter(|seq| place < *seq && *seq <= tick.high).collect();
+        let mut late: Vec<i64> = seqs.filter(|seq| place < *seq && *seq <= tick.last_seq).collect();
         late.sort_unstable();
         late
     }
 
     fn find_tick(&self, number: i64) -> Result<&Tick, StoreError> {
-        self.ticks.get(&number).ok_or_else(|| StoreError::Broken(format!("tick {number} does not exist").into()))
+        self.ticks.get(&number).ok_or_else(|| StoreError::Unexpected(format!("tick {number} does not exist").into()))
     }
 }
 
@@ -208,7 +208,7 @@ impl Log {
 fn slots_of(leases: &[Lease]) -> Vec<bool> {
     let mut slots = vec![false; usize::from(SLOTS)];
     for lease in leases {
-        for slot in (lease.shard..SLOTS).step_by(usize::from(lease.shards.max(1))) {
+        for slot in (lease.shard..SLOTS).step_by(usize::from(lease.shard_count.max(1))) {
             slots[usize::from(slot)] = true;
         }
     }

@@ -1,40 +1,40 @@
 //! Resharding: changes the number of shards when all shards are at the same exhausted tick.
 
-use relevo_core::store::{Ceiling, Position};
+use relevo_core::store::{Position, WindowLimit};
 
-use crate::leases::{Destination, Shard};
+use crate::leases::{DestinationTables, ShardRow};
 use crate::state::Micros;
 
 /// A requested resharding and its progress.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Regroup {
+pub(crate) struct Resharding {
     pub(crate) shards: u16,
     /// The tick that every shard must reach. `None` until each shard has finished its window.
     tick: Option<i64>,
 }
 
-impl Destination {
-    pub(crate) fn ask_regroup(&mut self, shards: u16) {
-        self.regroup = Some(Regroup { shards, tick: None });
+impl DestinationTables {
+    pub(crate) fn request_resharding(&mut self, shards: u16) {
+        self.resharding = Some(Resharding { shards, tick: None });
     }
 
-    pub(crate) fn ceiling(&self) -> Ceiling {
-        match self.regroup {
-            None => Ceiling::Open,
-            Some(Regroup { tick: None, .. }) => Ceiling::NoNewWindow,
-            Some(Regroup { tick: Some(tick), .. }) => Ceiling::Tick(tick),
+    pub(crate) fn window_limit(&self) -> WindowLimit {
+        match self.resharding {
+            None => WindowLimit::Unlimited,
+            Some(Resharding { tick: None, .. }) => WindowLimit::CurrentWindow,
+            Some(Resharding { tick: Some(tick), .. }) => WindowLimit::UntilTick(tick),
         }
     }
 
-    pub(crate) fn regroup_tick(&self) -> Option<i64> {
-        self.regroup.and_then(|regroup| regroup.tick)
+    pub(crate) fn resharding_tick(&self) -> Option<i64> {
+        self.resharding.and_then(|regroup| regroup.tick)
     }
 
     /// Performs one step of the resharding. Every lease request calls it.
-    pub(crate) fn regroup_step(&mut self, now: Micros) {
-        let Some(mut regroup) = self.regroup else { return };
-        let positions = || self.shards.iter().map(Shard::position);
-        let furthest = positions().map(|position| position.to).max().unwrap_or(0);
+    pub(crate) fn reshard_step(&mut self, now: Micros) {
+        let Some(mut regroup) = self.resharding else { return };
+        let positions = || self.shards.iter().map(ShardRow::position);
+        let furthest = positions().map(|position| position.to_tick).max().unwrap_or(0);
         if regroup.tick.is_none() && !positions().all(|position| position.is_exhausted()) {
             return;
         }
@@ -42,11 +42,11 @@ impl Destination {
         // tick.
         let tick = regroup.tick.map_or(furthest, |tick| tick.max(furthest));
         regroup.tick = Some(tick);
-        self.regroup = Some(regroup);
+        self.resharding = Some(regroup);
         if positions().all(|position| position == Position::at(tick)) {
             let epoch = self.shards.iter().map(|shard| shard.epoch).max().unwrap_or(0) + 1;
-            self.shards = vec![Shard::new(epoch, Position::at(tick), now); usize::from(regroup.shards)];
-            self.regroup = None;
+            self.shards = vec![ShardRow::new(epoch, Position::at(tick), now); usize::from(regroup.shards)];
+            self.resharding = None;
         }
     }
 }

@@ -10,11 +10,11 @@ use relevo_core::store::StoreError;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::config::Settings;
-use crate::inbox::desk::Desk;
-use crate::leases::Destination;
+use crate::config::Config;
+use crate::emit::{OpenTransaction, Scheduled};
+use crate::inbox::tables::ConsumerTables;
+use crate::leases::DestinationTables;
 use crate::log::Log;
-use crate::transaction::{Open, Scheduled};
 use relevo_core::random::SplitMix64;
 
 /// Microseconds since the outbox was created. Times may be negative after `Outbox::age`.
@@ -31,44 +31,44 @@ pub(crate) fn timestamp(started_at: Timestamp, time: Micros) -> Timestamp {
 
 /// What a database would store in its tables.
 #[derive(Debug)]
-pub(crate) struct State {
-    pub(crate) settings: Settings,
+pub(crate) struct Tables {
+    pub(crate) config: Config,
     pub(crate) started: Instant,
     pub(crate) random: SplitMix64,
     pub(crate) log: Log,
     /// Open transactions by their token.
-    pub(crate) open: BTreeMap<u64, Open>,
+    pub(crate) open_transactions: BTreeMap<u64, OpenTransaction>,
     pub(crate) next_token: u64,
     /// Ids chosen by callers, as long as their messages are retained.
     pub(crate) ids: BTreeSet<MessageId>,
     /// Scheduled messages, by due time and emit order.
     pub(crate) scheduled: BTreeMap<(Micros, u64), Scheduled>,
     pub(crate) next_scheduled: u64,
-    pub(crate) destinations: BTreeMap<String, Destination>,
+    pub(crate) destinations: BTreeMap<String, DestinationTables>,
     /// The lines that applications committed.
-    pub(crate) ledger: Vec<String>,
+    pub(crate) effects: Vec<String>,
     /// The inboxes, by consumer.
-    pub(crate) desks: BTreeMap<String, Desk>,
+    pub(crate) consumers: BTreeMap<String, ConsumerTables>,
     /// Notified whenever a transaction has ended.
-    pub(crate) ends: Arc<Notify>,
+    pub(crate) transaction_ended: Arc<Notify>,
 }
 
-impl State {
-    pub(crate) fn new(settings: Settings) -> Self {
+impl Tables {
+    pub(crate) fn new(config: Config) -> Self {
         Self {
-            random: SplitMix64::new(settings.seed),
-            settings,
+            random: SplitMix64::new(config.seed),
+            config,
             started: Instant::now(),
             log: Log::new(),
-            open: BTreeMap::new(),
+            open_transactions: BTreeMap::new(),
             next_token: 0,
             ids: BTreeSet::new(),
             scheduled: BTreeMap::new(),
             next_scheduled: 0,
             destinations: BTreeMap::new(),
-            ledger: Vec::new(),
-            desks: BTreeMap::new(),
-            ends: Arc::default(),
+            effects: Vec::new(),
+            consumers: BTreeMap::new(),
+            transaction_ended: Arc::default(),
         }
     }
 
@@ -76,17 +76,17 @@ impl State {
         micros(self.started.elapsed())
     }
 
-    pub(crate) fn destination(&mut self, name: &str) -> Result<&mut Destination, StoreError> {
+    pub(crate) fn destination(&mut self, name: &str) -> Result<&mut DestinationTables, StoreError> {
         self.destinations.get_mut(name).ok_or_else(|| missing(name))
     }
 
     /// Borrows the log and one destination at once.
-    pub(crate) fn split(&mut self, name: &str) -> Result<(&mut Log, &mut Destination), StoreError> {
+    pub(crate) fn split(&mut self, name: &str) -> Result<(&mut Log, &mut DestinationTables), StoreError> {
         let destination = self.destinations.get_mut(name).ok_or_else(|| missing(name))?;
         Ok((&mut self.log, destination))
     }
 }
 
 fn missing(name: &str) -> StoreError {
-    StoreError::Refused { what: format!("destination `{name}` does not exist") }
+    StoreError::Refused { reason: format!("destination `{name}` does not exist") }
 }

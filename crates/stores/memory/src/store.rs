@@ -3,66 +3,67 @@
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use relevo_core::store::Ceiling;
+use relevo_core::store::WindowLimit;
 use relevo_core::store::{
-    Advance, Advanced, Ask, DeadFilter, DeadLetter, DeadLetters, Lease, Leased, Leases, Maintained, Mark, OutboxReader,
-    Page, ParkedKeys, Read, Run, Settled, Settlement, Standing, StoreError, Upkeep,
+    DeadLetter, DeadLetterAdmin, DeadLetterFilter, Lease, LeaseRequest, LeaseResponse, Maintenance, MaintenanceReport,
+    MarkRequest, OutboxReader, Page, PageRequest, ParkedBatch, ParkedReader, ParkedResult, ParkedSettlement,
+    SettleResult, Settlement, ShardLeases, StoreError, TakenShard,
 };
 use uuid::Uuid;
 
-use crate::dead::DeadState;
-use crate::outbox::lock;
-use crate::state::State;
+use crate::database::lock;
+use crate::dead_letters::DeadState;
+use crate::state::Tables;
 
 /// One destination of an outbox. Cheap to clone. It holds no locks between calls.
 #[derive(Clone, Debug)]
-pub struct Destination {
-    state: Arc<Mutex<State>>,
+pub struct Store {
+    tables: Arc<Mutex<Tables>>,
     name: Arc<str>,
 }
 
-impl Destination {
-    pub(crate) fn new(state: &Arc<Mutex<State>>, name: &str) -> Self {
-        Self { state: Arc::clone(state), name: name.into() }
+impl Store {
+    pub(crate) fn new(state: &Arc<Mutex<Tables>>, name: &str) -> Self {
+        Self { tables: Arc::clone(state), name: name.into() }
     }
 }
 
 #[async_trait]
-impl Leases for Destination {
-    async fn lease(&self, ask: Ask) -> Result<Leased, StoreError> {
-        let mut state = lock(&self.state);
+impl ShardLeases for Store {
+    async fn acquire_leases(&self, ask: LeaseRequest) -> Result<LeaseResponse, StoreError> {
+        let mut state = lock(&self.tables);
         let now = state.now();
         let destination = state.destination(&self.name)?;
-        if !destination.on {
-            return Err(StoreError::Refused { what: format!("destination `{}` is switched off", self.name) });
+        if !destination.enabled {
+            return Err(StoreError::Refused { reason: format!("destination `{}` is switched off", self.name) });
         }
-        Ok(destination.lease(&ask, now))
+        Ok(destination.acquire_leases(&ask, now))
     }
 
-    async fn standing(&self, leases: &[Lease]) -> Result<Vec<Standing>, StoreError> {
-        Ok(lock(&self.state).destination(&self.name)?.standing(leases))
+    async fn standing(&self, leases: &[Lease]) -> Result<Vec<TakenShard>, StoreError> {
+        Ok(lock(&self.tables).destination(&self.name)?.taken_shards(leases))
     }
 
-    async fn leave(&self, owner: Uuid) -> Result<(), StoreError> {
-        lock(&self.state).destination(&self.name)?.leave(owner);
+    async fn release_leases(&self, owner: Uuid) -> Result<(), StoreError> {
+        lock(&self.tables).destination(&self.name)?.release_leases(owner);
         Ok(())
     }
 }
 
 #[async_trait]
-impl OutboxReader for Destination {
-    async fn read(&self, read: Read<'_>) -> Result<Page, StoreError> {
-        let mut state = lock(&self.state);
+impl OutboxReader for Store {
+    async fn read(&self, read: PageRequest<'_>) -> Result<Page, StoreError> {
+        let mut state = lock(&self.tables);
         state.destination(&self.name)?;
-        if read.after.is_exhausted() && read.ceiling == Ceiling::Open {
-            state.enter_due();
+        if read.after.is_exhausted() && read.window_limit == WindowLimit::Unlimited {
+            state.insert_due_messages();
         }
         let now = state.now();
         state.log.read(&read, now)
     }
 
-    async fn settle(&self, settlement: Settlement) -> Result<Settled, StoreError> {
-        let mut state = lock(&self.state);
+    async fn settle(&self, settlement: Settlement) -> Result<SettleResult, StoreError> {
+        let mut state = lock(&self.tables);
         let now = state.now();
         let (log, destination) = state.split(&self.name)?;
         destination.settle(&settlement, log, now)
@@ -70,44 +71,49 @@ impl OutboxReader for Destination {
 }
 
 #[async_trait]
-impl ParkedKeys for Destination {
-    async fn due(&self, leases: &[Lease], keys: usize, messages: usize) -> Result<Vec<Run>, StoreError> {
-        let mut state = lock(&self.state);
+impl ParkedReader for Store {
+    async fn read_parked(
+        &self,
+        leases: &[Lease],
+        keys: usize,
+        messages: usize,
+    ) -> Result<Vec<ParkedBatch>, StoreError> {
+        let mut state = lock(&self.tables);
         let now = state.now();
-        Ok(state.destination(&self.name)?.due(leases, keys, messages, now))
+        Ok(state.destination(&self.name)?.read_parked(leases, keys, messages, now))
     }
 
-    async fn advance(&self, advances: Vec<Advance>) -> Result<Vec<Advanced>, StoreError> {
-        let mut state = lock(&self.state);
+    async fn settle_parked(&self, advances: Vec<ParkedSettlement>) -> Result<Vec<ParkedResult>, StoreError> {
+        let mut state = lock(&self.tables);
         let now = state.now();
         let destination = state.destination(&self.name)?;
-        Ok(advances.iter().map(|advance| destination.advance(advance, now)).collect())
+        Ok(advances.iter().map(|advance| destination.settle_parked(advance, now)).collect())
     }
 }
 
 #[async_trait]
-impl Upkeep for Destination {
-    async fn maintain(&self) -> Result<Maintained, StoreError> {
-        Ok(lock(&self.state).maintain())
+impl Maintenance for Store {
+    async fn maintain(&self) -> Result<MaintenanceReport, StoreError> {
+        Ok(lock(&self.tables).maintain())
     }
 }
 
 #[async_trait]
-impl DeadLetters for Destination {
-    async fn dead(&self, filter: &DeadFilter, limit: usize) -> Result<Vec<DeadLetter>, StoreError> {
-        let mut state = lock(&self.state);
-        let started_at = state.settings.started_at;
+impl DeadLetterAdmin for Store {
+    async fn list_dead_letters(&self, filter: &DeadLetterFilter, limit: usize) -> Result<Vec<DeadLetter>, StoreError> {
+        let mut state = lock(&self.tables);
+        let started_at = state.config.started_at;
         Ok(state.destination(&self.name)?.dead_letters(filter, limit, started_at))
     }
 
-    async fn redrive(&self, mark: &Mark) -> Result<u64, StoreError> {
-        let mut state = lock(&self.state);
+    async fn redrive(&self, mark: &MarkRequest) -> Result<u64, StoreError> {
+        let mut state = lock(&self.tables);
         let now = state.now();
         Ok(state.destination(&self.name)?.mark(mark, DeadState::Redrive, now))
     }
 
-    async fn discard(&self, mark: &Mark) -> Result<u64, StoreError> {
-        let mut state = lock(&self.state);
+    async fn discard(&self, mark: &MarkRequest) -> Result<u64, StoreError> {
+        let mut state = lock(&self.tables);
         let now = state.now();
         Ok(state.destination(&self.name)?.mark(mark, DeadState::Discard, now))
     }

@@ -2,4 +2,4 @@
 
 mod harness;
 
-relevo_conformance::store_suite!(harness::start);
+relevo_conformance::outbox_suite!(harness::start);

@@ -4,26 +4,26 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use relevo_conformance::harness::{Draft, OnRepeat, RETENTION, Repeated, SHARDS, Start, StoreHarness, Writer};
+use relevo_conformance::harness::{Draft, DuplicateId, Harness, OnRepeat, RETENTION, SHARDS, Start, WriteTransaction};
 use relevo_core::MessageId;
 use relevo_store_memory as memory;
 
-pub(crate) struct Memory(memory::Outbox);
+pub(crate) struct Memory(memory::Database);
 
 /// Starts the store on virtual time. Only the test cases advance the clock.
 #[expect(clippy::unused_async, reason = "the suite awaits it: other stores start servers")]
 pub(crate) async fn start() -> Memory {
     tokio::time::pause();
-    Memory(memory::Outbox::new(memory::Settings { shards: SHARDS, retention: RETENTION, ..Default::default() }))
+    Memory(memory::Database::new(memory::Config { shards: SHARDS, retention: RETENTION, ..Default::default() }))
 }
 
 #[async_trait]
-impl StoreHarness for Memory {
-    type Store = memory::Destination;
+impl Harness for Memory {
+    type Store = memory::Store;
     type Writer = Transaction;
 
-    async fn store_for(&self, name: &str) -> memory::Destination {
-        self.0.destination(name)
+    async fn store_for(&self, name: &str) -> memory::Store {
+        self.0.store(name)
     }
 
     async fn begin(&self) -> Transaction {
@@ -42,30 +42,30 @@ impl StoreHarness for Memory {
         self.0.remove_destination(name).expect("a destination");
     }
 
-    async fn regroup(&self, name: &str, shards: u16) {
-        self.0.regroup(name, shards).expect("a destination");
+    async fn reshard(&self, name: &str, shards: u16) {
+        self.0.reshard(name, shards).expect("a destination");
     }
 
-    async fn switch(&self, name: &str, on: bool) {
-        self.0.switch(name, on).expect("a destination");
+    async fn set_enabled(&self, name: &str, on: bool) {
+        self.0.set_enabled(name, on).expect("a destination");
     }
 
     async fn crash(&mut self) {
         self.0.restart();
     }
 
-    async fn let_pass(&self, time: Duration) {
+    async fn advance_time(&self, time: Duration) {
         tokio::time::advance(time).await;
     }
 
-    async fn age(&self, time: Duration) {
+    async fn age_records(&self, time: Duration) {
         self.0.age(time);
     }
 
     async fn next_partition(&self) {}
 
-    async fn kept(&self) -> usize {
-        self.0.kept().len()
+    async fn stored_messages(&self) -> usize {
+        self.0.retained().len()
     }
 }
 
@@ -75,8 +75,8 @@ pub(crate) struct Transaction {
 }
 
 #[async_trait]
-impl Writer for Transaction {
-    async fn emit(&mut self, draft: Draft) -> Result<MessageId, Repeated> {
+impl WriteTransaction for Transaction {
+    async fn emit(&mut self, draft: Draft) -> Result<MessageId, DuplicateId> {
         let on_repeat = match draft.on_repeat {
             OnRepeat::Refuse => memory::OnRepeat::Refuse,
             OnRepeat::Ignore => memory::OnRepeat::Ignore,
@@ -94,7 +94,7 @@ impl Writer for Transaction {
         });
         match emitted {
             Ok(id) => Ok(id),
-            Err(memory::TransactionError::Repeated(_)) => Err(Repeated),
+            Err(memory::TransactionError::Repeated(_)) => Err(DuplicateId),
             Err(error) => panic!("the emit failed: {error}"),
         }
     }

@@ -5,16 +5,16 @@ use std::time::Duration;
 use async_trait::async_trait;
 use relevo_conformance::inbox::Harness;
 use relevo_core::MessageId;
-use relevo_core::inbox::Keeping;
-use relevo_store_memory::{Draft, Inbox, Operator, Outbox, Settings, Transaction};
+use relevo_core::inbox::InboxRetention;
+use relevo_store_memory::{Config, Database, Draft, Inbox, Operator, Transaction};
 
-pub(crate) struct Memory(Outbox);
+pub(crate) struct Memory(Database);
 
 /// Starts the store on virtual time. The clock advances only when a test case advances it or waits.
 #[expect(clippy::unused_async, reason = "the suite awaits it: other stores start servers")]
 pub(crate) async fn start() -> Memory {
     tokio::time::pause();
-    Memory(Outbox::new(Settings::default()))
+    Memory(Database::new(Config::default()))
 }
 
 #[async_trait]
@@ -22,7 +22,7 @@ impl Harness for Memory {
     type Inbox = Inbox;
     type Operator = Operator;
 
-    async fn inbox_keeping(&self, consumer: &str, keeping: Keeping) -> Inbox {
+    async fn inbox_with_retention(&self, consumer: &str, keeping: InboxRetention) -> Inbox {
         self.0.inbox(consumer, keeping)
     }
 
@@ -31,11 +31,11 @@ impl Harness for Memory {
     }
 
     async fn effect(&self, transaction: &mut Transaction, line: &str) {
-        transaction.record(line).expect("an open transaction");
+        transaction.record_effect(line).expect("an open transaction");
     }
 
     async fn effects(&self) -> Vec<String> {
-        self.0.ledger()
+        self.0.effects()
     }
 
     async fn emit(&self, transaction: &mut Transaction) -> MessageId {
@@ -46,11 +46,11 @@ impl Harness for Memory {
         self.0.committed().iter().map(|entry| entry.message.id).collect()
     }
 
-    async fn pass(&self, time: Duration) {
+    async fn advance_time(&self, time: Duration) {
         tokio::time::advance(time).await;
     }
 
-    async fn age(&self, time: Duration) {
+    async fn age_records(&self, time: Duration) {
         self.0.age(time);
     }
 }

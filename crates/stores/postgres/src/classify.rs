@@ -13,16 +13,16 @@ pub(crate) enum Error {
     Connection(sqlx::Error),
     /// The server did not respond before the deadline.
     #[error("no answer within {0:?}")]
-    Deadline(std::time::Duration),
+    Timeout(std::time::Duration),
     /// The response is malformed.
     #[error("the answer cannot be read: {0}")]
-    Answer(&'static str),
+    UnexpectedResponse(&'static str),
     /// The destination does not exist.
     #[error("destination \"{0}\" is not known; hint: add it with `relevo destination add`")]
-    NoDestination(String),
+    UnknownDestination(String),
     /// A search reached its time limit.
     #[error("message {id} was not found within {budget:?}; hint: look for it with `relevo outbox list --key KEY`")]
-    NotFoundInTime {
+    SearchTimedOut {
         /// The message id.
         id: relevo_core::MessageId,
         /// The time limit.
@@ -30,7 +30,7 @@ pub(crate) enum Error {
     },
     /// The server switched to another timeline while the relay held a lease.
     #[error("the server moved from timeline {from} to {to}")]
-    Timeline {
+    TimelineChanged {
         /// The timeline on which the lease was acquired.
         from: i64,
         /// The current timeline of the server.
@@ -64,14 +64,17 @@ impl Error {
     }
 
     /// Whether the connection is still usable.
-    pub(crate) fn keeps_connection(&self) -> bool {
+    pub(crate) fn leaves_connection_usable(&self) -> bool {
         match self {
             // 57P0x: the server is shutting down or crashed. 25P03: it ended a session that was idle in a transaction.
             Self::Server(error) => {
                 !error.code().starts_with("57P0") && !error.code().starts_with("08") && error.code() != "25P03"
             }
-            Self::Answer(_) | Self::NoDestination(_) | Self::NotFoundInTime { .. } | Self::Timeline { .. } => true,
-            Self::Connection(_) | Self::Deadline(_) => false,
+            Self::UnexpectedResponse(_)
+            | Self::UnknownDestination(_)
+            | Self::SearchTimedOut { .. }
+            | Self::TimelineChanged { .. } => true,
+            Self::Connection(_) | Self::Timeout(_) => false,
         }
     }
 }
@@ -79,32 +82,36 @@ impl Error {
 impl From<Error> for StoreError {
     fn from(error: Error) -> Self {
         match error {
-            Error::Server(server) => of_server(server),
-            Error::Connection(_) | Error::Deadline(_) | Error::Timeline { .. } => Self::Away(Box::new(error)),
-            Error::Answer(_) => Self::Broken(Box::new(error)),
-            Error::NoDestination(_) | Error::NotFoundInTime { .. } => Self::Refused { what: error.to_string() },
+            Error::Server(server) => from_server(server),
+            Error::Connection(_) | Error::Timeout(_) | Error::TimelineChanged { .. } => {
+                Self::Unavailable(Box::new(error))
+            }
+            Error::UnexpectedResponse(_) => Self::Unexpected(Box::new(error)),
+            Error::UnknownDestination(_) | Error::SearchTimedOut { .. } => Self::Refused { reason: error.to_string() },
         }
     }
 }
 
-fn of_server(error: Box<sqlx::postgres::PgDatabaseError>) -> StoreError {
+fn from_server(error: Box<sqlx::postgres::PgDatabaseError>) -> StoreError {
     let sentence = match error.hint() {
         Some(hint) => format!("{}; hint: {hint}", error.message()),
         None => error.message().to_owned(),
     };
     match error.code() {
         "RV002" => StoreError::Standby,
-        "RV003" => StoreError::Foreign { what: sentence },
+        "RV003" => StoreError::WrongDatabase { reason: sentence },
         // The destination is disabled or unknown, a privilege is missing, the login failed, or the database does not
         // exist.
-        "RV005" | "42501" | "28P01" | "28000" | "3D000" => StoreError::Refused { what: sentence },
+        "RV005" | "42501" | "28P01" | "28000" | "3D000" => StoreError::Refused { reason: sentence },
         // A schema, table, function or column is missing or has another definition.
         "3F000" | "42P01" | "42883" | "42703" => {
-            StoreError::Schema { what: format!("{sentence}; hint: run `relevo migrate`") }
+            StoreError::SchemaMismatch { reason: format!("{sentence}; hint: run `relevo migrate`") }
         }
         // Another transaction blocked this one, or it was idle for too long and was aborted. It changed nothing.
-        "55P03" | "40001" | "40P01" | "57014" | "25P03" => StoreError::Away(error),
-        code if code.starts_with("57P0") || code.starts_with("08") || code.starts_with("53") => StoreError::Away(error),
-        _ => StoreError::Broken(error),
+        "55P03" | "40001" | "40P01" | "57014" | "25P03" => StoreError::Unavailable(error),
+        code if code.starts_with("57P0") || code.starts_with("08") || code.starts_with("53") => {
+            StoreError::Unavailable(error)
+        }
+        _ => StoreError::Unexpected(error),
     }
 }

@@ -45,23 +45,23 @@ impl Default for Schema {
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Connection options of the database.
-    pub connect: PgConnectOptions,
+    pub connect_options: PgConnectOptions,
     /// The schema of the outbox.
     pub schema: Schema,
     /// The destination that the relay serves.
     pub destination: String,
     /// Timeout of each call. It must be shorter than the lease.
-    pub call_deadline: Duration,
+    pub call_timeout: Duration,
 }
 
 impl Config {
     /// Creates the default configuration: schema `relevo`, a call timeout of five seconds.
-    pub fn new(connect: PgConnectOptions, destination: impl Into<String>) -> Self {
+    pub fn new(connect_options: PgConnectOptions, destination: impl Into<String>) -> Self {
         Self {
-            connect,
+            connect_options,
             schema: Schema::default(),
             destination: destination.into(),
-            call_deadline: Duration::from_secs(5),
+            call_timeout: Duration::from_secs(5),
         }
     }
 }

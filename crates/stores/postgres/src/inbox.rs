@@ -1,6 +1,6 @@
 //! The PostgreSQL inbox: each handler's effects are applied once.
 //!
-//! A handler works in a [`Transaction`], which [`Outbox::emit`](crate::Outbox::emit) accepts too. Without errors, it
+//! A handler works in a [`Transaction`], which [`Outbox::emit`](crate::Emitter::emit) accepts too. Without errors, it
 //! costs one round trip for BEGIN and the inbox row, the handler's own statements, and one for COMMIT. Every other
 //! operation is one statement in the simple protocol, so that it works behind a pooler in transaction mode.
 
@@ -16,10 +16,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use relevo_core::consume::Lane;
+use relevo_core::broker_consumer::Lane;
 use relevo_core::inbox::{
-    self as port, Arrival, Beat, Begun, Claim, Claimed, Due, Enter, Entered, Entry, Held, Keeping, Kept, Orders,
-    Setback,
+    self as port, BeginOutcome, CallClaim, ClaimOutcome, ClaimedQueue, DedupId, Enter, EnterOutcome, Heartbeat,
+    HeartbeatReply, InboxFailure, InboxMessage, InboxRetention, LaneLease, RecordOutcome,
 };
 use relevo_core::store::StoreError;
 use sqlx::postgres::PgRow;
@@ -28,141 +28,160 @@ use uuid::Uuid;
 pub use self::config::Config;
 pub use self::handling::Transaction;
 use self::links::Links;
-use self::read::Answers;
-use self::sql::Says;
+use self::read::InsertResult;
+use self::sql::InboxStatements;
 use crate::classify::Error;
 use crate::migrate;
-use crate::queries::{column, json_answer};
+use crate::queries::{column, json_response};
 
 /// Maximum number of attempts for a claim whose retry queue is deleted in the meantime.
-const CLAIMS_MAX: usize = 3;
+const CLAIM_ATTEMPTS_MAX: usize = 3;
 
 /// The inbox of one consumer.
 pub struct Inbox {
     links: Arc<Links>,
-    says: Says,
-    wait: Duration,
+    statements: InboxStatements,
+    lock_timeout: Duration,
 }
 
 impl Inbox {
     /// Connects and checks the schema version.
-    pub async fn open(config: &Config, consumer: &str, keeping: Keeping) -> Result<Self, StoreError> {
+    pub async fn open(config: &Config, consumer: &str, keeping: InboxRetention) -> Result<Self, StoreError> {
         let links = Arc::new(Links::new(config));
         let rows = links.call(migrate::exists_query(&config.schema)).await?;
         let mut newest = None;
-        if read::only::<Option<String>>(&rows)?.is_some() {
+        if read::scalar::<Option<String>>(&rows)?.is_some() {
             let rows = links.call(migrate::applied_query(&config.schema)).await?;
             newest = rows.last().map(|row| Ok::<_, Error>((column(row, 0)?, column(row, 1)?))).transpose()?;
         }
         migrate::check(&config.schema, newest)?;
-        Ok(Self { links, says: Says::new(config, consumer, keeping), wait: config.lock_timeout })
+        Ok(Self {
+            links,
+            statements: InboxStatements::new(config, consumer, keeping),
+            lock_timeout: config.lock_timeout,
+        })
     }
 
     /// Returns the inbox of another consumer, on the same connections.
     #[must_use]
-    pub fn of(&self, consumer: &str, keeping: Keeping) -> Self {
-        Self { links: Arc::clone(&self.links), says: self.says.of(consumer, keeping), wait: self.wait }
+    pub fn for_consumer(&self, consumer: &str, keeping: InboxRetention) -> Self {
+        Self {
+            links: Arc::clone(&self.links),
+            statements: self.statements.for_consumer(consumer, keeping),
+            lock_timeout: self.lock_timeout,
+        }
     }
 
     /// Begins a transaction. Keeps it open only if its first statement returned true.
-    async fn open_if(&self, sql: String) -> Result<Begun<Transaction>, Error> {
-        match unless_contended(self.links.begin(&sql).await)? {
-            None => Ok(Begun::Busy),
-            Some((tx, rows)) if read::only(&rows)? => Ok(Begun::Open(tx, vec![Entered::New])),
+    async fn begin_if(&self, sql: String) -> Result<BeginOutcome<Transaction>, Error> {
+        match none_if_contended(self.links.begin(&sql).await)? {
+            None => Ok(BeginOutcome::Busy),
+            Some((tx, rows)) if read::scalar(&rows)? => Ok(BeginOutcome::Open(tx, vec![EnterOutcome::New])),
             Some((tx, _)) => {
                 self.links.roll_back(tx).await?;
-                Ok(Begun::Lost)
+                Ok(BeginOutcome::Fenced)
             }
         }
     }
 
-    async fn enter(&self, enter: Enter<'_>) -> Result<Begun<Transaction>, Error> {
-        let begun = self.links.begin(&self.says.enter(enter.held, &once(enter.arrivals))).await;
-        self.entered(enter, begun).await
+    async fn insert(&self, enter: Enter<'_>) -> Result<BeginOutcome<Transaction>, Error> {
+        let begun = self.links.begin(&self.statements.insert(enter.held, &deduplicated(enter.arrivals))).await;
+        self.decode_insert(enter, begun).await
     }
 
     /// Reads the result of inserting messages, and appends those that are behind a retry queue to it.
-    async fn entered(
+    async fn decode_insert(
         &self,
         enter: Enter<'_>,
         begun: Result<(Transaction, Vec<PgRow>), Error>,
-    ) -> Result<Begun<Transaction>, Error> {
-        let Some((mut tx, rows)) = unless_contended(begun)? else { return Ok(Begun::Busy) };
-        let refused = match read::answers(&rows)? {
-            Answers::Each(answers) => {
-                let entered = read::in_order(enter.arrivals, answers);
+    ) -> Result<BeginOutcome<Transaction>, Error> {
+        let Some((mut tx, rows)) = none_if_contended(begun)? else { return Ok(BeginOutcome::Busy) };
+        let refused = match read::insert_result(&rows)? {
+            InsertResult::Each(answers) => {
+                let entered = read::results_in_order(enter.arrivals, answers);
                 let told = enter.arrivals.iter().zip(&entered);
-                let behind: Vec<_> = told.filter(|told| *told.1 == Entered::Behind).map(|told| told.0).collect();
+                let behind: Vec<_> =
+                    told.filter(|told| *told.1 == EnterOutcome::QueuedBehind).map(|told| told.0).collect();
                 if !behind.is_empty() {
-                    self.links.say(&mut tx, self.says.append(&behind)).await?;
+                    self.links.run(&mut tx, self.statements.append(&behind)).await?;
                 }
-                return Ok(Begun::Open(tx, entered));
+                return Ok(BeginOutcome::Open(tx, entered));
             }
-            Answers::Lost => Begun::Lost,
-            Answers::Busy => Begun::Busy,
+            InsertResult::Fenced => BeginOutcome::Fenced,
+            InsertResult::Busy => BeginOutcome::Busy,
         };
         self.links.roll_back(tx).await?;
         Ok(refused)
     }
 
-    async fn try_claim(&self, arrival: &Arrival, held: Option<&Held>, lasts: Duration) -> Result<Claimed, Error> {
-        for _ in 0..CLAIMS_MAX {
-            let rows = match self.links.call(self.says.claim(arrival, held, lasts)).await {
-                Err(error) if error.is_contention() => return Ok(Claimed::Busy(self.wait)),
+    async fn try_claim(
+        &self,
+        arrival: &InboxMessage,
+        held: Option<&LaneLease>,
+        lasts: Duration,
+    ) -> Result<ClaimOutcome, Error> {
+        for _ in 0..CLAIM_ATTEMPTS_MAX {
+            let rows = match self.links.call(self.statements.claim_call(arrival, held, lasts)).await {
+                Err(error) if error.is_contention() => return Ok(ClaimOutcome::Busy(self.lock_timeout)),
                 rows => rows?,
             };
-            let row = read::claim(&rows)?;
-            match row.word {
+            let row = read::claim_row(&rows)?;
+            match row.outcome {
                 "mine" => {
-                    let token = row.token.ok_or(Error::Answer("a claim without a token"))?;
-                    return Ok(Claimed::Mine(Claim { token, started: row.started }));
+                    let token = row.token.ok_or(Error::UnexpectedResponse("a claim without a token"))?;
+                    return Ok(ClaimOutcome::Claimed(CallClaim { token, unfinished_starts: row.unfinished_starts }));
                 }
-                "lost" => return Ok(Claimed::Lost),
-                "busy" => return Ok(Claimed::Busy(Duration::from_millis(row.rest_ms))),
+                "lost" => return Ok(ClaimOutcome::Fenced),
+                "busy" => return Ok(ClaimOutcome::Busy(Duration::from_millis(row.remaining_ms))),
                 "behind" => {}
-                word if self.says.traces() => _ = read::state(word)?,
-                word => return Ok(Claimed::Repeat(read::state(word)?)),
+                word if self.statements.traces() => _ = read::parse_state(word)?,
+                word => return Ok(ClaimOutcome::Duplicate(read::parse_state(word)?)),
             }
             // The message is behind a retry queue, or its repeat is traced. Insert it the way a handler's transaction
             // does.
             let enter = Enter { held, arrivals: std::slice::from_ref(arrival) };
-            let (tx, entered) = match self.enter(enter).await? {
-                Begun::Open(tx, entered) => (tx, entered.first().copied()),
-                Begun::Lost => return Ok(Claimed::Lost),
-                Begun::Busy => return Ok(Claimed::Busy(self.wait)),
+            let (tx, entered) = match self.insert(enter).await? {
+                BeginOutcome::Open(tx, entered) => (tx, entered.first().copied()),
+                BeginOutcome::Fenced => return Ok(ClaimOutcome::Fenced),
+                BeginOutcome::Busy => return Ok(ClaimOutcome::Busy(self.lock_timeout)),
             };
             match entered {
-                Some(Entered::Behind) => return self.links.commit(tx).await.map(|()| Claimed::Behind),
-                Some(Entered::Repeat(state)) => return self.links.commit(tx).await.map(|()| Claimed::Repeat(state)),
+                Some(EnterOutcome::QueuedBehind) => {
+                    return self.links.commit(tx).await.map(|()| ClaimOutcome::QueuedBehind);
+                }
+                Some(EnterOutcome::Duplicate(state)) => {
+                    return self.links.commit(tx).await.map(|()| ClaimOutcome::Duplicate(state));
+                }
                 // The queue was deleted in the meantime.
-                Some(Entered::New) | None => self.links.roll_back(tx).await?,
+                Some(EnterOutcome::New) | None => self.links.roll_back(tx).await?,
             }
         }
-        Ok(Claimed::Busy(self.wait))
+        Ok(ClaimOutcome::Busy(self.lock_timeout))
     }
 
-    async fn keep(&self, sql: String) -> Result<Kept, Error> {
+    async fn record(&self, sql: String) -> Result<RecordOutcome, Error> {
         let rows = match self.links.call(sql).await {
-            Err(error) if error.is_contention() => return Ok(Kept::Busy),
+            Err(error) if error.is_contention() => return Ok(RecordOutcome::Busy),
             rows => rows?,
         };
-        match read::only::<&str>(&rows)? {
-            "kept" => Ok(Kept::Kept),
-            "lost" => Ok(Kept::Lost),
-            "busy" => Ok(Kept::Busy),
-            word => Ok(Kept::Repeat(read::state(word)?)),
+        match read::scalar::<&str>(&rows)? {
+            "kept" => Ok(RecordOutcome::Recorded),
+            "lost" => Ok(RecordOutcome::Fenced),
+            "busy" => Ok(RecordOutcome::Busy),
+            word => Ok(RecordOutcome::Duplicate(read::parse_state(word)?)),
         }
     }
 }
 
 /// Removes duplicates and sorts by id.
-fn once(arrivals: &[Arrival]) -> Vec<&Arrival> {
-    let once: BTreeMap<Entry, &Arrival> = arrivals.iter().rev().map(|arrival| (arrival.entry, arrival)).collect();
+fn deduplicated(arrivals: &[InboxMessage]) -> Vec<&InboxMessage> {
+    let once: BTreeMap<DedupId, &InboxMessage> =
+        arrivals.iter().rev().map(|arrival| (arrival.dedup_id, arrival)).collect();
     once.into_values().collect()
 }
 
 /// Returns `None` if another worker blocked the call.
-fn unless_contended<T>(answer: Result<T, Error>) -> Result<Option<T>, Error> {
+fn none_if_contended<T>(answer: Result<T, Error>) -> Result<Option<T>, Error> {
     match answer {
         Ok(answer) => Ok(Some(answer)),
         Err(error) if error.is_contention() => Ok(None),
@@ -174,12 +193,12 @@ fn unless_contended<T>(answer: Result<T, Error>) -> Result<Option<T>, Error> {
 impl port::Inbox for Inbox {
     type Transaction = Transaction;
 
-    async fn begin(&self, enter: Enter<'_>) -> Result<Begun<Transaction>, StoreError> {
-        Ok(self.enter(enter).await?)
+    async fn begin(&self, enter: Enter<'_>) -> Result<BeginOutcome<Transaction>, StoreError> {
+        Ok(self.insert(enter).await?)
     }
 
-    async fn skip(&self, transaction: &mut Transaction, entry: Entry) -> Result<(), StoreError> {
-        self.links.say(transaction, self.says.skip(entry)).await?;
+    async fn skip(&self, transaction: &mut Transaction, entry: DedupId) -> Result<(), StoreError> {
+        self.links.run(transaction, self.statements.mark_skipped(entry)).await?;
         Ok(())
     }
 
@@ -191,95 +210,112 @@ impl port::Inbox for Inbox {
         &self,
         transaction: Transaction,
         next: Enter<'_>,
-    ) -> Result<Result<Begun<Transaction>, StoreError>, StoreError> {
-        let sql = self.says.enter(next.held, &once(next.arrivals));
+    ) -> Result<Result<BeginOutcome<Transaction>, StoreError>, StoreError> {
+        let sql = self.statements.insert(next.held, &deduplicated(next.arrivals));
         let begun = self.links.commit_and_begin(transaction, &sql).await?;
-        Ok(self.entered(next, begun).await.map_err(StoreError::from))
+        Ok(self.decode_insert(next, begun).await.map_err(StoreError::from))
     }
 
-    async fn roll_back(&self, transaction: Transaction) -> Result<(), StoreError> {
+    async fn rollback(&self, transaction: Transaction) -> Result<(), StoreError> {
         Ok(self.links.roll_back(transaction).await?)
     }
 
-    async fn start(&self, arrival: &Arrival) -> Result<u32, StoreError> {
-        let rows = match self.links.call(self.says.start(arrival.entry)).await {
+    async fn record_start(&self, arrival: &InboxMessage) -> Result<u32, StoreError> {
+        let rows = match self.links.call(self.statements.record_start(arrival.dedup_id)).await {
             // Another worker has the message in an open transaction, so this start is not counted.
-            Err(error) if error.is_contention() => self.links.call(self.says.started(arrival.entry)).await?,
+            Err(error) if error.is_contention() => {
+                self.links.call(self.statements.unfinished_starts(arrival.dedup_id)).await?
+            }
             rows => rows?,
         };
-        Ok(read::count(read::only(&rows)?)?)
+        Ok(read::count_u32(read::scalar(&rows)?)?)
     }
 
-    async fn claim(&self, arrival: &Arrival, held: Option<&Held>, lasts: Duration) -> Result<Claimed, StoreError> {
+    async fn claim_call(
+        &self,
+        arrival: &InboxMessage,
+        held: Option<&LaneLease>,
+        lasts: Duration,
+    ) -> Result<ClaimOutcome, StoreError> {
         Ok(self.try_claim(arrival, held, lasts).await?)
     }
 
     async fn begin_claimed(
         &self,
-        arrival: &Arrival,
-        held: Option<&Held>,
-        claim: Claim,
-    ) -> Result<Begun<Transaction>, StoreError> {
-        Ok(self.open_if(self.says.begin_claimed(arrival, held, claim)).await?)
+        arrival: &InboxMessage,
+        held: Option<&LaneLease>,
+        claim: CallClaim,
+    ) -> Result<BeginOutcome<Transaction>, StoreError> {
+        Ok(self.begin_if(self.statements.complete_call(arrival, held, claim)).await?)
     }
 
-    async fn ended(&self, entry: Entry, claim: Option<Claim>) -> Result<(), StoreError> {
-        self.links.call(self.says.ended(entry, claim)).await?;
+    async fn end_attempt(&self, entry: DedupId, claim: Option<CallClaim>) -> Result<(), StoreError> {
+        self.links.call(self.statements.end_attempt(entry, claim)).await?;
         Ok(())
     }
 
     async fn set_back(
         &self,
-        arrival: &Arrival,
-        held: Option<&Held>,
-        claim: Option<Claim>,
-        setback: &Setback,
-    ) -> Result<Kept, StoreError> {
-        Ok(self.keep(self.says.set_back(arrival, held, claim, setback)).await?)
+        arrival: &InboxMessage,
+        held: Option<&LaneLease>,
+        claim: Option<CallClaim>,
+        setback: &InboxFailure,
+    ) -> Result<RecordOutcome, StoreError> {
+        Ok(self.record(self.statements.fail(arrival, held, claim, setback)).await?)
     }
 
-    async fn due(&self, queues: usize, messages: usize, lasts: Duration) -> Result<Vec<Due>, StoreError> {
-        Ok(read::dues(&self.links.call(self.says.due(queues, messages, lasts)).await?)?)
+    async fn claim_due(
+        &self,
+        queues: usize,
+        messages: usize,
+        lasts: Duration,
+    ) -> Result<Vec<ClaimedQueue>, StoreError> {
+        Ok(read::claimed_queues(&self.links.call(self.statements.claim_due_queues(queues, messages, lasts)).await?)?)
     }
 
-    async fn begin_due(&self, due: &Due, number: i64) -> Result<Begun<Transaction>, StoreError> {
-        Ok(self.open_if(self.says.begin_due(due, number)).await?)
+    async fn begin_due(&self, due: &ClaimedQueue, number: i64) -> Result<BeginOutcome<Transaction>, StoreError> {
+        Ok(self.begin_if(self.statements.complete_queued(due, number)).await?)
     }
 
-    async fn set_back_due(&self, due: &Due, number: i64, setback: &Setback) -> Result<Kept, StoreError> {
-        Ok(self.keep(self.says.set_back_due(due, number, setback)).await?)
+    async fn set_back_due(
+        &self,
+        due: &ClaimedQueue,
+        number: i64,
+        setback: &InboxFailure,
+    ) -> Result<RecordOutcome, StoreError> {
+        Ok(self.record(self.statements.fail_queued(due, number, setback)).await?)
     }
 
-    async fn release(&self, due: &Due) -> Result<(), StoreError> {
-        self.links.call(self.says.release(due)).await?;
+    async fn release_queue(&self, due: &ClaimedQueue) -> Result<(), StoreError> {
+        self.links.call(self.statements.release_queue(due)).await?;
         Ok(())
     }
 
-    async fn beat(&self, beat: &Beat) -> Result<Orders, StoreError> {
-        let answer = json_answer(&self.links.beat(&self.says.beat(beat)).await?)?;
+    async fn heartbeat(&self, beat: &Heartbeat) -> Result<HeartbeatReply, StoreError> {
+        let answer = json_response(&self.links.beat(&self.statements.heartbeat(beat)).await?)?;
         // A deleted member still reports marks for its lanes. They show that this is not its first heartbeat.
-        Ok(read::orders(&answer, !beat.marks.is_empty())?)
+        Ok(read::heartbeat_reply(&answer, !beat.settled_offsets.is_empty())?)
     }
 
-    async fn take(&self, owner: Uuid, lanes: &[Lane]) -> Result<Vec<Held>, StoreError> {
-        let rows = self.links.call(self.says.take(owner, lanes)).await?;
+    async fn acquire_lanes(&self, owner: Uuid, lanes: &[Lane]) -> Result<Vec<LaneLease>, StoreError> {
+        let rows = self.links.call(self.statements.acquire_lanes(owner, lanes)).await?;
         let held = rows.iter().map(|row| {
-            Ok::<_, Error>(Held { lane: Lane::new(column::<&str>(row, 0)?), epoch: column(row, 1)?, owner })
+            Ok::<_, Error>(LaneLease { lane: Lane::new(column::<&str>(row, 0)?), epoch: column(row, 1)?, owner })
         });
         Ok(held.collect::<Result<_, _>>()?)
     }
 
-    async fn give_back(&self, owner: Uuid, lanes: &[Lane]) -> Result<(), StoreError> {
-        self.links.call(self.says.give_back(owner, Some(lanes))).await?;
+    async fn release_lanes(&self, owner: Uuid, lanes: &[Lane]) -> Result<(), StoreError> {
+        self.links.call(self.statements.release_lanes(owner, Some(lanes))).await?;
         Ok(())
     }
 
     async fn leave(&self, owner: Uuid) -> Result<(), StoreError> {
-        self.links.call(self.says.give_back(owner, None)).await?;
+        self.links.call(self.statements.release_lanes(owner, None)).await?;
         Ok(())
     }
 
     async fn prune(&self, limit: usize) -> Result<bool, StoreError> {
-        Ok(read::only(&self.links.call(self.says.prune(limit)).await?)?)
+        Ok(read::scalar(&self.links.call(self.statements.prune(limit)).await?)?)
     }
 }

@@ -3,68 +3,71 @@
 
 mod examine;
 mod listing;
+mod replay_source;
+mod sample;
 mod search;
 mod show;
-mod source;
 mod verify;
-mod vitals;
 mod why;
 
 use std::time::Duration;
 
 use async_trait::async_trait;
 use relevo_core::MessageId;
-use relevo_core::operate::{Backlog, Destination, Finding, Found, Inspect, Range, Search, Shard, Shown, Verified, Why};
+use relevo_core::operate::{
+    Backlog, DestinationInfo, Finding, KeyReport, MessageDetails, MessageFilter, OutboxInspector, SearchPage,
+    ShardInfo, TimeRange, VerifyReport,
+};
 use relevo_core::store::StoreError;
 
+use crate::binary_copy::CopyRows;
 use crate::classify::Error;
-use crate::copy::Rows;
 use crate::queries::{column, literal};
 use crate::store::Store;
 
-pub use self::source::OutboxLog;
+pub use self::replay_source::OutboxReplaySource;
 
 #[async_trait]
-impl Inspect for Store {
-    async fn destinations(&self) -> Result<Vec<Destination>, StoreError> {
+impl OutboxInspector for Store {
+    async fn destinations(&self) -> Result<Vec<DestinationInfo>, StoreError> {
         Ok(self.all_destinations().await?)
     }
 
     async fn backlog(&self) -> Result<Backlog, StoreError> {
         let sql = format!("SELECT * FROM {}.backlog({})", self.schema, literal(&self.destination));
-        let rows = self.asking.call(sql).await?;
-        let row = rows.first().ok_or(Error::Answer("no backlog"))?;
+        let rows = self.operator_connection.query(sql).await?;
+        let row = rows.first().ok_or(Error::UnexpectedResponse("no backlog"))?;
         Ok(Backlog { pending: column(row, 0)?, exact: column(row, 1)?, parked: column(row, 2)?, dead: column(row, 3)? })
     }
 
-    async fn search(&self, search: &Search, limit: usize, budget: Duration) -> Result<Found, StoreError> {
+    async fn search(&self, search: &MessageFilter, limit: usize, budget: Duration) -> Result<SearchPage, StoreError> {
         self.this_destination().await?;
         Ok(search::search(self, search, limit, budget).await?)
     }
 
-    async fn show(&self, id: MessageId) -> Result<Option<Shown>, StoreError> {
+    async fn message(&self, id: MessageId) -> Result<Option<MessageDetails>, StoreError> {
         self.this_destination().await?;
         Ok(show::show(self, id).await?)
     }
 
-    async fn why(&self, key: &str) -> Result<Why, StoreError> {
+    async fn key_facts(&self, key: &str) -> Result<KeyReport, StoreError> {
         Ok(why::why(self, key).await?)
     }
 
-    async fn shards(&self) -> Result<Vec<Shard>, StoreError> {
+    async fn shards(&self) -> Result<Vec<ShardInfo>, StoreError> {
         self.this_destination().await?;
         Ok(self.leased_shards().await?)
     }
 
-    async fn verify(&self, range: Range) -> Result<Verified, StoreError> {
+    async fn verify(&self, range: TimeRange) -> Result<VerifyReport, StoreError> {
         self.this_destination().await?;
         Ok(verify::verify(self, range).await?)
     }
 
     async fn retention(&self) -> Result<Duration, StoreError> {
         let sql = format!("SELECT floor(date_part('epoch', retention))::bigint FROM {}.settings", self.schema);
-        let rows = self.asking.call(sql).await?;
-        let seconds: i64 = column(rows.first().ok_or(Error::Answer("no settings"))?, 0)?;
+        let rows = self.operator_connection.query(sql).await?;
+        let seconds: i64 = column(rows.first().ok_or(Error::UnexpectedResponse("no settings"))?, 0)?;
         Ok(Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
     }
 
@@ -74,30 +77,32 @@ impl Inspect for Store {
 }
 
 impl Store {
-    async fn all_destinations(&self) -> Result<Vec<Destination>, Error> {
+    async fn all_destinations(&self) -> Result<Vec<DestinationInfo>, Error> {
         let sql = format!("SELECT name, shards, reshard_to, enabled FROM {}.destination ORDER BY name", self.schema);
-        let rows = self.asking.call(sql).await?;
-        let shards = |number: i16| u16::try_from(number).map_err(|_| Error::Answer("a number of shards is negative"));
+        let rows = self.operator_connection.query(sql).await?;
+        let shards = |number: i16| {
+            u16::try_from(number).map_err(|_| Error::UnexpectedResponse("a number of shards is negative"))
+        };
         let read = |row| {
             let regrouping_to: Option<i16> = column(row, 2)?;
-            Ok(Destination {
+            Ok(DestinationInfo {
                 name: column(row, 0)?,
                 shards: shards(column(row, 1)?)?,
-                regrouping_to: regrouping_to.map(shards).transpose()?,
-                on: column(row, 3)?,
+                resharding_to: regrouping_to.map(shards).transpose()?,
+                enabled: column(row, 3)?,
             })
         };
         rows.iter().map(read).collect()
     }
 
     /// Returns the destination of this store, or an error if it does not exist.
-    async fn this_destination(&self) -> Result<Destination, Error> {
+    async fn this_destination(&self) -> Result<DestinationInfo, Error> {
         let found = self.all_destinations().await?.into_iter().find(|it| it.name == self.destination);
-        found.ok_or_else(|| Error::NoDestination(self.destination.clone()))
+        found.ok_or_else(|| Error::UnknownDestination(self.destination.clone()))
     }
 
     /// Lists the shards of this destination, with the names of their live relays.
-    async fn leased_shards(&self) -> Result<Vec<Shard>, Error> {
+    async fn leased_shards(&self) -> Result<Vec<ShardInfo>, Error> {
         let sql = format!(
             "SELECT l.shard, coalesce(m.name, l.owner::text), l.epoch, \
              greatest(0, floor(date_part('epoch', CASE WHEN isfinite(l.expires_at) THEN l.expires_at - clock_timestamp() END) \
@@ -112,14 +117,14 @@ impl Store {
             literal(&self.destination),
             schema = self.schema,
         );
-        let mut rows = Rows::new(self.asking.copy(sql).await?, 6)?;
+        let mut rows = CopyRows::new(self.operator_connection.copy_out(sql).await?, 6)?;
         let mut shards = Vec::new();
         while let Some(mut row) = rows.next_row()? {
-            shards.push(Shard {
+            shards.push(ShardInfo {
                 shard: row.slot()?,
                 owner: row.optional_string()?,
                 epoch: row.int8()?,
-                lasts: Duration::from_millis(row.count()?),
+                lease_remaining: Duration::from_millis(row.count()?),
                 settled_at: row.optional_timestamp()?,
                 parked_keys: row.count()?,
             });

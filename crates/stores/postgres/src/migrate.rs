@@ -51,13 +51,13 @@ const MIGRATIONS: &[Migration] = &[BASELINE];
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 /// The number of attempts, and the pause between them: together as long as a handler's transaction may take.
 const LOCK_ATTEMPTS: u32 = 150;
-const LOCK_PAUSE: Duration = Duration::from_secs(1);
+const LOCK_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The newest schema version that this program knows.
 pub const VERSION: i32 = MIGRATIONS[MIGRATIONS.len() - 1].version;
 
 /// The oldest schema version that this program runs on. A new program may start before the schema is migrated.
-pub const OLDEST: i32 = 1;
+pub const OLDEST_SUPPORTED: i32 = 1;
 
 /// Migrates the schema to [`VERSION`] in one transaction. Returns the versions that it applied.
 ///
@@ -81,7 +81,7 @@ pub async fn apply(
             result => return result,
         }
         // The sessions that queued behind this one go first.
-        tokio::time::sleep(LOCK_PAUSE).await;
+        tokio::time::sleep(LOCK_RETRY_INTERVAL).await;
     }
 }
 
@@ -128,7 +128,7 @@ async fn versions(connection: &mut PgConnection, schema: &Schema) -> Result<Vec<
 }
 
 /// Everything that [`migrate`] runs on an empty database, as a script for a DBA to read and run.
-pub fn script(schema: &Schema) -> String {
+pub fn sql_script(schema: &Schema) -> String {
     let mut script = format!("BEGIN;\n\n{}\n", preamble(schema));
     for migration in MIGRATIONS {
         script.push_str(&render(migration, schema));
@@ -176,15 +176,17 @@ pub(crate) fn applied_query(schema: &Schema) -> String {
 pub(crate) fn check(schema: &Schema, newest: Option<(i32, Option<i32>)>) -> Result<(), StoreError> {
     let name = schema.name();
     let what = match newest {
-        Some((version, _)) if (OLDEST..=VERSION).contains(&version) => return Ok(()),
+        Some((version, _)) if (OLDEST_SUPPORTED..=VERSION).contains(&version) => return Ok(()),
         Some((version, Some(oldest))) if version > VERSION && oldest <= VERSION => return Ok(()),
         None => format!("schema `{name}` holds no outbox; hint: run `relevo migrate`"),
-        Some((version, _)) if version < OLDEST => {
-            format!("schema `{name}` is at version {version}, this program needs {OLDEST}; hint: run `relevo migrate`")
+        Some((version, _)) if version < OLDEST_SUPPORTED => {
+            format!(
+                "schema `{name}` is at version {version}, this program needs {OLDEST_SUPPORTED}; hint: run `relevo migrate`"
+            )
         }
         Some((version, _)) => format!(
             "schema `{name}` is at version {version}, newer than this program's {VERSION}; hint: upgrade the program"
         ),
     };
-    Err(StoreError::Schema { what })
+    Err(StoreError::SchemaMismatch { reason: what })
 }

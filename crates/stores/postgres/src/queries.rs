@@ -7,16 +7,17 @@ use std::time::Duration;
 use bytes::Bytes;
 use relevo_core::message::{Message, MessageId};
 use relevo_core::store::{
-    Advance, Ask, Ceiling, DeadLetter, Entry, Hold, Lease, Leased, Marked, Park, Position, Read, Run, Settled,
-    Settlement, Standing, Stop, Stopped,
+    DeadLetter, HeldAddress, Lease, LeaseRequest, LeaseResponse, LogEntry, OperatorMark, PageRequest, ParkAction,
+    ParkedBatch, ParkedMessage, ParkedSettlement, Position, PublishFailure, SettleResult, Settlement, TakenShard,
+    WindowLimit,
 };
 use serde_json::{Value, json};
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
+use crate::binary_copy::{CopyRow, CopyRows};
 use crate::classify::Error;
-use crate::copy::{Row, Rows};
-use crate::snapshot::Tick;
+use crate::tick::Tick;
 
 /// Builds a string literal that does not depend on `standard_conforming_strings`. It cannot contain a NUL.
 pub(crate) fn literal(text: &str) -> String {
@@ -72,10 +73,10 @@ where
 }
 
 /// Reads the only JSON value of a result.
-pub(crate) fn json_answer(rows: &[PgRow]) -> Result<Value, Error> {
-    let row = rows.first().ok_or(Error::Answer("no row"))?;
+pub(crate) fn json_response(rows: &[PgRow]) -> Result<Value, Error> {
+    let row = rows.first().ok_or(Error::UnexpectedResponse("no row"))?;
     let text: &str = row.try_get_unchecked(0)?;
-    serde_json::from_str(text).map_err(|_| Error::Answer("not JSON"))
+    serde_json::from_str(text).map_err(|_| Error::UnexpectedResponse("not JSON"))
 }
 
 pub(crate) fn tick(row: &PgRow) -> Result<Tick, Error> {
@@ -89,20 +90,20 @@ pub(crate) fn tick(row: &PgRow) -> Result<Tick, Error> {
 /// For a plain condition it estimates almost none, and then scans and sorts the whole window for every page. Comparing
 /// rows as (xid, seq) leaves only one index to use. With `xid = x ORDER BY seq` the planner scans the whole history by
 /// sequence when a few large transactions wrote most of it.
-pub(crate) fn page(schema: &str, read: &Read<'_>, from: &Tick, to: &Tick, place: i64) -> String {
-    let (leases, limit) = (read.leases, read.limit);
+pub(crate) fn page(schema: &str, read: &PageRequest<'_>, from: &Tick, to: &Tick, place: i64) -> String {
+    let (leases, limit) = (read.leases, read.messages_max);
     let columns = "seq, slot, id, created_at, topic, key, type, content_type, headers, payload";
     let slots = slot_filter(leases);
     let mut sql = format!(
         "SELECT {columns} FROM {schema}.message WHERE seq > {} AND seq <= {} \
          AND CASE WHEN pg_visible_in_snapshot(xid, '{}') AND NOT pg_visible_in_snapshot(xid, '{}'){slots} \
          THEN true END ORDER BY seq LIMIT {limit}",
-        place.max(from.high),
-        to.high,
+        place.max(from.max_seq),
+        to.max_seq,
         to.snapshot.text(),
         from.snapshot.text(),
     );
-    let late = if place < from.high { from.late_until(to) } else { Vec::new() };
+    let late = if place < from.max_seq { from.late_xids_until(to) } else { Vec::new() };
     if !late.is_empty() {
         let xids = late.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
         sql = format!(
@@ -110,11 +111,11 @@ pub(crate) fn page(schema: &str, read: &Read<'_>, from: &Tick, to: &Tick, place:
              SELECT * FROM {schema}.message WHERE (xid, seq) > (x, {place}) AND (xid, seq) <= (x, {}) \
              AND CASE WHEN true{slots} THEN true END ORDER BY xid, seq LIMIT {limit}) AS m) \
              UNION ALL ({sql}) ORDER BY seq LIMIT {limit}",
-            from.high,
+            from.max_seq,
         );
     }
     // Large payloads are left out, so that the size of the page is limited before it is known.
-    let small = small_bytes(read);
+    let small = inline_payload_max(read);
     format!(
         "SELECT seq, slot, octet_length(payload), id, created_at, topic, key, type, content_type, headers::text, \
          CASE WHEN octet_length(payload) <= {small} THEN payload END FROM ({sql}) AS w"
@@ -122,15 +123,15 @@ pub(crate) fn page(schema: &str, read: &Read<'_>, from: &Tick, to: &Tick, place:
 }
 
 /// Payloads up to this length cannot exceed the byte limit, even in a full page.
-fn small_bytes(read: &Read<'_>) -> usize {
-    (read.bytes / read.limit.max(1)).clamp(1, 1 << 30)
+fn inline_payload_max(read: &PageRequest<'_>) -> usize {
+    (read.bytes_max / read.messages_max.max(1)).clamp(1, 1 << 30)
 }
 
 fn slot_filter(leases: &[Lease]) -> String {
     match leases.first() {
-        Some(first) if leases.len() < usize::from(first.shards) => {
+        Some(first) if leases.len() < usize::from(first.shard_count) => {
             let shards = leases.iter().map(|lease| lease.shard.to_string()).collect::<Vec<_>>().join(",");
-            format!(" AND slot % {} IN ({shards})", first.shards)
+            format!(" AND slot % {} IN ({shards})", first.shard_count)
         }
         _ => String::new(),
     }
@@ -140,31 +141,32 @@ fn slot_filter(leases: &[Lease]) -> String {
 pub(crate) struct PageRow {
     pub(crate) seq: i64,
     pub(crate) size: usize,
-    pub(crate) is_whole: bool,
+    pub(crate) has_payload: bool,
     slot: u16,
     message: Message,
 }
 
 impl PageRow {
     /// Returns the entry. Adds the payload that was fetched separately, if it was missing.
-    pub(crate) fn complete(mut self, payloads: &mut BTreeMap<i64, Bytes>) -> Result<Entry, Error> {
-        if !self.is_whole {
-            self.message.payload = payloads.remove(&self.seq).ok_or(Error::Answer("a payload is gone"))?;
+    pub(crate) fn with_payload(mut self, payloads: &mut BTreeMap<i64, Bytes>) -> Result<LogEntry, Error> {
+        if !self.has_payload {
+            self.message.payload = payloads.remove(&self.seq).ok_or(Error::UnexpectedResponse("a payload is gone"))?;
         }
-        Ok(Entry { seq: self.seq, slot: self.slot, message: Arc::new(self.message) })
+        Ok(LogEntry { seq: self.seq, slot: self.slot, message: Arc::new(self.message) })
     }
 }
 
 /// Reads the rows of [`page`].
 pub(crate) fn page_rows(answer: Bytes) -> Result<Vec<PageRow>, Error> {
-    let mut rows = Rows::new(answer, 11)?;
+    let mut rows = CopyRows::new(answer, 11)?;
     let mut page = Vec::new();
     while let Some(mut row) = rows.next_row()? {
         let seq = row.int8()?;
         let slot = row.slot()?;
-        let size = usize::try_from(row.int4()?).map_err(|_| Error::Answer("a payload has a negative length"))?;
+        let size =
+            usize::try_from(row.int4()?).map_err(|_| Error::UnexpectedResponse("a payload has a negative length"))?;
         let (message, is_whole) = message(&mut row)?;
-        page.push(PageRow { seq, size, is_whole, slot, message });
+        page.push(PageRow { seq, size, has_payload: is_whole, slot, message });
     }
     Ok(page)
 }
@@ -176,7 +178,7 @@ pub(crate) fn payloads(schema: &str, seqs: &[i64]) -> String {
 }
 
 pub(crate) fn payload_rows(answer: Bytes) -> Result<BTreeMap<i64, Bytes>, Error> {
-    let mut rows = Rows::new(answer, 2)?;
+    let mut rows = CopyRows::new(answer, 2)?;
     let mut payloads = BTreeMap::new();
     while let Some(mut row) = rows.next_row()? {
         payloads.insert(row.int8()?, row.bytes()?);
@@ -185,7 +187,7 @@ pub(crate) fn payload_rows(answer: Bytes) -> Result<BTreeMap<i64, Bytes>, Error>
 }
 
 /// Reads the columns from `id` to `payload`. Also returns whether the payload is present.
-fn message(row: &mut Row<'_>) -> Result<(Message, bool), Error> {
+fn message(row: &mut CopyRow<'_>) -> Result<(Message, bool), Error> {
     let mut message = Message {
         id: MessageId::from_uuid(row.uuid()?),
         created_at: row.timestamp()?,
@@ -202,14 +204,14 @@ fn message(row: &mut Row<'_>) -> Result<(Message, bool), Error> {
     Ok((message, is_whole))
 }
 
-pub(crate) fn whole_message(row: &mut Row<'_>) -> Result<Message, Error> {
+pub(crate) fn full_message(row: &mut CopyRow<'_>) -> Result<Message, Error> {
     match message(row)? {
         (message, true) => Ok(message),
-        (_, false) => Err(Error::Answer("a payload is null")),
+        (_, false) => Err(Error::UnexpectedResponse("a payload is null")),
     }
 }
 
-fn tokens(leases: impl IntoIterator<Item = Lease>) -> Value {
+fn lease_tokens(leases: impl IntoIterator<Item = Lease>) -> Value {
     leases.into_iter().map(|lease| json!([lease.shard, lease.epoch, lease.owner.to_string()])).collect()
 }
 
@@ -217,36 +219,37 @@ pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX).min(1 << 40)
 }
 
-pub(crate) fn take_leases(schema: &str, destination: &str, ask: &Ask) -> String {
-    let give_back: Vec<_> = ask.give_back.iter().map(|lease| json!([lease.shard, lease.epoch])).collect();
+pub(crate) fn acquire_leases(schema: &str, destination: &str, ask: &LeaseRequest) -> String {
+    let give_back: Vec<_> = ask.release.iter().map(|lease| json!([lease.shard, lease.epoch])).collect();
     let doc = json!({
-        "owner": ask.owner.to_string(), "name": ask.name, "lease_ms": millis(ask.lease), "release": give_back,
+        "owner": ask.owner.to_string(), "name": ask.name, "lease_ms": millis(ask.duration), "release": give_back,
     });
     format!("SELECT {schema}.acquire_leases({}, {})::text", literal(destination), json_literal(&doc))
 }
 
-/// Reads the result of [`take_leases`] and its timeline.
-pub(crate) fn leased(answer: &Value, ask: &Ask) -> Result<(Leased, i64), Error> {
-    let malformed = Error::Answer("leases are malformed");
-    let read = || -> Option<(Leased, i64)> {
+/// Reads the result of [`acquire_leases`] and its timeline.
+pub(crate) fn lease_response(answer: &Value, ask: &LeaseRequest) -> Result<(LeaseResponse, i64), Error> {
+    let malformed = Error::UnexpectedResponse("leases are malformed");
+    let read = || -> Option<(LeaseResponse, i64)> {
         let shards = u16::try_from(answer["shards"].as_u64()?).ok()?;
         let lease = |pair: &Value| {
             let shard = u16::try_from(pair[0].as_u64()?).ok()?;
-            Some(Lease { shard, shards, epoch: pair[1].as_i64()?, owner: ask.owner })
+            Some(Lease { shard, shard_count: shards, epoch: pair[1].as_i64()?, owner: ask.owner })
         };
-        let hold =
-            |pair: &Value| Some(Hold { address: pair[0].as_str()?.to_owned(), error: pair[1].as_str()?.to_owned() });
+        let hold = |pair: &Value| {
+            Some(HeldAddress { address: pair[0].as_str()?.to_owned(), error: pair[1].as_str()?.to_owned() })
+        };
         let ceiling = match (answer["reshard"].as_bool()?, answer["reshard_tick"].as_i64()) {
-            (false, _) => Ceiling::Open,
-            (true, None) => Ceiling::NoNewWindow,
-            (true, Some(tick)) => Ceiling::Tick(tick),
+            (false, _) => WindowLimit::Unlimited,
+            (true, None) => WindowLimit::CurrentWindow,
+            (true, Some(tick)) => WindowLimit::UntilTick(tick),
         };
-        let leased = Leased {
+        let leased = LeaseResponse {
             leases: answer["leases"].as_array()?.iter().map(lease).collect::<Option<_>>()?,
-            lasts: Duration::from_millis(answer["lasts_ms"].as_f64().map_or(0, whole_millis)),
-            fair: usize::try_from(answer["fair"].as_u64()?).ok()?,
-            ceiling,
-            holds: answer["holds"].as_array()?.iter().map(hold).collect::<Option<_>>()?,
+            duration: Duration::from_millis(answer["lasts_ms"].as_f64().map_or(0, remaining_millis)),
+            fair_share: usize::try_from(answer["fair"].as_u64()?).ok()?,
+            window_limit: ceiling,
+            held_addresses: answer["holds"].as_array()?.iter().map(hold).collect::<Option<_>>()?,
             timeline_changed: answer["timeline_changed"].as_bool()?,
         };
         Some((leased, answer["timeline"].as_i64()?))
@@ -256,7 +259,7 @@ pub(crate) fn leased(answer: &Value, ask: &Ask) -> Result<(Leased, i64), Error> 
 
 /// The remaining time of a lease, or zero if it has expired.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between zero and a day")]
-fn whole_millis(millis: f64) -> u64 {
+fn remaining_millis(millis: f64) -> u64 {
     millis.clamp(0.0, 86_400_000.0) as u64
 }
 
@@ -264,13 +267,13 @@ pub(crate) fn positions(schema: &str, destination: &str) -> String {
     format!("SELECT shard, from_tick, to_tick, settled_seq FROM {schema}.shard_positions({})", literal(destination))
 }
 
-pub(crate) fn standing(rows: &[PgRow], leases: &[Lease]) -> Result<Vec<Standing>, Error> {
+pub(crate) fn taken_shards(rows: &[PgRow], leases: &[Lease]) -> Result<Vec<TakenShard>, Error> {
     let mut standings = Vec::with_capacity(leases.len());
     for row in rows {
         let shard: i16 = column(row, 0)?;
         let Some(lease) = leases.iter().find(|lease| i32::from(lease.shard) == i32::from(shard)) else { continue };
-        let position = Position { from: column(row, 1)?, to: column(row, 2)?, place: column(row, 3)? };
-        standings.push(Standing { shard: lease.shard, position, parked: Vec::new() });
+        let position = Position { from_tick: column(row, 1)?, to_tick: column(row, 2)?, settled_seq: column(row, 3)? };
+        standings.push(TakenShard { shard: lease.shard, position, parked_keys: Vec::new() });
     }
     Ok(standings)
 }
@@ -283,13 +286,13 @@ pub(crate) fn parked_keys(schema: &str, destination: &str, leases: &[Lease]) -> 
     )
 }
 
-pub(crate) fn add_parked(answer: Bytes, shards: u16, standings: &mut [Standing]) -> Result<(), Error> {
-    let mut rows = Rows::new(answer, 2)?;
+pub(crate) fn add_parked(answer: Bytes, shards: u16, standings: &mut [TakenShard]) -> Result<(), Error> {
+    let mut rows = CopyRows::new(answer, 2)?;
     while let Some(mut row) = rows.next_row()? {
         let shard = relevo_core::slot::shard_of(row.slot()?, shards);
         let key = row.text()?;
         if let Some(standing) = standings.iter_mut().find(|standing| standing.shard == shard) {
-            standing.parked.push(key);
+            standing.parked_keys.push(key);
         }
     }
     Ok(())
@@ -299,33 +302,33 @@ pub(crate) fn settle(schema: &str, destination: &str, settlement: &Settlement) -
     let progress: Vec<_> = settlement
         .progress
         .iter()
-        .map(|(lease, position)| json!([lease.shard, position.from, position.to, position.place]))
+        .map(|(lease, position)| json!([lease.shard, position.from_tick, position.to_tick, position.settled_seq]))
         .collect();
-    let parks: Vec<_> = settlement.parks.iter().map(park).collect();
+    let parks: Vec<_> = settlement.parked.iter().map(park_json).collect();
     let doc = json!({
-        "leases": tokens(settlement.progress.iter().map(|(lease, _)| *lease)),
-        "shards": settlement.progress.first().map_or(1, |(lease, _)| lease.shards),
+        "leases": lease_tokens(settlement.progress.iter().map(|(lease, _)| *lease)),
+        "shards": settlement.progress.first().map_or(1, |(lease, _)| lease.shard_count),
         "progress": progress,
         "parks": parks,
     });
     format!("SELECT {schema}.settle({}, {})::text", literal(destination), json_literal(&doc))
 }
 
-fn park(park: &Park) -> Value {
-    let mut value = park.stopped.as_ref().map_or_else(|| json!({}), stopped);
+fn park_json(park: &ParkedMessage) -> Value {
+    let mut value = park.failure.as_ref().map_or_else(|| json!({}), failure_json);
     value["seq"] = park.seq.into();
     value["slot"] = park.slot.into();
     value["key"] = (*park.key).into();
     value
 }
 
-fn stopped(stopped: &Stopped) -> Value {
-    let (stop, after, address) = match &stopped.stop {
-        Stop::Retry { after } => ("retrying", Some(*after), None),
-        Stop::Address { address, after } => ("held", Some(*after), Some(&**address)),
-        Stop::Quarantine { after } => ("quarantined", Some(*after), None),
-        Stop::DeadHold => ("dead_hold", None, None),
-        Stop::DeadContinue => ("dead_continue", None, None),
+fn failure_json(stopped: &PublishFailure) -> Value {
+    let (stop, after, address) = match &stopped.action {
+        ParkAction::Retry { after } => ("retrying", Some(*after), None),
+        ParkAction::HoldAddress { address, after } => ("held", Some(*after), Some(&**address)),
+        ParkAction::Quarantine { after } => ("quarantined", Some(*after), None),
+        ParkAction::DeadHold => ("dead_hold", None, None),
+        ParkAction::DeadContinue => ("dead_continue", None, None),
     };
     json!({
         "stop": stop, "after_ms": after.map(millis), "address": address, "attempts": stopped.attempts,
@@ -333,19 +336,23 @@ fn stopped(stopped: &Stopped) -> Value {
     })
 }
 
-pub(crate) fn settled(answer: &Value) -> Result<Settled, Error> {
-    let read = || -> Option<Settled> {
-        Some(Settled {
-            lost: answer["lost"].as_array()?.iter().map(|v| u16::try_from(v.as_u64()?).ok()).collect::<Option<_>>()?,
-            passed: answer["passed"].as_array()?.iter().map(Value::as_i64).collect::<Option<_>>()?,
+pub(crate) fn settle_result(answer: &Value) -> Result<SettleResult, Error> {
+    let read = || -> Option<SettleResult> {
+        Some(SettleResult {
+            lost_shards: answer["lost"]
+                .as_array()?
+                .iter()
+                .map(|v| u16::try_from(v.as_u64()?).ok())
+                .collect::<Option<_>>()?,
+            reread: answer["passed"].as_array()?.iter().map(Value::as_i64).collect::<Option<_>>()?,
         })
     };
-    read().ok_or(Error::Answer("a settlement's answer is malformed"))
+    read().ok_or(Error::UnexpectedResponse("a settlement's answer is malformed"))
 }
 
-pub(crate) fn due(schema: &str, destination: &str, leases: &[Lease], keys: usize, messages: usize) -> String {
+pub(crate) fn read_parked(schema: &str, destination: &str, leases: &[Lease], keys: usize, messages: usize) -> String {
     let doc = json!({
-        "leases": tokens(leases.iter().copied()), "shards": leases.first().map_or(1, |lease| lease.shards),
+        "leases": lease_tokens(leases.iter().copied()), "shards": leases.first().map_or(1, |lease| lease.shard_count),
         "keys": keys, "messages": messages,
     });
     format!(
@@ -356,28 +363,35 @@ pub(crate) fn due(schema: &str, destination: &str, leases: &[Lease], keys: usize
     )
 }
 
-pub(crate) fn runs(answer: Bytes) -> Result<Vec<Run>, Error> {
-    let mut rows = Rows::new(answer, 14)?;
-    let mut runs: Vec<Run> = Vec::new();
+pub(crate) fn parked_batches(answer: Bytes) -> Result<Vec<ParkedBatch>, Error> {
+    let mut rows = CopyRows::new(answer, 14)?;
+    let mut runs: Vec<ParkedBatch> = Vec::new();
     while let Some(mut row) = rows.next_row()? {
         let slot = row.slot()?;
-        let attempts = u32::try_from(row.int4()?).map_err(|_| Error::Answer("attempts are negative"))?;
+        let attempts = u32::try_from(row.int4()?).map_err(|_| Error::UnexpectedResponse("attempts are negative"))?;
         let quarantined = row.text()? == "quarantined";
         let address = row.optional_text()?.map(|address| address.to_string());
         let no = row.int8()?;
         let seq = row.int8()?;
-        let message = Arc::new(whole_message(&mut row)?);
+        let message = Arc::new(full_message(&mut row)?);
         let key = message.key.clone();
-        let entry = (no, Entry { seq, slot, message });
+        let entry = (no, LogEntry { seq, slot, message });
         match runs.last_mut() {
             Some(run) if run.key == key => run.messages.push(entry),
-            _ => runs.push(Run { key, slot, attempts, quarantined, address, messages: vec![entry] }),
+            _ => runs.push(ParkedBatch {
+                key,
+                slot,
+                attempts,
+                quarantined,
+                probe_address: address,
+                messages: vec![entry],
+            }),
         }
     }
     Ok(runs)
 }
 
-pub(crate) fn advance(schema: &str, destination: &str, advances: &[Advance]) -> String {
+pub(crate) fn settle_parked(schema: &str, destination: &str, advances: &[ParkedSettlement]) -> String {
     let mut leases: Vec<Lease> = advances.iter().map(|advance| advance.lease).collect();
     leases.sort_unstable();
     leases.dedup();
@@ -388,17 +402,22 @@ pub(crate) fn advance(schema: &str, destination: &str, advances: &[Advance]) -> 
                 "key": &*advance.key,
                 "shard": advance.lease.shard,
                 "delivered": advance.delivered,
-                "ordinal": advance.stopped.as_ref().map(|(no, _)| no),
-                "park": advance.stopped.as_ref().map(|(_, why)| stopped(why)),
-                "released": advance.released.as_deref(),
+                "ordinal": advance.failed.as_ref().map(|(no, _)| no),
+                "park": advance.failed.as_ref().map(|(_, why)| failure_json(why)),
+                "released": advance.released_address.as_deref(),
             })
         })
         .collect();
-    let doc = json!({ "leases": tokens(leases), "runs": runs });
+    let doc = json!({ "leases": lease_tokens(leases), "runs": runs });
     format!("SELECT {schema}.settle_parked({}, {})::text", literal(destination), json_literal(&doc))
 }
 
-pub(crate) fn dead(schema: &str, destination: &str, filter: &relevo_core::store::DeadFilter, limit: usize) -> String {
+pub(crate) fn select_dead_letters(
+    schema: &str,
+    destination: &str,
+    filter: &relevo_core::store::DeadLetterFilter,
+    limit: usize,
+) -> String {
     let mut sql = format!(
         "SELECT class, error, attempts, route, dead_at, state, marked_at, marked_by, reason, id, created_at, topic, key, type, content_type, headers::text, payload \
          FROM {schema}.dead_letter WHERE destination = {}",
@@ -425,20 +444,20 @@ pub(crate) fn dead(schema: &str, destination: &str, filter: &relevo_core::store:
 }
 
 pub(crate) fn dead_letters(answer: Bytes) -> Result<Vec<DeadLetter>, Error> {
-    let mut rows = Rows::new(answer, 17)?;
+    let mut rows = CopyRows::new(answer, 17)?;
     let mut letters = Vec::new();
     while let Some(mut row) = rows.next_row()? {
         let class = row.text()?.to_string();
         let error = row.text()?.to_string();
-        let attempts = u32::try_from(row.int4()?).map_err(|_| Error::Answer("attempts are negative"))?;
+        let attempts = u32::try_from(row.int4()?).map_err(|_| Error::UnexpectedResponse("attempts are negative"))?;
         let (route, dead_at) = (row.string()?, row.timestamp()?);
         let state = row.string()?;
         let marks = (row.optional_timestamp()?, row.optional_string()?, row.optional_string()?);
         let marked = match marks {
-            (Some(at), Some(by), Some(reason)) => Some(Marked { at, by, reason }),
+            (Some(at), Some(by), Some(reason)) => Some(OperatorMark { at, by, reason }),
             _ => None,
         };
-        let message = whole_message(&mut row)?;
+        let message = full_message(&mut row)?;
         letters.push(DeadLetter { message, error, class, attempts, route, dead_at, state, marked });
     }
     Ok(letters)
@@ -449,7 +468,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn literals_cannot_be_left() {
+    fn literals_cannot_be_escaped() {
         assert_eq!(literal(r"a'b\'c"), r" E'a''b\\''c'");
         assert_eq!(literal("a\0b"), " E'a\u{fffd}b'");
     }

@@ -2,10 +2,10 @@
 
 #[path = "postgres/conformance.rs"]
 mod conformance;
-#[path = "postgres/e2e_support.rs"]
-mod e2e_support;
 #[path = "postgres/emit.rs"]
 mod emit;
+#[path = "postgres/every_inbox_call.rs"]
+mod every_inbox_call;
 #[path = "postgres/examine.rs"]
 mod examine;
 #[path = "postgres/grants.rs"]
@@ -28,12 +28,10 @@ mod inbox_python;
 mod inbox_round_trips;
 #[path = "postgres/inbox_rules.rs"]
 mod inbox_rules;
-#[path = "postgres/inbox_walk.rs"]
-mod inbox_walk;
 #[path = "postgres/inspect.rs"]
 mod inspect;
-#[path = "postgres/migrated.rs"]
-mod migrated;
+#[path = "postgres/migrated_database.rs"]
+mod migrated_database;
 #[path = "postgres/migrations.rs"]
 mod migrations;
 #[path = "postgres/outbox_view.rs"]
@@ -46,6 +44,8 @@ mod relay_failures;
 mod relay_faults;
 #[path = "postgres/relay_leases.rs"]
 mod relay_leases;
+#[path = "postgres/relay_support.rs"]
+mod relay_support;
 #[path = "postgres/replay.rs"]
 mod replay;
 #[path = "postgres/rules_a.rs"]
@@ -68,11 +68,11 @@ mod rules_d;
 mod rules_d_restore;
 #[path = "postgres/rules_f.rs"]
 mod rules_f;
-#[path = "postgres/rules_support.rs"]
-mod rules_support;
+#[path = "postgres/sample.rs"]
+mod sample;
+#[path = "postgres/sql_support.rs"]
+mod sql_support;
 #[path = "postgres/vanished_peer.rs"]
 mod vanished_peer;
 #[path = "postgres/verify.rs"]
 mod verify;
-#[path = "postgres/vitals.rs"]
-mod vitals;

@@ -8,7 +8,7 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
 /// How long a connection waits for the write lock by default.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 /// The write-ahead log is truncated to this size after a burst.
-const LOG_BYTES_KEPT: &str = "67108864";
+const WAL_BYTES_KEPT: &str = "67108864";
 
 /// Connection settings of a relay for one destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,14 +42,14 @@ impl Config {
 /// A writer with less than `FULL` loses its last commits in a power failure, and `OFF` may corrupt the file. The relay
 /// flushes messages before it publishes them, so that a power failure cannot undo a published message.
 pub fn connect_options(path: impl AsRef<Path>) -> SqliteConnectOptions {
-    plain_options(path.as_ref()).journal_mode(SqliteJournalMode::Wal).synchronous(SqliteSynchronous::Full)
+    connect_options_without_wal(path.as_ref()).journal_mode(SqliteJournalMode::Wal).synchronous(SqliteSynchronous::Full)
 }
 
 /// Connection options that leave the journal mode unchanged.
-pub(crate) fn plain_options(path: &Path) -> SqliteConnectOptions {
+pub(crate) fn connect_options_without_wal(path: &Path) -> SqliteConnectOptions {
     SqliteConnectOptions::new()
         .filename(path)
         .busy_timeout(BUSY_TIMEOUT)
         .foreign_keys(true)
-        .pragma("journal_size_limit", LOG_BYTES_KEPT)
+        .pragma("journal_size_limit", WAL_BYTES_KEPT)
 }

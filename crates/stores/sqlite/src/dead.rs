@@ -1,12 +1,12 @@
 //! Dead letters: operators mark them, and the owner of their shard processes the marks.
 
-use relevo_core::store::{DeadFilter, DeadLetter, Lease, Mark, Marked, Stopped};
+use relevo_core::store::{DeadLetter, DeadLetterFilter, Lease, MarkRequest, OperatorMark, PublishFailure};
 use serde_json::json;
 use sqlx::sqlite::SqliteConnection;
 use uuid::Uuid;
 
 use crate::classify::Error;
-use crate::link::{Durability, Link};
+use crate::connection::{Connection, Durability};
 use crate::queries::{self, column, number, optional_time, time};
 
 /// The condition of a filter. Parameters 1 to 4: destination, ids, key, route.
@@ -17,16 +17,16 @@ macro_rules! filter {
     };
 }
 
-fn ids(filter: &DeadFilter) -> Option<String> {
+fn id_filter(filter: &DeadLetterFilter) -> Option<String> {
     let hex = |id: &relevo_core::MessageId| id.as_uuid().simple().to_string().to_uppercase();
     (!filter.ids.is_empty()).then(|| json!(filter.ids.iter().map(hex).collect::<Vec<_>>()).to_string())
 }
 
 /// Lists dead letters in all states, oldest first.
-pub(crate) async fn letters(
-    link: &Link,
+pub(crate) async fn list_dead_letters(
+    link: &Connection,
     destination: &str,
-    filter: &DeadFilter,
+    filter: &DeadLetterFilter,
     limit: usize,
 ) -> Result<Vec<DeadLetter>, Error> {
     let sql = concat!(
@@ -36,14 +36,14 @@ pub(crate) async fn letters(
         filter!(),
         "AND (NOT ?6 OR state = 'dead') ORDER BY seq LIMIT ?5"
     );
-    let mut session = link.take().await?;
-    let select = sqlx::query(sql).bind(destination).bind(ids(filter)).bind(&filter.key).bind(&filter.route);
+    let mut session = link.acquire().await?;
+    let select = sqlx::query(sql).bind(destination).bind(id_filter(filter)).bind(&filter.key).bind(&filter.route);
     let select = select.bind(i64::try_from(limit).unwrap_or(i64::MAX)).bind(filter.unmarked);
     let rows = select.fetch_all(&mut *session).await?;
-    session.give_back();
+    session.release();
     let letter = |row| {
         let marked = match (optional_time(row, 6)?, column(row, 7)?, column(row, 8)?) {
-            (Some(at), Some(by), Some(reason)) => Some(Marked { at, by, reason }),
+            (Some(at), Some(by), Some(reason)) => Some(OperatorMark { at, by, reason }),
             _ => None,
         };
         Ok(DeadLetter {
@@ -61,17 +61,22 @@ pub(crate) async fn letters(
 }
 
 /// Marks dead letters that have no mark yet and returns their number. A second call marks nothing.
-pub(crate) async fn mark(link: &Link, destination: &str, state: &str, mark: &Mark) -> Result<u64, Error> {
+pub(crate) async fn mark_dead_letters(
+    link: &Connection,
+    destination: &str,
+    state: &str,
+    mark: &MarkRequest,
+) -> Result<u64, Error> {
     if mark.by.is_empty() || mark.reason.is_empty() {
         return Err(Error::Refused("the requester and the reason of a mark are required".to_owned()));
     }
     let filter = &mark.filter;
     if mark.dry_run {
         let sql = concat!("SELECT count(*) FROM relevo_dead_letter WHERE state = 'dead' AND", filter!());
-        let mut session = link.take().await?;
-        let count = sqlx::query(sql).bind(destination).bind(ids(filter)).bind(&filter.key).bind(&filter.route);
+        let mut session = link.acquire().await?;
+        let count = sqlx::query(sql).bind(destination).bind(id_filter(filter)).bind(&filter.key).bind(&filter.route);
         let row = count.fetch_one(&mut *session).await?;
-        session.give_back();
+        session.release();
         return number(&row, 0);
     }
     let sql = concat!(
@@ -80,8 +85,8 @@ pub(crate) async fn mark(link: &Link, destination: &str, state: &str, mark: &Mar
         " WHERE state = 'dead' AND",
         filter!()
     );
-    let mut session = link.begin(Durability::Power).await?;
-    let update = sqlx::query(sql).bind(destination).bind(ids(filter)).bind(&filter.key).bind(&filter.route);
+    let mut session = link.begin(Durability::Full).await?;
+    let update = sqlx::query(sql).bind(destination).bind(id_filter(filter)).bind(&filter.key).bind(&filter.route);
     let update = update.bind(state).bind(&mark.by).bind(&mark.reason);
     let marked = update.execute(&mut *session).await?.rows_affected();
     session.commit().await?;
@@ -89,7 +94,7 @@ pub(crate) async fn mark(link: &Link, destination: &str, state: &str, mark: &Mar
 }
 
 /// Applies the marks of these shards.
-pub(crate) async fn carry_out_marks(
+pub(crate) async fn apply_marks(
     connection: &mut SqliteConnection,
     destination: &str,
     held: &[Lease],
@@ -152,12 +157,12 @@ async fn discard(
     let sql = "UPDATE relevo_parked_key SET state = 'retrying', attempts = 0, next_at_ms = ?4, dead_id = NULL \
                WHERE destination = ?1 AND key = ?2 AND state = 'dead' AND dead_id = ?3";
     sqlx::query(sql).bind(destination).bind(key).bind(id).bind(now).execute(&mut *connection).await?;
-    drop_if_empty(connection, destination, key).await?;
+    unpark_if_empty(connection, destination, key).await?;
     Ok(())
 }
 
 /// Makes the next message of the key due now.
-pub(crate) async fn go_on(
+pub(crate) async fn make_due_now(
     connection: &mut SqliteConnection,
     destination: &str,
     key: &str,
@@ -170,7 +175,7 @@ pub(crate) async fn go_on(
 }
 
 /// Unparks a key whose queue is empty, unless a dead letter blocks it.
-pub(crate) async fn drop_if_empty(
+pub(crate) async fn unpark_if_empty(
     connection: &mut SqliteConnection,
     destination: &str,
     key: &str,
@@ -182,12 +187,12 @@ pub(crate) async fn drop_if_empty(
 
 /// Moves a parked message to the dead letters. An existing dead letter of it becomes dead again. Returns `None` if the
 /// message is not parked.
-pub(crate) async fn bury(
+pub(crate) async fn move_to_dead_letters(
     connection: &mut SqliteConnection,
     destination: &str,
     key: &str,
     no: i64,
-    stopped: &Stopped,
+    stopped: &PublishFailure,
     now: i64,
 ) -> Result<Option<Uuid>, Error> {
     let sql = "INSERT INTO relevo_dead_letter AS d (destination, id, seq, slot, created_at_ms, topic, key, type, \

@@ -25,7 +25,7 @@ fn directory(file: &Path) -> &Path {
 }
 
 /// Returns the path of the write-ahead log of the file.
-pub(crate) fn log_of(file: &Path) -> PathBuf {
+pub(crate) fn wal_path(file: &Path) -> PathBuf {
     let mut name = file.as_os_str().to_owned();
     name.push("-wal");
     PathBuf::from(name)
@@ -37,7 +37,7 @@ pub(crate) fn log_of(file: &Path) -> PathBuf {
 /// open transaction must not stop the relay from reading. SQLite has no locks on the WAL file, so closing it here
 /// releases none. Closing the database file would release its locks.
 pub(crate) async fn flush(file: &Path) -> Result<(), Error> {
-    let log = log_of(file);
+    let log = wal_path(file);
     let flushed = tokio::task::spawn_blocking(move || match std::fs::File::open(log) {
         Ok(log) => log.sync_data(),
         // All data is in the database file. SQLite flushed it before it removed the log.
@@ -61,8 +61,8 @@ mod tests {
     }
 
     #[test]
-    fn the_log_lies_beside_the_file() {
-        assert_eq!(log_of(Path::new("a/b.db")), Path::new("a/b.db-wal"));
+    fn the_wal_is_beside_the_file() {
+        assert_eq!(wal_path(Path::new("a/b.db")), Path::new("a/b.db-wal"));
         assert_eq!(directory(Path::new("b.db")), Path::new("."));
     }
 }

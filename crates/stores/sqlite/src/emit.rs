@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use relevo_core::limits::LimitError;
 use relevo_core::slot::slot_of;
 use relevo_core::store::StoreError;
-use relevo_core::{Draft, MessageId, OnRepeat, Traces};
+use relevo_core::{Draft, MessageId, OnDuplicate, Tracer};
 use relevo_sqlite_file::FileError;
 use sqlx::query::Query;
 use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection, SqlitePool};
@@ -22,14 +22,14 @@ use crate::queries::now;
 pub enum EmitError {
     /// A field is too long, empty or malformed. The transaction is still usable.
     #[error(transparent)]
-    Limit(#[from] LimitError),
+    Invalid(#[from] LimitError),
     /// A message with this id already exists. The transaction is still usable.
     #[error("message id {0} was emitted before")]
-    Repeated(MessageId),
+    DuplicateId(MessageId),
     /// The main file of the connection has no outbox. An outbox in an attached file is not used: with a write-ahead
     /// log, a commit over several files is not atomic.
     #[error("the connection's main file holds no outbox; hint: run `relevo migrate`, and do not attach the outbox")]
-    NotInMain,
+    NotInMainFile,
     /// Another writer committed first. Roll back and try again.
     #[error("the outbox is busy with another writer; hint: begin with `begin`, which waits for it")]
     Busy(#[source] sqlx::Error),
@@ -39,23 +39,23 @@ pub enum EmitError {
 }
 
 /// The future that [`begin`] returns.
-pub type Beginning<'c> = Pin<Box<dyn Future<Output = Result<Transaction<'c, Sqlite>, sqlx::Error>> + Send + 'c>>;
+pub type BeginFuture<'c> = Pin<Box<dyn Future<Output = Result<Transaction<'c, Sqlite>, sqlx::Error>> + Send + 'c>>;
 
 /// A pool or a connection, on which a transaction can begin.
-pub trait Begin<'c> {
+pub trait BeginImmediate<'c> {
     /// Begins and acquires the write lock.
-    fn begin_immediate(self) -> Beginning<'c>;
+    fn begin_immediate(self) -> BeginFuture<'c>;
 }
 
-impl<'c> Begin<'c> for &SqlitePool {
-    fn begin_immediate(self) -> Beginning<'c> {
+impl<'c> BeginImmediate<'c> for &SqlitePool {
+    fn begin_immediate(self) -> BeginFuture<'c> {
         let pool = self.clone();
         Box::pin(async move { pool.begin_with("BEGIN IMMEDIATE").await })
     }
 }
 
-impl<'c> Begin<'c> for &'c mut SqliteConnection {
-    fn begin_immediate(self) -> Beginning<'c> {
+impl<'c> BeginImmediate<'c> for &'c mut SqliteConnection {
+    fn begin_immediate(self) -> BeginFuture<'c> {
         Box::pin(self.begin_with("BEGIN IMMEDIATE"))
     }
 }
@@ -64,22 +64,22 @@ impl<'c> Begin<'c> for &'c mut SqliteConnection {
 ///
 /// It waits for other writers now and cannot fail because of them later. A plain `BEGIN` that reads first and then
 /// emits fails at once if another writer committed in between.
-pub fn begin<'c>(on: impl Begin<'c>) -> Beginning<'c> {
+pub fn begin<'c>(on: impl BeginImmediate<'c>) -> BeginFuture<'c> {
     on.begin_immediate()
 }
 
 /// Emits messages into the outbox of the connection's main file.
 #[derive(Clone, Debug, Default)]
-pub struct Outbox {
-    traces: Traces,
+pub struct Emitter {
+    tracer: Tracer,
 }
 
-impl Outbox {
+impl Emitter {
     /// Enables tracing: each sampled message carries the span that emitted it. The span ends when the statement ends,
     /// whether or not the transaction commits.
     #[must_use]
-    pub fn traced(self, traces: Traces) -> Self {
-        Self { traces }
+    pub fn with_tracing(self, traces: Tracer) -> Self {
+        Self { tracer: traces }
     }
 
     /// Emits a message in the caller's transaction. The message exists if and only if the transaction commits.
@@ -87,10 +87,10 @@ impl Outbox {
     /// The argument must be a transaction, so that a caller cannot commit the effect without the message by accident.
     /// The caller holds the only write lock, so `serialize` has no effect.
     pub async fn emit(&self, tx: &mut Transaction<'_, Sqlite>, mut draft: Draft) -> Result<MessageId, EmitError> {
-        let span = self.traces.create(&mut draft);
+        let span = self.tracer.start_emit(&mut draft);
         let emitted = Self::insert(tx, draft).await;
         if let Some(span) = span {
-            span.emitted(&emitted);
+            span.finish_emit(&emitted);
         }
         emitted
     }
@@ -98,10 +98,10 @@ impl Outbox {
     async fn insert(tx: &mut Transaction<'_, Sqlite>, draft: Draft) -> Result<MessageId, EmitError> {
         draft.check()?;
         let id = draft.id.unwrap_or_else(|| MessageId::from_uuid(Uuid::now_v7()));
-        if draft.id.is_some() && !claim(tx, id).await? {
-            return match draft.on_repeat {
-                OnRepeat::Refuse => Err(EmitError::Repeated(id)),
-                OnRepeat::Ignore => Ok(id),
+        if draft.id.is_some() && !claim_id(tx, id).await? {
+            return match draft.on_duplicate {
+                OnDuplicate::Error => Err(EmitError::DuplicateId(id)),
+                OnDuplicate::Ignore => Ok(id),
             };
         }
         if let Some(at) = draft.deliver_at
@@ -116,41 +116,41 @@ impl Outbox {
             now!(),
             ", ?3, ?4, ?5, ?6, ?7, ?8)"
         ));
-        bind(insert, id, &draft).execute(&mut **tx).await.map_err(refused)?;
+        bind_draft(insert, id, &draft).execute(&mut **tx).await.map_err(emit_error)?;
         Ok(id)
     }
 
     /// Cancels a scheduled message. Returns whether it was still scheduled.
     pub async fn cancel(&self, tx: &mut Transaction<'_, Sqlite>, id: MessageId) -> Result<bool, EmitError> {
         let delete = sqlx::query("DELETE FROM main.relevo_scheduled WHERE id = ?1").bind(*id.as_uuid());
-        Ok(delete.execute(&mut **tx).await.map_err(refused)?.rows_affected() > 0)
+        Ok(delete.execute(&mut **tx).await.map_err(emit_error)?.rows_affected() > 0)
     }
 }
 
 /// Emits into the outbox of the connection's main file, in the caller's transaction.
 pub async fn emit(tx: &mut Transaction<'_, Sqlite>, draft: Draft) -> Result<MessageId, EmitError> {
-    Outbox::default().emit(tx, draft).await
+    Emitter::default().emit(tx, draft).await
 }
 
 /// Cancels a scheduled message in the caller's transaction. Returns whether it was still scheduled.
 pub async fn cancel(tx: &mut Transaction<'_, Sqlite>, id: MessageId) -> Result<bool, EmitError> {
-    Outbox::default().cancel(tx, id).await
+    Emitter::default().cancel(tx, id).await
 }
 
 /// Classifies an error of the caller's own connection to this file and adds advice. Begin and commit report only the
 /// driver's error.
-pub fn explain(error: sqlx::Error, file: &Path) -> StoreError {
-    Error::from(error).of_file(file)
+pub fn describe_error(error: sqlx::Error, file: &Path) -> StoreError {
+    Error::from(error).at_open(file)
 }
 
 /// Claims an id that the caller chose. Returns false if it was already claimed.
-async fn claim(tx: &mut Transaction<'_, Sqlite>, id: MessageId) -> Result<bool, EmitError> {
+async fn claim_id(tx: &mut Transaction<'_, Sqlite>, id: MessageId) -> Result<bool, EmitError> {
     let insert = sqlx::query(concat!(
         "INSERT OR IGNORE INTO main.relevo_dedup_id (id, claimed_at_ms) VALUES (?1, ",
         now!(),
         ")"
     ));
-    let claimed = insert.bind(*id.as_uuid()).execute(&mut **tx).await.map_err(refused)?;
+    let claimed = insert.bind(*id.as_uuid()).execute(&mut **tx).await.map_err(emit_error)?;
     Ok(claimed.rows_affected() > 0)
 }
 
@@ -169,14 +169,15 @@ async fn schedule(
         ", ?3, ?4, ?5, ?6, ?7, ?8, ?9 WHERE ?9 > ",
         now!()
     ));
-    let scheduled = bind(insert, id, draft).bind(at.as_millisecond()).execute(&mut **tx).await.map_err(refused)?;
+    let scheduled =
+        bind_draft(insert, id, draft).bind(at.as_millisecond()).execute(&mut **tx).await.map_err(emit_error)?;
     Ok(scheduled.rows_affected() > 0)
 }
 
 type Insert<'q> = Query<'q, Sqlite, SqliteArguments>;
 
 /// Binds parameters 1 to 8, which every insert of a message shares.
-fn bind<'q>(insert: Insert<'q>, id: MessageId, draft: &'q Draft) -> Insert<'q> {
+fn bind_draft<'q>(insert: Insert<'q>, id: MessageId, draft: &'q Draft) -> Insert<'q> {
     let headers = (!draft.headers.is_empty())
         .then(|| serde_json::to_string(&draft.headers).expect("a map of strings is always JSON"));
     insert
@@ -190,10 +191,10 @@ fn bind<'q>(insert: Insert<'q>, id: MessageId, draft: &'q Draft) -> Insert<'q> {
         .bind(&*draft.payload)
 }
 
-fn refused(error: sqlx::Error) -> EmitError {
+fn emit_error(error: sqlx::Error) -> EmitError {
     match error.as_database_error() {
         Some(_) if FileError::of(&error) == Some(FileError::Locked) => EmitError::Busy(error),
-        Some(database) if database.message().starts_with("no such table: main.relevo_") => EmitError::NotInMain,
+        Some(database) if database.message().starts_with("no such table: main.relevo_") => EmitError::NotInMainFile,
         _ => EmitError::Database(error),
     }
 }

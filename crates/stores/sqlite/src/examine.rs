@@ -19,12 +19,12 @@ const CHECK_STEPS: i32 = 100_000;
 /// Free space below this is a warning.
 const SPACE_LOW: u64 = 1 << 30;
 /// A write-ahead log above this size means that something prevents checkpoints.
-const LOG_LARGE: u64 = 256 << 20;
+const WAL_LARGE: u64 = 256 << 20;
 
 impl Store {
-    pub(crate) async fn look_over(&self) -> Result<Vec<Finding>, Error> {
-        let mut connection = config::plain_options(&self.file).connect().await?;
-        let mut findings = vec![self.file_system(), self.space(), self.log_size()];
+    pub(crate) async fn examine(&self) -> Result<Vec<Finding>, Error> {
+        let mut connection = config::connect_options_without_wal(&self.file).connect().await?;
+        let mut findings = vec![self.file_system(), self.space(), self.wal_size()];
         findings.push(journal(&mut connection).await?);
         findings.push(synchronous());
         findings.push(version(&mut connection).await?);
@@ -38,7 +38,7 @@ impl Store {
         match relevo_sqlite_file::file_system_type(&self.file) {
             None => finding(Severity::Note, subject, "cannot be told", None),
             Some(number) => match relevo_sqlite_file::network_file_system(number) {
-                None => finding(Severity::Good, subject, "local", None),
+                None => finding(Severity::Ok, subject, "local", None),
                 Some(name) => finding(
                     Severity::Danger,
                     subject,
@@ -55,16 +55,16 @@ impl Store {
             None => finding(Severity::Note, subject, "cannot be told", None),
             Some(free) => {
                 let seen = format!("{} MiB", free >> 20);
-                let severity = if free < SPACE_LOW { Severity::Warning } else { Severity::Good };
+                let severity = if free < SPACE_LOW { Severity::Warning } else { Severity::Ok };
                 finding(severity, subject, &seen, (free < SPACE_LOW).then_some("free space, or shorten retention"))
             }
         }
     }
 
-    fn log_size(&self) -> Finding {
-        let bytes = std::fs::metadata(disk::log_of(&self.file)).map_or(0, |found| found.len());
-        let is_large = bytes > LOG_LARGE;
-        let severity = if is_large { Severity::Warning } else { Severity::Good };
+    fn wal_size(&self) -> Finding {
+        let bytes = std::fs::metadata(disk::wal_path(&self.file)).map_or(0, |found| found.len());
+        let is_large = bytes > WAL_LARGE;
+        let severity = if is_large { Severity::Warning } else { Severity::Ok };
         let fix = "find the connection that keeps an old read transaction open";
         finding(severity, "write-ahead log", &format!("{} MiB", bytes >> 20), is_large.then_some(fix))
     }
@@ -74,7 +74,7 @@ async fn journal(connection: &mut SqliteConnection) -> Result<Finding, Error> {
     let row = sqlx::query("PRAGMA main.journal_mode").fetch_one(connection).await?;
     let mode: String = column(&row, 0)?;
     let good = mode == "wal";
-    let severity = if good { Severity::Good } else { Severity::Danger };
+    let severity = if good { Severity::Ok } else { Severity::Danger };
     Ok(finding(severity, "journal_mode", &mode, (!good).then_some("run `relevo migrate`")))
 }
 
@@ -87,7 +87,7 @@ fn synchronous() -> Finding {
 async fn version(connection: &mut SqliteConnection) -> Result<Finding, Error> {
     let found = migrate::newest(connection).await?;
     let good = found.is_some_and(super::migrate::SchemaVersion::is_compatible);
-    let severity = if good { Severity::Good } else { Severity::Danger };
+    let severity = if good { Severity::Ok } else { Severity::Danger };
     let version = found.map_or(0, |found| found.version);
     let seen = format!("{version}, this program's is {}", migrate::VERSION);
     Ok(finding(severity, "schema version", &seen, (!good).then_some("run `relevo migrate`, or upgrade the program")))
@@ -107,7 +107,7 @@ async fn retention(connection: &mut SqliteConnection) -> Result<Finding, Error> 
     let hours: i64 = column(&row, 0)?;
     let beyond = column::<Option<i64>>(&row, 1)?.is_some_and(|beyond| beyond > 0);
     let seen = format!("{hours} hours; {}", if beyond { "older messages wait" } else { "nothing older waits" });
-    let severity = if beyond { Severity::Warning } else { Severity::Good };
+    let severity = if beyond { Severity::Warning } else { Severity::Ok };
     let fix = "start the relay of the destination that lags, or remove it";
     Ok(finding(severity, "retention", &seen, beyond.then_some(fix)))
 }
@@ -123,18 +123,18 @@ async fn pages(mut connection: SqliteConnection) -> Result<Finding, Error> {
         Ok(row) => {
             let seen: String = column(&row, 0)?;
             let good = seen == "ok";
-            finding(if good { Severity::Good } else { Severity::Danger }, subject, &seen, (!good).then_some(fix))
+            finding(if good { Severity::Ok } else { Severity::Danger }, subject, &seen, (!good).then_some(fix))
         }
         Err(_) if Instant::now() >= deadline => {
             finding(Severity::Note, subject, "a large file: no damage found in the time there was", None)
         }
         Err(error) => match Error::from(error) {
-            Error::Damaged(seen) => finding(Severity::Danger, subject, &seen, Some(fix)),
+            Error::Corrupt(seen) => finding(Severity::Danger, subject, &seen, Some(fix)),
             other => return Err(other),
         },
     })
 }
 
 fn finding(severity: Severity, subject: &str, seen: &str, fix: Option<&str>) -> Finding {
-    Finding { severity, subject: subject.to_owned(), seen: seen.to_owned(), fix: fix.map(str::to_owned) }
+    Finding { severity, subject: subject.to_owned(), detail: seen.to_owned(), fix: fix.map(str::to_owned) }
 }

@@ -2,7 +2,7 @@
 //! share the file.
 //!
 //! A writer begins with [`begin`], so that it holds the file's only write lock from its first statement. It calls
-//! [`emit`] in that transaction, and a relay reads through [`Store`]. Only one transaction writes at a time, so
+//! [`emit()`] in that transaction, and a relay reads through [`Store`]. Only one transaction writes at a time, so
 //! sequence numbers are in commit order. Open every connection that emits with [`connect_options`].
 //!
 //! The consumer side, which applies each handler's effects once, is in [`inbox`].
@@ -27,13 +27,13 @@
 
 mod classify;
 mod config;
+mod connection;
 mod dead;
 mod disk;
 mod emit;
 mod examine;
 pub mod inbox;
 mod leases;
-mod link;
 mod listing;
 pub mod migrate;
 mod operate;
@@ -48,8 +48,8 @@ mod vitals;
 mod why;
 
 pub use config::{Config, connect_options};
-pub use emit::{Begin, Beginning, EmitError, Outbox, begin, cancel, emit, explain};
-pub use inbox::source::OutboxLog;
-pub use relevo_core::operate::{Backlog, Start};
-pub use relevo_core::{Draft, OnRepeat};
+pub use emit::{BeginFuture, BeginImmediate, EmitError, Emitter, begin, cancel, describe_error, emit};
+pub use inbox::source::OutboxReplaySource;
+pub use relevo_core::operate::{Backlog, StartFrom};
+pub use relevo_core::{Draft, OnDuplicate};
 pub use store::Store;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use relevo_core::operate::{Listed, Status};
+use relevo_core::operate::{MessageStatus, MessageSummary};
 use relevo_core::slot::shard_of;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
@@ -11,10 +11,10 @@ use crate::queries::{self, column, number, optional_time, time};
 
 /// The progress of a destination's shards.
 pub(crate) struct Progress {
-    pub(crate) on: bool,
+    pub(crate) enabled: bool,
     pub(crate) shards: u16,
     /// Indexed by shard.
-    upto: Vec<i64>,
+    settled_through: Vec<i64>,
 }
 
 impl Progress {
@@ -22,22 +22,24 @@ impl Progress {
         let sql = "SELECT d.enabled, d.shards, p.shard, p.from_seq, p.to_seq, p.settled_seq FROM relevo_destination AS d \
                    JOIN relevo_progress AS p ON p.destination = d.name WHERE d.name = ?1 ORDER BY p.shard";
         let rows = sqlx::query(sql).bind(destination).fetch_all(connection).await?;
-        let first = rows.first().ok_or_else(|| queries::unknown(destination))?;
+        let first = rows.first().ok_or_else(|| queries::unknown_destination(destination))?;
         let (on, shards) = (column(first, 0)?, number(first, 1)?);
-        let upto =
-            rows.iter().map(|row| Ok(queries::upto(&queries::position(row, 3)?))).collect::<Result<_, Error>>()?;
-        Ok(Self { on, shards, upto })
+        let upto = rows
+            .iter()
+            .map(|row| Ok(queries::settled_through(&queries::position(row, 3)?)))
+            .collect::<Result<_, Error>>()?;
+        Ok(Self { enabled: on, shards, settled_through: upto })
     }
 
     /// Everything of this slot is settled up to this number.
-    pub(crate) fn upto(&self, slot: u16) -> i64 {
-        self.upto.get(usize::from(shard_of(slot, self.shards))).copied().unwrap_or(0)
+    pub(crate) fn settled_through(&self, slot: u16) -> i64 {
+        self.settled_through.get(usize::from(shard_of(slot, self.shards))).copied().unwrap_or(0)
     }
 
     /// Groups shards by position.
     pub(crate) fn groups(&self) -> BTreeMap<i64, Vec<u16>> {
         let mut groups: BTreeMap<i64, Vec<u16>> = BTreeMap::new();
-        for (shard, upto) in (0..self.shards).zip(&self.upto) {
+        for (shard, upto) in (0..self.shards).zip(&self.settled_through) {
             groups.entry(*upto).or_default().push(shard);
         }
         groups
@@ -46,7 +48,7 @@ impl Progress {
 
 /// A message of a list, with what is needed to find its publish time.
 pub(crate) struct Line {
-    pub(crate) listed: Listed,
+    pub(crate) listed: MessageSummary,
     slot: u16,
     created_at_ms: i64,
     /// Whether it was parked before it was published.
@@ -105,14 +107,14 @@ impl Lines<'_> {
 
 fn line(row: &SqliteRow, progress: &Progress) -> Result<Line, Error> {
     let (seq, slot): (i64, u16) = (column(row, 0)?, number(row, 1)?);
-    let mut listed = Listed {
+    let mut listed = MessageSummary {
         seq: Some(seq),
         id: queries::id(row, 2)?,
         topic: column(row, 3)?,
         key: column(row, 4)?,
         kind: column(row, 5)?,
         created_at: time(row, 6)?,
-        status: if seq <= progress.upto(slot) { Status::Published } else { Status::Pending },
+        status: if seq <= progress.settled_through(slot) { MessageStatus::Published } else { MessageStatus::Pending },
         attempts: 0,
         next_attempt_at: None,
         last_error: None,
@@ -123,31 +125,35 @@ fn line(row: &SqliteRow, progress: &Progress) -> Result<Line, Error> {
     let dead_state: Option<&str> = column(row, 12)?;
     if let (Some(is_head), Some(state)) = (is_head, key_state) {
         listed.status = match state {
-            "retrying" if is_head => Status::Retrying,
-            "held" if is_head => Status::Held,
-            "quarantined" if is_head => Status::Quarantined,
-            _ => Status::Behind,
+            "retrying" if is_head => MessageStatus::Retrying,
+            "held" if is_head => MessageStatus::Held,
+            "quarantined" if is_head => MessageStatus::Quarantined,
+            _ => MessageStatus::Waiting,
         };
-        if listed.status != Status::Behind {
+        if listed.status != MessageStatus::Waiting {
             listed.attempts = number(row, 9)?;
             listed.next_attempt_at = optional_time(row, 10)?;
             listed.last_error = column(row, 11)?;
         }
     } else if let Some(state) = dead_state {
-        listed.status = if state == "discarded" { Status::Discarded } else { Status::Dead };
+        listed.status = if state == "discarded" { MessageStatus::Discarded } else { MessageStatus::Dead };
         listed.attempts = number(row, 13)?;
         listed.last_error = column(row, 14)?;
     }
-    let delivered_at = optional_time(row, 15)?.filter(|_| listed.status == Status::Published);
+    let delivered_at = optional_time(row, 15)?.filter(|_| listed.status == MessageStatus::Published);
     listed.published_at = delivered_at;
     Ok(Line { listed, slot, created_at_ms: column(row, 6)?, delivered: delivered_at.is_some() })
 }
 
 impl Line {
     /// Adds the publish time, as long as the history contains it.
-    pub(crate) async fn complete(self, connection: &mut SqliteConnection, destination: &str) -> Result<Listed, Error> {
+    pub(crate) async fn complete(
+        self,
+        connection: &mut SqliteConnection,
+        destination: &str,
+    ) -> Result<MessageSummary, Error> {
         let mut listed = self.listed;
-        if listed.status != Status::Published || self.delivered {
+        if listed.status != MessageStatus::Published || self.delivered {
             return Ok(listed);
         }
         let sql = "SELECT settled_at_ms FROM relevo_settle_history \

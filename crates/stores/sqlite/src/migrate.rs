@@ -52,8 +52,8 @@ pub const VERSION: i32 = MIGRATIONS[MIGRATIONS.len() - 1].version;
 const OLDEST_SUPPORTED: i32 = 1;
 
 /// Time limit for switching to WAL mode. SQLite applies no busy timeout to it.
-const JOURNAL_WAIT: Duration = Duration::from_secs(5);
-const JOURNAL_PAUSE: Duration = Duration::from_millis(20);
+const JOURNAL_TIMEOUT: Duration = Duration::from_secs(5);
+const JOURNAL_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Migrates the schema to [`VERSION`] in one transaction. Creates the file if it does not exist. Returns the versions
 /// that it applied. It does not change the application's own tables.
@@ -68,7 +68,7 @@ pub async fn migrate(path: impl AsRef<Path>) -> Result<Vec<i32>, StoreError> {
 #[doc(hidden)]
 pub async fn apply(path: impl AsRef<Path>, list: &[Migration]) -> Result<Vec<i32>, StoreError> {
     let path = path.as_ref();
-    apply_missing(path, list).await.map_err(|error| error.of_file(path))
+    apply_missing(path, list).await.map_err(|error| error.at_open(path))
 }
 
 /// The versions that [`migrate`] would apply now. All of them if the file does not exist.
@@ -78,18 +78,18 @@ pub async fn pending(path: impl AsRef<Path>) -> Result<Vec<i32>, StoreError> {
         if !path.exists() {
             return Ok(None);
         }
-        let mut connection = config::plain_options(path).read_only(true).connect().await?;
+        let mut connection = config::connect_options_without_wal(path).read_only(true).connect().await?;
         newest(&mut connection).await
     };
-    let newest = newest.await.map_err(|error: Error| error.of_file(path))?;
+    let newest = newest.await.map_err(|error: Error| error.at_open(path))?;
     Ok(missing(MIGRATIONS, newest).map(|migration| migration.version).collect())
 }
 
 /// The SQL that [`migrate`] runs on an empty file, as a script for `sqlite3`.
-pub fn script() -> String {
+pub fn sql_script() -> String {
     let mut script = "PRAGMA journal_mode = WAL;\nBEGIN IMMEDIATE;\n\n".to_owned();
     for migration in MIGRATIONS {
-        script.push_str(&step(migration));
+        script.push_str(&render(migration));
         script.push('\n');
     }
     script.push_str("COMMIT;\n");
@@ -97,8 +97,8 @@ pub fn script() -> String {
 }
 
 async fn apply_missing(path: &Path, list: &[Migration]) -> Result<Vec<i32>, Error> {
-    let mut connection = config::plain_options(path).create_if_missing(true).connect().await?;
-    use_log(&mut connection).await?;
+    let mut connection = config::connect_options_without_wal(path).create_if_missing(true).connect().await?;
+    enable_wal(&mut connection).await?;
     // An error drops the connection, which rolls back the transaction.
     sqlx::query("BEGIN IMMEDIATE").execute(&mut connection).await?;
     let newest = newest(&mut connection).await?;
@@ -107,7 +107,7 @@ async fn apply_missing(path: &Path, list: &[Migration]) -> Result<Vec<i32>, Erro
     }
     let mut applied = Vec::new();
     for migration in missing(list, newest) {
-        sqlx::raw_sql(AssertSqlSafe(step(migration))).execute(&mut connection).await?;
+        sqlx::raw_sql(AssertSqlSafe(render(migration))).execute(&mut connection).await?;
         applied.push(migration.version);
     }
     sqlx::query("COMMIT").execute(&mut connection).await?;
@@ -119,20 +119,20 @@ fn missing(list: &[Migration], newest: Option<SchemaVersion>) -> impl Iterator<I
     list.iter().filter(move |migration| migration.version > newest)
 }
 
-async fn use_log(connection: &mut SqliteConnection) -> Result<(), Error> {
-    let deadline = Instant::now() + JOURNAL_WAIT;
+async fn enable_wal(connection: &mut SqliteConnection) -> Result<(), Error> {
+    let deadline = Instant::now() + JOURNAL_TIMEOUT;
     loop {
         let tried = sqlx::query("PRAGMA journal_mode = WAL").fetch_one(&mut *connection).await.map_err(Error::from);
         match tried {
             Ok(row) if row.try_get::<String, _>(0)? == "wal" => return Ok(()),
             Ok(_) => return Err(Error::Schema("cannot use the write-ahead log on this file system".to_owned())),
-            Err(Error::Busy) if Instant::now() < deadline => sleep(JOURNAL_PAUSE).await,
+            Err(Error::Busy) if Instant::now() < deadline => sleep(JOURNAL_RETRY_INTERVAL).await,
             Err(error) => return Err(error),
         }
     }
 }
 
-fn step(migration: &Migration) -> String {
+fn render(migration: &Migration) -> String {
     let Migration { version, name, compatible_from, .. } = migration;
     format!(
         "-- Version {version}: {name}\n\n{}\n\

@@ -8,7 +8,7 @@ use bytestring::ByteString;
 use jiff::Timestamp;
 use relevo_core::message::{Headers, Message, MessageId};
 use relevo_core::slot::SLOTS;
-use relevo_core::store::{Entry, Lease, Position, Stop, Stopped};
+use relevo_core::store::{Lease, LogEntry, ParkAction, Position, PublishFailure};
 use serde_json::{Value, json};
 use sqlx::sqlite::{Sqlite, SqliteConnection, SqliteRow};
 use sqlx::{Decode, Row as _, Type};
@@ -33,7 +33,7 @@ where
 
 /// Reads a number into a smaller type.
 pub(crate) fn number<T: TryFrom<i64>>(row: &SqliteRow, index: usize) -> Result<T, Error> {
-    T::try_from(column(row, index)?).map_err(|_| Error::answer("a number is out of range"))
+    T::try_from(column(row, index)?).map_err(|_| Error::unexpected_response("a number is out of range"))
 }
 
 fn text(row: &SqliteRow, index: usize) -> Result<ByteString, Error> {
@@ -45,7 +45,7 @@ pub(crate) fn id(row: &SqliteRow, index: usize) -> Result<MessageId, Error> {
 }
 
 pub(crate) fn timestamp(millis: i64) -> Result<Timestamp, Error> {
-    Timestamp::from_millisecond(millis).map_err(|_| Error::answer("a time is out of range"))
+    Timestamp::from_millisecond(millis).map_err(|_| Error::unexpected_response("a time is out of range"))
 }
 
 pub(crate) fn time(row: &SqliteRow, index: usize) -> Result<Timestamp, Error> {
@@ -62,7 +62,7 @@ pub(crate) fn message(row: &SqliteRow, first: usize) -> Result<Message, Error> {
     let headers: Option<&str> = column(row, first + 6)?;
     let headers = match headers {
         None => Headers::new(),
-        Some(text) => serde_json::from_str(text).map_err(|_| Error::answer("headers are not JSON"))?,
+        Some(text) => serde_json::from_str(text).map_err(|_| Error::unexpected_response("headers are not JSON"))?,
     };
     Ok(Message {
         id: id(row, first)?,
@@ -77,35 +77,43 @@ pub(crate) fn message(row: &SqliteRow, first: usize) -> Result<Message, Error> {
 }
 
 /// Reads ten columns: seq, slot, and those of [`message`].
-pub(crate) fn entry(row: &SqliteRow, first: usize) -> Result<Entry, Error> {
-    Ok(Entry { seq: column(row, first)?, slot: number(row, first + 1)?, message: Arc::new(message(row, first + 2)?) })
+pub(crate) fn entry(row: &SqliteRow, first: usize) -> Result<LogEntry, Error> {
+    Ok(LogEntry {
+        seq: column(row, first)?,
+        slot: number(row, first + 1)?,
+        message: Arc::new(message(row, first + 2)?),
+    })
 }
 
 /// Reads three columns: from, to, place.
 pub(crate) fn position(row: &SqliteRow, first: usize) -> Result<Position, Error> {
-    Ok(Position { from: column(row, first)?, to: column(row, first + 1)?, place: column(row, first + 2)? })
+    Ok(Position {
+        from_tick: column(row, first)?,
+        to_tick: column(row, first + 1)?,
+        settled_seq: column(row, first + 2)?,
+    })
 }
 
 /// Everything of a shard is settled up to this number. One number is enough, because numbers are in commit order.
-pub(crate) fn upto(position: &Position) -> i64 {
-    position.from.max(position.place)
+pub(crate) fn settled_through(position: &Position) -> i64 {
+    position.from_tick.max(position.settled_seq)
 }
 
 /// The slots of the leased shards as a JSON array, for `slot IN (SELECT value FROM json_each(?))`. `None` if the leases
 /// cover the whole destination.
 pub(crate) fn slots(leases: &[Lease]) -> Option<String> {
     let first = leases.first()?;
-    if leases.len() >= usize::from(first.shards) {
+    if leases.len() >= usize::from(first.shard_count) {
         return None;
     }
-    let shards = usize::from(first.shards.max(1));
+    let shards = usize::from(first.shard_count.max(1));
     let mut slots: Vec<u16> = leases.iter().flat_map(|lease| (lease.shard..SLOTS).step_by(shards)).collect();
     slots.sort_unstable();
     Some(json!(slots).to_string())
 }
 
 /// Leases as a JSON array of [shard, epoch, owner].
-fn tokens(leases: &[Lease]) -> String {
+fn lease_tokens(leases: &[Lease]) -> String {
     let owner = |lease: &Lease| lease.owner.simple().to_string().to_uppercase();
     let tokens: Value = leases.iter().map(|lease| json!([lease.shard, lease.epoch, owner(lease)])).collect();
     tokens.to_string()
@@ -113,7 +121,7 @@ fn tokens(leases: &[Lease]) -> String {
 
 /// Returns the leases that are still held, and the time. No other relay can acquire them before a transaction with the
 /// write lock ends.
-pub(crate) async fn held(
+pub(crate) async fn held_leases(
     connection: &mut SqliteConnection,
     destination: &str,
     leases: &[Lease],
@@ -126,15 +134,16 @@ pub(crate) async fn held(
             AND hex(l.owner) = w.value ->> 2) \
          FROM relevo_destination AS d WHERE d.name = ?1"
     );
-    let row = sqlx::query(sql).bind(destination).bind(tokens(leases)).fetch_optional(connection).await?;
-    let row = row.ok_or_else(|| unknown(destination))?;
+    let row = sqlx::query(sql).bind(destination).bind(lease_tokens(leases)).fetch_optional(connection).await?;
+    let row = row.ok_or_else(|| unknown_destination(destination))?;
     let shards: u16 = number(&row, 0)?;
-    let held: Vec<u16> = serde_json::from_str(column(&row, 2)?).map_err(|_| Error::answer("shards are not numbers"))?;
-    let is_held = |lease: &&Lease| lease.shards == shards && held.contains(&lease.shard);
+    let held: Vec<u16> =
+        serde_json::from_str(column(&row, 2)?).map_err(|_| Error::unexpected_response("shards are not numbers"))?;
+    let is_held = |lease: &&Lease| lease.shard_count == shards && held.contains(&lease.shard);
     Ok((leases.iter().filter(is_held).copied().collect(), column(&row, 1)?))
 }
 
-pub(crate) fn unknown(destination: &str) -> Error {
+pub(crate) fn unknown_destination(destination: &str) -> Error {
     Error::Refused(format!("destination `{destination}` does not exist; hint: add it with `relevo destination add`"))
 }
 
@@ -143,26 +152,26 @@ pub(crate) fn millis(duration: Duration) -> i64 {
 }
 
 /// The parked state of a key after its head failed: state, next attempt, address.
-pub(crate) fn waiting(stopped: &Stopped, now: i64) -> (&'static str, Option<i64>, Option<&str>) {
-    match &stopped.stop {
-        Stop::Retry { after } => ("retrying", Some(now + millis(*after)), None),
-        Stop::Quarantine { after } => ("quarantined", Some(now + millis(*after)), None),
-        Stop::Address { address, .. } => ("held", None, Some(address)),
-        Stop::DeadHold => ("dead", None, None),
-        Stop::DeadContinue => ("retrying", Some(now), None),
+pub(crate) fn parked_state(stopped: &PublishFailure, now: i64) -> (&'static str, Option<i64>, Option<&str>) {
+    match &stopped.action {
+        ParkAction::Retry { after } => ("retrying", Some(now + millis(*after)), None),
+        ParkAction::Quarantine { after } => ("quarantined", Some(now + millis(*after)), None),
+        ParkAction::HoldAddress { address, .. } => ("held", None, Some(address)),
+        ParkAction::DeadHold => ("dead", None, None),
+        ParkAction::DeadContinue => ("retrying", Some(now), None),
     }
 }
 
 /// Holds an address. Only a failed probe extends the hold. New messages for the address were not tried, and would
 /// postpone the probe forever.
-pub(crate) async fn hold(
+pub(crate) async fn hold_address(
     connection: &mut SqliteConnection,
     destination: &str,
-    stopped: &Stopped,
+    stopped: &PublishFailure,
     now: i64,
     probed: bool,
 ) -> Result<(), Error> {
-    let Stop::Address { address, after } = &stopped.stop else { return Ok(()) };
+    let ParkAction::HoldAddress { address, after } = &stopped.action else { return Ok(()) };
     let sql = "INSERT INTO relevo_address_hold AS h (destination, address, class, error, since_ms, next_at_ms) \
                VALUES (?1, ?2, ?3, ?4, ?5, ?6) ON CONFLICT (destination, address) DO UPDATE \
                SET class = excluded.class, error = excluded.error, next_at_ms = excluded.next_at_ms \
@@ -177,7 +186,7 @@ mod tests {
     use super::*;
 
     fn lease(shard: u16, shards: u16) -> Lease {
-        Lease { shard, shards, epoch: 1, owner: Uuid::nil() }
+        Lease { shard, shard_count: shards, epoch: 1, owner: Uuid::nil() }
     }
 
     #[test]
@@ -188,9 +197,9 @@ mod tests {
     }
 
     #[test]
-    fn one_number_says_how_far_a_shard_is_settled() {
-        assert_eq!(upto(&Position::at(7)), 7);
-        assert_eq!(upto(&Position { from: 7, to: 20, place: 0 }), 7);
-        assert_eq!(upto(&Position { from: 7, to: 20, place: 12 }), 12);
+    fn one_number_tells_how_far_a_shard_is_settled() {
+        assert_eq!(settled_through(&Position::at(7)), 7);
+        assert_eq!(settled_through(&Position { from_tick: 7, to_tick: 20, settled_seq: 0 }), 7);
+        assert_eq!(settled_through(&Position { from_tick: 7, to_tick: 20, settled_seq: 12 }), 12);
     }
 }

@@ -2,47 +2,47 @@
 
 use std::collections::BTreeSet;
 
-use relevo_core::store::{Advance, Advanced, Lease, Run, Stop, Stopped};
+use relevo_core::store::{Lease, ParkAction, ParkedBatch, ParkedResult, ParkedSettlement, PublishFailure};
 use serde_json::json;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
 use crate::classify::Error;
+use crate::connection::{Connection, Durability};
 use crate::dead;
-use crate::link::{Durability, Link};
-use crate::queries::{self, column, now, number, waiting};
+use crate::queries::{self, column, now, number, parked_state};
 
 /// Applies the marks of operators, then returns the due runs.
-pub(crate) async fn due(
-    link: &Link,
+pub(crate) async fn read_parked(
+    link: &Connection,
     destination: &str,
     leases: &[Lease],
     keys: usize,
     messages: usize,
-) -> Result<Vec<Run>, Error> {
-    let mut session = link.take().await?;
-    let (marked, due) = something(&mut session, destination).await?;
+) -> Result<Vec<ParkedBatch>, Error> {
+    let mut session = link.acquire().await?;
+    let (marked, due) = has_marks_or_due(&mut session, destination).await?;
     if marked {
         // Only marks change rows. Reading runs needs no write lock.
-        session.give_back();
-        session = link.begin(Durability::Power).await?;
-        let (held, now) = queries::held(&mut session, destination, leases).await?;
-        dead::carry_out_marks(&mut session, destination, &held, now).await?;
+        session.release();
+        session = link.begin(Durability::Full).await?;
+        let (held, now) = queries::held_leases(&mut session, destination, leases).await?;
+        dead::apply_marks(&mut session, destination, &held, now).await?;
         session.commit().await?;
-        session = link.take().await?;
+        session = link.acquire().await?;
     }
     let mut runs = Vec::new();
     if due || marked {
-        let (held, now) = queries::held(&mut session, destination, leases).await?;
+        let (held, now) = queries::held_leases(&mut session, destination, leases).await?;
         if !held.is_empty() {
-            runs = ready(&mut session, destination, &held, now, keys, messages).await?;
+            runs = load_due(&mut session, destination, &held, now, keys, messages).await?;
         }
     }
-    session.give_back();
+    session.release();
     Ok(runs)
 }
 
 /// Whether a mark or a run is due. An idle relay polls this five times a second.
-async fn something(connection: &mut SqliteConnection, destination: &str) -> Result<(bool, bool), Error> {
+async fn has_marks_or_due(connection: &mut SqliteConnection, destination: &str) -> Result<(bool, bool), Error> {
     let sql = concat!(
         "SELECT EXISTS (SELECT 1 FROM relevo_dead_letter \
             WHERE destination = ?1 AND state IN ('redriving', 'discarding')), \
@@ -56,14 +56,14 @@ async fn something(connection: &mut SqliteConnection, destination: &str) -> Resu
     Ok((column(&row, 0)?, column(&row, 1)?))
 }
 
-async fn ready(
+async fn load_due(
     connection: &mut SqliteConnection,
     destination: &str,
     held: &[Lease],
     now: i64,
     keys: usize,
     messages: usize,
-) -> Result<Vec<Run>, Error> {
+) -> Result<Vec<ParkedBatch>, Error> {
     // One probe per address, by the key that has waited longest. Probes of other keys would fail too.
     let sql = "WITH ready AS ( \
                    SELECT * FROM (SELECT k.key, k.slot, k.attempts, k.state, k.address, k.next_at_ms AS at \
@@ -94,42 +94,46 @@ async fn ready(
     let limit = |most: usize| i64::try_from(most.max(1)).unwrap_or(i64::MAX);
     let select = sqlx::query(sql).bind(destination).bind(now).bind(queries::slots(held));
     let rows = select.bind(limit(keys)).bind(limit(messages)).fetch_all(connection).await?;
-    let mut runs: Vec<Run> = Vec::new();
+    let mut runs: Vec<ParkedBatch> = Vec::new();
     for row in &rows {
         let key: &str = column(row, 0)?;
         if runs.last().is_none_or(|run| &*run.key != key) {
-            runs.push(run(row, key)?);
+            runs.push(parked_batch(row, key)?);
         }
         let message = (column(row, 5)?, queries::entry(row, 6)?);
-        runs.last_mut().ok_or_else(|| Error::answer("a run is missing"))?.messages.push(message);
+        runs.last_mut().ok_or_else(|| Error::unexpected_response("a run is missing"))?.messages.push(message);
     }
     Ok(runs)
 }
 
-fn run(row: &SqliteRow, key: &str) -> Result<Run, Error> {
+fn parked_batch(row: &SqliteRow, key: &str) -> Result<ParkedBatch, Error> {
     let state: &str = column(row, 3)?;
-    Ok(Run {
+    Ok(ParkedBatch {
         key: key.into(),
         slot: number(row, 1)?,
         attempts: number(row, 2)?,
         quarantined: state == "quarantined",
-        address: column::<Option<String>>(row, 4)?.filter(|_| state == "held"),
+        probe_address: column::<Option<String>>(row, 4)?.filter(|_| state == "held"),
         messages: Vec::new(),
     })
 }
 
 /// Records the outcomes of runs.
-pub(crate) async fn advance(link: &Link, destination: &str, advances: &[Advance]) -> Result<Vec<Advanced>, Error> {
-    let mut session = link.begin(Durability::Power).await?;
+pub(crate) async fn settle_parked(
+    link: &Connection,
+    destination: &str,
+    advances: &[ParkedSettlement],
+) -> Result<Vec<ParkedResult>, Error> {
+    let mut session = link.begin(Durability::Full).await?;
     let leases: BTreeSet<Lease> = advances.iter().map(|advance| advance.lease).collect();
     let leases: Vec<Lease> = leases.into_iter().collect();
-    let (held, now) = queries::held(&mut session, destination, &leases).await?;
+    let (held, now) = queries::held_leases(&mut session, destination, &leases).await?;
     let mut answers = Vec::with_capacity(advances.len());
     for advance in advances {
         answers.push(if held.contains(&advance.lease) {
-            Step { destination, now, advance }.take(&mut session).await?
+            RetryWriter { destination, now, settlement: advance }.settle(&mut session).await?
         } else {
-            Advanced::Lost
+            ParkedResult::LeaseLost
         });
     }
     session.commit().await?;
@@ -137,30 +141,30 @@ pub(crate) async fn advance(link: &Link, destination: &str, advances: &[Advance]
 }
 
 /// Records the outcome of one run.
-struct Step<'a> {
+struct RetryWriter<'a> {
     destination: &'a str,
     now: i64,
-    advance: &'a Advance,
+    settlement: &'a ParkedSettlement,
 }
 
-impl Step<'_> {
-    async fn take(&self, connection: &mut SqliteConnection) -> Result<Advanced, Error> {
-        if let Some(address) = &self.advance.released {
+impl RetryWriter<'_> {
+    async fn settle(&self, connection: &mut SqliteConnection) -> Result<ParkedResult, Error> {
+        if let Some(address) = &self.settlement.released_address {
             self.release(connection, address).await?;
         }
-        self.delivered(connection).await?;
-        match &self.advance.stopped {
-            Some((no, stopped)) => self.stopped(connection, *no, stopped).await?,
-            None if !self.advance.delivered.is_empty() => self.go_on(connection).await?,
+        self.remove_published(connection).await?;
+        match &self.settlement.failed {
+            Some((no, stopped)) => self.record_failure(connection, *no, stopped).await?,
+            None if !self.settlement.delivered.is_empty() => self.make_due_now(connection).await?,
             // The outcome is unknown, as in an outage. The key stays as it was.
             None => {}
         }
-        if dead::drop_if_empty(connection, self.destination, &self.advance.key).await? {
-            return Ok(Advanced::Unparked);
+        if dead::unpark_if_empty(connection, self.destination, &self.settlement.key).await? {
+            return Ok(ParkedResult::KeyFreed);
         }
         let sql = "SELECT EXISTS (SELECT 1 FROM relevo_parked_key WHERE destination = ?1 AND key = ?2)";
-        let row = sqlx::query(sql).bind(self.destination).bind(&*self.advance.key).fetch_one(connection).await?;
-        Ok(if column(&row, 0)? { Advanced::Waits } else { Advanced::Unparked })
+        let row = sqlx::query(sql).bind(self.destination).bind(&*self.settlement.key).fetch_one(connection).await?;
+        Ok(if column(&row, 0)? { ParkedResult::StillParked } else { ParkedResult::KeyFreed })
     }
 
     /// The address works again: all keys that wait for it are due now.
@@ -173,67 +177,74 @@ impl Step<'_> {
         Ok(())
     }
 
-    async fn delivered(&self, connection: &mut SqliteConnection) -> Result<(), Error> {
-        if self.advance.delivered.is_empty() {
+    async fn remove_published(&self, connection: &mut SqliteConnection) -> Result<(), Error> {
+        if self.settlement.delivered.is_empty() {
             return Ok(());
         }
-        let numbers = json!(self.advance.delivered).to_string();
+        let numbers = json!(self.settlement.delivered).to_string();
         let insert = "INSERT OR REPLACE INTO relevo_parked_published (destination, seq, published_at_ms) \
                       SELECT ?1, seq, ?4 FROM relevo_parked_message \
                       WHERE destination = ?1 AND key = ?2 AND ordinal IN (SELECT value FROM json_each(?3))";
-        let insert = sqlx::query(insert).bind(self.destination).bind(&*self.advance.key).bind(&numbers);
+        let insert = sqlx::query(insert).bind(self.destination).bind(&*self.settlement.key).bind(&numbers);
         insert.bind(self.now).execute(&mut *connection).await?;
         let delete = "DELETE FROM relevo_parked_message \
                       WHERE destination = ?1 AND key = ?2 AND ordinal IN (SELECT value FROM json_each(?3))";
-        let delete = sqlx::query(delete).bind(self.destination).bind(&*self.advance.key).bind(&numbers);
+        let delete = sqlx::query(delete).bind(self.destination).bind(&*self.settlement.key).bind(&numbers);
         delete.execute(connection).await?;
         Ok(())
     }
 
     /// Makes the next message of the queue due now.
-    async fn go_on(&self, connection: &mut SqliteConnection) -> Result<(), Error> {
-        dead::go_on(connection, self.destination, &self.advance.key, self.now).await
+    async fn make_due_now(&self, connection: &mut SqliteConnection) -> Result<(), Error> {
+        dead::make_due_now(connection, self.destination, &self.settlement.key, self.now).await
     }
 
-    async fn stopped(&self, connection: &mut SqliteConnection, no: i64, stopped: &Stopped) -> Result<(), Error> {
-        queries::hold(connection, self.destination, stopped, self.now, true).await?;
-        match stopped.stop {
-            Stop::DeadHold | Stop::DeadContinue => {
-                let key = &*self.advance.key;
-                let Some(id) = dead::bury(connection, self.destination, key, no, stopped, self.now).await? else {
+    async fn record_failure(
+        &self,
+        connection: &mut SqliteConnection,
+        no: i64,
+        stopped: &PublishFailure,
+    ) -> Result<(), Error> {
+        queries::hold_address(connection, self.destination, stopped, self.now, true).await?;
+        match stopped.action {
+            ParkAction::DeadHold | ParkAction::DeadContinue => {
+                let key = &*self.settlement.key;
+                let Some(id) =
+                    dead::move_to_dead_letters(connection, self.destination, key, no, stopped, self.now).await?
+                else {
                     return Ok(());
                 };
-                if stopped.stop == Stop::DeadContinue {
-                    return self.go_on(connection).await;
+                if stopped.action == ParkAction::DeadContinue {
+                    return self.make_due_now(connection).await;
                 }
-                self.wait(connection, stopped, Some(id)).await
+                self.park_again(connection, stopped, Some(id)).await
             }
-            Stop::Retry { .. } | Stop::Address { .. } | Stop::Quarantine { .. } => {
+            ParkAction::Retry { .. } | ParkAction::HoldAddress { .. } | ParkAction::Quarantine { .. } => {
                 // A redriven message was inserted at the front in the meantime. It goes first, with its own attempts.
                 if self.is_overtaken(connection, no).await? {
-                    return self.go_on(connection).await;
+                    return self.make_due_now(connection).await;
                 }
-                self.wait(connection, stopped, None).await
+                self.park_again(connection, stopped, None).await
             }
         }
     }
 
     async fn is_overtaken(&self, connection: &mut SqliteConnection, no: i64) -> Result<bool, Error> {
         let sql = "SELECT min(ordinal) < ?3 FROM relevo_parked_message WHERE destination = ?1 AND key = ?2";
-        let row = sqlx::query(sql).bind(self.destination).bind(&*self.advance.key).bind(no);
+        let row = sqlx::query(sql).bind(self.destination).bind(&*self.settlement.key).bind(no);
         Ok(column::<Option<bool>>(&row.fetch_one(connection).await?, 0)?.unwrap_or(false))
     }
 
-    async fn wait(
+    async fn park_again(
         &self,
         connection: &mut SqliteConnection,
-        stopped: &Stopped,
+        stopped: &PublishFailure,
         dead_id: Option<uuid::Uuid>,
     ) -> Result<(), Error> {
-        let (state, next_at, address) = waiting(stopped, self.now);
+        let (state, next_at, address) = parked_state(stopped, self.now);
         let sql = "UPDATE relevo_parked_key SET state = ?3, attempts = ?4, next_at_ms = ?5, address = ?6, dead_id = ?7, \
                    route = ?8, class = ?9, error = ?10 WHERE destination = ?1 AND key = ?2";
-        let update = sqlx::query(sql).bind(self.destination).bind(&*self.advance.key).bind(state);
+        let update = sqlx::query(sql).bind(self.destination).bind(&*self.settlement.key).bind(state);
         let update = update.bind(i64::from(stopped.attempts)).bind(next_at).bind(address).bind(dead_id);
         update.bind(&*stopped.route).bind(stopped.class).bind(&stopped.error).execute(connection).await?;
         Ok(())

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use relevo_core::MessageId;
-use relevo_core::operate::{Found, Listed, Search, Shown, Status};
+use relevo_core::operate::{MessageDetails, MessageFilter, MessageStatus, MessageSummary, SearchPage};
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use tokio::time::Instant;
 
@@ -16,18 +16,23 @@ use crate::store::Store;
 /// The number of messages read between two checks of the time.
 const CHUNK: i64 = 2000;
 /// Scheduled messages have no number in the log. The cursor of a search among them is this value plus their own number.
-const SCHEDULED: i64 = 1 << 62;
+const SCHEDULED_CURSOR: i64 = 1 << 62;
 
 impl Store {
-    pub(crate) async fn find(&self, search: &Search, limit: usize, budget: Duration) -> Result<Found, Error> {
+    pub(crate) async fn search(
+        &self,
+        search: &MessageFilter,
+        limit: usize,
+        budget: Duration,
+    ) -> Result<SearchPage, Error> {
         let deadline = Instant::now() + budget;
-        let mut session = self.reading.take().await?;
+        let mut session = self.read_connection.acquire().await?;
         let progress = Progress::load(&mut session, &self.destination).await?;
-        let mut found = Found::default();
-        let mut before = search.before.unwrap_or(i64::MAX);
-        if before > SCHEDULED {
-            found.messages = scheduled(&mut session, search, before.saturating_sub(SCHEDULED), limit).await?;
-            before = SCHEDULED;
+        let mut found = SearchPage::default();
+        let mut before = search.before_seq.unwrap_or(i64::MAX);
+        if before > SCHEDULED_CURSOR {
+            found.messages = scheduled(&mut session, search, before.saturating_sub(SCHEDULED_CURSOR), limit).await?;
+            before = SCHEDULED_CURSOR;
         }
         let mut low_at = None;
         while found.messages.len() < limit && before > 0 {
@@ -57,31 +62,31 @@ impl Store {
             }
             low_at = reached.or(low_at);
             if Instant::now() >= deadline {
-                found.ran_out_at = low_at.filter(|_| found.messages.len() < limit && before > 0);
+                found.searched_back_to = low_at.filter(|_| found.messages.len() < limit && before > 0);
                 break;
             }
         }
-        session.give_back();
+        session.release();
         found.next = match found.messages.last() {
             // The page is full of scheduled messages. The next page continues with them, or with the newest of the log.
-            Some(last) if last.seq.is_none() && found.messages.len() >= limit => Some(self.place_of(last).await?),
+            Some(last) if last.seq.is_none() && found.messages.len() >= limit => Some(self.cursor_after(last).await?),
             _ => Some(before).filter(|before| *before > 0),
         };
         Ok(found)
     }
 
     /// The cursor of a search after a scheduled message.
-    async fn place_of(&self, listed: &Listed) -> Result<i64, Error> {
-        let mut session = self.reading.take().await?;
+    async fn cursor_after(&self, listed: &MessageSummary) -> Result<i64, Error> {
+        let mut session = self.read_connection.acquire().await?;
         let select = sqlx::query("SELECT ordinal FROM relevo_scheduled WHERE id = ?1").bind(*listed.id.as_uuid());
         let row = select.fetch_optional(&mut *session).await?;
-        session.give_back();
-        Ok(SCHEDULED + row.map(|row| column::<i64>(&row, 0)).transpose()?.unwrap_or(0))
+        session.release();
+        Ok(SCHEDULED_CURSOR + row.map(|row| column::<i64>(&row, 0)).transpose()?.unwrap_or(0))
     }
 
     /// Returns one message with all its details.
-    pub(crate) async fn shown(&self, id: MessageId) -> Result<Option<Shown>, Error> {
-        let mut session = self.reading.take().await?;
+    pub(crate) async fn show(&self, id: MessageId) -> Result<Option<MessageDetails>, Error> {
+        let mut session = self.read_connection.acquire().await?;
         let progress = Progress::load(&mut session, &self.destination).await?;
         let sql = "SELECT seq, NULL, id, created_at_ms, topic, key, type, content_type, headers, payload \
                    FROM relevo_message WHERE id = ?2 \
@@ -93,12 +98,12 @@ impl Store {
                    FROM relevo_scheduled WHERE id = ?2 LIMIT 1";
         let select = sqlx::query(sql).bind(&self.destination).bind(*id.as_uuid());
         let Some(row) = select.fetch_optional(&mut *session).await? else {
-            session.give_back();
+            session.release();
             return Ok(None);
         };
         let message = queries::message(&row, 2)?;
         let listed = match column::<Option<i64>>(&row, 0)? {
-            None => Some(waiting(&row, [2, 4, 5, 6, 3, 1])?),
+            None => Some(scheduled_summary(&row, [2, 4, 5, 6, 3, 1])?),
             Some(seq) => {
                 let lines = Lines { from: seq, before: seq + 1, ..Lines::default() };
                 match lines.load(&mut session, &self.destination, &progress).await?.pop() {
@@ -107,8 +112,8 @@ impl Store {
                 }
             }
         };
-        session.give_back();
-        Ok(listed.map(|listed| Shown { listed, message }))
+        session.release();
+        Ok(listed.map(|listed| MessageDetails { summary: listed, message }))
     }
 }
 
@@ -121,11 +126,11 @@ async fn chunk(connection: &mut SqliteConnection, before: i64) -> Result<(i64, O
 
 async fn scheduled(
     connection: &mut SqliteConnection,
-    search: &Search,
+    search: &MessageFilter,
     before: i64,
     limit: usize,
-) -> Result<Vec<Listed>, Error> {
-    if search.status.is_some_and(|status| status != Status::Scheduled) {
+) -> Result<Vec<MessageSummary>, Error> {
+    if search.status.is_some_and(|status| status != MessageStatus::Scheduled) {
         return Ok(Vec::new());
     }
     let sql = "SELECT id, topic, key, type, created_at_ms, due_at_ms FROM relevo_scheduled \
@@ -137,20 +142,20 @@ async fn scheduled(
     let select = select.bind(search.since.map(Timestamp::as_millisecond));
     let select =
         select.bind(search.until.map(Timestamp::as_millisecond)).bind(i64::try_from(limit).unwrap_or(i64::MAX));
-    select.fetch_all(connection).await?.iter().map(|row| waiting(row, [0, 1, 2, 3, 4, 5])).collect()
+    select.fetch_all(connection).await?.iter().map(|row| scheduled_summary(row, [0, 1, 2, 3, 4, 5])).collect()
 }
 
 /// Reads a scheduled message. The columns are id, topic, key, type, emit time, due time.
-pub(crate) fn waiting(row: &SqliteRow, columns: [usize; 6]) -> Result<Listed, Error> {
+pub(crate) fn scheduled_summary(row: &SqliteRow, columns: [usize; 6]) -> Result<MessageSummary, Error> {
     let [id, topic, key, kind, created_at, due_at] = columns;
-    Ok(Listed {
+    Ok(MessageSummary {
         seq: None,
         id: queries::id(row, id)?,
         topic: column(row, topic)?,
         key: column(row, key)?,
         kind: column(row, kind)?,
         created_at: time(row, created_at)?,
-        status: Status::Scheduled,
+        status: MessageStatus::Scheduled,
         attempts: 0,
         next_attempt_at: Some(time(row, due_at)?),
         last_error: None,

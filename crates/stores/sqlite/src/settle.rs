@@ -3,68 +3,75 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use relevo_core::slot::shard_of;
-use relevo_core::store::{Lease, Park, Position, Settled, Settlement, Stop, Stopped};
+use relevo_core::store::{Lease, ParkAction, ParkedMessage, Position, PublishFailure, SettleResult, Settlement};
 use serde_json::{Value, json};
 use sqlx::sqlite::SqliteConnection;
 
 use crate::classify::Error;
-use crate::link::{Durability, Link};
-use crate::queries::{self, column, upto, waiting};
+use crate::connection::{Connection, Durability};
+use crate::queries::{self, column, parked_state, settled_through};
 
 /// Checks each shard's lease and the heads that its messages queue behind. Then changes all of the shard, or nothing.
-pub(crate) async fn settle(link: &Link, destination: &str, settlement: &Settlement) -> Result<Settled, Error> {
-    check(settlement)?;
+pub(crate) async fn settle(
+    link: &Connection,
+    destination: &str,
+    settlement: &Settlement,
+) -> Result<SettleResult, Error> {
+    validate(settlement)?;
     // A power failure may undo progress: it causes repeats, which have the same id. It must not undo parked messages.
-    let durability = if settlement.parks.is_empty() { Durability::Process } else { Durability::Power };
+    let durability = if settlement.parked.is_empty() { Durability::Normal } else { Durability::Full };
     let mut session = link.begin(durability).await?;
     let leases: Vec<Lease> = settlement.progress.iter().map(|(lease, _)| *lease).collect();
-    let (held, now) = queries::held(&mut session, destination, &leases).await?;
-    let mut settled = Settled {
-        lost: leases.iter().filter(|lease| !held.contains(lease)).map(|lease| lease.shard).collect(),
-        passed: Vec::new(),
+    let (held, now) = queries::held_leases(&mut session, destination, &leases).await?;
+    let mut settled = SettleResult {
+        lost_shards: leases.iter().filter(|lease| !held.contains(lease)).map(|lease| lease.shard).collect(),
+        reread: Vec::new(),
     };
-    let mut parks: Vec<&Park> =
-        settlement.parks.iter().filter(|park| held.iter().any(|lease| is_of(park, lease))).collect();
+    let mut parks: Vec<&ParkedMessage> =
+        settlement.parked.iter().filter(|park| held.iter().any(|lease| belongs_to(park, lease))).collect();
     let mut progress: Vec<(Lease, Position)> =
         settlement.progress.iter().filter(|(lease, _)| held.contains(lease)).copied().collect();
     if !parks.is_empty() {
-        let existing = existing(&mut session, destination, &parks).await?;
-        settled.passed = passed(&parks, &existing);
+        let existing = already_parked(&mut session, destination, &parks).await?;
+        settled.reread = reread(&parks, &existing);
         let stays: Vec<Lease> = held
             .iter()
-            .filter(|lease| parks.iter().any(|park| is_of(park, lease) && settled.passed.contains(&park.seq)))
+            .filter(|lease| parks.iter().any(|park| belongs_to(park, lease) && settled.reread.contains(&park.seq)))
             .copied()
             .collect();
-        parks.retain(|park| !stays.iter().any(|lease| is_of(park, lease)));
+        parks.retain(|park| !stays.iter().any(|lease| belongs_to(park, lease)));
         progress.retain(|(lease, _)| !stays.contains(lease));
-        Parking { destination, existing, now }.park(&mut session, &parks).await?;
+        ParkWriter { destination, already_parked: existing, now }.park(&mut session, &parks).await?;
     }
     if !progress.is_empty() {
-        record(&mut session, destination, &progress, now).await?;
+        record_progress(&mut session, destination, &progress, now).await?;
     }
     session.commit().await?;
     Ok(settled)
 }
 
-fn is_of(park: &Park, lease: &Lease) -> bool {
-    shard_of(park.slot, lease.shards) == lease.shard
+fn belongs_to(park: &ParkedMessage, lease: &Lease) -> bool {
+    shard_of(park.slot, lease.shard_count) == lease.shard
 }
 
 /// Rejects an invalid request before anything is changed.
-fn check(settlement: &Settlement) -> Result<(), Error> {
-    for park in &settlement.parks {
-        if !settlement.progress.iter().any(|(lease, _)| is_of(park, lease)) {
-            return Err(Error::answer(format!("message {} is parked, and its shard is not settled", park.seq)));
+fn validate(settlement: &Settlement) -> Result<(), Error> {
+    for park in &settlement.parked {
+        if !settlement.progress.iter().any(|(lease, _)| belongs_to(park, lease)) {
+            return Err(Error::unexpected_response(format!(
+                "message {} is parked, and its shard is not settled",
+                park.seq
+            )));
         }
     }
     Ok(())
 }
 
 /// Returns those keys of the parks that are parked already.
-async fn existing(
+async fn already_parked(
     connection: &mut SqliteConnection,
     destination: &str,
-    parks: &[&Park],
+    parks: &[&ParkedMessage],
 ) -> Result<BTreeSet<String>, Error> {
     let keys: BTreeSet<&str> = parks.iter().map(|park| &*park.key).collect();
     let sql = "SELECT k.key FROM json_each(?2) AS w JOIN relevo_parked_key AS k \
@@ -74,13 +81,13 @@ async fn existing(
 }
 
 /// Returns messages that would queue behind a head that no longer exists.
-fn passed(parks: &[&Park], existing: &BTreeSet<String>) -> Vec<i64> {
+fn reread(parks: &[&ParkedMessage], existing: &BTreeSet<String>) -> Vec<i64> {
     let mut created = BTreeSet::new();
     let mut passed = Vec::new();
     for park in parks {
-        match &park.stopped {
+        match &park.failure {
             None if !existing.contains(&*park.key) && !created.contains(&*park.key) => passed.push(park.seq),
-            Some(Stopped { stop: Stop::DeadContinue, .. }) | None => {}
+            Some(PublishFailure { action: ParkAction::DeadContinue, .. }) | None => {}
             Some(_) => {
                 created.insert(&*park.key);
             }
@@ -90,32 +97,32 @@ fn passed(parks: &[&Park], existing: &BTreeSet<String>) -> Vec<i64> {
 }
 
 /// Parks messages, under new keys and under keys that are parked already.
-struct Parking<'a> {
+struct ParkWriter<'a> {
     destination: &'a str,
-    existing: BTreeSet<String>,
+    already_parked: BTreeSet<String>,
     now: i64,
 }
 
-impl Parking<'_> {
-    async fn park(mut self, connection: &mut SqliteConnection, parks: &[&Park]) -> Result<(), Error> {
+impl ParkWriter<'_> {
+    async fn park(mut self, connection: &mut SqliteConnection, parks: &[&ParkedMessage]) -> Result<(), Error> {
         let (mut heads, mut queued, mut buried) = (Vec::new(), Vec::new(), Vec::new());
         for park in parks {
-            let Some(stopped) = &park.stopped else {
+            let Some(stopped) = &park.failure else {
                 queued.push(park.seq);
                 continue;
             };
-            queries::hold(connection, self.destination, stopped, self.now, false).await?;
-            if stopped.stop == Stop::DeadContinue {
-                buried.push(letter(park.seq, stopped));
-            } else if self.existing.contains(&*park.key) {
+            queries::hold_address(connection, self.destination, stopped, self.now, false).await?;
+            if stopped.action == ParkAction::DeadContinue {
+                buried.push(dead_letter_json(park.seq, stopped));
+            } else if self.already_parked.contains(&*park.key) {
                 // Even a message that can never succeed waits its turn. As a dead letter it could not block the key
                 // after the head is delivered.
                 queued.push(park.seq);
             } else {
                 heads.push(self.head(park, stopped));
-                self.existing.insert(park.key.to_string());
-                if stopped.stop == Stop::DeadHold {
-                    buried.push(letter(park.seq, stopped));
+                self.already_parked.insert(park.key.to_string());
+                if stopped.action == ParkAction::DeadHold {
+                    buried.push(dead_letter_json(park.seq, stopped));
                 } else {
                     queued.push(park.seq);
                 }
@@ -123,11 +130,11 @@ impl Parking<'_> {
         }
         self.add_heads(connection, heads).await?;
         self.queue(connection, &queued).await?;
-        self.bury(connection, buried).await
+        self.dead_letter(connection, buried).await
     }
 
-    fn head(&self, park: &Park, stopped: &Stopped) -> Value {
-        let (state, next_at, address) = waiting(stopped, self.now);
+    fn head(&self, park: &ParkedMessage, stopped: &PublishFailure) -> Value {
+        let (state, next_at, address) = parked_state(stopped, self.now);
         json!({
             "key": &*park.key, "slot": park.slot, "state": state, "attempts": stopped.attempts, "next_at": next_at,
             "address": address, "seq": park.seq, "route": &*stopped.route, "class": stopped.class,
@@ -165,13 +172,13 @@ impl Parking<'_> {
                    FROM relevo_destination AS d, json_each(?2) AS w JOIN relevo_message AS m ON m.seq = w.value \
                    WHERE d.name = ?1";
         let insert = sqlx::query(sql).bind(self.destination).bind(json!(seqs).to_string());
-        all_found(seqs.len(), insert.execute(&mut *connection).await?.rows_affected())?;
+        require_all_found(seqs.len(), insert.execute(&mut *connection).await?.rows_affected())?;
         let update = sqlx::query("UPDATE relevo_destination SET last_ordinal = last_ordinal + ?2 WHERE name = ?1");
         update.bind(self.destination).bind(i64::try_from(seqs.len()).unwrap_or(i64::MAX)).execute(connection).await?;
         Ok(())
     }
 
-    async fn bury(&self, connection: &mut SqliteConnection, letters: Vec<Value>) -> Result<(), Error> {
+    async fn dead_letter(&self, connection: &mut SqliteConnection, letters: Vec<Value>) -> Result<(), Error> {
         if letters.is_empty() {
             return Ok(());
         }
@@ -184,38 +191,43 @@ impl Parking<'_> {
                    ON CONFLICT (destination, id) DO UPDATE \
                    SET state = 'dead', class = excluded.class, error = excluded.error, dead_at_ms = excluded.dead_at_ms";
         let insert = sqlx::query(sql).bind(self.destination).bind(Value::Array(letters).to_string());
-        all_found(count, insert.bind(self.now).execute(connection).await?.rows_affected())
+        require_all_found(count, insert.bind(self.now).execute(connection).await?.rows_affected())
     }
 }
 
-fn letter(seq: i64, stopped: &Stopped) -> Value {
+fn dead_letter_json(seq: i64, stopped: &PublishFailure) -> Value {
     json!({
         "seq": seq, "route": &*stopped.route, "class": stopped.class, "error": stopped.error,
         "attempts": stopped.attempts,
     })
 }
 
-fn all_found(wanted: usize, found: u64) -> Result<(), Error> {
-    if u64::try_from(wanted) == Ok(found) { Ok(()) } else { Err(Error::answer("a parked message is not in the log")) }
+fn require_all_found(wanted: usize, found: u64) -> Result<(), Error> {
+    if u64::try_from(wanted) == Ok(found) {
+        Ok(())
+    } else {
+        Err(Error::unexpected_response("a parked message is not in the log"))
+    }
 }
 
 /// Advances the shards, and writes one history row per group of shards at the same position.
-async fn record(
+async fn record_progress(
     connection: &mut SqliteConnection,
     destination: &str,
     progress: &[(Lease, Position)],
     now: i64,
 ) -> Result<(), Error> {
-    let rows: Value = progress.iter().map(|(lease, at)| json!([lease.shard, at.from, at.to, at.place])).collect();
+    let rows: Value =
+        progress.iter().map(|(lease, at)| json!([lease.shard, at.from_tick, at.to_tick, at.settled_seq])).collect();
     let sql = "UPDATE relevo_progress AS p SET from_seq = w.value ->> 1, to_seq = w.value ->> 2, settled_seq = \
                w.value ->> 3, \
                settled_at_ms = ?3 FROM json_each(?2) AS w WHERE p.destination = ?1 AND p.shard = w.value ->> 0";
     sqlx::query(sql).bind(destination).bind(rows.to_string()).bind(now).execute(&mut *connection).await?;
     let mut lines: BTreeMap<i64, Vec<u16>> = BTreeMap::new();
     for (lease, position) in progress {
-        lines.entry(upto(position)).or_default().push(lease.shard);
+        lines.entry(settled_through(position)).or_default().push(lease.shard);
     }
-    let shards = progress.first().map_or(1, |(lease, _)| lease.shards);
+    let shards = progress.first().map_or(1, |(lease, _)| lease.shard_count);
     for (upto, settled) in lines {
         let all = settled.len() >= usize::from(shards);
         let list = settled.iter().map(u16::to_string).collect::<Vec<_>>().join(",");

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use relevo_core::store::Maintained;
+use relevo_core::store::MaintenanceReport;
 use sqlx::sqlite::SqliteConnection;
 use tokio::time::Instant;
 
 use crate::classify::Error;
-use crate::link::{Durability, Link};
+use crate::connection::{Connection, Durability};
 use crate::queries::{column, now};
 
 /// The number of rows that one transaction deletes. It is small because applications wait for it.
@@ -18,26 +18,26 @@ const TIME_MAX: Duration = Duration::from_secs(1);
 const COUNT_MAX: i64 = 10_000;
 
 /// Deletes old messages and prunes history. If another writer holds the lock, the next call continues.
-pub(crate) async fn maintain(link: &Link) -> Result<Maintained, Error> {
-    let mut maintained = Maintained::default();
+pub(crate) async fn maintain(link: &Connection) -> Result<MaintenanceReport, Error> {
+    let mut maintained = MaintenanceReport::default();
     let began = Instant::now();
     while began.elapsed() < TIME_MAX {
-        let mut session = match link.begin(Durability::Process).await {
+        let mut session = match link.begin(Durability::Normal).await {
             Ok(session) => session,
-            Err(Error::Busy) => return Ok(Maintained { busy: true, ..maintained }),
+            Err(Error::Busy) => return Ok(MaintenanceReport { skipped: true, ..maintained }),
             Err(error) => return Err(error),
         };
         let dropped = drop_messages(&mut session).await?;
-        let pruned = prune(&mut session).await?;
+        let pruned = prune_history(&mut session).await?;
         session.commit().await?;
         maintained.dropped = maintained.dropped.saturating_add(u32::try_from(dropped).unwrap_or(u32::MAX));
         if dropped.max(pruned) < BATCH.unsigned_abs() {
             break;
         }
     }
-    let mut session = link.take().await?;
+    let mut session = link.acquire().await?;
     maintained.warnings = warnings(&mut session).await?;
-    session.give_back();
+    session.release();
     Ok(maintained)
 }
 
@@ -60,7 +60,7 @@ async fn drop_messages(connection: &mut SqliteConnection) -> Result<u64, Error> 
 }
 
 /// Returns the largest number of rows that one statement deleted.
-async fn prune(connection: &mut SqliteConnection) -> Result<u64, Error> {
+async fn prune_history(connection: &mut SqliteConnection) -> Result<u64, Error> {
     let statements = [
         concat!(
             "DELETE FROM relevo_settle_history WHERE history_id < coalesce(( \

@@ -1,7 +1,7 @@
 //! Compares committed with settled messages.
 
 use jiff::Timestamp;
-use relevo_core::operate::{Backlog, Range, Status, Verified};
+use relevo_core::operate::{Backlog, MessageStatus, TimeRange, VerifyReport};
 use relevo_core::store::Lease;
 use sqlx::Row as _;
 use sqlx::sqlite::SqliteConnection;
@@ -13,27 +13,27 @@ use crate::queries::{self, column, number, optional_time};
 use crate::store::Store;
 
 /// A backlog is counted exactly up to this number.
-const EXACT_MAX: i64 = 10_000;
+const COUNT_MAX: i64 = 10_000;
 
 /// The slots of these shards. `None` for all of them.
 pub(crate) fn slots_of(progress: &Progress, shards: &[u16]) -> Option<String> {
-    let lease = |shard: &u16| Lease { shard: *shard, shards: progress.shards, epoch: 0, owner: Uuid::nil() };
+    let lease = |shard: &u16| Lease { shard: *shard, shard_count: progress.shards, epoch: 0, owner: Uuid::nil() };
     queries::slots(&shards.iter().map(lease).collect::<Vec<_>>())
 }
 
 impl Store {
     /// The size of the backlog: exact up to 10 000, an estimate above.
     pub(crate) async fn count_backlog(&self) -> Result<Backlog, Error> {
-        let mut session = self.reading.take().await?;
+        let mut session = self.read_connection.acquire().await?;
         let progress = Progress::load(&mut session, &self.destination).await?;
         let (mut pending, mut exact) = (0, true);
         for (upto, shards) in progress.groups() {
             let slots = slots_of(&progress, &shards);
             let sql = "SELECT count(*) FROM (SELECT 1 FROM relevo_message WHERE seq > ?1 \
                        AND (?2 IS NULL OR slot IN (SELECT value FROM json_each(?2))) LIMIT ?3)";
-            let count = sqlx::query(sql).bind(upto).bind(slots).bind(EXACT_MAX + 1 - pending);
+            let count = sqlx::query(sql).bind(upto).bind(slots).bind(COUNT_MAX + 1 - pending);
             pending += column::<i64>(&count.fetch_one(&mut *session).await?, 0)?;
-            if pending > EXACT_MAX {
+            if pending > COUNT_MAX {
                 exact = false;
                 break;
             }
@@ -44,13 +44,13 @@ impl Store {
         let sql = "SELECT (SELECT count(*) FROM (SELECT 1 FROM relevo_parked_message WHERE destination = ?1 LIMIT ?2)), \
                    (SELECT count(*) FROM (SELECT 1 FROM relevo_dead_letter \
                        WHERE destination = ?1 AND state = 'dead' LIMIT ?2))";
-        let row = sqlx::query(sql).bind(&self.destination).bind(EXACT_MAX).fetch_one(&mut *session).await?;
-        session.give_back();
+        let row = sqlx::query(sql).bind(&self.destination).bind(COUNT_MAX).fetch_one(&mut *session).await?;
+        session.release();
         Ok(Backlog { pending, exact, parked: column(&row, 0)?, dead: column(&row, 1)? })
     }
 
-    pub(crate) async fn compare(&self, range: Range) -> Result<Verified, Error> {
-        let mut session = self.reading.take().await?;
+    pub(crate) async fn verify(&self, range: TimeRange) -> Result<VerifyReport, Error> {
+        let mut session = self.read_connection.acquire().await?;
         let progress = Progress::load(&mut session, &self.destination).await?;
         let sql = "SELECT CASE \
                        WHEN p.ordinal IS NOT NULL THEN CASE \
@@ -69,22 +69,23 @@ impl Store {
         let select = sqlx::query(sql).bind(&self.destination).bind(i64::from(progress.shards));
         let select = select.bind(range.since.map(Timestamp::as_millisecond));
         let rows = select.bind(range.until.map(Timestamp::as_millisecond)).fetch_all(&mut *session).await?;
-        let mut verified = Verified::default();
-        let mut counts = Status::ALL.map(|status| (status, 0));
+        let mut verified = VerifyReport::default();
+        let mut counts = MessageStatus::ALL.map(|status| (status, 0));
         for row in &rows {
-            let status = Status::of(column(row, 0)?).ok_or_else(|| Error::answer("a status is not known"))?;
+            let status = MessageStatus::parse(column(row, 0)?)
+                .ok_or_else(|| Error::unexpected_response("a status is not known"))?;
             let count: u64 = number(row, 1)?;
             verified.committed += count;
             if let Some(found) = counts.iter_mut().find(|(known, _)| *known == status) {
                 found.1 = count;
             }
-            if status == Status::Pending {
+            if status == MessageStatus::Pending {
                 verified.oldest_unsettled = optional_time(row, 2)?;
             }
         }
         verified.by_status = counts.to_vec();
-        verified.contradictions = contradictions(&mut session, &self.destination, progress.shards).await?;
-        session.give_back();
+        verified.inconsistencies = inconsistencies(&mut session, &self.destination, progress.shards).await?;
+        session.release();
         Ok(verified)
     }
 }
@@ -98,7 +99,7 @@ async fn estimate(connection: &mut SqliteConnection, progress: &Progress) -> Res
 }
 
 /// Finds states that must never occur.
-async fn contradictions(
+async fn inconsistencies(
     connection: &mut SqliteConnection,
     destination: &str,
     shards: u16,

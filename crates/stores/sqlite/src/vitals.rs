@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use relevo_core::sample::{ConsumerVitals, Sample, Surroundings, Vitals};
+use relevo_core::sample::{ConsumerSample, DestinationSample, OutboxMonitor, OutboxSample};
 use relevo_core::store::StoreError;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
@@ -17,20 +17,20 @@ use crate::verify::slots_of;
 const COUNT_MAX: i64 = 10_000;
 
 #[async_trait]
-impl Sample for Store {
-    async fn vitals(&self) -> Result<Vitals, StoreError> {
-        self.call(self.sample()).await
+impl OutboxMonitor for Store {
+    async fn sample_destination(&self) -> Result<DestinationSample, StoreError> {
+        self.with_timeout(self.sample()).await
     }
 
-    async fn surroundings(&self) -> Result<Surroundings, StoreError> {
-        self.call(self.sample_shared()).await
+    async fn sample_outbox(&self) -> Result<OutboxSample, StoreError> {
+        self.with_timeout(self.sample_outbox()).await
     }
 }
 
 impl Store {
-    async fn sample(&self) -> Result<Vitals, Error> {
+    async fn sample(&self) -> Result<DestinationSample, Error> {
         let backlog = self.count_backlog().await?;
-        let mut session = self.reading.take().await?;
+        let mut session = self.read_connection.acquire().await?;
         let unsettled = oldest_unsettled(&mut session, &self.destination).await?;
         let sql = concat!(
             "SELECT (SELECT count(*) FROM (SELECT 1 FROM relevo_parked_key WHERE destination = ?1 LIMIT ?2)), \
@@ -40,33 +40,33 @@ impl Store {
             now!()
         );
         let row = sqlx::query(sql).bind(&self.destination).bind(COUNT_MAX).fetch_one(&mut *session).await?;
-        session.give_back();
+        session.release();
         let (retention, now): (i64, i64) = (column(&row, 3)?, column(&row, 4)?);
         let since = [unsettled, column(&row, 2)?].into_iter().flatten().min();
-        Ok(Vitals {
+        Ok(DestinationSample {
             backlog,
             parked_keys: column(&row, 0)?,
             held_addresses: column(&row, 1)?,
             oldest_pending: since.map_or(Duration::ZERO, |since| millis(now - since)),
-            holdback: holdback(unsettled, retention, now),
+            holdback: retention_overdue(unsettled, retention, now),
         })
     }
 
-    async fn sample_shared(&self) -> Result<Surroundings, Error> {
-        let mut session = self.reading.take().await?;
+    async fn sample_outbox(&self) -> Result<OutboxSample, Error> {
+        let mut session = self.read_connection.acquire().await?;
         let consumers = consumers(&mut session).await?;
-        let holdbacks = holdbacks(&mut session).await?;
-        session.give_back();
-        Ok(Surroundings { horizon: None, consumers, holdbacks })
+        let holdbacks = all_retention_overdue(&mut session).await?;
+        session.release();
+        Ok(OutboxSample { horizon: None, consumers, retention_overdue: holdbacks })
     }
 }
 
 /// Retention deletes messages one by one, so the first unsettled one holds back all others.
-fn holdback(unsettled: Option<i64>, retention: i64, now: i64) -> Duration {
+fn retention_overdue(unsettled: Option<i64>, retention: i64, now: i64) -> Duration {
     unsettled.map_or(Duration::ZERO, |since| millis(now - since - retention))
 }
 
-async fn holdbacks(connection: &mut SqliteConnection) -> Result<Vec<(String, Duration)>, Error> {
+async fn all_retention_overdue(connection: &mut SqliteConnection) -> Result<Vec<(String, Duration)>, Error> {
     let sql = concat!(
         "SELECT d.name, s.retention_ms, ",
         now!(),
@@ -76,7 +76,7 @@ async fn holdbacks(connection: &mut SqliteConnection) -> Result<Vec<(String, Dur
     for row in sqlx::query(sql).fetch_all(&mut *connection).await? {
         let (name, retention, now): (String, i64, i64) = (column(&row, 0)?, column(&row, 1)?, column(&row, 2)?);
         let unsettled = oldest_unsettled(connection, &name).await?;
-        holdbacks.push((name, holdback(unsettled, retention, now)));
+        holdbacks.push((name, retention_overdue(unsettled, retention, now)));
     }
     Ok(holdbacks)
 }
@@ -98,7 +98,7 @@ async fn oldest_unsettled(connection: &mut SqliteConnection, destination: &str) 
 }
 
 /// The breaker state of a dead member is ignored.
-async fn consumers(connection: &mut SqliteConnection) -> Result<Vec<ConsumerVitals>, Error> {
+async fn consumers(connection: &mut SqliteConnection) -> Result<Vec<ConsumerSample>, Error> {
     let sql = concat!(
         "WITH clock (now) AS (SELECT ",
         now!(),
@@ -119,14 +119,15 @@ async fn consumers(connection: &mut SqliteConnection) -> Result<Vec<ConsumerVita
     let rows = sqlx::query(sql).bind(COUNT_MAX).fetch_all(connection).await?;
     let consumer = |row: &SqliteRow| {
         let breakers: &str = column(row, 6)?;
-        Ok(ConsumerVitals {
+        Ok(ConsumerSample {
             name: column(row, 0)?,
             members: number(row, 1)?,
-            heartbeat: column::<Option<i64>>(row, 2)?.map(millis),
-            last_message: column::<Option<i64>>(row, 3)?.map(millis),
+            heartbeat_age: column::<Option<i64>>(row, 2)?.map(millis),
+            last_message_age: column::<Option<i64>>(row, 3)?.map(millis),
             waiting: number(row, 4)?,
             dead: number(row, 5)?,
-            breakers: serde_json::from_str(breakers).map_err(|_| Error::answer("breakers are not JSON"))?,
+            breakers: serde_json::from_str(breakers)
+                .map_err(|_| Error::unexpected_response("breakers are not JSON"))?,
         })
     };
     rows.iter().map(consumer).collect()

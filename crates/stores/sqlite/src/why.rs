@@ -3,34 +3,34 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use relevo_core::operate::{Cause, Listed, Shard, Why};
+use relevo_core::operate::{KeyReport, MessageSummary, ShardInfo, WaitCause};
 use relevo_core::slot::{shard_of, slot_of};
-use relevo_core::store::Hold;
+use relevo_core::store::HeldAddress;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
 use crate::classify::Error;
 use crate::listing::{Lines, Progress};
 use crate::queries::{self, column, now, number, optional_time, time};
-use crate::search::waiting;
+use crate::search::scheduled_summary;
 use crate::store::Store;
 
 /// Counting of waiting messages stops here.
 const COUNT_MAX: i64 = 10_000;
 
 /// The cause, the first message, since when the key waits, and how many messages wait.
-type Found = (Cause, Option<Listed>, Option<Timestamp>, u64);
+type KeyWait = (WaitCause, Option<MessageSummary>, Option<Timestamp>, u64);
 
 impl Store {
-    pub(crate) async fn list_shards(&self) -> Result<Vec<Shard>, Error> {
-        let mut session = self.reading.take().await?;
+    pub(crate) async fn list_shards(&self) -> Result<Vec<ShardInfo>, Error> {
+        let mut session = self.read_connection.acquire().await?;
         let progress = Progress::load(&mut session, &self.destination).await?;
         let shards = shards(&mut session, &self.destination, progress.shards).await?;
-        session.give_back();
+        session.release();
         Ok(shards)
     }
 
-    pub(crate) async fn reason(&self, key: &str) -> Result<Why, Error> {
-        let mut session = self.reading.take().await?;
+    pub(crate) async fn why(&self, key: &str) -> Result<KeyReport, Error> {
+        let mut session = self.read_connection.acquire().await?;
         let destination = &*self.destination;
         let progress = Progress::load(&mut session, destination).await?;
         let shard = shard_of(slot_of(key), progress.shards);
@@ -44,15 +44,15 @@ impl Store {
             Some(found) => found,
             None => scheduled(&mut session, key).await?,
         };
-        session.give_back();
-        if !progress.on && !matches!(cause, Cause::Nothing | Cause::Scheduled { .. }) {
-            cause = Cause::SwitchedOff;
+        session.release();
+        if !progress.enabled && !matches!(cause, WaitCause::Idle | WaitCause::Scheduled { .. }) {
+            cause = WaitCause::Disabled;
         }
-        Ok(Why { cause, head, waiting, since, shard })
+        Ok(KeyReport { cause, head, waiting, since, shard })
     }
 }
 
-async fn shards(connection: &mut SqliteConnection, destination: &str, count: u16) -> Result<Vec<Shard>, Error> {
+async fn shards(connection: &mut SqliteConnection, destination: &str, count: u16) -> Result<Vec<ShardInfo>, Error> {
     let sql = concat!(
         "SELECT l.shard, m.name, l.epoch, l.expires_at_ms - ",
         now!(),
@@ -68,12 +68,12 @@ async fn shards(connection: &mut SqliteConnection, destination: &str, count: u16
         let is_owned: bool = column(row, 5)?;
         let name: Option<String> = column(row, 1)?;
         let lasts = u64::try_from(column::<i64>(row, 3)?).unwrap_or(0);
-        Ok(Shard {
+        Ok(ShardInfo {
             shard: number(row, 0)?,
             // The owner has no row in the table of relays: it died, and no relay has acquired the shard yet.
             owner: is_owned.then(|| name.unwrap_or_else(|| "a stopped relay".to_owned())),
             epoch: column(row, 2)?,
-            lasts: if is_owned { Duration::from_millis(lasts) } else { Duration::ZERO },
+            lease_remaining: if is_owned { Duration::from_millis(lasts) } else { Duration::ZERO },
             settled_at: optional_time(row, 4)?,
             parked_keys: number(row, 6)?,
         })
@@ -86,7 +86,7 @@ async fn parked(
     destination: &str,
     progress: &Progress,
     key: &str,
-) -> Result<Option<Found>, Error> {
+) -> Result<Option<KeyWait>, Error> {
     let sql = "SELECT k.state, k.next_at_ms, k.since_ms, k.address, h.error, h.next_at_ms, k.dead_id, \
                d.seq, d.state, \
                (SELECT m.seq FROM relevo_parked_message AS m WHERE m.destination = ?1 AND m.key = ?2 ORDER BY \
@@ -105,36 +105,36 @@ async fn parked(
     let dead_seq: Option<i64> = column(&row, 7)?;
     let (cause, head, waiting) = match column::<&str>(&row, 0)? {
         "held" => {
-            let hold = Hold {
+            let hold = HeldAddress {
                 address: column::<Option<String>>(&row, 3)?.unwrap_or_default(),
                 error: column::<Option<String>>(&row, 4)?.unwrap_or_default(),
             };
-            (Cause::Held { hold, probe_at: optional_time(&row, 5)? }, column(&row, 9)?, waits)
+            (WaitCause::AddressHeld { held_address: hold, probe_at: optional_time(&row, 5)? }, column(&row, 9)?, waits)
         }
-        "quarantined" => (Cause::Quarantined { at }, column(&row, 9)?, waits),
+        "quarantined" => (WaitCause::Quarantined { at }, column(&row, 9)?, waits),
         "dead" => {
             let id = queries::id(&row, 6)?;
             let cause = match column::<Option<String>>(&row, 8)? {
-                Some(mark) if mark == "redriving" || mark == "discarding" => Cause::Marked { id, mark },
-                _ => Cause::Dead { id },
+                Some(mark) if mark == "redriving" || mark == "discarding" => WaitCause::MarkNotApplied { id, mark },
+                _ => WaitCause::DeadLetter { id },
             };
             (cause, dead_seq, waits + 1)
         }
-        _ => (Cause::Retry { at }, column(&row, 9)?, waits),
+        _ => (WaitCause::Retrying { at }, column(&row, 9)?, waits),
     };
     let head = match head {
-        Some(seq) => one(connection, destination, progress, seq).await?,
+        Some(seq) => oldest_parked(connection, destination, progress, seq).await?,
         None => None,
     };
     Ok(Some((cause, head, Some(since), waiting)))
 }
 
-async fn one(
+async fn oldest_parked(
     connection: &mut SqliteConnection,
     destination: &str,
     progress: &Progress,
     seq: i64,
-) -> Result<Option<Listed>, Error> {
+) -> Result<Option<MessageSummary>, Error> {
     let lines = Lines { from: seq, before: seq + 1, ..Lines::default() };
     Ok(lines.load(connection, destination, progress).await?.pop().map(|line| line.listed))
 }
@@ -144,27 +144,27 @@ async fn unread(
     destination: &str,
     progress: &Progress,
     key: &str,
-    shard: &Shard,
-) -> Result<Option<Found>, Error> {
+    shard: &ShardInfo,
+) -> Result<Option<KeyWait>, Error> {
     let sql = "SELECT min(seq), count(*) FROM (SELECT seq FROM relevo_message WHERE seq > ?1 AND key = ?2 \
                ORDER BY seq LIMIT ?3)";
-    let select = sqlx::query(sql).bind(progress.upto(slot_of(key))).bind(key).bind(COUNT_MAX);
+    let select = sqlx::query(sql).bind(progress.settled_through(slot_of(key))).bind(key).bind(COUNT_MAX);
     let row = select.fetch_one(&mut *connection).await?;
     let Some(first) = column::<Option<i64>>(&row, 0)? else { return Ok(None) };
-    let head = one(connection, destination, progress, first).await?;
-    let cause = if shard.lasts.is_zero() { Cause::NoRelay } else { Cause::Unread };
+    let head = oldest_parked(connection, destination, progress, first).await?;
+    let cause = if shard.lease_remaining.is_zero() { WaitCause::NoRelay } else { WaitCause::NotReadYet };
     let since = head.as_ref().map(|head| head.created_at);
     Ok(Some((cause, head, since, number(&row, 1)?)))
 }
 
-async fn scheduled(connection: &mut SqliteConnection, key: &str) -> Result<Found, Error> {
+async fn scheduled(connection: &mut SqliteConnection, key: &str) -> Result<KeyWait, Error> {
     let sql = "SELECT id, topic, key, type, created_at_ms, due_at_ms, \
                (SELECT count(*) FROM relevo_scheduled WHERE key = ?1) \
                FROM relevo_scheduled WHERE key = ?1 ORDER BY due_at_ms, ordinal LIMIT 1";
     let Some(row) = sqlx::query(sql).bind(key).fetch_optional(connection).await? else {
-        return Ok((Cause::Nothing, None, None, 0));
+        return Ok((WaitCause::Idle, None, None, 0));
     };
-    let head = waiting(&row, [0, 1, 2, 3, 4, 5])?;
+    let head = scheduled_summary(&row, [0, 1, 2, 3, 4, 5])?;
     let since = Some(head.created_at);
-    Ok((Cause::Scheduled { at: time(&row, 5)? }, Some(head), since, number(&row, 6)?))
+    Ok((WaitCause::Scheduled { at: time(&row, 5)? }, Some(head), since, number(&row, 6)?))
 }

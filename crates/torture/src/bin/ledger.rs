@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use clap::Parser;
 use relevo_admin::Server;
-use relevo_inbox::{Durable, Order};
+use relevo_inbox::{MessageOrder, RetryStorage};
 use relevo_observe::consumer::Service;
 use relevo_torture::ledger::{Deed, Fate, Feed, Member, Moods, Running, Store};
 use tokio::signal::unix::{SignalKind, signal};
@@ -126,19 +126,19 @@ fn member(arguments: &Arguments) -> Result<Member> {
     let Arguments { store, broker, consumer, member, lanes, concurrency, .. } = arguments;
     let store: Store = store.parse()?;
     let order = match arguments.order.as_str() {
-        "key" => Order::ByKey { concurrency: *concurrency },
-        "none" => Order::None { concurrency: *concurrency },
+        "key" => MessageOrder::ByKey { concurrency: *concurrency },
+        "none" => MessageOrder::None { concurrency: *concurrency },
         other => bail!("`{other}` is no order; hint: `key` or `none`"),
     };
-    let ordered = matches!(order, Order::ByKey { .. });
+    let ordered = matches!(order, MessageOrder::ByKey { .. });
     let feed = Feed::new(broker, consumer, *lanes, ordered)?;
     let mut made = Member::new(store, feed, consumer, member, Duration::from_millis(arguments.beat_lasts_ms));
     made.feed.prefetch = arguments.prefetch;
     made.config.order = order;
     made.config.batch_max = arguments.batch;
-    made.config.deadline = Duration::from_millis(arguments.deadline_ms);
-    made.stall_deadline = arguments.stall_ms.map_or(made.config.deadline * 2, Duration::from_millis);
-    made.config.durable = if arguments.retry_at_broker { Durable::Broker } else { Durable::Table };
+    made.config.handler_timeout = Duration::from_millis(arguments.deadline_ms);
+    made.stall_deadline = arguments.stall_ms.map_or(made.config.handler_timeout * 2, Duration::from_millis);
+    made.config.retry_storage = if arguments.retry_at_broker { RetryStorage::Broker } else { RetryStorage::Inbox };
     made.config.keeping.trace = arguments.trace.then_some(Duration::from_hours(24));
     made.acknowledges_early = arguments.acknowledge_early;
     made.calls = arguments.call;

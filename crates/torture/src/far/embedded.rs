@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
-use relevo_broker_embedded::{Config, EmbeddedBroker, Group, Membership};
+use relevo_broker_embedded::{BrokerFile, Config, Group, Membership};
 use relevo_core::{AckOutcome, BrokerConsumer as _};
 
 use crate::oracle::Arrival;
@@ -17,7 +17,7 @@ impl Embedded {
     pub(super) async fn start(directory: &Path) -> Result<Self> {
         let file = directory.join("broker.db");
         // The broker keeps all messages for a group that has acknowledged none.
-        EmbeddedBroker::open(Config::new(&file)).await?.declare(&Group::new(ORACLE, ["**"])).await?;
+        BrokerFile::open(Config::new(&file)).await?.declare_group(&Group::new(ORACLE, ["**"])).await?;
         Ok(Self(file))
     }
 
@@ -31,7 +31,7 @@ impl Embedded {
     }
 
     pub(super) async fn arrivals(&self) -> Result<Vec<Arrival>> {
-        let broker = EmbeddedBroker::open(Config::new(&self.0)).await?;
+        let broker = BrokerFile::open(Config::new(&self.0)).await?;
         let consumer = broker.consumer(ORACLE, Membership::default()).await?;
         let mut arrivals = Vec::new();
         while left(&broker).await? > 0 {
@@ -51,8 +51,8 @@ impl Embedded {
     }
 }
 
-async fn left(broker: &EmbeddedBroker) -> Result<u64> {
+async fn left(broker: &BrokerFile) -> Result<u64> {
     let groups = broker.groups().await?;
     let oracle = groups.iter().filter(|group| group.name == ORACLE);
-    Ok(oracle.map(|group| group.lag + group.out + group.waiting).sum())
+    Ok(oracle.map(|group| group.lag + group.outstanding + group.ready).sum())
 }

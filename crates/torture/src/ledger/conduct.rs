@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, Result, bail};
 use async_trait::async_trait;
-use relevo_inbox::{Handled, Incoming, Verdict};
+use relevo_inbox::{HandlerResult, Incoming, Verdict};
 
 /// A stage of a message on its way through a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ pub struct Reached<'a> {
 pub trait Conduct: Send + Sync {
     /// Called when a message reaches a point. The message continues when this returns. An error or a verdict counts
     /// only inside a handler: at [`Point::Called`] and [`Point::During`].
-    async fn at(&self, reached: Reached<'_>) -> Handled;
+    async fn at(&self, reached: Reached<'_>) -> HandlerResult;
 }
 
 /// Does nothing at any point.
@@ -61,7 +61,7 @@ pub struct Steady;
 
 #[async_trait]
 impl Conduct for Steady {
-    async fn at(&self, _reached: Reached<'_>) -> Handled {
+    async fn at(&self, _reached: Reached<'_>) -> HandlerResult {
         Ok(Verdict::Done)
     }
 }
@@ -100,7 +100,7 @@ impl Fate {
 
 #[async_trait]
 impl Conduct for Fate {
-    async fn at(&self, reached: Reached<'_>) -> Handled {
+    async fn at(&self, reached: Reached<'_>) -> HandlerResult {
         let here = reached.point == self.point && self.change.is_none_or(|change| change == reached.change);
         if here && !self.met.swap(true, Ordering::Relaxed) {
             match self.deed {

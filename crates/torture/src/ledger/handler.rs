@@ -4,7 +4,7 @@ use std::ops::DerefMut;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use relevo_inbox::{Call, Handled, Incoming, Inside, Trouble, Verdict};
+use relevo_inbox::{CallHandler, Handler, HandlerError, HandlerResult, Incoming, Verdict};
 use serde::Deserialize;
 use sqlx::{PgConnection, SqliteConnection};
 
@@ -85,14 +85,16 @@ pub struct Book {
 }
 
 impl Book {
-    async fn write(&self, page: &mut (impl Page + ?Sized), incoming: &Incoming, tries_fail: bool) -> Handled {
+    async fn write(&self, page: &mut (impl Page + ?Sized), incoming: &Incoming, tries_fail: bool) -> HandlerResult {
         let Payload { change } = incoming.json()?;
         // First, so that every failure has something to roll back.
         page.write(&self.consumer, &self.member, change, incoming).await?;
         match self.moods.of(incoming.id()) {
-            Mood::Poison if !page.is_cured(&self.consumer).await? => return Err(Trouble::poison("it is poison")),
+            Mood::Poison if !page.is_cured(&self.consumer).await? => {
+                return Err(HandlerError::permanent("it is poison"));
+            }
             Mood::Fails if tries_fail && incoming.attempt() <= FAILS => {
-                return Err(Trouble::retry("it fails at first"));
+                return Err(HandlerError::transient("it fails at first"));
             }
             Mood::Good | Mood::Fails | Mood::Poison => {}
         }
@@ -101,17 +103,17 @@ impl Book {
 }
 
 #[async_trait]
-impl<T: DerefMut<Target: Page> + Send> Inside<T> for Book {
-    async fn handle(&self, transaction: &mut T, incoming: &Incoming) -> Handled {
+impl<T: DerefMut<Target: Page> + Send> Handler<T> for Book {
+    async fn handle(&self, transaction: &mut T, incoming: &Incoming) -> HandlerResult {
         self.write(&mut **transaction, incoming, true).await
     }
 }
 
 #[async_trait]
-impl<T: DerefMut<Target: Page> + Send> Call<T> for Book {
+impl<T: DerefMut<Target: Page> + Send> CallHandler<T> for Book {
     type Answer = Verdict;
 
-    async fn call(&self, incoming: &Incoming) -> Result<Verdict, Trouble> {
+    async fn call(&self, incoming: &Incoming) -> Result<Verdict, HandlerError> {
         let Payload { change } = incoming.json()?;
         let call = Called {
             message_id: incoming.id().to_string(),
@@ -120,12 +122,12 @@ impl<T: DerefMut<Target: Page> + Send> Call<T> for Book {
         };
         self.far_side.call(&self.consumer, &call).await?;
         if self.moods.of(incoming.id()) == Mood::Fails && incoming.attempt() <= FAILS {
-            return Err(Trouble::retry("the far side fails at first"));
+            return Err(HandlerError::transient("the far side fails at first"));
         }
         self.conduct.at(Reached { point: Point::Called, change, incoming: Some(incoming) }).await
     }
 
-    async fn commit(&self, transaction: &mut T, incoming: &Incoming, answer: &Verdict) -> Handled {
+    async fn commit(&self, transaction: &mut T, incoming: &Incoming, answer: &Verdict) -> HandlerResult {
         self.write(&mut **transaction, incoming, false).await?;
         Ok(*answer)
     }

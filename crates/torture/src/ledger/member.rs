@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use relevo_core::inbox::Inbox;
-use relevo_core::inbox::retries::Retries;
-use relevo_core::retry::{Backoff, Policy};
+use relevo_core::inbox::retry_policy::HandlerRetryPolicy;
+use relevo_core::retry::{Backoff, RetryPolicy};
 use relevo_core::{BrokerConsumer, store::StoreError};
-use relevo_inbox::{Config, Handlers, Order, Runtime, RuntimeError, Stats};
+use relevo_inbox::{Config, ConsumerError, ConsumerRuntime, ConsumerStatus, Handlers, MessageOrder};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -44,9 +44,9 @@ pub struct Member {
 
 /// A member that runs in this process until it is stopped or dropped.
 pub struct Running {
-    stats: Arc<Stats>,
+    stats: Arc<ConsumerStatus>,
     stop: CancellationToken,
-    task: JoinSet<Result<(), RuntimeError>>,
+    task: JoinSet<Result<(), ConsumerError>>,
 }
 
 impl Member {
@@ -56,29 +56,29 @@ impl Member {
         feed.lease = beat_lasts;
         let concurrency = 4;
         let config = Config {
-            name: name.to_owned(),
-            order: if feed.ordered { Order::ByKey { concurrency } } else { Order::None { concurrency } },
-            retries: retries(),
-            deadline: Duration::from_secs(2),
-            beat_every: beat_lasts / 4,
-            beat_lasts,
-            lane_every: beat_lasts / 10,
-            lane_idle: beat_lasts / 2,
-            due_every: Duration::from_millis(50),
-            busy_pause: Duration::from_millis(50),
+            member_name: name.to_owned(),
+            order: if feed.ordered { MessageOrder::ByKey { concurrency } } else { MessageOrder::None { concurrency } },
+            retry: retries(),
+            handler_timeout: Duration::from_secs(2),
+            heartbeat_interval: beat_lasts / 4,
+            heartbeat_ttl: beat_lasts,
+            lane_acquire_interval: beat_lasts / 10,
+            lane_idle_timeout: beat_lasts / 2,
+            retry_poll_interval: Duration::from_millis(50),
+            busy_delay: Duration::from_millis(50),
             claim_margin: Duration::from_millis(200),
-            outage_min: Duration::from_millis(50),
-            outage_max: Duration::from_secs(1),
+            outage_backoff_min: Duration::from_millis(50),
+            outage_backoff_max: Duration::from_secs(1),
             ..Config::new(consumer)
         };
-        let stall_deadline = config.deadline * 2;
+        let stall_deadline = config.handler_timeout * 2;
         let (moods, conduct) = (Moods::default(), Arc::new(Steady));
         Self { store, feed, config, calls: false, acknowledges_early: false, stall_deadline, moods, conduct }
     }
 
     /// Opens its connections and starts to consume messages.
     pub async fn start(self) -> Result<Running> {
-        let consumer = self.feed.consumer(&self.config.name).await.context("the broker's consumer")?;
+        let consumer = self.feed.consumer(&self.config.member_name).await.context("the broker's consumer")?;
         let consumer: Arc<dyn BrokerConsumer> =
             if self.acknowledges_early { Arc::new(Early(consumer)) } else { consumer };
         let consumer: Arc<dyn BrokerConsumer> = Arc::new(Watched::new(consumer, Arc::clone(&self.conduct)));
@@ -86,8 +86,8 @@ impl Member {
         match self.store.clone() {
             Store::Postgres(options) => {
                 let config = relevo_store_postgres::inbox::Config {
-                    handlers_max: 16,
-                    stall_deadline: self.stall_deadline,
+                    handler_connections_max: 16,
+                    stall_timeout: self.stall_deadline,
                     ..relevo_store_postgres::inbox::Config::new(*options)
                 };
                 let inbox = relevo_store_postgres::inbox::Inbox::open(&config, &name, keeping).await;
@@ -108,35 +108,35 @@ impl Member {
     {
         let book = Book {
             consumer: self.config.consumer.clone(),
-            member: self.config.name.clone(),
+            member: self.config.member_name.clone(),
             far_side: self.store,
             moods: self.moods,
             conduct: self.conduct,
         };
         let handlers = Handlers::new();
-        let handlers = if self.calls { handlers.call("*", book) } else { handlers.inside("*", book) };
-        let runtime = Runtime::new(Arc::new(inbox?), consumer, handlers, self.config);
-        let (stats, stop, mut task) = (runtime.stats(), CancellationToken::new(), JoinSet::new());
+        let handlers = if self.calls { handlers.call_handler("*", book) } else { handlers.handler("*", book) };
+        let runtime = ConsumerRuntime::new(Arc::new(inbox?), consumer, handlers, self.config);
+        let (stats, stop, mut task) = (runtime.status(), CancellationToken::new(), JoinSet::new());
         task.spawn(runtime.run(stop.clone()));
         Ok(Running { stats, stop, task })
     }
 }
 
 /// One retry in memory, then durable retries, all with short delays.
-fn retries() -> Retries {
-    let durable = Policy {
+fn retries() -> HandlerRetryPolicy {
+    let durable = RetryPolicy {
         base: Duration::from_millis(100),
         backoff: Backoff::Exponential { factor: 2 },
-        ceiling: Duration::from_secs(2),
+        max: Duration::from_secs(2),
         jitter_percent: 20,
         attempts_max: 10,
     };
-    Retries { memory: vec![Duration::from_millis(50)], durable }
+    HandlerRetryPolicy { in_memory: vec![Duration::from_millis(50)], durable }
 }
 
 impl Running {
     /// Its statistics so far.
-    pub fn stats(&self) -> &Arc<Stats> {
+    pub fn stats(&self) -> &Arc<ConsumerStatus> {
         &self.stats
     }
 

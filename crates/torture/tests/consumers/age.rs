@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use relevo_core::inbox::Keeping;
-use relevo_core::inbox::operate::{DeadFilter, Mark};
+use relevo_core::inbox::InboxRetention;
+use relevo_core::inbox::operate::{DeadLetterFilter, MarkRequest};
 use relevo_inbox::Clock;
 use relevo_store_sqlite::connect_options;
 use relevo_torture::ledger::{Member, Steady, Store};
@@ -60,9 +60,9 @@ pub(crate) async fn a_message_that_comes_after_it_was_forgotten_is_a_dead_letter
 
     age(&stage.store, REMEMBERED * 2).await;
     let mut later = Member { feed: late.clone(), ..stage.member("later") };
-    later.config.keeping = Keeping { done: REMEMBERED, ..Keeping::default() };
+    later.config.keeping = InboxRetention { done: REMEMBERED, ..InboxRetention::default() };
     later.config.clock = Clock::new(|| Timestamp::now() + SignedDuration::from_hours(2));
-    later.config.prune_every = Duration::from_millis(50);
+    later.config.prune_interval = Duration::from_millis(50);
     let pruning = start(Member { feed: stage.feed.clone(), ..later.clone() }).await;
     until("everything is forgotten", async || entries(&stage.store).await == 0).await;
     pruning.stop().await.expect("it stops in good order");
@@ -72,8 +72,14 @@ pub(crate) async fn a_message_that_comes_after_it_was_forgotten_is_a_dead_letter
     later.stop().await.expect("it stops in good order");
     until("the late queue is empty", async || late.left().await.is_ok_and(|left| left == 0)).await;
 
-    let filter = DeadFilter { consumer: Some(stage.consumer.clone()), ..DeadFilter::default() };
-    let mark = Mark { filter, dry_run: false, rate: None, by: "one".to_owned(), note: "too late".to_owned() };
+    let filter = DeadLetterFilter { consumer: Some(stage.consumer.clone()), ..DeadLetterFilter::default() };
+    let mark = MarkRequest {
+        filter,
+        dry_run: false,
+        rate_per_second: None,
+        by: "one".to_owned(),
+        reason: "too late".to_owned(),
+    };
     assert_eq!(stage.operator().await.archive(&mark).await.expect("a store"), 8);
     stage.judge(&[]).await;
 }

@@ -21,7 +21,7 @@ pub(crate) async fn a_call_whose_process_died_is_made_again_under_the_same_id(on
         assert_eq!(process.ended().await.signal(), Some(Signal::ABORT.as_raw()));
     }
     let mut survivor = Member { calls: true, ..stage.member("survivor") };
-    survivor.config.deadline = Duration::from_millis(300);
+    survivor.config.handler_timeout = Duration::from_millis(300);
     let survivor = start(survivor).await;
     stage.until_all().await;
     stage.finish([survivor], &[]).await;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use relevo_inbox::{Handled, Verdict};
+use relevo_inbox::{HandlerResult, Verdict};
 use relevo_torture::ledger::{Conduct, Point, Reached};
 use tokio::sync::watch;
 
@@ -22,7 +22,7 @@ pub(crate) struct Moment {
 pub(crate) fn does<F, A>(act: F) -> Arc<dyn Conduct>
 where
     F: Fn(Moment) -> A + Send + Sync + 'static,
-    A: Future<Output = Handled> + Send + 'static,
+    A: Future<Output = HandlerResult> + Send + 'static,
 {
     Arc::new(Does(act))
 }
@@ -33,9 +33,9 @@ struct Does<F>(F);
 impl<F, A> Conduct for Does<F>
 where
     F: Fn(Moment) -> A + Send + Sync,
-    A: Future<Output = Handled> + Send,
+    A: Future<Output = HandlerResult> + Send,
 {
-    async fn at(&self, reached: Reached<'_>) -> Handled {
+    async fn at(&self, reached: Reached<'_>) -> HandlerResult {
         let Reached { point, change, incoming } = reached;
         let attempt = incoming.map_or(0, relevo_inbox::Incoming::attempt);
         let lane = incoming.map(|incoming| incoming.lane().name().to_owned()).unwrap_or_default();
@@ -123,4 +123,4 @@ impl Drop for Inside {
 }
 
 /// The result of a handler that succeeded.
-pub(crate) const DONE: Handled = Ok(Verdict::Done);
+pub(crate) const DONE: HandlerResult = Ok(Verdict::Done);

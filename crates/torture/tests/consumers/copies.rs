@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use relevo_core::AckOutcome;
-use relevo_inbox::{DeadLetterTo, Trouble};
+use relevo_inbox::{DeadLetterCopy, HandlerError};
 use relevo_torture::ledger::{Feed, Member, Point};
 use tokio::time::timeout;
 
@@ -31,13 +31,13 @@ pub(crate) async fn a_dead_letter_is_copied_to_a_queue_of_the_broker(on: On) {
     letters.declare().await.expect("a broker that takes it");
     let poisoned = does(|moment| async move {
         if moment.point == Point::During && moment.change == 2 {
-            return Err(Trouble::poison("no such\naddress").with_class("address"));
+            return Err(HandlerError::permanent("no such\naddress").with_class("address"));
         }
         DONE
     });
     let mut member = Member { conduct: poisoned, ..stage.member("one") };
     let broker = letters.publisher().await.expect("a publisher");
-    member.config.dead_letter_to = Some(DeadLetterTo { broker, address: letters.address().into() });
+    member.config.dead_letter_copy = Some(DeadLetterCopy { broker, address: letters.address().into() });
     let running = start(member).await;
     stage.send(6, 6).await;
     stage.until_rows(5).await;
@@ -51,7 +51,7 @@ pub(crate) async fn a_dead_letter_is_copied_to_a_queue_of_the_broker(on: On) {
     assert_eq!((header("dead-letter-class"), header("dead-letter-attempts")), (Some("address"), Some("1")));
     assert_eq!((header("x-own"), &*copy.key), (Some("its own"), original.key.as_str()));
     let dead = stage.dead().await;
-    assert_eq!(copy.payload, dead[0].arrival.raw.payload);
+    assert_eq!(copy.payload, dead[0].message.raw.payload);
     let outcomes = reader.acknowledge(&[copies[0].tag]).await;
     assert!(matches!(outcomes[..], [AckOutcome::Acknowledged]), "{outcomes:?}");
     reader.close().await.expect("it closes");

@@ -75,7 +75,7 @@ impl Away<'_> {
 /// Whether the member has noticed that its database is unreachable.
 fn has_noticed(running: &Running) -> bool {
     let stats = running.stats();
-    stats.beats_failed() >= 2 || stats.database_away() > stats.beats_failed() || stats.busy() > 0
+    stats.heartbeats_failed() >= 2 || stats.database_outages() > stats.heartbeats_failed() || stats.busy() > 0
 }
 
 pub(crate) async fn while_the_store_is_away_nothing_is_acknowledged(on: On) {

@@ -17,16 +17,16 @@ pub(crate) async fn a_handler_that_never_returns_lets_its_lane_go_on_elsewhere(o
         DONE
     });
     let hasty = |mut member: Member| {
-        member.config.deadline = Duration::from_millis(250);
-        member.config.retries.memory.clear();
-        member.config.retries.durable.ceiling = Duration::from_millis(100);
+        member.config.handler_timeout = Duration::from_millis(250);
+        member.config.retry.in_memory.clear();
+        member.config.retry.durable.max = Duration::from_millis(100);
         // High enough, however often the hanging message is tried.
-        member.config.retries.durable.attempts_max = 1_000;
+        member.config.retry.durable.attempts_max = 1_000;
         member
     };
     stage.send(16, 8).await;
     let one = start(hasty(Member { conduct: hangs, ..stage.member("hangs") })).await;
-    until("a try passed its deadline", async || one.stats().deadlines() > 0).await;
+    until("a try passed its deadline", async || one.stats().handler_timeouts() > 0).await;
     // The first and the ninth message have the same key.
     stage.until_rows(14).await;
     let two = start(hasty(stage.member("returns"))).await;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use relevo_core::AfterDead;
-use relevo_core::inbox::operate::{DeadFilter, Mark};
-use relevo_inbox::Trouble;
+use relevo_core::inbox::operate::{DeadLetterFilter, MarkRequest};
+use relevo_inbox::HandlerError;
 use relevo_torture::ledger::{Conduct, Member, Point, Steady};
 
 use crate::conduct::{DONE, does};
@@ -25,11 +25,11 @@ pub(crate) async fn poison_in_the_middle_of_a_batch_is_a_dead_letter_and_the_oth
     member.config.after_dead = AfterDead::Continue;
     let member = start(member).await;
     stage.until_rows(29).await;
-    until("it is buried", async || member.stats().dead() == 1).await;
-    assert!(member.stats().batches_undone() > 0, "it was in a batch");
+    until("it is buried", async || member.stats().dead_lettered() == 1).await;
+    assert!(member.stats().batches_rolled_back() > 0, "it was in a batch");
     member.stop().await.expect("it stops in good order");
     let dead = stage.dead().await;
-    let raw = &dead[0].arrival.raw;
+    let raw = &dead[0].message.raw;
     assert_eq!((&*raw.payload, dead[0].class.as_str()), (BYTES, "undecodable"));
     assert!(raw.headers.contains(&("x-own".to_owned(), "its own".into())), "{:?}", raw.headers);
     stage.judge(&[14]).await;
@@ -40,7 +40,7 @@ fn poisoned(change: i64, healed: &Arc<AtomicBool>) -> Arc<dyn Conduct> {
     let healed = Arc::clone(healed);
     does(move |moment| {
         let ill = moment.point == Point::During && moment.change == change && !healed.load(Ordering::SeqCst);
-        async move { if ill { Err(Trouble::poison("it is poison")) } else { DONE } }
+        async move { if ill { Err(HandlerError::permanent("it is poison")) } else { DONE } }
     })
 }
 
@@ -51,19 +51,19 @@ pub(crate) async fn two_redrives_at_once_have_one_effect_and_the_key_keeps_its_o
     stage.send(12, 3).await;
     let (one, two) = tokio::join!(stage.start("one", poisoned(1, &healed)), stage.start("two", poisoned(1, &healed)));
     stage.until_rows(8).await;
-    let behind = async || one.stats().behind() + two.stats().behind() == 3;
+    let behind = async || one.stats().queued_behind() + two.stats().queued_behind() == 3;
     until("its successors wait behind it", behind).await;
     let waiting =
-        stage.operator().await.consumer(&stage.consumer, 10).await.expect("a store").expect("it is known").consumer;
+        stage.operator().await.get_consumer(&stage.consumer, 10).await.expect("a store").expect("it is known").summary;
     assert_eq!((waiting.waiting, waiting.dead), (3, 1));
     healed.store(true, Ordering::SeqCst);
-    let filter = DeadFilter { consumer: Some(stage.consumer.clone()), ..DeadFilter::default() };
-    let mark = |by: &str| Mark {
+    let filter = DeadLetterFilter { consumer: Some(stage.consumer.clone()), ..DeadLetterFilter::default() };
+    let mark = |by: &str| MarkRequest {
         filter: filter.clone(),
         dry_run: false,
-        rate: None,
+        rate_per_second: None,
         by: by.to_owned(),
-        note: "healed".to_owned(),
+        reason: "healed".to_owned(),
     };
     let (first, second) = (stage.operator().await, stage.operator().await);
     let marks = [mark("one"), mark("other")];

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use relevo_core::AfterDead;
-use relevo_core::inbox::retries::Retries;
-use relevo_core::retry::{Backoff, Policy};
-use relevo_inbox::{Durable, Trouble};
+use relevo_core::inbox::retry_policy::HandlerRetryPolicy;
+use relevo_core::retry::{Backoff, RetryPolicy};
+use relevo_inbox::{HandlerError, RetryStorage};
 use relevo_torture::ledger::{Conduct, Member, Point};
 
 use crate::conduct::{DONE, Log, does};
@@ -29,24 +29,24 @@ fn failing(attempts: &Log<u32>, hangs_at: u32) -> Arc<dyn Conduct> {
             if ill && moment.attempt >= hangs_at {
                 std::future::pending::<()>().await;
             }
-            if ill { Err(Trouble::retry("it fails")) } else { DONE }
+            if ill { Err(HandlerError::transient("it fails")) } else { DONE }
         }
     })
 }
 
-fn retried(mut member: Member, durable: Durable) -> Member {
-    let policy = Policy {
+fn retried(mut member: Member, durable: RetryStorage) -> Member {
+    let policy = RetryPolicy {
         base: Duration::from_millis(100),
         backoff: Backoff::Exponential { factor: 2 },
-        ceiling: Duration::from_millis(200),
+        max: Duration::from_millis(200),
         jitter_percent: 0,
         attempts_max: ATTEMPTS,
     };
-    member.config.retries = Retries { memory: Vec::new(), durable: policy };
-    member.config.durable = durable;
+    member.config.retry = HandlerRetryPolicy { in_memory: Vec::new(), durable: policy };
+    member.config.retry_storage = durable;
     // Claims of a dead process last for several deadlines, so the deadline is short. It must not be shorter: an attempt
     // that ends before its row is written is not recorded.
-    member.config.deadline = Duration::from_secs(3);
+    member.config.handler_timeout = Duration::from_secs(3);
     member.config.after_dead = AfterDead::Continue;
     member
 }
@@ -65,13 +65,13 @@ pub(crate) async fn attempts_of_the_retry_table_survive_their_process(on: On) {
     let attempts = Log::new();
     stage.send(12, 4).await;
     let one = Member { conduct: failing(&attempts, 3), ..stage.member("one") };
-    let one = start(retried(one, Durable::Table)).await;
+    let one = start(retried(one, RetryStorage::Inbox)).await;
     // The third attempt hangs until its deadline, and then fails too.
-    until("two tries failed", async || attempts.len() >= 2 && one.stats().failed() >= 2).await;
+    until("two tries failed", async || attempts.len() >= 2 && one.stats().handler_failures() >= 2).await;
     // Dropped without a stop, like a killed process.
     drop(one);
     let two = Member { conduct: failing(&attempts, u32::MAX), ..stage.member("two") };
-    let two = start(retried(two, Durable::Table)).await;
+    let two = start(retried(two, RetryStorage::Inbox)).await;
     buried_after_all_attempts(&stage, &attempts).await;
     stage.finish([two], &[ILL]).await;
 }
@@ -81,11 +81,11 @@ pub(crate) async fn attempts_of_the_broker_survive_their_process(on: On) {
     let attempts = Log::new();
     stage.send(12, 4).await;
     let one = Member { conduct: failing(&attempts, u32::MAX), ..stage.member("one") };
-    let one = start(retried(one, Durable::Broker)).await;
-    until("two tries failed", async || one.stats().failed() >= 2).await;
+    let one = start(retried(one, RetryStorage::Broker)).await;
+    until("two tries failed", async || one.stats().handler_failures() >= 2).await;
     one.stop().await.expect("it stops in good order");
     let two = Member { conduct: failing(&attempts, u32::MAX), ..stage.member("two") };
-    let two = start(retried(two, Durable::Broker)).await;
+    let two = start(retried(two, RetryStorage::Broker)).await;
     buried_after_all_attempts(&stage, &attempts).await;
     stage.finish([two], &[ILL]).await;
 }
@@ -97,14 +97,14 @@ pub(crate) async fn attempts_of_the_broker_are_no_deliveries(on: On) {
     stage.send(12, 4).await;
     for name in ["one", "two", "three", "four"] {
         let conduct = does(|moment| async move {
-            if moment.change == ILL { Err(Trouble::away("the mail server is away")) } else { DONE }
+            if moment.change == ILL { Err(HandlerError::unavailable("the mail server is away")) } else { DONE }
         });
-        let member = start(retried(Member { conduct, ..stage.member(name) }, Durable::Broker)).await;
-        until("it was delivered", async || member.stats().away() > 0).await;
+        let member = start(retried(Member { conduct, ..stage.member(name) }, RetryStorage::Broker)).await;
+        until("it was delivered", async || member.stats().handler_outages() > 0).await;
         member.stop().await.expect("it stops in good order");
     }
     let last = Member { conduct: failing(&attempts, u32::MAX), ..stage.member("last") };
-    let last = start(retried(last, Durable::Broker)).await;
+    let last = start(retried(last, RetryStorage::Broker)).await;
     buried_after_all_attempts(&stage, &attempts).await;
     stage.finish([last], &[ILL]).await;
 }

@@ -29,7 +29,7 @@ pub(crate) async fn the_same_message_on_two_workers_at_once_has_one_effect(on: O
         })
     };
     let mut one = Member { conduct: slow, ..stage.member("one") };
-    one.config.deadline = Duration::from_secs(20);
+    one.config.handler_timeout = Duration::from_secs(20);
     one.stall_deadline = Duration::from_secs(20);
     let one = start(one).await;
     let waiting = does(move |moment| {

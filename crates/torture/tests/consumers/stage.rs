@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use relevo_core::broker::{Publication, Reports};
-use relevo_core::inbox::operate::{DeadFilter, DeadLetter, Fate, Operate};
+use relevo_core::broker::{OutcomeReceiver, Publication};
+use relevo_core::inbox::operate::{DeadLetter, DeadLetterFilter, DeadLetterState, Operate};
 use relevo_core::message::Headers;
 use relevo_core::{Broker, Message, MessageId};
 use relevo_torture::ledger::{Conduct, Feed, Member, Row, Running, Store};
@@ -115,8 +115,8 @@ impl Stage {
             });
         }
         until("the broker takes what is published", async || {
-            let reports = Reports::default();
-            self.publisher.publish(&publications, &reports.confirms(0)).await;
+            let reports = OutcomeReceiver::default();
+            self.publisher.publish(&publications, &reports.sender(0)).await;
             let outcomes = reports.take();
             let confirmed = outcomes.iter().filter(|(_, _, outcome)| outcome.is_ok()).count();
             // If only a part of the batch were sent again, it could arrive after the messages that follow it.
@@ -190,9 +190,12 @@ impl Stage {
 
     /// Dead letters that wait for an operator.
     pub(crate) async fn dead(&self) -> Vec<DeadLetter> {
-        let filter =
-            DeadFilter { consumer: Some(self.consumer.clone()), fate: Some(Fate::Pending), ..DeadFilter::default() };
-        self.operator().await.dead(&filter, 1_000).await.expect("a prepared store")
+        let filter = DeadLetterFilter {
+            consumer: Some(self.consumer.clone()),
+            state: Some(DeadLetterState::Dead),
+            ..DeadLetterFilter::default()
+        };
+        self.operator().await.list_dead_letters(&filter, 1_000).await.expect("a prepared store")
     }
 
     /// Ends a case: waits until the broker is empty, stops the last members, and checks everything.
@@ -213,9 +216,10 @@ impl Stage {
     /// If the consumer keeps order, the effects of each key are in order. Nothing waits anywhere.
     pub(crate) async fn judge(&self, dead: &[i64]) {
         self.until_empty().await;
-        let shown = self.operator().await.consumer(&self.consumer, 10).await.expect("a store").expect("the consumer");
-        assert_eq!(shown.consumer.waiting, 0, "nothing waits in the retry table: {:?}", shown.queues);
-        let buried: BTreeSet<MessageId> = self.dead().await.iter().map(|letter| letter.arrival.entry.id).collect();
+        let shown =
+            self.operator().await.get_consumer(&self.consumer, 10).await.expect("a store").expect("the consumer");
+        assert_eq!(shown.summary.waiting, 0, "nothing waits in the retry table: {:?}", shown.queues);
+        let buried: BTreeSet<MessageId> = self.dead().await.iter().map(|letter| letter.message.dedup_id.id).collect();
         let expected: BTreeSet<MessageId> =
             self.sent().iter().filter(|sent| dead.contains(&sent.change)).map(|sent| sent.id).collect();
         assert_eq!(buried, expected, "these are dead letters and no others");

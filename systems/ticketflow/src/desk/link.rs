@@ -143,11 +143,13 @@ impl Tx {
             [(EVENT_ID, &*event_id), (CORRELATION_ID, correlation_id), (ENGINE_CORRELATION_ID, correlation_id)];
         draft.headers.extend(headers.map(|(name, value)| (name.to_owned(), value.to_owned())));
         match self {
-            Self::Postgres(tx) => match postgres::Outbox::default().unprepared().emit(tx, draft).await {
-                Ok(_) => Ok(()),
-                Err(postgres::EmitError::Database(error)) => Err(error.into()),
-                Err(error) => Err(DeskError::Broken(error.into())),
-            },
+            Self::Postgres(tx) => {
+                match postgres::Emitter::default().without_prepared_statements().emit(tx, draft).await {
+                    Ok(_) => Ok(()),
+                    Err(postgres::EmitError::Database(error)) => Err(error.into()),
+                    Err(error) => Err(DeskError::Broken(error.into())),
+                }
+            }
             Self::Sqlite(tx) => match sqlite::emit(tx, draft).await {
                 Ok(_) => Ok(()),
                 Err(sqlite::EmitError::Database(error) | sqlite::EmitError::Busy(error)) => Err(error.into()),

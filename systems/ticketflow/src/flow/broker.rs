@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use relevo::brokers::embedded::{self, EmbeddedBroker};
-use relevo::brokers::rabbitmq::{self, RabbitAdmin, RabbitBroker};
-use relevo::core::administer::{Administer, Piece, State};
-use relevo::core::sample::{BrokerVitals, SampleBroker as _};
+use relevo::brokers::embedded::{self, BrokerFile};
+use relevo::brokers::rabbitmq::{self, Admin, Publisher};
+use relevo::core::administer::{BrokerAdmin, TopologyItem, TopologyStatus};
+use relevo::core::sample::{BrokerMonitor as _, BrokerSample};
 use relevo::core::{self, Class};
 use tokio::time::sleep;
 use tracing::{error, info, warn};
@@ -23,13 +23,13 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 #[derive(Clone)]
 pub enum Broker {
     /// A file, shared by the processes of one machine.
-    Embedded(EmbeddedBroker),
+    Embedded(BrokerFile),
     /// A server; one that is away is waited for.
     RabbitMq {
         /// To publish to.
-        broker: RabbitBroker,
+        broker: Publisher,
         /// To make and look at what is there.
-        admin: Arc<RabbitAdmin>,
+        admin: Arc<Admin>,
         /// Why it cannot be used though it is there, as long as a person has not mended that.
         refusal: Arc<Mutex<Option<String>>>,
         /// Who we are there.
@@ -49,8 +49,8 @@ impl Broker {
                     topology: topology(ladder),
                     ..rabbitmq::Config::new(url.expose())
                 };
-                let admin = Arc::new(RabbitAdmin::new(config.clone())?);
-                let broker = RabbitBroker::open(config.clone()).await?;
+                let admin = Arc::new(Admin::new(config.clone())?);
+                let broker = Publisher::open(config.clone()).await?;
                 Ok(Self::RabbitMq { broker, admin, refusal: Arc::default(), config: Arc::new(config) })
             }
         }
@@ -93,7 +93,7 @@ impl Broker {
     pub async fn prepare(&self) -> Result<()> {
         let Self::RabbitMq { config, refusal, .. } = self else { return Ok(()) };
         // Messages do not need the management API, so nobody waits for it.
-        let admin = RabbitAdmin::new(rabbitmq::Config { management_url: None, ..config.as_ref().clone() })?;
+        let admin = Admin::new(rabbitmq::Config { management_url: None, ..config.as_ref().clone() })?;
         let mut pause = Duration::from_millis(100);
         loop {
             match admin.apply().await.map(|pieces| different(&pieces)) {
@@ -102,8 +102,8 @@ impl Broker {
                     return Ok(());
                 }
                 Ok(Some(why)) => refuses(refusal, Some(why)),
-                Err(failure) if failure.class() == Class::Blocked => refuses(refusal, Some(failure.describe())),
-                Err(failure) => warn!(error = failure.describe(), "the broker is away, will try again"),
+                Err(failure) if failure.class() == Class::Blocked => refuses(refusal, Some(failure.error_chain())),
+                Err(failure) => warn!(error = failure.error_chain(), "the broker is away, will try again"),
             }
             sleep(pause).await;
             pause = (pause * 2).min(PAUSE_MAX);
@@ -119,10 +119,10 @@ impl Broker {
     }
 
     /// What is there of what should be; with `make`, makes what is missing.
-    pub async fn examine(&self, make: bool) -> Result<Vec<Piece>> {
+    pub async fn examine(&self, make: bool) -> Result<Vec<TopologyItem>> {
         let Self::RabbitMq { admin, .. } = self else { return Ok(Vec::new()) };
         let looked = if make { admin.apply().await } else { admin.plan().await };
-        looked.map_err(|failure| anyhow::anyhow!(failure.describe()))
+        looked.map_err(|failure| anyhow::anyhow!(failure.error_chain()))
     }
 
     /// Whether its connection stands and can be used; a file is always there.
@@ -134,10 +134,10 @@ impl Broker {
     }
 
     /// How it is doing, as far as it tells.
-    pub async fn vitals(&self) -> Option<BrokerVitals> {
+    pub async fn vitals(&self) -> Option<BrokerSample> {
         match self {
             Self::Embedded(_) => None,
-            Self::RabbitMq { admin, .. } => admin.vitals().await.ok(),
+            Self::RabbitMq { admin, .. } => admin.sample().await.ok(),
         }
     }
 
@@ -151,23 +151,23 @@ impl Broker {
 }
 
 async fn open_embedded(path: &Path) -> Result<Broker> {
-    let opened = EmbeddedBroker::open(embedded::Config::new(path)).await;
+    let opened = BrokerFile::open(embedded::Config::new(path)).await;
     let broker = opened.with_context(|| format!("the broker's `{}` cannot be opened", path.display()))?;
     for group in groups() {
-        broker.declare(&group).await?;
+        broker.declare_group(&group).await?;
     }
     Ok(Broker::Embedded(broker))
 }
 
 /// What differs, if anything does. Nothing is made then, so that nobody's setting is lost.
-fn different(pieces: &[Piece]) -> Option<String> {
+fn different(pieces: &[TopologyItem]) -> Option<String> {
     for piece in pieces {
-        if let State::Differs(how) = &piece.state {
+        if let TopologyStatus::Different(how) = &piece.status {
             let how: Vec<_> = how.iter().map(ToString::to_string).collect();
             return Some(format!("{} is there and differs: {}", piece.name, how.join("; ")));
         }
     }
-    let made = pieces.iter().filter(|piece| piece.state == State::Made).count();
+    let made = pieces.iter().filter(|piece| piece.status == TopologyStatus::Created).count();
     if made > 0 {
         info!(made, "exchange and queues are there now");
     }

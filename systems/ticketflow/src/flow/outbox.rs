@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use relevo::core::operate::{Operate, Start};
-use relevo::core::sample::Sample;
-use relevo::core::store::Store;
+use relevo::core::operate::{OutboxAdmin, StartFrom};
+use relevo::core::sample::OutboxMonitor;
+use relevo::core::store::RelayStore;
 use relevo::stores::{postgres, sqlite};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions as _};
@@ -21,9 +21,9 @@ pub const DESTINATION: &str = "broker";
 const SHARDS: u16 = 8;
 
 /// An outbox in either database.
-pub trait Outbox: Store + Operate + Sample {}
+pub trait Outbox: RelayStore + OutboxAdmin + OutboxMonitor {}
 
-impl<T: Store + Operate + Sample> Outbox for T {}
+impl<T: RelayStore + OutboxAdmin + OutboxMonitor> Outbox for T {}
 
 /// Opens the outbox of a database that was migrated, with its destination and its retention.
 pub async fn open(database: &Database, config: &config::Outbox) -> Result<Arc<dyn Outbox>> {
@@ -38,7 +38,7 @@ pub async fn open(database: &Database, config: &config::Outbox) -> Result<Arc<dy
             Arc::new(sqlite::Store::open(sqlite::Config::new(path, DESTINATION)).await?)
         }
     };
-    outbox.add_destination(SHARDS, Start::Oldest).await?;
+    outbox.add_destination(SHARDS, StartFrom::Oldest).await?;
     Ok(outbox)
 }
 

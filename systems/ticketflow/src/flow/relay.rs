@@ -23,9 +23,9 @@ fn settings(config: &config::Outbox) -> Config {
         name: "ticketflow".to_owned(),
         routes: routes(),
         // Bounds, not paces: a relay with something to do waits for nothing.
-        idle_max: config.dispatch_interval,
+        poll_interval_max: config.dispatch_interval,
         page_messages: config.batch,
-        batch_max: config.batch,
+        batch_messages_max: config.batch,
         ..Config::default()
     }
 }
@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn interval_and_batch_are_the_bounds_that_were_asked_for() {
-        let bounds = |config: Config| (config.idle_max, config.page_messages, config.batch_max);
+        let bounds = |config: Config| (config.poll_interval_max, config.page_messages, config.batch_messages_max);
         assert_eq!(bounds(with(&[])), (Duration::from_millis(500), 100, 100));
         let set = with(&[("OUTBOX_DISPATCH_INTERVAL_MS", "250"), ("OUTBOX_BATCH", "7")]);
         assert_eq!(bounds(set), (Duration::from_millis(250), 7, 7));

@@ -35,7 +35,7 @@ fn wanted(queue: &str) -> &'static [&'static str] {
 pub fn topology(ladder: &[Duration]) -> rabbitmq::Topology {
     let queue = |name: &str| {
         let (dead_letters, delivery_limit) = (Some(dead_queue(name)), Some(DELIVERY_LIMIT));
-        rabbitmq::Queue { dead_letters, delivery_limit, ..rabbitmq::Queue::new(name) }
+        rabbitmq::Queue { dead_letter_queue: dead_letters, delivery_limit, ..rabbitmq::Queue::new(name) }
     };
     let bound = |queue: &'static str| {
         wanted(queue).iter().map(move |topic| rabbitmq::Binding::to_queue(EXCHANGE, *topic, queue))
@@ -43,8 +43,8 @@ pub fn topology(ladder: &[Duration]) -> rabbitmq::Topology {
     rabbitmq::Topology {
         exchanges: vec![rabbitmq::Exchange::new(EXCHANGE)],
         queues: vec![
-            rabbitmq::Queue { ordered: false, retry: ladder.to_vec(), ..queue(NOTIFICATIONS) },
-            rabbitmq::Queue { retry: Vec::new(), ..queue(METRICS) },
+            rabbitmq::Queue { single_active_consumer: false, retry_delays: ladder.to_vec(), ..queue(NOTIFICATIONS) },
+            rabbitmq::Queue { retry_delays: Vec::new(), ..queue(METRICS) },
         ],
         bindings: bound(NOTIFICATIONS).chain(bound(METRICS)).collect(),
         policies: Vec::new(),
@@ -62,7 +62,7 @@ pub(super) fn groups() -> [embedded::Group; 2] {
 /// From events to addresses.
 pub(super) fn routes() -> Routes {
     let (name, address) = (EXCHANGE.to_owned(), format!("{EXCHANGE}/{{topic}}"));
-    Routes::new(vec![Route { name, topic: "ticket.**".to_owned(), address, ..Route::everything() }])
+    Routes::new(vec![Route { name, topic: "ticket.**".to_owned(), address, ..Route::catch_all() }])
 }
 
 #[cfg(test)]
@@ -72,7 +72,7 @@ mod tests {
     #[test]
     fn the_queues_have_the_names_that_were_asked_for() {
         let ladder = [60, 300, 900].map(Duration::from_secs);
-        let declared = topology(&ladder).declared();
+        let declared = topology(&ladder).declarations();
         let names: Vec<_> = declared.queues.iter().map(|queue| queue.name.as_str()).collect();
         let expected = [
             "notifications.dlq",
@@ -84,7 +84,7 @@ mod tests {
             "metrics",
         ];
         assert_eq!(names, expected);
-        assert!(topology(&ladder).check().is_ok());
+        assert!(topology(&ladder).validate().is_ok());
     }
 
     #[test]
@@ -98,7 +98,7 @@ mod tests {
     fn only_the_figures_hear_of_comments() {
         let bound = |queue: &str| {
             let bindings = topology(&[]).bindings.into_iter();
-            let to = rabbitmq::Target::Queue(queue.to_owned());
+            let to = rabbitmq::BindingTarget::Queue(queue.to_owned());
             bindings.filter(|binding| binding.to == to).map(|binding| binding.key).collect::<Vec<_>>()
         };
         assert_eq!(bound(NOTIFICATIONS), ["ticket.created", "ticket.status.changed", "ticket.assigned"]);

@@ -27,7 +27,7 @@ pub(super) async fn patiently<T, F: Future<Output = Result<T>>>(what: &str, mut 
 
 fn is_passing(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
-        cause.downcast_ref().is_some_and(StoreError::is_passing)
+        cause.downcast_ref().is_some_and(StoreError::is_retryable)
             || matches!(cause.downcast_ref(), Some(DeskError::Away(_)))
             || matches!(cause.downcast_ref(), Some(sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut))
     })

@@ -1,7 +1,7 @@
 //! What the worker writes down, in the transaction of its inbox.
 
 use async_trait::async_trait;
-use relevo::inbox::Trouble;
+use relevo::inbox::HandlerError;
 use uuid::Uuid;
 
 use super::figures::{DayChange, Figure};
@@ -39,12 +39,12 @@ const CONFLICT: &str = "40";
 
 /// What an error of the database means for an event. One that is away counts nothing, as the desk sees it too; two transactions in
 /// each other's way are a matter of these two alone, so that nobody else waits for them.
-pub(super) fn of_database(error: sqlx::Error) -> Trouble {
+pub(super) fn of_database(error: sqlx::Error) -> HandlerError {
     let code = error.as_database_error().and_then(|error| error.code().map(std::borrow::Cow::into_owned));
     let is_conflict = code.is_some_and(|code| code.len() == 5 && code.starts_with(CONFLICT));
     match DeskError::from(error) {
-        DeskError::Away(error) if !is_conflict => Trouble::away(error),
-        error => Trouble::retry(error),
+        DeskError::Away(error) if !is_conflict => HandlerError::unavailable(error),
+        error => HandlerError::transient(error),
     }
 }
 

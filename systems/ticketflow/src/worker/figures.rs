@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
-use relevo::inbox::{Handled, Incoming, TypedInside, Verdict};
+use relevo::inbox::{HandlerResult, Incoming, TypedInside, Verdict};
 use uuid::Uuid;
 
 use super::books::{Books, of_database};
@@ -30,7 +30,7 @@ impl Count {
 impl<T: Books> TypedInside<T> for Count {
     type Payload = Event;
 
-    async fn handle(&self, books: &mut T, event: Event, _incoming: &Incoming) -> Handled {
+    async fn handle(&self, books: &mut T, event: Event, _incoming: &Incoming) -> HandlerResult {
         let handled = count(books, &event).await.map_err(of_database)?;
         self.pulse.beat();
         Ok(handled)

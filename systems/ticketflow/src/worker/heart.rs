@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use jiff::Timestamp;
-use relevo::inbox::Stats;
+use relevo::inbox::ConsumerStatus;
 use tokio::time::{Instant, interval_at};
 use tokio_util::sync::CancellationToken;
 use tracing::info;
@@ -41,7 +41,7 @@ impl Heart {
         self.pulse.clone()
     }
 
-    pub(super) async fn beat(self, consumers: Vec<Arc<Stats>>, stop: CancellationToken) -> Result<()> {
+    pub(super) async fn beat(self, consumers: Vec<Arc<ConsumerStatus>>, stop: CancellationToken) -> Result<()> {
         let mut beats = interval_at(Instant::now(), self.every);
         loop {
             tokio::select! {
@@ -51,7 +51,7 @@ impl Heart {
             }
             let last_message = self.pulse.last().map(tracing::field::display);
             let handled: u64 = consumers.iter().map(|stats| stats.done() + stats.skipped()).sum();
-            let dead: u64 = consumers.iter().map(|stats| stats.dead()).sum();
+            let dead: u64 = consumers.iter().map(|stats| stats.dead_lettered()).sum();
             info!(last_message, handled, dead, "the worker lives");
         }
     }

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use relevo::inbox::{Handled, Incoming, Trouble, TypedCall, Verdict};
+use relevo::inbox::{HandlerError, HandlerResult, Incoming, TypedCall, Verdict};
 use tracing::info;
 
 use super::books::{Books, of_database};
@@ -34,7 +34,7 @@ impl<T: Books> TypedCall<T> for Notify {
     type Payload = Event;
     type Answer = Option<Letter>;
 
-    async fn call(&self, event: Event, incoming: &Incoming) -> Result<Option<Letter>, Trouble> {
+    async fn call(&self, event: Event, incoming: &Incoming) -> Result<Option<Letter>, HandlerError> {
         let correlation_id = incoming.header(CORRELATION_ID).unwrap_or_default();
         let Some(letter) = self.sender.letter(&event, incoming.idempotency_id(), correlation_id) else {
             return Ok(None);
@@ -48,7 +48,7 @@ impl<T: Books> TypedCall<T> for Notify {
         }
     }
 
-    async fn commit(&self, books: &mut T, _incoming: &Incoming, letter: &Option<Letter>) -> Handled {
+    async fn commit(&self, books: &mut T, _incoming: &Incoming, letter: &Option<Letter>) -> HandlerResult {
         if let Some(letter) = letter {
             books.sent(letter).await.map_err(of_database)?;
         }
@@ -58,12 +58,12 @@ impl<T: Books> TypedCall<T> for Notify {
 }
 
 /// What a letter that was not taken means for its event.
-fn trouble(error: PostError) -> Trouble {
+fn trouble(error: PostError) -> HandlerError {
     match error {
-        PostError::Away(_) => Trouble::away(error), // opens the breaker, counts nothing
-        PostError::Later(_) => Trouble::retry(error).with_class("greylisted"),
-        PostError::Unanswered(_) => Trouble::retry(error).with_class("unanswered"),
-        PostError::Doubted(_) => Trouble::retry(error).with_class("refused"),
-        PostError::Refused(_) => Trouble::poison(error).with_class("refused"), // a dead letter, for a person
+        PostError::Away(_) => HandlerError::unavailable(error), // opens the breaker, counts nothing
+        PostError::Later(_) => HandlerError::transient(error).with_class("greylisted"),
+        PostError::Unanswered(_) => HandlerError::transient(error).with_class("unanswered"),
+        PostError::Doubted(_) => HandlerError::transient(error).with_class("refused"),
+        PostError::Refused(_) => HandlerError::permanent(error).with_class("refused"), // a dead letter, for a person
     }
 }

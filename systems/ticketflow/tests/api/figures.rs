@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use relevo::core::inbox::operate::{DeadFilter, Mark, Operate};
+use relevo::core::inbox::operate::{DeadLetterFilter, MarkRequest, Operate};
 use relevo::stores::{postgres, sqlite};
 use serde_json::{Value, json};
 use ticketflow::config::{Broker, Config, Database};
@@ -86,12 +86,12 @@ pub(crate) async fn a_redriven_event_adds_what_is_missing(world: &World) {
         world
             .run("UPDATE relevo.inbox_dead_letter AS d SET payload = (SELECT w.payload FROM whole AS w WHERE w.id = d.id)")
             .await;
-        let mark = Mark {
-            filter: DeadFilter { consumer: Some(flow::METRICS.to_owned()), ..DeadFilter::default() },
+        let mark = MarkRequest {
+            filter: DeadLetterFilter { consumer: Some(flow::METRICS.to_owned()), ..DeadLetterFilter::default() },
             dry_run: false,
-            rate: None,
+            rate_per_second: None,
             by: "a test".to_owned(),
-            note: "it can be read now".to_owned(),
+            reason: "it can be read now".to_owned(),
         };
         assert_eq!(operator(world).await.redrive(&mark).await.unwrap(), 2);
         let after = until(world, [2, 1, 1], 0).await;

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use relevo::core::inbox::operate::{DeadFilter, Mark, Operate as _};
+use relevo::core::inbox::operate::{DeadLetterFilter, MarkRequest, Operate as _};
 use relevo::stores::postgres;
 use serde_json::Value;
 use ticketflow::config::Role;
@@ -46,12 +46,16 @@ async fn a_redriven_email_leaves_its_copy_until_somebody_purges_the_queue() {
     stage.smtp.unbar();
     let config = postgres::Config::new(stage.database.options(), DESTINATION);
     let operator = postgres::Store::open(config).await.expect("the tables are there");
-    let mark = Mark {
-        filter: DeadFilter { consumer: Some(NOTIFICATIONS.to_owned()), ids: vec![id], ..DeadFilter::default() },
+    let mark = MarkRequest {
+        filter: DeadLetterFilter {
+            consumer: Some(NOTIFICATIONS.to_owned()),
+            ids: vec![id],
+            ..DeadLetterFilter::default()
+        },
         dry_run: false,
-        rate: None,
+        rate_per_second: None,
         by: "a test".to_owned(),
-        note: "there is a mailbox now".to_owned(),
+        reason: "there is a mailbox now".to_owned(),
     };
     assert_eq!(operator.redrive(&mark).await.expect("it is there"), 1);
     until(async || so(stage.smtp.mails().len() == 1, stage.smtp.events())).await;

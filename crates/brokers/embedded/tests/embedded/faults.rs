@@ -5,8 +5,10 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use relevo_broker_embedded::{Config, EmbeddedBroker, Group, Membership};
-use relevo_conformance::broker::harness::{ADDRESS, numbers, publication, publish, publish_all, receive, stale, with};
+use relevo_broker_embedded::{BrokerFile, Config, Group, Membership};
+use relevo_conformance::broker::harness::{
+    ADDRESS, numbers, publication, publish, publish_all, receive, stale, with_message,
+};
 use relevo_core::{BrokerConsumer as _, Class, Publication};
 use sqlx::{ConnectOptions as _, Connection as _, SqliteConnection};
 
@@ -16,19 +18,19 @@ fn config(directory: &Path) -> Config {
     Config::new(directory.join("broker.db"))
 }
 
-async fn open(directory: &Path) -> EmbeddedBroker {
-    EmbeddedBroker::open(config(directory)).await.expect("the file can be opened")
+async fn open(directory: &Path) -> BrokerFile {
+    BrokerFile::open(config(directory)).await.expect("the file can be opened")
 }
 
 /// A broker that reports a locked file quickly. The file is created first, because that takes longer than the short
 /// timeout.
-async fn open_hasty(directory: &Path) -> EmbeddedBroker {
+async fn open_with_short_wait(directory: &Path) -> BrokerFile {
     open(directory).await.close().await;
-    let config = Config { lock_wait: Duration::from_secs(2), ..config(directory) };
-    EmbeddedBroker::open(config).await.expect("the file can be opened")
+    let config = Config { busy_timeout: Duration::from_secs(2), ..config(directory) };
+    BrokerFile::open(config).await.expect("the file can be opened")
 }
 
-async fn kept(broker: &EmbeddedBroker) -> Vec<i64> {
+async fn stored_numbers(broker: &BrokerFile) -> Vec<i64> {
     let kept = broker.peek(ADDRESS, 0, usize::MAX).await.expect("the file can be read");
     numbers(kept.iter().map(|message| &message.raw))
 }
@@ -67,10 +69,11 @@ fn mount(arguments: &[&str], path: &Path) {
 
 /// Publishes 4 kB messages, ten at a time, until a publish fails. Returns the number of confirmed messages and the
 /// failure class.
-async fn fill(broker: &EmbeddedBroker) -> (u32, Class) {
+async fn fill(broker: &BrokerFile) -> (u32, Class) {
     for batch in 0..10_000 {
-        let messages = (batch * 10..batch * 10 + 10)
-            .map(|number| with(&publication(number, "k"), |message| message.payload = vec![b'x'; 4_096].into()));
+        let messages = (batch * 10..batch * 10 + 10).map(|number| {
+            with_message(&publication(number, "k"), |message| message.payload = vec![b'x'; 4_096].into())
+        });
         let outcomes = publish(broker, &messages.collect::<Vec<Publication>>()).await;
         if let Some(class) = outcomes[0] {
             assert!(outcomes.iter().all(|outcome| *outcome == Some(class)), "a batch is stored whole or not at all");
@@ -81,14 +84,14 @@ async fn fill(broker: &EmbeddedBroker) -> (u32, Class) {
 }
 
 #[tokio::test]
-async fn a_new_file_that_another_writes_is_waited_for() {
+async fn opening_waits_for_another_writer_of_a_new_file() {
     let directory = Directory::new();
     let file = directory.path().join("broker.db");
     let options = sqlx::sqlite::SqliteConnectOptions::new().filename(&file).create_if_missing(true);
     let mut other = options.connect().await.expect("the file can be made");
     // The file has no write-ahead log yet: SQLite reports this writer at once, whatever the lock timeout.
     sqlx::raw_sql("BEGIN IMMEDIATE; CREATE TABLE theirs (what)").execute(&mut other).await.expect("a writer");
-    let mut opening = std::pin::pin!(EmbeddedBroker::open(Config::new(&file)));
+    let mut opening = std::pin::pin!(BrokerFile::open(Config::new(&file)));
     assert!(tokio::time::timeout(Duration::from_millis(100), &mut opening).await.is_err(), "it waits");
     sqlx::raw_sql("COMMIT").execute(&mut other).await.expect("the writer ends");
     publish_all(&opening.await.expect("the file can be opened"), &[publication(1, "k")]).await;
@@ -101,20 +104,20 @@ async fn a_full_disk_is_an_outage_and_loses_nothing() {
     let (confirmed, class) = fill(&broker).await;
     assert_eq!(class, Class::Outage);
     let expected: Vec<i64> = (0..i64::from(confirmed)).collect();
-    assert_eq!(kept(&broker).await, expected);
+    assert_eq!(stored_numbers(&broker).await, expected);
     // The outage lasts while the disk is full, and ends when there is space. The broker need not be reopened.
     assert_eq!(fill(&broker).await.1, Class::Outage);
     disk.remount("size=64m");
     publish_all(&broker, &[publication(confirmed, "k")]).await;
     broker.close().await;
-    assert_eq!(kept(&open(disk.0.path()).await).await, (0..=i64::from(confirmed)).collect::<Vec<_>>());
+    assert_eq!(stored_numbers(&open(disk.0.path()).await).await, (0..=i64::from(confirmed)).collect::<Vec<_>>());
 }
 
 #[tokio::test]
 async fn a_consumer_survives_a_full_disk() {
     let disk = SmallDisk::new("4m");
     let broker = open(disk.0.path()).await;
-    broker.declare(&Group::new("g", ["**"])).await.expect("a group");
+    broker.declare_group(&Group::new("g", ["**"])).await.expect("a group");
     let consumer = broker.consumer("g", Membership::default()).await.expect("a consumer");
     let (confirmed, _) = fill(&broker).await;
     let failure = loop {
@@ -124,7 +127,7 @@ async fn a_consumer_survives_a_full_disk() {
             Err(failure) => break failure,
         }
     };
-    assert_eq!(failure.class(), Class::Outage, "{}", failure.describe());
+    assert_eq!(failure.class(), Class::Outage, "{}", failure.error_chain());
     disk.remount("size=64m");
     consumer.close().await.expect("closed");
     let consumer = broker.consumer("g", Membership { prefetch: 10_000, ..Membership::default() }).await.expect("one");
@@ -135,22 +138,22 @@ async fn a_consumer_survives_a_full_disk() {
 #[tokio::test]
 async fn a_locked_file_is_an_outage_until_it_is_unlocked() {
     let directory = Directory::new();
-    let broker = open_hasty(directory.path()).await;
+    let broker = open_with_short_wait(directory.path()).await;
     let mut other = other_connection(directory.path()).await;
     let lock = other.begin_with("BEGIN EXCLUSIVE").await.expect("the lock");
     assert_eq!(publish(&broker, &[publication(1, "a")]).await, [Some(Class::Outage)]);
     // Reading still works.
-    assert_eq!(kept(&broker).await, Vec::<i64>::new());
+    assert_eq!(stored_numbers(&broker).await, Vec::<i64>::new());
     lock.rollback().await.expect("unlocked");
     publish_all(&broker, &[publication(1, "a")]).await;
-    assert_eq!(kept(&broker).await, [1]);
+    assert_eq!(stored_numbers(&broker).await, [1]);
 }
 
 #[tokio::test]
-async fn consumers_wait_out_a_locked_file() {
+async fn consumers_wait_for_a_locked_file() {
     let directory = Directory::new();
-    let broker = open_hasty(directory.path()).await;
-    broker.declare(&Group::new("g", ["**"])).await.expect("a group");
+    let broker = open_with_short_wait(directory.path()).await;
+    broker.declare_group(&Group::new("g", ["**"])).await.expect("a group");
     let consumer = broker.consumer("g", Membership::default()).await.expect("a consumer");
     publish_all(&broker, &[publication(1, "a"), publication(2, "b")]).await;
     let held = receive(&consumer, 1).await;
@@ -166,7 +169,7 @@ async fn consumers_wait_out_a_locked_file() {
 }
 
 #[tokio::test]
-async fn a_damaged_file_blocks_until_a_person_mends_it() {
+async fn a_corrupt_file_is_blocked_until_it_is_repaired() {
     let directory = Directory::new();
     let broker = open(directory.path()).await;
     let batch: Vec<Publication> = (0..2_000).map(|number| publication(number, "k")).collect();
@@ -185,55 +188,55 @@ async fn a_damaged_file_blocks_until_a_person_mends_it() {
     std::fs::write(&path, &whole).expect("it can be written");
     let broker = open(directory.path()).await;
     publish_all(&broker, &[publication(2_000, "k")]).await;
-    assert_eq!(kept(&broker).await, (0..=2_000).collect::<Vec<_>>());
+    assert_eq!(stored_numbers(&broker).await, (0..=2_000).collect::<Vec<_>>());
 }
 
 #[tokio::test]
-async fn a_file_that_is_no_database_is_refused() {
+async fn a_file_that_is_no_database_is_rejected() {
     let directory = Directory::new();
     std::fs::write(directory.path().join("broker.db"), "not a database, by far".repeat(100)).expect("written");
-    let error = EmbeddedBroker::open(config(directory.path())).await.expect_err("no database");
+    let error = BrokerFile::open(config(directory.path())).await.expect_err("no database");
     assert_eq!(error.class(), Class::Blocked);
     assert_eq!(error.to_string(), "the broker's file is damaged; restore it from a copy");
 }
 
 #[tokio::test]
-async fn a_file_that_may_not_be_written_blocks() {
+async fn a_read_only_file_is_blocked() {
     let directory = Directory::new();
     open(directory.path()).await.close().await;
     // File modes do not stop root; the immutable flag does.
     let path = directory.path().join("broker.db");
     let chattr = |change: &str| Command::new("chattr").arg(change).arg(&path).status().expect("`chattr` runs");
     assert!(chattr("+i").success());
-    let result = EmbeddedBroker::open(config(directory.path())).await;
+    let result = BrokerFile::open(config(directory.path())).await;
     assert!(chattr("-i").success());
     let error = result.expect_err("it may not be written");
     assert_eq!(error.class(), Class::Blocked, "{error:?}");
 }
 
 #[tokio::test]
-async fn a_disk_that_may_not_be_written_is_an_outage() {
+async fn a_read_only_disk_is_an_outage() {
     let disk = SmallDisk::new("8m");
     open(disk.0.path()).await.close().await;
     disk.remount("ro");
-    let error = EmbeddedBroker::open(config(disk.0.path())).await.expect_err("it may not be written");
+    let error = BrokerFile::open(config(disk.0.path())).await.expect_err("it may not be written");
     assert_eq!(error.class(), Class::Outage, "{error:?}");
 }
 
 #[tokio::test]
-async fn a_directory_that_is_not_there_is_an_outage() {
+async fn a_missing_directory_is_an_outage() {
     let directory = Directory::new();
-    let error = EmbeddedBroker::open(config(&directory.path().join("missing"))).await.expect_err("no directory");
+    let error = BrokerFile::open(config(&directory.path().join("missing"))).await.expect_err("no directory");
     assert_eq!(error.class(), Class::Outage, "{error:?}");
 }
 
 #[tokio::test]
-async fn tables_of_a_later_version_are_refused() {
+async fn tables_of_a_later_version_are_rejected() {
     let directory = Directory::new();
     open(directory.path()).await.close().await;
     let mut other = other_connection(directory.path()).await;
     sqlx::query("UPDATE broker_meta SET version = 99").execute(&mut other).await.expect("updated");
-    let error = EmbeddedBroker::open(config(directory.path())).await.expect_err("a later version");
+    let error = BrokerFile::open(config(directory.path())).await.expect_err("a later version");
     assert_eq!(error.class(), Class::Blocked);
     assert_eq!(
         error.to_string(),
@@ -257,7 +260,7 @@ async fn the_tables_are_these() {
 }
 
 #[tokio::test]
-async fn tables_that_are_gone_block() {
+async fn missing_tables_are_blocked() {
     let directory = Directory::new();
     let broker = open(directory.path()).await;
     let mut other = other_connection(directory.path()).await;

@@ -2,49 +2,51 @@
 
 use std::time::Duration;
 
-use relevo_broker_embedded::{Config, EmbeddedBroker, Group, GroupStatus, LAG_EXACT_MAX, Membership, Start};
-use relevo_conformance::broker::harness::{number, publication, publish_all, receive, soon, stale, tags, to};
+use relevo_broker_embedded::{BrokerFile, Config, Group, GroupStatus, LAG_COUNT_MAX, Membership, Start};
+use relevo_conformance::broker::harness::{
+    number, publication, publication_to, publish_all, receive, stale, tags, within_timeout,
+};
 use relevo_core::{BrokerConsumer as _, Class, Publication};
 
 use crate::directory::Directory;
 
-async fn open(directory: &Directory) -> EmbeddedBroker {
-    EmbeddedBroker::open(Config::new(directory.path().join("broker.db"))).await.expect("the file can be opened")
+async fn open(directory: &Directory) -> BrokerFile {
+    BrokerFile::open(Config::new(directory.path().join("broker.db"))).await.expect("the file can be opened")
 }
 
-async fn status(broker: &EmbeddedBroker, name: &str) -> GroupStatus {
+async fn status(broker: &BrokerFile, name: &str) -> GroupStatus {
     let groups = broker.groups().await.expect("groups");
     groups.into_iter().find(|group| group.name == name).expect("the group")
 }
 
 #[tokio::test]
-async fn a_group_is_declared_once_and_never_changed_silently() {
+async fn a_group_declared_differently_is_rejected() {
     let directory = Directory::new();
     let broker = open(&directory).await;
     let group = Group::new("billing", ["orders.*"]);
-    broker.declare(&group).await.expect("new");
-    broker.declare(&group).await.expect("the same");
+    broker.declare_group(&group).await.expect("new");
+    broker.declare_group(&group).await.expect("the same");
     let other = Group { lanes: 4, ..Group::new("billing", ["orders.**"]) };
-    let error = broker.declare(&other).await.expect_err("another one");
+    let error = broker.declare_group(&other).await.expect_err("another one");
     assert_eq!(error.class(), Class::Blocked);
     assert_eq!(
         error.to_string(),
         "the group `billing` exists and differs: patterns are [\"orders.*\"], asked for [\"orders.**\"]; lanes are 16, \
          asked for 4"
     );
-    let error = broker.declare(&Group { lanes: 257, ..group }).await.expect_err("too many lanes");
+    let error = broker.declare_group(&Group { lanes: 257, ..group }).await.expect_err("too many lanes");
     assert_eq!(error.to_string(), "the group `billing` cannot be made: it needs 1 to 256 lanes");
     let error = broker.consumer("shipping", Membership::default()).await.expect_err("no group");
     assert_eq!((error.class(), error.to_string().as_str()), (Class::Blocked, "there is no group `shipping`"));
 }
 
 #[tokio::test]
-async fn a_group_begins_now_or_with_the_oldest() {
+async fn a_group_starts_now_or_with_the_oldest_message() {
     let directory = Directory::new();
     let broker = open(&directory).await;
     publish_all(&broker, &[publication(1, "a")]).await;
-    broker.declare(&Group::new("oldest", ["**"])).await.expect("a group");
-    broker.declare(&Group { start: Start::Now, ..Group::new("now", ["**"]) }).await.expect("a group");
+    broker.declare_group(&Group::new("oldest", ["**"])).await.expect("a group");
+    broker.declare_group(&Group { start: Start::Now, ..Group::new("now", ["**"]) }).await.expect("a group");
     publish_all(&broker, &[publication(2, "a")]).await;
     for (group, expected) in [("oldest", vec![1, 2]), ("now", vec![2])] {
         let consumer = broker.consumer(group, Membership::default()).await.expect("a consumer");
@@ -54,12 +56,13 @@ async fn a_group_begins_now_or_with_the_oldest() {
 }
 
 #[tokio::test]
-async fn patterns_choose_addresses_segment_by_segment() {
+async fn patterns_match_addresses_segment_by_segment() {
     let directory = Directory::new();
     let broker = open(&directory).await;
-    broker.declare(&Group::new("g", ["*.eu.**", "invoices"])).await.expect("a group");
+    broker.declare_group(&Group::new("g", ["*.eu.**", "invoices"])).await.expect("a group");
     let addresses = ["orders.eu", "a.b.eu.es", "orders.eu.es.mad", "invoices", "invoices.eu", "orders", "invoices.x"];
-    let batch: Vec<Publication> = (0..).zip(addresses).map(|(number, address)| to(address, number, "k")).collect();
+    let batch: Vec<Publication> =
+        (0..).zip(addresses).map(|(number, address)| publication_to(address, number, "k")).collect();
     publish_all(&broker, &batch).await;
     let consumer = broker.consumer("g", Membership::default()).await.expect("a consumer");
     let held = receive(&consumer, 4).await;
@@ -70,70 +73,70 @@ async fn patterns_choose_addresses_segment_by_segment() {
 async fn a_status_counts_what_lags_is_out_and_came_back() {
     let directory = Directory::new();
     let broker = open(&directory).await;
-    broker.declare(&Group::new("g", ["orders"])).await.expect("a group");
+    broker.declare_group(&Group::new("g", ["orders"])).await.expect("a group");
     let batch: Vec<Publication> = (0..10).map(|number| publication(number, "k")).collect();
     publish_all(&broker, &batch).await;
-    publish_all(&broker, &[to("other", 10, "k")]).await;
+    publish_all(&broker, &[publication_to("other", 10, "k")]).await;
     assert_eq!(status(&broker, "g").await.lag, 10);
     let consumer = broker.consumer("g", Membership { prefetch: 6, ..Membership::default() }).await.expect("one");
     let held = receive(&consumer, 6).await;
     assert_eq!(stale(&consumer, &[held[0].tag]).await.expect("acknowledged"), []);
     let found = status(&broker, "g").await;
-    assert_eq!((found.lag, found.out, found.waiting, found.consumers), (4, 5, 0, 1));
+    assert_eq!((found.lag, found.outstanding, found.ready, found.consumers), (4, 5, 0, 1));
     assert_eq!((found.lanes, found.patterns), (16, vec!["orders".to_owned()]));
     consumer.close().await.expect("closed");
     let found = status(&broker, "g").await;
-    assert_eq!((found.lag, found.out, found.waiting, found.consumers), (4, 0, 5, 0));
+    assert_eq!((found.lag, found.outstanding, found.ready, found.consumers), (4, 0, 5, 0));
 }
 
 #[tokio::test]
-async fn a_lag_is_exact_up_to_a_bound() {
+async fn a_lag_is_exact_up_to_a_limit() {
     let directory = Directory::new();
     let broker = open(&directory).await;
-    broker.declare(&Group::new("g", ["**"])).await.expect("a group");
-    let bound = u32::try_from(LAG_EXACT_MAX).expect("small");
+    broker.declare_group(&Group::new("g", ["**"])).await.expect("a group");
+    let bound = u32::try_from(LAG_COUNT_MAX).expect("small");
     let batch: Vec<Publication> = (0..bound).map(|number| publication(number, &format!("k-{}", number % 50))).collect();
     publish_all(&broker, &batch).await;
-    assert_eq!(status(&broker, "g").await.lag, LAG_EXACT_MAX);
+    assert_eq!(status(&broker, "g").await.lag, LAG_COUNT_MAX);
     let more: Vec<Publication> = (bound..bound + 10).map(|number| publication(number, "k")).collect();
     publish_all(&broker, &more).await;
-    assert_eq!(status(&broker, "g").await.lag, LAG_EXACT_MAX + 1, "which says: at least");
+    assert_eq!(status(&broker, "g").await.lag, LAG_COUNT_MAX + 1, "which says: at least");
 }
 
 #[tokio::test]
-async fn a_removed_group_takes_everything_with_it() {
+async fn deleting_a_group_deletes_its_rows() {
     let directory = Directory::new();
     let broker = open(&directory).await;
-    broker.declare(&Group::new("g", ["**"])).await.expect("a group");
+    broker.declare_group(&Group::new("g", ["**"])).await.expect("a group");
     publish_all(&broker, &[publication(1, "k")]).await;
     let consumer = broker.consumer("g", Membership::default()).await.expect("a consumer");
     let held = receive(&consumer, 1).await;
-    assert!(broker.remove("g").await.expect("removed"));
-    assert!(!broker.remove("g").await.expect("nothing to remove"));
+    assert!(broker.delete_group("g").await.expect("removed"));
+    assert!(!broker.delete_group("g").await.expect("nothing to remove"));
     let lost = stale(&consumer, &[held[0].tag]).await.expect("an answer");
     assert_eq!(lost, [held[0].tag]);
     assert_eq!(broker.groups().await.expect("groups"), []);
 }
 
 #[tokio::test]
-async fn consumers_of_the_same_handle_are_woken_without_polling() {
+async fn consumers_of_the_same_broker_are_woken_without_polling() {
     let directory = Directory::new();
-    let config = Config { poll: Duration::from_hours(1), ..Config::new(directory.path().join("broker.db")) };
-    let broker = EmbeddedBroker::open(config).await.expect("the file can be opened");
-    broker.declare(&Group::new("g", ["**"])).await.expect("a group");
+    let config = Config { poll_interval: Duration::from_hours(1), ..Config::new(directory.path().join("broker.db")) };
+    let broker = BrokerFile::open(config).await.expect("the file can be opened");
+    broker.declare_group(&Group::new("g", ["**"])).await.expect("a group");
     let consumer = broker.consumer("g", Membership::default()).await.expect("a consumer");
     for round in 0..20 {
         let batch = [publication(round, "k")];
-        let (held, ()) = tokio::join!(soon(consumer.receive(1)), publish_all(&broker, &batch));
+        let (held, ()) = tokio::join!(within_timeout(consumer.receive(1)), publish_all(&broker, &batch));
         assert_eq!(number(&held.expect("a delivery")[0]), i64::from(round));
     }
 }
 
 #[tokio::test]
-async fn a_consumer_keeps_its_lanes_while_it_works() {
+async fn a_consumer_keeps_its_lanes_during_long_processing() {
     let directory = Directory::new();
     let broker = open(&directory).await;
-    broker.declare(&Group::new("g", ["**"])).await.expect("a group");
+    broker.declare_group(&Group::new("g", ["**"])).await.expect("a group");
     publish_all(&broker, &[publication(1, "k")]).await;
     // Three heartbeats per lease: a machine that stalls for half a lease does not lose it.
     let lease = Duration::from_secs(5);
@@ -147,7 +150,7 @@ async fn a_consumer_keeps_its_lanes_while_it_works() {
 }
 
 #[tokio::test]
-async fn a_new_file_may_be_opened_by_many_at_once() {
+async fn a_new_file_can_be_opened_concurrently() {
     let directory = Directory::new();
     let brokers = futures_util::future::join_all((0..12).map(|_| open(&directory))).await;
     for (number, broker) in (0..).zip(&brokers) {
@@ -160,7 +163,7 @@ async fn a_new_file_may_be_opened_by_many_at_once() {
 async fn an_acknowledgement_that_was_cut_off_is_recorded_or_not() {
     let directory = Directory::new();
     let broker = open(&directory).await;
-    broker.declare(&Group::new("g", ["**"])).await.expect("a group");
+    broker.declare_group(&Group::new("g", ["**"])).await.expect("a group");
     let consumer = broker.consumer("g", Membership::default()).await.expect("a consumer");
     let mut expected = 0;
     // Cancel at every await point: the acknowledgement is in the file, or the delivery is still outstanding.
@@ -171,7 +174,7 @@ async fn an_acknowledgement_that_was_cut_off_is_recorded_or_not() {
         {
             let mut call = std::pin::pin!(consumer.acknowledge(&held[..1]));
             let mut polled = 0;
-            soon(std::future::poll_fn(|context| {
+            within_timeout(std::future::poll_fn(|context| {
                 polled += 1;
                 if polled > polls { std::task::Poll::Ready(()) } else { call.as_mut().poll(context).map(drop) }
             }))
@@ -180,7 +183,7 @@ async fn an_acknowledgement_that_was_cut_off_is_recorded_or_not() {
         let stale = stale(&consumer, &held).await.expect("acknowledged");
         assert!(stale.is_empty() || stale == held[..1], "{stale:?}");
         let status = status(&broker, "g").await;
-        assert_eq!((status.lag, status.out, status.waiting), (0, 0, 0));
+        assert_eq!((status.lag, status.outstanding, status.ready), (0, 0, 0));
         expected += 3;
     }
 }

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use relevo_broker_embedded::{Config, EmbeddedBroker, EmbeddedConsumer, Group, Membership, Start};
-use relevo_conformance::broker::harness::{BrokerHarness, ConsumerHarness, Promises};
-use relevo_core::Raw;
+use relevo_broker_embedded::{BrokerFile, Config, Group, GroupConsumer, Membership, Start};
+use relevo_conformance::broker::harness::{BrokerHarness, ConsumerHarness, Guarantees};
+use relevo_core::RawMessage;
 use relevo_core::message::Headers;
 use sqlx::{ConnectOptions as _, Connection as _};
 
@@ -30,9 +30,9 @@ impl Embedded {
         self.directory.path().join("broker.db")
     }
 
-    async fn open(&self) -> EmbeddedBroker {
+    async fn open(&self) -> BrokerFile {
         let config = Config { message_bytes_max: 1 << 20, ..Config::new(self.path()) };
-        EmbeddedBroker::open(config).await.expect("the file can be opened")
+        BrokerFile::open(config).await.expect("the file can be opened")
     }
 
     /// Changes the file as the passage of time would.
@@ -43,7 +43,7 @@ impl Embedded {
         connection.close().await.expect("closed");
     }
 
-    async fn expire(&self) {
+    async fn expire_leases(&self) {
         self.sql("UPDATE broker_lane SET lease_until_ms = lease_until_ms - ?1", 600_000).await;
         self.sql("UPDATE broker_member SET lease_until_ms = lease_until_ms - ?1", 600_000).await;
     }
@@ -51,49 +51,49 @@ impl Embedded {
 
 #[async_trait]
 impl BrokerHarness for Embedded {
-    type Broker = EmbeddedBroker;
+    type Broker = BrokerFile;
 
-    async fn broker(&self) -> EmbeddedBroker {
+    async fn broker(&self) -> BrokerFile {
         self.open().await
     }
 
-    async fn kept(&self, address: &str) -> Vec<Raw> {
+    async fn stored(&self, address: &str) -> Vec<RawMessage> {
         let kept = self.open().await.peek(address, 0, usize::MAX).await.expect("the file can be read");
         kept.into_iter().map(|message| message.raw).collect()
     }
 
     /// There is no server: a crash leaves the file as it is. Other tests kill real processes.
-    async fn crash(&mut self) {
-        self.expire().await;
+    async fn kill_and_restart(&mut self) {
+        self.expire_leases().await;
     }
 
-    fn promises(&self) -> Promises {
-        Promises { survives_crash: true, recognises_repeats: true }
+    fn guarantees(&self) -> Guarantees {
+        Guarantees { survives_crash: true, deduplicates: true }
     }
 }
 
 #[async_trait]
 impl ConsumerHarness for Embedded {
-    type Consumer = EmbeddedConsumer;
+    type Consumer = GroupConsumer;
 
     async fn group(&self, name: &str, address: &str) {
         let group = Group { lanes: 8, start: Start::Now, ..Group::new(name, [address]) };
-        self.open().await.declare(&group).await.expect("a group");
+        self.open().await.declare_group(&group).await.expect("a group");
     }
 
-    async fn consumer(&self, group: &str, prefetch: usize) -> EmbeddedConsumer {
+    async fn consumer(&self, group: &str, prefetch: usize) -> GroupConsumer {
         let membership = Membership { prefetch, lease: LEASE, ..Membership::default() };
         self.open().await.consumer(group, membership).await.expect("a consumer")
     }
 
-    async fn kill(&self, consumer: EmbeddedConsumer) {
+    async fn kill(&self, consumer: GroupConsumer) {
         drop(consumer);
-        self.expire().await;
+        self.expire_leases().await;
     }
 
     /// The next heartbeat is far in the future, so the consumer does not notice.
-    async fn freeze(&self, _consumer: &EmbeddedConsumer) {
-        self.expire().await;
+    async fn suspend_past_lease(&self, _consumer: &GroupConsumer) {
+        self.expire_leases().await;
     }
 
     async fn publish_raw(&self, address: &str, headers: &Headers, payload: Bytes) {

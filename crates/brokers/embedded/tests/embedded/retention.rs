@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use relevo_broker_embedded::{Config, EmbeddedBroker, Group, Membership, Start};
+use relevo_broker_embedded::{BrokerFile, Config, Group, Membership, Start};
 use relevo_conformance::broker::harness::{ADDRESS, numbers, publication, publish, publish_all, receive, stale};
 use relevo_core::{BrokerConsumer as _, Class, Delivery, DeliveryTag, Publication};
 
@@ -10,11 +10,11 @@ use crate::directory::Directory;
 
 /// A configuration that keeps nothing longer than needed.
 fn config(directory: &Directory) -> Config {
-    Config { keep: Duration::ZERO, ..Config::new(directory.path().join("broker.db")) }
+    Config { retention: Duration::ZERO, ..Config::new(directory.path().join("broker.db")) }
 }
 
-async fn open(config: Config) -> EmbeddedBroker {
-    EmbeddedBroker::open(config).await.expect("the file can be opened")
+async fn open(config: Config) -> BrokerFile {
+    BrokerFile::open(config).await.expect("the file can be opened")
 }
 
 fn batch(range: std::ops::Range<u32>) -> Vec<Publication> {
@@ -25,92 +25,92 @@ fn tags<'a>(deliveries: impl IntoIterator<Item = &'a Delivery>) -> Vec<DeliveryT
     deliveries.into_iter().map(|delivery| delivery.tag).collect()
 }
 
-async fn kept(broker: &EmbeddedBroker) -> Vec<i64> {
+async fn stored_numbers(broker: &BrokerFile) -> Vec<i64> {
     let kept = broker.peek("**", 0, usize::MAX).await.expect("the file can be read");
     numbers(kept.iter().map(|message| &message.raw))
 }
 
 #[tokio::test]
-async fn what_every_group_acknowledged_goes_and_the_rest_stays() {
+async fn messages_acknowledged_by_every_group_are_pruned() {
     let directory = Directory::new();
     let broker = open(config(&directory)).await;
     for group in ["one", "other"] {
-        broker.declare(&Group::new(group, [ADDRESS])).await.expect("a group");
+        broker.declare_group(&Group::new(group, [ADDRESS])).await.expect("a group");
     }
     publish_all(&broker, &batch(0..10)).await;
     let one = broker.consumer("one", Membership::default()).await.expect("a consumer");
     let held = receive(&one, 10).await;
     stale(&one, &tags(&held)).await.expect("acknowledged");
-    assert_eq!(broker.sweep().await.expect("swept").messages, 0, "the other group has seen nothing");
+    assert_eq!(broker.prune().await.expect("swept").messages, 0, "the other group has seen nothing");
     let other = broker.consumer("other", Membership::default()).await.expect("a consumer");
     let held = receive(&other, 10).await;
     // Acknowledge every second one, so that the remaining messages have gaps.
     let mut held: Vec<Delivery> = held;
-    held.sort_by_key(|delivery| delivery.place);
+    held.sort_by_key(|delivery| delivery.offset);
     stale(&other, &tags(held.iter().step_by(2))).await.expect("acknowledged");
-    assert_eq!(broker.sweep().await.expect("swept").messages, 5);
-    assert_eq!(kept(&broker).await, [1, 3, 5, 7, 9]);
+    assert_eq!(broker.prune().await.expect("swept").messages, 5);
+    assert_eq!(stored_numbers(&broker).await, [1, 3, 5, 7, 9]);
     stale(&other, &tags(held.iter().skip(1).step_by(2))).await.expect("acknowledged");
-    broker.sweep().await.expect("swept");
-    assert_eq!(kept(&broker).await, Vec::<i64>::new());
+    broker.prune().await.expect("swept");
+    assert_eq!(stored_numbers(&broker).await, Vec::<i64>::new());
     // A group that starts now works with an empty log.
-    broker.declare(&Group { start: Start::Now, ..Group::new("third", [ADDRESS]) }).await.expect("a group");
+    broker.declare_group(&Group { start: Start::Now, ..Group::new("third", [ADDRESS]) }).await.expect("a group");
     publish_all(&broker, &batch(10..11)).await;
     let third = broker.consumer("third", Membership::default()).await.expect("a consumer");
     assert_eq!(receive(&third, 1).await.len(), 1);
 }
 
 /// Creates and deletes a group, so that no group needs later messages.
-async fn had_a_group(broker: &EmbeddedBroker) {
-    broker.declare(&Group::new("gone", ["**"])).await.expect("a group");
-    broker.remove("gone").await.expect("removed");
+async fn create_and_delete_group(broker: &BrokerFile) {
+    broker.declare_group(&Group::new("gone", ["**"])).await.expect("a group");
+    broker.delete_group("gone").await.expect("removed");
 }
 
 #[tokio::test]
-async fn what_is_young_stays_and_its_repeats_are_recognised() {
+async fn recent_messages_stay_and_deduplicate_repeats() {
     let directory = Directory::new();
-    let broker = open(Config { keep: Duration::from_hours(1), ..config(&directory) }).await;
-    had_a_group(&broker).await;
+    let broker = open(Config { retention: Duration::from_hours(1), ..config(&directory) }).await;
+    create_and_delete_group(&broker).await;
     publish_all(&broker, &batch(0..3)).await;
-    assert_eq!(broker.sweep().await.expect("swept").messages, 0);
+    assert_eq!(broker.prune().await.expect("swept").messages, 0);
     publish_all(&broker, &batch(0..3)).await;
-    assert_eq!(kept(&broker).await, [0, 1, 2]);
+    assert_eq!(stored_numbers(&broker).await, [0, 1, 2]);
     broker.close().await;
     // After deletion, a duplicate is stored again: delivery is at least once.
     let broker = open(config(&directory)).await;
-    assert_eq!(broker.sweep().await.expect("swept").messages, 3);
+    assert_eq!(broker.prune().await.expect("swept").messages, 3);
     publish_all(&broker, &batch(0..3)).await;
-    assert_eq!(kept(&broker).await, [0, 1, 2]);
+    assert_eq!(stored_numbers(&broker).await, [0, 1, 2]);
 }
 
 #[tokio::test]
-async fn publishing_keeps_the_file_small_by_itself() {
+async fn publishing_prunes_automatically() {
     let directory = Directory::new();
     let broker = open(Config { messages_max: 500, ..config(&directory) }).await;
-    had_a_group(&broker).await;
+    create_and_delete_group(&broker).await;
     for start in (0..10_000).step_by(100) {
         publish_all(&broker, &batch(start..start + 100)).await;
     }
-    assert!(kept(&broker).await.len() <= 500);
+    assert!(stored_numbers(&broker).await.len() <= 500);
 }
 
 #[tokio::test]
-async fn a_full_broker_asks_to_wait_until_consumers_made_room() {
+async fn a_full_broker_is_throttled_until_consumers_acknowledge() {
     let directory = Directory::new();
     let broker = open(Config { messages_max: 10, ..config(&directory) }).await;
-    broker.declare(&Group::new("g", ["**"])).await.expect("a group");
+    broker.declare_group(&Group::new("g", ["**"])).await.expect("a group");
     publish_all(&broker, &batch(0..10)).await;
     let class = Class::Throttled(Duration::from_secs(1));
     assert_eq!(publish(&broker, &batch(10..12)).await, [Some(class), Some(class)]);
-    assert_eq!(kept(&broker).await, (0..10).collect::<Vec<_>>());
+    assert_eq!(stored_numbers(&broker).await, (0..10).collect::<Vec<_>>());
     let consumer = broker.consumer("g", Membership::default()).await.expect("a consumer");
     let held = receive(&consumer, 10).await;
     stale(&consumer, &tags(&held[..2])).await.expect("acknowledged");
     publish_all(&broker, &batch(10..12)).await;
-    assert_eq!(kept(&broker).await.len(), 10);
+    assert_eq!(stored_numbers(&broker).await.len(), 10);
     // The lag of one group keeps the broker full. An operator can delete the group.
     assert_eq!(publish(&broker, &batch(12..13)).await, [Some(class)]);
-    broker.remove("g").await.expect("removed");
+    broker.delete_group("g").await.expect("removed");
     publish_all(&broker, &batch(12..13)).await;
 }
 
@@ -118,26 +118,26 @@ async fn a_full_broker_asks_to_wait_until_consumers_made_room() {
 async fn a_limit_of_bytes_counts_headers_and_payload() {
     let directory = Directory::new();
     let broker = open(Config { bytes_max: 20_000, ..config(&directory) }).await;
-    broker.declare(&Group::new("g", ["**"])).await.expect("a group");
+    broker.declare_group(&Group::new("g", ["**"])).await.expect("a group");
     let mut number = 0;
     while publish(&broker, &batch(number..number + 1)).await == [None] {
         number += 1;
     }
     assert!((20..100).contains(&number), "{number} messages of a few hundred bytes fit");
     // A duplicate takes no space, and is confirmed if the batch fits.
-    assert_eq!(kept(&broker).await.len(), number as usize);
+    assert_eq!(stored_numbers(&broker).await.len(), number as usize);
 }
 
 #[tokio::test]
-async fn what_came_before_the_first_group_waits_for_it() {
+async fn messages_published_before_the_first_group_are_kept() {
     let directory = Directory::new();
-    let broker = open(Config { keep: Duration::ZERO, ..config(&directory) }).await;
+    let broker = open(Config { retention: Duration::ZERO, ..config(&directory) }).await;
     publish_all(&broker, &batch(0..5)).await;
-    assert_eq!(broker.sweep().await.expect("swept").messages, 0);
-    broker.declare(&Group { start: Start::Oldest, ..Group::new("g", ["**"]) }).await.expect("a group");
+    assert_eq!(broker.prune().await.expect("swept").messages, 0);
+    broker.declare_group(&Group { start: Start::Oldest, ..Group::new("g", ["**"]) }).await.expect("a group");
     let consumer = broker.consumer("g", Membership::default()).await.expect("a consumer");
     let held = receive(&consumer, 5).await;
     stale(&consumer, &tags(&held)).await.expect("acknowledged");
     consumer.close().await.expect("closed");
-    assert_eq!(broker.sweep().await.expect("swept").messages, 5);
+    assert_eq!(broker.prune().await.expect("swept").messages, 5);
 }

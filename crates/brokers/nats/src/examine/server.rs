@@ -2,16 +2,16 @@
 
 use std::net::IpAddr;
 
+use relevo_core::finding::Findings;
 use relevo_core::operate::Severity;
-use relevo_core::report::Report;
 
 use crate::config::Config;
-use crate::link;
-use crate::snapshot::Snapshot;
+use crate::connection;
+use crate::server_state::ServerState;
 use crate::topology::ATOMIC_FROM;
 
 /// Checks the transport and the server version.
-pub(super) fn examine(config: &Config, seen: &Snapshot, report: &mut Report) {
+pub(super) fn examine(config: &Config, seen: &ServerState, report: &mut Findings) {
     examine_transport(config, seen.server.tls_required, report);
     let version = &seen.server.version;
     let (what, fix) = if seen.version < (2, 10) {
@@ -22,28 +22,28 @@ pub(super) fn examine(config: &Config, seen: &Snapshot, report: &mut Report) {
             "upgrade to 2.12 or later",
         )
     } else {
-        report.good("server-version", format!("NATS {version}"));
+        report.passed("server-version", format!("NATS {version}"));
         return;
     };
-    report.told(Severity::Note, "server-version", format!("NATS {version}: {what}"), fix.to_owned());
-    for stream in config.topology.streams.iter().filter(|stream| stream.atomic) {
+    report.problem(Severity::Note, "server-version", format!("NATS {version}: {what}"), fix.to_owned());
+    for stream in config.topology.streams.iter().filter(|stream| stream.allow_atomic_publish) {
         let what =
             format!("stream `{}` is made without `allow_atomic_publish`, which NATS {version} lacks", stream.name);
-        report.told(Severity::Note, "settings-ignored", what, "upgrade to 2.12 or later".to_owned());
+        report.problem(Severity::Note, "settings-ignored", what, "upgrade to 2.12 or later".to_owned());
     }
 }
 
 /// Checks whether the connection is encrypted. A server that requires TLS gets it, whatever the URL says.
-fn examine_transport(config: &Config, required: bool, report: &mut Report) {
-    for server in link::servers(config).unwrap_or_default() {
+fn examine_transport(config: &Config, required: bool, report: &mut Findings) {
+    for server in connection::servers(config).unwrap_or_default() {
         let host = server.host();
-        let encrypted = server.tls_required() || config.tls.required || config.tls.first || required;
+        let encrypted = server.tls_required() || config.tls.required || config.tls.handshake_first || required;
         if encrypted || is_loopback(host) {
-            report.good("plain-text", format!("NATS at `{host}`"));
+            report.passed("plain-text", format!("NATS at `{host}`"));
         } else {
             let what = format!("messages and login go to `{host}` in plain text");
             let fix = "use a `tls://` URL; the server needs a `tls` block".to_owned();
-            report.told(Severity::Danger, "plain-text", what, fix);
+            report.problem(Severity::Danger, "plain-text", what, fix);
         }
     }
 }
@@ -58,9 +58,9 @@ mod tests {
     use super::*;
 
     fn plain(url: &str, required: bool) -> usize {
-        let mut report = Report::default();
+        let mut report = Findings::default();
         examine_transport(&Config::new(url), required, &mut report);
-        let found = report.findings();
+        let found = report.into_sorted();
         found.iter().filter(|one| one.severity == Severity::Danger && one.subject == "plain-text").count()
     }
 

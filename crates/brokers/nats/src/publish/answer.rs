@@ -5,19 +5,19 @@ use std::borrow::Cow;
 use async_nats::{Message, StatusCode};
 use serde::Deserialize;
 
-use crate::classify::{Error, answered};
+use crate::classify::{Error, from_api_code};
 
 #[derive(Deserialize)]
-struct Answer<'a> {
+struct AckResponse<'a> {
     #[serde(borrow)]
-    error: Option<Refusal<'a>>,
+    error: Option<ApiError<'a>>,
     seq: Option<u64>,
     /// The number of messages in the batch.
     count: Option<usize>,
 }
 
 #[derive(Deserialize)]
-struct Refusal<'a> {
+struct ApiError<'a> {
     #[serde(default)]
     err_code: u64,
     #[serde(borrow, default)]
@@ -25,15 +25,17 @@ struct Refusal<'a> {
 }
 
 /// The number of stored messages: the batch size, or one without a batch. A duplicate counts as stored.
-pub(crate) fn read(message: &Message) -> Result<usize, Error> {
+pub(crate) fn parse_ack(message: &Message) -> Result<usize, Error> {
     if message.status == Some(StatusCode::NO_RESPONDERS) {
         return Err(Error::NoStream);
     }
-    let answer: Answer<'_> =
-        serde_json::from_slice(&message.payload).map_err(|error| Error::Acknowledgement(error.to_string()))?;
+    let answer: AckResponse<'_> =
+        serde_json::from_slice(&message.payload).map_err(|error| Error::InvalidAck(error.to_string()))?;
     match answer {
-        Answer { error: Some(refusal), .. } => Err(answered(refusal.err_code, refusal.description.into_owned())),
-        Answer { seq: Some(_), count, .. } => Ok(count.unwrap_or(1)),
-        Answer { seq: None, .. } => Err(Error::Acknowledgement("it names no sequence".to_owned())),
+        AckResponse { error: Some(refusal), .. } => {
+            Err(from_api_code(refusal.err_code, refusal.description.into_owned()))
+        }
+        AckResponse { seq: Some(_), count, .. } => Ok(count.unwrap_or(1)),
+        AckResponse { seq: None, .. } => Err(Error::InvalidAck("it names no sequence".to_owned())),
     }
 }

@@ -7,33 +7,33 @@ use async_nats::ServerAddr;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use super::session::{Session, State};
+use super::connection_task::{BrokerConnection, PublishConnection};
 use crate::classify::Error;
 use crate::config::Config;
-use crate::link;
+use crate::connection;
 
 /// The maximum number of servers that are used in addition to the configured ones.
 const DISCOVERED_MAX: usize = 64;
 
 /// A connection of this length counts as stable.
-const STEADY: Duration = Duration::from_secs(5);
+const STABLE_AFTER: Duration = Duration::from_secs(5);
 
 /// Runs until it is dropped.
-pub(crate) async fn keep(config: Config, configured: Vec<ServerAddr>, state: watch::Sender<State>) {
+pub(crate) async fn maintain(config: Config, configured: Vec<ServerAddr>, state: watch::Sender<BrokerConnection>) {
     let mut servers = configured.clone();
     let mut failures = 0;
     loop {
         let server = servers[failures % servers.len()].clone();
-        let why = match Session::open(&config, &server).await {
+        let why = match PublishConnection::open(&config, &server).await {
             Ok((session, ears)) => {
                 info!(server = server.host(), port = server.port(), "connected to NATS");
-                servers = known(&configured, &session);
+                servers = known_servers(&configured, &session);
                 let session = Arc::new(session);
                 let began = Instant::now();
-                state.send_replace(State::Up(Arc::clone(&session)));
+                state.send_replace(BrokerConnection::Up(Arc::clone(&session)));
                 let why = session.run(ears, &config).await;
                 // Keep the failure count if the server accepts and then closes connections, so that the pauses grow.
-                if session.acks.was_useful() || began.elapsed() >= STEADY {
+                if session.unconfirmed.has_stored() || began.elapsed() >= STABLE_AFTER {
                     failures = 0;
                 }
                 why
@@ -42,27 +42,27 @@ pub(crate) async fn keep(config: Config, configured: Vec<ServerAddr>, state: wat
             Err(error @ (Error::ServerCertificate(_) | Error::ClientCertificate(_) | Error::Tls(_)))
                 if !configured.contains(&server) =>
             {
-                warn!(server = server.host(), port = server.port(), error = %told(&error), "a server of the cluster refuses us");
+                warn!(server = server.host(), port = server.port(), error = %error_chain(&error), "a server of the cluster refuses us");
                 Error::Disconnected
             }
             Err(error) => error,
         };
         if failures == 0 {
-            warn!(server = server.host(), port = server.port(), error = %told(&why), "no connection to NATS, trying again");
+            warn!(server = server.host(), port = server.port(), error = %error_chain(&why), "no connection to NATS, trying again");
         }
         failures += 1;
-        state.send_replace(State::Down(Arc::new(why)));
-        tokio::time::sleep(pause(failures, servers.len())).await;
+        state.send_replace(BrokerConnection::Down(Arc::new(why)));
+        tokio::time::sleep(reconnect_delay(failures, servers.len())).await;
     }
 }
 
 /// Every server is tried once before the pauses grow.
-fn pause(failures: usize, servers: usize) -> Duration {
-    link::pause(failures / servers + 1)
+fn reconnect_delay(failures: usize, servers: usize) -> Duration {
+    connection::pause(failures / servers + 1)
 }
 
 /// The configured servers, and those that the cluster announces.
-fn known(configured: &[ServerAddr], session: &Session) -> Vec<ServerAddr> {
+fn known_servers(configured: &[ServerAddr], session: &PublishConnection) -> Vec<ServerAddr> {
     let mut servers = configured.to_vec();
     for url in session.client.server_info().connect_urls.iter().take(DISCOVERED_MAX) {
         match url.parse::<ServerAddr>() {
@@ -73,7 +73,7 @@ fn known(configured: &[ServerAddr], session: &Session) -> Vec<ServerAddr> {
     servers
 }
 
-fn told(error: &Error) -> String {
+fn error_chain(error: &Error) -> String {
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(error);
     while let Some(source) = cause {

@@ -4,41 +4,41 @@ use std::time::Duration;
 
 use async_nats::jetstream::consumer;
 use async_nats::jetstream::stream::{self, DiscardPolicy, RetentionPolicy, StorageType};
-use relevo_core::administer::{Difference, Piece, State};
+use relevo_core::administer::{Difference, TopologyItem, TopologyStatus};
 
 use super::words::overlap;
 use super::{Discard, Retention, Storage, Stream, Topology};
-use crate::consumer::bucket;
+use crate::consume::bucket_config;
 use crate::group::{BUCKET, Group};
 use crate::lanes;
-use crate::snapshot::Snapshot;
+use crate::server_state::ServerState;
 
 /// The first server version with atomic batches.
 pub(crate) const ATOMIC_FROM: (u32, u32) = (2, 12);
 
 impl Topology {
     /// The state of every part, in the order of creation.
-    pub(crate) fn compared(&self, seen: &Snapshot) -> Vec<Piece> {
-        let mut pieces: Vec<Piece> = self.streams.iter().map(|stream| stream.compared(seen)).collect();
+    pub(crate) fn compare(&self, seen: &ServerState) -> Vec<TopologyItem> {
+        let mut pieces: Vec<TopologyItem> = self.streams.iter().map(|stream| stream.compare(seen)).collect();
         if !self.groups.is_empty() {
-            pieces.push(bucket_piece(seen));
+            pieces.push(bucket_item(seen));
         }
         for group in &self.groups {
             let is_known = self.streams.iter().any(|stream| stream.name == group.stream);
-            pieces.extend((0..group.lane_count()).map(|lane| consumer_piece(group, lane, seen, is_known)));
+            pieces.extend((0..group.lane_count()).map(|lane| consumer_item(group, lane, seen, is_known)));
         }
         pieces
     }
 }
 
 impl Stream {
-    fn compared(&self, seen: &Snapshot) -> Piece {
+    fn compare(&self, seen: &ServerState) -> TopologyItem {
         let wanted = self.config(seen.version);
         let state = match seen.streams.get(&self.name) {
-            None => foreign(&self.name, &self.subjects, seen),
+            None => foreign_subjects(&self.name, &self.subjects, seen),
             Some(found) => of(differences(&wanted, &found.config)),
         };
-        Piece { name: format!("stream `{}`", self.name), state }
+        TopologyItem { name: format!("stream `{}`", self.name), status: state }
     }
 
     /// The stream configuration to request. Settings that the server version does not support are left out.
@@ -67,54 +67,56 @@ impl Stream {
                 Discard::Old => DiscardPolicy::Old,
             },
             duplicate_window: self.duplicate_window,
-            allow_atomic_publish: self.atomic && version >= ATOMIC_FROM,
+            allow_atomic_publish: self.allow_atomic_publish && version >= ATOMIC_FROM,
             ..stream::Config::default()
         }
     }
 }
 
 /// The state of a missing stream, whose subjects another stream may store.
-fn foreign(name: &str, wanted: &[String], seen: &Snapshot) -> State {
+fn foreign_subjects(name: &str, wanted: &[String], seen: &ServerState) -> TopologyStatus {
     let has = |other: &&stream::Info| {
         let theirs = &other.config.subjects;
         other.config.name != name && theirs.iter().any(|their| wanted.iter().any(|ours| overlap(ours, their)))
     };
     match seen.streams.values().find(has) {
-        None => State::Missing,
+        None => TopologyStatus::Missing,
         Some(other) => {
             let found = format!("stored by stream `{}` as {}", other.config.name, other.config.subjects.join(", "));
-            State::Differs(vec![difference("subjects", &wanted.join(", "), &found)])
+            TopologyStatus::Different(vec![difference("subjects", &wanted.join(", "), &found)])
         }
     }
 }
 
 /// The bucket of lanes. Its replica count and duplicate window may differ, because they do not affect its purpose.
-fn bucket_piece(seen: &Snapshot) -> Piece {
+fn bucket_item(seen: &ServerState) -> TopologyItem {
     let state = match seen.streams.get(&lanes::stream_name()) {
-        None => State::Missing,
+        None => TopologyStatus::Missing,
         Some(stream::Info { config: found, .. }) => {
             let wanted = stream::Config {
                 duplicate_window: found.duplicate_window,
                 allow_atomic_publish: found.allow_atomic_publish,
-                ..bucket(found.num_replicas)
+                ..bucket_config(found.num_replicas)
             };
             of(differences(&wanted, found))
         }
     };
-    Piece { name: format!("bucket `{BUCKET}`"), state }
+    TopologyItem { name: format!("bucket `{BUCKET}`"), status: state }
 }
 
 /// A durable consumer. Its stream must exist, unless the topology creates it first.
-fn consumer_piece(group: &Group, lane: u16, seen: &Snapshot, is_known: bool) -> Piece {
+fn consumer_item(group: &Group, lane: u16, seen: &ServerState, is_known: bool) -> TopologyItem {
     let name = group.durable(lane);
     let state = match seen.consumers.get(&(group.stream.clone(), name.clone())) {
-        None if !is_known && !seen.streams.contains_key(&group.stream) => {
-            State::Differs(vec![difference("stream", &group.stream, "neither at the server nor in the topology")])
-        }
-        None => State::Missing,
+        None if !is_known && !seen.streams.contains_key(&group.stream) => TopologyStatus::Different(vec![difference(
+            "stream",
+            &group.stream,
+            "neither at the server nor in the topology",
+        )]),
+        None => TopologyStatus::Missing,
         Some(found) => of(consumer_differences(group, lane, &found.config)),
     };
-    Piece { name: format!("consumer `{name}` of stream `{}`", group.stream), state }
+    TopologyItem { name: format!("consumer `{name}` of stream `{}`", group.stream), status: state }
 }
 
 fn differences(wanted: &stream::Config, found: &stream::Config) -> Vec<Difference> {
@@ -179,9 +181,9 @@ fn row((setting, wanted, found): (&str, String, String)) -> Option<Difference> {
 }
 
 fn difference(setting: &str, wanted: &str, found: &str) -> Difference {
-    Difference { setting: setting.to_owned(), wanted: wanted.to_owned(), found: found.to_owned() }
+    Difference { setting: setting.to_owned(), expected: wanted.to_owned(), actual: found.to_owned() }
 }
 
-fn of(differences: Vec<Difference>) -> State {
-    if differences.is_empty() { State::Same } else { State::Differs(differences) }
+fn of(differences: Vec<Difference>) -> TopologyStatus {
+    if differences.is_empty() { TopologyStatus::Unchanged } else { TopologyStatus::Different(differences) }
 }

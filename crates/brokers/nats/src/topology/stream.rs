@@ -28,7 +28,7 @@ pub struct Stream {
     /// How long the server detects duplicates.
     pub duplicate_window: Duration,
     /// Whether atomic batches are enabled, if the server supports them (2.12 and later).
-    pub atomic: bool,
+    pub allow_atomic_publish: bool,
 }
 
 impl Stream {
@@ -46,7 +46,7 @@ impl Stream {
             max_message_bytes: None,
             discard: Discard::New,
             duplicate_window: Duration::from_mins(10),
-            atomic: true,
+            allow_atomic_publish: true,
         }
     }
 }

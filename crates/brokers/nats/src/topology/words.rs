@@ -1,13 +1,13 @@
 //! Subjects with wildcards, token by token.
 
-use relevo_core::template::Word;
+use relevo_core::address_template::PatternWord;
 
 /// The tokens of a stream's or consumer's subject.
-pub(crate) fn words(subject: &str) -> Vec<Word<'_>> {
+pub(crate) fn words(subject: &str) -> Vec<PatternWord<'_>> {
     let word = |word| match word {
-        "*" => Word::One,
-        ">" => Word::Some,
-        text => Word::Is(text),
+        "*" => PatternWord::One,
+        ">" => PatternWord::OneOrMore,
+        text => PatternWord::Literal(text),
     };
     subject.split('.').map(word).collect()
 }
@@ -29,7 +29,7 @@ mod tests {
     use super::overlap;
 
     #[test]
-    fn subjects_overlap_where_the_server_says_so() {
+    fn subjects_overlap_as_the_server_decides() {
         for (one, other, wanted) in [
             ("orders", "orders", true),
             ("orders", "invoices", false),

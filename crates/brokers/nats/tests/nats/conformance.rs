@@ -12,10 +12,10 @@ mod atomic {
     relevo_conformance::broker_suite!(crate::harness::atomic);
 }
 
-mod newest_failing {
+mod newest_faults {
     relevo_conformance::broker_fault_suite!(crate::fault_harness::newest);
 }
 
-mod oldest_failing {
+mod oldest_faults {
     relevo_conformance::broker_fault_suite!(crate::fault_harness::oldest);
 }

@@ -6,16 +6,16 @@ use std::time::Duration;
 use async_nats::jetstream::{self, stream};
 use async_trait::async_trait;
 use bytes::Bytes;
-use relevo_broker_nats::{Config, Group, Membership, NatsBroker, NatsConsumer, consumer, declare};
-use relevo_conformance::broker::harness::{ADDRESS, BrokerHarness, ConsumerHarness, Promises};
-use relevo_core::Raw;
+use relevo_broker_nats::{Config, Group, GroupConsumer, Membership, Publisher, consumer, declare_group};
+use relevo_conformance::broker::harness::{ADDRESS, BrokerHarness, ConsumerHarness, Guarantees};
+use relevo_core::RawMessage;
 use relevo_core::message::Headers;
 use relevo_testkit::NatsVersion;
 use relevo_testkit::nats::{Private, Settings};
 use relevo_testkit::proxy::CutProxy;
 use tokio::task::JoinSet;
 
-use crate::harness::{client, make_stream, stored};
+use crate::harness::{client, create_stream, stored};
 
 pub(crate) const STREAM: &str = "all";
 pub(crate) const LANES: u16 = 8;
@@ -27,7 +27,7 @@ pub(crate) struct Lanes {
     pub(crate) server: Private,
     /// One proxy for each consumer.
     proxies: Mutex<Vec<Arc<CutProxy>>>,
-    thawing: Mutex<JoinSet<()>>,
+    resuming: Mutex<JoinSet<()>>,
 }
 
 pub(crate) async fn newest() -> Lanes {
@@ -41,8 +41,8 @@ pub(crate) async fn oldest() -> Lanes {
 pub(crate) async fn start(version: NatsVersion) -> Lanes {
     let server = Private::start(version, Settings::new()).await;
     let subjects = ["orders.*", "other.*", "orders-not.*"].map(str::to_owned).to_vec();
-    make_stream(&server, stream::Config { name: STREAM.to_owned(), subjects, ..stream::Config::default() }).await;
-    Lanes { server, proxies: Mutex::default(), thawing: Mutex::default() }
+    create_stream(&server, stream::Config { name: STREAM.to_owned(), subjects, ..stream::Config::default() }).await;
+    Lanes { server, proxies: Mutex::default(), resuming: Mutex::default() }
 }
 
 impl Lanes {
@@ -56,7 +56,7 @@ impl Lanes {
 
     /// Expires every lease of the group, as time would. It rewrites each record without a lease and deletes the
     /// members. The owners are not notified.
-    pub(crate) async fn expire(&self, group: &str) {
+    pub(crate) async fn expire_leases(&self, group: &str) {
         let jetstream = self.jetstream().await;
         let bucket = jetstream.get_stream("KV_relevo-lanes").await.expect("the bucket");
         let prefix = format!("$KV.relevo-lanes.{STREAM}.{group}");
@@ -94,37 +94,37 @@ pub(crate) fn group(name: &str, address: &str) -> Group {
 
 #[async_trait]
 impl BrokerHarness for Lanes {
-    type Broker = NatsBroker;
+    type Broker = Publisher;
 
-    async fn broker(&self) -> NatsBroker {
-        NatsBroker::open(self.config()).await.expect("a broker")
+    async fn broker(&self) -> Publisher {
+        Publisher::open(self.config()).await.expect("a broker")
     }
 
-    async fn kept(&self, address: &str) -> Vec<Raw> {
+    async fn stored(&self, address: &str) -> Vec<RawMessage> {
         let is_of = |subject: &str| subject.rsplit_once('.').is_some_and(|(rest, _)| rest == address);
         let stored = stored(&self.server, STREAM).await;
         stored.into_iter().filter(|(subject, _)| is_of(subject)).map(|(_, raw)| raw).collect()
     }
 
-    async fn crash(&mut self) {
+    async fn kill_and_restart(&mut self) {
         self.server.kill9().await;
         self.server.start_again().await;
     }
 
-    fn promises(&self) -> Promises {
-        Promises { survives_crash: true, recognises_repeats: true }
+    fn guarantees(&self) -> Guarantees {
+        Guarantees { survives_crash: true, deduplicates: true }
     }
 }
 
 #[async_trait]
 impl ConsumerHarness for Lanes {
-    type Consumer = NatsConsumer;
+    type Consumer = GroupConsumer;
 
     async fn group(&self, name: &str, address: &str) {
-        declare(&self.config(), &group(name, address)).await.expect("a group");
+        declare_group(&self.config(), &group(name, address)).await.expect("a group");
     }
 
-    async fn consumer(&self, name: &str, prefetch: usize) -> NatsConsumer {
+    async fn consumer(&self, name: &str, prefetch: usize) -> GroupConsumer {
         let membership = Membership { prefetch, lease: LEASE, ..Membership::default() };
         let proxy = CutProxy::start(([127, 0, 0, 1], self.server.port()).into()).await;
         let config = Config::new(format!("nats://{}", proxy.addr()));
@@ -132,22 +132,22 @@ impl ConsumerHarness for Lanes {
         consumer(&config, &group(name, ADDRESS), membership).await.expect("a consumer")
     }
 
-    async fn kill(&self, consumer: NatsConsumer) {
+    async fn kill(&self, consumer: GroupConsumer) {
         let group = consumer.group().to_owned();
         drop(consumer);
-        self.expire(&group).await;
+        self.expire_leases(&group).await;
     }
 
     /// Blocks all traffic of the consumer until another one owns all of its lanes.
-    async fn freeze(&self, consumer: &NatsConsumer) {
+    async fn suspend_past_lease(&self, consumer: &GroupConsumer) {
         let proxies = self.proxies.lock().expect("no holder panics").clone();
         for proxy in &proxies {
             proxy.freeze();
         }
-        self.expire(consumer.group()).await;
+        self.expire_leases(consumer.group()).await;
         let (jetstream, group) = (self.jetstream().await, consumer.group().to_owned());
         let before = owners(&jetstream, &group).await;
-        self.thawing.lock().expect("no holder panics").spawn(async move {
+        self.resuming.lock().expect("no holder panics").spawn(async move {
             while owners(&jetstream, &group).await.iter().zip(&before).any(|(now, before)| now == before) {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }

@@ -5,86 +5,86 @@ use std::time::Duration;
 
 use async_nats::jetstream::consumer::{AckPolicy, pull};
 use async_nats::jetstream::stream::{self, DiscardPolicy, PersistenceMode, RetentionPolicy, StorageType};
-use relevo_broker_nats::{Auth, Config, Group, NatsAdmin, Stream, Topology};
+use relevo_broker_nats::{Admin, Auth, Config, Group, Stream, Topology};
 use relevo_core::Class;
-use relevo_core::administer::{Administer as _, Expectations};
+use relevo_core::administer::{BrokerAdmin as _, ExamineContext};
 use relevo_core::operate::Severity::{self, Danger, Note, Warning};
 use relevo_testkit::NatsVersion;
 use relevo_testkit::nats::{Private, Settings};
 
-use crate::stage::Stage;
+use crate::topology_harness::TopologyHarness;
 
 /// Creates a stream with this setting, asserts the finding, fixes the stream, and asserts that it is good.
-async fn found(severity: Severity, subject: &str, change: impl Fn(&mut stream::Config)) {
-    let stage = Stage::shared(NatsVersion::V2_15).await;
-    let mut config = stage.safe();
+async fn has_finding(severity: Severity, subject: &str, change: impl Fn(&mut stream::Config)) {
+    let stage = TopologyHarness::shared(NatsVersion::V2_15).await;
+    let mut config = stage.safe_stream();
     change(&mut config);
-    stage.stream(config).await;
-    stage.examine().await.has(severity, subject, &stage.name);
-    stage.stream(stage.safe()).await;
-    stage.examine().await.good(subject, &stage.name);
+    stage.create_stream(config).await;
+    stage.examine().await.assert_has(severity, subject, &stage.name);
+    stage.create_stream(stage.safe_stream()).await;
+    stage.examine().await.assert_passed(subject, &stage.name);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn memory_storage_is_a_danger() {
-    found(Danger, "stream-storage", |stream| stream.storage = StorageType::Memory).await;
+    has_finding(Danger, "stream-storage", |stream| stream.storage = StorageType::Memory).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_that_confirms_nothing_or_too_early_is_a_danger() {
-    found(Danger, "stream-no-ack", |stream| stream.no_ack = true).await;
-    found(Danger, "stream-persist", |stream| stream.persist_mode = Some(PersistenceMode::Async)).await;
+async fn a_stream_without_acknowledgements_or_with_early_ones_is_a_danger() {
+    has_finding(Danger, "stream-no-ack", |stream| stream.no_ack = true).await;
+    has_finding(Danger, "stream-persist", |stream| stream.persist_mode = Some(PersistenceMode::Async)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_stream_that_drops_is_a_danger() {
+async fn a_full_stream_that_drops_messages_is_a_danger() {
     let old = |stream: &mut stream::Config| stream.discard = DiscardPolicy::Old;
-    found(Danger, "discard-old", |stream| {
+    has_finding(Danger, "discard-old", |stream| {
         old(stream);
         stream.max_bytes = 1_000_000;
     })
     .await;
-    found(Danger, "discard-old", |stream| {
+    has_finding(Danger, "discard-old", |stream| {
         old(stream);
         stream.max_messages = 10;
     })
     .await;
     // A limit per subject drops messages even if a full stream refuses new ones.
-    found(Danger, "discard-old", |stream| stream.max_messages_per_subject = 1).await;
-    let stage = Stage::shared(NatsVersion::V2_15).await;
+    has_finding(Danger, "discard-old", |stream| stream.max_messages_per_subject = 1).await;
+    let stage = TopologyHarness::shared(NatsVersion::V2_15).await;
     stage
-        .stream(stream::Config {
+        .create_stream(stream::Config {
             max_messages: 10,
             max_messages_per_subject: 1,
             discard_new_per_subject: true,
-            ..stage.safe()
+            ..stage.safe_stream()
         })
         .await;
-    stage.examine().await.good("discard-old", &stage.name);
+    stage.examine().await.assert_passed("discard-old", &stage.name);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn messages_that_grow_old_are_told() {
-    found(Warning, "max-age", |stream| stream.max_age = Duration::from_hours(1)).await;
-    found(Note, "max-age", |stream| stream.max_age = Duration::from_hours(72)).await;
+async fn a_maximum_age_is_reported() {
+    has_finding(Warning, "max-age", |stream| stream.max_age = Duration::from_hours(1)).await;
+    has_finding(Note, "max-age", |stream| stream.max_age = Duration::from_hours(72)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_duplicate_window_shorter_than_the_horizon_is_a_warning() {
-    found(Warning, "duplicate-window", |stream| stream.duplicate_window = Duration::from_mins(2)).await;
+    has_finding(Warning, "duplicate-window", |stream| stream.duplicate_window = Duration::from_mins(2)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn retention_by_interest_without_consumers_is_a_danger() {
-    found(Danger, "stream-retention", |stream| stream.retention = RetentionPolicy::Interest).await;
-    found(Note, "stream-retention", |stream| stream.retention = RetentionPolicy::WorkQueue).await;
-    let stage = Stage::shared(NatsVersion::V2_15).await;
-    stage.stream(stream::Config { retention: RetentionPolicy::Interest, ..stage.safe() }).await;
+    has_finding(Danger, "stream-retention", |stream| stream.retention = RetentionPolicy::Interest).await;
+    has_finding(Note, "stream-retention", |stream| stream.retention = RetentionPolicy::WorkQueue).await;
+    let stage = TopologyHarness::shared(NatsVersion::V2_15).await;
+    stage.create_stream(stream::Config { retention: RetentionPolicy::Interest, ..stage.safe_stream() }).await;
     consumer(&stage, pull::Config::default()).await;
-    stage.examine().await.has(Note, "stream-retention", &stage.name);
+    stage.examine().await.assert_has(Note, "stream-retention", &stage.name);
 }
 
-async fn consumer(stage: &Stage, config: pull::Config) {
+async fn consumer(stage: &TopologyHarness, config: pull::Config) {
     let stream = stage.jetstream.get_stream(&stage.name).await.expect("the stream");
     let config = pull::Config { durable_name: Some("reader".to_owned()), ..config };
     stream.create_consumer(config).await.expect("a consumer");
@@ -92,85 +92,85 @@ async fn consumer(stage: &Stage, config: pull::Config) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumer_that_may_lose_messages_is_a_warning() {
-    let stage = Stage::shared(NatsVersion::V2_15).await;
-    stage.stream(stage.safe()).await;
+    let stage = TopologyHarness::shared(NatsVersion::V2_15).await;
+    stage.create_stream(stage.safe_stream()).await;
     consumer(&stage, pull::Config { ack_policy: AckPolicy::None, max_deliver: 3, ..Default::default() }).await;
     let findings = stage.examine().await;
-    findings.has(Warning, "consumer-ack", "reader");
-    findings.has(Warning, "delivery-limit-drops", "reader");
-    stage.stream(stage.safe()).await;
+    findings.assert_has(Warning, "consumer-ack", "reader");
+    findings.assert_has(Warning, "delivery-limit-drops", "reader");
+    stage.create_stream(stage.safe_stream()).await;
     consumer(&stage, pull::Config { ack_policy: AckPolicy::Explicit, ..Default::default() }).await;
     let findings = stage.examine().await;
-    findings.good("consumer-ack", "reader");
-    findings.good("delivery-limit-drops", "reader");
+    findings.assert_passed("consumer-ack", "reader");
+    findings.assert_passed("delivery-limit-drops", "reader");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_route_that_no_stream_stores_is_a_danger() {
-    let stage = Stage::shared(NatsVersion::V2_15).await;
+    let stage = TopologyHarness::shared(NatsVersion::V2_15).await;
     let (subject, name) = (stage.subject(), stage.name.clone());
-    stage.examine().await.has(Danger, "route-unbound", &subject);
-    let narrow = |subjects: &[String]| stream::Config { subjects: subjects.to_vec(), ..stage.safe() };
-    stage.stream(narrow(&[format!("{name}.*.0")])).await;
+    stage.examine().await.assert_has(Danger, "route-unbound", &subject);
+    let narrow = |subjects: &[String]| stream::Config { subjects: subjects.to_vec(), ..stage.safe_stream() };
+    stage.create_stream(narrow(&[format!("{name}.*.0")])).await;
     let lanes = Config { lanes: Some(2), ..stage.config() };
     let findings = stage.examine_with(lanes.clone(), &[&subject]).await;
-    findings.has(Danger, "route-unbound", &subject);
-    findings.has(Danger, "route-unbound", &format!("{subject}.1"));
-    stage.stream(narrow(&[format!("{name}.*.*")])).await;
-    stage.examine_with(lanes, &[&subject]).await.good("route-unbound", &subject);
+    findings.assert_has(Danger, "route-unbound", &subject);
+    findings.assert_has(Danger, "route-unbound", &format!("{subject}.1"));
+    stage.create_stream(narrow(&[format!("{name}.*.*")])).await;
+    stage.examine_with(lanes, &[&subject]).await.assert_passed("route-unbound", &subject);
     let templated = format!("{name}.{{type}}");
-    stage.examine_with(stage.config(), &[&templated]).await.good("route-unbound", &templated);
+    stage.examine_with(stage.config(), &[&templated]).await.assert_passed("route-unbound", &templated);
     // The configuration expects another stream.
     let elsewhere = Config { stream: Some("ELSEWHERE".to_owned()), ..stage.config() };
-    stage.examine_with(elsewhere, &[&templated]).await.has(Danger, "route-unbound", "ELSEWHERE");
+    stage.examine_with(elsewhere, &[&templated]).await.assert_has(Danger, "route-unbound", "ELSEWHERE");
     let right = Config { stream: Some(name), ..stage.config() };
-    stage.examine_with(right, &[&templated]).await.good("route-unbound", &templated);
+    stage.examine_with(right, &[&templated]).await.assert_passed("route-unbound", &templated);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_old_server_and_what_it_ignores_are_told() {
-    let stage = Stage::shared(NatsVersion::V2_9).await;
+async fn an_old_server_and_the_settings_it_ignores_are_reported() {
+    let stage = TopologyHarness::shared(NatsVersion::V2_9).await;
     let name = &stage.name;
     let stream = Stream::new(name, [format!("{name}.>")]);
     let group = Group::new(format!("g{name}"), name, [format!("{name}.a"), format!("{name}.b")]);
     let topology = Topology { streams: vec![stream], groups: vec![group.clone()] };
-    stage.stream(stage.safe()).await;
+    stage.create_stream(stage.safe_stream()).await;
     let findings = stage.examine_with(Config { topology: topology.clone(), ..stage.config() }, &[]).await;
-    findings.has(Danger, "settings-ignored", &group.name);
-    findings.has(Note, "settings-ignored", name);
+    findings.assert_has(Danger, "settings-ignored", &group.name);
+    findings.assert_has(Note, "settings-ignored", name);
     // The interval is fixed in that version, and therefore known without a request.
-    findings.has(Warning, "sync-interval", name);
+    findings.assert_has(Warning, "sync-interval", name);
     let version: Vec<_> = findings.0.iter().filter(|finding| finding.subject == "server-version").collect();
-    assert!(matches!(version[..], [found] if found.severity == Note && found.seen.contains("2.9")), "{version:?}");
+    assert!(matches!(version[..], [found] if found.severity == Note && found.detail.contains("2.9")), "{version:?}");
 
-    let stage = Stage::shared(NatsVersion::V2_15).await;
+    let stage = TopologyHarness::shared(NatsVersion::V2_15).await;
     let name = &stage.name;
     let stream = Stream::new(name, [format!("{name}.>")]);
     let group = Group::new(format!("g{name}"), name, [format!("{name}.a"), format!("{name}.b")]);
     let topology = Topology { streams: vec![stream], groups: vec![group.clone()] };
     stage.admin(topology.clone()).apply().await.expect("made");
     let findings = stage.examine_with(Config { topology, ..stage.config() }, &[]).await;
-    findings.good("settings-ignored", &group.name);
-    findings.good("stream-storage", name);
+    findings.assert_passed("settings-ignored", &group.name);
+    findings.assert_passed("stream-storage", name);
     assert!(findings.0.iter().all(|finding| finding.severity <= Note), "{findings:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_sync_interval_is_read_where_it_is_told() {
+async fn the_flush_interval_is_read_from_the_monitoring_port() {
     let private = Private::start(NatsVersion::V2_15, Settings::new()).await;
-    let stage = Stage::at(&private.url()).await;
-    stage.stream(stage.safe()).await;
-    stage.examine().await.has(Note, "sync-interval", &stage.name);
-    let asked = Config { monitor_url: Some(private.monitor_url()), ..stage.config() };
-    stage.examine_with(asked, &[&stage.subject()]).await.has(Warning, "sync-interval", &stage.name);
-    let nobody = Config { monitor_url: Some("http://127.0.0.1:1".to_owned()), ..stage.config() };
-    stage.examine_with(nobody, &[&stage.subject()]).await.has(Note, "sync-interval", &stage.name);
+    let stage = TopologyHarness::new_at(&private.url()).await;
+    stage.create_stream(stage.safe_stream()).await;
+    stage.examine().await.assert_has(Note, "sync-interval", &stage.name);
+    let asked = Config { monitoring_url: Some(private.monitor_url()), ..stage.config() };
+    stage.examine_with(asked, &[&stage.subject()]).await.assert_has(Warning, "sync-interval", &stage.name);
+    let nobody = Config { monitoring_url: Some("http://127.0.0.1:1".to_owned()), ..stage.config() };
+    stage.examine_with(nobody, &[&stage.subject()]).await.assert_has(Note, "sync-interval", &stage.name);
 
     let private = Private::start(NatsVersion::V2_15, Settings::new().jetstream("sync_interval: always")).await;
-    let stage = Stage::at(&private.url()).await;
-    stage.stream(stage.safe()).await;
-    let asked = Config { monitor_url: Some(private.monitor_url()), ..stage.config() };
-    stage.examine_with(asked, &[&stage.subject()]).await.good("sync-interval", &stage.name);
+    let stage = TopologyHarness::new_at(&private.url()).await;
+    stage.create_stream(stage.safe_stream()).await;
+    let asked = Config { monitoring_url: Some(private.monitor_url()), ..stage.config() };
+    stage.examine_with(asked, &[&stage.subject()]).await.assert_passed("sync-interval", &stage.name);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -185,44 +185,44 @@ async fn one_replica_in_a_cluster_is_a_danger() {
     };
     let start = |port| Private::start(NatsVersion::V2_15, settings(port));
     let servers: [Private; 3] = tokio::join!(start(ports[0]), start(ports[1]), start(ports[2])).into();
-    let stage = Stage::at(&servers[0].url()).await;
+    let stage = TopologyHarness::new_at(&servers[0].url()).await;
     for (replicas, severity) in [(1, Danger), (2, Warning)] {
-        stage.stream(stream::Config { num_replicas: replicas, ..stage.safe() }).await;
-        stage.examine().await.has(severity, "stream-replicas", &stage.name);
+        stage.create_stream(stream::Config { num_replicas: replicas, ..stage.safe_stream() }).await;
+        stage.examine().await.assert_has(severity, "stream-replicas", &stage.name);
     }
-    stage.stream(stream::Config { num_replicas: 3, ..stage.safe() }).await;
-    stage.examine().await.good("stream-replicas", &stage.name);
+    stage.create_stream(stream::Config { num_replicas: 3, ..stage.safe_stream() }).await;
+    stage.examine().await.assert_passed("stream-replicas", &stage.name);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_that_fills_up_for_good_is_a_warning() {
-    let stage = Stage::shared(NatsVersion::V2_15).await;
-    let full = stream::Config { max_messages: 1_000, ..stage.safe() };
-    stage.stream(full.clone()).await;
-    stage.examine().await.has(Warning, "stream-fills", &stage.name);
-    stage.stream(stream::Config { max_age: Duration::from_hours(48), ..full.clone() }).await;
-    stage.examine().await.good("stream-fills", &stage.name);
-    stage.stream(stream::Config { retention: RetentionPolicy::WorkQueue, ..full }).await;
-    stage.examine().await.good("stream-fills", &stage.name);
+async fn a_stream_that_can_fill_up_permanently_is_a_warning() {
+    let stage = TopologyHarness::shared(NatsVersion::V2_15).await;
+    let full = stream::Config { max_messages: 1_000, ..stage.safe_stream() };
+    stage.create_stream(full.clone()).await;
+    stage.examine().await.assert_has(Warning, "stream-fills", &stage.name);
+    stage.create_stream(stream::Config { max_age: Duration::from_hours(48), ..full.clone() }).await;
+    stage.examine().await.assert_passed("stream-fills", &stage.name);
+    stage.create_stream(stream::Config { retention: RetentionPolicy::WorkQueue, ..full }).await;
+    stage.examine().await.assert_passed("stream-fills", &stage.name);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn interest_in_only_some_of_what_is_sent_is_a_danger() {
-    let stage = Stage::shared(NatsVersion::V2_15).await;
+async fn interest_in_only_some_subjects_is_a_danger() {
+    let stage = TopologyHarness::shared(NatsVersion::V2_15).await;
     let lanes = || Config { lanes: Some(2), ..stage.config() };
     for (filter, severity) in [("orders.0", Danger), ("orders.*", Note)] {
-        stage.stream(stream::Config { retention: RetentionPolicy::Interest, ..stage.safe() }).await;
+        stage.create_stream(stream::Config { retention: RetentionPolicy::Interest, ..stage.safe_stream() }).await;
         let filter_subject = format!("{}.{filter}", stage.name);
         consumer(&stage, pull::Config { filter_subject, ..Default::default() }).await;
         let findings = stage.examine_with(lanes(), &[&stage.subject()]).await;
-        findings.has(severity, "stream-retention", &stage.name);
+        findings.assert_has(severity, "stream-retention", &stage.name);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_group_with_other_lanes_than_what_it_reads_is_a_danger() {
-    let stage = Stage::shared(NatsVersion::V2_15).await;
-    stage.stream(stage.safe()).await;
+async fn a_group_with_a_different_lane_count_than_its_publishers_is_a_danger() {
+    let stage = TopologyHarness::shared(NatsVersion::V2_15).await;
+    stage.create_stream(stage.safe_stream()).await;
     for (published, read, is_good) in [(4, 4, true), (4, 2, false)] {
         let group =
             Group { lanes: Some(read), ..Group::new(format!("g{}", stage.name), &stage.name, [stage.subject()]) };
@@ -230,39 +230,39 @@ async fn a_group_with_other_lanes_than_what_it_reads_is_a_danger() {
         let config = Config { lanes: Some(published), topology, ..stage.config() };
         let findings = stage.examine_with(config, &[&stage.subject()]).await;
         if is_good {
-            findings.good("lanes-differ", &group.name);
+            findings.assert_passed("lanes-differ", &group.name);
         } else {
-            findings.has(Danger, "lanes-differ", &group.name);
+            findings.assert_has(Danger, "lanes-differ", &group.name);
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_group_of_everything_that_takes_the_lane_for_a_word_is_a_danger() {
-    let stage = Stage::shared(NatsVersion::V2_15).await;
-    stage.stream(stage.safe()).await;
+async fn a_catch_all_group_without_lanes_over_laned_subjects_is_a_danger() {
+    let stage = TopologyHarness::shared(NatsVersion::V2_15).await;
+    stage.create_stream(stage.safe_stream()).await;
     let group = Group::new(format!("g{}", stage.name), &stage.name, [""; 0]);
     let topology = Topology { streams: Vec::new(), groups: vec![group.clone()] };
     let config = Config { topology, ..stage.config() };
-    stage.examine_with(config.clone(), &[&stage.subject()]).await.good("lanes-differ", &group.name);
+    stage.examine_with(config.clone(), &[&stage.subject()]).await.assert_passed("lanes-differ", &group.name);
     let with_lanes = Config { lanes: Some(4), ..config };
-    stage.examine_with(with_lanes, &[&stage.subject()]).await.has(Danger, "lanes-differ", &group.name);
+    stage.examine_with(with_lanes, &[&stage.subject()]).await.assert_has(Danger, "lanes-differ", &group.name);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_without_jetstream_or_without_rights_is_told_in_a_sentence() {
+async fn a_server_without_jetstream_or_permissions_is_explained() {
     let users = "accounts { A { users: [ { user: \"a\", password: \"p\" } ] }, B { jetstream: enabled, users: \
          [ { user: \"b\", password: \"p\", permissions: { publish: { deny: [ \"$JS.API.STREAM.LIST\" ] } } } ] } }";
     let private = Private::start(NatsVersion::V2_15, Settings::new().config(users)).await;
     let auth = |user: &str| Auth::UserPassword { user: user.to_owned(), password: "p".to_owned() };
-    let ack_deadline = Duration::from_secs(3);
-    let config = |user| Config { auth: auth(user), ack_deadline, ..Config::new(private.url()) };
-    let expectations = Expectations { addresses: Vec::new(), repeat_horizon: Duration::from_mins(5) };
-    let without = NatsAdmin::new(config("a")).expect("a configuration that can be").examine(&expectations).await;
+    let confirm_timeout = Duration::from_secs(3);
+    let config = |user| Config { auth: auth(user), confirm_timeout, ..Config::new(private.url()) };
+    let expectations = ExamineContext { addresses: Vec::new(), resend_window: Duration::from_mins(5) };
+    let without = Admin::new(config("a")).expect("a configuration that can be").examine(&expectations).await;
     let failure = without.expect_err("there is no JetStream");
-    assert_eq!(failure.class(), Class::Blocked, "{}", failure.describe());
-    assert!(failure.describe().contains("JetStream is not enabled"), "{}", failure.describe());
-    let denied = NatsAdmin::new(config("b")).expect("a configuration that can be").examine(&expectations).await;
+    assert_eq!(failure.class(), Class::Blocked, "{}", failure.error_chain());
+    assert!(failure.error_chain().contains("JetStream is not enabled"), "{}", failure.error_chain());
+    let denied = Admin::new(config("b")).expect("a configuration that can be").examine(&expectations).await;
     let findings = denied.expect("findings");
     assert!(matches!(&findings[..], [one] if one.severity == Note && one.subject == "not-looked-at"), "{findings:?}");
 }

@@ -6,27 +6,27 @@ use std::time::Duration;
 use async_nats::jetstream::consumer::PullConsumer;
 use async_nats::jetstream::stream;
 use futures_util::StreamExt as _;
-use relevo_broker_nats::{Config, Group, Membership, NatsBroker, NatsConsumer, consumer, declare};
+use relevo_broker_nats::{Config, Group, GroupConsumer, Membership, Publisher, consumer, declare_group};
 use relevo_conformance::broker::harness::{
-    BrokerHarness as _, ConsumerHarness as _, number, publication, publish_all, receive, soon, stale, tags,
+    BrokerHarness as _, ConsumerHarness as _, number, publication, publish_all, receive, stale, tags, within_timeout,
 };
 use relevo_core::{BrokerConsumer as _, Class, Delivery, Publication};
 use relevo_testkit::NatsVersion;
 use relevo_testkit::proxy::{CutProxy, Direction};
 
 use crate::consumer_harness::{STREAM, group, start};
-use crate::harness::{client, make_stream};
+use crate::harness::{client, create_stream};
 
 fn batch(numbers: std::ops::Range<u32>) -> Vec<Publication> {
     numbers.map(|number| publication(number, &format!("k-{number}"))).collect()
 }
 
-async fn acknowledge(consumer: &NatsConsumer, deliveries: &[Delivery]) {
+async fn acknowledge(consumer: &GroupConsumer, deliveries: &[Delivery]) {
     assert_eq!(stale(consumer, &tags(deliveries)).await.expect("acknowledged"), []);
 }
 
 /// Receives and acknowledges `wanted` messages. The group may be missing in the meantime.
-async fn numbers(consumer: &NatsConsumer, wanted: usize) -> Vec<i64> {
+async fn numbers(consumer: &GroupConsumer, wanted: usize) -> Vec<i64> {
     let mut all = Vec::new();
     let receiving = async {
         while all.len() < wanted {
@@ -35,7 +35,7 @@ async fn numbers(consumer: &NatsConsumer, wanted: usize) -> Vec<i64> {
                     acknowledge(consumer, &some).await;
                     all.extend(some.iter().map(number));
                 }
-                Err(failure) => assert_eq!(failure.class(), Class::Blocked, "{}", failure.describe()),
+                Err(failure) => assert_eq!(failure.class(), Class::Blocked, "{}", failure.error_chain()),
             }
         }
     };
@@ -54,8 +54,8 @@ async fn what_was_lost_on_the_way_is_not_passed_over() {
         // shorter: then the reader compares with the server, in case the server sent everything into the old connection.
         let ack_wait = Duration::from_mins(2);
         let group = Group { lanes: Some(1), ack_wait, ..Group::new("billing", STREAM, ["orders"]) };
-        declare(&config, &group).await.expect("a group");
-        let broker = NatsBroker::open(config.clone()).await.expect("a broker");
+        declare_group(&config, &group).await.expect("a group");
+        let broker = Publisher::open(config.clone()).await.expect("a broker");
         publish_all(&broker, &batch(0..5)).await;
         let proxy = CutProxy::start(([127, 0, 0, 1], lanes.server.port()).into()).await;
         let away = Config { lanes: Some(1), ..Config::new(format!("nats://{}", proxy.addr())) };
@@ -77,7 +77,7 @@ async fn what_was_lost_on_the_way_is_not_passed_over() {
 }
 
 #[tokio::test]
-async fn a_group_that_is_made_again_under_its_consumer_begins_where_it_is_told() {
+async fn a_group_recreated_under_its_consumer_begins_at_its_start_policy() {
     for version in NatsVersion::ALL {
         let lanes = start(version).await;
         lanes.group("billing", "orders").await;
@@ -94,7 +94,7 @@ async fn a_group_that_is_made_again_under_its_consumer_begins_where_it_is_told()
 }
 
 #[tokio::test]
-async fn a_stream_that_is_made_again_under_its_consumer_is_read_from_its_beginning() {
+async fn a_stream_recreated_under_its_consumer_is_read_from_its_beginning() {
     for version in NatsVersion::ALL {
         let lanes = start(version).await;
         lanes.group("billing", "orders").await;
@@ -103,28 +103,28 @@ async fn a_stream_that_is_made_again_under_its_consumer_is_read_from_its_beginni
         assert_eq!(numbers(&one, 20).await, (0..20).collect::<Vec<_>>());
         lanes.jetstream().await.delete_stream(STREAM).await.expect("deleted");
         let subjects = vec!["orders.*".to_owned()];
-        make_stream(&lanes.server, stream::Config { name: STREAM.to_owned(), subjects, ..stream::Config::default() })
+        create_stream(&lanes.server, stream::Config { name: STREAM.to_owned(), subjects, ..stream::Config::default() })
             .await;
-        declare(&lanes.config(), &group("billing", "orders")).await.expect("a group");
+        declare_group(&lanes.config(), &group("billing", "orders")).await.expect("a group");
         publish_all(&lanes.broker().await, &batch(100..110)).await;
         assert_eq!(numbers(&one, 10).await, (100..110).collect::<Vec<_>>(), "on {version:?}");
     }
 }
 
 #[tokio::test]
-async fn an_acknowledgement_for_a_durable_consumer_that_is_gone_hides_nothing_of_the_next() {
+async fn an_acknowledgement_for_a_deleted_durable_consumer_does_not_affect_the_next() {
     for version in NatsVersion::ALL {
         let lanes = start(version).await;
         let config = Config { lanes: Some(1), ..lanes.config() };
         let group = Group { lanes: Some(1), ..Group::new("billing", STREAM, ["orders"]) };
-        declare(&config, &group).await.expect("a group");
-        publish_all(&NatsBroker::open(config.clone()).await.expect("a broker"), &batch(0..10)).await;
+        declare_group(&config, &group).await.expect("a group");
+        publish_all(&Publisher::open(config.clone()).await.expect("a broker"), &batch(0..10)).await;
         let one = consumer(&config, &group, Membership::default()).await.expect("a consumer");
         assert_eq!(numbers(&one, 10).await, (0..10).collect::<Vec<_>>());
-        soon(one.close()).await.expect("closed");
+        within_timeout(one.close()).await.expect("closed");
         let stream = lanes.jetstream().await.get_stream(STREAM).await.expect("the stream");
         stream.delete_consumer("billing-0").await.expect("deleted");
-        declare(&config, &group).await.expect("made again");
+        declare_group(&config, &group).await.expect("made again");
         // An earlier request, which the new consumer serves; and acknowledgements for the old one, of delivered and
         // undelivered messages.
         let made_again: PullConsumer = stream.get_consumer("billing-0").await.expect("a consumer");
@@ -138,7 +138,7 @@ async fn an_acknowledgement_for_a_durable_consumer_that_is_gone_hides_nothing_of
         client.flush().await.expect("written");
         let floor = async || stream.consumer_info("billing-0").await.expect("a consumer").ack_floor.stream_sequence;
         // The server applies them to the new consumer.
-        soon(async { while floor().await != 2 {} }).await;
+        within_timeout(async { while floor().await != 2 {} }).await;
         let two = consumer(&config, &group, Membership::default()).await.expect("a consumer");
         assert_eq!(numbers(&two, 10).await, (0..10).collect::<Vec<_>>(), "on {version:?}");
     }

@@ -6,41 +6,41 @@ use async_nats::Client;
 use async_nats::jetstream::{self, stream};
 use async_trait::async_trait;
 use futures_util::StreamExt as _;
-use relevo_broker_nats::{Atomic, Config, NatsBroker, decode_headers};
-use relevo_conformance::broker::harness::{BrokerHarness, Promises, soon};
-use relevo_core::broker::Reports;
-use relevo_core::{Broker as _, Class, Publication, Raw};
+use relevo_broker_nats::{AtomicBatches, Config, Publisher, decode_headers};
+use relevo_conformance::broker::harness::{BrokerHarness, Guarantees, within_timeout};
+use relevo_core::broker::OutcomeReceiver;
+use relevo_core::{Broker as _, Class, Publication, RawMessage};
 use relevo_testkit::NatsVersion;
 use relevo_testkit::nats::{Private, Settings};
 
 /// A private server with one stream for all addresses.
 pub(crate) struct Nats {
     pub(crate) server: Private,
-    atomic: Atomic,
+    atomic: AtomicBatches,
 }
 
 pub(crate) const STREAM: &str = "everything";
 
 pub(crate) async fn newest() -> Nats {
-    start(NatsVersion::V2_15, Atomic::Off).await
+    start(NatsVersion::V2_15, AtomicBatches::Off).await
 }
 
 pub(crate) async fn oldest() -> Nats {
-    start(NatsVersion::V2_9, Atomic::Auto).await
+    start(NatsVersion::V2_9, AtomicBatches::Auto).await
 }
 
 pub(crate) async fn atomic() -> Nats {
-    start(NatsVersion::V2_15, Atomic::Always).await
+    start(NatsVersion::V2_15, AtomicBatches::Always).await
 }
 
-async fn start(version: NatsVersion, atomic: Atomic) -> Nats {
+async fn start(version: NatsVersion, atomic: AtomicBatches) -> Nats {
     let server = Private::start(version, Settings::new()).await;
-    make_stream(&server, everything()).await;
+    create_stream(&server, catch_all_stream()).await;
     Nats { server, atomic }
 }
 
 /// A stream for the addresses of the suite.
-pub(crate) fn everything() -> stream::Config {
+pub(crate) fn catch_all_stream() -> stream::Config {
     stream::Config {
         name: STREAM.to_owned(),
         // Not simply `>`: the server refuses acknowledgements for a stream that also stores the server's own subjects.
@@ -56,24 +56,24 @@ pub(crate) async fn client(server: &Private) -> Client {
     async_nats::connect(server.url()).await.expect("the server is there")
 }
 
-pub(crate) async fn make_stream(server: &Private, config: stream::Config) {
+pub(crate) async fn create_stream(server: &Private, config: stream::Config) {
     jetstream::new(client(server).await).create_stream(config).await.expect("a stream");
 }
 
 /// Creates the default stream on a server that requires a login.
-pub(crate) async fn make_stream_as(server: &Private, user: &str, password: &str) {
+pub(crate) async fn create_stream_as(server: &Private, user: &str, password: &str) {
     let options = async_nats::ConnectOptions::with_user_and_password(user.to_owned(), password.to_owned());
     let client = options.connect(server.url()).await.expect("the server lets us in");
-    jetstream::new(client).create_stream(everything()).await.expect("a stream");
+    jetstream::new(client).create_stream(catch_all_stream()).await.expect("a stream");
 }
 
 /// All messages of a stream, each with its subject.
-pub(crate) async fn stored(server: &Private, name: &str) -> Vec<(String, Raw)> {
+pub(crate) async fn stored(server: &Private, name: &str) -> Vec<(String, RawMessage)> {
     // Boxed, because the library's futures are large and every test would hold this one.
-    soon(Box::pin(read(server, name))).await
+    within_timeout(Box::pin(read(server, name))).await
 }
 
-async fn read(server: &Private, name: &str) -> Vec<(String, Raw)> {
+async fn read(server: &Private, name: &str) -> Vec<(String, RawMessage)> {
     let jetstream = jetstream::new(client(server).await);
     let stream = jetstream.get_stream(name).await.expect("the stream is there");
     let waiting = stream.cached_info().state.messages;
@@ -90,7 +90,7 @@ async fn read(server: &Private, name: &str) -> Vec<(String, Raw)> {
             // In a cluster, a consumer exists before it has a leader; the read is repeated then.
             let Ok(message) = message else { break };
             let headers = message.headers.as_ref().map(decode_headers).unwrap_or_default();
-            stored.push((message.subject.to_string(), Raw::new(headers, message.payload.clone())));
+            stored.push((message.subject.to_string(), RawMessage::new(headers, message.payload.clone())));
             if stored.len() as u64 == waiting {
                 break;
             }
@@ -100,67 +100,67 @@ async fn read(server: &Private, name: &str) -> Vec<(String, Raw)> {
 }
 
 /// A private server with the default stream, and a broker for it.
-pub(crate) async fn server(version: NatsVersion) -> (Private, NatsBroker) {
+pub(crate) async fn server(version: NatsVersion) -> (Private, Publisher) {
     let server = Private::start(version, Settings::new()).await;
-    make_stream(&server, everything()).await;
+    create_stream(&server, catch_all_stream()).await;
     let broker = open(Config::new(server.url())).await;
     (server, broker)
 }
 
-pub(crate) async fn open(config: Config) -> NatsBroker {
-    NatsBroker::open(config).await.expect("a configuration that can work")
+pub(crate) async fn open(config: Config) -> Publisher {
+    Publisher::open(config).await.expect("a configuration that can work")
 }
 
 /// Publishes a batch. Returns the failure of each unconfirmed message.
-pub(crate) async fn told(broker: &NatsBroker, batch: &[Publication]) -> Vec<Option<(Class, String)>> {
-    let reports = Reports::default();
-    soon(broker.publish(batch, &reports.confirms(1))).await;
+pub(crate) async fn outcomes_of(broker: &Publisher, batch: &[Publication]) -> Vec<Option<(Class, String)>> {
+    let reports = OutcomeReceiver::default();
+    within_timeout(broker.publish(batch, &reports.sender(1))).await;
     let mut told: Vec<_> = reports.take().into_iter().map(|(_, index, outcome)| (index, outcome)).collect();
     told.sort_by_key(|(index, _)| *index);
     assert!(told.iter().map(|(index, _)| *index).eq(0..batch.len()), "one outcome a message");
-    told.into_iter().map(|(_, outcome)| outcome.err().map(|failure| (failure.class(), failure.describe()))).collect()
+    told.into_iter().map(|(_, outcome)| outcome.err().map(|failure| (failure.class(), failure.error_chain()))).collect()
 }
 
 /// Publishes one message. Returns its failure, if any.
-pub(crate) async fn told_of(broker: &NatsBroker, one: &Publication) -> Option<(Class, String)> {
-    told(broker, std::slice::from_ref(one)).await.remove(0)
+pub(crate) async fn outcome_of(broker: &Publisher, one: &Publication) -> Option<(Class, String)> {
+    outcomes_of(broker, std::slice::from_ref(one)).await.remove(0)
 }
 
 /// Publishes one message repeatedly until it has this outcome. Returns the error text.
-pub(crate) async fn until(broker: &NatsBroker, one: &Publication, class: Option<Class>) -> String {
+pub(crate) async fn publish_until(broker: &Publisher, one: &Publication, class: Option<Class>) -> String {
     let trying = async {
         loop {
-            let told = told_of(broker, one).await;
+            let told = outcome_of(broker, one).await;
             if told.as_ref().map(|(class, _)| *class) == class {
                 return told.map(|(_, text)| text).unwrap_or_default();
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    soon(trying).await
+    within_timeout(trying).await
 }
 
 #[async_trait]
 impl BrokerHarness for Nats {
-    type Broker = NatsBroker;
+    type Broker = Publisher;
 
-    async fn broker(&self) -> NatsBroker {
-        let stream = (self.atomic == Atomic::Always).then(|| STREAM.to_owned());
-        let config = Config { stream, atomic: self.atomic, ..Config::new(self.server.url()) };
-        NatsBroker::open(config).await.expect("a broker")
+    async fn broker(&self) -> Publisher {
+        let stream = (self.atomic == AtomicBatches::Always).then(|| STREAM.to_owned());
+        let config = Config { stream, atomic_batches: self.atomic, ..Config::new(self.server.url()) };
+        Publisher::open(config).await.expect("a broker")
     }
 
-    async fn kept(&self, address: &str) -> Vec<Raw> {
+    async fn stored(&self, address: &str) -> Vec<RawMessage> {
         let stored = stored(&self.server, STREAM).await;
         stored.into_iter().filter(|(subject, _)| subject == address).map(|(_, raw)| raw).collect()
     }
 
-    async fn crash(&mut self) {
+    async fn kill_and_restart(&mut self) {
         self.server.kill9().await;
         self.server.start_again().await;
     }
 
-    fn promises(&self) -> Promises {
-        Promises { survives_crash: true, recognises_repeats: true }
+    fn guarantees(&self) -> Guarantees {
+        Guarantees { survives_crash: true, deduplicates: true }
     }
 }

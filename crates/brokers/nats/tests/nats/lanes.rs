@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use async_nats::jetstream::stream;
 use futures_util::future::join_all;
-use relevo_broker_nats::{Config, Group, Membership, NatsBroker, NatsConsumer, consumer, declare};
+use relevo_broker_nats::{Config, Group, GroupConsumer, Membership, Publisher, consumer, declare_group};
 use relevo_conformance::broker::harness::{
-    BrokerHarness as _, ConsumerHarness as _, key, nothing, number, publication, publish_all, receive, soon, stale,
-    tags,
+    BrokerHarness as _, ConsumerHarness as _, assert_idle, key, number, publication, publish_all, receive, stale, tags,
+    within_timeout,
 };
 use relevo_core::{BrokerConsumer as _, Class, Delivery, DeliveryTag, Publication};
 use relevo_testkit::NatsVersion;
@@ -16,17 +16,17 @@ use relevo_testkit::proxy::CutProxy;
 use tokio::time::Instant;
 
 use crate::consumer_harness::{Lanes, STREAM, group, start};
-use crate::harness::make_stream;
+use crate::harness::create_stream;
 
 fn batch(numbers: std::ops::Range<u32>, keys: u32) -> Vec<Publication> {
     numbers.map(|number| publication(number, &format!("k-{}", number % keys))).collect()
 }
 
-fn brief(lease: Duration) -> Membership {
+fn with_lease(lease: Duration) -> Membership {
     Membership { lease, prefetch: 20, ..Membership::default() }
 }
 
-async fn acknowledge(consumer: &NatsConsumer, deliveries: &[Delivery]) -> Vec<DeliveryTag> {
+async fn acknowledge(consumer: &GroupConsumer, deliveries: &[Delivery]) -> Vec<DeliveryTag> {
     // The server may be down, so the call may be repeated. Acknowledgements recorded the first time are then reported
     // as stale.
     loop {
@@ -39,15 +39,15 @@ async fn acknowledge(consumer: &NatsConsumer, deliveries: &[Delivery]) -> Vec<De
 /// All received messages, from any consumer.
 #[derive(Default)]
 struct History {
-    appeared: BTreeSet<i64>,
+    first_deliveries: BTreeSet<i64>,
     order: BTreeMap<String, Vec<i64>>,
     settled: BTreeMap<i64, usize>,
 }
 
 impl History {
-    fn note(&mut self, deliveries: &[Delivery]) {
+    fn record(&mut self, deliveries: &[Delivery]) {
         for delivery in deliveries {
-            if self.appeared.insert(number(delivery)) {
+            if self.first_deliveries.insert(number(delivery)) {
                 self.order.entry(key(delivery)).or_default().push(number(delivery));
             }
         }
@@ -67,39 +67,39 @@ impl History {
 }
 
 /// Receives and acknowledges until every message up to `end` was received.
-async fn drain(consumer: &NatsConsumer, history: &mut History, end: usize) {
+async fn drain(consumer: &GroupConsumer, history: &mut History, end: usize) {
     let deadline = Instant::now() + Duration::from_mins(1);
-    while history.appeared.len() < end {
-        assert!(Instant::now() < deadline, "only {} of {end} came", history.appeared.len());
+    while history.first_deliveries.len() < end {
+        assert!(Instant::now() < deadline, "only {} of {end} came", history.first_deliveries.len());
         // An error means that the server is down; later deliveries show whether it had an effect.
-        if let Ok(some) = soon(consumer.receive(50)).await {
-            history.note(&some);
+        if let Ok(some) = within_timeout(consumer.receive(50)).await {
+            history.record(&some);
             let lost = acknowledge(consumer, &some).await;
             history.settle(&some, &lost);
         }
     }
 }
 
-async fn members_come_and_go(version: NatsVersion) {
+async fn members_join_and_leave(version: NatsVersion) {
     let lanes = start(version).await;
     let config = Config { lanes: Some(4), ..lanes.config() };
     let group = Group { lanes: Some(4), max_ack_pending: 40, ..group("billing", "orders") };
-    declare(&config, &group).await.expect("a group");
-    let broker = NatsBroker::open(config.clone()).await.expect("a broker");
+    declare_group(&config, &group).await.expect("a group");
+    let broker = Publisher::open(config.clone()).await.expect("a broker");
     let mut history = History::default();
-    let mut steady = consumer(&config, &group, brief(Duration::from_secs(1))).await.expect("a consumer");
+    let mut steady = consumer(&config, &group, with_lease(Duration::from_secs(1))).await.expect("a consumer");
     let mut total = 0;
     for round in 0..8_u32 {
         publish_all(&broker, &batch(total..total + 50, 10)).await;
         total += 50;
-        let guest = consumer(&config, &group, brief(Duration::from_secs(1))).await.expect("a consumer");
+        let guest = consumer(&config, &group, with_lease(Duration::from_secs(1))).await.expect("a consumer");
         for _ in 0..3 {
             for member in [&steady, &guest] {
                 let Ok(some) = tokio::time::timeout(Duration::from_millis(200), member.receive(9)).await else {
                     continue;
                 };
                 let some = some.expect("deliveries");
-                history.note(&some);
+                history.record(&some);
                 // The rest stays outstanding, and is lost with the member.
                 let some = &some[..=some.len() / 2];
                 let lost = acknowledge(member, some).await;
@@ -107,48 +107,48 @@ async fn members_come_and_go(version: NatsVersion) {
             }
         }
         match round % 4 {
-            0 => soon(guest.close()).await.expect("closed"),
+            0 => within_timeout(guest.close()).await.expect("closed"),
             1 => drop(guest),
             // The guest stays, and the other one ends.
             2 => drop(std::mem::replace(&mut steady, guest)),
-            _ => soon(std::mem::replace(&mut steady, guest).close()).await.expect("closed"),
+            _ => within_timeout(std::mem::replace(&mut steady, guest).close()).await.expect("closed"),
         }
     }
     // Outstanding messages of the last member are redelivered to its successor; those of dead members when their leases
     // end.
-    soon(steady.close()).await.expect("closed");
-    let successor = consumer(&config, &group, brief(Duration::from_secs(1))).await.expect("a consumer");
+    within_timeout(steady.close()).await.expect("closed");
+    let successor = consumer(&config, &group, with_lease(Duration::from_secs(1))).await.expect("a consumer");
     while history.settled.len() < total as usize {
-        let some = soon(successor.receive(50)).await.expect("deliveries");
-        history.note(&some);
+        let some = within_timeout(successor.receive(50)).await.expect("deliveries");
+        history.record(&some);
         let lost = acknowledge(&successor, &some).await;
         history.settle(&some, &lost);
     }
-    nothing(&successor).await;
+    assert_idle(&successor).await;
     history.assert_in_order();
     assert!(history.settled.values().all(|times| *times == 1), "something was settled twice: {:?}", history.settled);
 }
 
 #[tokio::test]
-async fn members_come_and_go_and_each_message_is_settled_once_in_order() {
-    members_come_and_go(NatsVersion::V2_15).await;
+async fn joining_and_leaving_members_settle_each_message_once_in_order() {
+    members_join_and_leave(NatsVersion::V2_15).await;
 }
 
 #[tokio::test]
-async fn members_come_and_go_on_an_old_server_too() {
-    members_come_and_go(NatsVersion::V2_9).await;
+async fn joining_and_leaving_members_work_on_an_old_server() {
+    members_join_and_leave(NatsVersion::V2_9).await;
 }
 
-async fn survives(version: NatsVersion, harm: impl AsyncFn(&Lanes)) {
+async fn assert_survives(version: NatsVersion, harm: impl AsyncFn(&Lanes)) {
     let lanes = start(version).await;
     lanes.group("billing", "orders").await;
     let broker = lanes.broker().await;
     publish_all(&broker, &batch(0..200, 10)).await;
-    let consumer = consumer(&lanes.config(), &group("billing", "orders"), brief(Duration::from_secs(3))).await;
+    let consumer = consumer(&lanes.config(), &group("billing", "orders"), with_lease(Duration::from_secs(3))).await;
     let consumer = consumer.expect("a consumer");
     let mut history = History::default();
     let held = receive(&consumer, 40).await;
-    history.note(&held);
+    history.record(&held);
     history.settle(&held[..20], &acknowledge(&consumer, &held[..20]).await);
     harm(&lanes).await;
     history.settle(&held[20..], &acknowledge(&consumer, &held[20..]).await);
@@ -167,9 +167,9 @@ async fn survives(version: NatsVersion, harm: impl AsyncFn(&Lanes)) {
 }
 
 #[tokio::test]
-async fn a_server_that_is_killed_and_started_again_costs_nothing() {
+async fn a_killed_and_restarted_server_loses_nothing() {
     for version in NatsVersion::ALL {
-        survives(version, async |lanes| {
+        assert_survives(version, async |lanes| {
             lanes.server.kill9().await;
             lanes.server.start_again().await;
         })
@@ -178,9 +178,9 @@ async fn a_server_that_is_killed_and_started_again_costs_nothing() {
 }
 
 #[tokio::test]
-async fn a_server_that_stands_still_for_a_while_costs_nothing() {
+async fn a_suspended_server_loses_nothing() {
     for version in NatsVersion::ALL {
-        survives(version, async |lanes| {
+        assert_survives(version, async |lanes| {
             lanes.server.pause().await;
             tokio::time::sleep(Duration::from_secs(6)).await;
             lanes.server.resume().await;
@@ -190,19 +190,20 @@ async fn a_server_that_stands_still_for_a_while_costs_nothing() {
 }
 
 #[tokio::test]
-async fn a_connection_cut_in_mid_settlement_settles_or_does_not() {
+async fn a_connection_cut_during_settlement_settles_all_or_nothing() {
     for version in NatsVersion::ALL {
         let lanes = start(version).await;
         lanes.group("billing", "orders").await;
         publish_all(&lanes.broker().await, &batch(0..300, 10)).await;
         let proxy = CutProxy::start(([127, 0, 0, 1], lanes.server.port()).into()).await;
         let config =
-            Config { ack_deadline: Duration::from_millis(500), ..Config::new(format!("nats://{}", proxy.addr())) };
-        let one = consumer(&config, &group("billing", "orders"), brief(Duration::from_secs(30))).await.expect("one");
+            Config { confirm_timeout: Duration::from_millis(500), ..Config::new(format!("nats://{}", proxy.addr())) };
+        let one =
+            consumer(&config, &group("billing", "orders"), with_lease(Duration::from_secs(30))).await.expect("one");
         let mut history = History::default();
         while history.settled.len() < 300 {
-            let Ok(some) = soon(one.receive(20)).await else { continue };
-            history.note(&some);
+            let Ok(some) = within_timeout(one.receive(20)).await else { continue };
+            history.record(&some);
             let tags: Vec<_> = some.iter().map(|delivery| delivery.tag).collect();
             let (settled, ()) = tokio::join!(stale(&one, &tags), proxy.cut());
             match settled {
@@ -217,14 +218,14 @@ async fn a_connection_cut_in_mid_settlement_settles_or_does_not() {
         }
         history.assert_in_order();
         assert!(history.settled.values().all(|times| *times == 1), "{:?}", history.settled);
-        soon(one.close()).await.expect("closed");
+        within_timeout(one.close()).await.expect("closed");
         let next = lanes.consumer("billing", 100).await;
-        nothing(&next).await;
+        assert_idle(&next).await;
     }
 }
 
 #[tokio::test]
-async fn a_full_lane_goes_on_at_its_next_owner_without_waiting_for_the_server() {
+async fn a_full_lane_continues_at_its_next_owner_at_once() {
     for version in NatsVersion::ALL {
         let lanes = start(version).await;
         let config = Config { lanes: Some(1), ..lanes.config() };
@@ -236,32 +237,32 @@ async fn a_full_lane_goes_on_at_its_next_owner_without_waiting_for_the_server() 
             ack_wait: Duration::from_mins(5),
             ..Group::new("billing", STREAM, ["orders"])
         };
-        declare(&config, &group).await.expect("a group");
-        let broker = NatsBroker::open(config.clone()).await.expect("a broker");
+        declare_group(&config, &group).await.expect("a group");
+        let broker = Publisher::open(config.clone()).await.expect("a broker");
         publish_all(&broker, &batch(0..200, 10)).await;
-        let first = consumer(&config, &group, brief(Duration::from_secs(1))).await.expect("a consumer");
+        let first = consumer(&config, &group, with_lease(Duration::from_secs(1))).await.expect("a consumer");
         let mut history = History::default();
-        history.note(&receive(&first, 15).await);
+        history.record(&receive(&first, 15).await);
         drop(first);
-        let second = consumer(&config, &group, brief(Duration::from_secs(1))).await.expect("a consumer");
-        soon(drain(&second, &mut history, 200)).await;
+        let second = consumer(&config, &group, with_lease(Duration::from_secs(1))).await.expect("a consumer");
+        within_timeout(drain(&second, &mut history, 200)).await;
         history.assert_in_order();
     }
 }
 
 #[tokio::test]
-async fn what_is_worked_on_for_long_is_not_brought_again() {
+async fn a_message_in_long_processing_is_not_redelivered() {
     // Three progress signals in this time: one that is late by half of it is still in time.
     const ACK_WAIT: Duration = Duration::from_secs(6);
     join_all(NatsVersion::ALL.map(async |version| {
         let lanes = start(version).await;
         let group = Group { ack_wait: ACK_WAIT, ..group("billing", "orders") };
-        declare(&lanes.config(), &group).await.expect("a group");
+        declare_group(&lanes.config(), &group).await.expect("a group");
         publish_all(&lanes.broker().await, &batch(0..4, 1)).await;
-        let one = consumer(&lanes.config(), &group, brief(Duration::from_mins(1))).await.expect("a consumer");
+        let one = consumer(&lanes.config(), &group, with_lease(Duration::from_mins(1))).await.expect("a consumer");
         let held = receive(&one, 4).await;
         tokio::time::sleep(ACK_WAIT + Duration::from_secs(2)).await;
-        nothing(&one).await;
+        assert_idle(&one).await;
         let stream = lanes.jetstream().await.get_stream(STREAM).await.expect("the stream");
         for lane in 0..8 {
             let info = stream.consumer_info(format!("billing-{lane}")).await.expect("a consumer");
@@ -273,11 +274,11 @@ async fn what_is_worked_on_for_long_is_not_brought_again() {
 }
 
 #[tokio::test]
-async fn settings_that_an_old_server_ignores_are_noticed() {
+async fn settings_ignored_by_an_old_server_are_noticed() {
     for version in NatsVersion::ALL {
         let lanes = start(version).await;
         let two = Group { subjects: vec!["orders".to_owned(), "other".to_owned()], ..group("billing", "orders") };
-        let declared = declare(&lanes.config(), &two).await;
+        let declared = declare_group(&lanes.config(), &two).await;
         let stream = lanes.jetstream().await.get_stream(STREAM).await.expect("the stream");
         let made = stream.consumer_info("billing-0").await;
         if version == NatsVersion::V2_9 {
@@ -294,15 +295,15 @@ async fn settings_that_an_old_server_ignores_are_noticed() {
 }
 
 #[tokio::test]
-async fn a_group_that_is_missing_or_different_is_refused_and_a_deleted_one_is_told() {
+async fn a_missing_or_different_group_is_rejected_and_a_deleted_group_reported() {
     let lanes = start(NatsVersion::V2_15).await;
     let wanted = group("billing", "orders");
     let open = async |group: &Group| consumer(&lanes.config(), group, Membership::default()).await;
     assert_eq!(open(&wanted).await.expect_err("it was never made").class(), Class::Blocked);
-    declare(&lanes.config(), &wanted).await.expect("a group");
-    declare(&lanes.config(), &wanted).await.expect("the same");
+    declare_group(&lanes.config(), &wanted).await.expect("a group");
+    declare_group(&lanes.config(), &wanted).await.expect("the same");
     let other = Group { max_ack_pending: 999, ..wanted.clone() };
-    for refused in [open(&other).await.map(drop), declare(&lanes.config(), &other).await] {
+    for refused in [open(&other).await.map(drop), declare_group(&lanes.config(), &other).await] {
         let error = refused.expect_err("it is another one");
         assert_eq!(error.class(), Class::Blocked);
         assert!(error.to_string().ends_with("max_ack_pending is 1000, asked for 999"), "{error}");
@@ -316,18 +317,18 @@ async fn a_group_that_is_missing_or_different_is_refused_and_a_deleted_one_is_to
     for lane in 0..8 {
         stream.delete_consumer(&format!("billing-{lane}")).await.expect("deleted");
     }
-    let failure = soon(one.receive(1)).await.expect_err("there is nothing to receive from");
+    let failure = within_timeout(one.receive(1)).await.expect_err("there is nothing to receive from");
     assert_eq!(failure.class(), Class::Blocked);
 }
 
 #[tokio::test]
-async fn a_group_that_is_made_again_begins_where_it_is_told() {
+async fn a_recreated_group_begins_at_its_start_policy() {
     let lanes = start(NatsVersion::V2_15).await;
     lanes.group("billing", "orders").await;
     publish_all(&lanes.broker().await, &batch(0..5, 1)).await;
     let one = lanes.consumer("billing", 10).await;
     acknowledge(&one, &receive(&one, 5).await).await;
-    soon(one.close()).await.expect("closed");
+    within_timeout(one.close()).await.expect("closed");
     let stream = lanes.jetstream().await.get_stream(STREAM).await.expect("the stream");
     for lane in 0..8 {
         stream.delete_consumer(&format!("billing-{lane}")).await.expect("deleted");
@@ -348,11 +349,11 @@ async fn a_work_queue_is_empty_when_everything_is_acknowledged() {
             retention: stream::RetentionPolicy::WorkQueue,
             ..stream::Config::default()
         };
-        make_stream(&lanes.server, config).await;
+        create_stream(&lanes.server, config).await;
         let config = Config::new(lanes.server.url());
         let group = Group::new("workers", "work", ["work"]);
-        declare(&config, &group).await.expect("a group");
-        let broker = NatsBroker::open(config.clone()).await.expect("a broker");
+        declare_group(&config, &group).await.expect("a group");
+        let broker = Publisher::open(config.clone()).await.expect("a broker");
         let to_work = |number: u32| Publication { address: "work".into(), ..publication(number, "k") };
         publish_all(&broker, &(0..10).map(to_work).collect::<Vec<_>>()).await;
         let one = consumer(&config, &group, Membership::default()).await.expect("a consumer");

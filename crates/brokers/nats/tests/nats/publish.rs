@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use relevo_broker_nats::{Auth, Config, Identity, NatsBroker, Tls};
-use relevo_conformance::broker::harness::{decoded, numbers, publication, publish_all, with};
+use relevo_broker_nats::{Auth, Config, Identity, Publisher, Tls};
+use relevo_conformance::broker::harness::{decode, numbers, publication, publish_all, with_message};
 use relevo_core::Broker as _;
 use relevo_testkit::NatsVersion;
 use relevo_testkit::proxy::{CutProxy, Direction};
 
-use crate::harness::{STREAM, open, server, stored, told};
+use crate::harness::{STREAM, open, outcomes_of, server, stored};
 
 #[tokio::test]
 async fn lanes_are_the_last_word_of_the_subject() {
@@ -20,7 +20,7 @@ async fn lanes_are_the_last_word_of_the_subject() {
 }
 
 #[tokio::test]
-async fn another_number_of_lanes_makes_no_new_message() {
+async fn a_changed_lane_count_creates_no_duplicate() {
     let (server, broker) = server(NatsVersion::V2_15).await;
     publish_all(&broker, &[publication(1, "o-2")]).await;
     let broker = open(Config { lanes: Some(4), ..Config::new(server.url()) }).await;
@@ -32,7 +32,7 @@ async fn another_number_of_lanes_makes_no_new_message() {
 async fn values_that_nats_would_trim_or_cut_arrive_exactly() {
     for version in NatsVersion::ALL {
         let (server, broker) = server(version).await;
-        let sent = with(&publication(1, " a\r\nb%20 "), |message| {
+        let sent = with_message(&publication(1, " a\r\nb%20 "), |message| {
             for (number, value) in
                 ["", " ", " a ", "a\r\nb: c", "\u{a0}x\u{2003}", "\0", "100%", "%41"].iter().enumerate()
             {
@@ -42,7 +42,7 @@ async fn values_that_nats_would_trim_or_cut_arrive_exactly() {
             message.kind = "\"quoted\" ".into();
         });
         publish_all(&broker, std::slice::from_ref(&sent)).await;
-        assert_eq!(decoded(&stored(&server, STREAM).await[0].1).message, *sent.message);
+        assert_eq!(decode(&stored(&server, STREAM).await[0].1).message, *sent.message);
     }
 }
 
@@ -73,7 +73,7 @@ async fn no_more_than_allowed_is_in_flight() {
 async fn a_closed_broker_reports_an_outage() {
     let (_server, broker) = server(NatsVersion::V2_15).await;
     broker.close().await;
-    let (class, _) = told(&broker, &[publication(1, "a")]).await.remove(0).expect("refused");
+    let (class, _) = outcomes_of(&broker, &[publication(1, "a")]).await.remove(0).expect("refused");
     assert_eq!(class, relevo_core::Class::Outage);
 }
 
@@ -88,7 +88,7 @@ async fn a_configuration_that_can_never_work_is_refused_without_echo() {
         Config { in_flight_max: 1 << 20, ..good.clone() },
         Config { lanes: Some(0), ..good.clone() },
         Config { lanes: Some(300), ..good.clone() },
-        Config { ack_deadline: Duration::ZERO, ..good.clone() },
+        Config { confirm_timeout: Duration::ZERO, ..good.clone() },
         Config { stream: Some("a.b".to_owned()), ..good.clone() },
         Config { auth: Auth::Credentials("hush".to_owned()), ..good.clone() },
         Config { auth: Auth::NKey("hush".to_owned()), ..good.clone() },
@@ -96,7 +96,7 @@ async fn a_configuration_that_can_never_work_is_refused_without_echo() {
         Config { tls: Tls { identity: Some(pair), ..Tls::default() }, ..good.clone() },
     ] {
         let shown = format!("{bad:?}");
-        let error = NatsBroker::open(bad).await.expect_err(&shown);
+        let error = Publisher::open(bad).await.expect_err(&shown);
         assert_eq!(error.class(), relevo_core::Class::Blocked, "{error}");
         assert!(!error.to_string().contains("hush"), "{error}");
     }

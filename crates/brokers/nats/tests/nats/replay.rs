@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use async_nats::jetstream::stream;
 use async_trait::async_trait;
-use relevo_broker_nats::{Config, Group, Membership, NatsBroker, NatsLog, consumer, declare};
+use relevo_broker_nats::{Config, Group, Membership, Publisher, ReplayLog, consumer, declare_group};
 use relevo_conformance::replay::Harness;
 use relevo_conformance::replay::harness::{publications, receive};
-use relevo_core::inbox::source::{Filter, ReplaySource, SourceError};
+use relevo_core::inbox::source::{ReplayFilter, ReplaySource, ReplaySourceError};
 use relevo_core::{Delivery, Draft, MessageId};
 use relevo_testkit::NatsVersion;
 use relevo_testkit::nats::{Private, Settings};
 
-use crate::harness::{make_stream, told};
+use crate::harness::{create_stream, outcomes_of};
 
 const STREAM: &str = "all";
 
@@ -33,7 +33,7 @@ async fn oldest() -> Nats {
 async fn start(version: NatsVersion, lanes: Option<u16>) -> Nats {
     let server = Private::start(version, Settings::new()).await;
     let subjects = ["orders.>", "bills.>", "bills"].map(str::to_owned).to_vec();
-    make_stream(&server, stream::Config { name: STREAM.to_owned(), subjects, ..stream::Config::default() }).await;
+    create_stream(&server, stream::Config { name: STREAM.to_owned(), subjects, ..stream::Config::default() }).await;
     Nats { server, lanes, published: 0 }
 }
 
@@ -46,8 +46,8 @@ impl Nats {
         Group { lanes: self.lanes, ..Group::new("billing", STREAM, ["orders.*"]) }
     }
 
-    async fn open(&self, group: &Group) -> Result<NatsLog, SourceError> {
-        NatsLog::open(&self.config(), group).await
+    async fn open(&self, group: &Group) -> Result<ReplayLog, ReplaySourceError> {
+        ReplayLog::open(&self.config(), group).await
     }
 }
 
@@ -57,13 +57,13 @@ impl Harness for Nats {
         Box::new(self.open(&self.group()).await.expect("a stream"))
     }
 
-    async fn put(&mut self, drafts: Vec<Draft>) -> Vec<MessageId> {
+    async fn publish(&mut self, drafts: Vec<Draft>) -> Vec<MessageId> {
         let batch = publications(drafts, self.published + 1);
         self.published += batch.len() as u64;
-        let broker = NatsBroker::open(self.config()).await.expect("a broker");
+        let broker = Publisher::open(self.config()).await.expect("a broker");
         // Publish one by one: the server stores them in the order of arrival.
         for publication in &batch {
-            assert_eq!(told(&broker, std::slice::from_ref(publication)).await, [None]);
+            assert_eq!(outcomes_of(&broker, std::slice::from_ref(publication)).await, [None]);
         }
         broker.close().await;
         batch.iter().map(|publication| publication.message.id).collect()
@@ -71,7 +71,7 @@ impl Harness for Nats {
 
     async fn received(&self) -> Option<Vec<Delivery>> {
         let count = usize::try_from(self.published).expect("a small number");
-        declare(&self.config(), &self.group()).await.expect("a group");
+        declare_group(&self.config(), &self.group()).await.expect("a group");
         let consumer = consumer(&self.config(), &self.group(), Membership::default()).await.expect("a consumer");
         Some(receive(&consumer, count).await)
     }
@@ -91,46 +91,47 @@ async fn a_log_has_the_subjects_of_its_group() {
         let mut nats = start(version, None).await;
         let drafts = [("orders.eu", "1"), ("bills.eu", "2"), ("orders.us", "3"), ("bills", "4")];
         let drafts = drafts.map(|(topic, key)| Draft::json(topic, key, "T", "{}"));
-        nats.put(drafts.to_vec()).await;
+        nats.publish(drafts.to_vec()).await;
         for (subjects, count) in [(vec!["orders.*"], 2), (vec!["orders.eu", "bills.>"], 2), (Vec::new(), 4)] {
             let log = nats.open(&Group::new("billing", STREAM, subjects.clone())).await.expect("a stream");
-            assert_eq!(log.count(&Filter::default()).await.expect("a stream"), count, "{subjects:?}");
+            assert_eq!(log.count(&ReplayFilter::default()).await.expect("a stream"), count, "{subjects:?}");
         }
     }
 }
 
 #[tokio::test]
-async fn a_stream_that_forgets_what_was_acknowledged_is_no_log() {
+async fn a_stream_that_deletes_acknowledged_messages_cannot_be_replayed() {
     let nats = start(NatsVersion::V2_15, None).await;
     for (name, retention) in
         [("work", stream::RetentionPolicy::WorkQueue), ("wanted", stream::RetentionPolicy::Interest)]
     {
         let subjects = vec![format!("{name}.>")];
         let config = stream::Config { name: name.to_owned(), subjects, retention, ..stream::Config::default() };
-        make_stream(&nats.server, config).await;
+        create_stream(&nats.server, config).await;
         let refused = nats.open(&Group::new("billing", name, ["work.>"])).await;
-        assert!(matches!(refused, Err(SourceError::Unfit(_))), "{name}");
+        assert!(matches!(refused, Err(ReplaySourceError::Unsupported(_))), "{name}");
     }
     let missing = nats.open(&Group::new("billing", "nowhere", ["orders.>"])).await;
-    assert!(matches!(missing, Err(SourceError::Unfit(_))));
+    assert!(matches!(missing, Err(ReplaySourceError::Unsupported(_))));
 }
 
 #[tokio::test]
-async fn a_server_that_comes_back_is_read_on_without_a_gap() {
+async fn reading_continues_without_a_gap_after_a_restart() {
     let mut nats = newest().await;
     let drafts = |count: usize| (0..count).map(|number| Draft::json("orders.eu", &number.to_string(), "T", "{}"));
-    let put = nats.put(drafts(30).collect()).await;
+    let put = nats.publish(drafts(30).collect()).await;
     let source = nats.source().await;
-    let ask = |after| relevo_core::inbox::source::Ask { after, limit: 10, bytes: 1 << 20 };
-    let first = source.read(&Filter::default(), ask(0)).await.expect("a stream");
+    let ask = |after| relevo_core::inbox::source::ReplayReadRequest { after, limit: 10, bytes: 1 << 20 };
+    let first = source.read(&ReplayFilter::default(), ask(0)).await.expect("a stream");
     nats.server.kill9().await;
-    let cut = tokio::time::timeout(Duration::from_secs(30), source.read(&Filter::default(), ask(first.next))).await;
-    assert!(matches!(cut, Ok(Err(SourceError::Away(_)))), "it is told, and may pass");
+    let cut =
+        tokio::time::timeout(Duration::from_secs(30), source.read(&ReplayFilter::default(), ask(first.next))).await;
+    assert!(matches!(cut, Ok(Err(ReplaySourceError::Unreachable(_)))), "it is told, and may pass");
     nats.server.start_again().await;
     let (mut read, mut after) = (first.messages, first.next);
     while read.len() < put.len() {
         // The library reconnects on its own schedule.
-        if let Ok(next) = source.read(&Filter::default(), ask(after)).await {
+        if let Ok(next) = source.read(&ReplayFilter::default(), ask(after)).await {
             after = next.next;
             read.extend(next.messages);
         }

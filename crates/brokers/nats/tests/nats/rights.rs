@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use async_nats::jetstream::{self, stream};
-use relevo_broker_nats::{Auth, Config, Group, Membership, consumer, declare};
-use relevo_conformance::broker::harness::soon;
+use relevo_broker_nats::{Auth, Config, Group, Membership, consumer, declare_group};
+use relevo_conformance::broker::harness::within_timeout;
 use relevo_core::{BrokerConsumer as _, Class};
 use relevo_testkit::NatsVersion;
 use relevo_testkit::nats::{Private, Settings};
 
-use crate::harness::make_stream;
+use crate::harness::create_stream;
 
 async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     let waiting = async {
@@ -24,14 +24,14 @@ async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
 async fn a_group_whose_record_may_not_fit_is_refused() {
     let server = Private::start(NatsVersion::V2_15, Settings::new().config("max_payload: 8192")).await;
     let subjects = vec!["orders".to_owned()];
-    make_stream(&server, stream::Config { name: "all".to_owned(), subjects, ..stream::Config::default() }).await;
+    create_stream(&server, stream::Config { name: "all".to_owned(), subjects, ..stream::Config::default() }).await;
     let config = Config::new(server.url());
     let member = Membership { prefetch: 50, ..Membership::default() };
     let fits = Group { max_ack_pending: 300, ..Group::new("billing", "all", ["orders"]) };
-    declare(&config, &fits).await.expect("a group");
+    declare_group(&config, &fits).await.expect("a group");
     consumer(&config, &fits, member.clone()).await.expect("a consumer");
     let too_many = Group { name: "greedy".to_owned(), max_ack_pending: 1_000, ..fits };
-    declare(&config, &too_many).await.expect("a group");
+    declare_group(&config, &too_many).await.expect("a group");
     let refused = consumer(&config, &too_many, member).await.expect_err("its record may not fit");
     assert_eq!(refused.class(), Class::Blocked);
     assert!(refused.to_string().contains("max_payload"), "{refused}");
@@ -43,16 +43,16 @@ async fn a_consumer_without_the_right_to_ask_for_messages_is_told_so() {
         let users = "accounts { A { jetstream: enabled, users: [ { user: \"a\", password: \"p\" }, \
              { user: \"b\", password: \"p\", permissions: { publish: { deny: [ \"$JS.API.CONSUMER.MSG.NEXT.>\" ] } } } ] } }";
         let server = Private::start(version, Settings::new().config(users)).await;
-        crate::harness::make_stream_as(&server, "a", "p").await;
+        crate::harness::create_stream_as(&server, "a", "p").await;
         let auth = |user: &str| Auth::UserPassword { user: user.to_owned(), password: "p".to_owned() };
         let config = Config { auth: auth("a"), ..Config::new(server.url()) };
         let group = Group::new("billing", crate::harness::STREAM, ["orders"]);
-        declare(&config, &group).await.expect("a group");
+        declare_group(&config, &group).await.expect("a group");
         let denied = Config { auth: auth("b"), ..config };
         let one = consumer(&denied, &group, Membership::default()).await.expect("a consumer");
-        let failure = soon(one.receive(1)).await.expect_err("nothing can ever come");
+        let failure = within_timeout(one.receive(1)).await.expect_err("nothing can ever come");
         assert_eq!(failure.class(), Class::Blocked);
-        assert!(failure.describe().contains("$JS.API.CONSUMER.MSG.NEXT"), "{}", failure.describe());
+        assert!(failure.error_chain().contains("$JS.API.CONSUMER.MSG.NEXT"), "{}", failure.error_chain());
     }
 }
 
@@ -61,11 +61,11 @@ async fn a_dead_member_that_may_not_be_forgotten_costs_nobody_a_lease() {
     let users = "accounts { A { jetstream: enabled, users: [ { user: \"a\", password: \"p\", \
          permissions: { publish: { deny: [ \"$JS.API.STREAM.PURGE.>\" ] } } } ] } }";
     let server = Private::start(NatsVersion::V2_15, Settings::new().config(users)).await;
-    crate::harness::make_stream_as(&server, "a", "p").await;
+    crate::harness::create_stream_as(&server, "a", "p").await;
     let auth = Auth::UserPassword { user: "a".to_owned(), password: "p".to_owned() };
-    let config = Config { auth, ack_deadline: Duration::from_millis(300), ..Config::new(server.url()) };
+    let config = Config { auth, confirm_timeout: Duration::from_millis(300), ..Config::new(server.url()) };
     let group = Group::new("billing", crate::harness::STREAM, ["orders"]);
-    declare(&config, &group).await.expect("a group");
+    declare_group(&config, &group).await.expect("a group");
     let login = async_nats::ConnectOptions::with_user_and_password("a".to_owned(), "p".to_owned());
     let jetstream = jetstream::new(login.connect(server.url()).await.expect("a connection"));
     let prefix = format!("$KV.relevo-lanes.{}.billing", crate::harness::STREAM);

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use async_nats::jetstream::consumer::{AckPolicy, FromConsumer, IntoConsumerConfig, pull, push};
 use async_nats::jetstream::stream::{self, DiscardPolicy, PersistenceMode, RetentionPolicy, StorageType};
-use relevo_broker_nats::{Config, Group, Membership, Stream, Topology, declare};
+use relevo_broker_nats::{Config, Group, Membership, Stream, Topology, declare_group};
 use relevo_core::Class;
-use relevo_core::administer::{Administer as _, State};
+use relevo_core::administer::{BrokerAdmin as _, TopologyStatus};
 use relevo_core::operate::Severity::{Danger, Warning};
 use relevo_testkit::NatsVersion;
 use relevo_testkit::nats::{Cluster, Private, Settings};
 
-use crate::stage::Stage;
+use crate::topology_harness::TopologyHarness;
 
 const BUCKET: &str = "KV_relevo-lanes";
 
@@ -21,22 +21,22 @@ fn topology(name: &str) -> Topology {
 }
 
 /// The differences of a topology item; empty if it matches.
-async fn planned(stage: &Stage, piece: &str) -> Vec<String> {
+async fn differences_of(stage: &TopologyHarness, piece: &str) -> Vec<String> {
     let plan = stage.admin(topology(&stage.name)).plan().await.expect("a plan");
-    match plan.into_iter().find(|found| found.name == piece).expect("the piece").state {
-        State::Differs(differences) => differences.iter().map(ToString::to_string).collect(),
-        State::Same => Vec::new(),
+    match plan.into_iter().find(|found| found.name == piece).expect("the piece").status {
+        TopologyStatus::Different(differences) => differences.iter().map(ToString::to_string).collect(),
+        TopologyStatus::Unchanged => Vec::new(),
         other => panic!("{piece} is {other:?}"),
     }
 }
 
 /// The stream configuration on the server.
-async fn found(stage: &Stage, stream: &str) -> stream::Config {
+async fn found(stage: &TopologyHarness, stream: &str) -> stream::Config {
     stage.jetstream.get_stream(stream).await.expect("the stream").cached_info().config.clone()
 }
 
 /// Recreates a stream with other settings.
-async fn remake(stage: &Stage, config: stream::Config) {
+async fn recreate_stream(stage: &TopologyHarness, config: stream::Config) {
     stage.jetstream.delete_stream(&config.name).await.expect("deleted");
     stage.jetstream.create_stream(config).await.expect("made again");
 }
@@ -57,18 +57,18 @@ const STREAM_CASES: [StreamCase; 9] = [
 ];
 
 /// Recreates a stream with one changed setting. An update after the creation seals it.
-async fn remake_so(stage: &Stage, good: &stream::Config, change: fn(&mut stream::Config)) {
+async fn recreate_stream_with(stage: &TopologyHarness, good: &stream::Config, change: fn(&mut stream::Config)) {
     let mut config = good.clone();
     change(&mut config);
-    remake(stage, stream::Config { sealed: false, ..config.clone() }).await;
+    recreate_stream(stage, stream::Config { sealed: false, ..config.clone() }).await;
     if config.sealed {
         stage.jetstream.update_stream(config).await.expect("sealed");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_setting_of_a_stream_that_differs_is_told() {
-    let stage = Stage::shared(NatsVersion::V2_15).await;
+async fn each_different_stream_setting_is_reported() {
+    let stage = TopologyHarness::shared(NatsVersion::V2_15).await;
     let name = stage.name.clone();
     let piece = format!("stream `{name}`");
     stage.admin(topology(&name)).apply().await.expect("made");
@@ -80,26 +80,26 @@ async fn each_setting_of_a_stream_that_differs_is_told() {
         ("`allow_atomic_publish` is false, wanted true", |config| config.allow_atomic_publish = false),
     ];
     for (wanted, change) in STREAM_CASES.into_iter().chain(own) {
-        remake_so(&stage, &good, change).await;
-        let told = planned(&stage, &piece).await;
+        recreate_stream_with(&stage, &good, change).await;
+        let told = differences_of(&stage, &piece).await;
         let mends_window = |one: &&String| !(wanted.contains("max_age") && one.contains("duplicate_window"));
         let told: Vec<_> = told.iter().filter(mends_window).collect();
         assert!(matches!(told[..], [one] if one.starts_with(wanted)), "{wanted}: {told:?}");
     }
     let mirror = Some(stream::Source { name: format!("origin-{name}"), ..stream::Source::default() });
-    remake(&stage, stream::Config { mirror, subjects: Vec::new(), ..stage.safe() }).await;
+    recreate_stream(&stage, stream::Config { mirror, subjects: Vec::new(), ..stage.safe_stream() }).await;
     let wanted = format!("`mirror` is origin-{name}, wanted none");
-    let told = planned(&stage, &piece).await;
+    let told = differences_of(&stage, &piece).await;
     assert!(told.contains(&wanted), "{told:?}");
-    remake(&stage, good).await;
-    assert_eq!(planned(&stage, &piece).await, [""; 0]);
+    recreate_stream(&stage, good).await;
+    assert_eq!(differences_of(&stage, &piece).await, [""; 0]);
 }
 
 type ConsumerCase = (&'static str, fn(&mut pull::Config));
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_setting_of_a_durable_consumer_that_differs_is_told_and_refused() {
-    let stage = Stage::shared(NatsVersion::V2_15).await;
+async fn each_different_consumer_setting_is_reported_and_refused() {
+    let stage = TopologyHarness::shared(NatsVersion::V2_15).await;
     let topology = topology(&stage.name);
     let group = &topology.groups[0];
     stage.admin(topology.clone()).apply().await.expect("made");
@@ -123,8 +123,8 @@ async fn each_setting_of_a_durable_consumer_that_differs_is_told_and_refused() {
     for (setting, change) in cases {
         let mut config = good.clone();
         change(&mut config);
-        differs(&stage, group, config, setting).await;
-        refused(&stage, group, setting).await;
+        assert_differs(&stage, group, config, setting).await;
+        assert_refused(&stage, group, setting).await;
     }
     let pushed = push::Config {
         durable_name: good.durable_name.clone(),
@@ -134,25 +134,30 @@ async fn each_setting_of_a_durable_consumer_that_differs_is_told_and_refused() {
         filter_subject: good.filter_subject.clone(),
         ..push::Config::default()
     };
-    differs(&stage, group, pushed, "deliver_subject").await;
-    refused(&stage, group, "deliver_subject").await;
+    assert_differs(&stage, group, pushed, "deliver_subject").await;
+    assert_refused(&stage, group, "deliver_subject").await;
     // Fewer replicas than its stream is unsafe, but works.
-    differs(&stage, group, pull::Config { num_replicas: 1, ..good }, "num_replicas").await;
-    declare(&stage.config(), group).await.expect("nothing that a consumer needs");
+    assert_differs(&stage, group, pull::Config { num_replicas: 1, ..good }, "num_replicas").await;
+    declare_group(&stage.config(), group).await.expect("nothing that a consumer needs");
 }
 
 /// Recreates the durable consumer of the group, and asserts that only this setting is reported.
-async fn differs<C: IntoConsumerConfig + FromConsumer>(stage: &Stage, group: &Group, config: C, setting: &str) {
+async fn assert_differs<C: IntoConsumerConfig + FromConsumer>(
+    stage: &TopologyHarness,
+    group: &Group,
+    config: C,
+    setting: &str,
+) {
     let stream = stage.jetstream.get_stream(&stage.name).await.expect("the stream");
     stream.delete_consumer(&group.name).await.expect("deleted");
     stream.create_consumer(config).await.expect("made again");
-    let told = planned(stage, &format!("consumer `{}` of stream `{}`", group.name, stage.name)).await;
+    let told = differences_of(stage, &format!("consumer `{}` of stream `{}`", group.name, stage.name)).await;
     assert!(matches!(&told[..], [one] if one.starts_with(&format!("`{setting}` is "))), "{setting}: {told:?}");
 }
 
-async fn refused(stage: &Stage, group: &Group, setting: &str) {
+async fn assert_refused(stage: &TopologyHarness, group: &Group, setting: &str) {
     let opened = relevo_broker_nats::consumer(&stage.config(), group, Membership::default()).await.map(drop);
-    for refused in [opened, declare(&stage.config(), group).await] {
+    for refused in [opened, declare_group(&stage.config(), group).await] {
         let error = refused.expect_err(setting);
         assert_eq!(error.class(), Class::Blocked, "{setting}");
         assert!(error.to_string().contains(&format!("{setting} is ")), "{setting}: {error}");
@@ -160,30 +165,30 @@ async fn refused(stage: &Stage, group: &Group, setting: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_setting_of_the_bucket_that_differs_is_told() {
+async fn each_different_bucket_setting_is_reported() {
     for version in NatsVersion::ALL {
         let server = Private::start(version, Settings::new()).await;
-        let stage = Stage::at(&server.url()).await;
+        let stage = TopologyHarness::new_at(&server.url()).await;
         let piece = "bucket `relevo-lanes`";
         stage.admin(topology(&stage.name)).apply().await.expect("made");
-        assert_eq!(planned(&stage, piece).await, [""; 0]);
+        assert_eq!(differences_of(&stage, piece).await, [""; 0]);
         let good = found(&stage, BUCKET).await;
         let own: [StreamCase; 2] = [
             ("`subjects` is ", |config| config.subjects = vec!["$KV.relevo-lanes.*".to_owned()]),
             ("`max_msgs_per_subject` is 5, wanted 1", |config| config.max_messages_per_subject = 5),
         ];
         for (wanted, change) in STREAM_CASES.into_iter().chain(own) {
-            remake_so(&stage, &good, change).await;
-            let told = planned(&stage, piece).await;
+            recreate_stream_with(&stage, &good, change).await;
+            let told = differences_of(&stage, piece).await;
             assert!(matches!(&told[..], [one] if one.starts_with(wanted)), "{wanted}: {told:?}");
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_bucket_that_forgets_or_fills_is_found_and_good_when_it_is_mended() {
+async fn a_bucket_with_limits_is_reported_until_it_is_fixed() {
     let server = Private::start(NatsVersion::V2_15, Settings::new()).await;
-    let stage = Stage::at(&server.url()).await;
+    let stage = TopologyHarness::new_at(&server.url()).await;
     let topology = topology(&stage.name);
     stage.admin(topology.clone()).apply().await.expect("made");
     let good = found(&stage, BUCKET).await;
@@ -201,26 +206,26 @@ async fn a_bucket_that_forgets_or_fills_is_found_and_good_when_it_is_mended() {
         (Warning, "stream-fills", |config| config.max_messages = 500),
     ];
     for (severity, subject, change) in cases {
-        remake_so(&stage, &good, change).await;
-        examined().await.has(severity, subject, BUCKET);
-        remake(&stage, good.clone()).await;
-        examined().await.good(subject, BUCKET);
+        recreate_stream_with(&stage, &good, change).await;
+        examined().await.assert_has(severity, subject, BUCKET);
+        recreate_stream(&stage, good.clone()).await;
+        examined().await.assert_passed(subject, BUCKET);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn replicas_that_differ_are_told_and_a_bucket_with_one_is_found() {
+async fn different_replica_counts_and_an_unreplicated_bucket_are_reported() {
     let cluster = Cluster::of_three().await;
-    let stage = Stage::at(&cluster.urls()[0]).await;
+    let stage = TopologyHarness::new_at(&cluster.urls()[0]).await;
     let mut topology = topology(&stage.name);
     stage.admin(topology.clone()).apply().await.expect("made");
     let config = Config { topology: topology.clone(), ..stage.config() };
-    stage.examine_with(config.clone(), &[]).await.has(Danger, "stream-replicas", BUCKET);
+    stage.examine_with(config.clone(), &[]).await.assert_has(Danger, "stream-replicas", BUCKET);
     let bucket = found(&stage, BUCKET).await;
-    remake(&stage, stream::Config { num_replicas: 3, ..bucket }).await;
-    stage.examine_with(config, &[]).await.good("stream-replicas", BUCKET);
+    recreate_stream(&stage, stream::Config { num_replicas: 3, ..bucket }).await;
+    stage.examine_with(config, &[]).await.assert_passed("stream-replicas", BUCKET);
     topology.streams[0].replicas = 3;
     let plan = stage.admin(topology).plan().await.expect("a plan");
-    let State::Differs(differences) = &plan[0].state else { panic!("{plan:#?}") };
+    let TopologyStatus::Different(differences) = &plan[0].status else { panic!("{plan:#?}") };
     assert_eq!(differences.iter().map(ToString::to_string).collect::<Vec<_>>(), ["`num_replicas` is 1, wanted 3"]);
 }

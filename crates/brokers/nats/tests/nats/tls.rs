@@ -7,23 +7,23 @@ use relevo_testkit::certs::{Certs, Fault, Holder};
 use relevo_testkit::nats::{Private, Settings};
 use relevo_testkit::{ClientCertificate, NatsVersion};
 
-use crate::harness::{make_stream_as, open, told_of, until};
+use crate::harness::{create_stream_as, open, outcome_of, publish_until};
 
 const SEED: &str = "SUAACAQDAQCQMBYIBEFAWDANBYHRAEISCMKBKFQXDAMRUGY4DUPB6IC5CQ";
 const PUBLIC_KEY: &str = "UB43KVROR7TFJ6KAPCYRF2FJROTZAH4FHLTJLPWX4DRZCC5NASLGJBFE";
 const OTHER_SEED: &str = "SUAAEAYEAUDAOCAJBIFQYDIOB4IBCEQTCQKRMFYYDENBWHA5DYPSAIOM6Y";
 
 /// No stream stores the subject: a client that gets this error has passed the login.
-const LET_IN: &str = "no stream";
+const ACCEPTED: &str = "no stream";
 
-async fn told(config: Config) -> String {
-    let (class, text) = told_of(&open(config).await, &publication(1, "a")).await.expect("there is no stream");
+async fn connect_outcome(config: Config) -> String {
+    let (class, text) = outcome_of(&open(config).await, &publication(1, "a")).await.expect("there is no stream");
     assert_eq!(class, Class::Blocked, "{text}");
     text
 }
 
 async fn with_auth(server: &Private, auth: Auth) -> String {
-    told(Config { auth, ..Config::new(server.url()) }).await
+    connect_outcome(Config { auth, ..Config::new(server.url()) }).await
 }
 
 fn user(password: &str) -> Auth {
@@ -31,7 +31,7 @@ fn user(password: &str) -> Auth {
 }
 
 #[tokio::test]
-async fn only_the_right_login_gets_in() {
+async fn only_the_right_login_is_accepted() {
     for version in NatsVersion::ALL {
         for (settings, right, wrong) in [
             (Settings::new().user("relevo", "right"), user("right"), user("wrong")),
@@ -40,7 +40,7 @@ async fn only_the_right_login_gets_in() {
         ] {
             let server = Private::start(version, settings).await;
             let text = with_auth(&server, right).await;
-            assert!(text.contains(LET_IN), "{text}");
+            assert!(text.contains(ACCEPTED), "{text}");
             for auth in [wrong, Auth::None] {
                 let text = with_auth(&server, auth).await;
                 assert!(text.contains("refuses the login"), "{text}");
@@ -50,18 +50,18 @@ async fn only_the_right_login_gets_in() {
 }
 
 #[tokio::test]
-async fn a_login_that_is_mended_at_the_server_heals() {
+async fn a_login_fixed_at_the_server_recovers() {
     let server = Private::start(NatsVersion::V2_15, Settings::new().user("relevo", "other")).await;
     let broker = open(Config { auth: user("right"), ..Config::new(server.url()) }).await;
-    let (class, text) = told_of(&broker, &publication(1, "a")).await.expect("refused");
+    let (class, text) = outcome_of(&broker, &publication(1, "a")).await.expect("refused");
     assert_eq!(class, Class::Blocked, "{text}");
     let file = server.directory().join("nats.conf");
     let text = std::fs::read_to_string(&file).expect("the server's file");
     std::fs::write(&file, text.replace("other", "right")).expect("the directory can be written");
     server.stop().await;
     server.start_again().await;
-    make_stream_as(&server, "relevo", "right").await;
-    until(&broker, &publication(1, "a"), None).await;
+    create_stream_as(&server, "relevo", "right").await;
+    publish_until(&broker, &publication(1, "a"), None).await;
 }
 
 fn tls(certs: &Certs, client: Option<Fault>) -> Tls {
@@ -74,16 +74,16 @@ fn tls(certs: &Certs, client: Option<Fault>) -> Tls {
 }
 
 async fn with_tls(server: &Private, tls: Tls) -> String {
-    told(Config { tls, ..Config::new(server.tls_url()) }).await
+    connect_outcome(Config { tls, ..Config::new(server.tls_url()) }).await
 }
 
 #[tokio::test]
-async fn a_private_authority_is_trusted_when_it_is_named() {
+async fn a_configured_private_authority_is_trusted() {
     let certs = Certs::new();
     for version in NatsVersion::ALL {
         let server = Private::start(version, Settings::new().tls(&certs, ClientCertificate::NotAsked)).await;
         let text = with_tls(&server, tls(&certs, None)).await;
-        assert!(text.contains(LET_IN), "{text}");
+        assert!(text.contains(ACCEPTED), "{text}");
         // The system's certificate authorities did not issue it.
         let text = with_tls(&server, Tls::default()).await;
         assert!(text.contains("certificate of the NATS server is not accepted"), "{text}");
@@ -102,12 +102,12 @@ async fn an_expired_or_foreign_certificate_of_the_server_is_blocked() {
 }
 
 #[tokio::test]
-async fn only_our_right_certificate_gets_in() {
+async fn only_the_right_client_certificate_is_accepted() {
     let certs = Certs::new();
     for version in NatsVersion::ALL {
         let server = Private::start(version, Settings::new().tls(&certs, ClientCertificate::Required)).await;
         let text = with_tls(&server, tls(&certs, Some(Fault::None))).await;
-        assert!(text.contains(LET_IN), "{text}");
+        assert!(text.contains(ACCEPTED), "{text}");
         for client in [None, Some(Fault::Expired), Some(Fault::Foreign)] {
             let text = with_tls(&server, tls(&certs, client)).await;
             assert!(text.contains("does not accept our certificate"), "{client:?}: {text}");

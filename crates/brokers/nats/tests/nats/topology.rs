@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use async_nats::jetstream::consumer::{AckPolicy, pull};
 use async_nats::jetstream::stream;
-use relevo_broker_nats::{Auth, Config, Error, Group, NatsAdmin, NatsBroker, NatsLog, Stream, Topology, declare};
+use relevo_broker_nats::{Admin, Auth, Config, Error, Group, Publisher, ReplayLog, Stream, Topology, declare_group};
 use relevo_core::Class;
-use relevo_core::administer::{Administer as _, Piece, State};
-use relevo_core::inbox::source::{Ask, Filter, ReplaySource as _, SourceError};
+use relevo_core::administer::{BrokerAdmin as _, TopologyItem, TopologyStatus};
+use relevo_core::inbox::source::{ReplayFilter, ReplayReadRequest, ReplaySource as _, ReplaySourceError};
 use relevo_testkit::NatsVersion;
 
-use crate::stage::Stage;
+use crate::topology_harness::TopologyHarness;
 
-fn topology(stage: &Stage) -> Topology {
+fn topology(stage: &TopologyHarness) -> Topology {
     let name = &stage.name;
     let stream = Stream { max_bytes: Some(1 << 20), ..Stream::new(name, [format!("{name}.orders.*")]) };
     let group = Group { lanes: Some(2), ..Group::new(format!("g{name}"), name, [format!("{name}.orders")]) };
@@ -20,29 +20,29 @@ fn topology(stage: &Stage) -> Topology {
 }
 
 /// All tests share the bucket of lanes on a shared server, so it may or may not exist.
-fn own(pieces: Vec<Piece>) -> Vec<Piece> {
+fn without_bucket(pieces: Vec<TopologyItem>) -> Vec<TopologyItem> {
     pieces.into_iter().filter(|piece| piece.name != "bucket `relevo-lanes`").collect()
 }
 
-fn states(pieces: &[Piece]) -> Vec<&State> {
-    let mut states: Vec<_> = pieces.iter().map(|piece| &piece.state).collect();
+fn states(pieces: &[TopologyItem]) -> Vec<&TopologyStatus> {
+    let mut states: Vec<_> = pieces.iter().map(|piece| &piece.status).collect();
     states.dedup();
     states
 }
 
-fn told<'a>(pieces: &'a [Piece], name: &str) -> Vec<String> {
-    let piece: &'a Piece = pieces.iter().find(|piece| piece.name == name).unwrap_or_else(|| panic!("no {name}"));
-    match &piece.state {
-        State::Differs(differences) => differences.iter().map(ToString::to_string).collect(),
+fn differences_of<'a>(pieces: &'a [TopologyItem], name: &str) -> Vec<String> {
+    let piece: &'a TopologyItem = pieces.iter().find(|piece| piece.name == name).unwrap_or_else(|| panic!("no {name}"));
+    match &piece.status {
+        TopologyStatus::Different(differences) => differences.iter().map(ToString::to_string).collect(),
         other => panic!("{name} does not differ: {other:?}"),
     }
 }
 
-async fn what_is_missing_is_made_once(version: NatsVersion) {
-    let stage = Stage::shared(version).await;
+async fn missing_items_are_created_once(version: NatsVersion) {
+    let stage = TopologyHarness::shared(version).await;
     let admin = stage.admin(topology(&stage));
-    let plan = own(admin.plan().await.expect("a plan"));
-    assert_eq!(states(&plan), [&State::Missing], "{plan:#?}");
+    let plan = without_bucket(admin.plan().await.expect("a plan"));
+    assert_eq!(states(&plan), [&TopologyStatus::Missing], "{plan:#?}");
     let names: Vec<_> = plan.iter().map(|piece| piece.name.clone()).collect();
     let name = &stage.name;
     let wanted = [
@@ -51,33 +51,33 @@ async fn what_is_missing_is_made_once(version: NatsVersion) {
         format!("consumer `g{name}-1` of stream `{name}`"),
     ];
     assert_eq!(names, wanted);
-    let made = own(admin.apply().await.expect("made"));
-    assert_eq!(states(&made), [&State::Made], "{made:#?}");
+    let made = without_bucket(admin.apply().await.expect("made"));
+    assert_eq!(states(&made), [&TopologyStatus::Created], "{made:#?}");
     for pieces in [admin.plan().await.expect("a plan"), admin.apply().await.expect("nothing to make")] {
-        assert_eq!(states(&pieces), [&State::Same], "{pieces:#?}");
+        assert_eq!(states(&pieces), [&TopologyStatus::Unchanged], "{pieces:#?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_missing_is_made_once_on_2_15() {
-    what_is_missing_is_made_once(NatsVersion::V2_15).await;
+async fn missing_items_are_created_once_on_2_15() {
+    missing_items_are_created_once(NatsVersion::V2_15).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_missing_is_made_once_on_2_9() {
-    what_is_missing_is_made_once(NatsVersion::V2_9).await;
+async fn missing_items_are_created_once_on_2_9() {
+    missing_items_are_created_once(NatsVersion::V2_9).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_that_differs_is_told_exactly_and_nothing_is_touched() {
-    let stage = Stage::shared(NatsVersion::V2_15).await;
+async fn a_different_stream_is_reported_and_nothing_is_changed() {
+    let stage = TopologyHarness::shared(NatsVersion::V2_15).await;
     let name = stage.name.clone();
     stage
-        .stream(stream::Config {
+        .create_stream(stream::Config {
             storage: stream::StorageType::Memory,
             discard: stream::DiscardPolicy::Old,
             duplicate_window: Duration::from_mins(2),
-            ..stage.safe()
+            ..stage.safe_stream()
         })
         .await;
     let admin = stage.admin(topology(&stage));
@@ -90,20 +90,20 @@ async fn a_stream_that_differs_is_told_exactly_and_nothing_is_touched() {
             "`duplicate_window` is 120s, wanted 600s".to_owned(),
             "`allow_atomic_publish` is false, wanted true".to_owned(),
         ];
-        assert_eq!(told(&pieces, &format!("stream `{name}`")), wanted);
+        assert_eq!(differences_of(&pieces, &format!("stream `{name}`")), wanted);
         // One item differs, so nothing is created.
         let lane = format!("consumer `g{name}-0` of stream `{name}`");
         let lane = pieces.iter().find(|piece| piece.name == lane).expect("a piece");
-        assert_eq!(lane.state, State::Missing);
+        assert_eq!(lane.status, TopologyStatus::Missing);
     }
     stage.delete().await;
-    let made = own(admin.apply().await.expect("made"));
-    assert_eq!(states(&made), [&State::Made], "{made:#?}");
+    let made = without_bucket(admin.apply().await.expect("made"));
+    assert_eq!(states(&made), [&TopologyStatus::Created], "{made:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_consumer_that_differs_is_told() {
-    let stage = Stage::shared(NatsVersion::V2_15).await;
+async fn a_different_consumer_is_reported() {
+    let stage = TopologyHarness::shared(NatsVersion::V2_15).await;
     let name = stage.name.clone();
     stage.admin(topology(&stage)).apply().await.expect("made");
     let stream = stage.jetstream.get_stream(&name).await.expect("the stream");
@@ -117,63 +117,64 @@ async fn a_consumer_that_differs_is_told() {
     };
     stream.create_consumer(config).await.expect("a consumer");
     let plan = stage.admin(topology(&stage)).plan().await.expect("a plan");
-    let differences = told(&plan, &format!("consumer `{durable}` of stream `{name}`"));
+    let differences = differences_of(&plan, &format!("consumer `{durable}` of stream `{name}`"));
     assert_eq!(differences[0], format!("`subjects` is all, wanted {name}.orders.1"));
     assert_eq!(differences[1], "`ack_policy` is None, wanted Explicit");
     assert!(differences.contains(&"`max_deliver` is 3, wanted -1".to_owned()), "{differences:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn subjects_that_another_stream_has_are_told_with_its_name() {
+async fn subjects_of_another_stream_are_reported_with_its_name() {
     for version in NatsVersion::ALL {
-        let stage = Stage::shared(version).await;
+        let stage = TopologyHarness::shared(version).await;
         let other = format!("other-{}", stage.name);
-        stage.stream(stream::Config { name: other.clone(), ..stage.safe() }).await;
+        stage.create_stream(stream::Config { name: other.clone(), ..stage.safe_stream() }).await;
         let admin = stage.admin(topology(&stage));
         let name = &stage.name;
         for pieces in [admin.plan().await.expect("a plan"), admin.apply().await.expect("a refusal, told")] {
             let wanted = format!("`subjects` is stored by stream `{other}` as {name}.>, wanted {name}.orders.*");
-            assert_eq!(told(&pieces, &format!("stream `{name}`")), [wanted]);
+            assert_eq!(differences_of(&pieces, &format!("stream `{name}`")), [wanted]);
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_that_make_it_at_once_do_no_harm() {
+async fn concurrent_applies_are_safe() {
     for version in NatsVersion::ALL {
-        let stage = Stage::shared(version).await;
+        let stage = TopologyHarness::shared(version).await;
         let (one, other) = (stage.admin(topology(&stage)), stage.admin(topology(&stage)));
         let (one, other) = tokio::join!(one.apply(), other.apply());
         for pieces in [one.expect("made"), other.expect("made")] {
-            let there = |piece: &Piece| matches!(piece.state, State::Made | State::Same);
+            let there =
+                |piece: &TopologyItem| matches!(piece.status, TopologyStatus::Created | TopologyStatus::Unchanged);
             assert!(pieces.iter().all(there), "{pieces:#?}");
         }
         let plan = stage.admin(topology(&stage)).plan().await.expect("a plan");
-        assert_eq!(states(&plan), [&State::Same], "{plan:#?}");
+        assert_eq!(states(&plan), [&TopologyStatus::Unchanged], "{plan:#?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_an_old_server_would_ignore_is_refused() {
-    let stage = Stage::shared(NatsVersion::V2_9).await;
+async fn settings_an_old_server_would_ignore_are_rejected() {
+    let stage = TopologyHarness::shared(NatsVersion::V2_9).await;
     let mut topology = topology(&stage);
     let name = &stage.name;
     topology.streams[0].subjects = vec![format!("{name}.>")];
     topology.groups[0].subjects = vec![format!("{name}.a"), format!("{name}.b")];
     let refused = stage.admin(topology.clone()).apply().await.expect_err("2.9 knows one subject a consumer");
-    assert_eq!(refused.class(), Class::Blocked, "{}", refused.describe());
-    assert!(refused.describe().contains("subjects"), "{}", refused.describe());
+    assert_eq!(refused.class(), Class::Blocked, "{}", refused.error_chain());
+    assert!(refused.error_chain().contains("subjects"), "{}", refused.error_chain());
     let plan = stage.admin(topology).plan().await.expect("a plan");
     let left = plan.iter().find(|piece| piece.name.starts_with("consumer")).expect("a piece");
-    assert_eq!(left.state, State::Missing, "nothing half made is left");
+    assert_eq!(left.status, TopologyStatus::Missing, "nothing half made is left");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_can_never_be_is_refused_before_the_server_is_asked() {
+async fn an_impossible_topology_is_rejected_before_connecting() {
     let streams = vec![Stream::new("a.b", ["x"])];
     let config = Config { topology: Topology { streams, groups: Vec::new() }, ..Config::new("nats://127.0.0.1:1") };
-    assert!(matches!(NatsAdmin::new(config), Err(Error::Config(_))));
-    let away = NatsAdmin::new(Config::new("nats://127.0.0.1:1")).expect("a configuration");
+    assert!(matches!(Admin::new(config), Err(Error::Config(_))));
+    let away = Admin::new(Config::new("nats://127.0.0.1:1")).expect("a configuration");
     assert_eq!(away.plan().await.expect_err("nobody there").class(), Class::Outage);
 }
 
@@ -183,32 +184,32 @@ async fn the_administrator_refuses_what_the_publisher_refuses() {
     let refused = [
         Config { in_flight_max: 0, ..good() },
         Config { lanes: Some(0), ..good() },
-        Config { ack_deadline: Duration::ZERO, ..good() },
+        Config { confirm_timeout: Duration::ZERO, ..good() },
         Config { stream: Some("a.b".to_owned()), ..good() },
         Config { auth: Auth::NKey("no seed".to_owned()), ..good() },
         Config { urls: Vec::new(), ..good() },
     ];
     for config in refused {
-        let published = NatsBroker::open(config.clone()).await.map(drop).expect_err("the publisher refuses it");
-        let administered = NatsAdmin::new(config).map(drop).expect_err("so does the administrator");
+        let published = Publisher::open(config.clone()).await.map(drop).expect_err("the publisher refuses it");
+        let administered = Admin::new(config).map(drop).expect_err("so does the administrator");
         assert_eq!(published.to_string(), administered.to_string());
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refused_call_of_the_api_is_blocked() {
-    let stage = Stage::shared(NatsVersion::V2_15).await;
-    stage.stream(stream::Config { max_consumers: 1, ..stage.safe() }).await;
+    let stage = TopologyHarness::shared(NatsVersion::V2_15).await;
+    stage.create_stream(stream::Config { max_consumers: 1, ..stage.safe_stream() }).await;
     let group =
         Group { lanes: Some(2), ..Group::new(format!("g{}", stage.name), &stage.name, [format!("{}.a", stage.name)]) };
-    let refused = declare(&stage.config(), &group).await.expect_err("the stream allows one consumer");
+    let refused = declare_group(&stage.config(), &group).await.expect_err("the stream allows one consumer");
     assert_eq!(refused.class(), Class::Blocked, "{refused}");
-    let log = NatsLog::open(&stage.config(), &group).await.expect("a stream");
-    let refused = log.read(&Filter::default(), Ask { after: 0, limit: 1, bytes: 1 }).await;
-    assert!(matches!(refused, Err(SourceError::Broken(_))), "{refused:?}");
+    let log = ReplayLog::open(&stage.config(), &group).await.expect("a stream");
+    let refused = log.read(&ReplayFilter::default(), ReplayReadRequest { after: 0, limit: 1, bytes: 1 }).await;
+    assert!(matches!(refused, Err(ReplaySourceError::Failed(_))), "{refused:?}");
     // A single server cannot keep three replicas.
     let twin = format!("{}-twin", stage.name);
     let streams = vec![Stream { replicas: 3, ..Stream::new(&twin, [format!("{twin}.>")]) }];
     let refused = stage.admin(Topology { streams, groups: Vec::new() }).apply().await.expect_err("there is no cluster");
-    assert_eq!(refused.class(), Class::Blocked, "{}", refused.describe());
+    assert_eq!(refused.class(), Class::Blocked, "{}", refused.error_chain());
 }

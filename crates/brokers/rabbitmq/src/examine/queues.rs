@@ -2,20 +2,24 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use relevo_core::address_template::AddressTemplate;
+use relevo_core::finding::Findings;
 use relevo_core::operate::Severity;
-use relevo_core::report::Report;
-use relevo_core::template::Template;
 use serde_json::Value;
 
-use super::routing::Ways;
-use super::{Role, routing, server};
-use crate::management::{SeenQueue, Snapshot};
+use super::routes::ReachableQueues;
+use super::{QueueRole, routes, server};
+use crate::management::{QueueInfo, ServerState};
 use crate::topology::AT_LEAST_ONCE_FLAG;
 
 mod limit;
 
 /// Checks these queues, and the queues that they dead-letter to. Returns the exchanges on the way.
-pub(super) fn examine(seen: &Snapshot, mut roles: BTreeMap<String, Role>, report: &mut Report) -> BTreeSet<String> {
+pub(super) fn examine(
+    seen: &ServerState,
+    mut roles: BTreeMap<String, QueueRole>,
+    report: &mut Findings,
+) -> BTreeSet<String> {
     let mut exchanges = BTreeSet::new();
     let mut done = BTreeMap::new();
     while let Some((name, role)) = roles.pop_first() {
@@ -24,88 +28,88 @@ pub(super) fn examine(seen: &Snapshot, mut roles: BTreeMap<String, Role>, report
         }
         let Some(queue) = seen.queues.get(&name) else {
             let what = format!("queue `{name}` of the topology is not there");
-            report.told(Severity::Warning, "queue-missing", what, "run `relevo topology apply`".to_owned());
+            report.problem(Severity::Warning, "queue-missing", what, "run `relevo topology apply`".to_owned());
             continue;
         };
-        let look = Look { seen, queue, name: format!("queue `{name}`") };
-        look.permanence(report);
+        let look = QueueCheck { server_state: seen, queue, name: format!("queue `{name}`") };
+        look.durability(report);
         look.kind(report);
-        look.copies(report);
+        look.replicas(report);
         look.overflow(report);
         let ways = look.dead_letters(role, report);
         exchanges.extend(ways.exchanges);
         for target in ways.queues {
-            roles.entry(target).or_insert(Role::Side);
+            roles.entry(target).or_insert(QueueRole::Auxiliary);
         }
-        look.ageing(role, report);
+        look.message_ttl(role, report);
         look.delivery_limit(role, report);
     }
     exchanges
 }
 
-struct Look<'a> {
-    seen: &'a Snapshot,
-    queue: &'a SeenQueue,
+struct QueueCheck<'a> {
+    server_state: &'a ServerState,
+    queue: &'a QueueInfo,
     /// The display name.
     name: String,
 }
 
-impl Look<'_> {
+impl QueueCheck<'_> {
     fn setting(&self, name: &str) -> Option<&Value> {
-        self.seen.setting(self.queue, name)
+        self.server_state.setting(self.queue, name)
     }
 
-    fn good(&self, subject: &'static str, report: &mut Report) {
-        report.good(subject, self.name.clone());
+    fn passed(&self, subject: &'static str, report: &mut Findings) {
+        report.passed(subject, self.name.clone());
     }
 
-    fn told(&self, severity: Severity, subject: &str, what: &str, fix: &str, report: &mut Report) {
-        report.told(severity, subject, format!("{} {what}", self.name), fix.to_owned());
+    fn problem(&self, severity: Severity, subject: &str, what: &str, fix: &str, report: &mut Findings) {
+        report.problem(severity, subject, format!("{} {what}", self.name), fix.to_owned());
     }
 
     /// Checks whether the queue is permanent.
-    fn permanence(&self, report: &mut Report) {
+    fn durability(&self, report: &mut Findings) {
         let again = "delete it and declare it durable, best as a quorum queue";
         if !self.queue.durable || self.queue.exclusive {
             let what = "is not durable or exclusive: it is gone with the next restart or disconnection";
-            self.told(Severity::Danger, "queue-durable", what, again, report);
+            self.problem(Severity::Danger, "queue-durable", what, again, report);
         } else {
-            self.good("queue-durable", report);
+            self.passed("queue-durable", report);
         }
         if self.queue.auto_delete {
             let what = "is auto-delete: it is gone when its last consumer leaves";
-            self.told(Severity::Danger, "queue-auto-delete", what, again, report);
+            self.problem(Severity::Danger, "queue-auto-delete", what, again, report);
         } else if let Some(expires) = self.setting("expires") {
             let what = format!("is deleted, with its messages, after {expires} ms without consumers");
             let fix = "remove `x-expires` or the policy's `expires`";
-            self.told(Severity::Danger, "queue-auto-delete", &what, fix, report);
+            self.problem(Severity::Danger, "queue-auto-delete", &what, fix, report);
         } else {
-            self.good("queue-auto-delete", report);
+            self.passed("queue-auto-delete", report);
         }
     }
 
     /// Checks whether the queue type keeps confirmed messages.
-    fn kind(&self, report: &mut Report) {
+    fn kind(&self, report: &mut Findings) {
         if self.setting("ha-mode").is_some() && self.queue.kind == "classic" {
             let what = "is a mirrored classic queue: confirmed messages can be lost when a mirror takes over";
             let fix = "remove `ha-mode` from its policy, and move to a quorum queue";
-            self.told(Severity::Danger, "queue-mirrored", what, fix, report);
+            self.problem(Severity::Danger, "queue-mirrored", what, fix, report);
         } else {
-            self.good("queue-mirrored", report);
+            self.passed("queue-mirrored", report);
         }
         if self.queue.kind == "classic" {
             let what = "is classic: it lives on one node and cannot dead-letter at least once";
-            self.told(Severity::Warning, "queue-classic", what, "move to a quorum queue", report);
+            self.problem(Severity::Warning, "queue-classic", what, "move to a quorum queue", report);
         } else {
-            self.good("queue-classic", report);
+            self.passed("queue-classic", report);
         }
     }
 
     /// Checks whether the queue survives the loss of one node.
-    fn copies(&self, report: &mut Report) {
-        let Some(nodes) = self.seen.node_count().filter(|nodes| *nodes > 1) else {
-            if self.seen.nodes.is_some() {
-                self.good("queue-replicas", report);
+    fn replicas(&self, report: &mut Findings) {
+        let Some(nodes) = self.server_state.node_count().filter(|nodes| *nodes > 1) else {
+            if self.server_state.nodes.is_some() {
+                self.passed("queue-replicas", report);
             }
             return;
         };
@@ -117,63 +121,64 @@ impl Look<'_> {
             1 if mirrored => {}
             0 | 1 => {
                 let what = format!("has one copy in a cluster of {nodes} nodes: its node's end is its own");
-                self.told(Severity::Danger, "queue-replicas", &what, fix, report);
+                self.problem(Severity::Danger, "queue-replicas", &what, fix, report);
             }
             2 => {
                 let what = "has two copies: it stands still when one of the two nodes is down";
-                self.told(Severity::Warning, "queue-replicas", what, fix, report);
+                self.problem(Severity::Warning, "queue-replicas", what, fix, report);
             }
-            _ => self.good("queue-replicas", report),
+            _ => self.passed("queue-replicas", report),
         }
     }
 
     /// Checks whether a full queue refuses new messages and does not drop old ones.
-    fn overflow(&self, report: &mut Report) {
+    fn overflow(&self, report: &mut Findings) {
         let limits = ["max-length", "max-length-bytes", "max-age"].map(|name| (name, self.setting(name)));
         let limit = limits.into_iter().find_map(|(name, value)| value.map(|value| format!("`{name}` {value}")));
-        let refuses = self.seen.text(self.queue, "overflow").is_some_and(|how| how.starts_with("reject-publish"));
+        let refuses =
+            self.server_state.text_setting(self.queue, "overflow").is_some_and(|how| how.starts_with("reject-publish"));
         match limit {
             Some(limit) if self.queue.kind == "stream" => {
                 let what = format!("is a stream with {limit}: what is older is dropped, read or not");
                 let fix = "make the limit larger than any consumer can fall behind, or remove it";
-                self.told(Severity::Danger, "overflow-drops", &what, fix, report);
+                self.problem(Severity::Danger, "overflow-drops", &what, fix, report);
             }
             Some(limit) if !refuses => {
                 let what = format!("has {limit} and drops its oldest messages when it is full");
                 let fix = "set `x-overflow`, or the policy's `overflow`, to `reject-publish`";
-                self.told(Severity::Danger, "overflow-drops", &what, fix, report);
+                self.problem(Severity::Danger, "overflow-drops", &what, fix, report);
             }
-            _ => self.good("overflow-drops", report),
+            _ => self.passed("overflow-drops", report),
         }
     }
 
     /// Checks where its dead letters go. Returns what they can reach.
-    fn dead_letters(&self, role: Role, report: &mut Report) -> Ways {
-        let Some(exchange) = self.seen.text(self.queue, "dead-letter-exchange") else {
-            if role == Role::Work {
+    fn dead_letters(&self, role: QueueRole, report: &mut Findings) -> ReachableQueues {
+        let Some(exchange) = self.server_state.text_setting(self.queue, "dead-letter-exchange") else {
+            if role == QueueRole::Consumed {
                 let fix = "declare it with `dead_letters` in the topology, or set `dead-letter-exchange` by a policy";
                 let what = "has no dead letters: what a consumer rejects at the broker is lost";
-                self.told(Severity::Warning, "dead-letter-missing", what, fix, report);
+                self.problem(Severity::Warning, "dead-letter-missing", what, fix, report);
             }
-            return Ways::default();
+            return ReachableQueues::default();
         };
-        let key = self.seen.text(self.queue, "dead-letter-routing-key").unwrap_or("{topic}");
-        let ways = routing::reached(self.seen, exchange, &Template::new(key));
+        let key = self.server_state.text_setting(self.queue, "dead-letter-routing-key").unwrap_or("{topic}");
+        let ways = routes::reachable_queues(self.server_state, exchange, &AddressTemplate::new(key));
         if ways.queues.is_empty() {
             let what = format!("dead-letters to exchange `{exchange}`, from where no queue gets anything");
-            let severity = if self.drops() { Severity::Danger } else { Severity::Warning };
-            self.told(severity, "dead-letter-missing", &what, "declare and bind the queue for them", report);
+            let severity = if self.drops_messages() { Severity::Danger } else { Severity::Warning };
+            self.problem(severity, "dead-letter-missing", &what, "declare and bind the queue for them", report);
         } else {
-            self.good("dead-letter-missing", report);
+            self.passed("dead-letter-missing", report);
         }
         let fix = "declare it as a quorum queue with `x-dead-letter-strategy` `at-least-once` and `x-overflow` \
                    `reject-publish`";
         match self.at_most_once() {
             Some(why) => {
                 let what = format!("dead-letters at most once, so some may be lost: {why}");
-                self.told(Severity::Warning, "dead-letter-at-most-once", &what, fix, report);
+                self.problem(Severity::Warning, "dead-letter-at-most-once", &what, fix, report);
             }
-            None => self.good("dead-letter-at-most-once", report),
+            None => self.passed("dead-letter-at-most-once", report),
         }
         ways
     }
@@ -182,11 +187,13 @@ impl Look<'_> {
     fn at_most_once(&self) -> Option<&'static str> {
         if self.queue.kind != "quorum" {
             Some("only quorum queues can do it at least once")
-        } else if self.seen.text(self.queue, "dead-letter-strategy") != Some("at-least-once") {
+        } else if self.server_state.text_setting(self.queue, "dead-letter-strategy") != Some("at-least-once") {
             Some("`dead-letter-strategy` is not `at-least-once`")
-        } else if self.seen.text(self.queue, "overflow") != Some("reject-publish") {
+        } else if self.server_state.text_setting(self.queue, "overflow") != Some("reject-publish") {
             Some("`overflow` is not `reject-publish`, and the broker falls back without a word")
-        } else if server::version(&self.seen.version) < (3, 13) && self.seen.lacks(AT_LEAST_ONCE_FLAG) {
+        } else if server::version(&self.server_state.version) < (3, 13)
+            && self.server_state.lacks_feature_flag(AT_LEAST_ONCE_FLAG)
+        {
             Some("the feature flag `stream_queue` is disabled: `rabbitmqctl enable_feature_flag stream_queue`")
         } else {
             None
@@ -194,23 +201,23 @@ impl Look<'_> {
     }
 
     /// Whether the broker itself removes messages.
-    fn drops(&self) -> bool {
-        self.setting("message-ttl").is_some() || self.delivery_limit_set().is_some()
+    fn drops_messages(&self) -> bool {
+        self.setting("message-ttl").is_some() || self.configured_delivery_limit().is_some()
     }
 
     /// Checks whether messages can expire.
-    fn ageing(&self, role: Role, report: &mut Report) {
+    fn message_ttl(&self, role: QueueRole, report: &mut Findings) {
         let fix = "remove `x-message-ttl`, or the policy's `message-ttl`, from the queue";
-        match (self.setting("message-ttl"), self.seen.text(self.queue, "dead-letter-exchange")) {
+        match (self.setting("message-ttl"), self.server_state.text_setting(self.queue, "dead-letter-exchange")) {
             (Some(ttl), None) => {
                 let what = format!("drops messages that nobody took within {ttl} ms");
-                self.told(Severity::Danger, "message-ttl", &what, fix, report);
+                self.problem(Severity::Danger, "message-ttl", &what, fix, report);
             }
-            (Some(ttl), Some(_)) if role == Role::Work => {
+            (Some(ttl), Some(_)) if role == QueueRole::Consumed => {
                 let what = format!("gives messages up, as dead letters, that nobody took within {ttl} ms");
-                self.told(Severity::Warning, "message-ttl", &what, fix, report);
+                self.problem(Severity::Warning, "message-ttl", &what, fix, report);
             }
-            _ => self.good("message-ttl", report),
+            _ => self.passed("message-ttl", report),
         }
     }
 }
@@ -222,40 +229,40 @@ mod tests {
 
     use super::*;
 
-    pub(super) fn quorum(arguments: &Value, members: usize) -> SeenQueue {
+    pub(super) fn quorum(arguments: &Value, members: usize) -> QueueInfo {
         let arguments = serde_json::from_value(arguments.clone()).expect("a map");
-        SeenQueue {
+        QueueInfo {
             name: "q".to_owned(),
             durable: true,
             kind: "quorum".to_owned(),
             arguments,
             members: (0..members).map(|member| format!("node{member}")).collect(),
-            ..SeenQueue::default()
+            ..QueueInfo::default()
         }
     }
 
-    pub(super) fn bad(seen: &Snapshot) -> Vec<(Severity, String)> {
-        bad_as(seen, Role::Work)
+    pub(super) fn problems(seen: &ServerState) -> Vec<(Severity, String)> {
+        problems_in_role(seen, QueueRole::Consumed)
     }
 
-    pub(super) fn bad_as(seen: &Snapshot, role: Role) -> Vec<(Severity, String)> {
-        let mut report = Report::default();
+    pub(super) fn problems_in_role(seen: &ServerState, role: QueueRole) -> Vec<(Severity, String)> {
+        let mut report = Findings::default();
         examine(seen, BTreeMap::from([("q".to_owned(), role)]), &mut report);
-        let is_bad = |finding: &Finding| finding.severity > Severity::Good;
-        report.findings().into_iter().filter(is_bad).map(|finding| (finding.severity, finding.subject)).collect()
+        let is_bad = |finding: &Finding| finding.severity > Severity::Ok;
+        report.into_sorted().into_iter().filter(is_bad).map(|finding| (finding.severity, finding.subject)).collect()
     }
 
-    pub(super) fn snapshot(queue: SeenQueue, nodes: usize) -> Snapshot {
-        Snapshot {
+    pub(super) fn server_state(queue: QueueInfo, nodes: usize) -> ServerState {
+        ServerState {
             queues: BTreeMap::from([("q".to_owned(), queue)]),
             nodes: Some((0..nodes).map(|node| (format!("node{node}"), true)).collect()),
             flags: Some(BTreeSet::from([AT_LEAST_ONCE_FLAG.to_owned()])),
             version: "3.10.8".to_owned(),
-            ..Snapshot::default()
+            ..ServerState::default()
         }
     }
 
-    pub(super) fn safe() -> Value {
+    pub(super) fn safe_arguments() -> Value {
         json!({
             "x-dead-letter-exchange": "",
             "x-dead-letter-routing-key": "q",
@@ -265,18 +272,18 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_wants_three_copies() {
-        assert_eq!(bad(&snapshot(quorum(&safe(), 1), 1)), []);
-        assert_eq!(bad(&snapshot(quorum(&safe(), 3), 3)), []);
+    fn a_cluster_needs_three_replicas() {
+        assert_eq!(problems(&server_state(quorum(&safe_arguments(), 1), 1)), []);
+        assert_eq!(problems(&server_state(quorum(&safe_arguments(), 3), 3)), []);
         let replicas = "queue-replicas".to_owned();
-        assert_eq!(bad(&snapshot(quorum(&safe(), 2), 3)), [(Severity::Warning, replicas.clone())]);
-        assert_eq!(bad(&snapshot(quorum(&safe(), 1), 3)), [(Severity::Danger, replicas)]);
+        assert_eq!(problems(&server_state(quorum(&safe_arguments(), 2), 3)), [(Severity::Warning, replicas.clone())]);
+        assert_eq!(problems(&server_state(quorum(&safe_arguments(), 1), 3)), [(Severity::Danger, replicas)]);
     }
 
     #[test]
     fn a_disabled_feature_flag_means_at_most_once() {
-        let mut seen = snapshot(quorum(&safe(), 1), 1);
+        let mut seen = server_state(quorum(&safe_arguments(), 1), 1);
         seen.flags = Some(BTreeSet::new());
-        assert_eq!(bad(&seen), [(Severity::Warning, "dead-letter-at-most-once".to_owned())]);
+        assert_eq!(problems(&seen), [(Severity::Warning, "dead-letter-at-most-once".to_owned())]);
     }
 }

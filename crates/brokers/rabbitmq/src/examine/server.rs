@@ -3,24 +3,24 @@
 use std::net::IpAddr;
 
 use lapin::uri::AMQPScheme;
+use relevo_core::finding::Findings;
 use relevo_core::operate::Severity;
-use relevo_core::report::Report;
 use serde_json::Value;
 
 use crate::config::Config;
-use crate::management::Snapshot;
+use crate::management::ServerState;
 
 /// Checks the transport and the server.
-pub(super) fn examine(config: &Config, seen: &Snapshot, report: &mut Report) {
+pub(super) fn examine(config: &Config, seen: &ServerState, report: &mut Findings) {
     examine_transport(config, report);
     if version(&seen.version) < (3, 10) {
         let what = format!("RabbitMQ {}: quorum queues dead-letter at least once only from 3.10 on", seen.version);
-        report.told(Severity::Warning, "server-version", what, "upgrade RabbitMQ to 3.10 or later".to_owned());
+        report.problem(Severity::Warning, "server-version", what, "upgrade RabbitMQ to 3.10 or later".to_owned());
     } else {
-        report.good("server-version", format!("RabbitMQ {}", seen.version));
+        report.passed("server-version", format!("RabbitMQ {}", seen.version));
     }
     match &seen.nodes {
-        None => report.told(
+        None => report.problem(
             Severity::Note,
             "management",
             "the user lacks the tag `monitoring`: the nodes are not shown, and replicas were not compared with the cluster"
@@ -28,10 +28,10 @@ pub(super) fn examine(config: &Config, seen: &Snapshot, report: &mut Report) {
             "give the user the tag `monitoring`".to_owned(),
         ),
         Some(nodes) => {
-            report.good("management", format!("{} node(s) seen", nodes.len()));
+            report.passed("management", format!("{} node(s) seen", nodes.len()));
             for (node, _) in nodes.iter().filter(|(_, running)| !**running) {
                 let what = format!("node `{node}` of the cluster is down");
-                report.told(Severity::Warning, "cluster-node", what, format!("start `{node}` again"));
+                report.problem(Severity::Warning, "cluster-node", what, format!("start `{node}` again"));
             }
         }
     }
@@ -40,7 +40,7 @@ pub(super) fn examine(config: &Config, seen: &Snapshot, report: &mut Report) {
         let what = "the user lacks the tag `administrator`: the feature flags are not shown, and whether dead letters move \
                     at least once was not looked at";
         let fix = "give the user the tag `administrator`, or look with `rabbitmqctl list_feature_flags`".to_owned();
-        report.told(Severity::Note, "management", what.to_owned(), fix);
+        report.problem(Severity::Note, "management", what.to_owned(), fix);
     }
     // A policy selects queues by a regular expression, which the API does not resolve.
     for policy in seen.operator_policies.iter().flatten() {
@@ -55,20 +55,20 @@ pub(super) fn examine(config: &Config, seen: &Snapshot, report: &mut Report) {
             .any(|setting| setting.starts_with("max-length") || matches!(setting.as_str(), "message-ttl" | "expires"));
         let severity = if harms { Severity::Warning } else { Severity::Note };
         let fix = "check that it neither drops nor expires messages of your queues".to_owned();
-        report.told(severity, "operator-policy", what, fix);
+        report.problem(severity, "operator-policy", what, fix);
     }
 }
 
 /// Checks whether the connection is encrypted.
-pub(super) fn examine_transport(config: &Config, report: &mut Report) {
+pub(super) fn examine_transport(config: &Config, report: &mut Findings) {
     for endpoint in config.endpoints().unwrap_or_default() {
         let host = &endpoint.authority.host;
         if endpoint.scheme == AMQPScheme::AMQP && !is_loopback(host) {
             let what = format!("messages and password go to `{host}` in plain text");
             let fix = "use an `amqps://` URL; the broker needs a listener with TLS".to_owned();
-            report.told(Severity::Danger, "plain-text", what, fix);
+            report.problem(Severity::Danger, "plain-text", what, fix);
         } else {
-            report.good("plain-text", format!("AMQP to `{host}`"));
+            report.passed("plain-text", format!("AMQP to `{host}`"));
         }
     }
     let Some((scheme, rest)) = config.management_url.as_deref().and_then(|url| url.split_once("://")) else { return };
@@ -76,9 +76,9 @@ pub(super) fn examine_transport(config: &Config, report: &mut Report) {
     if scheme == "http" && !is_loopback(host) {
         let what = format!("the password goes to the management API of `{host}` in plain text");
         let fix = "use an `https://` URL for `management_url`".to_owned();
-        report.told(Severity::Danger, "plain-text", what, fix);
+        report.problem(Severity::Danger, "plain-text", what, fix);
     } else {
-        report.good("plain-text", format!("the management API of `{host}`"));
+        report.passed("plain-text", format!("the management API of `{host}`"));
     }
 }
 
@@ -107,13 +107,13 @@ mod tests {
     use relevo_core::operate::Finding;
 
     use super::*;
-    use crate::management::SeenPolicy;
+    use crate::management::PolicyInfo;
 
     fn plain(url: &str, management: Option<&str>) -> Vec<Finding> {
         let config = Config { management_url: management.map(str::to_owned), ..Config::new(url) };
-        let mut report = Report::default();
+        let mut report = Findings::default();
         examine_transport(&config, &mut report);
-        report.findings().into_iter().filter(|finding| finding.severity == Severity::Danger).collect()
+        report.into_sorted().into_iter().filter(|finding| finding.severity == Severity::Danger).collect()
     }
 
     #[test]
@@ -124,28 +124,28 @@ mod tests {
         let found = plain("amqp://u:swordfish@rabbit.example", Some("http://u:swordfish@10.0.0.1:15672/x"));
         assert_eq!(found.len(), 2);
         assert!(found.iter().all(|finding| finding.subject == "plain-text" && finding.fix.is_some()));
-        assert!(found[0].seen.contains("`rabbit.example`") && found[1].seen.contains("`10.0.0.1`"), "{found:?}");
+        assert!(found[0].detail.contains("`rabbit.example`") && found[1].detail.contains("`10.0.0.1`"), "{found:?}");
         assert!(!format!("{found:?}").contains("swordfish"));
     }
 
     #[test]
-    fn an_operator_policy_that_drops_is_a_warning_and_flags_that_are_hidden_are_told() {
-        let policy = |setting: &str| SeenPolicy {
+    fn dropping_operator_policies_and_hidden_feature_flags_are_reported() {
+        let policy = |setting: &str| PolicyInfo {
             name: setting.to_owned(),
             definition: [(setting.to_owned(), 5.into())].into(),
-            ..SeenPolicy::default()
+            ..PolicyInfo::default()
         };
-        let seen = Snapshot {
+        let seen = ServerState {
             version: "3.10.8".to_owned(),
             operator_policies: Some(
                 ["max-length", "message-ttl", "expires", "max-in-memory-length"].map(policy).into(),
             ),
             nodes: Some(std::iter::once(("a".to_owned(), true)).collect()),
-            ..Snapshot::default()
+            ..ServerState::default()
         };
-        let mut report = Report::default();
+        let mut report = Findings::default();
         examine(&Config::new("amqp://localhost"), &seen, &mut report);
-        let found = report.findings();
+        let found = report.into_sorted();
         let of = |subject: &str, severity| {
             found.iter().filter(|one| one.subject == subject && one.severity == severity).count()
         };

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// A queue on the broker.
 #[derive(Clone, Debug, Default, Deserialize)]
-pub(crate) struct SeenQueue {
+pub(crate) struct QueueInfo {
     pub(crate) name: String,
     pub(crate) durable: bool,
     #[serde(default, deserialize_with = "flag")]
@@ -32,7 +32,7 @@ pub(crate) struct SeenQueue {
 
 /// An exchange on the broker.
 #[derive(Clone, Debug, Default, Deserialize)]
-pub(crate) struct SeenExchange {
+pub(crate) struct ExchangeInfo {
     pub(crate) name: String,
     #[serde(rename = "type")]
     pub(crate) kind: String,
@@ -47,7 +47,7 @@ pub(crate) struct SeenExchange {
 
 /// A binding on the broker.
 #[derive(Clone, Debug, Default, Deserialize)]
-pub(crate) struct SeenBinding {
+pub(crate) struct BindingInfo {
     pub(crate) source: String,
     pub(crate) destination: String,
     /// `queue` or `exchange`.
@@ -59,7 +59,7 @@ pub(crate) struct SeenBinding {
 
 /// A policy on the broker.
 #[derive(Clone, Debug, Default, Deserialize)]
-pub(crate) struct SeenPolicy {
+pub(crate) struct PolicyInfo {
     pub(crate) name: String,
     pub(crate) pattern: String,
     #[serde(rename = "apply-to")]
@@ -72,7 +72,7 @@ pub(crate) struct SeenPolicy {
 
 /// A node of the cluster.
 #[derive(Clone, Debug, Default, Deserialize)]
-pub(crate) struct SeenNode {
+pub(crate) struct NodeInfo {
     pub(crate) name: String,
     #[serde(default)]
     pub(crate) running: bool,
@@ -80,7 +80,7 @@ pub(crate) struct SeenNode {
 
 /// A feature flag.
 #[derive(Clone, Debug, Default, Deserialize)]
-pub(crate) struct SeenFlag {
+pub(crate) struct FeatureFlagInfo {
     pub(crate) name: String,
     pub(crate) state: String,
 }

@@ -4,18 +4,18 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::{Management, SeenBinding, SeenExchange, SeenPolicy, SeenQueue};
+use super::{BindingInfo, ExchangeInfo, ManagementClient, PolicyInfo, QueueInfo};
 use crate::classify::Error;
 
 /// A virtual host and its cluster at one moment.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Snapshot {
-    pub(crate) queues: BTreeMap<String, SeenQueue>,
-    pub(crate) exchanges: BTreeMap<String, SeenExchange>,
-    pub(crate) bindings: Vec<SeenBinding>,
-    pub(crate) policies: BTreeMap<String, SeenPolicy>,
+pub(crate) struct ServerState {
+    pub(crate) queues: BTreeMap<String, QueueInfo>,
+    pub(crate) exchanges: BTreeMap<String, ExchangeInfo>,
+    pub(crate) bindings: Vec<BindingInfo>,
+    pub(crate) policies: BTreeMap<String, PolicyInfo>,
     /// `None` without permission.
-    pub(crate) operator_policies: Option<Vec<SeenPolicy>>,
+    pub(crate) operator_policies: Option<Vec<PolicyInfo>>,
     /// The nodes of the cluster and whether each runs; `None` without permission.
     pub(crate) nodes: Option<BTreeMap<String, bool>>,
     /// The enabled feature flags; `None` without permission.
@@ -24,13 +24,13 @@ pub(crate) struct Snapshot {
     pub(crate) version: String,
 }
 
-impl Management {
+impl ManagementClient {
     /// Reads everything.
-    pub(crate) async fn snapshot(&self) -> Result<Snapshot, Error> {
+    pub(crate) async fn server_state(&self) -> Result<ServerState, Error> {
         let flags = self.flags().await?;
-        let enabled = |flag: &super::SeenFlag| flag.state == "enabled";
+        let enabled = |flag: &super::FeatureFlagInfo| flag.state == "enabled";
         let nodes = self.nodes().await?;
-        Ok(Snapshot {
+        Ok(ServerState {
             queues: self.queues().await?.into_iter().map(|queue| (queue.name.clone(), queue)).collect(),
             exchanges: self.exchanges().await?.into_iter().map(|one| (one.name.clone(), one)).collect(),
             bindings: self.bindings().await?,
@@ -43,12 +43,12 @@ impl Management {
     }
 }
 
-impl Snapshot {
+impl ServerState {
     /// The effective setting of a queue, such as `message-ttl`, from the argument `x-message-ttl` or from a policy.
     ///
     /// As on the broker, the smaller of two limits applies; for text, the argument applies.
-    pub(crate) fn setting<'a>(&'a self, queue: &'a SeenQueue, name: &str) -> Option<&'a Value> {
-        match self.both(queue, name) {
+    pub(crate) fn setting<'a>(&'a self, queue: &'a QueueInfo, name: &str) -> Option<&'a Value> {
+        match self.argument_and_policy(queue, name) {
             (Some(argument), Some(policy)) => match (argument.as_i64(), policy.as_i64()) {
                 (Some(a), Some(b)) if b < a => Some(policy),
                 _ => Some(argument),
@@ -58,19 +58,23 @@ impl Snapshot {
     }
 
     /// The argument of a queue, and the value of its policy.
-    pub(crate) fn both<'a>(&'a self, queue: &'a SeenQueue, name: &str) -> (Option<&'a Value>, Option<&'a Value>) {
+    pub(crate) fn argument_and_policy<'a>(
+        &'a self,
+        queue: &'a QueueInfo,
+        name: &str,
+    ) -> (Option<&'a Value>, Option<&'a Value>) {
         let argument = queue.arguments.get(&format!("x-{name}"));
         let policy = queue.policy.as_ref().and_then(|policy| self.policies.get(policy));
         (argument, policy.and_then(|policy| policy.definition.get(name)))
     }
 
     /// The effective setting as text.
-    pub(crate) fn text<'a>(&'a self, queue: &'a SeenQueue, name: &str) -> Option<&'a str> {
+    pub(crate) fn text_setting<'a>(&'a self, queue: &'a QueueInfo, name: &str) -> Option<&'a str> {
         self.setting(queue, name).and_then(Value::as_str)
     }
 
     /// The alternate exchange of an exchange.
-    pub(crate) fn alternate<'a>(&'a self, exchange: &'a SeenExchange) -> Option<&'a str> {
+    pub(crate) fn alternate_exchange<'a>(&'a self, exchange: &'a ExchangeInfo) -> Option<&'a str> {
         let policy = exchange.policy.as_ref().and_then(|policy| self.policies.get(policy));
         let policy = policy.and_then(|policy| policy.definition.get("alternate-exchange"));
         exchange.arguments.get("alternate-exchange").or(policy).and_then(Value::as_str)
@@ -82,7 +86,7 @@ impl Snapshot {
     }
 
     /// Whether a feature flag is known to be disabled.
-    pub(crate) fn lacks(&self, flag: &str) -> bool {
+    pub(crate) fn lacks_feature_flag(&self, flag: &str) -> bool {
         self.flags.as_ref().is_some_and(|flags| !flags.contains(flag))
     }
 }

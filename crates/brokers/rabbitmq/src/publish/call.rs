@@ -5,80 +5,80 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use lapin::{ConnectionState, ErrorKind};
-use relevo_core::{Confirms, Outcome};
+use relevo_core::{Outcome, OutcomeSender};
 use tokio::sync::Notify;
 
-use super::parcel::Parcel;
+use super::encode::EncodedMessage;
 use crate::classify::Error;
 
 /// One call of `publish`. Several channels may publish its messages.
 #[derive(Debug)]
-pub(crate) struct Call {
-    confirms: Confirms,
-    open: AtomicUsize,
-    all_told: Notify,
+pub(crate) struct PublishCall {
+    confirms: OutcomeSender,
+    unreported: AtomicUsize,
+    all_reported: Notify,
     abandoned: AtomicBool,
-    began: Instant,
+    started_at: Instant,
 }
 
 /// A message of a call that was not sent yet.
 #[derive(Debug)]
-pub(crate) struct Item {
-    pub(crate) ticket: Ticket,
-    pub(crate) parcel: Parcel,
+pub(crate) struct QueuedMessage {
+    pub(crate) pending: PendingConfirm,
+    pub(crate) message: EncodedMessage,
 }
 
 /// Identifies a message of a call. A ticket that is dropped without an outcome reports one: a call waits for all its
 /// messages.
 #[derive(Debug)]
-pub(crate) struct Ticket {
-    call: Arc<Call>,
+pub(crate) struct PendingConfirm {
+    call: Arc<PublishCall>,
     index: usize,
     sent: bool,
-    told: bool,
+    reported: bool,
 }
 
-impl Ticket {
-    pub(crate) fn new(call: &Arc<Call>, index: usize) -> Self {
-        Self { call: Arc::clone(call), index, sent: false, told: false }
+impl PendingConfirm {
+    pub(crate) fn new(call: &Arc<PublishCall>, index: usize) -> Self {
+        Self { call: Arc::clone(call), index, sent: false, reported: false }
     }
 
-    pub(crate) fn call(&self) -> &Call {
+    pub(crate) fn call(&self) -> &PublishCall {
         &self.call
     }
 
     /// Marks the message as sent: it may arrive.
-    pub(crate) fn sent(&mut self) {
+    pub(crate) fn mark_sent(&mut self) {
         self.sent = true;
     }
 }
 
-impl Drop for Ticket {
+impl Drop for PendingConfirm {
     fn drop(&mut self) {
-        if self.told {
+        if self.reported {
             return;
         }
         let why = if self.sent {
-            Error::Broken(ErrorKind::InvalidConnectionState(ConnectionState::Closed).into())
+            Error::ConnectionLost(ErrorKind::InvalidConnectionState(ConnectionState::Closed).into())
         } else {
             Error::Closed
         };
-        self.call.tell(vec![(self.index, Err(why.into()))]);
+        self.call.report(vec![(self.index, Err(why.into()))]);
     }
 }
 
 /// The outcome of a message.
-pub(crate) type Told = (Ticket, Result<(), Error>);
+pub(crate) type ConfirmResult = (PendingConfirm, Result<(), Error>);
 
-impl Call {
+impl PublishCall {
     /// `began` is the start of the caller's wait.
-    pub(crate) fn new(confirms: &Confirms, messages: usize, began: Instant) -> Arc<Self> {
+    pub(crate) fn new(confirms: &OutcomeSender, messages: usize, began: Instant) -> Arc<Self> {
         Arc::new(Self {
             confirms: confirms.clone(),
-            open: AtomicUsize::new(messages),
-            all_told: Notify::new(),
+            unreported: AtomicUsize::new(messages),
+            all_reported: Notify::new(),
             abandoned: AtomicBool::new(false),
-            began,
+            started_at: began,
         })
     }
 
@@ -87,39 +87,39 @@ impl Call {
         self.abandoned.load(Ordering::Acquire)
     }
 
-    pub(crate) const fn began(&self) -> Instant {
-        self.began
+    pub(crate) const fn started_at(&self) -> Instant {
+        self.started_at
     }
 
     /// Reports outcomes, and wakes the caller after the last one.
-    pub(crate) fn tell(&self, outcomes: Vec<(usize, Outcome)>) {
+    pub(crate) fn report(&self, outcomes: Vec<(usize, Outcome)>) {
         let told = outcomes.len();
         if !self.is_abandoned() {
             self.confirms.report_all(outcomes);
         }
-        if self.open.fetch_sub(told, Ordering::AcqRel) == told {
-            self.all_told.notify_one();
+        if self.unreported.fetch_sub(told, Ordering::AcqRel) == told {
+            self.all_reported.notify_one();
         }
     }
 
     /// Runs `hand_over`, and returns when every message has an outcome. If it is dropped before, the call sends and
     /// reports nothing more.
-    pub(crate) async fn finished_after(&self, hand_over: impl Future<Output = ()>) {
-        let mut leaving = Leaving { call: self, finished: false };
+    pub(crate) async fn wait_for_outcomes(&self, hand_over: impl Future<Output = ()>) {
+        let mut leaving = AbandonOnDrop { call: self, finished: false };
         hand_over.await;
-        while self.open.load(Ordering::Acquire) > 0 {
-            self.all_told.notified().await;
+        while self.unreported.load(Ordering::Acquire) > 0 {
+            self.all_reported.notified().await;
         }
         leaving.finished = true;
     }
 }
 
-struct Leaving<'a> {
-    call: &'a Call,
+struct AbandonOnDrop<'a> {
+    call: &'a PublishCall,
     finished: bool,
 }
 
-impl Drop for Leaving<'_> {
+impl Drop for AbandonOnDrop<'_> {
     fn drop(&mut self) {
         if !self.finished {
             self.call.abandoned.store(true, Ordering::Release);
@@ -128,34 +128,34 @@ impl Drop for Leaving<'_> {
 }
 
 /// Reports outcomes, grouped by call.
-pub(crate) fn tell_all(told: Vec<Told>) {
+pub(crate) fn report_all(told: Vec<ConfirmResult>) {
     let mut told = told.into_iter().peekable();
     while let Some((mut ticket, outcome)) = told.next() {
-        ticket.told = true;
+        ticket.reported = true;
         let mut outcomes = vec![(ticket.index, outcome.map_err(Into::into))];
         while let Some((mut next, outcome)) = told.next_if(|(next, _)| Arc::ptr_eq(&next.call, &ticket.call)) {
-            next.told = true;
+            next.reported = true;
             outcomes.push((next.index, outcome.map_err(Into::into)));
         }
-        ticket.call.tell(outcomes);
+        ticket.call.report(outcomes);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use relevo_core::Class;
-    use relevo_core::broker::Reports;
+    use relevo_core::broker::OutcomeReceiver;
 
     use super::*;
 
     #[tokio::test]
-    async fn a_message_that_is_forgotten_keeps_no_caller_waiting() {
-        let reports = Reports::default();
-        let call = Call::new(&reports.confirms(1), 2, Instant::now());
-        call.finished_after(async {
-            let mut sent = Ticket::new(&call, 0);
-            sent.sent();
-            drop((sent, Ticket::new(&call, 1)));
+    async fn a_dropped_message_does_not_block_its_caller() {
+        let reports = OutcomeReceiver::default();
+        let call = PublishCall::new(&reports.sender(1), 2, Instant::now());
+        call.wait_for_outcomes(async {
+            let mut sent = PendingConfirm::new(&call, 0);
+            sent.mark_sent();
+            drop((sent, PendingConfirm::new(&call, 1)));
         })
         .await;
         let told: Vec<_> =

@@ -19,218 +19,234 @@ use lapin::types::ShortString;
 
 /// Identifies a message in a return. The exchange is that of the channel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Name {
+pub(crate) struct ReturnKey {
     pub(crate) id: ShortString,
-    pub(crate) key: ShortString,
+    pub(crate) routing_key: ShortString,
 }
 
 /// A confirm that is not decided yet.
 #[derive(Debug)]
-struct Landed<T> {
-    what: T,
-    name: Name,
+struct UndecidedConfirm<T> {
+    confirm: T,
+    return_key: ReturnKey,
     serial: u64,
-    carried: bool,
+    carried_return: bool,
     round: u64,
 }
 
 /// The undecided confirms of one channel.
 #[derive(Debug)]
-pub(crate) struct Returns<T> {
+pub(crate) struct ReturnMatcher<T> {
     /// The returned messages, each with the last serial sent by then: later messages are not meant.
-    announced: HashMap<Name, u64>,
+    returned: HashMap<ReturnKey, u64>,
     /// The number of returns at which pruning is worthwhile.
-    crowded_at: usize,
-    landed: Vec<Landed<T>>,
+    prune_at: usize,
+    undecided: Vec<UndecidedConfirm<T>>,
     round: u64,
     /// The last round, before this one, in which a confirm had no return attached.
-    carried_none: u64,
-    carries_none: bool,
+    last_round_without_return: u64,
+    round_without_return: bool,
 }
 
-impl<T> Default for Returns<T> {
+impl<T> Default for ReturnMatcher<T> {
     fn default() -> Self {
         Self {
-            announced: HashMap::new(),
-            crowded_at: CROWD,
-            landed: Vec::new(),
+            returned: HashMap::new(),
+            prune_at: PRUNE_AT,
+            undecided: Vec::new(),
             round: 2,
-            carried_none: 0,
-            carries_none: false,
+            last_round_without_return: 0,
+            round_without_return: false,
         }
     }
 }
 
-impl<T> Returns<T> {
+impl<T> ReturnMatcher<T> {
     /// Records the confirm of a message and the return attached to it. `last` is the last serial that was sent.
-    pub(crate) fn land(&mut self, what: T, (name, serial): (Name, u64), carried: Option<Name>, last: u64) {
+    pub(crate) fn add_confirm(
+        &mut self,
+        what: T,
+        (name, serial): (ReturnKey, u64),
+        carried: Option<ReturnKey>,
+        last: u64,
+    ) {
         let some = carried.is_some();
         if let Some(announced) = carried {
-            self.announced.insert(announced, last);
+            self.returned.insert(announced, last);
         } else {
-            self.carries_none = true;
+            self.round_without_return = true;
         }
-        self.landed.push(Landed { what, name, serial, carried: some, round: self.round });
+        self.undecided.push(UndecidedConfirm {
+            confirm: what,
+            return_key: name,
+            serial,
+            carried_return: some,
+            round: self.round,
+        });
     }
 
     /// Ends a round, which has seen everything that completed before it began. `idle`: no message is in flight.
     ///
     /// Returns the decided messages, each with its name if it was returned.
-    pub(crate) fn end_round(&mut self, idle: bool) -> Vec<(T, Option<Name>)> {
-        let mut decided = Vec::with_capacity(self.landed.len());
+    pub(crate) fn end_round(&mut self, idle: bool) -> Vec<(T, Option<ReturnKey>)> {
+        let mut decided = Vec::with_capacity(self.undecided.len());
         let mut open = Vec::new();
-        for landed in std::mem::take(&mut self.landed) {
-            if self.is_announced(&landed) {
-                decided.push((landed.what, Some(landed.name)));
+        for landed in std::mem::take(&mut self.undecided) {
+            if self.is_returned(&landed) {
+                decided.push((landed.confirm, Some(landed.return_key)));
             } else if idle || self.is_certain(&landed) {
-                decided.push((landed.what, None));
+                decided.push((landed.confirm, None));
             } else {
                 open.push(landed);
             }
         }
-        self.landed = open;
+        self.undecided = open;
         if idle {
-            self.announced.clear();
+            self.returned.clear();
         }
-        if self.carries_none {
-            self.carried_none = self.round;
-            self.carries_none = false;
+        if self.round_without_return {
+            self.last_round_without_return = self.round;
+            self.round_without_return = false;
         }
         self.round += 1;
         decided
     }
 
-    fn is_certain(&self, landed: &Landed<T>) -> bool {
-        if landed.carried { self.carried_none >= landed.round + 2 } else { landed.round < self.round }
+    fn is_certain(&self, landed: &UndecidedConfirm<T>) -> bool {
+        if landed.carried_return {
+            self.last_round_without_return >= landed.round + 2
+        } else {
+            landed.round < self.round
+        }
     }
 
-    fn is_announced(&self, landed: &Landed<T>) -> bool {
+    fn is_returned(&self, landed: &UndecidedConfirm<T>) -> bool {
         // The map is almost always empty.
-        !self.announced.is_empty() && self.announced.get(&landed.name).is_some_and(|last| landed.serial <= *last)
+        !self.returned.is_empty() && self.returned.get(&landed.return_key).is_some_and(|last| landed.serial <= *last)
     }
 
-    /// Whether [`Self::forget`] should be called.
-    pub(crate) fn is_crowded(&self) -> bool {
-        self.announced.len() >= self.crowded_at
+    /// Whether [`Self::prune`] should be called.
+    pub(crate) fn should_prune(&self) -> bool {
+        self.returned.len() >= self.prune_at
     }
 
     /// Removes returns, except those of messages in flight or not decided.
-    pub(crate) fn forget(&mut self, in_flight: &HashSet<&Name>) {
-        let landed: HashSet<&Name> = self.landed.iter().map(|landed| &landed.name).collect();
-        self.announced.retain(|name, _| in_flight.contains(name) || landed.contains(name));
-        self.crowded_at = CROWD.max(2 * self.announced.len());
+    pub(crate) fn prune(&mut self, in_flight: &HashSet<&ReturnKey>) {
+        let landed: HashSet<&ReturnKey> = self.undecided.iter().map(|landed| &landed.return_key).collect();
+        self.returned.retain(|name, _| in_flight.contains(name) || landed.contains(name));
+        self.prune_at = PRUNE_AT.max(2 * self.returned.len());
     }
 
     /// Removes the undecided confirms, which can no longer be decided.
-    pub(crate) fn give_up(&mut self) -> impl Iterator<Item = (T, Name)> + use<'_, T> {
-        self.landed.drain(..).map(|landed| (landed.what, landed.name))
+    pub(crate) fn drain_undecided(&mut self) -> impl Iterator<Item = (T, ReturnKey)> + use<'_, T> {
+        self.undecided.drain(..).map(|landed| (landed.confirm, landed.return_key))
     }
 
     /// Whether everything is decided.
     pub(crate) fn is_empty(&self) -> bool {
-        self.landed.is_empty()
+        self.undecided.is_empty()
     }
 
     /// Whether another round can decide more.
-    pub(crate) fn is_open(&self) -> bool {
-        self.landed.iter().any(|landed| !landed.carried)
+    pub(crate) fn needs_round(&self) -> bool {
+        self.undecided.iter().any(|landed| !landed.carried_return)
     }
 }
 
-const CROWD: usize = 1_024;
+const PRUNE_AT: usize = 1_024;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn name(number: u32) -> Name {
-        Name { id: number.to_string().into(), key: "k".into() }
+    fn return_key(number: u32) -> ReturnKey {
+        ReturnKey { id: number.to_string().into(), routing_key: "k".into() }
     }
 
-    fn land(returns: &mut Returns<u32>, number: u32, carried: Option<u32>) {
-        returns.land(number, (name(number), number.into()), carried.map(name), 100);
+    fn add_confirm(returns: &mut ReturnMatcher<u32>, number: u32, carried: Option<u32>) {
+        returns.add_confirm(number, (return_key(number), number.into()), carried.map(return_key), 100);
     }
 
     /// Ends a round. Returns the decided messages, and whether each was returned.
-    fn end_round(returns: &mut Returns<u32>, idle: bool) -> Vec<(u32, bool)> {
+    fn end_round(returns: &mut ReturnMatcher<u32>, idle: bool) -> Vec<(u32, bool)> {
         returns.end_round(idle).into_iter().map(|(what, name)| (what, name.is_some())).collect()
     }
 
     #[test]
-    fn a_confirm_counts_after_the_round_that_follows_it() {
-        let mut returns = Returns::default();
-        land(&mut returns, 1, None);
+    fn a_confirm_is_decided_by_the_round_that_follows_it() {
+        let mut returns = ReturnMatcher::default();
+        add_confirm(&mut returns, 1, None);
         assert_eq!(end_round(&mut returns, false), []);
-        assert!(returns.is_open());
+        assert!(returns.needs_round());
         assert_eq!(end_round(&mut returns, false), [(1, false)]);
     }
 
     #[test]
-    fn an_announcement_finds_its_message_whoever_carried_it() {
-        let mut returns = Returns::default();
-        land(&mut returns, 2, None);
+    fn a_return_is_matched_to_its_message_whichever_confirm_carried_it() {
+        let mut returns = ReturnMatcher::default();
+        add_confirm(&mut returns, 2, None);
         assert_eq!(end_round(&mut returns, false), []);
-        land(&mut returns, 1, Some(2));
+        add_confirm(&mut returns, 1, Some(2));
         assert_eq!(end_round(&mut returns, false), [(2, true)]);
         // The return for 1 may still be pending until a confirm has none attached.
         for _ in 0..3 {
             assert_eq!(end_round(&mut returns, false), []);
         }
-        land(&mut returns, 3, None);
+        add_confirm(&mut returns, 3, None);
         assert_eq!(end_round(&mut returns, false), []);
         assert_eq!(end_round(&mut returns, false), [(1, false), (3, false)]);
     }
 
     #[test]
-    fn two_that_carry_each_others_are_both_unroutable() {
-        let mut returns = Returns::default();
-        land(&mut returns, 1, Some(2));
+    fn confirms_that_carry_each_others_returns_are_both_unroutable() {
+        let mut returns = ReturnMatcher::default();
+        add_confirm(&mut returns, 1, Some(2));
         assert_eq!(end_round(&mut returns, false), []);
-        land(&mut returns, 2, Some(1));
+        add_confirm(&mut returns, 2, Some(1));
         assert_eq!(end_round(&mut returns, false), [(1, true), (2, true)]);
     }
 
     #[test]
-    fn with_nothing_in_flight_everything_is_decided() {
-        let mut returns = Returns::default();
-        land(&mut returns, 1, Some(9));
+    fn every_confirm_is_decided_when_none_is_in_flight() {
+        let mut returns = ReturnMatcher::default();
+        add_confirm(&mut returns, 1, Some(9));
         assert_eq!(end_round(&mut returns, true), [(1, false)]);
     }
 
     #[test]
-    fn the_same_message_twice_is_told_by_its_routing_key_and_counted() {
-        let mut returns = Returns::default();
-        let other = Name { id: "1".into(), key: "other".into() };
-        returns.land(10, (name(1), 1), Some(other.clone()), 2);
-        returns.land(11, (other, 2), None, 2);
+    fn duplicates_of_a_message_are_told_apart_by_routing_key() {
+        let mut returns = ReturnMatcher::default();
+        let other = ReturnKey { id: "1".into(), routing_key: "other".into() };
+        returns.add_confirm(10, (return_key(1), 1), Some(other.clone()), 2);
+        returns.add_confirm(11, (other, 2), None, 2);
         assert_eq!(end_round(&mut returns, true), [(10, false), (11, true)]);
     }
 
     #[test]
-    fn an_announcement_counts_for_every_twin_that_was_sent_by_then() {
-        let mut returns = Returns::default();
+    fn a_return_applies_to_every_duplicate_sent_before_it() {
+        let mut returns = ReturnMatcher::default();
         // The first was cancelled, and its confirm arrives between the return and the confirm of the second.
-        returns.land(1, (name(7), 1), None, 3);
-        land(&mut returns, 3, None);
-        returns.land(4, (name(4), 3), Some(name(7)), 3);
+        returns.add_confirm(1, (return_key(7), 1), None, 3);
+        add_confirm(&mut returns, 3, None);
+        returns.add_confirm(4, (return_key(4), 3), Some(return_key(7)), 3);
         assert_eq!(end_round(&mut returns, false), [(1, true)]);
-        returns.land(2, (name(7), 2), None, 3);
+        returns.add_confirm(2, (return_key(7), 2), None, 3);
         assert_eq!(end_round(&mut returns, false), [(3, false), (2, true)]);
         // Published again after a queue was bound.
-        returns.land(5, (name(7), 4), None, 4);
+        returns.add_confirm(5, (return_key(7), 4), None, 4);
         assert_eq!(end_round(&mut returns, true), [(4, false), (5, false)]);
     }
 
     #[test]
-    fn announcements_do_not_pile_up() {
-        let mut returns = Returns::default();
+    fn returns_do_not_accumulate() {
+        let mut returns = ReturnMatcher::default();
         for number in 0..2_000 {
-            returns.land(number, (name(number), number.into()), Some(name(number)), number.into());
+            returns.add_confirm(number, (return_key(number), number.into()), Some(return_key(number)), number.into());
             end_round(&mut returns, false);
-            if returns.is_crowded() {
-                returns.forget(&HashSet::from([&name(3)]));
+            if returns.should_prune() {
+                returns.prune(&HashSet::from([&return_key(3)]));
             }
         }
-        assert!(returns.announced.len() < 2_000 && returns.announced.contains_key(&name(3)));
+        assert!(returns.returned.len() < 2_000 && returns.returned.contains_key(&return_key(3)));
     }
 }

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 /// The default retry delays.
-pub const DEFAULT_RUNGS: [Duration; 3] = [Duration::from_mins(1), Duration::from_mins(5), Duration::from_mins(15)];
+pub const DEFAULT_RETRY_DELAYS: [Duration; 3] =
+    [Duration::from_mins(1), Duration::from_mins(5), Duration::from_mins(15)];
 
 /// A durable queue with its lanes, its retry queues and its dead-letter queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,20 +18,20 @@ pub struct Queue {
     pub lanes: Option<u16>,
     /// One consumer at a time is active, and the others are on standby. Otherwise all consumers receive at once, and
     /// only unordered consumers start. Lanes are always ordered.
-    pub ordered: bool,
+    pub single_active_consumer: bool,
     /// The retry delays, with one queue for each. Empty means no retry queues.
-    pub retry: Vec<Duration>,
+    pub retry_delays: Vec<Duration>,
     /// The name of the dead-letter queue, `name.dead` by default; `None` for no dead-letter queue.
-    pub dead_letters: Option<String>,
+    pub dead_letter_queue: Option<String>,
     /// The maximum number of messages. Above it new messages are refused.
     pub max_length: Option<u64>,
     /// The maximum size in bytes. Above it new messages are refused.
-    pub max_bytes: Option<u64>,
+    pub max_length_bytes: Option<u64>,
     /// The maximum number of returns without an acknowledgement. Above it the message is dead-lettered, or lost without
     /// a dead-letter queue.
     pub delivery_limit: Option<u32>,
     /// The initial number of replicas of a quorum queue.
-    pub initial_group_size: Option<u32>,
+    pub quorum_initial_group_size: Option<u32>,
 }
 
 /// The queue type.
@@ -45,7 +46,7 @@ pub enum QueueKind {
 
 impl QueueKind {
     /// The name in AMQP.
-    pub const fn word(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Quorum => "quorum",
             Self::Classic => "classic",
@@ -58,29 +59,29 @@ impl Queue {
     pub fn new(name: impl Into<String>) -> Self {
         let name = name.into();
         Self {
-            dead_letters: Some(super::dead_queue(&name)),
+            dead_letter_queue: Some(super::dead_letter_queue_name(&name)),
             name,
             kind: QueueKind::Quorum,
             lanes: None,
-            ordered: true,
-            retry: DEFAULT_RUNGS.to_vec(),
+            single_active_consumer: true,
+            retry_delays: DEFAULT_RETRY_DELAYS.to_vec(),
             max_length: None,
-            max_bytes: None,
+            max_length_bytes: None,
             delivery_limit: None,
-            initial_group_size: None,
+            quorum_initial_group_size: None,
         }
     }
 
     /// Whether one consumer at a time is active.
     pub fn is_ordered(&self) -> bool {
-        self.ordered || self.lanes.is_some()
+        self.single_active_consumer || self.lanes.is_some()
     }
 
     /// The consumed queues: the queue itself or its lanes.
-    pub fn work_queues(&self) -> Vec<String> {
+    pub fn consumed_queues(&self) -> Vec<String> {
         match self.lanes {
             None => vec![self.name.clone()],
-            Some(lanes) => (0..lanes).map(|lane| super::lane_queue(&self.name, lane)).collect(),
+            Some(lanes) => (0..lanes).map(|lane| super::lane_queue_name(&self.name, lane)).collect(),
         }
     }
 }

@@ -2,41 +2,41 @@
 
 use std::time::{Duration, Instant};
 
-use relevo_broker_rabbitmq::{Config, RabbitBroker};
-use relevo_conformance::broker::harness::{publish, publish_all, to};
+use relevo_broker_rabbitmq::{Config, Publisher};
+use relevo_conformance::broker::harness::{publication_to, publish, publish_all};
 use relevo_core::Class;
 use relevo_testkit::rabbitmq::Cluster;
 
-use crate::faults::{nothing_is_missing, send_all};
-use crate::harness::Side;
+use crate::faults::{assert_all_stored, send_all};
+use crate::harness::AmqpClient;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_goes_on_with_two_nodes_and_waits_for_the_second() {
+async fn a_cluster_publishes_with_two_nodes_and_reports_an_outage_with_one() {
     let cluster = Cluster::of_three().await;
     let urls = cluster.amqp_urls();
     let [first, second, _third] = cluster.nodes();
-    Side::of(&urls[2]).await.quorum_queue("orders", &[]).await;
+    AmqpClient::connect(&urls[2]).await.quorum_queue("orders", &[]).await;
     let config = Config {
         urls: urls.to_vec(),
         heartbeat: Duration::from_secs(1),
-        connect_deadline: Duration::from_secs(2),
-        confirm_deadline: Duration::from_secs(2),
+        connect_timeout: Duration::from_secs(2),
+        confirm_timeout: Duration::from_secs(2),
         ..Config::new("")
     };
-    let broker = RabbitBroker::open(config).await.expect("a configuration that works");
-    publish_all(&broker, &[to("orders", 1_000_000, "probe")]).await;
-    Side::of(&urls[2]).await.take_all("orders").await;
+    let broker = Publisher::open(config).await.expect("a configuration that works");
+    publish_all(&broker, &[publication_to("orders", 1_000_000, "probe")]).await;
+    AmqpClient::connect(&urls[2]).await.take_all("orders").await;
 
     // The node of the connection is killed while the batch is sent: the others continue.
     tokio::join!(send_all(&broker, 0, 30), first.kill9());
-    nothing_is_missing(&Side::of(&urls[2]).await, 0, 30).await;
+    assert_all_stored(&AmqpClient::connect(&urls[2]).await, 0, 30).await;
 
     // With two of three nodes down nothing is confirmed, and the failure becomes an outage.
-    publish_all(&broker, &[to("orders", 0, "k-0")]).await;
+    publish_all(&broker, &[publication_to("orders", 0, "k-0")]).await;
     second.kill9().await;
     let since = Instant::now();
     loop {
-        let outcome = publish(&broker, &[to("orders", 1, "k-1")]).await[0];
+        let outcome = publish(&broker, &[publication_to("orders", 1, "k-1")]).await[0];
         assert!(matches!(outcome, Some(Class::Outage | Class::Unknown)), "{outcome:?}");
         if outcome == Some(Class::Outage) {
             break;
@@ -49,5 +49,5 @@ async fn a_cluster_goes_on_with_two_nodes_and_waits_for_the_second() {
         second.start_again().await;
         first.start_again().await;
     });
-    nothing_is_missing(&Side::of(&urls[2]).await, 0, 30).await;
+    assert_all_stored(&AmqpClient::connect(&urls[2]).await, 0, 30).await;
 }

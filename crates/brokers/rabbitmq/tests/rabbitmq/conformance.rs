@@ -2,6 +2,6 @@
 
 relevo_conformance::broker_suite!(crate::harness::start);
 
-mod failing {
+mod faults {
     relevo_conformance::broker_fault_suite!(crate::fault_harness::start);
 }

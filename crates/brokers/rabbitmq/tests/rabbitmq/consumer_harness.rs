@@ -12,32 +12,32 @@ use lapin::options::{
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, ExchangeKind};
 use relevo_broker_rabbitmq::{
-    Config, Group, Membership, Queue, RabbitBroker, RabbitConsumer, consumer, lane_key, lane_queue,
+    Config, Group, GroupConsumer, Membership, Publisher, Queue, consumer, lane_queue_name, lane_routing_key,
 };
-use relevo_conformance::broker::harness::{BrokerHarness, ConsumerHarness, Promises, soon, stale_of};
+use relevo_conformance::broker::harness::{BrokerHarness, ConsumerHarness, Guarantees, stale_of, within_timeout};
 use relevo_core::message::Headers;
 use relevo_core::{
-    AckOutcome, BrokerConsumer, ConsumerCapabilities, DelayedRetry, Delivery, DeliveryTag, Failure, Lane, Raw,
+    AckOutcome, BrokerConsumer, ConsumerCapabilities, DelayedRetry, Delivery, DeliveryTag, Failure, Lane, RawMessage,
 };
 use relevo_testkit::proxy::CutProxy;
 use relevo_testkit::rabbitmq::{Private, Server, Vhost};
 
-use crate::harness::Side;
+use crate::harness::AmqpClient;
 
 pub(crate) const EXCHANGE: &str = "shop";
 pub(crate) const LANES: u16 = 4;
 /// The queue for messages that no group receives.
-const REST: &str = "rest";
+const UNMATCHED_QUEUE: &str = "rest";
 
 /// This case kills its server, so it has a private one, which takes seconds to start.
-const CRASHING: &str = "what_was_not_acknowledged_comes_again_after_a_crash";
+const CRASHING: &str = "an_unacknowledged_message_is_redelivered_after_a_crash";
 
 /// A virtual host for one test.
 pub(crate) struct Groups {
     pub(crate) vhost: Vhost,
     pub(crate) private: Option<Private>,
     /// The delays of the retry queues.
-    pub(crate) rungs: Vec<Duration>,
+    pub(crate) retry_delays: Vec<Duration>,
 }
 
 pub(crate) async fn start() -> Groups {
@@ -49,30 +49,30 @@ pub(crate) async fn start() -> Groups {
 impl Groups {
     /// On the server that all tests share.
     pub(crate) async fn shared() -> Self {
-        Self::on(Server::shared().vhost().await, None).await
+        Self::new(Server::shared().vhost().await, None).await
     }
 
     /// On a private server, which the test may damage.
     pub(crate) async fn private(server: Private) -> Self {
-        Self::on(server.vhost().await, Some(server)).await
+        Self::new(server.vhost().await, Some(server)).await
     }
 
-    async fn on(vhost: Vhost, private: Option<Private>) -> Self {
+    async fn new(vhost: Vhost, private: Option<Private>) -> Self {
         // A restart of the server and checks on a busy machine take time; no delay may end in the meantime.
         let longest = if private.is_some() { Duration::from_secs(40) } else { Duration::from_secs(6) };
-        let groups = Self { vhost, private, rungs: vec![Duration::from_millis(100), longest] };
-        let side = groups.side().await;
+        let groups = Self { vhost, private, retry_delays: vec![Duration::from_millis(100), longest] };
+        let side = groups.client().await;
         let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
         let declared =
             side.channel.exchange_declare(EXCHANGE.into(), ExchangeKind::Topic, options, FieldTable::default());
         declared.await.expect("an exchange");
-        side.quorum_queue(REST, &[]).await;
-        side.bind(REST, "#").await;
+        side.quorum_queue(UNMATCHED_QUEUE, &[]).await;
+        side.bind(UNMATCHED_QUEUE, "#").await;
         groups
     }
 
-    pub(crate) async fn side(&self) -> Side {
-        Side::of(&self.vhost.amqp_url()).await
+    pub(crate) async fn client(&self) -> AmqpClient {
+        AmqpClient::connect(&self.vhost.amqp_url()).await
     }
 
     pub(crate) fn config(&self) -> Config {
@@ -80,17 +80,17 @@ impl Groups {
     }
 
     pub(crate) fn queue(&self, name: &str) -> Queue {
-        Queue { lanes: Some(LANES), retry: self.rungs.clone(), ..Queue::new(name) }
+        Queue { lanes: Some(LANES), retry_delays: self.retry_delays.clone(), ..Queue::new(name) }
     }
 
     /// Creates a queue with its retry and dead-letter queues, bound to an address.
     pub(crate) async fn declare(&self, queue: &Queue, address: &str) {
-        let side = self.side().await;
-        for declared in queue.declared() {
+        let side = self.client().await;
+        for declared in queue.declarations() {
             let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
             let mut table = FieldTable::default();
             for (name, value) in &declared.arguments {
-                table.insert(name.as_str().into(), amqp(value));
+                table.insert(name.as_str().into(), amqp_value(value));
             }
             side.channel.queue_declare(declared.name.as_str().into(), options, table).await.expect("a queue");
         }
@@ -98,7 +98,7 @@ impl Groups {
             None => side.bind(&queue.name, address).await,
             Some(lanes) => {
                 for lane in 0..lanes {
-                    side.bind(&lane_queue(&queue.name, lane), &lane_key(address, lane)).await;
+                    side.bind(&lane_queue_name(&queue.name, lane), &lane_routing_key(address, lane)).await;
                 }
             }
         }
@@ -128,20 +128,20 @@ impl Groups {
         let mut config = config_at(url.replace(&upstream.to_string(), &proxy.addr().to_string()));
         change(&mut config);
         let consumer = consumer(&config, group, membership).await.expect("a consumer");
-        Member { consumer, proxy, queue: first_queue(group), gone: AtomicBool::new(false) }
+        Member { consumer, proxy, queue: first_queue(group), disconnected: AtomicBool::new(false) }
     }
 
     /// Disconnects a member. Returns when both the broker and the member know it.
-    pub(crate) async fn cut_off(&self, member: &Member) {
-        if member.gone.swap(true, Ordering::Relaxed) {
+    pub(crate) async fn disconnect(&self, member: &Member) {
+        if member.disconnected.swap(true, Ordering::Relaxed) {
             return;
         }
-        let side = self.side().await;
+        let side = self.client().await;
         let before = side.consumers(&member.queue).await;
         member.proxy.block().await;
-        let mut patience = Patience::new("broker and consumer have noticed");
+        let mut patience = WaitDeadline::new("broker and consumer have noticed");
         while side.consumers(&member.queue).await >= before || member.consumer.is_connected() {
-            patience.pause().await;
+            patience.wait().await;
         }
     }
 }
@@ -151,27 +151,27 @@ fn config_at(url: String) -> Config {
 }
 
 fn first_queue(group: &Group) -> String {
-    if group.lanes.is_some() { lane_queue(&group.name, 0) } else { group.name.clone() }
+    if group.lanes.is_some() { lane_queue_name(&group.name, 0) } else { group.name.clone() }
 }
 
 /// Polls with a deadline.
-pub(crate) struct Patience {
-    what: &'static str,
+pub(crate) struct WaitDeadline {
+    condition: &'static str,
     deadline: Instant,
 }
 
-impl Patience {
-    pub(crate) fn new(what: &'static str) -> Self {
-        Self { what, deadline: Instant::now() + Duration::from_secs(30) }
+impl WaitDeadline {
+    pub(crate) fn new(condition: &'static str) -> Self {
+        Self { condition, deadline: Instant::now() + Duration::from_secs(30) }
     }
 
-    pub(crate) async fn pause(&mut self) {
-        assert!(Instant::now() < self.deadline, "in vain: {}", self.what);
+    pub(crate) async fn wait(&mut self) {
+        assert!(Instant::now() < self.deadline, "in vain: {}", self.condition);
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 
-fn amqp(value: &serde_json::Value) -> AMQPValue {
+fn amqp_value(value: &serde_json::Value) -> AMQPValue {
     match value {
         serde_json::Value::Bool(value) => AMQPValue::Boolean(*value),
         serde_json::Value::Number(number) => AMQPValue::LongLongInt(number.as_i64().expect("a whole number")),
@@ -180,7 +180,7 @@ fn amqp(value: &serde_json::Value) -> AMQPValue {
     }
 }
 
-impl Side {
+impl AmqpClient {
     pub(crate) async fn bind(&self, queue: &str, key: &str) {
         let options = QueueBindOptions::default();
         let bound = self.channel.queue_bind(queue.into(), EXCHANGE.into(), key.into(), options, FieldTable::default());
@@ -189,15 +189,15 @@ impl Side {
 
     /// The number of consumers of a queue.
     pub(crate) async fn consumers(&self, queue: &str) -> u32 {
-        self.look(queue).await.consumer_count()
+        self.declare_passive(queue).await.consumer_count()
     }
 
     /// The number of ready messages in a queue.
     pub(crate) async fn ready(&self, queue: &str) -> u32 {
-        self.look(queue).await.message_count()
+        self.declare_passive(queue).await.message_count()
     }
 
-    async fn look(&self, queue: &str) -> lapin::Queue {
+    async fn declare_passive(&self, queue: &str) -> lapin::Queue {
         let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
         self.channel.queue_declare(queue.into(), options, FieldTable::default()).await.expect("the queue is there")
     }
@@ -214,10 +214,10 @@ impl Side {
 
 /// A consumer and its proxy.
 pub(crate) struct Member {
-    pub(crate) consumer: RabbitConsumer,
+    pub(crate) consumer: GroupConsumer,
     pub(crate) proxy: CutProxy,
     queue: String,
-    gone: AtomicBool,
+    disconnected: AtomicBool,
 }
 
 #[async_trait]
@@ -257,26 +257,26 @@ impl BrokerConsumer for Member {
 
 #[async_trait]
 impl BrokerHarness for Groups {
-    type Broker = RabbitBroker;
+    type Broker = Publisher;
 
-    async fn broker(&self) -> RabbitBroker {
-        RabbitBroker::open(self.config()).await.expect("a configuration that works")
+    async fn broker(&self) -> Publisher {
+        Publisher::open(self.config()).await.expect("a configuration that works")
     }
 
-    async fn kept(&self, address: &str) -> Vec<Raw> {
-        let mut kept = self.side().await.kept(REST).await;
+    async fn stored(&self, address: &str) -> Vec<RawMessage> {
+        let mut kept = self.client().await.stored(UNMATCHED_QUEUE).await;
         kept.retain(|raw| raw.decode().is_ok_and(|received| &*received.message.topic == address));
         kept
     }
 
-    async fn crash(&mut self) {
+    async fn kill_and_restart(&mut self) {
         let server = self.private.as_ref().expect("a case that crashes the server has one of its own");
         server.kill9().await;
         server.start_again().await;
     }
 
-    fn promises(&self) -> Promises {
-        Promises { survives_crash: true, recognises_repeats: false }
+    fn guarantees(&self) -> Guarantees {
+        Guarantees { survives_crash: true, deduplicates: false }
     }
 }
 
@@ -294,12 +294,12 @@ impl ConsumerHarness for Groups {
     }
 
     async fn kill(&self, consumer: Member) {
-        self.cut_off(&consumer).await;
+        self.disconnect(&consumer).await;
     }
 
     /// The consumer loses its connection and cannot reconnect. The caller that handles its deliveries does not know it.
-    async fn freeze(&self, consumer: &Member) {
-        self.cut_off(consumer).await;
+    async fn suspend_past_lease(&self, consumer: &Member) {
+        self.disconnect(consumer).await;
     }
 
     async fn publish_raw(&self, address: &str, headers: &Headers, payload: Bytes) {
@@ -308,7 +308,7 @@ impl ConsumerHarness for Groups {
             table.insert(name.as_str().into(), AMQPValue::LongString(value.as_str().into()));
         }
         let properties = BasicProperties::default().with_headers(table);
-        self.side().await.publish(EXCHANGE, &lane_key(address, 0), properties, &payload).await;
+        self.client().await.publish(EXCHANGE, &lane_routing_key(address, 0), properties, &payload).await;
     }
 
     /// RabbitMQ does not report when an acknowledgement is on disk. A broker that was killed just after it had
@@ -326,5 +326,5 @@ pub(crate) async fn retry(
 ) -> Result<Vec<DeliveryTag>, Failure> {
     let retries: Vec<(DeliveryTag, Duration)> = tags.iter().map(|tag| (*tag, after)).collect();
     let broker = consumer.delayed_retry().expect("RabbitMQ has delayed retries");
-    stale_of(tags.iter().copied(), soon(broker.retry_later(&retries)).await)
+    stale_of(tags.iter().copied(), within_timeout(broker.retry_later(&retries)).await)
 }

@@ -5,28 +5,28 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lapin::options::QueueDeclareOptions;
 use lapin::types::{AMQPValue, FieldTable};
-use relevo_broker_rabbitmq::{Config, RabbitBroker};
+use relevo_broker_rabbitmq::{Config, Publisher};
 use relevo_conformance::broker::faults::{Fault, FaultHarness};
-use relevo_conformance::broker::harness::{ADDRESS, BrokerHarness, Promises, soon};
-use relevo_core::Raw;
+use relevo_conformance::broker::harness::{ADDRESS, BrokerHarness, Guarantees, within_timeout};
+use relevo_core::RawMessage;
 use relevo_testkit::proxy::{CutProxy, Direction};
 use relevo_testkit::rabbitmq::{Private, Server, Vhost};
 
-use crate::harness::Side;
+use crate::harness::AmqpClient;
 
 /// The length limit of the queue that a case fills: more than half of the messages.
-const ROOM: u32 = 1_600;
+const QUEUE_LENGTH_MAX: u32 = 1_600;
 
-pub(crate) struct Harmed {
+pub(crate) struct FaultyServer {
     vhost: Vhost,
     /// Only a case that damages the server itself has a private one.
     private: Option<Private>,
     proxy: CutProxy,
     /// Messages that were taken from the queue to make room.
-    taken: Vec<Raw>,
+    consumed: Vec<RawMessage>,
 }
 
-pub(crate) async fn start() -> Harmed {
+pub(crate) async fn start() -> FaultyServer {
     // The thread of a test has the name of the test. A server takes seconds to start.
     let named = |part| std::thread::current().name().is_some_and(|name| name.contains(part));
     let harms_server = ["a_server_that_is", "a_server_short_of"].into_iter().any(named);
@@ -35,16 +35,17 @@ pub(crate) async fn start() -> Harmed {
         Some(server) => (server.vhost().await, server.port()),
         None => (Server::shared().vhost().await, port_of(Server::shared().amqp_url())),
     };
-    let full = [("x-max-length", AMQPValue::LongLongInt(ROOM.into())), ("x-overflow", text("reject-publish"))];
+    let full =
+        [("x-max-length", AMQPValue::LongLongInt(QUEUE_LENGTH_MAX.into())), ("x-overflow", text("reject-publish"))];
     let arguments: &[_] = if named("full") { &full } else { &[] };
-    Side::of(&vhost.amqp_url()).await.quorum_queue(ADDRESS, arguments).await;
+    AmqpClient::connect(&vhost.amqp_url()).await.quorum_queue(ADDRESS, arguments).await;
     if harms_server {
         // A quorum queue that is killed soon after its creation may be empty after a restart. Nothing reports when it
         // is safe.
         tokio::time::sleep(Duration::from_secs(2)).await;
     }
     let proxy = CutProxy::start(([127, 0, 0, 1], port).into()).await;
-    Harmed { vhost, private, proxy, taken: Vec::new() }
+    FaultyServer { vhost, private, proxy, consumed: Vec::new() }
 }
 
 fn text(value: &str) -> AMQPValue {
@@ -56,18 +57,18 @@ fn port_of(url: &str) -> u16 {
     after_host.split('/').next().and_then(|port| port.parse().ok()).expect("a port")
 }
 
-impl Harmed {
+impl FaultyServer {
     fn server(&self) -> &Private {
         self.private.as_ref().expect("a case that harms the server has one of its own")
     }
 
     /// Waits until the queue accepts no more messages.
-    async fn is_full(&self) {
-        let side = Side::of(&self.vhost.amqp_url()).await;
+    async fn wait_until_full(&self) {
+        let side = AmqpClient::connect(&self.vhost.amqp_url()).await;
         let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
         loop {
             let queue = side.channel.queue_declare(ADDRESS.into(), passive, FieldTable::default()).await;
-            if queue.expect("the queue is there").message_count() >= ROOM {
+            if queue.expect("the queue is there").message_count() >= QUEUE_LENGTH_MAX {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -76,62 +77,61 @@ impl Harmed {
 }
 
 #[async_trait]
-impl BrokerHarness for Harmed {
-    type Broker = RabbitBroker;
+impl BrokerHarness for FaultyServer {
+    type Broker = Publisher;
 
-    async fn broker(&self) -> RabbitBroker {
-        RabbitBroker::open(Config::new(self.vhost.amqp_url())).await.expect("a configuration that works")
+    async fn broker(&self) -> Publisher {
+        Publisher::open(Config::new(self.vhost.amqp_url())).await.expect("a configuration that works")
     }
 
-    async fn kept(&self, address: &str) -> Vec<Raw> {
-        let rest = Side::of(&self.vhost.amqp_url()).await.kept(address).await;
-        self.taken.iter().cloned().chain(rest).collect()
+    async fn stored(&self, address: &str) -> Vec<RawMessage> {
+        let rest = AmqpClient::connect(&self.vhost.amqp_url()).await.stored(address).await;
+        self.consumed.iter().cloned().chain(rest).collect()
     }
 
-    async fn crash(&mut self) {
+    async fn kill_and_restart(&mut self) {
         self.server().kill9().await;
         self.server().start_again().await;
     }
 
-    fn promises(&self) -> Promises {
-        Promises { survives_crash: true, recognises_repeats: false }
+    fn guarantees(&self) -> Guarantees {
+        Guarantees { survives_crash: true, deduplicates: false }
     }
 }
 
 #[async_trait]
-impl FaultHarness for Harmed {
-    async fn distant(&self) -> RabbitBroker {
+impl FaultHarness for FaultyServer {
+    async fn publisher_through_proxy(&self) -> Publisher {
         let url = format!("amqp://guest:guest@{}/{}", self.proxy.addr(), self.vhost.name());
         let second = Duration::from_secs(1);
-        let config =
-            Config { heartbeat: second, connect_deadline: second, confirm_deadline: second, ..Config::new(url) };
-        RabbitBroker::open(config).await.expect("a configuration that works")
+        let config = Config { heartbeat: second, connect_timeout: second, confirm_timeout: second, ..Config::new(url) };
+        Publisher::open(config).await.expect("a configuration that works")
     }
 
-    async fn harm(&mut self, fault: Fault) {
+    async fn inject(&mut self, fault: Fault) {
         match fault {
-            Fault::Stopped => self.server().pause().await,
+            Fault::Suspended => self.server().pause().await,
             Fault::Killed => self.server().kill9().await,
-            Fault::Cut => self.proxy.cut().await,
+            Fault::ConnectionsCut => self.proxy.cut().await,
             Fault::Unreachable => self.proxy.block().await,
-            Fault::Mute => self.proxy.stall(Direction::ToClient),
+            Fault::ResponsesLost => self.proxy.stall(Direction::ToClient),
             Fault::Slow => {
                 self.proxy.delay(Duration::from_millis(20));
                 self.proxy.throttle(50_000);
             }
-            Fault::Full => soon(self.is_full()).await,
-            Fault::Memory => self.server().memory_alarm(true).await,
-            Fault::Disk => self.server().disk_alarm(true).await,
+            Fault::Full => within_timeout(self.wait_until_full()).await,
+            Fault::MemoryAlarm => self.server().memory_alarm(true).await,
+            Fault::DiskAlarm => self.server().disk_alarm(true).await,
         }
     }
 
-    async fn mend(&mut self, fault: Fault) {
+    async fn clear(&mut self, fault: Fault) {
         match fault {
-            Fault::Stopped => self.server().resume().await,
+            Fault::Suspended => self.server().resume().await,
             Fault::Killed => self.server().start_again().await,
-            Fault::Cut => {}
+            Fault::ConnectionsCut => {}
             Fault::Unreachable => self.proxy.unblock(),
-            Fault::Mute => {
+            Fault::ResponsesLost => {
                 self.proxy.cut().await;
                 self.proxy.flow(Direction::ToClient);
             }
@@ -139,9 +139,9 @@ impl FaultHarness for Harmed {
                 self.proxy.delay(Duration::ZERO);
                 self.proxy.unthrottle();
             }
-            Fault::Full => self.taken = Side::of(&self.vhost.amqp_url()).await.take_all(ADDRESS).await,
-            Fault::Memory => self.server().memory_alarm(false).await,
-            Fault::Disk => self.server().disk_alarm(false).await,
+            Fault::Full => self.consumed = AmqpClient::connect(&self.vhost.amqp_url()).await.take_all(ADDRESS).await,
+            Fault::MemoryAlarm => self.server().memory_alarm(false).await,
+            Fault::DiskAlarm => self.server().disk_alarm(false).await,
         }
     }
 }

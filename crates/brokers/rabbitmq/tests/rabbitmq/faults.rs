@@ -6,49 +6,50 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use relevo_broker_rabbitmq::{Config, RabbitBroker};
-use relevo_conformance::broker::harness::{decoded, publish, publish_all, to, with};
+use relevo_broker_rabbitmq::{Config, Publisher};
+use relevo_conformance::broker::harness::{decode, publication_to, publish, publish_all, with_message};
 use relevo_core::{Class, Publication};
 use relevo_testkit::proxy::{CutProxy, Direction};
 use relevo_testkit::rabbitmq::{Private, Server, Settings};
 
-use crate::harness::Side;
+use crate::harness::AmqpClient;
 
 const KEYS: u32 = 20;
 /// Enough for a fault to occur in the middle.
 const ROUNDS: u32 = 100;
-const PATIENCE: Duration = Duration::from_mins(1);
+const WAIT_MAX: Duration = Duration::from_mins(1);
 
 /// Short deadlines, so that a test is short: for messages that are published until they are confirmed.
-fn quick(url: String) -> Config {
+fn short_timeouts(url: String) -> Config {
     let second = Duration::from_secs(1);
-    Config { heartbeat: second, connect_deadline: second, confirm_deadline: second, ..Config::new(url) }
+    Config { heartbeat: second, connect_timeout: second, confirm_timeout: second, ..Config::new(url) }
 }
 
 /// Longer deadlines, for tests that require one specific outcome even on a machine that stalls for a while.
-fn patient(url: String) -> Config {
+fn long_timeouts(url: String) -> Config {
     let deadline = Duration::from_secs(4);
-    Config { heartbeat: HEARTBEAT, connect_deadline: deadline, confirm_deadline: deadline, ..Config::new(url) }
+    Config { heartbeat: HEARTBEAT, connect_timeout: deadline, confirm_timeout: deadline, ..Config::new(url) }
 }
 
 const HEARTBEAT: Duration = Duration::from_secs(2);
 
-async fn open(config: Config) -> RabbitBroker {
-    RabbitBroker::open(config).await.expect("a configuration that works")
+async fn open(config: Config) -> Publisher {
+    Publisher::open(config).await.expect("a configuration that works")
 }
 
 /// Sends rounds of one message per key, as a relay would. It repeats a message until it is confirmed, and then sends
 /// the next one of its key. Returns the failure classes.
-pub(crate) async fn send_all(broker: &RabbitBroker, first: u32, rounds: u32) -> BTreeSet<&'static str> {
+pub(crate) async fn send_all(broker: &Publisher, first: u32, rounds: u32) -> BTreeSet<&'static str> {
     let mut seen = BTreeSet::new();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_MAX;
     for round in 0..rounds {
         let number = |key: u32| first + round * KEYS + key;
-        let mut batch: Vec<Publication> = (0..KEYS).map(|key| to("orders", number(key), &format!("k-{key}"))).collect();
+        let mut batch: Vec<Publication> =
+            (0..KEYS).map(|key| publication_to("orders", number(key), &format!("k-{key}"))).collect();
         while !batch.is_empty() {
             assert!(Instant::now() < deadline, "the messages of round {round} do not pass: {seen:?}");
             let outcomes = publish(broker, &batch).await;
-            seen.extend(outcomes.iter().flatten().map(|class| class.word()));
+            seen.extend(outcomes.iter().flatten().map(|class| class.as_str()));
             let mut outcomes = outcomes.into_iter();
             batch.retain(|_| outcomes.next().flatten().is_some());
             if !batch.is_empty() {
@@ -60,13 +61,13 @@ pub(crate) async fn send_all(broker: &RabbitBroker, first: u32, rounds: u32) -> 
 }
 
 /// Takes everything from the queue and compares it with the messages of [`send_all`].
-pub(crate) async fn nothing_is_missing(side: &Side, first: u32, rounds: u32) {
+pub(crate) async fn assert_all_stored(side: &AmqpClient, first: u32, rounds: u32) {
     let mut first_seen: BTreeMap<String, Vec<i64>> = BTreeMap::new();
     let mut seen = BTreeSet::new();
     for raw in side.take_all("orders").await {
-        let received = decoded(&raw);
+        let received = decode(&raw);
         let number = received.seq.expect("a number");
-        let sent = to("orders", u32::try_from(number).expect("a number of ours"), &received.message.key);
+        let sent = publication_to("orders", u32::try_from(number).expect("a number of ours"), &received.message.key);
         assert_eq!(received.message, *sent.message, "a repeat is the same message");
         if seen.insert(number) {
             first_seen.entry(received.message.key.to_string()).or_default().push(number);
@@ -81,8 +82,8 @@ pub(crate) async fn nothing_is_missing(side: &Side, first: u32, rounds: u32) {
 }
 
 /// Publishes until the message has this failure class, or until it is confirmed.
-async fn until(broker: &RabbitBroker, message: &Publication, expected: Option<Class>) {
-    let deadline = Instant::now() + PATIENCE;
+async fn publish_until(broker: &Publisher, message: &Publication, expected: Option<Class>) {
+    let deadline = Instant::now() + WAIT_MAX;
     while publish(broker, std::slice::from_ref(message)).await != [expected] {
         assert!(Instant::now() < deadline, "still not {expected:?}");
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -90,58 +91,62 @@ async fn until(broker: &RabbitBroker, message: &Publication, expected: Option<Cl
 }
 
 /// Publishes, runs `fault` in the middle, and checks that no message is missing.
-async fn through(server: &Private, broker: &RabbitBroker, fault: impl Future<Output = ()>) -> BTreeSet<&'static str> {
+async fn publish_during(
+    server: &Private,
+    broker: &Publisher,
+    fault: impl Future<Output = ()>,
+) -> BTreeSet<&'static str> {
     let (seen, ()) = tokio::join!(send_all(broker, 0, ROUNDS), fault);
-    nothing_is_missing(&Side::of(&server.amqp_url()).await, 0, ROUNDS).await;
+    assert_all_stored(&AmqpClient::connect(&server.amqp_url()).await, 0, ROUNDS).await;
     seen
 }
 
 /// One server for all faults, because each takes seconds to start.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_fails_loses_nothing() {
+async fn a_failing_server_loses_nothing() {
     let server = Private::start_with(Settings::new().config("max_message_size = 100000")).await;
-    Side::of(&server.amqp_url()).await.quorum_queue("orders", &[]).await;
-    let broker = open(patient(server.amqp_url())).await;
+    AmqpClient::connect(&server.amqp_url()).await.quorum_queue("orders", &[]).await;
+    let broker = open(long_timeouts(server.amqp_url())).await;
     the_servers_own_size_limit_is_poison(&server, &broker).await;
-    a_queue_that_stands_still_holds_only_its_own_address(&server, &broker).await;
+    a_stalled_queue_holds_only_its_own_address(&server, &broker).await;
     an_alarm_is_an_outage_and_loses_nothing(&server, &broker, true).await;
     an_alarm_is_an_outage_and_loses_nothing(&server, &broker, false).await;
-    let broker = open(quick(server.amqp_url())).await;
-    a_frozen_server_is_noticed_and_loses_nothing(&server, &broker).await;
+    let broker = open(short_timeouts(server.amqp_url())).await;
+    a_suspended_server_is_noticed_and_loses_nothing(&server, &broker).await;
     a_killed_server_loses_nothing(&server, &broker).await;
     a_stopped_server_loses_nothing(&server, &broker).await;
 }
 
-async fn the_servers_own_size_limit_is_poison(server: &Private, broker: &RabbitBroker) {
-    let large = with(&to("orders", 1, "k"), |message| message.payload = vec![0; 100_001].into());
+async fn the_servers_own_size_limit_is_poison(server: &Private, broker: &Publisher) {
+    let large = with_message(&publication_to("orders", 1, "k"), |message| message.payload = vec![0; 100_001].into());
     assert_eq!(publish(broker, &[large]).await, [Some(Class::Poison)]);
-    publish_all(broker, &[to("orders", 2, "k")]).await;
-    assert_eq!(Side::of(&server.amqp_url()).await.take_all("orders").await.len(), 1);
+    publish_all(broker, &[publication_to("orders", 2, "k")]).await;
+    assert_eq!(AmqpClient::connect(&server.amqp_url()).await.take_all("orders").await.len(), 1);
 }
 
-async fn a_queue_that_stands_still_holds_only_its_own_address(server: &Private, broker: &RabbitBroker) {
-    let side = Side::of(&server.amqp_url()).await;
+async fn a_stalled_queue_holds_only_its_own_address(server: &Private, broker: &Publisher) {
+    let side = AmqpClient::connect(&server.amqp_url()).await;
     side.quorum_queue("still", &[]).await;
-    publish_all(broker, &[to("still", 1, "a")]).await;
+    publish_all(broker, &[publication_to("still", 1, "a")]).await;
     // Suspends the process of the queue, as if it had no majority: it accepts messages and confirms none.
     server.ctl(&["eval", "sys:suspend('%2F_still')."]).await;
     let throttled = Some(Class::Throttled(Duration::from_secs(1)));
     // Without other messages, this looks like a server that does not respond.
-    assert_eq!(publish(broker, &[to("still", 2, "a")]).await, [Some(Class::Unknown)]);
+    assert_eq!(publish(broker, &[publication_to("still", 2, "a")]).await, [Some(Class::Unknown)]);
     for number in 10..13 {
-        let batch = [to("still", number, "a"), to("orders", number, "b")];
+        let batch = [publication_to("still", number, "a"), publication_to("orders", number, "b")];
         assert_eq!(publish(broker, &batch).await, [throttled, None], "round {number}");
     }
     server.ctl(&["eval", "sys:resume('%2F_still')."]).await;
-    until(broker, &to("still", 20, "a"), None).await;
+    publish_until(broker, &publication_to("still", 20, "a"), None).await;
     side.take_all("orders").await;
 }
 
-async fn an_alarm_is_an_outage_and_loses_nothing(server: &Private, broker: &RabbitBroker, memory: bool) {
+async fn an_alarm_is_an_outage_and_loses_nothing(server: &Private, broker: &Publisher, memory: bool) {
     let alarm = async |on| if memory { server.memory_alarm(on).await } else { server.disk_alarm(on).await };
-    let probe = to("orders", 1_000_000, "probe");
+    let probe = publication_to("orders", 1_000_000, "probe");
     alarm(true).await;
-    until(broker, &probe, Some(Class::Outage)).await;
+    publish_until(broker, &probe, Some(Class::Outage)).await;
     // It lasts longer than heartbeats would allow for a silent server.
     let since = Instant::now();
     while since.elapsed() < 2 * HEARTBEAT + Duration::from_secs(1) {
@@ -150,38 +155,38 @@ async fn an_alarm_is_an_outage_and_loses_nothing(server: &Private, broker: &Rabb
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     alarm(false).await;
-    until(broker, &probe, None).await;
-    Side::of(&server.amqp_url()).await.take_all("orders").await;
-    through(server, broker, async {
+    publish_until(broker, &probe, None).await;
+    AmqpClient::connect(&server.amqp_url()).await.take_all("orders").await;
+    publish_during(server, broker, async {
         alarm(true).await;
         alarm(false).await;
     })
     .await;
 }
 
-async fn a_frozen_server_is_noticed_and_loses_nothing(server: &Private, broker: &RabbitBroker) {
-    let seen = through(server, broker, async {
+async fn a_suspended_server_is_noticed_and_loses_nothing(server: &Private, broker: &Publisher) {
+    let seen = publish_during(server, broker, async {
         server.pause().await;
         // Both the confirm deadline and two heartbeat intervals pass.
-        until(broker, &to("orders", 1, "probe"), Some(Class::Outage)).await;
+        publish_until(broker, &publication_to("orders", 1, "probe"), Some(Class::Outage)).await;
         server.resume().await;
     })
     .await;
     assert!(seen.contains("outage") && seen.is_subset(&BTreeSet::from(["outage", "unknown"])), "{seen:?}");
 }
 
-async fn a_killed_server_loses_nothing(server: &Private, broker: &RabbitBroker) {
-    let seen = through(server, broker, async {
+async fn a_killed_server_loses_nothing(server: &Private, broker: &Publisher) {
+    let seen = publish_during(server, broker, async {
         server.kill9().await;
-        until(broker, &to("orders", 1, "probe"), Some(Class::Outage)).await;
+        publish_until(broker, &publication_to("orders", 1, "probe"), Some(Class::Outage)).await;
         server.start_again().await;
     })
     .await;
     assert!(seen.contains("outage"), "{seen:?}");
 }
 
-async fn a_stopped_server_loses_nothing(server: &Private, broker: &RabbitBroker) {
-    let seen = through(server, broker, async {
+async fn a_stopped_server_loses_nothing(server: &Private, broker: &Publisher) {
+    let seen = publish_during(server, broker, async {
         server.stop().await;
         server.start_again().await;
     })
@@ -191,14 +196,14 @@ async fn a_stopped_server_loses_nothing(server: &Private, broker: &RabbitBroker)
 
 /// The cut is at random bytes: in the middle of a frame, a message or a confirm.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_is_cut_anywhere_loses_nothing() {
+async fn a_connection_cut_at_any_byte_loses_nothing() {
     let vhost = Server::shared().vhost().await;
-    let side = Side::of(&vhost.amqp_url()).await;
+    let side = AmqpClient::connect(&vhost.amqp_url()).await;
     side.quorum_queue("orders", &[]).await;
     let server = Server::shared().amqp_url().rsplit_once('@').and_then(|(_, host)| host.parse::<SocketAddr>().ok());
     let proxy = CutProxy::start(server.expect("an address")).await;
-    let broker = open(quick(format!("amqp://guest:guest@{}/{}", proxy.addr(), vhost.name()))).await;
-    until(&broker, &to("orders", 1_000_000, "probe"), None).await;
+    let broker = open(short_timeouts(format!("amqp://guest:guest@{}/{}", proxy.addr(), vhost.name()))).await;
+    publish_until(&broker, &publication_to("orders", 1_000_000, "probe"), None).await;
     side.take_all("orders").await;
     let mut seen = BTreeSet::new();
     for cut in 0..10_u32 {
@@ -210,5 +215,5 @@ async fn a_connection_that_is_cut_anywhere_loses_nothing() {
         seen.extend(send_all(&broker, cut * 10 * KEYS, 10).await);
     }
     assert!(seen.contains("unknown"), "{seen:?}");
-    nothing_is_missing(&side, 0, 100).await;
+    assert_all_stored(&side, 0, 100).await;
 }

@@ -8,9 +8,9 @@ use lapin::message::BasicGetMessage;
 use lapin::options::{BasicAckOptions, BasicGetOptions, BasicNackOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Channel, Connection, ConnectionProperties};
-use relevo_broker_rabbitmq::{Config, RabbitBroker};
-use relevo_conformance::broker::harness::{ADDRESS, BrokerHarness, Promises};
-use relevo_core::Raw;
+use relevo_broker_rabbitmq::{Config, Publisher};
+use relevo_conformance::broker::harness::{ADDRESS, BrokerHarness, Guarantees};
+use relevo_core::RawMessage;
 use relevo_testkit::rabbitmq::{Private, Server, Vhost};
 
 /// A virtual host for one test case.
@@ -29,7 +29,7 @@ pub(crate) async fn start() -> Rabbit {
         None => Server::shared().vhost().await,
     };
     let rabbit = Rabbit { vhost, private };
-    let side = Side::of(&rabbit.vhost.amqp_url()).await;
+    let side = AmqpClient::connect(&rabbit.vhost.amqp_url()).await;
     for queue in [ADDRESS, "archive"] {
         side.quorum_queue(queue, &[]).await;
     }
@@ -43,36 +43,36 @@ pub(crate) async fn start() -> Rabbit {
 
 #[async_trait]
 impl BrokerHarness for Rabbit {
-    type Broker = RabbitBroker;
+    type Broker = Publisher;
 
-    async fn broker(&self) -> RabbitBroker {
+    async fn broker(&self) -> Publisher {
         let config = Config { message_bytes_max: 1 << 20, ..Config::new(self.vhost.amqp_url()) };
-        RabbitBroker::open(config).await.expect("a configuration that works")
+        Publisher::open(config).await.expect("a configuration that works")
     }
 
-    async fn kept(&self, address: &str) -> Vec<Raw> {
-        Side::of(&self.vhost.amqp_url()).await.kept(address).await
+    async fn stored(&self, address: &str) -> Vec<RawMessage> {
+        AmqpClient::connect(&self.vhost.amqp_url()).await.stored(address).await
     }
 
-    async fn crash(&mut self) {
+    async fn kill_and_restart(&mut self) {
         let server = self.private.as_ref().expect("a case that crashes the server has one of its own");
         server.kill9().await;
         server.start_again().await;
     }
 
-    fn promises(&self) -> Promises {
-        Promises { survives_crash: true, recognises_repeats: false }
+    fn guarantees(&self) -> Guarantees {
+        Guarantees { survives_crash: true, deduplicates: false }
     }
 }
 
 /// Another connection to the same server, with the plain client library.
-pub(crate) struct Side {
+pub(crate) struct AmqpClient {
     _connection: Connection,
     pub(crate) channel: Channel,
 }
 
-impl Side {
-    pub(crate) async fn of(url: &str) -> Self {
+impl AmqpClient {
+    pub(crate) async fn connect(url: &str) -> Self {
         let connection = Connection::connect(url, ConnectionProperties::default()).await.expect("the server is there");
         let channel = connection.create_channel().await.expect("a channel");
         Self { _connection: connection, channel }
@@ -90,12 +90,12 @@ impl Side {
     }
 
     /// All messages of a queue, in order; they stay in the queue.
-    pub(crate) async fn kept(&self, queue: &str) -> Vec<Raw> {
+    pub(crate) async fn stored(&self, queue: &str) -> Vec<RawMessage> {
         let mut kept = Vec::new();
         let mut last = None;
         while let Some(message) = self.get(queue).await {
             last = Some(message.delivery.delivery_tag);
-            kept.push(raw(&message));
+            kept.push(raw_message(&message));
         }
         if let Some(tag) = last {
             let options = BasicNackOptions { multiple: true, requeue: true };
@@ -105,11 +105,11 @@ impl Side {
     }
 
     /// Takes all messages from a queue.
-    pub(crate) async fn take_all(&self, queue: &str) -> Vec<Raw> {
+    pub(crate) async fn take_all(&self, queue: &str) -> Vec<RawMessage> {
         let mut taken = Vec::new();
         while let Some(message) = self.get(queue).await {
             message.delivery.acker.ack(BasicAckOptions::default()).await.expect("acknowledged");
-            taken.push(raw(&message));
+            taken.push(raw_message(&message));
         }
         taken
     }
@@ -119,11 +119,11 @@ impl Side {
     }
 }
 
-fn raw(message: &BasicGetMessage) -> Raw {
+fn raw_message(message: &BasicGetMessage) -> RawMessage {
     let headers = message.delivery.properties.headers().clone().unwrap_or_default();
     let headers = headers.inner().iter().filter_map(|(name, value)| match value {
         AMQPValue::LongString(value) => Some((name.to_string(), Bytes::copy_from_slice(value.as_bytes()))),
         _ => None,
     });
-    Raw { headers: headers.collect(), payload: Bytes::copy_from_slice(&message.delivery.data) }
+    RawMessage { headers: headers.collect(), payload: Bytes::copy_from_slice(&message.delivery.data) }
 }

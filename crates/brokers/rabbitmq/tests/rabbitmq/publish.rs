@@ -9,42 +9,42 @@ use lapin::options::{
     BasicGetOptions, ExchangeDeclareOptions, ExchangeDeleteOptions, QueueBindOptions, QueueDeclareOptions,
 };
 use lapin::types::{AMQPValue, FieldTable};
-use relevo_broker_rabbitmq::{Config, RabbitBroker};
-use relevo_conformance::broker::harness::{numbers, publish, publish_all, to, with};
-use relevo_core::headers::HeaderRules;
+use relevo_broker_rabbitmq::{Config, Publisher};
+use relevo_conformance::broker::harness::{numbers, publication_to, publish, publish_all, with_message};
+use relevo_core::header_rules::HeaderRules;
 use relevo_core::slot::{shard_of, slot_of};
 use relevo_core::{Broker as _, Class, Publication};
 use relevo_testkit::rabbitmq::{Server, Vhost};
 use tokio::task::JoinSet;
 
-use crate::harness::Side;
+use crate::harness::AmqpClient;
 
 /// Longer than any call here, so that no outcome is a timeout.
-const PATIENT: Duration = Duration::from_secs(20);
+const LONG_TIMEOUT: Duration = Duration::from_secs(20);
 
-struct Place {
+struct PublishTest {
     vhost: Vhost,
-    side: Side,
+    client: AmqpClient,
 }
 
-impl Place {
+impl PublishTest {
     async fn new() -> Self {
         let vhost = Server::shared().vhost().await;
-        let side = Side::of(&vhost.amqp_url()).await;
-        Self { vhost, side }
+        let side = AmqpClient::connect(&vhost.amqp_url()).await;
+        Self { vhost, client: side }
     }
 
     fn config(&self) -> Config {
-        Config { confirm_deadline: PATIENT, ..Config::new(self.vhost.amqp_url()) }
+        Config { confirm_timeout: LONG_TIMEOUT, ..Config::new(self.vhost.amqp_url()) }
     }
 
-    async fn broker(&self) -> RabbitBroker {
-        RabbitBroker::open(self.config()).await.expect("a configuration that works")
+    async fn broker(&self) -> Publisher {
+        Publisher::open(self.config()).await.expect("a configuration that works")
     }
 
     async fn exchange(&self, name: &str, kind: ExchangeKind) {
         let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
-        self.side
+        self.client
             .channel
             .exchange_declare(name.into(), kind, options, FieldTable::default())
             .await
@@ -52,8 +52,8 @@ impl Place {
     }
 
     async fn bind(&self, queue: &str, exchange: &str, key: &str, arguments: FieldTable) {
-        self.side.quorum_queue(queue, &[]).await;
-        let bound = self.side.channel.queue_bind(
+        self.client.quorum_queue(queue, &[]).await;
+        let bound = self.client.channel.queue_bind(
             queue.into(),
             exchange.into(),
             key.into(),
@@ -65,8 +65,8 @@ impl Place {
 }
 
 /// Publishes from several tasks at once. `expected` is the outcome for each address.
-async fn all_told_right(
-    broker: &RabbitBroker,
+async fn assert_outcomes(
+    broker: &Publisher,
     tasks: u32,
     messages: u32,
     expected: fn(u32) -> (&'static str, Option<Class>),
@@ -77,8 +77,10 @@ async fn all_told_right(
         running.spawn(async move {
             let numbers: Vec<u32> = (0..messages).map(|number| task * messages + number).collect();
             for chunk in numbers.chunks(500) {
-                let batch: Vec<Publication> =
-                    chunk.iter().map(|number| to(expected(*number).0, *number, &format!("k-{number}"))).collect();
+                let batch: Vec<Publication> = chunk
+                    .iter()
+                    .map(|number| publication_to(expected(*number).0, *number, &format!("k-{number}")))
+                    .collect();
                 let outcomes = publish(&broker, &batch).await;
                 for (number, outcome) in chunk.iter().zip(outcomes) {
                     assert_eq!(outcome, expected(*number).1, "message {number}");
@@ -93,11 +95,11 @@ async fn all_told_right(
 
 /// The client library attaches a returned message to the wrong confirm; the adapter reports the right one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_comes_back_is_told_of_the_right_message() {
-    let place = Place::new().await;
-    place.side.quorum_queue("orders", &[]).await;
+async fn a_returned_message_gets_the_unroutable_outcome() {
+    let place = PublishTest::new().await;
+    place.client.quorum_queue("orders", &[]).await;
     let broker = place.broker().await;
-    all_told_right(&broker, 6, 5_000, |number| match number % 7 {
+    assert_outcomes(&broker, 6, 5_000, |number| match number % 7 {
         0 | 3 => ("nobody", Some(Class::Blocked)),
         _ => ("orders", None),
     })
@@ -106,17 +108,17 @@ async fn what_comes_back_is_told_of_the_right_message() {
 
 /// The client library confuses confirms when tasks share a channel; the adapter's tasks do not share one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_a_full_queue_refuses_is_told_of_the_right_message() {
-    let place = Place::new().await;
+async fn a_message_that_a_full_queue_refuses_gets_the_throttled_outcome() {
+    let place = PublishTest::new().await;
     let mut arguments = FieldTable::default();
     arguments.insert("x-max-length".into(), AMQPValue::LongInt(1));
     arguments.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
     let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
-    place.side.channel.queue_declare("full".into(), durable, arguments).await.expect("a queue");
-    place.side.quorum_queue("room", &[]).await;
+    place.client.channel.queue_declare("full".into(), durable, arguments).await.expect("a queue");
+    place.client.quorum_queue("room", &[]).await;
     let broker = place.broker().await;
-    publish_all(&broker, &[to("full", 1_000_000, "k")]).await;
-    all_told_right(&broker, 8, 2_000, |number| match number % 3 {
+    publish_all(&broker, &[publication_to("full", 1_000_000, "k")]).await;
+    assert_outcomes(&broker, 8, 2_000, |number| match number % 3 {
         0 => ("full", Some(Class::Throttled(Duration::from_secs(1)))),
         _ => ("room", None),
     })
@@ -124,38 +126,39 @@ async fn what_a_full_queue_refuses_is_told_of_the_right_message() {
 }
 
 #[tokio::test]
-async fn a_missing_exchange_holds_only_its_own_messages_until_it_is_there() {
-    let place = Place::new().await;
-    place.side.quorum_queue("orders", &[]).await;
+async fn a_missing_exchange_blocks_only_its_own_messages_until_it_exists() {
+    let place = PublishTest::new().await;
+    place.client.quorum_queue("orders", &[]).await;
     let broker = place.broker().await;
-    let batch: Vec<Publication> =
-        (0..200).map(|number| to(if number % 2 == 0 { "orders" } else { "later/x" }, number, "k")).collect();
+    let batch: Vec<Publication> = (0..200)
+        .map(|number| publication_to(if number % 2 == 0 { "orders" } else { "later/x" }, number, "k"))
+        .collect();
     let expected: Vec<_> = (0..200).map(|number| if number % 2 == 0 { None } else { Some(Class::Blocked) }).collect();
     assert_eq!(publish(&broker, &batch).await, expected);
     place.exchange("later", ExchangeKind::Topic).await;
     place.bind("late", "later", "#", FieldTable::default()).await;
     let rest: Vec<Publication> = batch.iter().skip(1).step_by(2).cloned().collect();
     publish_all(&broker, &rest).await;
-    assert_eq!(place.side.kept("late").await.len(), 100);
-    assert_eq!(place.side.kept("orders").await.len(), 100, "nobody else's channel was closed");
+    assert_eq!(place.client.stored("late").await.len(), 100);
+    assert_eq!(place.client.stored("orders").await.len(), 100, "nobody else's channel was closed");
 }
 
 #[tokio::test]
-async fn an_exchange_that_goes_away_blocks_its_address_and_no_other() {
-    let place = Place::new().await;
+async fn a_deleted_exchange_blocks_its_address_and_no_other() {
+    let place = PublishTest::new().await;
     place.exchange("brief", ExchangeKind::Fanout).await;
     place.bind("orders", "brief", "", FieldTable::default()).await;
     let broker = place.broker().await;
-    publish_all(&broker, &[to("brief/", 1, "k"), to("orders", 2, "k")]).await;
-    place.side.channel.exchange_delete("brief".into(), ExchangeDeleteOptions::default()).await.expect("deleted");
-    let batch = [to("brief/", 3, "k"), to("orders", 4, "k")];
+    publish_all(&broker, &[publication_to("brief/", 1, "k"), publication_to("orders", 2, "k")]).await;
+    place.client.channel.exchange_delete("brief".into(), ExchangeDeleteOptions::default()).await.expect("deleted");
+    let batch = [publication_to("brief/", 3, "k"), publication_to("orders", 4, "k")];
     assert_eq!(publish(&broker, &batch).await, [Some(Class::Blocked), None]);
-    assert_eq!(numbers(&place.side.kept("orders").await), [1, 2, 4]);
+    assert_eq!(numbers(&place.client.stored("orders").await), [1, 2, 4]);
 }
 
 #[tokio::test]
 async fn every_kind_of_exchange_routes() {
-    let place = Place::new().await;
+    let place = PublishTest::new().await;
     for (name, kind) in [
         ("by-topic", ExchangeKind::Topic),
         ("by-key", ExchangeKind::Direct),
@@ -172,18 +175,18 @@ async fn every_kind_of_exchange_routes() {
     place.bind("c", "to-all", "", FieldTable::default()).await;
     place.bind("d", "by-headers", "", matching).await;
     let config = Config { exchange: "by-topic".to_owned(), ..place.config() };
-    let broker = RabbitBroker::open(config).await.expect("a configuration that works");
+    let broker = Publisher::open(config).await.expect("a configuration that works");
     let batch = [
-        to("orders.eu", 1, "k"),
-        to("by-key/orders", 2, "k"),
-        to("to-all/", 3, "k"),
-        to("by-headers/", 4, "k"),
-        to("/a", 5, "k"),
-        with(&to("by-headers/", 6, "k"), |message| message.kind = "Other".into()),
+        publication_to("orders.eu", 1, "k"),
+        publication_to("by-key/orders", 2, "k"),
+        publication_to("to-all/", 3, "k"),
+        publication_to("by-headers/", 4, "k"),
+        publication_to("/a", 5, "k"),
+        with_message(&publication_to("by-headers/", 6, "k"), |message| message.kind = "Other".into()),
     ];
     assert_eq!(publish(&broker, &batch).await, [None, None, None, None, None, Some(Class::Blocked)]);
     for (queue, expected) in [("a", vec![1, 5]), ("b", vec![2]), ("c", vec![3]), ("d", vec![4])] {
-        let mut kept = numbers(&place.side.kept(queue).await);
+        let mut kept = numbers(&place.client.stored(queue).await);
         kept.sort_unstable();
         assert_eq!(kept, expected, "queue {queue}");
     }
@@ -191,41 +194,41 @@ async fn every_kind_of_exchange_routes() {
 
 #[tokio::test]
 async fn lanes_are_the_last_word_of_the_routing_key() {
-    let place = Place::new().await;
+    let place = PublishTest::new().await;
     place.exchange("events", ExchangeKind::Topic).await;
     for lane in 0..3 {
         place.bind(&format!("lane-{lane}"), "events", &format!("orders.{lane}"), FieldTable::default()).await;
     }
     let config = Config { lanes: Some(3), ..place.config() };
-    let broker = RabbitBroker::open(config).await.expect("a configuration that works");
+    let broker = Publisher::open(config).await.expect("a configuration that works");
     let mut expected: BTreeMap<u16, Vec<i64>> = BTreeMap::new();
     let batch: Vec<Publication> = (0..30)
         .map(|number| {
             let key = format!("k-{number}");
             expected.entry(shard_of(slot_of(&key), 3)).or_default().push(number.into());
-            to("events/orders", number, &key)
+            publication_to("events/orders", number, &key)
         })
         .collect();
     publish_all(&broker, &batch).await;
     assert_eq!(expected.len(), 3);
     for (lane, numbers_of_lane) in expected {
-        assert_eq!(numbers(&place.side.kept(&format!("lane-{lane}")).await), numbers_of_lane);
+        assert_eq!(numbers(&place.client.stored(&format!("lane-{lane}")).await), numbers_of_lane);
     }
 }
 
 #[tokio::test]
 async fn properties_and_the_routes_own_headers_are_sent() {
-    let place = Place::new().await;
-    place.side.quorum_queue("orders", &[]).await;
+    let place = PublishTest::new().await;
+    place.client.quorum_queue("orders", &[]).await;
     let add = BTreeMap::from([("x-event-id".to_owned(), "{id}".to_owned())]);
     let rename = BTreeMap::from([("correlation".to_owned(), "x-correlation-id".to_owned())]);
-    let sent = with(&to("orders", 7, "k"), |message| {
+    let sent = with_message(&publication_to("orders", 7, "k"), |message| {
         message.headers.insert("correlation".to_owned(), "c-1".to_owned());
     });
     let sent = Publication { headers: Arc::new(HeaderRules { add, rename }), ..sent };
     publish_all(&place.broker().await, std::slice::from_ref(&sent)).await;
     let got =
-        place.side.channel.basic_get("orders".into(), BasicGetOptions::default()).await.expect("the queue is there");
+        place.client.channel.basic_get("orders".into(), BasicGetOptions::default()).await.expect("the queue is there");
     let properties = &got.as_ref().expect("a message").delivery.properties;
     let id = sent.message.id.to_string();
     assert_eq!(properties.message_id().as_ref().map(ToString::to_string), Some(id.clone()));
@@ -241,30 +244,30 @@ async fn properties_and_the_routes_own_headers_are_sent() {
 
 /// The client library panics on long names, and the server closes the connection on headers that fill a frame.
 #[tokio::test]
-async fn what_can_never_be_sent_harms_nobody() {
-    let place = Place::new().await;
-    place.side.quorum_queue("orders", &[]).await;
+async fn a_message_that_cannot_be_encoded_affects_no_other() {
+    let place = PublishTest::new().await;
+    place.client.quorum_queue("orders", &[]).await;
     let broker = place.broker().await;
     let header = |number, name: String, value: String| {
-        with(&to("orders", number, "k"), |message| {
+        with_message(&publication_to("orders", number, "k"), |message| {
             message.headers.insert(name, value);
         })
     };
     let batch = [
-        to("orders", 1, "k"),
+        publication_to("orders", 1, "k"),
         header(2, "n".repeat(256), "v".to_owned()),
         header(3, "n".to_owned(), "v".repeat(200_000)),
-        to(&"x".repeat(256), 4, "k"),
-        to(&format!("{}/x", "x".repeat(256)), 5, "k"),
-        with(&to("orders", 6, "k"), |message| {
+        publication_to(&"x".repeat(256), 4, "k"),
+        publication_to(&format!("{}/x", "x".repeat(256)), 5, "k"),
+        with_message(&publication_to("orders", 6, "k"), |message| {
             message.payload = vec![0; broker.capabilities().message_bytes_max + 1].into();
         }),
         header(7, "n".repeat(255), "v".repeat(100_000)),
-        with(&to("orders", 8, &"k".repeat(1_000)), |message| {
+        with_message(&publication_to("orders", 8, &"k".repeat(1_000)), |message| {
             message.kind = "t".repeat(1_000).into();
             message.content_type = "c".repeat(1_000).into();
         }),
-        to("orders", 9, "k"),
+        publication_to("orders", 9, "k"),
         header(10, "CC".to_owned(), "elsewhere".to_owned()),
         header(11, "BCC".to_owned(), "elsewhere".to_owned()),
         header(12, "cc".to_owned(), "just a header".to_owned()),
@@ -272,19 +275,19 @@ async fn what_can_never_be_sent_harms_nobody() {
     let (poison, blocked) = (Some(Class::Poison), Some(Class::Blocked));
     let expected = [None, poison, poison, blocked, blocked, poison, None, None, None, poison, poison, None];
     assert_eq!(publish(&broker, &batch).await, expected);
-    assert_eq!(numbers(&place.side.kept("orders").await), [1, 7, 8, 9, 12]);
+    assert_eq!(numbers(&place.client.stored("orders").await), [1, 7, 8, 9, 12]);
 }
 
 #[tokio::test]
 async fn several_channels_keep_each_key_in_order() {
-    let place = Place::new().await;
-    place.side.quorum_queue("orders", &[]).await;
-    let config = Config { channels: 4, in_flight_max: 50, ..place.config() };
-    let broker = RabbitBroker::open(config).await.expect("a configuration that works");
+    let place = PublishTest::new().await;
+    place.client.quorum_queue("orders", &[]).await;
+    let config = Config { channels_per_exchange: 4, in_flight_max: 50, ..place.config() };
+    let broker = Publisher::open(config).await.expect("a configuration that works");
     let batch: Vec<Publication> =
-        (0..1_000).map(|number| to("orders", number, &format!("k-{}", number % 10))).collect();
+        (0..1_000).map(|number| publication_to("orders", number, &format!("k-{}", number % 10))).collect();
     publish_all(&broker, &batch).await;
-    let kept = numbers(&place.side.take_all("orders").await);
+    let kept = numbers(&place.client.take_all("orders").await);
     assert_eq!(kept.len(), 1_000);
     for key in 0..10 {
         let of_key: Vec<i64> = kept.iter().copied().filter(|number| number % 10 == key).collect();
@@ -294,10 +297,10 @@ async fn several_channels_keep_each_key_in_order() {
 
 #[tokio::test]
 async fn a_closed_broker_reports_an_outage() {
-    let place = Place::new().await;
-    place.side.quorum_queue("orders", &[]).await;
+    let place = PublishTest::new().await;
+    place.client.quorum_queue("orders", &[]).await;
     let broker = place.broker().await;
-    publish_all(&broker, &[to("orders", 1, "k")]).await;
+    publish_all(&broker, &[publication_to("orders", 1, "k")]).await;
     broker.close().await;
-    assert_eq!(publish(&broker, &[to("orders", 2, "k")]).await, [Some(Class::Outage)]);
+    assert_eq!(publish(&broker, &[publication_to("orders", 2, "k")]).await, [Some(Class::Outage)]);
 }

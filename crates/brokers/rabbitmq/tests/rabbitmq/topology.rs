@@ -6,15 +6,15 @@ use std::time::Duration;
 use lapin::ExchangeKind as Kind;
 use lapin::options::{ExchangeDeleteOptions, QueueDeclareOptions};
 use relevo_broker_rabbitmq::{
-    Binding, Config, Error, Exchange, ExchangeKind, Membership, Policy, Queue, QueueKind, RabbitAdmin, Target,
+    Admin, Binding, BindingTarget, Config, Error, Exchange, ExchangeKind, Membership, Policy, Queue, QueueKind,
     Topology, consumer,
 };
-use relevo_conformance::broker::harness::soon;
-use relevo_core::administer::{Administer as _, Piece, State};
+use relevo_conformance::broker::harness::within_timeout;
+use relevo_core::administer::{BrokerAdmin as _, TopologyItem, TopologyStatus};
 use relevo_core::{BrokerConsumer as _, Class, Failure};
 use serde_json::json;
 
-use crate::stage::Stage;
+use crate::topology_harness::TopologyHarness;
 
 /// A topology with one item of each type.
 fn topology() -> Topology {
@@ -22,7 +22,7 @@ fn topology() -> Topology {
     let by_header = Binding {
         headers,
         match_any: true,
-        to: Target::Queue("audit".to_owned()),
+        to: BindingTarget::Queue("audit".to_owned()),
         ..Binding::to_queue("by-header", "", "")
     };
     let mut binding_to_exchange = Binding::to_exchange("orders", "order.#", "by-header");
@@ -35,9 +35,14 @@ fn topology() -> Topology {
             Exchange { kind: ExchangeKind::Direct, ..Exchange::new("direct") },
         ],
         queues: vec![
-            Queue { lanes: Some(2), retry: vec![Duration::from_secs(5)], ..Queue::new("billing") },
-            Queue { max_length: Some(1_000), delivery_limit: Some(20), ordered: true, ..Queue::new("audit") },
-            Queue { kind: QueueKind::Classic, retry: Vec::new(), dead_letters: None, ..Queue::new("old") },
+            Queue { lanes: Some(2), retry_delays: vec![Duration::from_secs(5)], ..Queue::new("billing") },
+            Queue {
+                max_length: Some(1_000),
+                delivery_limit: Some(20),
+                single_active_consumer: true,
+                ..Queue::new("audit")
+            },
+            Queue { kind: QueueKind::Classic, retry_delays: Vec::new(), dead_letter_queue: None, ..Queue::new("old") },
         ],
         bindings: vec![
             Binding::to_queue("orders", "order.*", "billing"),
@@ -58,42 +63,42 @@ fn topology() -> Topology {
     }
 }
 
-fn states(pieces: &[Piece]) -> Vec<&State> {
-    let mut states: Vec<_> = pieces.iter().map(|piece| &piece.state).collect();
+fn states(pieces: &[TopologyItem]) -> Vec<&TopologyStatus> {
+    let mut states: Vec<_> = pieces.iter().map(|piece| &piece.status).collect();
     states.dedup();
     states
 }
 
-fn find<'a>(pieces: &'a [Piece], name: &str) -> &'a State {
-    &pieces.iter().find(|piece| piece.name == name).unwrap_or_else(|| panic!("no {name} in {pieces:#?}")).state
+fn state_of<'a>(pieces: &'a [TopologyItem], name: &str) -> &'a TopologyStatus {
+    &pieces.iter().find(|piece| piece.name == name).unwrap_or_else(|| panic!("no {name} in {pieces:#?}")).status
 }
 
-fn told(state: &State) -> Vec<String> {
+fn differences_of(state: &TopologyStatus) -> Vec<String> {
     match state {
-        State::Differs(differences) => differences.iter().map(ToString::to_string).collect(),
+        TopologyStatus::Different(differences) => differences.iter().map(ToString::to_string).collect(),
         other => panic!("it does not differ: {other:?}"),
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_missing_is_made_once() {
-    let stage = Stage::new().await;
+async fn missing_items_are_created_once() {
+    let stage = TopologyHarness::new().await;
     let admin = stage.admin(topology());
     let plan = admin.plan().await.expect("a plan");
     // The feature flag belongs to the broker, and is enabled.
-    assert_eq!(states(&plan), [&State::Same, &State::Missing], "{plan:#?}");
-    assert_eq!(find(&plan, "feature flag `stream_queue`"), &State::Same);
+    assert_eq!(states(&plan), [&TopologyStatus::Unchanged, &TopologyStatus::Missing], "{plan:#?}");
+    assert_eq!(state_of(&plan, "feature flag `stream_queue`"), &TopologyStatus::Unchanged);
     let made = admin.apply().await.expect("made");
-    assert_eq!(states(&made), [&State::Same, &State::Made], "{made:#?}");
+    assert_eq!(states(&made), [&TopologyStatus::Unchanged, &TopologyStatus::Created], "{made:#?}");
     assert_eq!(made.len(), plan.len());
     for pieces in [admin.plan().await.expect("a plan"), admin.apply().await.expect("nothing to make")] {
-        assert_eq!(states(&pieces), [&State::Same], "{pieces:#?}");
+        assert_eq!(states(&pieces), [&TopologyStatus::Unchanged], "{pieces:#?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_names_say_what_each_piece_is() {
-    let stage = Stage::new().await;
+async fn item_names_describe_each_item() {
+    let stage = TopologyHarness::new().await;
     let plan = stage.admin(topology()).plan().await.expect("a plan");
     for name in [
         "policy `limits`",
@@ -105,18 +110,18 @@ async fn the_names_say_what_each_piece_is() {
         "binding of queue `audit` to `by-header` by `` and {\"region\":\"eu\",\"x-match\":\"any\"}",
         "binding of exchange `by-header` to `orders` by `order.#`",
     ] {
-        assert_eq!(find(&plan, name), &State::Missing);
+        assert_eq!(state_of(&plan, name), &TopologyStatus::Missing);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_differs_is_told_exactly_and_nothing_is_touched() {
-    let stage = Stage::new().await;
+async fn differences_are_reported_and_nothing_is_changed() {
+    let stage = TopologyHarness::new().await;
     stage.queue("audit", json!({ "x-queue-type": "classic", "x-max-length": 7 })).await;
     stage.exchange("orders", Kind::Direct, json!({})).await;
     let admin = stage.admin(topology());
     for pieces in [admin.plan().await.expect("a plan"), admin.apply().await.expect("a refusal, told")] {
-        let queue = told(find(&pieces, "queue `audit`"));
+        let queue = differences_of(state_of(&pieces, "queue `audit`"));
         let wanted = [
             "`x-queue-type` is classic, wanted quorum",
             "`x-dead-letter-exchange` is not set, wanted \"\"",
@@ -128,71 +133,81 @@ async fn what_differs_is_told_exactly_and_nothing_is_touched() {
             "`x-single-active-consumer` is not set, wanted true",
         ];
         assert_eq!(queue, wanted);
-        let exchange = told(find(&pieces, "exchange `orders`"));
+        let exchange = differences_of(state_of(&pieces, "exchange `orders`"));
         assert_eq!(exchange, ["`type` is direct, wanted topic", "`alternate-exchange` is not set, wanted rest"]);
         // One item differs, so nothing is created.
-        assert_eq!(find(&pieces, "exchange `rest`"), &State::Missing);
-        assert_eq!(find(&pieces, "policy `limits`"), &State::Missing);
+        assert_eq!(state_of(&pieces, "exchange `rest`"), &TopologyStatus::Missing);
+        assert_eq!(state_of(&pieces, "policy `limits`"), &TopologyStatus::Missing);
     }
     // After an operator has fixed it, the rest is created.
     stage.delete_queue("audit").await;
     stage.channel.exchange_delete("orders".into(), ExchangeDeleteOptions::default()).await.expect("deleted");
     let made = admin.apply().await.expect("made");
-    assert_eq!(states(&made), [&State::Same, &State::Made], "{made:#?}");
+    assert_eq!(states(&made), [&TopologyStatus::Unchanged, &TopologyStatus::Created], "{made:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_policy_changed_by_hand_is_told_and_left() {
-    let stage = Stage::new().await;
+async fn a_policy_changed_by_hand_is_reported_and_kept() {
+    let stage = TopologyHarness::new().await;
     let mut topology = topology();
     stage.admin(topology.clone()).apply().await.expect("made");
     topology.policies[0].priority = 4;
     topology.policies[0].definition.insert("max-length".to_owned(), json!(11));
     let admin = stage.admin(topology);
     for pieces in [admin.apply().await.expect("a refusal, told"), admin.plan().await.expect("a plan")] {
-        let policy = told(find(&pieces, "policy `limits`"));
+        let policy = differences_of(state_of(&pieces, "policy `limits`"));
         assert_eq!(policy, ["`priority` is 3, wanted 4", "`max-length` is 10, wanted 11"]);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_that_make_it_at_once_do_no_harm() {
-    let stage = Stage::new().await;
+async fn concurrent_applies_are_safe() {
+    let stage = TopologyHarness::new().await;
     let (one, other) = (stage.admin(topology()), stage.admin(topology()));
     let (one, other) = tokio::join!(one.apply(), other.apply());
     for pieces in [one.expect("made"), other.expect("made")] {
-        let there = |piece: &Piece| matches!(piece.state, State::Made | State::Same);
+        let there = |piece: &TopologyItem| matches!(piece.status, TopologyStatus::Created | TopologyStatus::Unchanged);
         assert!(pieces.iter().all(there), "{pieces:#?}");
     }
     let plan = stage.admin(topology()).plan().await.expect("a plan");
-    assert_eq!(states(&plan), [&State::Same], "{plan:#?}");
+    assert_eq!(states(&plan), [&TopologyStatus::Unchanged], "{plan:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_the_management_api_what_is_missing_is_made_and_what_is_unseen_declared() {
-    let stage = Stage::new().await;
+async fn without_the_management_api_missing_items_are_created_and_others_declared() {
+    let stage = TopologyHarness::new().await;
     let topology = Topology { policies: Vec::new(), ..topology() };
     let config = Config { management_url: None, topology: topology.clone(), ..stage.config() };
-    let admin = RabbitAdmin::new(config.clone()).expect("no policies, no need of the management API");
+    let admin = Admin::new(config.clone()).expect("no policies, no need of the management API");
     let plan = admin.plan().await.expect("a plan");
-    assert_eq!(find(&plan, "queue `billing.0`"), &State::Missing);
+    assert_eq!(state_of(&plan, "queue `billing.0`"), &TopologyStatus::Missing);
     let binding = "binding of queue `old` to `direct` by `old`";
-    assert_eq!(find(&plan, &format!("{binding} (it cannot be seen without the management API)")), &State::Unseen);
+    assert_eq!(
+        state_of(&plan, &format!("{binding} (it cannot be seen without the management API)")),
+        &TopologyStatus::Unknown
+    );
     let made = admin.apply().await.expect("made");
     let hidden = "feature flag `stream_queue` (it cannot be seen without the management API)";
-    assert_eq!(find(&made, hidden), &State::Unseen);
-    assert_eq!((find(&made, "queue `billing.0`"), find(&made, binding)), (&State::Made, &State::Same));
+    assert_eq!(state_of(&made, hidden), &TopologyStatus::Unknown);
+    assert_eq!(
+        (state_of(&made, "queue `billing.0`"), state_of(&made, binding)),
+        (&TopologyStatus::Created, &TopologyStatus::Unchanged)
+    );
     // Existing items that cannot be compared are not reported as matching.
     let plan = admin.plan().await.expect("a plan");
-    assert_eq!(states(&plan), [&State::Unseen], "{plan:#?}");
-    find(&plan, "queue `billing.0` (it is there; its settings cannot be compared without the management API)");
+    assert_eq!(states(&plan), [&TopologyStatus::Unknown], "{plan:#?}");
+    state_of(&plan, "queue `billing.0` (it is there; its settings cannot be compared without the management API)");
     // Nothing visible is missing; a deleted binding is created again anyway.
     stage.unbind("direct", "old", "old").await;
     let declared = admin.apply().await.expect("made");
-    assert_eq!(states(&declared), [&State::Unseen, &State::Same], "only the flag is not known: {declared:#?}");
+    assert_eq!(
+        states(&declared),
+        [&TopologyStatus::Unknown, &TopologyStatus::Unchanged],
+        "only the flag is not known: {declared:#?}"
+    );
     // The management API shows that everything exists, including the bindings.
     let plan = stage.admin(topology).plan().await.expect("a plan");
-    assert_eq!(states(&plan), [&State::Same], "{plan:#?}");
+    assert_eq!(states(&plan), [&TopologyStatus::Unchanged], "{plan:#?}");
 }
 
 /// A setting by its AMQP name, and a change to another value.
@@ -200,55 +215,62 @@ type Change = (&'static str, fn(&mut Topology));
 
 /// The state `same` after `apply` without the management API depends on this.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_declared_again_is_compared_by_the_broker_setting_by_setting() {
-    let stage = Stage::new().await;
+async fn a_redeclaration_is_compared_by_the_broker_for_each_setting() {
+    let stage = TopologyHarness::new().await;
     let topology = Topology { policies: Vec::new(), ..topology() };
     let config = Config { management_url: None, topology, ..stage.config() };
-    RabbitAdmin::new(config.clone()).expect("a topology that can be").apply().await.expect("made");
+    Admin::new(config.clone()).expect("a topology that can be").apply().await.expect("made");
     stage.delete_queue("old").await;
     let others: [Change; 7] = [
         ("x-max-length", |topology| topology.queues[1].max_length = Some(5)),
         ("x-delivery-limit", |topology| topology.queues[1].delivery_limit = Some(5)),
-        ("x-single-active-consumer", |topology| topology.queues[1].ordered = false),
-        ("x-dead-letter-exchange", |topology| topology.queues[1].dead_letters = None),
-        ("x-quorum-initial-group-size", |topology| topology.queues[1].initial_group_size = Some(1)),
+        ("x-single-active-consumer", |topology| topology.queues[1].single_active_consumer = false),
+        ("x-dead-letter-exchange", |topology| topology.queues[1].dead_letter_queue = None),
+        ("x-quorum-initial-group-size", |topology| topology.queues[1].quorum_initial_group_size = Some(1)),
         ("alternate-exchange", |topology| topology.exchanges[1].alternate = None),
         ("type", |topology| topology.exchanges[3].kind = ExchangeKind::Topic),
     ];
     for (setting, change) in others {
         let mut other = config.clone();
         change(&mut other.topology);
-        let admin = RabbitAdmin::new(other).expect("a topology that can be");
+        let admin = Admin::new(other).expect("a topology that can be");
         let refused: Failure = admin.apply().await.expect_err(setting);
         assert_eq!(refused.class(), Class::Blocked);
-        assert!(refused.describe().contains(setting), "{setting}: {}", refused.describe());
+        assert!(refused.error_chain().contains(setting), "{setting}: {}", refused.error_chain());
         let plan = admin.plan().await.expect("a plan");
-        assert_eq!(find(&plan, "queue `old`"), &State::Missing, "something differs, so nothing is made");
+        assert_eq!(state_of(&plan, "queue `old`"), &TopologyStatus::Missing, "something differs, so nothing is made");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_queue_that_is_exclusively_anothers_is_no_outage() {
-    let stage = Stage::new().await;
+async fn an_exclusive_queue_of_another_connection_is_no_outage() {
+    let stage = TopologyHarness::new().await;
     let options = QueueDeclareOptions { exclusive: true, ..QueueDeclareOptions::default() };
     stage.queue_with("audit", options, json!({})).await;
     let topology = Topology { queues: vec![Queue::new("audit")], ..Topology::default() };
     let seen = stage.admin(topology.clone()).plan().await.expect("a plan");
-    assert!(told(find(&seen, "queue `audit`")).contains(&"`exclusive` is true, wanted false".to_owned()), "{seen:#?}");
+    assert!(
+        differences_of(state_of(&seen, "queue `audit`")).contains(&"`exclusive` is true, wanted false".to_owned()),
+        "{seen:#?}"
+    );
     // Over AMQP the server reports it with a separate code.
     let without = Config { management_url: None, topology, ..stage.config() };
-    let refused = RabbitAdmin::new(without).expect("a configuration").plan().await.expect_err("it is locked");
-    assert_eq!(refused.class(), Class::Blocked, "{}", refused.describe());
-    assert!(refused.describe().contains("`audit`") || refused.describe().contains("'audit'"), "{}", refused.describe());
+    let refused = Admin::new(without).expect("a configuration").plan().await.expect_err("it is locked");
+    assert_eq!(refused.class(), Class::Blocked, "{}", refused.error_chain());
+    assert!(
+        refused.error_chain().contains("`audit`") || refused.error_chain().contains("'audit'"),
+        "{}",
+        refused.error_chain()
+    );
     let group = Queue::new("audit").group();
     let consumer = consumer(&stage.config(), &group, Membership::default()).await.expect("a consumer");
-    let failure = soon(consumer.receive(1)).await.expect_err("it is locked");
-    assert_eq!(failure.class(), Class::Blocked, "{}", failure.describe());
+    let failure = within_timeout(consumer.receive(1)).await.expect_err("it is locked");
+    assert_eq!(failure.class(), Class::Blocked, "{}", failure.error_chain());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_can_never_be_is_refused_before_the_broker_is_asked() {
-    let stage = Stage::new().await;
+async fn an_impossible_topology_is_rejected_before_connecting() {
+    let stage = TopologyHarness::new().await;
     let without = Config { management_url: None, topology: topology(), ..stage.config() };
     let long = Config {
         topology: Topology { queues: vec![Queue::new("q".repeat(255))], ..Topology::default() },
@@ -256,20 +278,19 @@ async fn what_can_never_be_is_refused_before_the_broker_is_asked() {
     };
     let elsewhere = Config { management_url: Some("ftp://localhost".to_owned()), ..stage.config() };
     for config in [without, long, elsewhere] {
-        assert!(matches!(RabbitAdmin::new(config), Err(Error::Config(_))));
+        assert!(matches!(Admin::new(config), Err(Error::Config(_))));
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_management_api_that_refuses_or_is_away_is_told_apart() {
-    let stage = Stage::new().await;
-    let with = |url: String| {
-        RabbitAdmin::new(Config { management_url: Some(url), ..stage.config() }).expect("a configuration")
-    };
+async fn a_refusing_and_an_unreachable_management_api_are_distinguished() {
+    let stage = TopologyHarness::new().await;
+    let with =
+        |url: String| Admin::new(Config { management_url: Some(url), ..stage.config() }).expect("a configuration");
     let url = stage.vhost.management_url().to_owned();
     let refused = with(url.replace("guest:guest", "guest:wrong")).plan().await.expect_err("a wrong password");
     assert_eq!(refused.class(), Class::Blocked);
-    assert!(refused.describe().contains("wrong user or password"), "{}", refused.describe());
+    assert!(refused.error_chain().contains("wrong user or password"), "{}", refused.error_chain());
     let away = with("http://guest:guest@127.0.0.1:1".to_owned()).plan().await.expect_err("nobody there");
     assert_eq!(away.class(), Class::Outage);
 }

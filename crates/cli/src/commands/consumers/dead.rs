@@ -10,7 +10,7 @@ use anyhow::Result;
 use clap::Subcommand;
 use jiff::Timestamp;
 use relevo_core::MessageId;
-use relevo_core::inbox::operate::{DeadFilter, DeadLetter, Fate};
+use relevo_core::inbox::operate::{DeadLetter, DeadLetterFilter, DeadLetterState};
 
 use self::filter::Filter;
 use super::choose;
@@ -98,13 +98,13 @@ async fn list(args: &List) -> Result<Code> {
     if args.consumer.is_some() {
         choose(&*consumers, args.consumer.as_deref()).await?;
     }
-    let filter = DeadFilter {
+    let filter = DeadLetterFilter {
         consumer: args.consumer.clone(),
-        fate: (!args.history).then_some(Fate::Pending),
+        state: (!args.history).then_some(DeadLetterState::Dead),
         ..args.filter.of_store()
     };
     let limit = if args.all { EVERY - 1 } else { usize::try_from(args.limit).unwrap_or(EVERY - 1) };
-    let mut letters = consumers.dead(&filter, limit + 1).await?;
+    let mut letters = consumers.list_dead_letters(&filter, limit + 1).await?;
     let is_more = letters.len() > limit;
     letters.truncate(limit);
     let mut out = io::BufWriter::new(io::stdout().lock());
@@ -127,7 +127,7 @@ async fn list(args: &List) -> Result<Code> {
 
 /// How many of those that wait were redriven before, and failed again.
 fn again(letters: &[DeadLetter]) -> String {
-    match letters.iter().filter(|dead| dead.fate == Fate::Pending && dead.redriven > 0).count() {
+    match letters.iter().filter(|dead| dead.state == DeadLetterState::Dead && dead.redrives > 0).count() {
         0 => String::new(),
         count => format!(", of which {count} failed again after a redrive"),
     }
@@ -137,12 +137,12 @@ fn row(dead: &DeadLetter, now: Timestamp) -> Vec<String> {
     vec![
         letter::named(dead),
         dead.consumer.clone(),
-        dead.fate.word().to_owned(),
+        dead.state.as_str().to_owned(),
         dead.class.clone(),
         dead.attempts.to_string(),
-        dead.redriven.to_string(),
+        dead.redrives.to_string(),
         moment::told(dead.dead_at, now),
-        dead.arrival.queue.to_string(),
+        dead.message.queue.to_string(),
         letter::kind(dead).unwrap_or_else(|| "-".to_owned()),
         dead.error.clone(),
     ]
@@ -153,9 +153,10 @@ async fn show(args: &Show) -> Result<Code> {
     if args.consumer.is_some() {
         choose(&*consumers, args.consumer.as_deref()).await?;
     }
-    let filter = DeadFilter { consumer: args.consumer.clone(), ids: vec![args.id], ..DeadFilter::default() };
-    let mut letters = consumers.dead(&filter, EVERY).await?;
-    letters.retain(|dead| args.replay.is_none_or(|replay| dead.arrival.entry.replay == replay));
+    let filter =
+        DeadLetterFilter { consumer: args.consumer.clone(), ids: vec![args.id], ..DeadLetterFilter::default() };
+    let mut letters = consumers.list_dead_letters(&filter, EVERY).await?;
+    letters.retain(|dead| args.replay.is_none_or(|replay| dead.message.dedup_id.replay == replay));
     let dead = match letters.len() {
         0 => {
             let hint = format!("`relevo trace {}` shows what became of it", args.id);
@@ -163,15 +164,16 @@ async fn show(args: &Show) -> Result<Code> {
         }
         1 => letters.remove(0),
         _ => {
-            let each =
-                letters.iter().map(|it| format!("`--consumer {} --replay {}`", it.consumer, it.arrival.entry.replay));
+            let each = letters
+                .iter()
+                .map(|it| format!("`--consumer {} --replay {}`", it.consumer, it.message.dedup_id.replay));
             let each = each.collect::<Vec<_>>().join(", ");
             return Err(usage(format!("{} was given up more than once; hint: choose with {each}", args.id)));
         }
     };
     let mut out = io::stdout().lock();
     if args.raw {
-        out.write_all(&dead.arrival.raw.payload)?;
+        out.write_all(&dead.message.raw.payload)?;
     } else if args.format.json {
         writeln!(out, "{}", letter::whole(&dead))?;
     } else {

@@ -1,7 +1,7 @@
 //! `relevo consumers forget`: a consumer was taken away for good, and nobody is to be paged because it is silent.
 
 use anyhow::{Result, anyhow};
-use relevo_core::inbox::operate::{Consumer, Forgotten};
+use relevo_core::inbox::operate::{ConsumerSummary, RemoveOutcome};
 
 use super::{counted, unknown};
 use crate::args::{Sure, Target};
@@ -23,20 +23,20 @@ pub(crate) struct Args {
 
 pub(super) async fn run(args: &Args) -> Result<Code> {
     let (consumers, name) = (Place::of(&args.target)?.consumers().await?, args.name.as_str());
-    let Some(shown) = consumers.consumer(name, 1).await? else { return Err(unknown(&*consumers, name).await?) };
+    let Some(shown) = consumers.get_consumer(name, 1).await? else { return Err(unknown(&*consumers, name).await?) };
     // Nobody is asked about what would be refused.
-    if shown.consumer.members > 0 {
+    if shown.summary.members > 0 {
         return Err(alive(name));
     }
-    let left = left(&shown.consumer);
+    let left = left(&shown.summary);
     let stays = left.as_ref().map_or_else(String::new, |left| format!(", and so do {left}"));
     let means = format!("its members, its lanes and what was ordered of them are gone; what it handled stays{stays}");
     confirm(args.sure, &format!("forget consumer `{name}`? {means}"))?;
     // The answer is the database's, and not what was true a moment ago.
-    match consumers.forget(name).await? {
-        Forgotten::Gone => {}
-        Forgotten::Alive => return Err(alive(name)),
-        Forgotten::Unknown => return Err(unknown(&*consumers, name).await?),
+    match consumers.remove_consumer(name).await? {
+        RemoveOutcome::Removed => {}
+        RemoveOutcome::MembersAlive => return Err(alive(name)),
+        RemoveOutcome::Unknown => return Err(unknown(&*consumers, name).await?),
     }
     say(&format!("consumer `{name}` is forgotten; if a member starts, it goes on as if it had slept"));
     if let Some(left) = left {
@@ -46,7 +46,7 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
 }
 
 /// What people would still look for.
-fn left(consumer: &Consumer) -> Option<String> {
+fn left(consumer: &ConsumerSummary) -> Option<String> {
     let (waiting, dead) = (counted(consumer.waiting), counted(consumer.dead));
     (consumer.waiting > 0 || consumer.dead > 0).then(|| format!("{waiting} waiting and {dead} dead"))
 }

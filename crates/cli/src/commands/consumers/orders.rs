@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use clap::ValueEnum;
-use relevo_core::inbox::operate::{Operate, Order, Shown};
+use relevo_core::inbox::operate::{ConsumerControl, ConsumerDetails, Operate};
 
 use super::unknown;
 use crate::args::Target;
@@ -49,31 +49,31 @@ pub(crate) enum To {
 }
 
 pub(super) async fn pause(args: &Args) -> Result<Code> {
-    tell(&args.target, &args.name, args.lane.as_deref(), Order::Pause).await
+    tell(&args.target, &args.name, args.lane.as_deref(), ConsumerControl::Pause).await
 }
 
 pub(super) async fn resume(args: &Args) -> Result<Code> {
-    tell(&args.target, &args.name, args.lane.as_deref(), Order::Resume).await
+    tell(&args.target, &args.name, args.lane.as_deref(), ConsumerControl::Resume).await
 }
 
 pub(super) async fn force(args: &Breaker) -> Result<Code> {
     let order = match args.to {
-        To::Open => Order::OpenBreaker,
-        To::Close => Order::CloseBreaker,
-        To::Auto => Order::FreeBreaker,
+        To::Open => ConsumerControl::OpenBreaker,
+        To::Close => ConsumerControl::CloseBreaker,
+        To::Auto => ConsumerControl::AutoBreaker,
     };
     tell(&args.target, &args.name, Some(&args.lane), order).await
 }
 
-async fn tell(target: &Target, name: &str, lane: Option<&str>, order: Order) -> Result<Code> {
+async fn tell(target: &Target, name: &str, lane: Option<&str>, order: ConsumerControl) -> Result<Code> {
     let consumers = Place::of(target)?.consumers().await?;
     // Asked first: the order itself only says that there is nobody of that name, and not of which.
-    let Some(shown) = consumers.consumer(name, 1).await? else { return Err(unknown(&*consumers, name).await?) };
-    if !consumers.order(name, lane, order).await? {
+    let Some(shown) = consumers.get_consumer(name, 1).await? else { return Err(unknown(&*consumers, name).await?) };
+    if !consumers.set_control(name, lane, order).await? {
         return Err(no_lane(&shown, lane.unwrap_or_default()));
     }
     let whom = lane.map_or_else(|| format!("consumer `{name}`"), |lane| format!("lane `{lane}` of `{name}`"));
-    let heard = match shown.consumer.members {
+    let heard = match shown.summary.members {
         0 => "no member is alive; the next one that starts hears it",
         _ => "members hear it with their next heartbeat",
     };
@@ -84,34 +84,41 @@ async fn tell(target: &Target, name: &str, lane: Option<&str>, order: Order) -> 
     Ok(Code::Done)
 }
 
-fn what(whom: &str, order: Order) -> String {
+fn what(whom: &str, order: ConsumerControl) -> String {
     match order {
-        Order::Pause => format!("{whom} is paused"),
-        Order::Resume => format!("{whom} goes on"),
-        Order::OpenBreaker => format!("the breaker of {whom} is open by force"),
-        Order::CloseBreaker => format!("the breaker of {whom} is closed by force"),
-        Order::FreeBreaker => format!("the breaker of {whom} decides by itself"),
+        ConsumerControl::Pause => format!("{whom} is paused"),
+        ConsumerControl::Resume => format!("{whom} goes on"),
+        ConsumerControl::OpenBreaker => format!("the breaker of {whom} is open by force"),
+        ConsumerControl::CloseBreaker => format!("the breaker of {whom} is closed by force"),
+        ConsumerControl::AutoBreaker => format!("the breaker of {whom} decides by itself"),
     }
 }
 
 /// A lane of a paused consumer does not flow, and a consumer that goes on may have paused lanes.
-async fn still_paused(consumers: &dyn Operate, name: &str, lane: Option<&str>, order: Order) -> Result<Option<String>> {
-    let Some(shown) = consumers.consumer(name, 1).await?.filter(|_| order == Order::Resume) else { return Ok(None) };
+async fn still_paused(
+    consumers: &dyn Operate,
+    name: &str,
+    lane: Option<&str>,
+    order: ConsumerControl,
+) -> Result<Option<String>> {
+    let Some(shown) = consumers.get_consumer(name, 1).await?.filter(|_| order == ConsumerControl::Resume) else {
+        return Ok(None);
+    };
     if lane.is_some() {
         let hint = format!("hint: `relevo consumers resume {name}`");
-        return Ok(shown.consumer.paused.then(|| format!("the consumer as a whole is still paused\n{hint}")));
+        return Ok(shown.summary.paused.then(|| format!("the consumer as a whole is still paused\n{hint}")));
     }
     let paused: Vec<&str> = shown.lanes.iter().filter(|lane| lane.paused).map(|lane| lane.name.as_str()).collect();
     let hint = format!("hint: `relevo consumers resume {name} --lane LANE`");
     Ok((!paused.is_empty()).then(|| format!("these lanes are still paused: `{}`\n{hint}", paused.join("`, `"))))
 }
 
-fn no_lane(shown: &Shown, lane: &str) -> anyhow::Error {
+fn no_lane(shown: &ConsumerDetails, lane: &str) -> anyhow::Error {
     let known: Vec<&str> = shown.lanes.iter().map(|lane| lane.name.as_str()).collect();
     let hint = if known.is_empty() {
         "it has none yet: a lane is known once a member had a message of it".to_owned()
     } else {
         format!("there are `{}`", known.join("`, `"))
     };
-    not_found(format!("consumer `{}` has no lane `{lane}`; hint: {hint}", shown.consumer.name))
+    not_found(format!("consumer `{}` has no lane `{lane}`; hint: {hint}", shown.summary.name))
 }

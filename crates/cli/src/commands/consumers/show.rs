@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use anyhow::Result;
 use jiff::Timestamp;
-use relevo_core::inbox::operate::{Lane, Member, Queue, Shown};
+use relevo_core::inbox::operate::{ConsumerDetails, LaneInfo, MemberInfo, RetryQueueInfo};
 use serde_json::{Value, json};
 
 use super::{ago, counted, object, state, unknown};
@@ -32,7 +32,7 @@ pub(crate) struct Args {
 pub(super) async fn run(args: &Args) -> Result<Code> {
     let consumers = Place::of(&args.target)?.consumers().await?;
     let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
-    let Some(mut shown) = consumers.consumer(&args.name, limit).await? else {
+    let Some(mut shown) = consumers.get_consumer(&args.name, limit).await? else {
         return Err(unknown(&*consumers, &args.name).await?);
     };
     shown.lanes.sort_by(|one, other| by_number(&one.name).cmp(&by_number(&other.name)));
@@ -51,36 +51,36 @@ fn by_number(lane: &str) -> (&str, Option<u64>) {
 }
 
 /// All of it.
-pub(in crate::commands) fn json(shown: &Shown) -> Value {
-    let mut value = object(&shown.consumer);
+pub(in crate::commands) fn json(shown: &ConsumerDetails) -> Value {
+    let mut value = object(&shown.summary);
     value["member_list"] = shown.members.iter().map(member_object).collect();
     value["lanes"] = shown.lanes.iter().map(lane_object).collect();
     value["queues"] = shown.queues.iter().map(queue_object).collect();
     value
 }
 
-fn member_object(member: &Member) -> Value {
+fn member_object(member: &MemberInfo) -> Value {
     json!({
         "name": member.name,
         "alive": member.alive,
-        "beat_at": output::time(Some(member.beat_at)),
+        "beat_at": output::time(Some(member.heartbeat_at)),
         "last_message_at": output::time(member.last_message_at),
     })
 }
 
-fn lane_object(lane: &Lane) -> Value {
+fn lane_object(lane: &LaneInfo) -> Value {
     json!({
         "name": lane.name,
         "owner": lane.owner,
         "epoch": lane.epoch,
-        "mark": lane.mark,
+        "mark": lane.settled_offset,
         "paused": lane.paused,
         "breaker": lane.breaker,
-        "forced": lane.forced.map(forced),
+        "forced": lane.breaker_override.map(forced),
     })
 }
 
-fn queue_object(queue: &Queue) -> Value {
+fn queue_object(queue: &RetryQueueInfo) -> Value {
     json!({
         "queue": &*queue.queue,
         "id": queue.head.id.to_string(),
@@ -96,9 +96,9 @@ const fn forced(open: bool) -> &'static str {
     if open { "open" } else { "closed" }
 }
 
-fn told(out: &mut impl Write, shown: &Shown, limit: usize) -> Result<()> {
-    let (consumer, now) = (&shown.consumer, Timestamp::now());
-    let remembers = match consumer.remembers {
+fn told(out: &mut impl Write, shown: &ConsumerDetails, limit: usize) -> Result<()> {
+    let (consumer, now) = (&shown.summary, Timestamp::now());
+    let remembers = match consumer.done_retention {
         Some(time) => format!("what was handled, for {}", moment::lasting(time)),
         None => "everything so far: it was never pruned".to_owned(),
     };
@@ -115,7 +115,12 @@ fn told(out: &mut impl Write, shown: &Shown, limit: usize) -> Result<()> {
     )?;
     section(out, "members", &["NAME", "STATE", "LAST HEARD OF", "LAST MESSAGE"], &shown.members, |member| {
         let alive = if member.alive { "alive" } else { "dead" };
-        vec![member.name.clone(), alive.to_owned(), ago(Some(member.beat_at), now), ago(member.last_message_at, now)]
+        vec![
+            member.name.clone(),
+            alive.to_owned(),
+            ago(Some(member.heartbeat_at), now),
+            ago(member.last_message_at, now),
+        ]
     })?;
     section(out, "lanes", &["NAME", "OWNER", "EPOCH", "SETTLED TO", "STATE", "BREAKER"], &shown.lanes, lane)?;
     section(
@@ -146,9 +151,9 @@ fn section<T>(
     Table::new(head).write(out, &items.iter().map(row).collect::<Vec<_>>())
 }
 
-fn lane(lane: &Lane) -> Vec<String> {
+fn lane(lane: &LaneInfo) -> Vec<String> {
     let none = || "-".to_owned();
-    let breaker = match (lane.forced, &lane.breaker) {
+    let breaker = match (lane.breaker_override, &lane.breaker) {
         (Some(open), _) => format!("{} by force", forced(open)),
         (None, Some(why)) => format!("open: {why}"),
         (None, None) => "closed".to_owned(),
@@ -157,13 +162,13 @@ fn lane(lane: &Lane) -> Vec<String> {
         lane.name.clone(),
         lane.owner.clone().unwrap_or_else(none),
         lane.epoch.to_string(),
-        lane.mark.map_or_else(none, |mark| mark.to_string()),
+        lane.settled_offset.map_or_else(none, |mark| mark.to_string()),
         if lane.paused { "paused".to_owned() } else { "flows".to_owned() },
         breaker,
     ]
 }
 
-fn queue(queue: &Queue, now: Timestamp) -> Vec<String> {
+fn queue(queue: &RetryQueueInfo, now: Timestamp) -> Vec<String> {
     let next = queue.next_attempt_at.map_or_else(|| "waits for a person".to_owned(), |at| moment::relative(at, now));
     let head = match queue.head.replay {
         0 => queue.head.id.to_string(),

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use jiff::Timestamp;
-use relevo_core::store::{DeadFilter, DeadLetter};
+use relevo_core::store::{DeadLetter, DeadLetterFilter};
 
 use crate::commands::moment;
 
@@ -42,8 +42,8 @@ impl Filter {
     }
 
     /// What the store can look for by itself.
-    pub(super) fn of_store(&self) -> DeadFilter {
-        DeadFilter { key: self.key.clone(), route: self.route.clone(), ..DeadFilter::default() }
+    pub(super) fn of_store(&self) -> DeadLetterFilter {
+        DeadLetterFilter { key: self.key.clone(), route: self.route.clone(), ..DeadLetterFilter::default() }
     }
 
     /// Whether there is more to it than the store can look for.

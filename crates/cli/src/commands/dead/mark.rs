@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use anyhow::Result;
 use relevo_core::MessageId;
-use relevo_core::store::{DeadFilter, Mark};
+use relevo_core::store::{DeadLetterFilter, MarkRequest};
 use serde_json::json;
 
 use super::EVERY;
@@ -91,7 +91,7 @@ async fn mark(args: &Args, wish: Wish) -> Result<Code> {
     let call = async |dry_run: bool| -> Result<u64> {
         let mut count = 0;
         for filter in &chosen.filters {
-            let mark = Mark { filter: filter.clone(), dry_run, by: by.clone(), reason: reason.clone() };
+            let mark = MarkRequest { filter: filter.clone(), dry_run, by: by.clone(), reason: reason.clone() };
             count += match wish {
                 Wish::Redrive => opened.outbox.redrive(&mark).await?,
                 Wish::Discard => opened.outbox.discard(&mark).await?,
@@ -117,7 +117,7 @@ async fn mark(args: &Args, wish: Wish) -> Result<Code> {
 /// The dead letters that are meant, as the store can be told.
 struct Chosen {
     /// One after the other.
-    filters: Vec<DeadFilter>,
+    filters: Vec<DeadLetterFilter>,
     /// Ids that were typed and are no dead letter that is meant.
     unmatched: Vec<MessageId>,
 }
@@ -125,18 +125,18 @@ struct Chosen {
 /// Looks for what was typed, and says on stderr what of it cannot be marked. If nothing of it is there, that is an error.
 async fn choose(args: &Args, opened: &Opened) -> Result<Chosen> {
     let at = &opened.destination.name;
-    let stored = DeadFilter { ids: args.ids.clone(), ..args.filter.of_store() };
+    let stored = DeadLetterFilter { ids: args.ids.clone(), ..args.filter.of_store() };
     let nothing = || {
         let hint = "`relevo dead list --history` shows all that there are";
         not_found(format!("no such dead letter at destination `{at}`; hint: {hint}"))
     };
     if args.ids.is_empty() && !args.filter.looks_inside() {
-        if args.filter.chooses() && opened.outbox.dead(&stored, 1).await?.is_empty() {
+        if args.filter.chooses() && opened.outbox.list_dead_letters(&stored, 1).await?.is_empty() {
             return Err(nothing());
         }
         return Ok(Chosen { filters: vec![stored], unmatched: Vec::new() });
     }
-    let mut letters = opened.outbox.dead(&stored, EVERY).await?;
+    let mut letters = opened.outbox.list_dead_letters(&stored, EVERY).await?;
     letters.retain(|letter| args.filter.admits(letter));
     if letters.is_empty() {
         return Err(nothing());
@@ -151,7 +151,7 @@ async fn choose(args: &Args, opened: &Opened) -> Result<Chosen> {
         say(&format!("{} is `{}` already", letter.message.id, letter.state));
     }
     let ids: Vec<MessageId> = letters.iter().filter(|it| it.state == DEAD).map(|it| it.message.id).collect();
-    let filter = |ids: &[MessageId]| DeadFilter { ids: ids.to_vec(), ..DeadFilter::default() };
+    let filter = |ids: &[MessageId]| DeadLetterFilter { ids: ids.to_vec(), ..DeadLetterFilter::default() };
     Ok(Chosen { filters: ids.chunks(IDS_MAX).map(filter).collect(), unmatched })
 }
 

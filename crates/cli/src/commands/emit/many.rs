@@ -8,7 +8,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use indicatif::{ProgressBar, ProgressStyle};
 use jiff::Timestamp;
-use relevo_core::{Draft, MessageId, OnRepeat};
+use relevo_core::{Draft, MessageId, OnDuplicate};
 use serde_json::{Map, Value, json};
 
 use crate::exit::{Code, interrupted, usage};
@@ -169,12 +169,12 @@ fn draft(line: &str) -> Result<Draft, String> {
     draft.id = id.map(|id| id.parse()).transpose().map_err(|error| format!("`id`: {error}"))?;
     draft.deliver_at =
         deliver_at.map(|at| at.parse::<Timestamp>()).transpose().map_err(|error| format!("`deliver_at`: {error}"))?;
-    draft.on_repeat = match on_repeat.as_deref() {
-        None | Some("error") => OnRepeat::Refuse,
-        Some("ignore") => OnRepeat::Ignore,
+    draft.on_duplicate = match on_repeat.as_deref() {
+        None | Some("error") => OnDuplicate::Error,
+        Some("ignore") => OnDuplicate::Ignore,
         Some(other) => return Err(format!("`on_duplicate` is `{other}`, not `error` or `ignore`")),
     };
-    draft.serialize = match fields.remove("lock_key") {
+    draft.lock_key = match fields.remove("lock_key") {
         None | Some(Value::Null) => false,
         Some(value) => value.as_bool().ok_or("`lock_key` is not true or false")?,
     };
@@ -210,8 +210,8 @@ mod tests {
             "id":"5e8a1c6e-7d29-4c86-b1a9-3f0d6f2a9b10","on_duplicate":"ignore","deliver_at":"2026-01-31T12:00:00Z"}"#;
         let read = draft(line).unwrap();
         assert_eq!((&*read.topic, &*read.key, &*read.kind, &read.payload[..]), ("t", "k", "T", &b"{\"n\":1}"[..]));
-        assert!(read.serialize && read.id.is_some() && read.deliver_at.is_some());
-        assert_eq!((read.on_repeat, read.headers["a"].as_str()), (OnRepeat::Ignore, "b"));
+        assert!(read.lock_key && read.id.is_some() && read.deliver_at.is_some());
+        assert_eq!((read.on_duplicate, read.headers["a"].as_str()), (OnDuplicate::Ignore, "b"));
         let bytes = r#"{"topic":"t","key":"k","type":"T","payload_base64":"AP8=","content_type":"x/y"}"#;
         assert_eq!(&draft(bytes).unwrap().payload[..], [0, 0xff]);
     }

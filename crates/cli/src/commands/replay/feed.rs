@@ -4,9 +4,9 @@ use std::io::{self, IsTerminal as _, Write as _};
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
-use relevo_core::inbox::operate::{Consumer, Operate, Replay, ReplayState};
+use relevo_core::inbox::operate::{ConsumerSummary, Operate, Replay, ReplayState};
 use relevo_core::inbox::source::ReplaySource;
-use relevo_inbox::{FeedEnd, FeedError, FeedStep, Feeder, Feeding};
+use relevo_inbox::{ReplayEnd, ReplayError, ReplayJob, ReplayRunner, ReplayStep};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -74,7 +74,7 @@ pub(super) async fn resume(args: &Resume) -> Result<Code> {
         desk.resume_replay(name, number, args.stop_after_dead).await?;
     }
     let stands_at: u64 = replay.cursor.as_deref().and_then(|cursor| cursor.parse().ok()).unwrap_or(0);
-    if let Some(extent) = source.extent().await.map_err(log::failed)?
+    if let Some(extent) = source.bounds().await.map_err(log::failed)?
         && stands_at > 0
         && extent.first > stands_at + 1
     {
@@ -83,15 +83,15 @@ pub(super) async fn resume(args: &Resume) -> Result<Code> {
             extent.first
         ));
     }
-    if let Some(shown) = desk.consumer(name, 0).await? {
-        tell_idle(&shown.consumer);
+    if let Some(shown) = desk.get_consumer(name, 0).await? {
+        tell_idle(&shown.summary);
     }
     let rate = args.rate.unwrap_or(replay.plan.rate);
     feed(&*desk, &*source, &spec, name, number, rate, args.format).await
 }
 
 /// Says if nobody handles what is fed.
-pub(super) fn tell_idle(consumer: &Consumer) {
+pub(super) fn tell_idle(consumer: &ConsumerSummary) {
     let name = &consumer.name;
     if consumer.paused {
         say(&format!("consumer `{name}` is paused: messages wait\nhint: `relevo consumers resume {name}`"));
@@ -112,12 +112,12 @@ pub(super) async fn feed(
 ) -> Result<Code> {
     let stop = CancellationToken::new();
     let interrupts = Interrupts::new()?;
-    let feeding = Feeding { consumer: spec.consumer(name), number, filter: spec.filter.clone(), rate };
-    let mut feeder = Feeder::new(feeding, source, desk);
+    let feeding = ReplayJob { consumer: spec.consumer(name), number, filter: spec.filter.clone(), rate };
+    let mut feeder = ReplayRunner::new(feeding, source, desk);
     let mut progress = Progress::new();
     let ended = tokio::select! {
         ended = feeder.run(&stop, |replay, step| progress.tell(replay, step)) => ended,
-        () = interrupts.watch(stop.clone()) => Ok(FeedEnd::Interrupted),
+        () = interrupts.watch(stop.clone()) => Ok(ReplayEnd::Interrupted),
     };
     progress.end();
     let hint = format!("go on with `relevo replay resume {name} {number}`");
@@ -129,29 +129,29 @@ pub(super) async fn feed(
     }
     say(&told(&replay));
     match end {
-        FeedEnd::Finished => Ok(Code::Done),
-        FeedEnd::Stopped if replay.dead >= replay.plan.dead_max => {
+        ReplayEnd::Finished => Ok(Code::Done),
+        ReplayEnd::Stopped if replay.dead >= replay.plan.dead_letters_max => {
             let see = format!("see them with `relevo consumers dead list --consumer {name}`");
             say(&format!("stopped: there are {} dead letters\nhint: {see}; {hint}", replay.dead));
             Ok(Code::Found)
         }
-        FeedEnd::Stopped => {
+        ReplayEnd::Stopped => {
             say(&format!("stopped by a person\nhint: {hint}"));
             Ok(Code::Interrupted)
         }
-        FeedEnd::Elsewhere => Err(anyhow!("another process feeds replay {number}, and goes on with it")),
-        FeedEnd::Interrupted => {
+        ReplayEnd::TakenOver => Err(anyhow!("another process feeds replay {number}, and goes on with it")),
+        ReplayEnd::Interrupted => {
             say(&format!("it is fed no further\nhint: {hint}, or end it with `relevo replay stop {name} {number}`"));
             Ok(Code::Interrupted)
         }
     }
 }
 
-fn failed(error: FeedError) -> anyhow::Error {
+fn failed(error: ReplayError) -> anyhow::Error {
     match error {
-        FeedError::Source(error) => log::failed(error),
-        FeedError::Store(error) => error.into(),
-        FeedError::Unknown { .. } | FeedError::Cursor(_) => anyhow::Error::new(error),
+        ReplayError::Source(error) => log::failed(error),
+        ReplayError::Store(error) => error.into(),
+        ReplayError::Unknown { .. } | ReplayError::Cursor(_) => anyhow::Error::new(error),
     }
 }
 
@@ -160,7 +160,7 @@ fn told(replay: &Replay) -> String {
     format!(
         "replay {}: {} of {} fed, {} handled, {} dead, {} waiting",
         replay.number,
-        replay.fed,
+        replay.enqueued,
         counted(replay.plan.count),
         replay.done,
         replay.dead,
@@ -180,13 +180,13 @@ impl Progress {
         Self { is_terminal: io::stderr().is_terminal(), last: Instant::now(), is_line_open: false }
     }
 
-    fn tell(&mut self, replay: &Replay, step: FeedStep) {
+    fn tell(&mut self, replay: &Replay, step: ReplayStep) {
         let every = if self.is_terminal { ON_A_TERMINAL } else { ELSEWHERE };
         if self.last.elapsed() < every {
             return;
         }
         self.last = Instant::now();
-        let full = if step == FeedStep::Full { ", waits for the consumer" } else { "" };
+        let full = if step == ReplayStep::QueueFull { ", waits for the consumer" } else { "" };
         if self.is_terminal {
             // The same line again; if nobody can read it, nobody is told.
             write!(io::stderr(), "\r\x1b[K{}{full}", told(replay)).ok();

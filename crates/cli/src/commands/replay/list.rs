@@ -44,11 +44,11 @@ pub(super) async fn list(args: &List) -> Result<Code> {
     let desk = Place::of(&args.target)?.consumers().await?;
     let names = match &args.consumer {
         Some(name) => vec![name.clone()],
-        None => desk.consumers().await?.into_iter().map(|consumer| consumer.name).collect(),
+        None => desk.list_consumers().await?.into_iter().map(|consumer| consumer.name).collect(),
     };
     let mut replays = Vec::new();
     for name in &names {
-        replays.extend(desk.replays(name).await?);
+        replays.extend(desk.list_replays(name).await?);
     }
     if args.format.json {
         replays.iter().try_for_each(|replay| output::line(&object(replay)))?;
@@ -75,17 +75,17 @@ pub(super) async fn show(args: &One) -> Result<Code> {
     let reads = Spec::read(&replay.plan.source).map_or_else(|_| replay.plan.source.clone(), |spec| spec.told());
     let mut pairs = vec![
         ("replay", format!("{} of consumer `{}`", replay.number, replay.plan.consumer)),
-        ("state", replay.state.word().to_owned()),
+        ("state", replay.state.as_str().to_owned()),
         ("reads", reads),
         ("messages", replay.plan.count.to_string()),
-        ("fed", replay.fed.to_string()),
+        ("fed", replay.enqueued.to_string()),
         ("handled", replay.done.to_string()),
         ("dead", replay.dead.to_string()),
         ("waiting", format!("{}, of which {} could be handled now", replay.waiting(), replay.ready)),
         ("rate", format!("{} a second", replay.plan.rate)),
-        ("stops", format!("at {} dead letters", replay.plan.dead_max)),
-        ("began", moment::told(replay.began_at, Timestamp::now())),
-        ("by", replay.plan.by.clone()),
+        ("stops", format!("at {} dead letters", replay.plan.dead_letters_max)),
+        ("began", moment::told(replay.started_at, Timestamp::now())),
+        ("by", replay.plan.requested_by.clone()),
         ("reason", replay.plan.reason.clone()),
     ];
     pairs.extend(replay.cursor.clone().map(|cursor| ("stands at", format!("number {cursor}"))));
@@ -103,7 +103,7 @@ pub(super) async fn stop(args: &One) -> Result<Code> {
     }
     let (name, number) = (&args.consumer, args.number);
     if stopped {
-        let taken = before.fed.saturating_sub(replay.fed);
+        let taken = before.enqueued.saturating_sub(replay.enqueued);
         say(&format!(
             "replay {number} of consumer `{name}` is stopped, {taken} messages that were not begun were taken out\n\
              hint: `relevo replay resume {name} {number}` goes on with them"
@@ -118,7 +118,7 @@ pub(super) async fn stop(args: &One) -> Result<Code> {
 
 /// The replay of this number.
 pub(super) async fn find(desk: &dyn Operate, consumer: &str, number: u32) -> Result<Replay> {
-    let replays = desk.replays(consumer).await?;
+    let replays = desk.list_replays(consumer).await?;
     let known: Vec<String> = replays.iter().map(|replay| replay.number.to_string()).collect();
     let found = replays.into_iter().find(|replay| replay.number == number);
     found.ok_or_else(|| {
@@ -131,14 +131,14 @@ fn row(replay: &Replay, now: Timestamp) -> Vec<String> {
     vec![
         replay.plan.consumer.clone(),
         replay.number.to_string(),
-        replay.state.word().to_owned(),
-        replay.fed.to_string(),
+        replay.state.as_str().to_owned(),
+        replay.enqueued.to_string(),
         replay.plan.count.to_string(),
         replay.done.to_string(),
         replay.dead.to_string(),
         replay.waiting().to_string(),
-        moment::relative(replay.began_at, now),
-        replay.plan.by.clone(),
+        moment::relative(replay.started_at, now),
+        replay.plan.requested_by.clone(),
         replay.plan.reason.clone(),
     ]
 }
@@ -148,19 +148,19 @@ pub(super) fn object(replay: &Replay) -> Value {
     json!({
         "consumer": replay.plan.consumer,
         "number": replay.number,
-        "state": replay.state.word(),
+        "state": replay.state.as_str(),
         "reads": serde_json::from_str::<Value>(&replay.plan.source).unwrap_or_else(|_| replay.plan.source.clone().into()),
         "count": replay.plan.count,
-        "fed": replay.fed,
+        "fed": replay.enqueued,
         "handled": replay.done,
         "dead": replay.dead,
         "waiting": replay.waiting(),
         "ready": replay.ready,
         "cursor": replay.cursor,
         "rate": replay.plan.rate,
-        "stop_after_dead": replay.plan.dead_max,
-        "began_at": output::time(Some(replay.began_at)),
-        "by": replay.plan.by,
+        "stop_after_dead": replay.plan.dead_letters_max,
+        "began_at": output::time(Some(replay.started_at)),
+        "by": replay.plan.requested_by,
         "reason": replay.plan.reason,
     })
 }

@@ -1,9 +1,9 @@
 //! The log that is read: the outbox's own, or a broker's that keeps one. Only this file knows which brokers do.
 
 use anyhow::{Context as _, Result, anyhow};
-use relevo_broker_embedded::{self as embedded, EmbeddedBroker};
-use relevo_broker_nats::{self as nats, NatsLog};
-use relevo_core::inbox::source::{ReplaySource, Sending, SourceError};
+use relevo_broker_embedded::{self as embedded, BrokerFile};
+use relevo_broker_nats::{self as nats, ReplayLog};
+use relevo_core::inbox::source::{OutboxRouting, ReplaySource, ReplaySourceError};
 
 use super::spec::{Log, Spec};
 use crate::config::{self, Broker, Destination, Loaded, Sources};
@@ -18,7 +18,7 @@ pub(super) async fn open(spec: &Spec, place: &Place, sources: &Sources) -> Resul
         None => None,
     };
     match (spec.log, destination) {
-        (Log::Outbox, destination) => place.log(destination.map_or_else(Sending::default, sending)).await,
+        (Log::Outbox, destination) => place.log(destination.map_or_else(OutboxRouting::default, sending)).await,
         (Log::Broker, Some(destination)) => {
             let group = spec.group.as_deref().unwrap_or_default();
             broker(&destination.broker, group).await
@@ -28,13 +28,13 @@ pub(super) async fn open(spec: &Spec, place: &Place, sources: &Sources) -> Resul
 }
 
 /// How a destination's relay sends messages.
-fn sending(destination: Destination) -> Sending {
+fn sending(destination: Destination) -> OutboxRouting {
     let source = match &destination.broker {
         Broker::Embedded { path, .. } => embedded::Config::new(path).source,
         Broker::Rabbitmq(config) => config.source.clone(),
         Broker::Nats(config) => config.source.clone(),
     };
-    Sending { routes: destination.relay.routes, source }
+    OutboxRouting { routes: destination.relay.routes, source }
 }
 
 /// The destination of the configuration that was named, or the only one that fits, with its names.
@@ -77,11 +77,10 @@ async fn broker(broker: &Broker, group: &str) -> Result<Box<dyn ReplaySource>> {
                 return Err(not_found(format!("there is no embedded broker at `{}`", path.display())));
             }
             let at = || format!("the embedded broker `{}`", path.display());
-            let opened =
-                EmbeddedBroker::open(embedded_config(path, *allow_network_file_system)).await.with_context(at)?;
-            match opened.log(group).await {
+            let opened = BrokerFile::open(embedded_config(path, *allow_network_file_system)).await.with_context(at)?;
+            match opened.replay_log(group).await {
                 Ok(log) => Ok(Box::new(log)),
-                Err(embedded::Error::NoGroup(_)) => {
+                Err(embedded::Error::GroupNotFound(_)) => {
                     let names: Vec<String> = opened.groups().await?.into_iter().map(|group| group.name).collect();
                     Err(no_group(group, &names))
                 }
@@ -95,7 +94,7 @@ async fn broker(broker: &Broker, group: &str) -> Result<Box<dyn ReplaySource>> {
                 let names: Vec<String> = groups.iter().map(|group| group.name.clone()).collect();
                 return Err(no_group(group, &names));
             };
-            Ok(Box::new(NatsLog::open(config, found).await.map_err(failed)?))
+            Ok(Box::new(ReplayLog::open(config, found).await.map_err(failed)?))
         }
     }
 }
@@ -107,14 +106,14 @@ fn no_group(group: &str, known: &[String]) -> anyhow::Error {
 }
 
 /// A log's error as the error of a command.
-pub(super) fn failed(error: SourceError) -> anyhow::Error {
+pub(super) fn failed(error: ReplaySourceError) -> anyhow::Error {
     match error {
-        SourceError::Away(cause) => {
+        ReplaySourceError::Unreachable(cause) => {
             let told = anyhow!(cause).context("the log cannot be reached");
             away(format!("{told:#}; hint: check that the broker runs, and that it may be reached from here"))
         }
-        SourceError::Unfit(why) => usage(why),
-        SourceError::Store(error) => error.into(),
-        SourceError::Broken(_) => anyhow::Error::new(error),
+        ReplaySourceError::Unsupported(why) => usage(why),
+        ReplaySourceError::Store(error) => error.into(),
+        ReplaySourceError::Failed(_) => anyhow::Error::new(error),
     }
 }

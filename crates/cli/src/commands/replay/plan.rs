@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use jiff::Timestamp;
-use relevo_core::inbox::operate::{self, Consumer, Operate};
-use relevo_core::inbox::source::{Extent, Filter, Logged, ReplaySource, sample};
+use relevo_core::inbox::operate::{self, ConsumerSummary, Operate};
+use relevo_core::inbox::source::{LogBounds, LogMessage, ReplayFilter, ReplaySource, first_matching};
 use serde_json::{Value, json};
 
 use super::feed::{self, Pacing};
@@ -115,9 +115,9 @@ pub(crate) struct Start {
 struct Drawn {
     desk: Box<dyn Operate>,
     source: Box<dyn ReplaySource>,
-    consumer: Consumer,
+    consumer: ConsumerSummary,
     spec: Spec,
-    extent: Option<Extent>,
+    extent: Option<LogBounds>,
     count: u64,
     pacing: Pacing,
 }
@@ -125,7 +125,7 @@ struct Drawn {
 pub(super) async fn plan(args: &Plan) -> Result<Code> {
     let drawn = draw(&args.wanted).await?;
     let limit = usize::try_from(args.sample).unwrap_or(usize::MAX);
-    let shown = sample(&*drawn.source, &drawn.spec.filter, limit).await.map_err(failed)?;
+    let shown = first_matching(&*drawn.source, &drawn.spec.filter, limit).await.map_err(failed)?;
     if args.format.json {
         output::line(&drawn.object(&shown))?;
     } else {
@@ -148,16 +148,16 @@ pub(super) async fn start(args: &Start) -> Result<Code> {
         drawn.pacing.told(drawn.count)
     );
     confirm(args.sure, &question)?;
-    let plan = operate::Plan {
+    let plan = operate::ReplayPlan {
         consumer: name.clone(),
         source: drawn.spec.kept(),
         count: drawn.count,
         rate: drawn.pacing.rate,
-        dead_max: drawn.pacing.stop_after_dead,
-        by: args.by.clone().unwrap_or_else(whoever),
+        dead_letters_max: drawn.pacing.stop_after_dead,
+        requested_by: args.by.clone().unwrap_or_else(whoever),
         reason: args.reason.clone(),
     };
-    let number = drawn.desk.begin_replay(&plan).await?;
+    let number = drawn.desk.create_replay(&plan).await?;
     say(&format!("replay {number} of consumer `{name}` began"));
     feed::tell_idle(&drawn.consumer);
     feed::feed(&*drawn.desk, &*drawn.source, &drawn.spec, name, number, drawn.pacing.rate, args.format).await
@@ -173,18 +173,18 @@ async fn draw(wanted: &Wanted) -> Result<Drawn> {
     }
     let place = Place::of(&wanted.target)?;
     let desk = place.consumers().await?;
-    let Some(shown) = desk.consumer(&wanted.consumer, 0).await? else {
-        let known: Vec<String> = desk.consumers().await?.into_iter().map(|consumer| consumer.name).collect();
+    let Some(shown) = desk.get_consumer(&wanted.consumer, 0).await? else {
+        let known: Vec<String> = desk.list_consumers().await?.into_iter().map(|consumer| consumer.name).collect();
         let hint = if known.is_empty() { "there is none in this database".to_owned() } else { known.join(", ") };
         return Err(not_found(format!("consumer `{}` is not known; hint: {hint}", wanted.consumer)));
     };
     let mut spec = spec(wanted)?;
     let source = log::open(&spec, &place, &wanted.sources).await?;
-    let extent = source.extent().await.map_err(failed)?;
+    let extent = source.bounds().await.map_err(failed)?;
     let last = extent.map_or(0, |extent| extent.last);
     spec.filter.to = Some(spec.filter.to.map_or(last, |to| to.min(last)));
     let count = source.count(&spec.filter).await.map_err(failed)?;
-    Ok(Drawn { desk, source, consumer: shown.consumer, spec, extent, count, pacing: wanted.pacing })
+    Ok(Drawn { desk, source, consumer: shown.summary, spec, extent, count, pacing: wanted.pacing })
 }
 
 fn spec(wanted: &Wanted) -> Result<Spec> {
@@ -208,7 +208,7 @@ fn spec(wanted: &Wanted) -> Result<Spec> {
         order: wanted.order,
         id_header: wanted.id_header.clone(),
         key_header: wanted.key_header.clone(),
-        filter: Filter {
+        filter: ReplayFilter {
             address: wanted.address.clone(),
             topic: wanted.topic.clone(),
             kind: wanted.kind.clone(),
@@ -222,7 +222,7 @@ fn spec(wanted: &Wanted) -> Result<Spec> {
 }
 
 impl Drawn {
-    fn write(&self, shown: &[Logged]) -> Result<()> {
+    fn write(&self, shown: &[LogMessage]) -> Result<()> {
         let now = Timestamp::now();
         let order = match self.spec.order {
             Ordering::Key => "messages of a key in order",
@@ -250,7 +250,7 @@ impl Drawn {
         Ok(())
     }
 
-    fn object(&self, shown: &[Logged]) -> Value {
+    fn object(&self, shown: &[LogMessage]) -> Value {
         let seconds = self.pacing.lasts(self.count).as_secs();
         json!({
             "consumer": self.consumer.name,
@@ -267,7 +267,7 @@ impl Drawn {
     }
 }
 
-fn row(logged: &Logged, now: Timestamp) -> Vec<String> {
+fn row(logged: &LogMessage, now: Timestamp) -> Vec<String> {
     let message = logged.raw.decode().ok().map(|received| received.message);
     let told = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     vec![
@@ -280,7 +280,7 @@ fn row(logged: &Logged, now: Timestamp) -> Vec<String> {
     ]
 }
 
-fn object(logged: &Logged) -> Value {
+fn object(logged: &LogMessage) -> Value {
     let message = logged.raw.decode().ok().map(|received| received.message);
     json!({
         "number": logged.number,

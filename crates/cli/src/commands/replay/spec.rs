@@ -2,8 +2,8 @@
 
 use anyhow::{Context as _, Result, bail};
 use jiff::Timestamp;
-use relevo_core::inbox::source::Filter;
-use relevo_inbox::{Config, Foreign, Order};
+use relevo_core::inbox::source::ReplayFilter;
+use relevo_inbox::{Config, ForeignMessages, MessageOrder};
 use serde_json::{Value, json};
 
 use crate::commands::moment;
@@ -38,13 +38,13 @@ pub(super) struct Spec {
     /// Headers of messages that are not ours, which hold their id and their key.
     pub(super) id_header: Option<String>,
     pub(super) key_header: Option<String>,
-    pub(super) filter: Filter,
+    pub(super) filter: ReplayFilter,
 }
 
 impl Spec {
     /// As it is kept. It holds no secret: where a broker is, and how to get in, is in the configuration.
     pub(super) fn kept(&self) -> String {
-        let Filter { address, topic, kind, key, since, until, from, to } = &self.filter;
+        let ReplayFilter { address, topic, kind, key, since, until, from, to } = &self.filter;
         let time = |at: &Option<Timestamp>| at.map(|at| at.to_string());
         json!({
             "log": word(self.log),
@@ -77,7 +77,7 @@ impl Spec {
             order: if value["order"] == "none" { Ordering::None } else { Ordering::Key },
             id_header: text("id_header"),
             key_header: text("key_header"),
-            filter: Filter {
+            filter: ReplayFilter {
                 address: text("address"),
                 topic: text("topic"),
                 kind: text("type"),
@@ -92,7 +92,7 @@ impl Spec {
 
     /// In words.
     pub(super) fn told(&self) -> String {
-        let Filter { address, topic, kind, key, since, until, from, to } = &self.filter;
+        let ReplayFilter { address, topic, kind, key, since, until, from, to } = &self.filter;
         let log = match (self.log, &self.at) {
             (Log::Outbox, _) => "the outbox's own log".to_owned(),
             (Log::Broker, Some((_, destination))) => format!("the broker of destination `{destination}`"),
@@ -116,15 +116,15 @@ impl Spec {
     /// How the consumer of this name sees messages.
     pub(super) fn consumer(&self, name: &str) -> Config {
         let order = match self.order {
-            Ordering::Key => Order::ByKey { concurrency: 1 },
-            Ordering::None => Order::None { concurrency: 1 },
+            Ordering::Key => MessageOrder::ByKey { concurrency: 1 },
+            Ordering::None => MessageOrder::None { concurrency: 1 },
         };
-        let foreign = (self.id_header.is_some() || self.key_header.is_some()).then(|| Foreign {
+        let foreign = (self.id_header.is_some() || self.key_header.is_some()).then(|| ForeignMessages {
             kind: "foreign".into(),
             id_header: self.id_header.clone(),
             key_header: self.key_header.clone(),
         });
-        Config { order, foreign, ..Config::new(name) }
+        Config { order, foreign_messages: foreign, ..Config::new(name) }
     }
 }
 
@@ -147,12 +147,12 @@ mod tests {
             order: Ordering::None,
             id_header: Some("x-id".to_owned()),
             key_header: None,
-            filter: Filter {
+            filter: ReplayFilter {
                 kind: Some("OrderPlaced".to_owned()),
                 since: Some("2026-01-31T12:00:00.123456Z".parse().unwrap()),
                 from: Some(7),
                 to: Some(u64::MAX),
-                ..Filter::default()
+                ..ReplayFilter::default()
             },
         }
     }

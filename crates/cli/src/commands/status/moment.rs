@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use jiff::Timestamp;
-use relevo_core::inbox::operate::Shown;
-use relevo_core::operate::{Destination, Listed, Search, Shard, Status};
-use relevo_core::sample::{Surroundings, Vitals};
-use relevo_core::store::{DeadFilter, DeadLetter};
+use relevo_core::inbox::operate::ConsumerDetails;
+use relevo_core::operate::{DestinationInfo, MessageFilter, MessageStatus, MessageSummary, ShardInfo};
+use relevo_core::sample::{DestinationSample, OutboxSample};
+use relevo_core::store::{DeadLetter, DeadLetterFilter};
 use tokio::time::Instant;
 
 use super::exposition::{Exposition, Spread};
@@ -19,15 +19,15 @@ use crate::outbox::{Outbox, Place};
 /// How long heads of keys are looked for.
 const BUDGET: Duration = Duration::from_millis(200);
 /// The states of a message that its key waits for.
-const HEADS: [Status; 3] = [Status::Retrying, Status::Held, Status::Quarantined];
+const HEADS: [MessageStatus; 3] = [MessageStatus::Retrying, MessageStatus::Held, MessageStatus::Quarantined];
 
 /// One look at everything.
 pub(super) struct Moment {
     pub(super) at: Instant,
     pub(super) clock: Timestamp,
     pub(super) destinations: Vec<At>,
-    pub(super) around: Surroundings,
-    pub(super) consumers: Vec<Shown>,
+    pub(super) around: OutboxSample,
+    pub(super) consumers: Vec<ConsumerDetails>,
     pub(super) ports: Vec<Answer>,
     /// What the outbox is called at the admin ports, if that was said.
     pub(super) outbox: Option<String>,
@@ -37,11 +37,11 @@ pub(super) struct Moment {
 
 /// A destination at that moment.
 pub(super) struct At {
-    pub(super) destination: Destination,
-    pub(super) vitals: Vitals,
-    pub(super) shards: Vec<Shard>,
+    pub(super) destination: DestinationInfo,
+    pub(super) vitals: DestinationSample,
+    pub(super) shards: Vec<ShardInfo>,
     /// The first messages of keys that wait.
-    pub(super) heads: Vec<Listed>,
+    pub(super) heads: Vec<MessageSummary>,
     /// The oldest dead letters that nobody marked.
     pub(super) dead: Vec<DeadLetter>,
 }
@@ -70,12 +70,12 @@ impl Watcher {
         let at = Instant::now();
         let consumers = self.place.consumers().await?;
         let mut shown = Vec::new();
-        for consumer in consumers.consumers().await? {
-            shown.extend(consumers.consumer(&consumer.name, self.rows).await?);
+        for consumer in consumers.list_consumers().await? {
+            shown.extend(consumers.get_consumer(&consumer.name, self.rows).await?);
         }
         let mut destinations = Vec::new();
         let first = self.outbox("").await?;
-        let (known, around) = (first.destinations().await?, first.surroundings().await?);
+        let (known, around) = (first.destinations().await?, first.sample_outbox().await?);
         for destination in known {
             let rows = self.rows;
             let outbox = self.outbox(&destination.name).await?;
@@ -100,20 +100,20 @@ impl Watcher {
     }
 }
 
-async fn look_at(outbox: &dyn Outbox, destination: Destination, rows: usize) -> Result<At> {
+async fn look_at(outbox: &dyn Outbox, destination: DestinationInfo, rows: usize) -> Result<At> {
     let mut heads = Vec::new();
     for status in HEADS {
-        let search = Search { status: Some(status), ..Search::default() };
+        let search = MessageFilter { status: Some(status), ..MessageFilter::default() };
         heads.extend(outbox.search(&search, rows, BUDGET).await?.messages);
     }
     heads.sort_by_key(|listed| listed.created_at);
     heads.truncate(rows);
-    let unmarked = DeadFilter { unmarked: true, ..DeadFilter::default() };
+    let unmarked = DeadLetterFilter { unmarked: true, ..DeadLetterFilter::default() };
     Ok(At {
-        vitals: outbox.vitals().await?,
+        vitals: outbox.sample_destination().await?,
         shards: outbox.shards().await?,
         heads,
-        dead: outbox.dead(&unmarked, rows).await?,
+        dead: outbox.list_dead_letters(&unmarked, rows).await?,
         destination,
     })
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use relevo_core::inbox::operate::Shown;
+use relevo_core::inbox::operate::ConsumerDetails;
 use serde_json::{Value, json};
 
 use super::moment::{At, Moment, Pace};
@@ -17,7 +17,7 @@ pub(super) fn object(now: &Moment, before: Option<&Moment>) -> Value {
         "destinations": now.destinations.iter().map(|at| destination(now, before, at)).collect::<Vec<_>>(),
         "consumers": now.consumers.iter().map(|shown| consumer(now, before, shown)).collect::<Vec<_>>(),
         "xmin_age_transactions": now.around.horizon.map(|horizon| horizon.transactions),
-        "xmin_held_ms": now.around.horizon.map(|horizon| millis(horizon.held)),
+        "xmin_held_ms": now.around.horizon.map(|horizon| millis(horizon.held_for)),
         "admin_ports": ports.collect::<Vec<_>>(),
     })
 }
@@ -27,7 +27,7 @@ fn destination(now: &Moment, before: Option<&Moment>, at: &At) -> Value {
     let name = &at.destination.name;
     let mut value = json!({
         "name": name,
-        "on": at.destination.on,
+        "on": at.destination.enabled,
         "broker_up": now.broker_up(name),
         "pending": backlog.pending,
         "exact": backlog.exact,
@@ -46,8 +46,8 @@ fn destination(now: &Moment, before: Option<&Moment>, at: &At) -> Value {
     value
 }
 
-fn consumer(now: &Moment, before: Option<&Moment>, shown: &Shown) -> Value {
-    let name = &shown.consumer.name;
+fn consumer(now: &Moment, before: Option<&Moment>, shown: &ConsumerDetails) -> Value {
+    let name = &shown.summary.name;
     let mut value = consumers::show::json(shown);
     if let Some(lanes) = value["lanes"].as_array_mut() {
         for (lane, known) in lanes.iter_mut().zip(&shown.lanes) {

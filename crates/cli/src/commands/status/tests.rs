@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use relevo_core::inbox::operate::{Consumer, Lane, Shown};
-use relevo_core::operate::{Backlog, Destination};
-use relevo_core::sample::{Surroundings, Vitals};
+use relevo_core::inbox::operate::{ConsumerDetails, ConsumerSummary, LaneInfo};
+use relevo_core::operate::{Backlog, DestinationInfo};
+use relevo_core::sample::{DestinationSample, OutboxSample};
 use tokio::time::Instant;
 
 use super::exposition::Exposition;
@@ -16,24 +16,24 @@ use super::told::told;
 
 /// One destination, one consumer with three lanes, and what ports told.
 fn moment(at: Instant, outbox: Option<&str>, ports: &[String]) -> Moment {
-    let lane = |name: &str, owner: Option<&str>, breaker: Option<&str>| Lane {
+    let lane = |name: &str, owner: Option<&str>, breaker: Option<&str>| LaneInfo {
         name: name.to_owned(),
         owner: owner.map(str::to_owned),
         epoch: 1,
-        mark: None,
+        settled_offset: None,
         paused: false,
         breaker: breaker.map(str::to_owned),
-        forced: None,
+        breaker_override: None,
     };
-    let consumer = Consumer {
+    let summary = ConsumerSummary {
         name: "billing".to_owned(),
         paused: false,
         members: 1,
-        beat_at: None,
+        heartbeat_at: None,
         last_message_at: None,
         waiting: 0,
         dead: 0,
-        remembers: None,
+        done_retention: None,
     };
     let lanes =
         vec![lane("0", Some("one"), None), lane("1", Some("one"), None), lane("2", Some("one"), Some("no bank"))];
@@ -43,8 +43,8 @@ fn moment(at: Instant, outbox: Option<&str>, ports: &[String]) -> Moment {
         at,
         clock: Timestamp::UNIX_EPOCH,
         destinations: vec![At {
-            destination: Destination { name: "main".to_owned(), shards: 1, regrouping_to: None, on: true },
-            vitals: Vitals {
+            destination: DestinationInfo { name: "main".to_owned(), shards: 1, resharding_to: None, enabled: true },
+            vitals: DestinationSample {
                 backlog: Backlog { pending: 0, exact: true, parked: 0, dead: 0 },
                 parked_keys: 0,
                 held_addresses: 0,
@@ -55,8 +55,8 @@ fn moment(at: Instant, outbox: Option<&str>, ports: &[String]) -> Moment {
             heads: Vec::new(),
             dead: Vec::new(),
         }],
-        around: Surroundings::default(),
-        consumers: vec![Shown { consumer, members: Vec::new(), lanes, queues: Vec::new() }],
+        around: OutboxSample::default(),
+        consumers: vec![ConsumerDetails { summary, members: Vec::new(), lanes, queues: Vec::new() }],
         ports: ports.iter().enumerate().map(answer).collect(),
         outbox: outbox.map(str::to_owned),
         rows: 5,
@@ -159,7 +159,7 @@ fn lanes(now: &Moment) -> Vec<String> {
 fn a_lane_that_was_given_back_rests_until_something_waits_in_it_or_nobody_lives_who_could_take_it() {
     let at = |lag, members| {
         let mut now = moment(Instant::now(), None, &[consumer(1, lag)]);
-        now.consumers[0].consumer.members = members;
+        now.consumers[0].summary.members = members;
         for lane in &mut now.consumers[0].lanes {
             (lane.owner, lane.breaker) = (None, None);
         }

@@ -3,8 +3,8 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use relevo_core::inbox::operate::{Consumer, Lane, Shown};
-use relevo_core::operate::Shard;
+use relevo_core::inbox::operate::{ConsumerDetails, ConsumerSummary, LaneInfo};
+use relevo_core::operate::ShardInfo;
 
 use super::moment::{At, Moment, Pace};
 use crate::commands::consumers::{ago, counted, state};
@@ -68,7 +68,7 @@ fn destination(now: &Moment, before: Option<&Moment>, at: &At) -> [String; 13] {
     let (vitals, backlog) = (&at.vitals, &at.vitals.backlog);
     let name = &at.destination.name;
     let pace = before.map(|before| now.published(before, name)).unwrap_or_default();
-    let broker = match (at.destination.on, now.broker_up(name)) {
+    let broker = match (at.destination.enabled, now.broker_up(name)) {
         (false, _) => "switched off",
         (true, Some(true)) => "up",
         (true, Some(false)) => "away",
@@ -92,8 +92,9 @@ fn destination(now: &Moment, before: Option<&Moment>, at: &At) -> [String; 13] {
 }
 
 /// How many relays hold how many of the shards.
-fn relays(shards: &[Shard]) -> String {
-    let held = shards.iter().filter(|shard| !shard.lasts.is_zero()).filter_map(|shard| shard.owner.as_deref());
+fn relays(shards: &[ShardInfo]) -> String {
+    let held =
+        shards.iter().filter(|shard| !shard.lease_remaining.is_zero()).filter_map(|shard| shard.owner.as_deref());
     let held: Vec<&str> = held.collect();
     let mut owners = held.clone();
     owners.sort_unstable();
@@ -104,8 +105,8 @@ fn relays(shards: &[Shard]) -> String {
 const CONSUMER: [&str; 10] =
     ["NAME", "STATE", "MEMBERS", "WAITING", "DEAD", "LAST MESSAGE", "LAST HEARD OF", "HANDLED/S", "P50", "P99"];
 
-fn consumer(now: &Moment, before: Option<&Moment>, shown: &Shown) -> [String; 10] {
-    let consumer = &shown.consumer;
+fn consumer(now: &Moment, before: Option<&Moment>, shown: &ConsumerDetails) -> [String; 10] {
+    let consumer = &shown.summary;
     let Pace { rate: handled, p50, p99 } = before.map(|before| now.handled(before, &consumer.name)).unwrap_or_default();
     [
         consumer.name.clone(),
@@ -114,7 +115,7 @@ fn consumer(now: &Moment, before: Option<&Moment>, shown: &Shown) -> [String; 10
         counted(consumer.waiting),
         counted(consumer.dead),
         ago(consumer.last_message_at, now.clock),
-        ago(consumer.beat_at, now.clock),
+        ago(consumer.heartbeat_at, now.clock),
         rate(handled),
         seconds(p50),
         seconds(p99),
@@ -124,9 +125,9 @@ fn consumer(now: &Moment, before: Option<&Moment>, shown: &Shown) -> [String; 10
 const LANE: [&str; 5] = ["CONSUMER", "LANE", "OWNER", "LAG", "STATE"];
 
 /// Lanes in which something waits, or that somebody should know of; what is worst comes first.
-fn lanes(now: &Moment, shown: &Shown) -> Vec<[String; 5]> {
+fn lanes(now: &Moment, shown: &ConsumerDetails) -> Vec<[String; 5]> {
     let mut rows: Vec<(Unrest, [String; 5])> =
-        shown.lanes.iter().filter_map(|lane| lane_row(now, &shown.consumer, lane)).collect();
+        shown.lanes.iter().filter_map(|lane| lane_row(now, &shown.summary, lane)).collect();
     rows.sort_by_key(|(unrest, _)| *unrest);
     rows.into_iter().take(now.rows).map(|(_, row)| row).collect()
 }
@@ -140,7 +141,7 @@ enum Unrest {
     Waiting,
 }
 
-fn lane_row(now: &Moment, consumer: &Consumer, lane: &Lane) -> Option<(Unrest, [String; 5])> {
+fn lane_row(now: &Moment, consumer: &ConsumerSummary, lane: &LaneInfo) -> Option<(Unrest, [String; 5])> {
     let lag = now.lag(&consumer.name, &lane.name);
     let waits = lag.is_some_and(|lag| lag > 0.0);
     let (unrest, state) = match (&lane.breaker, lane.paused, &lane.owner) {
@@ -163,7 +164,7 @@ fn keys<'a>(now: &'a Moment, at: &'a At) -> impl Iterator<Item = [String; 6]> + 
         [
             at.destination.name.clone(),
             head.key.clone(),
-            head.status.word().to_owned(),
+            head.status.as_str().to_owned(),
             head.attempts.to_string(),
             head.next_attempt_at.map_or_else(|| NOTHING.to_owned(), |at| time::relative(at, now.clock)),
             head.last_error.clone().unwrap_or_default(),
@@ -173,10 +174,10 @@ fn keys<'a>(now: &'a Moment, at: &'a At) -> impl Iterator<Item = [String; 6]> + 
 
 const QUEUE: [&str; 6] = ["CONSUMER", "KEY", "LENGTH", "ATTEMPTS", "NEXT ATTEMPT", "LAST ERROR"];
 
-fn queues<'a>(now: &'a Moment, shown: &'a Shown) -> impl Iterator<Item = [String; 6]> + 'a {
+fn queues<'a>(now: &'a Moment, shown: &'a ConsumerDetails) -> impl Iterator<Item = [String; 6]> + 'a {
     shown.queues.iter().map(|queue| {
         [
-            shown.consumer.name.clone(),
+            shown.summary.name.clone(),
             queue.queue.to_string(),
             queue.length.to_string(),
             queue.attempts.to_string(),

@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 
 use relevo_broker_nats as nats;
-use relevo_broker_rabbitmq::{self as rabbitmq, Binding, ExchangeKind, Target};
-use relevo_core::template::{Template, Word};
+use relevo_broker_rabbitmq::{self as rabbitmq, Binding, BindingTarget, ExchangeKind};
+use relevo_core::address_template::{AddressTemplate, PatternWord};
 
 use super::super::problem::Problem;
 use super::super::resolved::Reader;
@@ -61,20 +61,20 @@ fn tell(reader: &mut Reader<'_>, broker: &Path, at: &Path, what: &str, (here, se
 }
 
 fn stores(subjects: &[String], address: &str) -> bool {
-    let template = Template::new(address);
-    subjects.iter().any(|subject| template.could_match(&words(subject)))
+    let template = AddressTemplate::new(address);
+    subjects.iter().any(|subject| template.can_match(&words(subject)))
 }
 
 /// Whether messages of an address could come to a queue, as far as the configuration's own exchanges and bindings tell.
 fn reaches(config: &rabbitmq::Config, address: &str, queue: &str) -> bool {
     let (exchange, key) = address.split_once('/').unwrap_or((&config.exchange, address));
-    let (first, key) = (Template::new(exchange), Template::new(key));
-    if first.could_be("") && key.could_be(queue) {
+    let (first, key) = (AddressTemplate::new(exchange), AddressTemplate::new(key));
+    if first.can_equal("") && key.can_equal(queue) {
         return true;
     }
     let bindings = &config.topology.bindings;
     let mut open: Vec<&str> =
-        bindings.iter().map(|it| it.exchange.as_str()).filter(|name| first.could_be(name)).collect();
+        bindings.iter().map(|it| it.exchange.as_str()).filter(|name| first.can_equal(name)).collect();
     let mut visited = BTreeSet::new();
     while let Some(exchange) = open.pop() {
         if !visited.insert(exchange) {
@@ -82,9 +82,9 @@ fn reaches(config: &rabbitmq::Config, address: &str, queue: &str) -> bool {
         }
         for binding in bindings.iter().filter(|it| it.exchange == exchange && takes(config, it, &key)) {
             match &binding.to {
-                Target::Queue(name) if name == queue => return true,
-                Target::Queue(_) => {}
-                Target::Exchange(name) => open.push(name),
+                BindingTarget::Queue(name) if name == queue => return true,
+                BindingTarget::Queue(_) => {}
+                BindingTarget::Exchange(name) => open.push(name),
             }
         }
     }
@@ -92,23 +92,23 @@ fn reaches(config: &rabbitmq::Config, address: &str, queue: &str) -> bool {
 }
 
 /// Whether a binding could take such a routing key. Of exchanges that somebody else declares the kind is not known.
-fn takes(config: &rabbitmq::Config, binding: &Binding, key: &Template) -> bool {
+fn takes(config: &rabbitmq::Config, binding: &Binding, key: &AddressTemplate) -> bool {
     let kind = config.topology.exchanges.iter().find(|it| it.name == binding.exchange).map(|it| it.kind);
     match kind {
         // They do not look at the key, so that a queue there cannot have lanes, and its number says nothing.
-        Some(ExchangeKind::Fanout | ExchangeKind::Headers) => matches!(binding.to, Target::Exchange(_)),
-        Some(ExchangeKind::Direct) => key.could_be(&binding.key),
-        Some(ExchangeKind::Topic) | None => key.could_match(&words(&binding.key)),
+        Some(ExchangeKind::Fanout | ExchangeKind::Headers) => matches!(binding.to, BindingTarget::Exchange(_)),
+        Some(ExchangeKind::Direct) => key.can_equal(&binding.key),
+        Some(ExchangeKind::Topic) | None => key.can_match(&words(&binding.key)),
     }
 }
 
 /// The words of a binding's key or of a subject.
-fn words(pattern: &str) -> Vec<Word<'_>> {
+fn words(pattern: &str) -> Vec<PatternWord<'_>> {
     let word = |word| match word {
-        "*" => Word::One,
-        "#" => Word::Any,
-        ">" => Word::Some,
-        text => Word::Is(text),
+        "*" => PatternWord::One,
+        "#" => PatternWord::ZeroOrMore,
+        ">" => PatternWord::OneOrMore,
+        text => PatternWord::Literal(text),
     };
     if pattern.is_empty() { Vec::new() } else { pattern.split('.').map(word).collect() }
 }

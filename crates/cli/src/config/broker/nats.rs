@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use relevo_broker_nats::{
-    Atomic, Auth, Config, Discard, Group, Identity, NatsAdmin, Retention, Storage, Stream, Tls, Topology,
+    Admin, AtomicBatches, Auth, Config, Discard, Group, Identity, Retention, Storage, Stream, Tls, Topology,
 };
 
 use super::super::keys::{Key, Kind};
@@ -178,27 +178,27 @@ pub(super) fn resolve(reader: &mut Reader<'_>, path: &Path, publish_deadline: Du
     let (required, first) = (reader.boolean(&path.name("tls_required")), reader.boolean(&path.name("tls_first")));
     let config = Config {
         auth: auth(reader, path),
-        tls: Tls { required, first, ca: certificates.ca, identity },
+        tls: Tls { required, handshake_first: first, ca: certificates.ca, identity },
         source: reader.text(&path.name("source")),
         lanes: reader.find_number(&path.name("lanes")),
         stream: reader.find_text(&path.name("stream")),
-        connect_deadline: reader.millis(&path.name("connect_deadline_ms")),
-        ack_deadline: shorter(reader, path, "ack_deadline_ms", publish_deadline),
+        connect_timeout: reader.millis(&path.name("connect_deadline_ms")),
+        confirm_timeout: shorter(reader, path, "ack_deadline_ms", publish_deadline),
         in_flight_max: reader.integer(&path.name("in_flight_max")),
-        atomic: match reader.text(&path.name("atomic")).as_str() {
-            "off" => Atomic::Off,
-            "always" => Atomic::Always,
-            _ => Atomic::Auto,
+        atomic_batches: match reader.text(&path.name("atomic")).as_str() {
+            "off" => AtomicBatches::Off,
+            "always" => AtomicBatches::Always,
+            _ => AtomicBatches::Auto,
         },
-        ping_every: reader.millis(&path.name("ping_every_ms")),
+        ping_interval: reader.millis(&path.name("ping_every_ms")),
         message_bytes_max: reader.integer(&path.name("message_bytes_max")),
-        monitor_url: monitor_url(reader, path),
+        monitoring_url: monitor_url(reader, path),
         topology: topology(reader, path),
         urls: Vec::new(),
     };
     let config = Config { urls: urls?, ..config };
     // It says what can never work, the topology's included, and asks nothing of the server.
-    if let Err(wrong) = NatsAdmin::new(config.clone()) {
+    if let Err(wrong) = Admin::new(config.clone()) {
         reader.problem(path, Problem::new(wrong.to_string()));
     }
     Some(config)
@@ -284,6 +284,6 @@ fn stream(reader: &Reader<'_>, at: &Path, name: &str) -> Stream {
         max_message_bytes: reader.find_number(&at.name("max_message_bytes")),
         discard: if reader.text(&at.name("discard")) == "old" { Discard::Old } else { Discard::New },
         duplicate_window: reader.millis(&at.name("duplicate_window_ms")),
-        atomic: reader.boolean(&at.name("atomic")),
+        allow_atomic_publish: reader.boolean(&at.name("atomic")),
     }
 }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use relevo_broker_rabbitmq::{
-    Binding, Config, Exchange, ExchangeKind, Identity, Policy, Queue, QueueKind, RabbitAdmin, Target, Tls, Topology,
-    dead_queue,
+    Admin, Binding, BindingTarget, Config, Exchange, ExchangeKind, Identity, Policy, Queue, QueueKind, Tls, Topology,
+    dead_letter_queue_name,
 };
 
 use super::super::keys::{Key, Kind};
@@ -221,7 +221,7 @@ pub(super) fn resolve(reader: &mut Reader<'_>, path: &Path, publish_deadline: Du
     let urls = urls(reader, path, &["amqp://", "amqps://"]);
     let certificates = certificates(reader, path);
     let identity = certificates.identity.map(|(cert_chain, key)| Identity { cert_chain, key });
-    let tls = Tls { ca: certificates.ca, identity, external: reader.boolean(&path.name("tls_external")) };
+    let tls = Tls { ca: certificates.ca, identity, sasl_external: reader.boolean(&path.name("tls_external")) };
     let config = Config {
         user: reader.find_text(&path.name("user")),
         password: secret(reader, path, "password"),
@@ -230,9 +230,9 @@ pub(super) fn resolve(reader: &mut Reader<'_>, path: &Path, publish_deadline: Du
         source: reader.text(&path.name("source")),
         lanes: reader.find_number(&path.name("lanes")),
         heartbeat: reader.millis(&path.name("heartbeat_ms")),
-        connect_deadline: reader.millis(&path.name("connect_deadline_ms")),
-        confirm_deadline: shorter(reader, path, "confirm_deadline_ms", publish_deadline),
-        channels: reader.integer(&path.name("channels")),
+        connect_timeout: reader.millis(&path.name("connect_deadline_ms")),
+        confirm_timeout: shorter(reader, path, "confirm_deadline_ms", publish_deadline),
+        channels_per_exchange: reader.integer(&path.name("channels")),
         in_flight_max: reader.integer(&path.name("in_flight_max")),
         message_bytes_max: reader.integer(&path.name("message_bytes_max")),
         management_url: management_url(reader, path),
@@ -241,7 +241,7 @@ pub(super) fn resolve(reader: &mut Reader<'_>, path: &Path, publish_deadline: Du
     };
     let config = Config { urls: urls?, ..config };
     // It says what can never work, the topology's included, and asks nothing of the server.
-    if let Err(wrong) = RabbitAdmin::new(config.clone()) {
+    if let Err(wrong) = Admin::new(config.clone()) {
         reader.problem(path, Problem::new(wrong.to_string()));
     }
     Some(config)
@@ -262,12 +262,12 @@ fn topology(reader: &mut Reader<'_>, path: &Path) -> Topology {
     let mut topology = Topology::default();
     for (name, at) in reader.sections(&path.name("exchanges")) {
         let exchange = exchange(reader, &at, &name);
-        topology.bindings.extend(bindings(reader, &at, &Target::Exchange(exchange.name.clone())));
+        topology.bindings.extend(bindings(reader, &at, &BindingTarget::Exchange(exchange.name.clone())));
         topology.exchanges.push(exchange);
     }
     for (name, at) in reader.sections(&path.name("queues")) {
         let queue = queue(reader, &at, &name);
-        topology.bindings.extend(bindings(reader, &at, &Target::Queue(queue.name.clone())));
+        topology.bindings.extend(bindings(reader, &at, &BindingTarget::Queue(queue.name.clone())));
         topology.queues.push(queue);
     }
     for (name, at) in reader.sections(&path.name("policies")) {
@@ -288,7 +288,7 @@ fn topology(reader: &mut Reader<'_>, path: &Path) -> Topology {
 fn exchange(reader: &Reader<'_>, at: &Path, name: &str) -> Exchange {
     Exchange {
         name: named(reader, at, name),
-        kind: ExchangeKind::of(&reader.text(&at.name("kind"))).unwrap_or_default(),
+        kind: ExchangeKind::parse(&reader.text(&at.name("kind"))).unwrap_or_default(),
         alternate: reader.find_text(&at.name("alternate")),
     }
 }
@@ -298,13 +298,13 @@ fn queue(reader: &mut Reader<'_>, at: &Path, name: &str) -> Queue {
     Queue {
         kind: if reader.text(&at.name("kind")) == "classic" { QueueKind::Classic } else { QueueKind::Quorum },
         lanes: reader.find_number(&at.name("lanes")),
-        ordered: reader.boolean(&at.name("ordered")),
-        retry: reader.integers(&at.name("retry_ms")).into_iter().map(Duration::from_millis).collect(),
-        dead_letters: dead_letters(reader, at, &name),
+        single_active_consumer: reader.boolean(&at.name("ordered")),
+        retry_delays: reader.integers(&at.name("retry_ms")).into_iter().map(Duration::from_millis).collect(),
+        dead_letter_queue: dead_letters(reader, at, &name),
         max_length: reader.find_number(&at.name("max_length")),
-        max_bytes: reader.find_number(&at.name("max_bytes")),
+        max_length_bytes: reader.find_number(&at.name("max_bytes")),
         delivery_limit: reader.find_number(&at.name("delivery_limit")),
-        initial_group_size: reader.find_number(&at.name("initial_group_size")),
+        quorum_initial_group_size: reader.find_number(&at.name("initial_group_size")),
         name,
     }
 }
@@ -312,7 +312,7 @@ fn queue(reader: &mut Reader<'_>, at: &Path, name: &str) -> Queue {
 fn dead_letters(reader: &mut Reader<'_>, at: &Path, queue: &str) -> Option<String> {
     let chosen = reader.find_text(&at.name("dead_queue"));
     if reader.boolean(&at.name("dead_letters")) {
-        return Some(chosen.unwrap_or_else(|| dead_queue(queue)));
+        return Some(chosen.unwrap_or_else(|| dead_letter_queue_name(queue)));
     }
     if chosen.is_some() {
         reader.problem(&at.name("dead_queue"), Problem::new("`dead_queue` says nothing without `dead_letters`"));
@@ -320,7 +320,7 @@ fn dead_letters(reader: &mut Reader<'_>, at: &Path, queue: &str) -> Option<Strin
     None
 }
 
-fn bindings(reader: &mut Reader<'_>, at: &Path, to: &Target) -> Vec<Binding> {
+fn bindings(reader: &mut Reader<'_>, at: &Path, to: &BindingTarget) -> Vec<Binding> {
     let bind = at.name("bind");
     let (headers, match_any) = (reader.pairs(&at.name("bind_headers")), reader.text(&at.name("bind_match")) == "any");
     let mut bindings = Vec::new();

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use relevo_broker_nats as nats;
-use relevo_broker_rabbitmq::{self as rabbitmq, Binding, Exchange, ExchangeKind, Policy, Queue, Target};
+use relevo_broker_rabbitmq::{self as rabbitmq, Binding, BindingTarget, Exchange, ExchangeKind, Policy, Queue};
 
 use super::super::keys::SECTIONS;
 use super::super::tests::{load, problems};
@@ -57,9 +57,9 @@ fn every_key_of_rabbitmq_sets_something() {
         source: "/shop".into(),
         lanes: Some(4),
         heartbeat: Duration::from_secs(7),
-        connect_deadline: Duration::from_millis(1),
-        confirm_deadline: Duration::from_millis(2),
-        channels: 3,
+        connect_timeout: Duration::from_millis(1),
+        confirm_timeout: Duration::from_millis(2),
+        channels_per_exchange: 3,
         in_flight_max: 4,
         message_bytes_max: 5,
         management_url: Some("http://a".into()),
@@ -101,17 +101,17 @@ priority = 2
     assert_eq!(topology.exchanges, [Exchange { kind: ExchangeKind::Headers, alternate, ..Exchange::new("shop") }]);
     let queue = Queue {
         kind: rabbitmq::QueueKind::Classic,
-        ordered: true,
-        retry: vec![Duration::from_secs(1)],
-        dead_letters: None,
+        single_active_consumer: true,
+        retry_delays: vec![Duration::from_secs(1)],
+        dead_letter_queue: None,
         max_length: Some(5),
-        max_bytes: Some(6),
-        initial_group_size: Some(3),
+        max_length_bytes: Some(6),
+        quorum_initial_group_size: Some(3),
         ..Queue::new("shop.billing")
     };
     assert_eq!(topology.queues, [queue]);
     let headers = [("a".to_owned(), "1".to_owned())].into();
-    let to = Target::Queue("shop.billing".to_owned());
+    let to = BindingTarget::Queue("shop.billing".to_owned());
     let of_queue = |key: &str| Binding {
         exchange: "shop".into(),
         to: to.clone(),
@@ -138,7 +138,7 @@ dead_queue = \"billing.dlq\"
 [BROKER.queues.shop]
 ";
     let Broker::Rabbitmq(config) = broker(RABBIT, behind).0 else { panic!("of another kind") };
-    let dead: Vec<_> = config.topology.queues.iter().map(|queue| queue.dead_letters.as_deref()).collect();
+    let dead: Vec<_> = config.topology.queues.iter().map(|queue| queue.dead_letter_queue.as_deref()).collect();
     assert_eq!(dead, [Some("billing.dlq"), Some("shop.dead")]);
 }
 
@@ -184,7 +184,7 @@ max_deliver = 8
         max_message_bytes: Some(4),
         discard: nats::Discard::Old,
         duplicate_window: millis(500),
-        atomic: false,
+        allow_atomic_publish: false,
         ..nats::Stream::new("ORDERS", ["orders.>"])
     };
     let group = &config.topology.groups[0];
@@ -193,17 +193,17 @@ max_deliver = 8
     assert_eq!(group.subjects, ["orders.eu"]);
     let expected = nats::Config {
         auth: nats::Auth::UserPassword { user: "u".into(), password },
-        tls: nats::Tls { required: true, first: true, ..nats::Tls::default() },
+        tls: nats::Tls { required: true, handshake_first: true, ..nats::Tls::default() },
         source: "/s".into(),
         lanes: Some(2),
         stream: Some("ORDERS".into()),
-        connect_deadline: millis(1),
-        ack_deadline: millis(2),
+        connect_timeout: millis(1),
+        confirm_timeout: millis(2),
         in_flight_max: 3,
-        atomic: nats::Atomic::Always,
-        ping_every: millis(400),
+        atomic_batches: nats::AtomicBatches::Always,
+        ping_interval: millis(400),
         message_bytes_max: 5,
-        monitor_url: Some("http://a:8222".into()),
+        monitoring_url: Some("http://a:8222".into()),
         topology: nats::Topology { streams: vec![stream], groups: vec![group.clone()] },
         urls: vec!["nats://a:4222".into()],
     };
@@ -311,7 +311,7 @@ fn variables_set_lists_and_sections_of_a_broker() {
     let destination = &loaded.config.outboxes[0].destinations[0];
     let Broker::Rabbitmq(config) = &destination.broker else { panic!("of another kind") };
     assert_eq!((config.urls.len(), config.topology.bindings.len()), (2, 2));
-    assert_eq!(config.topology.queues[0].retry, [1, 2].map(Duration::from_millis));
+    assert_eq!(config.topology.queues[0].retry_delays, [1, 2].map(Duration::from_millis));
     assert_eq!(destination.start_up.accept, ["plain-text"]);
 }
 

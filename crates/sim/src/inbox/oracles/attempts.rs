@@ -2,47 +2,47 @@
 
 use std::collections::BTreeMap;
 
-use super::broke;
+use super::violation_of;
 use crate::inbox::event::{Case, Event};
 use crate::inbox::world::Record;
-use crate::verdict::Violation;
+use crate::run_result::Violation;
 
 /// The attempts of a message since its last redrive.
 #[derive(Default)]
-struct Tries {
-    begun: u32,
-    away: u32,
+struct Attempts {
+    started: u32,
+    outages: u32,
     failed: u32,
     /// The number of deliveries by the broker, including repeats of the relay.
     deliveries: u32,
     /// How often another message of its key was redriven while it may have been tried.
-    unwritten: u32,
+    unrecorded: u32,
 }
 
 /// Classes that dead-letter a message whatever its number of attempts.
-const AT_ONCE: [&str; 4] = ["poison", "undecodable", "expired", "crash"];
+const DEAD_AT_ONCE: [&str; 4] = ["poison", "undecodable", "expired", "crash"];
 
 /// Attempts are tries during which the external service was up. No message is dead-lettered before it had all of them.
 pub(super) fn only_failures_count(record: &Record) -> Option<Violation> {
-    let mut tries: BTreeMap<&Case, Tries> = BTreeMap::new();
+    let mut tries: BTreeMap<&Case, Attempts> = BTreeMap::new();
     for (_, event) in &record.events {
         let Some(case) = event.case() else { continue };
         let plan = &record.scenario.consumers[case.consumer];
         let tries = tries.entry(case).or_default();
         match event {
-            Event::Tried(_) => tries.begun += 1,
-            Event::Said { what: "away", .. } => tries.away += 1,
-            Event::Redriven(_) => *tries = Tries::default(),
-            Event::SetBack { attempts, class, dead, .. } => {
-                let most = tries.begun - tries.away;
+            Event::AttemptStarted(_) => tries.started += 1,
+            Event::HandlerReturned { result: "away", .. } => tries.outages += 1,
+            Event::Redriven(_) => *tries = Attempts::default(),
+            Event::FailureRecorded { attempts, class, dead, .. } => {
+                let most = tries.started - tries.outages;
                 if *attempts > most {
                     let sentence = format!("{case} has {attempts} attempts counted and was tried {most} times");
-                    return Some(broke("P5", case, sentence));
+                    return Some(violation_of("P5", case, sentence));
                 }
-                let needed = plan.config.retries.durable.attempts_max;
-                if dead.is_some() && !AT_ONCE.contains(class) && *attempts < needed {
+                let needed = plan.config.retry.durable.attempts_max;
+                if dead.is_some() && !DEAD_AT_ONCE.contains(class) && *attempts < needed {
                     let sentence = format!("{case} was given up after {attempts} attempts of {needed}");
-                    return Some(broke("P5", case, sentence));
+                    return Some(violation_of("P5", case, sentence));
                 }
             }
             _ => {}
@@ -53,7 +53,7 @@ pub(super) fn only_failures_count(record: &Record) -> Option<Violation> {
 
 /// No message has more attempts than its policy allows. If no process dies, it is not even tried more often.
 pub(super) fn no_more_than_the_policy_has(record: &Record) -> Option<Violation> {
-    let mut tries: BTreeMap<&Case, Tries> = BTreeMap::new();
+    let mut tries: BTreeMap<&Case, Attempts> = BTreeMap::new();
     for (_, event) in &record.events {
         let Some(case) = event.case() else { continue };
         if let Event::Redriven(_) = event {
@@ -61,26 +61,34 @@ pub(super) fn no_more_than_the_policy_has(record: &Record) -> Option<Violation> 
             // The redriven message is now the first one. A member that tries a message behind it cannot record its
             // result.
             let behind = |other: &Case| other.consumer == case.consumer && other.name.key == case.name.key;
-            tries.iter_mut().filter(|(other, _)| behind(other)).for_each(|(_, tries)| tries.unwritten += 1);
+            tries.iter_mut().filter(|(other, _)| behind(other)).for_each(|(_, tries)| tries.unrecorded += 1);
             continue;
         }
         let plan = &record.scenario.consumers[case.consumer];
-        let most = plan.config.retries.durable.attempts_max;
+        let most = plan.config.retry.durable.attempts_max;
         let tries = tries.entry(case).or_default();
         match event {
             Event::Delivered { .. } => tries.deliveries += 1,
-            Event::Said { what: "retry" | "poison" | "panic" | "nothing", .. } => tries.failed += 1,
-            Event::SetBack { attempts, .. } if *attempts > most => {
-                return Some(broke("P5", case, format!("{case} has {attempts} attempts, and its policy {most}")));
+            Event::HandlerReturned { result: "retry" | "poison" | "panic" | "nothing", .. } => tries.failed += 1,
+            Event::FailureRecorded { attempts, .. } if *attempts > most => {
+                return Some(violation_of(
+                    "P5",
+                    case,
+                    format!("{case} has {attempts} attempts, and its policy {most}"),
+                ));
             }
             _ => {}
         }
         // A message that fails in a batch is tried again alone, which does not count. Each delivery has its own
         // in-memory tries.
         let is_exact =
-            record.scenario.calm && plan.config.batch_max == 1 && !plan.counts_at_broker() && tries.deliveries <= 1;
-        if is_exact && tries.failed > most + tries.unwritten {
-            return Some(broke("P5", case, format!("{case} failed {} times, and its policy has {most}", tries.failed)));
+            record.scenario.calm && plan.config.batch_max == 1 && !plan.retries_at_broker() && tries.deliveries <= 1;
+        if is_exact && tries.failed > most + tries.unrecorded {
+            return Some(violation_of(
+                "P5",
+                case,
+                format!("{case} failed {} times, and its policy has {most}", tries.failed),
+            ));
         }
     }
     None

@@ -4,29 +4,29 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use uuid::Uuid;
 
-use super::{Events, broke};
-use crate::history::Name;
+use super::{Events, violation_of};
+use crate::history::MessageName;
 use crate::inbox::event::{Case, Event};
-use crate::verdict::Violation;
+use crate::run_result::Violation;
 
 /// Nothing happens for a message that was never published, or in a replay that it was not added to.
 pub(super) fn only_what_was_published(events: Events<'_>) -> Option<Violation> {
-    let mut published: BTreeSet<&Name> = BTreeSet::new();
+    let mut published: BTreeSet<&MessageName> = BTreeSet::new();
     let mut fed: BTreeSet<&Case> = BTreeSet::new();
     for (_, event) in events {
         match event {
             Event::Published { name, .. } => {
                 published.insert(name);
             }
-            Event::Fed(case) => {
+            Event::ReplayEnqueued(case) => {
                 fed.insert(case);
             }
-            Event::Effect(case) | Event::Skipped(case) | Event::SetBack { case, .. } => {
+            Event::Effect(case) | Event::Skipped(case) | Event::FailureRecorded { case, .. } => {
                 if !published.contains(&case.name) {
-                    return Some(broke("P6", case, format!("{case} was never published")));
+                    return Some(violation_of("P6", case, format!("{case} was never published")));
                 }
                 if case.replay > 0 && !fed.contains(case) {
-                    return Some(broke("P6", case, format!("{case} was never fed to its replay")));
+                    return Some(violation_of("P6", case, format!("{case} was never fed to its replay")));
                 }
             }
             _ => {}
@@ -40,11 +40,18 @@ pub(super) fn acknowledged_when_kept(events: Events<'_>) -> Option<Violation> {
     let mut kept: BTreeSet<&Case> = BTreeSet::new();
     for (_, event) in events {
         match event {
-            Event::Effect(case) | Event::Skipped(case) | Event::Waits(case) | Event::SetBack { case, .. } => {
+            Event::Effect(case)
+            | Event::Skipped(case)
+            | Event::QueuedBehind(case)
+            | Event::FailureRecorded { case, .. } => {
                 kept.insert(case);
             }
             Event::Acknowledged(case) if !kept.contains(case) => {
-                return Some(broke("P6", case, format!("{case} was acknowledged before anything of it was committed")));
+                return Some(violation_of(
+                    "P6",
+                    case,
+                    format!("{case} was acknowledged before anything of it was committed"),
+                ));
             }
             _ => {}
         }
@@ -63,7 +70,7 @@ pub(super) fn happen_once(events: Events<'_>) -> Option<Violation> {
             }
             Event::Effect(case) | Event::Skipped(case) if !ended.insert(case) => {
                 let promise = if redriven.contains(case) { "P7" } else { "P6" };
-                return Some(broke(promise, case, format!("{case} was handled twice")));
+                return Some(violation_of(promise, case, format!("{case} was handled twice")));
             }
             _ => {}
         }
@@ -76,13 +83,17 @@ pub(super) fn calls_keep_their_ids(events: Events<'_>) -> Option<Violation> {
     let mut ids: BTreeMap<&Case, Uuid> = BTreeMap::new();
     let mut owners: BTreeMap<Uuid, &Case> = BTreeMap::new();
     for (_, event) in events {
-        let Event::Called { case, id } = event else { continue };
+        let Event::CallStarted { case, id } = event else { continue };
         if *ids.entry(case).or_insert(*id) != *id {
-            return Some(broke("P6", case, format!("the far side was called for {case} under two ids")));
+            return Some(violation_of("P6", case, format!("the far side was called for {case} under two ids")));
         }
         let owner = *owners.entry(*id).or_insert(case);
         if owner != case {
-            return Some(broke("P6", case, format!("the far side was called for {case} under the id of {owner}")));
+            return Some(violation_of(
+                "P6",
+                case,
+                format!("the far side was called for {case} under the id of {owner}"),
+            ));
         }
     }
     None
@@ -93,11 +104,11 @@ pub(super) fn one_call_at_a_time(events: Events<'_>) -> Option<Violation> {
     let mut open: BTreeMap<&Case, u32> = BTreeMap::new();
     for (_, event) in events {
         match event {
-            Event::Called { case, .. } => {
+            Event::CallStarted { case, .. } => {
                 let calls = open.entry(case).or_default();
                 *calls += 1;
                 if *calls > 1 {
-                    return Some(broke("P6", case, format!("two workers called for {case} at the same time")));
+                    return Some(violation_of("P6", case, format!("two workers called for {case} at the same time")));
                 }
             }
             Event::CallEnded(case) => {

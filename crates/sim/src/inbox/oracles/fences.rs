@@ -3,19 +3,19 @@
 use std::collections::BTreeMap;
 
 use super::Events;
-use crate::inbox::event::{Claim, Event, Grant};
-use crate::verdict::{Violation, broken};
+use crate::inbox::event::{ClaimRef, Event, LaneRef};
+use crate::run_result::{Violation, violation};
 
 /// Every write under a lane comes from the last member that acquired it.
 pub(super) fn a_lost_lane_writes_nothing(events: Events<'_>) -> Option<Violation> {
-    let mut current: BTreeMap<(usize, &str), &Grant> = BTreeMap::new();
+    let mut current: BTreeMap<(usize, &str), &LaneRef> = BTreeMap::new();
     for (_, event) in events {
         match event {
-            Event::Granted(grant) => {
+            Event::LaneAcquired(grant) => {
                 current.insert((grant.consumer, &grant.lane), grant);
             }
-            Event::Wrote(grant, what) if current.get(&(grant.consumer, &grant.lane)) != Some(&grant) => {
-                return Some(broken("P8", None, format!("a member {what} under a lane that it had lost ({grant})")));
+            Event::WroteInLane(grant, what) if current.get(&(grant.consumer, &grant.lane)) != Some(&grant) => {
+                return Some(violation("P8", None, format!("a member {what} under a lane that it had lost ({grant})")));
             }
             _ => {}
         }
@@ -25,14 +25,18 @@ pub(super) fn a_lost_lane_writes_nothing(events: Events<'_>) -> Option<Violation
 
 /// Every write under the claim of a queue comes from the last member that claimed it.
 pub(super) fn a_lost_claim_writes_nothing(events: Events<'_>) -> Option<Violation> {
-    let mut current: BTreeMap<(usize, &str), &Claim> = BTreeMap::new();
+    let mut current: BTreeMap<(usize, &str), &ClaimRef> = BTreeMap::new();
     for (_, event) in events {
         match event {
-            Event::Claimed(claim) => {
+            Event::QueueClaimed(claim) => {
                 current.insert((claim.consumer, &claim.queue), claim);
             }
-            Event::WroteClaimed(claim, what) if current.get(&(claim.consumer, &*claim.queue)) != Some(&claim) => {
-                return Some(broken("P8", None, format!("a member {what} under a claim that it had lost ({claim})")));
+            Event::WroteInQueue(claim, what) if current.get(&(claim.consumer, &*claim.queue)) != Some(&claim) => {
+                return Some(violation(
+                    "P8",
+                    None,
+                    format!("a member {what} under a claim that it had lost ({claim})"),
+                ));
             }
             _ => {}
         }

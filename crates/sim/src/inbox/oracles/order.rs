@@ -5,23 +5,23 @@ use std::time::Duration;
 
 use bytestring::ByteString;
 
-use super::{broke, stopped};
+use super::{stopped_replays, violation_of};
+use crate::inbox::behaviour::HandlerBehaviour;
 use crate::inbox::event::{Case, Dead, Event};
-use crate::inbox::kind::Kind;
 use crate::inbox::world::Record;
-use crate::verdict::Violation;
+use crate::run_result::Violation;
 
 /// The maximum time for a message in a calm run, whatever other keys do.
-const FLOWS_WITHIN: Duration = Duration::from_secs(15);
+const HANDLING_TIME_MAX: Duration = Duration::from_secs(15);
 
 /// A key at one consumer, in one replay.
-type Line<'a> = (usize, u32, &'a ByteString);
+type OrderedStream<'a> = (usize, u32, &'a ByteString);
 
 /// The effects of an ordered consumer's key happen in the order in which its messages were published or added.
 pub(super) fn as_published(record: &Record) -> Option<Violation> {
     let orders = orders(record);
-    let excepted = excepted(record);
-    let mut next: BTreeMap<Line<'_>, usize> = BTreeMap::new();
+    let excepted = exempt(record);
+    let mut next: BTreeMap<OrderedStream<'_>, usize> = BTreeMap::new();
     let mut ended: BTreeSet<&Case> = BTreeSet::new();
     for (_, event) in &record.events {
         let (Event::Effect(case) | Event::Skipped(case)) = event else { continue };
@@ -37,15 +37,15 @@ pub(super) fn as_published(record: &Record) -> Option<Violation> {
         let Some(place) = order.iter().position(|other| other == case) else { continue };
         if let Some(earlier) = order.get(*next).filter(|_| *next < place) {
             let sentence = format!("{case} was handled before {earlier}, which was published before it");
-            return Some(broke("P6", case, sentence));
+            return Some(violation_of("P6", case, sentence));
         }
     }
     None
 }
 
 /// Each key's messages in the promised order.
-fn orders(record: &Record) -> BTreeMap<Line<'_>, Vec<Case>> {
-    let mut orders: BTreeMap<Line<'_>, Vec<Case>> = BTreeMap::new();
+fn orders(record: &Record) -> BTreeMap<OrderedStream<'_>, Vec<Case>> {
+    let mut orders: BTreeMap<OrderedStream<'_>, Vec<Case>> = BTreeMap::new();
     let ordered: Vec<usize> =
         (0..record.scenario.consumers.len()).filter(|number| record.scenario.consumers[*number].ordered).collect();
     for (_, event) in &record.events {
@@ -56,7 +56,7 @@ fn orders(record: &Record) -> BTreeMap<Line<'_>, Vec<Case>> {
                     orders.entry((*consumer, 0, &name.key)).or_default().push(case);
                 }
             }
-            Event::Fed(case) if ordered.contains(&case.consumer) => {
+            Event::ReplayEnqueued(case) if ordered.contains(&case.consumer) => {
                 orders.entry((case.consumer, case.replay, &case.name.key)).or_default().push(case.clone());
             }
             _ => {}
@@ -67,15 +67,15 @@ fn orders(record: &Record) -> BTreeMap<Line<'_>, Vec<Case>> {
 
 /// Messages that were archived, or dead-lettered so that others could continue, and messages that a stopped replay did
 /// not reach.
-fn excepted(record: &Record) -> BTreeSet<&Case> {
+fn exempt(record: &Record) -> BTreeSet<&Case> {
     let mut excepted = BTreeSet::new();
     let mut unfinished: BTreeSet<&Case> = BTreeSet::new();
     for (_, event) in &record.events {
         match event {
-            Event::SetBack { case, dead: Some(Dead::Continue), .. } | Event::Archived(case) => {
+            Event::FailureRecorded { case, dead: Some(Dead::Continue), .. } | Event::Discarded(case) => {
                 excepted.insert(case);
             }
-            Event::Fed(case) => {
+            Event::ReplayEnqueued(case) => {
                 unfinished.insert(case);
             }
             Event::Effect(case) | Event::Skipped(case) => {
@@ -84,7 +84,7 @@ fn excepted(record: &Record) -> BTreeSet<&Case> {
             _ => {}
         }
     }
-    let stopped = stopped(&record.events);
+    let stopped = stopped_replays(&record.events);
     excepted.extend(unfinished.into_iter().filter(|case| stopped.contains(&(case.consumer, case.replay))));
     excepted
 }
@@ -100,7 +100,7 @@ pub(super) fn other_keys_flow(record: &Record) -> Option<Violation> {
         let number = scenario.keys.iter().position(|plan| *plan.name == **key);
         let lane = number.map_or(0, |number| plan.lane_of(number));
         let roomy = plan.concurrency() >= 3 && plan.prefetch >= 8;
-        roomy && !plan.away.iter().any(|(away, _)| *away == lane)
+        roomy && !plan.outages.iter().any(|(away, _)| *away == lane)
     };
     let mut clean: BTreeSet<&ByteString> = BTreeSet::new();
     clean.extend(record.events.iter().filter_map(|(_, event)| match event {
@@ -109,7 +109,7 @@ pub(super) fn other_keys_flow(record: &Record) -> Option<Violation> {
     }));
     for (_, event) in &record.events {
         if let Event::Published { name, kind, .. } = event
-            && !Kind::parse(kind).is_plain()
+            && !HandlerBehaviour::parse(kind).is_plain()
         {
             clean.remove(&name.key);
         }
@@ -124,9 +124,9 @@ pub(super) fn other_keys_flow(record: &Record) -> Option<Violation> {
             }
             Event::Effect(case) | Event::Skipped(case) => {
                 let waited = since.remove(case).map_or(Duration::ZERO, |since| at.saturating_sub(since));
-                if waited > FLOWS_WITHIN {
+                if waited > HANDLING_TIME_MAX {
                     let sentence = format!("{case} waited {waited:?} although nothing was wrong with its key");
-                    return Some(broke("P4", case, sentence));
+                    return Some(violation_of("P4", case, sentence));
                 }
             }
             _ => {}

@@ -3,177 +3,184 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use relevo_core::inbox::{Arrival, Claim, Claimed, Enter, Entered, Entry, Held, State as Known};
+use relevo_core::inbox::{
+    CallClaim, ClaimOutcome, DedupId, Enter, EnterOutcome, InboxMessage, InboxState as Known, LaneLease,
+};
 
-use super::desk::{Desk, Waiting};
-use super::pending::{Deed, Kind, Pending};
-use super::{Asking, Opened};
-use crate::state::{Micros, State, micros};
+use super::pending_writes::{PendingWrite, PendingWrites, WriteKind};
+use super::tables::{ConsumerTables, QueuedRow};
+use super::{ConsumerScope, OpenOutcome};
+use crate::state::{Micros, Tables, micros};
 
-impl State {
+impl Tables {
     /// Enters messages into a new transaction.
-    pub(crate) fn enter(&mut self, asking: &Asking, enter: Enter<'_>) -> Option<Opened> {
+    pub(crate) fn enter(&mut self, asking: &ConsumerScope, enter: Enter<'_>) -> Option<OpenOutcome> {
         let now = self.now();
-        let desk = self.desk(asking);
-        if !desk.holds(enter.held) {
-            return Some(Opened::Lost);
+        let desk = self.tables(asking);
+        if !desk.holds_lease(enter.held) {
+            return Some(OpenOutcome::Fenced);
         }
-        if enter.arrivals.iter().any(|arrival| self.is_row_locked(&asking.consumer, arrival.entry)) {
+        if enter.arrivals.iter().any(|arrival| self.is_row_locked(&asking.consumer, arrival.dedup_id)) {
             return None;
         }
-        let desk = self.desk(asking);
+        let desk = self.tables(asking);
         let mut met = BTreeMap::new();
-        let entered: Vec<Entered> = enter
+        let entered: Vec<EnterOutcome> = enter
             .arrivals
             .iter()
-            .map(|arrival| match met.get(&arrival.entry) {
-                Some(state) => Entered::Repeat(*state),
-                None => desk.meet(arrival, &mut met, now),
+            .map(|arrival| match met.get(&arrival.dedup_id) {
+                Some(state) => EnterOutcome::Duplicate(*state),
+                None => desk.enter_one(arrival, &mut met, now),
             })
             .collect();
-        let pending = Pending { lane: enter.held.map(|held| held.lane.clone()), ..pending(asking) };
-        Some(Opened::Open(self.open(Some(pending.with(enter.arrivals, &entered))), entered))
+        let pending = PendingWrites { lane: enter.held.map(|held| held.lane.clone()), ..empty_writes(asking) };
+        Some(OpenOutcome::Open(self.open(Some(pending.with_messages(enter.arrivals, &entered))), entered))
     }
 
     /// Counts a start, unless a transaction locks the message or its state is no longer `Open`. Returns the current
     /// count.
-    pub(crate) fn start(&mut self, asking: &Asking, arrival: &Arrival) -> u32 {
+    pub(crate) fn record_start(&mut self, asking: &ConsumerScope, arrival: &InboxMessage) -> u32 {
         let now = self.now();
-        let locked = self.is_row_locked(&asking.consumer, arrival.entry);
-        let desk = self.desk(asking);
-        match desk.rows.get(&arrival.entry) {
-            Some(row) if locked || row.state != Known::Open => row.started,
+        let locked = self.is_row_locked(&asking.consumer, arrival.dedup_id);
+        let desk = self.tables(asking);
+        match desk.rows.get(&arrival.dedup_id) {
+            Some(row) if locked || row.state != Known::Started => row.unfinished_starts,
             None if locked => 0,
             Some(_) | None => {
-                let row = desk.know(arrival.entry, Known::Open, now);
-                row.started += 1;
-                row.started
+                let row = desk.set_state(arrival.dedup_id, Known::Started, now);
+                row.unfinished_starts += 1;
+                row.unfinished_starts
             }
         }
     }
 
     /// Claims a message for a call.
-    pub(crate) fn claim(
+    pub(crate) fn claim_call(
         &mut self,
-        asking: &Asking,
-        arrival: &Arrival,
-        held: Option<&Held>,
+        asking: &ConsumerScope,
+        arrival: &InboxMessage,
+        held: Option<&LaneLease>,
         lasts: Duration,
-    ) -> Option<Claimed> {
+    ) -> Option<ClaimOutcome> {
         let now = self.now();
-        if !self.desk(asking).holds(held) {
-            return Some(Claimed::Lost);
+        if !self.tables(asking).holds_lease(held) {
+            return Some(ClaimOutcome::Fenced);
         }
-        if self.is_row_locked(&asking.consumer, arrival.entry) {
+        if self.is_row_locked(&asking.consumer, arrival.dedup_id) {
             return None;
         }
         let token = self.random.uuid();
-        let desk = self.desk(asking);
-        if let Some(row) = desk.rows.get(&arrival.entry) {
+        let desk = self.tables(asking);
+        if let Some(row) = desk.rows.get(&arrival.dedup_id) {
             match (row.state, row.claim) {
-                (Known::Calling, Some((_, until))) if until > now => return Some(Claimed::Busy(rest(until, now))),
-                (Known::Open | Known::Calling, _) => {}
+                (Known::Calling, Some((_, until))) if until > now => {
+                    return Some(ClaimOutcome::Busy(remaining(until, now)));
+                }
+                (Known::Started | Known::Calling, _) => {}
                 (state, _) => {
-                    desk.trace_repeat(asking.traced(), arrival.entry);
-                    return Some(Claimed::Repeat(state));
+                    desk.trace_repeat(asking.traced(), arrival.dedup_id);
+                    return Some(ClaimOutcome::Duplicate(state));
                 }
             }
         }
         if desk.queues.contains_key(&arrival.queue) {
-            desk.know(arrival.entry, Known::Waiting, now);
+            desk.set_state(arrival.dedup_id, Known::Waiting, now);
             desk.trace(asking.traced(), arrival, Known::Waiting, now);
-            desk.append(Waiting::fresh(arrival.clone()), now);
-            return Some(Claimed::Behind);
+            desk.append(QueuedRow::new(arrival.clone()), now);
+            return Some(ClaimOutcome::QueuedBehind);
         }
-        let row = desk.know(arrival.entry, Known::Calling, now);
-        row.started += 1;
+        let row = desk.set_state(arrival.dedup_id, Known::Calling, now);
+        row.unfinished_starts += 1;
         row.claim = Some((token, now.saturating_add(micros(lasts))));
-        Some(Claimed::Mine(Claim { token, started: row.started }))
+        Some(ClaimOutcome::Claimed(CallClaim { token, unfinished_starts: row.unfinished_starts }))
     }
 
     /// Records that handling ended without a result and without a crash. Resets the number of starts.
-    pub(crate) fn end_handling(&mut self, asking: &Asking, entry: Entry, claim: Option<Claim>) {
+    pub(crate) fn end_attempt(&mut self, asking: &ConsumerScope, entry: DedupId, claim: Option<CallClaim>) {
         let now = self.now();
         if self.is_row_locked(&asking.consumer, entry) {
             return;
         }
-        let desk = self.desk(asking);
+        let desk = self.tables(asking);
         let ended = desk.rows.get(&entry).is_some_and(|row| match row.state {
-            Known::Open => claim.is_none(),
+            Known::Started => claim.is_none(),
             Known::Calling => claim.is_some_and(|claim| row.is_claimed_by(claim)),
-            Known::Waiting | Known::Done | Known::Skipped | Known::Dead | Known::Reopened => false,
+            Known::Waiting | Known::Done | Known::Skipped | Known::Dead | Known::Redriven => false,
         });
         if ended {
-            desk.know(entry, Known::Open, now).started = 0;
+            desk.set_state(entry, Known::Started, now).unfinished_starts = 0;
         }
     }
 
     /// Opens the transaction for a call's result.
     pub(crate) fn enter_claimed(
         &mut self,
-        asking: &Asking,
-        arrival: &Arrival,
-        held: Option<&Held>,
-        claim: Claim,
-    ) -> Option<Opened> {
-        let desk = self.desk(asking);
-        if !desk.holds(held) {
-            return Some(Opened::Lost);
+        asking: &ConsumerScope,
+        arrival: &InboxMessage,
+        held: Option<&LaneLease>,
+        claim: CallClaim,
+    ) -> Option<OpenOutcome> {
+        let desk = self.tables(asking);
+        if !desk.holds_lease(held) {
+            return Some(OpenOutcome::Fenced);
         }
-        if !desk.rows.get(&arrival.entry).is_some_and(|row| row.is_claimed_by(claim)) {
-            return Some(Opened::Lost);
+        if !desk.rows.get(&arrival.dedup_id).is_some_and(|row| row.is_claimed_by(claim)) {
+            return Some(OpenOutcome::Fenced);
         }
-        if self.is_row_locked(&asking.consumer, arrival.entry) {
+        if self.is_row_locked(&asking.consumer, arrival.dedup_id) {
             return None;
         }
-        let deed = Deed { arrival: arrival.clone(), kind: Kind::Ends(Known::Done, None) };
-        let pending = Pending { lane: held.map(|held| held.lane.clone()), deeds: vec![deed], ..pending(asking) };
-        Some(Opened::Open(self.open(Some(pending)), vec![Entered::New]))
+        let deed = PendingWrite { message: arrival.clone(), kind: WriteKind::End(Known::Done, None) };
+        let pending =
+            PendingWrites { lane: held.map(|held| held.lane.clone()), writes: vec![deed], ..empty_writes(asking) };
+        Some(OpenOutcome::Open(self.open(Some(pending)), vec![EnterOutcome::New]))
     }
 }
 
-impl Desk {
+impl ConsumerTables {
     /// The result for an entered message, and its state from then on.
-    fn meet(&self, arrival: &Arrival, met: &mut BTreeMap<Entry, Known>, now: Micros) -> Entered {
-        let (entered, state) = match self.rows.get(&arrival.entry).map(|row| row.state(now)) {
-            None | Some(Known::Open) if self.queues.contains_key(&arrival.queue) => (Entered::Behind, Known::Waiting),
-            None | Some(Known::Open) => (Entered::New, Known::Done),
-            Some(state) => (Entered::Repeat(state), state),
+    fn enter_one(&self, arrival: &InboxMessage, met: &mut BTreeMap<DedupId, Known>, now: Micros) -> EnterOutcome {
+        let (entered, state) = match self.rows.get(&arrival.dedup_id).map(|row| row.state(now)) {
+            None | Some(Known::Started) if self.queues.contains_key(&arrival.queue) => {
+                (EnterOutcome::QueuedBehind, Known::Waiting)
+            }
+            None | Some(Known::Started) => (EnterOutcome::New, Known::Done),
+            Some(state) => (EnterOutcome::Duplicate(state), state),
         };
-        met.insert(arrival.entry, state);
+        met.insert(arrival.dedup_id, state);
         entered
     }
 }
 
-impl Pending {
+impl PendingWrites {
     /// Adds these messages, and locks the queues in which some of them wait.
-    fn with(mut self, arrivals: &[Arrival], entered: &[Entered]) -> Self {
+    fn with_messages(mut self, arrivals: &[InboxMessage], entered: &[EnterOutcome]) -> Self {
         for (arrival, entered) in arrivals.iter().zip(entered) {
             let kind = match entered {
-                Entered::New => Kind::Ends(Known::Done, None),
-                Entered::Repeat(_) => Kind::Repeats,
-                Entered::Behind => {
+                EnterOutcome::New => WriteKind::End(Known::Done, None),
+                EnterOutcome::Duplicate(_) => WriteKind::Duplicate,
+                EnterOutcome::QueuedBehind => {
                     self.queues.insert(arrival.queue.clone());
-                    Kind::Waits
+                    WriteKind::Append
                 }
             };
-            self.deeds.push(Deed { arrival: arrival.clone(), kind });
+            self.writes.push(PendingWrite { message: arrival.clone(), kind });
         }
         self
     }
 }
 
 /// The inbox part of a transaction, without changes and locks.
-pub(crate) fn pending(asking: &Asking) -> Pending {
-    Pending {
+pub(crate) fn empty_writes(asking: &ConsumerScope) -> PendingWrites {
+    PendingWrites {
         consumer: asking.consumer.clone(),
         traced: asking.traced(),
         lane: None,
         queues: BTreeSet::new(),
-        deeds: Vec::new(),
+        writes: Vec::new(),
     }
 }
 
-fn rest(until: Micros, now: Micros) -> Duration {
+fn remaining(until: Micros, now: Micros) -> Duration {
     Duration::from_micros(u64::try_from(until - now).unwrap_or_default())
 }

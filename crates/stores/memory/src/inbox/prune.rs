@@ -3,29 +3,29 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use relevo_core::inbox::operate::Fate;
-use relevo_core::inbox::{Keeping, State as Known};
+use relevo_core::inbox::operate::DeadLetterState;
+use relevo_core::inbox::{InboxRetention, InboxState as Known};
 
-use super::desk::Desk;
+use super::tables::ConsumerTables;
 use crate::state::{Micros, micros};
 
 /// How long a dead member is still listed.
 const DEAD_MEMBERS: Duration = Duration::from_hours(24);
 
-impl Desk {
+impl ConsumerTables {
     /// Deletes expired rows, at most `limit` of each kind. Returns whether more are left.
-    pub(crate) fn prune(&mut self, keeping: &Keeping, limit: usize, now: Micros) -> bool {
-        self.remembers = Some(keeping.done);
+    pub(crate) fn prune(&mut self, keeping: &InboxRetention, limit: usize, now: Micros) -> bool {
+        self.done_retention = Some(keeping.done);
         let before = |time: Duration| now.saturating_sub(micros(time));
         // Rows in any other state are needed at any age, to detect repeats.
         let rows = drain(&mut self.rows, limit, |row| {
-            matches!(row.state, Known::Done | Known::Skipped) && row.changed < before(keeping.done)
+            matches!(row.state, Known::Done | Known::Skipped) && row.changed_at < before(keeping.done)
         });
-        let letters = drain(&mut self.letters, limit, |letter| {
-            letter.fate != Fate::Pending && letter.marked < before(keeping.dead)
+        let letters = drain(&mut self.dead_letters, limit, |letter| {
+            letter.state != DeadLetterState::Dead && letter.marked_at < before(keeping.dead_letters)
         });
         let traces = keeping.trace.is_some_and(|time| drain(&mut self.traces, limit, |trace| trace.at < before(time)));
-        let members = drain(&mut self.members, limit, |member| member.until < before(DEAD_MEMBERS));
+        let members = drain(&mut self.members, limit, |member| member.expires_at < before(DEAD_MEMBERS));
         rows || letters || traces || members
     }
 
@@ -33,18 +33,18 @@ impl Desk {
     pub(crate) fn age(&mut self, by: Micros) {
         let older = |time: &mut Micros| *time = time.saturating_sub(by);
         for row in self.rows.values_mut() {
-            older(&mut row.arrived);
-            older(&mut row.changed);
+            older(&mut row.arrived_at);
+            older(&mut row.changed_at);
         }
-        for letter in self.letters.values_mut() {
-            older(&mut letter.arrived);
-            older(&mut letter.dead);
-            older(&mut letter.marked);
+        for letter in self.dead_letters.values_mut() {
+            older(&mut letter.arrived_at);
+            older(&mut letter.dead_at);
+            older(&mut letter.marked_at);
         }
         self.traces.values_mut().for_each(|trace| older(&mut trace.at));
         for member in self.members.values_mut() {
-            older(&mut member.beat);
-            older(&mut member.until);
+            older(&mut member.heartbeat_at);
+            older(&mut member.expires_at);
         }
     }
 }

@@ -2,25 +2,31 @@
 
 use std::collections::BTreeSet;
 
-use relevo_core::inbox::operate::{self, Plan, Portion, ReplayState};
-use relevo_core::inbox::{Arrival, Entry, State as Known};
+use relevo_core::inbox::operate::{self, ReplayBatch, ReplayPlan, ReplayState};
+use relevo_core::inbox::{DedupId, InboxMessage, InboxState as Known};
 
-use super::desk::{Desk, Replay, Waiting};
-use crate::state::{Micros, State, timestamp};
+use super::tables::{ConsumerTables, QueuedRow, ReplayRow};
+use crate::state::{Micros, Tables, timestamp};
 
-impl Desk {
+impl ConsumerTables {
     /// Starts a replay and returns its number.
-    pub(crate) fn begin_replay(&mut self, plan: &Plan, now: Micros) -> u32 {
+    pub(crate) fn create_replay(&mut self, plan: &ReplayPlan, now: Micros) -> u32 {
         let number = self.replays.last_key_value().map_or(0, |(number, _)| *number) + 1;
         let plan = plan.clone();
-        let replay =
-            Replay { plan, state: ReplayState::Running, fed: 0, cursor: None, portions: Vec::new(), began: now };
+        let replay = ReplayRow {
+            plan,
+            state: ReplayState::Running,
+            enqueued: 0,
+            cursor: None,
+            batches: Vec::new(),
+            started_at: now,
+        };
         self.replays.insert(number, replay);
         number
     }
 
     /// Whether a replay is running. Stops a replay that has reached its dead-letter limit.
-    pub(crate) fn runs(&mut self, number: u32, now: Micros) -> bool {
+    pub(crate) fn is_running(&mut self, number: u32, now: Micros) -> bool {
         if self.must_stop(number) {
             self.stop_replay(number, now);
         }
@@ -31,29 +37,29 @@ impl Desk {
     pub(crate) fn must_stop(&self, number: u32) -> bool {
         let dead = self.count(number, &[Known::Dead]);
         let running = self.replays.get(&number).filter(|replay| replay.state == ReplayState::Running);
-        running.is_some_and(|replay| dead > 0 && dead >= replay.plan.dead_max)
+        running.is_some_and(|replay| dead > 0 && dead >= replay.plan.dead_letters_max)
     }
 
     /// Whether the replay is at the position where this portion starts.
-    pub(crate) fn stands_at(&self, number: u32, cursor: Option<&str>) -> bool {
+    pub(crate) fn is_at_cursor(&self, number: u32, cursor: Option<&str>) -> bool {
         self.replays.get(&number).is_some_and(|replay| replay.cursor.as_deref() == cursor)
     }
 
     /// Adds messages to the retry table that are not there yet.
-    pub(crate) fn feed(&mut self, number: u32, portion: Portion<'_>, now: Micros) {
+    pub(crate) fn enqueue_replay(&mut self, number: u32, portion: ReplayBatch<'_>, now: Micros) {
         let mut new = Vec::new();
         for arrival in portion.messages {
-            let entry = Entry { replay: number, ..arrival.entry };
+            let entry = DedupId { replay: number, ..arrival.dedup_id };
             if !self.rows.contains_key(&entry) {
                 new.push(entry);
-                self.know(entry, Known::Waiting, now);
-                self.append(Waiting::fresh(Arrival { entry, ..arrival.clone() }), now);
+                self.set_state(entry, Known::Waiting, now);
+                self.append(QueuedRow::new(InboxMessage { dedup_id: entry, ..arrival.clone() }), now);
             }
         }
         if let Some(replay) = self.replays.get_mut(&number) {
-            replay.fed += new.len() as u64;
-            replay.portions.push((portion.from.map(ToOwned::to_owned), new));
-            match portion.to {
+            replay.enqueued += new.len() as u64;
+            replay.batches.push((portion.cursor.map(ToOwned::to_owned), new));
+            match portion.next_cursor {
                 Some(cursor) => replay.cursor = Some(cursor.to_owned()),
                 None => replay.state = ReplayState::Finished,
             }
@@ -67,9 +73,9 @@ impl Desk {
         let mut gone = BTreeSet::new();
         for queue in queues.values_mut() {
             queue.messages.retain(|_, waiting| {
-                let entry = waiting.arrival.entry;
-                let reopened = rows.get(&entry).is_some_and(|row| row.state == Known::Reopened);
-                let stays = entry.replay != number || waiting.started > 0 || waiting.attempts > 0 || reopened;
+                let entry = waiting.message.dedup_id;
+                let reopened = rows.get(&entry).is_some_and(|row| row.state == Known::Redriven);
+                let stays = entry.replay != number || waiting.unfinished_starts > 0 || waiting.attempts > 0 || reopened;
                 if !stays {
                     // No broker redelivers a replayed message, so its row is not needed to detect repeats.
                     rows.remove(&entry);
@@ -78,11 +84,11 @@ impl Desk {
                 stays
             });
         }
-        queues.retain(|_, queue| !queue.messages.is_empty() || queue.is_claimed(now) || !queue.held.is_empty());
+        queues.retain(|_, queue| !queue.messages.is_empty() || queue.is_claimed(now) || !queue.blocked_by.is_empty());
         if let Some(replay) = replays.get_mut(&number) {
             replay.state = ReplayState::Stopped;
-            replay.fed -= gone.len() as u64;
-            let first = replay.portions.iter().find(|(_, fed)| fed.iter().any(|entry| gone.contains(entry)));
+            replay.enqueued -= gone.len() as u64;
+            let first = replay.batches.iter().find(|(_, fed)| fed.iter().any(|entry| gone.contains(entry)));
             if let Some((from, _)) = first {
                 replay.cursor.clone_from(from);
             }
@@ -95,16 +101,16 @@ impl Desk {
         let stopped = self.replays.get_mut(&number).filter(|replay| replay.state == ReplayState::Stopped);
         stopped.is_some_and(|replay| {
             replay.state = ReplayState::Running;
-            replay.plan.dead_max = dead.saturating_add(dead_more);
+            replay.plan.dead_letters_max = dead.saturating_add(dead_more);
             true
         })
     }
 
     /// The number of messages of a replay that can be handled now.
     fn ready(&self, number: u32, now: Micros) -> u64 {
-        let due = self.queues.values().filter(|queue| queue.held.is_empty() && queue.next <= now);
+        let due = self.queues.values().filter(|queue| queue.blocked_by.is_empty() && queue.due_at <= now);
         let waiting = due.flat_map(|queue| queue.messages.values());
-        waiting.filter(|waiting| waiting.arrival.entry.replay == number).count() as u64
+        waiting.filter(|waiting| waiting.message.dedup_id.replay == number).count() as u64
     }
 
     fn count(&self, number: u32, states: &[Known]) -> u64 {
@@ -113,22 +119,22 @@ impl Desk {
     }
 }
 
-impl State {
+impl Tables {
     /// The replays of a consumer, newest first.
-    pub(crate) fn replays(&self, consumer: &str) -> Vec<operate::Replay> {
-        let Some(desk) = self.desks.get(consumer) else { return Vec::new() };
+    pub(crate) fn list_replays(&self, consumer: &str) -> Vec<operate::Replay> {
+        let Some(desk) = self.consumers.get(consumer) else { return Vec::new() };
         let newest_first = desk.replays.iter().rev();
         newest_first
             .map(|(number, replay)| operate::Replay {
                 number: *number,
                 plan: replay.plan.clone(),
                 state: replay.state,
-                fed: replay.fed,
+                enqueued: replay.enqueued,
                 done: desk.count(*number, &[Known::Done, Known::Skipped]),
                 dead: desk.count(*number, &[Known::Dead]),
                 ready: desk.ready(*number, self.now()),
                 cursor: replay.cursor.clone(),
-                began_at: timestamp(self.settings.started_at, replay.began),
+                started_at: timestamp(self.config.started_at, replay.started_at),
             })
             .collect()
     }

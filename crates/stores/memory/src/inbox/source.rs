@@ -4,43 +4,45 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use relevo_core::Message;
-use relevo_core::inbox::source::{Ask, Extent, Filter, Read, ReplaySource, Sending, SourceError};
+use relevo_core::inbox::source::{
+    LogBounds, OutboxRouting, ReplayFilter, ReplayPage, ReplayReadRequest, ReplaySource, ReplaySourceError,
+};
 
-use crate::outbox::lock;
-use crate::state::State;
+use crate::database::lock;
+use crate::state::Tables;
 
 /// The log of an outbox, with the routes and the source that its relay uses.
 #[derive(Clone, Debug)]
-pub struct OutboxLog {
-    state: Arc<Mutex<State>>,
-    sending: Sending,
+pub struct OutboxReplaySource {
+    state: Arc<Mutex<Tables>>,
+    routing: OutboxRouting,
 }
 
-impl OutboxLog {
-    pub(crate) fn new(state: &Arc<Mutex<State>>, sending: Sending) -> Self {
-        Self { state: Arc::clone(state), sending }
+impl OutboxReplaySource {
+    pub(crate) fn new(state: &Arc<Mutex<Tables>>, routing: OutboxRouting) -> Self {
+        Self { state: Arc::clone(state), routing }
     }
 }
 
 #[async_trait]
-impl ReplaySource for OutboxLog {
-    async fn extent(&self) -> Result<Option<Extent>, SourceError> {
+impl ReplaySource for OutboxReplaySource {
+    async fn bounds(&self) -> Result<Option<LogBounds>, ReplaySourceError> {
         let state = lock(&self.state);
         let mut seqs = state.log.rows.values().filter(|row| state.log.is_committed(row)).map(|row| row.entry.seq);
         let Some(first) = seqs.next() else { return Ok(None) };
         let last = seqs.next_back().unwrap_or(first);
-        Ok(Some(Extent { first: first.unsigned_abs(), last: last.unsigned_abs() }))
+        Ok(Some(LogBounds { first: first.unsigned_abs(), last: last.unsigned_abs() }))
     }
 
-    async fn count(&self, filter: &Filter) -> Result<u64, SourceError> {
-        let everything = Ask { after: 0, limit: usize::MAX, bytes: usize::MAX };
+    async fn count(&self, filter: &ReplayFilter) -> Result<u64, ReplaySourceError> {
+        let everything = ReplayReadRequest { after: 0, limit: usize::MAX, bytes: usize::MAX };
         Ok(self.read(filter, everything).await?.messages.len() as u64)
     }
 
-    async fn read(&self, filter: &Filter, ask: Ask) -> Result<Read, SourceError> {
+    async fn read(&self, filter: &ReplayFilter, ask: ReplayReadRequest) -> Result<ReplayPage, ReplaySourceError> {
         let state = lock(&self.state);
-        let low = filter.start(ask.after);
-        let mut read = Read { messages: Vec::new(), next: low, ended: false };
+        let low = filter.start_after(ask.after);
+        let mut read = ReplayPage { messages: Vec::new(), next: low, ended: false };
         let mut bytes = 0;
         let rows = state.log.rows.range(low.cast_signed() + 1..).map(|(_, row)| row);
         for row in rows.filter(|row| state.log.is_committed(row)) {
@@ -52,8 +54,8 @@ impl ReplaySource for OutboxLog {
                 return Ok(read);
             }
             read.next = seq;
-            let logged = self.sending.logged(row.entry.seq, Message::clone(&row.entry.message));
-            if let Some(logged) = logged.filter(|logged| filter.admits(logged)) {
+            let logged = self.routing.to_log_message(row.entry.seq, Message::clone(&row.entry.message));
+            if let Some(logged) = logged.filter(|logged| filter.matches(logged)) {
                 bytes += logged.raw.payload.len();
                 read.messages.push(logged);
             }

@@ -3,92 +3,107 @@
 use std::time::Duration;
 
 use relevo_core::MessageId;
-use relevo_core::consume::{Lane, Raw};
-use relevo_core::inbox::operate::{Fed, Operate as _, Plan, Portion};
-use relevo_core::inbox::{Arrival, Begun, Enter, Entered, Entry, Inbox as _, Keeping, Setback, State, Stop};
+use relevo_core::broker_consumer::{Lane, RawMessage};
+use relevo_core::inbox::operate::{EnqueueOutcome, Operate as _, ReplayBatch, ReplayPlan};
+use relevo_core::inbox::{
+    BeginOutcome, DedupId, Enter, EnterOutcome, Inbox as _, InboxFailure, InboxFailureAction, InboxMessage,
+    InboxRetention, InboxState,
+};
 use relevo_core::store::StoreError;
 use uuid::Uuid;
 
-use crate::{Inbox, Outbox, Settings, Transaction};
+use crate::{Config, Database, Inbox, Transaction};
 
-fn arrival() -> Arrival {
-    Arrival {
-        entry: Entry { id: MessageId::from_uuid(Uuid::from_u128(7)), replay: 0 },
+fn message() -> InboxMessage {
+    InboxMessage {
+        dedup_id: DedupId { id: MessageId::from_uuid(Uuid::from_u128(7)), replay: 0 },
         queue: "a".into(),
-        raw: Raw::default(),
+        raw: RawMessage::default(),
         address: "orders".into(),
         lane: Lane::new("0"),
-        place: None,
+        offset: None,
         correlation: None,
     }
 }
 
-fn portion<'a>(messages: &'a [Arrival], from: Option<&'a str>, to: Option<&'a str>) -> Portion<'a> {
-    Portion { messages, from, to }
+fn batch<'a>(messages: &'a [InboxMessage], from: Option<&'a str>, to: Option<&'a str>) -> ReplayBatch<'a> {
+    ReplayBatch { messages, cursor: from, next_cursor: to }
 }
 
-async fn begin(inbox: &Inbox) -> (Transaction, Vec<Entered>) {
-    match inbox.begin(Enter { held: None, arrivals: &[arrival()] }).await.unwrap() {
-        Begun::Open(transaction, entered) => (transaction, entered),
-        Begun::Lost | Begun::Busy => panic!("nobody is in the way"),
+async fn begin(inbox: &Inbox) -> (Transaction, Vec<EnterOutcome>) {
+    match inbox.begin(Enter { held: None, arrivals: &[message()] }).await.unwrap() {
+        BeginOutcome::Open(transaction, entered) => (transaction, entered),
+        BeginOutcome::Fenced | BeginOutcome::Busy => panic!("nobody is in the way"),
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_savepoint_undoes_lines_and_verdicts() {
-    let outbox = Outbox::new(Settings::default());
-    let inbox = outbox.inbox("billing", Keeping::default());
+async fn a_savepoint_rolls_back_effects_and_verdicts() {
+    let outbox = Database::new(Config::default());
+    let inbox = outbox.inbox("billing", InboxRetention::default());
     let (mut transaction, _) = begin(&inbox).await;
-    transaction.record("before").unwrap();
+    transaction.record_effect("before").unwrap();
     let savepoint = transaction.savepoint();
-    transaction.record("undone").unwrap();
-    inbox.skip(&mut transaction, arrival().entry).await.unwrap();
+    transaction.record_effect("undone").unwrap();
+    inbox.skip(&mut transaction, message().dedup_id).await.unwrap();
     transaction.rollback_to(savepoint);
     inbox.commit(transaction).await.unwrap();
-    assert_eq!(outbox.ledger(), ["before"]);
-    assert_eq!(begin(&inbox).await.1, [Entered::Repeat(State::Done)]);
+    assert_eq!(outbox.effects(), ["before"]);
+    assert_eq!(begin(&inbox).await.1, [EnterOutcome::Duplicate(InboxState::Done)]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_restart_takes_what_handlers_began() {
-    let outbox = Outbox::new(Settings::default());
-    let inbox = outbox.inbox("billing", Keeping::default());
+async fn a_restart_rolls_back_open_transactions() {
+    let outbox = Database::new(Config::default());
+    let inbox = outbox.inbox("billing", InboxRetention::default());
     let (mut transaction, _) = begin(&inbox).await;
-    transaction.record("lost").unwrap();
+    transaction.record_effect("lost").unwrap();
     outbox.restart();
-    assert!(matches!(inbox.commit(transaction).await, Err(StoreError::Away(_))));
-    assert_eq!(begin(&inbox).await.1, [Entered::New]);
-    assert!(outbox.ledger().is_empty());
+    assert!(matches!(inbox.commit(transaction).await, Err(StoreError::Unavailable(_))));
+    assert_eq!(begin(&inbox).await.1, [EnterOutcome::New]);
+    assert!(outbox.effects().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_replay_that_stops_by_itself_takes_no_queue_from_whoever_appends_to_it() {
-    let outbox = Outbox::new(Settings::default());
-    let (inbox, operator) = (outbox.inbox("billing", Keeping::default()), outbox.operator());
-    let plan = Plan {
+async fn a_replay_that_stops_by_itself_keeps_queues_with_an_open_append() {
+    let outbox = Database::new(Config::default());
+    let (inbox, operator) = (outbox.inbox("billing", InboxRetention::default()), outbox.operator());
+    let plan = ReplayPlan {
         consumer: "billing".to_owned(),
         source: "a log".to_owned(),
         count: 2,
         rate: 100,
-        dead_max: 1,
-        by: "somebody".to_owned(),
+        dead_letters_max: 1,
+        requested_by: "somebody".to_owned(),
         reason: "a test".to_owned(),
     };
-    let number = operator.begin_replay(&plan).await.unwrap();
-    let other = Arrival { entry: Entry { id: MessageId::from_uuid(Uuid::from_u128(8)), replay: 0 }, ..arrival() };
-    let dead = Arrival { queue: "b".into(), ..arrival() };
-    assert_eq!(operator.feed("billing", number, portion(&[dead, other], None, Some("2"))).await.unwrap(), Fed::Kept);
+    let number = operator.create_replay(&plan).await.unwrap();
+    let other =
+        InboxMessage { dedup_id: DedupId { id: MessageId::from_uuid(Uuid::from_u128(8)), replay: 0 }, ..message() };
+    let dead = InboxMessage { queue: "b".into(), ..message() };
+    assert_eq!(
+        operator.enqueue_replay("billing", number, batch(&[dead, other], None, Some("2"))).await.unwrap(),
+        EnqueueOutcome::Enqueued
+    );
     // One of the two messages is dead-lettered. The other waits, with a live message behind it.
-    let due = inbox.due(2, 1, Duration::from_mins(1)).await.unwrap().remove(1);
+    let due = inbox.claim_due(2, 1, Duration::from_mins(1)).await.unwrap().remove(1);
     assert_eq!(&*due.queue, "b");
-    let setback =
-        Setback { stop: Stop::DeadContinue, attempts: 1, class: "poison", error: "no".to_owned(), backtrace: None };
-    inbox.set_back_due(&due, due.messages[0].number, &setback).await.unwrap();
+    let setback = InboxFailure {
+        action: InboxFailureAction::DeadContinue,
+        attempts: 1,
+        class: "poison",
+        error: "no".to_owned(),
+        backtrace: None,
+    };
+    inbox.set_back_due(&due, due.messages[0].ordinal, &setback).await.unwrap();
     let (transaction, entered) = begin(&inbox).await;
-    assert_eq!(entered, [Entered::Behind]);
-    let fed = operator.feed("billing", number, portion(&[], Some("2"), None)).await;
-    assert!(matches!(fed, Err(StoreError::Broken(_))), "somebody is in the way: {fed:?}");
+    assert_eq!(entered, [EnterOutcome::QueuedBehind]);
+    let fed = operator.enqueue_replay("billing", number, batch(&[], Some("2"), None)).await;
+    assert!(matches!(fed, Err(StoreError::Unexpected(_))), "somebody is in the way: {fed:?}");
     inbox.commit(transaction).await.unwrap();
-    assert_eq!(operator.feed("billing", number, portion(&[], Some("2"), None)).await.unwrap(), Fed::Ended);
-    assert_eq!(operator.consumers().await.unwrap()[0].waiting, 2, "one was begun, the other came live");
+    assert_eq!(
+        operator.enqueue_replay("billing", number, batch(&[], Some("2"), None)).await.unwrap(),
+        EnqueueOutcome::NotRunning
+    );
+    assert_eq!(operator.list_consumers().await.unwrap()[0].waiting, 2, "one was begun, the other came live");
 }

@@ -16,10 +16,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use crate::classify::Error;
-use crate::link;
+use crate::connection;
 
 /// Timeout for rolling back a dropped transaction. Its connection counts as used until then.
-const ROLLED_BACK_WITHIN: Duration = Duration::from_secs(30);
+const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// In an aborted transaction the server answers COMMIT with a rollback, and the client treats that as success. The
 /// SELECT fails in such a transaction, and the server then ignores the COMMIT.
@@ -27,7 +27,7 @@ const COMMIT: &str = "SELECT 1; COMMIT";
 const COMMIT_STATEMENTS: u32 = 2;
 
 /// The connection pool of handlers.
-pub(super) struct Handling {
+pub(super) struct ConnectionPool {
     options: PgConnectOptions,
     deadline: Duration,
     /// One permit per connection.
@@ -35,7 +35,7 @@ pub(super) struct Handling {
     idle: Mutex<Vec<PgConnection>>,
 }
 
-impl Handling {
+impl ConnectionPool {
     /// Creates a pool that connects on first use.
     pub(super) fn new(options: PgConnectOptions, most: u32, deadline: Duration) -> Self {
         let permits = Arc::new(Semaphore::new(most.max(1) as usize));
@@ -53,16 +53,16 @@ impl Handling {
                 Some(connection) => connection,
                 None => connect(&self.options, self.deadline).await?,
             };
-            match say(&mut connection, sql.clone()).await {
+            match run(&mut connection, sql.clone()).await {
                 Ok(rows) => {
-                    let open = Open { connection, permit };
-                    return Ok((Transaction { open: Some(open), home: Arc::clone(self) }, rows));
+                    let open = PooledConnection { connection, permit };
+                    return Ok((Transaction { active: Some(open), pool: Arc::clone(self) }, rows));
                 }
                 // The connection broke while idle, so nothing ran on it. Try another one.
-                Err(error) if was_idle && !error.keeps_connection() => {}
+                Err(error) if was_idle && !error.leaves_connection_usable() => {}
                 Err(error) => {
-                    if error.keeps_connection() {
-                        say(&mut connection, "ROLLBACK".to_owned()).await?;
+                    if error.leaves_connection_usable() {
+                        run(&mut connection, "ROLLBACK".to_owned()).await?;
                         self.lock().push(connection);
                     }
                     return Err(error);
@@ -80,14 +80,14 @@ impl Handling {
 /// Opens a connection on which sqlx always counts a transaction as open. A handler's own `begin` therefore creates a
 /// savepoint. BEGIN and COMMIT are sent as text.
 async fn connect(options: &PgConnectOptions, deadline: Duration) -> Result<PgConnection, Error> {
-    let mut connection = link::connect(options, deadline).await?;
+    let mut connection = connection::connect(options, deadline).await?;
     std::mem::forget(connection.begin().await?);
-    say(&mut connection, "ROLLBACK".to_owned()).await?;
+    run(&mut connection, "ROLLBACK".to_owned()).await?;
     Ok(connection)
 }
 
 /// Uses the simple protocol, which has no prepared statements.
-async fn say(connection: &mut PgConnection, sql: String) -> Result<Vec<PgRow>, Error> {
+async fn run(connection: &mut PgConnection, sql: String) -> Result<Vec<PgRow>, Error> {
     Ok(sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(connection).await?)
 }
 
@@ -97,19 +97,19 @@ async fn say(connection: &mut PgConnection, sql: String) -> Result<Vec<PgRow>, E
 /// savepoint. Dropping it rolls it back.
 pub struct Transaction {
     /// `None` after the transaction has ended.
-    open: Option<Open>,
-    home: Arc<Handling>,
+    active: Option<PooledConnection>,
+    pool: Arc<ConnectionPool>,
 }
 
-struct Open {
+struct PooledConnection {
     connection: PgConnection,
     permit: OwnedSemaphorePermit,
 }
 
 impl Transaction {
     /// Runs one more statement.
-    pub(super) async fn say(&mut self, sql: String) -> Result<Vec<PgRow>, Error> {
-        say(self, sql).await
+    pub(super) async fn run(&mut self, sql: String) -> Result<Vec<PgRow>, Error> {
+        run(self, sql).await
     }
 
     pub(super) async fn commit(self) -> Result<(), Error> {
@@ -135,7 +135,7 @@ impl Transaction {
             None => Ok(Ok((self, rows))),
             Some(error) if ended < COMMIT_STATEMENTS => Err(error),
             Some(error) => {
-                if error.keeps_connection() {
+                if error.leaves_connection_usable() {
                     self.roll_back().await.ok();
                 }
                 Ok(Err(error))
@@ -149,9 +149,9 @@ impl Transaction {
 
     /// A connection on which this fails is not reused.
     async fn end(mut self, sql: &str) -> Result<(), Error> {
-        self.say(sql.to_owned()).await?;
-        if let Some(Open { connection, permit }) = self.open.take() {
-            self.home.lock().push(connection);
+        self.run(sql.to_owned()).await?;
+        if let Some(PooledConnection { connection, permit }) = self.active.take() {
+            self.pool.lock().push(connection);
             drop(permit);
         }
         Ok(())
@@ -162,13 +162,13 @@ impl Deref for Transaction {
     type Target = PgConnection;
 
     fn deref(&self) -> &PgConnection {
-        &self.open.as_ref().expect("it is taken out only at the end").connection
+        &self.active.as_ref().expect("it is taken out only at the end").connection
     }
 }
 
 impl DerefMut for Transaction {
     fn deref_mut(&mut self) -> &mut PgConnection {
-        &mut self.open.as_mut().expect("it is taken out only at the end").connection
+        &mut self.active.as_mut().expect("it is taken out only at the end").connection
     }
 }
 
@@ -181,11 +181,11 @@ impl fmt::Debug for Transaction {
 impl Drop for Transaction {
     /// The connection may be in the middle of a statement, so it is rolled back and closed.
     fn drop(&mut self) {
-        let Some(Open { mut connection, permit }) = self.open.take() else { return };
+        let Some(PooledConnection { mut connection, permit }) = self.active.take() else { return };
         let Ok(runtime) = Handle::try_current() else { return };
         runtime.spawn(async move {
             // Even if the server cannot be reached, uncommitted changes are lost.
-            _ = timeout(ROLLED_BACK_WITHIN, say(&mut connection, "ROLLBACK".to_owned())).await;
+            _ = timeout(ROLLBACK_TIMEOUT, run(&mut connection, "ROLLBACK".to_owned())).await;
             drop((connection, permit));
         });
     }

@@ -9,9 +9,9 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::config::Config;
-use super::handling::{Handling, Transaction};
+use super::handling::{ConnectionPool, Transaction};
 use crate::classify::Error;
-use crate::link::{self, Link};
+use crate::connection::{self, Connection};
 
 /// Prefix of every call. Later statements of a function must see concurrent commits, whatever the database's default
 /// isolation level is.
@@ -19,10 +19,10 @@ const READ_COMMITTED: &str = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED;";
 
 /// The connections of one process to the inboxes of one schema.
 pub(super) struct Links {
-    handling: Arc<Handling>,
+    handling: Arc<ConnectionPool>,
     calling: Calling,
     /// A separate connection, so that heartbeats never wait for other calls.
-    beating: Link,
+    beating: Connection,
     deadline: Duration,
 }
 
@@ -30,10 +30,14 @@ impl Links {
     /// Creates connections that open on first use.
     pub(super) fn new(config: &Config) -> Self {
         Self {
-            handling: Arc::new(Handling::new(config.connect.clone(), config.handlers_max, config.call_deadline)),
-            calling: Calling::new(config.connect.clone(), config.calls_max, config.call_deadline),
-            beating: beating(config.connect.clone(), config.call_deadline),
-            deadline: config.call_deadline,
+            handling: Arc::new(ConnectionPool::new(
+                config.connect_options.clone(),
+                config.handler_connections_max,
+                config.call_timeout,
+            )),
+            calling: Calling::new(config.connect_options.clone(), config.call_connections_max, config.call_timeout),
+            beating: beating(config.connect_options.clone(), config.call_timeout),
+            deadline: config.call_timeout,
         }
     }
 
@@ -43,8 +47,8 @@ impl Links {
     }
 
     /// Runs one statement in a handler's transaction, in the simple protocol.
-    pub(super) async fn say(&self, tx: &mut Transaction, sql: String) -> Result<Vec<PgRow>, Error> {
-        self.within(tx.say(sql)).await
+    pub(super) async fn run(&self, tx: &mut Transaction, sql: String) -> Result<Vec<PgRow>, Error> {
+        self.within(tx.run(sql)).await
     }
 
     pub(super) async fn commit(&self, tx: Transaction) -> Result<(), Error> {
@@ -71,11 +75,11 @@ impl Links {
 
     /// Runs a heartbeat statement on its own connection.
     pub(super) async fn beat(&self, sql: &str) -> Result<Vec<PgRow>, Error> {
-        self.beating.call(format!("{READ_COMMITTED} {sql}")).await
+        self.beating.query(format!("{READ_COMMITTED} {sql}")).await
     }
 
     async fn within<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-        timeout(self.deadline, work).await.map_err(|_| Error::Deadline(self.deadline))?
+        timeout(self.deadline, work).await.map_err(|_| Error::Timeout(self.deadline))?
     }
 }
 
@@ -84,8 +88,8 @@ pub(super) fn read_committed(sql: &str) -> String {
     format!("{READ_COMMITTED} {sql}")
 }
 
-fn beating(options: PgConnectOptions, deadline: Duration) -> Link {
-    Link::new(options, deadline)
+fn beating(options: PgConnectOptions, deadline: Duration) -> Connection {
+    Connection::new(options, deadline)
 }
 
 /// The connection pool for calls. The pool of sqlx pings a connection when it is acquired and again when it is
@@ -112,13 +116,13 @@ impl Calling {
             let was_idle = idle.is_some();
             let mut connection = match idle {
                 Some(connection) => connection,
-                None => link::connect(&self.options, self.deadline).await?,
+                None => connection::connect(&self.options, self.deadline).await?,
             };
             let result = sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).fetch_all(&mut connection).await;
             match result.map_err(Error::from) {
                 // The server ended the session while it was idle, so the statement did not run.
                 Err(error) if was_idle && error.is_session_end() => {}
-                Err(error) if !error.keeps_connection() => {
+                Err(error) if !error.leaves_connection_usable() => {
                     // The cause probably broke the other idle connections too.
                     self.lock().clear();
                     return Err(error);

@@ -1,16 +1,16 @@
 //! The database checks of `relevo doctor`: the settings and the state that the guarantees depend on.
 
-mod holders;
 mod outbox;
 mod server;
+mod sessions;
 
 use std::cmp::Ordering;
 use std::time::Duration;
 
 use relevo_core::operate::{Finding, Severity};
 
+use crate::binary_copy::CopyRows;
 use crate::classify::Error;
-use crate::copy::Rows;
 use crate::migrate;
 use crate::store::Store;
 
@@ -18,7 +18,7 @@ pub(super) async fn examine(store: &Store) -> Result<Vec<Finding>, Error> {
     let mut findings = Vec::new();
     let is_standby = server::is_standby(store).await?;
     findings.extend(server::settings(store).await?);
-    findings.extend(or_note("clock", server::clock(store).await)?);
+    findings.extend(note_if_denied("clock", server::clock(store).await)?);
     findings.push(schema_version(store).await?);
     if is_standby {
         findings.push(
@@ -26,15 +26,15 @@ pub(super) async fn examine(store: &Store) -> Result<Vec<Finding>, Error> {
                 .mended_by("name the primary in `--database`"),
         );
     }
-    findings.extend(or_note("identity", server::identity(store).await)?);
-    findings.extend(or_note("grants", server::grants(store).await)?);
-    findings.extend(or_note("held xmin", holders::backends(store).await)?);
-    findings.extend(or_note("prepared transactions", holders::prepared(store).await)?);
-    findings.extend(or_note("replication slots", holders::slots(store).await)?);
-    findings.extend(or_note("destinations", outbox::destinations(store).await)?);
-    findings.extend(or_note("retention", outbox::retention(store).await)?);
-    findings.extend(or_note("partitions", outbox::partitions(store).await)?);
-    findings.extend(or_note("waiting for a person", outbox::waiting(store).await)?);
+    findings.extend(note_if_denied("identity", server::identity(store).await)?);
+    findings.extend(note_if_denied("grants", server::grants(store).await)?);
+    findings.extend(note_if_denied("held xmin", sessions::backends(store).await)?);
+    findings.extend(note_if_denied("prepared transactions", sessions::prepared(store).await)?);
+    findings.extend(note_if_denied("replication slots", sessions::slots(store).await)?);
+    findings.extend(note_if_denied("destinations", outbox::destinations(store).await)?);
+    findings.extend(note_if_denied("retention", outbox::retention(store).await)?);
+    findings.extend(note_if_denied("partitions", outbox::partitions(store).await)?);
+    findings.extend(note_if_denied("waiting for a person", outbox::dead_letters_and_holds(store).await)?);
     Ok(findings)
 }
 
@@ -42,11 +42,11 @@ pub(super) async fn examine(store: &Store) -> Result<Vec<Finding>, Error> {
 async fn schema_version(store: &Store) -> Result<Finding, Error> {
     const SUBJECT: &str = "schema version";
     let sql = format!("SELECT max(version)::bigint FROM {}.migration", store.schema);
-    let mut rows = Rows::new(store.asking.copy(sql).await?, 1)?;
+    let mut rows = CopyRows::new(store.operator_connection.copy_out(sql).await?, 1)?;
     let found = rows.next_row()?.map_or(Ok(0), |mut row| row.int8())?;
     let known = i64::from(migrate::VERSION);
     Ok(match found.cmp(&known) {
-        Ordering::Equal => finding(Severity::Good, SUBJECT, format!("version {found}")),
+        Ordering::Equal => finding(Severity::Ok, SUBJECT, format!("version {found}")),
         Ordering::Less => finding(Severity::Note, SUBJECT, format!("version {found}; this program comes with {known}"))
             .mended_by("`relevo migrate`"),
         Ordering::Greater => {
@@ -57,7 +57,7 @@ async fn schema_version(store: &Store) -> Result<Finding, Error> {
 }
 
 /// Reports a missing privilege as a finding. Any other error ends the examination.
-fn or_note(subject: &str, looked: Result<Vec<Finding>, Error>) -> Result<Vec<Finding>, Error> {
+fn note_if_denied(subject: &str, looked: Result<Vec<Finding>, Error>) -> Result<Vec<Finding>, Error> {
     match looked {
         Err(Error::Server(error)) if error.code() == "42501" => {
             let seen = format!("this role may not look: {}", error.message());
@@ -68,7 +68,7 @@ fn or_note(subject: &str, looked: Result<Vec<Finding>, Error>) -> Result<Vec<Fin
 }
 
 fn finding(severity: Severity, subject: &str, seen: impl Into<String>) -> Finding {
-    Finding { severity, subject: subject.to_owned(), seen: seen.into(), fix: None }
+    Finding { severity, subject: subject.to_owned(), detail: seen.into(), fix: None }
 }
 
 /// Adds advice to a finding.
@@ -84,7 +84,7 @@ impl Mended for Finding {
 }
 
 /// Formats a duration in its largest sensible unit.
-fn about(duration: Duration) -> String {
+fn human_duration(duration: Duration) -> String {
     let seconds = duration.as_secs();
     match seconds {
         0..120 => format!("{seconds} s"),
@@ -99,8 +99,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_told_in_their_largest_unit() {
-        let told = [0, 119, 120, 7199, 7200, 172_799, 172_800].map(|seconds| about(Duration::from_secs(seconds)));
+    fn durations_are_formatted_in_their_largest_unit() {
+        let told =
+            [0, 119, 120, 7199, 7200, 172_799, 172_800].map(|seconds| human_duration(Duration::from_secs(seconds)));
         assert_eq!(told, ["0 s", "119 s", "2 min", "119 min", "2 h", "47 h", "2 days"]);
     }
 }

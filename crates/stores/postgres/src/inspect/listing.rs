@@ -1,12 +1,12 @@
 //! Message status in SQL: joins the log, the side tables and the latest progress for a range of sequence numbers.
 
 use bytes::Bytes;
-use relevo_core::operate::{Listed, Search, Status};
+use relevo_core::operate::{MessageFilter, MessageStatus, MessageSummary};
 use relevo_core::{Message, MessageId};
 
+use crate::binary_copy::{CopyRow, CopyRows};
 use crate::classify::Error;
-use crate::copy::{Row, Rows};
-use crate::queries::{literal, whole_message};
+use crate::queries::{full_message, literal};
 use crate::store::Store;
 
 /// The tables that can hold messages of a status.
@@ -22,25 +22,25 @@ impl Sources {
     pub(super) const LOG: Self = Self { log: true, parked: false, dead: false };
 
     /// Returns `None` for scheduled messages, which are not in the log yet.
-    pub(super) fn of(status: Option<Status>) -> Option<Self> {
+    pub(super) fn of(status: Option<MessageStatus>) -> Option<Self> {
         let none = Self { log: false, parked: false, dead: false };
         match status {
             None => Some(Self::ALL),
-            Some(Status::Scheduled) => None,
-            Some(Status::Pending | Status::Published) => Some(Self::LOG),
-            Some(Status::Retrying | Status::Held | Status::Quarantined | Status::Behind) => {
-                Some(Self { parked: true, ..none })
-            }
-            Some(Status::Dead | Status::Discarded) => Some(Self { dead: true, ..none }),
+            Some(MessageStatus::Scheduled) => None,
+            Some(MessageStatus::Pending | MessageStatus::Published) => Some(Self::LOG),
+            Some(
+                MessageStatus::Retrying | MessageStatus::Held | MessageStatus::Quarantined | MessageStatus::Waiting,
+            ) => Some(Self { parked: true, ..none }),
+            Some(MessageStatus::Dead | MessageStatus::Discarded) => Some(Self { dead: true, ..none }),
         }
     }
 }
 
 /// A range of sequence numbers. The end is exclusive.
-pub(super) type Numbers = std::ops::Range<i64>;
+pub(super) type SeqRange = std::ops::Range<i64>;
 
 /// Builds the conditions of a search, except the status.
-pub(super) fn condition(search: &Search) -> String {
+pub(super) fn condition(search: &MessageFilter) -> String {
     let texts = [("key", &search.key), ("topic", &search.topic), ("type", &search.kind)];
     let texts =
         texts.into_iter().filter_map(|(column, wanted)| Some(format!(" AND {column} = {}", literal(wanted.as_ref()?))));
@@ -67,7 +67,7 @@ impl Sql {
 
     /// Selects messages in a range of sequence numbers. A message that retention deleted from the log may still be
     /// parked or dead.
-    fn source(&self, from: Sources, numbers: &Numbers, condition: &str) -> String {
+    fn source(&self, from: Sources, numbers: &SeqRange, condition: &str) -> String {
         let Self { schema, .. } = self;
         let columns = "slot, id, created_at, topic, key, type";
         let range = format!("seq >= {} AND seq < {}{condition}", numbers.start, numbers.end);
@@ -93,7 +93,7 @@ impl Sql {
 
     /// Selects messages in a range of sequence numbers, each with its `status`. The other columns come from joined
     /// tables: `m` the message, `x` its dead letter, `p` and `k` its parked state, `st` the position of its shard.
-    pub(super) fn standing(&self, from: Sources, numbers: &Numbers, condition: &str) -> String {
+    pub(super) fn standing(&self, from: Sources, numbers: &SeqRange, condition: &str) -> String {
         let Self { schema, destination } = self;
         let (low, high) = (numbers.start, numbers.end);
         format!(
@@ -135,13 +135,13 @@ impl Sql {
     pub(super) fn list(
         &self,
         from: Sources,
-        numbers: &Numbers,
+        numbers: &SeqRange,
         condition: &str,
-        status: Option<Status>,
+        status: Option<MessageStatus>,
         limit: usize,
     ) -> String {
         let Self { schema, destination } = self;
-        let wanted = status.map_or_else(String::new, |status| format!("WHERE status = '{}'", status.word()));
+        let wanted = status.map_or_else(String::new, |status| format!("WHERE status = '{}'", status.as_str()));
         format!(
             "{stand} SELECT seq, id, created_at, topic, key, type, status, \
              CASE WHEN status = 'dead' OR status = 'discarded' THEN dead_attempts \
@@ -217,15 +217,15 @@ impl Sql {
 }
 
 /// Reads the rows of [`Sql::list`].
-pub(super) fn listed(answer: Bytes) -> Result<Vec<Listed>, Error> {
-    let mut rows = Rows::new(answer, 11)?;
+pub(super) fn decode_summaries(answer: Bytes) -> Result<Vec<MessageSummary>, Error> {
+    let mut rows = CopyRows::new(answer, 11)?;
     let mut list = Vec::new();
     while let Some(mut row) = rows.next_row()? {
         let seq = Some(row.int8()?);
-        let mut one = beginning(&mut row)?;
+        let mut one = decode_summary_start(&mut row)?;
         one.seq = seq;
-        one.status = Status::of(&row.text()?).ok_or(Error::Answer("a status is not known"))?;
-        one.attempts = u32::try_from(row.int4()?).map_err(|_| Error::Answer("attempts are negative"))?;
+        one.status = MessageStatus::parse(&row.text()?).ok_or(Error::UnexpectedResponse("a status is not known"))?;
+        one.attempts = u32::try_from(row.int4()?).map_err(|_| Error::UnexpectedResponse("attempts are negative"))?;
         one.next_attempt_at = row.optional_timestamp()?;
         one.last_error = row.optional_string()?;
         one.published_at = row.optional_timestamp()?;
@@ -235,12 +235,12 @@ pub(super) fn listed(answer: Bytes) -> Result<Vec<Listed>, Error> {
 }
 
 /// Reads the rows of [`Sql::scheduled`], each with its ordinal in the table `scheduled`.
-pub(super) fn scheduled(answer: Bytes) -> Result<Vec<(i64, Listed)>, Error> {
-    let mut rows = Rows::new(answer, 7)?;
+pub(super) fn decode_scheduled(answer: Bytes) -> Result<Vec<(i64, MessageSummary)>, Error> {
+    let mut rows = CopyRows::new(answer, 7)?;
     let mut list = Vec::new();
     while let Some(mut row) = rows.next_row()? {
         let no = row.int8()?;
-        let mut one = beginning(&mut row)?;
+        let mut one = decode_summary_start(&mut row)?;
         one.next_attempt_at = Some(row.timestamp()?);
         list.push((no, one));
     }
@@ -248,15 +248,15 @@ pub(super) fn scheduled(answer: Bytes) -> Result<Vec<(i64, Listed)>, Error> {
 }
 
 /// Reads the columns that every list begins with. The other fields have the values of a scheduled message.
-fn beginning(row: &mut Row<'_>) -> Result<Listed, Error> {
-    Ok(Listed {
+fn decode_summary_start(row: &mut CopyRow<'_>) -> Result<MessageSummary, Error> {
+    Ok(MessageSummary {
         seq: None,
         id: MessageId::from_uuid(row.uuid()?),
         created_at: row.timestamp()?,
         topic: row.string()?,
         key: row.string()?,
         kind: row.string()?,
-        status: Status::Scheduled,
+        status: MessageStatus::Scheduled,
         attempts: 0,
         next_attempt_at: None,
         last_error: None,
@@ -265,8 +265,8 @@ fn beginning(row: &mut Row<'_>) -> Result<Listed, Error> {
 }
 
 /// Reads the rows of [`Sql::whole`].
-pub(super) fn whole(answer: Bytes) -> Result<Option<Message>, Error> {
-    let mut rows = Rows::new(answer, 8)?;
+pub(super) fn decode_message(answer: Bytes) -> Result<Option<Message>, Error> {
+    let mut rows = CopyRows::new(answer, 8)?;
     let row = rows.next_row()?;
-    row.map(|mut row| whole_message(&mut row)).transpose()
+    row.map(|mut row| full_message(&mut row)).transpose()
 }

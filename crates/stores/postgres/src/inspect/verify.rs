@@ -5,48 +5,49 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use jiff::Timestamp;
-use relevo_core::operate::{Range, Search, Status, Verified};
+use relevo_core::operate::{MessageFilter, MessageStatus, TimeRange, VerifyReport};
 
-use super::listing::{self, Numbers, Sources, Sql};
-use super::search::{Width, earlier, later, number_at, probe};
+use super::listing::{self, SeqRange, Sources, Sql};
+use super::search::{ScanWidth, minus_skew, plus_skew, seq_and_time, seq_at};
+use crate::binary_copy::CopyRows;
 use crate::classify::Error;
-use crate::copy::Rows;
 use crate::store::Store;
 
 /// Maximum number of examples per contradiction. Further ones are only counted.
 const NAMED_MAX: usize = 5;
 
-pub(super) async fn verify(store: &Store, range: Range) -> Result<Verified, Error> {
-    let mut tally = Tally::default();
+pub(super) async fn verify(store: &Store, range: TimeRange) -> Result<VerifyReport, Error> {
+    let mut tally = StatusCounts::default();
     let sql = Sql::of(store);
-    let condition = listing::condition(&Search { since: range.since, until: range.until, ..Search::default() });
+    let condition =
+        listing::condition(&MessageFilter { since: range.since, until: range.until, ..MessageFilter::default() });
     let mut from = match range.since {
-        Some(since) => number_at(store, earlier(since)).await?,
+        Some(since) => seq_at(store, minus_skew(since)).await?,
         None => i64::MIN,
     };
     let until = match range.until {
-        Some(until) => number_at(store, later(until)).await?,
+        Some(until) => seq_at(store, plus_skew(until)).await?,
         None => i64::MAX,
     };
-    let mut width = Width::first();
-    while let Some((next, _)) = probe(store, sql.next(from)).await?.filter(|(next, _)| *next < until) {
+    let mut width = ScanWidth::first();
+    while let Some((next, _)) = seq_and_time(store, sql.next(from)).await?.filter(|(next, _)| *next < until) {
         let asked = Instant::now();
-        let numbers = Numbers { start: next, end: next.saturating_add(width.get()).min(until) };
+        let numbers = SeqRange { start: next, end: next.saturating_add(width.get()).min(until) };
         tally.add(store, &sql, &numbers, &condition).await?;
         width.adapt(asked.elapsed());
         from = numbers.end;
     }
-    let mut verified = tally.told();
+    let mut verified = tally.into_report();
     for check in CHECKS {
-        verified.contradictions.extend(check.look(store, &sql).await?);
+        verified.inconsistencies.extend(check.run(store, &sql).await?);
     }
     Ok(verified)
 }
 
 /// The counts so far.
 #[derive(Default)]
-struct Tally {
-    counts: BTreeMap<Status, u64>,
+struct StatusCounts {
+    counts: BTreeMap<MessageStatus, u64>,
     oldest_unsettled: Option<Timestamp>,
     /// Messages that no later window can contain. `skipped` counts those that a window passed without containing them.
     stranded: u64,
@@ -54,8 +55,8 @@ struct Tally {
     examples: Vec<i64>,
 }
 
-impl Tally {
-    async fn add(&mut self, store: &Store, sql: &Sql, numbers: &Numbers, condition: &str) -> Result<(), Error> {
+impl StatusCounts {
+    async fn add(&mut self, store: &Store, sql: &Sql, numbers: &SeqRange, condition: &str) -> Result<(), Error> {
         // A window contains numbers above the tick's `max_seq`, and below it those of late transactions. Nothing else
         // is ever read. A message that is visible at the tick has a number up to `max_seq`, because `max_seq` is read
         // afterwards.
@@ -68,19 +69,20 @@ impl Tally {
             sql.stand(),
             sql.standing(Sources::LOG, numbers, condition)
         );
-        let mut rows = Rows::new(store.asking.copy(query).await?, 6)?;
+        let mut rows = CopyRows::new(store.operator_connection.copy_out(query).await?, 6)?;
         while let Some(mut row) = rows.next_row()? {
-            let status = Status::of(&row.text()?).ok_or(Error::Answer("a status is not known"))?;
+            let status =
+                MessageStatus::parse(&row.text()?).ok_or(Error::UnexpectedResponse("a status is not known"))?;
             *self.counts.entry(status).or_default() += row.count()?;
             let oldest = row.timestamp()?;
             let waits = match status {
-                Status::Published | Status::Dead | Status::Discarded => false,
-                Status::Scheduled
-                | Status::Pending
-                | Status::Retrying
-                | Status::Held
-                | Status::Quarantined
-                | Status::Behind => true,
+                MessageStatus::Published | MessageStatus::Dead | MessageStatus::Discarded => false,
+                MessageStatus::Scheduled
+                | MessageStatus::Pending
+                | MessageStatus::Retrying
+                | MessageStatus::Held
+                | MessageStatus::Quarantined
+                | MessageStatus::Waiting => true,
             };
             if waits {
                 self.oldest_unsettled = Some(self.oldest_unsettled.map_or(oldest, |known| known.min(oldest)));
@@ -95,7 +97,7 @@ impl Tally {
         Ok(())
     }
 
-    fn told(self) -> Verified {
+    fn into_report(self) -> VerifyReport {
         let example = self.examples.first().map_or_else(String::new, |seq| format!(", such as number {seq}"));
         let mut contradictions = Vec::new();
         if self.stranded > 0 {
@@ -109,11 +111,11 @@ impl Tally {
                 .push(format!("{} messages count as settled although no window held them{example}", self.skipped));
         }
         let counted = |status| (status, self.counts.get(&status).copied().unwrap_or(0));
-        Verified {
+        VerifyReport {
             committed: self.counts.values().sum(),
-            by_status: Status::ALL.into_iter().map(counted).collect(),
+            by_status: MessageStatus::ALL.into_iter().map(counted).collect(),
             oldest_unsettled: self.oldest_unsettled,
-            contradictions,
+            inconsistencies: contradictions,
         }
     }
 }
@@ -121,15 +123,15 @@ impl Tally {
 /// A condition that must never hold: its description, and the query that finds violations. `@` stands for the schema,
 /// `$` for the destination.
 struct Check {
-    what: &'static str,
+    description: &'static str,
     rows: &'static str,
 }
 
 impl Check {
-    async fn look(&self, store: &Store, sql: &Sql) -> Result<Option<String>, Error> {
+    async fn run(&self, store: &Store, sql: &Sql) -> Result<Option<String>, Error> {
         let rows = self.rows.replace('@', sql.schema()).replace('$', sql.destination());
         let query = format!("SELECT it, count(*) OVER () FROM ({rows}) AS wrong(it) ORDER BY it LIMIT {NAMED_MAX}");
-        let mut rows = Rows::new(store.asking.copy(query).await?, 2)?;
+        let mut rows = CopyRows::new(store.operator_connection.copy_out(query).await?, 2)?;
         let mut names = Vec::new();
         let mut count = 0;
         while let Some(mut row) = rows.next_row()? {
@@ -140,61 +142,61 @@ impl Check {
             return Ok(None);
         }
         let more = if count > names.len() as u64 { " …" } else { "" };
-        Ok(Some(format!("{}: {count} ({}{more})", self.what, names.join(", "))))
+        Ok(Some(format!("{}: {count} ({}{more})", self.description, names.join(", "))))
     }
 }
 
 const CHECKS: [Check; 10] = [
     Check {
-        what: "parked messages whose key is not parked",
+        description: "parked messages whose key is not parked",
         rows: "SELECT DISTINCT m.key FROM @.parked_message AS m WHERE m.destination = $ AND NOT EXISTS \
                (SELECT 1 FROM @.parked_key AS k WHERE k.destination = m.destination AND k.key = m.key)",
     },
     Check {
-        what: "parked keys with an empty queue",
+        description: "parked keys with an empty queue",
         rows: "SELECT k.key FROM @.parked_key AS k WHERE k.destination = $ AND k.state <> 'dead' AND NOT EXISTS \
                (SELECT 1 FROM @.parked_message AS m WHERE m.destination = k.destination AND m.key = k.key)",
     },
     Check {
-        what: "keys held by a dead letter that is not there",
+        description: "keys held by a dead letter that is not there",
         rows: "SELECT k.key FROM @.parked_key AS k WHERE k.destination = $ AND k.state = 'dead' AND NOT EXISTS \
                (SELECT 1 FROM @.dead_letter AS d WHERE d.destination = k.destination AND d.id = k.dead_id \
                AND d.state IN ('dead', 'redriving', 'discarding'))",
     },
     Check {
-        what: "keys that wait for an address which is not held",
+        description: "keys that wait for an address which is not held",
         rows: "SELECT k.key FROM @.parked_key AS k WHERE k.destination = $ AND k.state = 'held' AND NOT EXISTS \
                (SELECT 1 FROM @.address_hold AS h WHERE h.destination = k.destination AND h.address = k.address)",
     },
     Check {
-        what: "keys that wait for no time",
+        description: "keys that wait for no time",
         rows: "SELECT k.key FROM @.parked_key AS k WHERE k.destination = $ AND k.state IN ('retrying', 'quarantined') \
                AND k.next_at IS NULL",
     },
     Check {
-        what: "messages that are parked and dead at once",
+        description: "messages that are parked and dead at once",
         rows: "SELECT m.id::text FROM @.parked_message AS m JOIN @.dead_letter AS d \
                ON d.destination = m.destination AND d.seq = m.seq AND d.state <> 'redriven' WHERE m.destination = $",
     },
     Check {
-        what: "shards whose progress names a tick that is gone",
+        description: "shards whose progress names a tick that is gone",
         rows: "SELECT s.shard::text FROM @.shard_positions($) AS s WHERE NOT EXISTS \
                (SELECT 1 FROM @.tick AS t WHERE t.tick = s.from_tick) OR NOT EXISTS \
                (SELECT 1 FROM @.tick AS t WHERE t.tick = s.to_tick)",
     },
     Check {
-        what: "leases of shards that do not exist",
+        description: "leases of shards that do not exist",
         rows: "SELECT l.shard::text FROM @.lease AS l JOIN @.destination AS d ON d.name = l.destination \
                WHERE d.name = $ AND l.shard NOT BETWEEN 0 AND d.shards - 1",
     },
     Check {
-        what: "shards without a lease",
+        description: "shards without a lease",
         rows: "SELECT n::text FROM @.destination AS d CROSS JOIN LATERAL generate_series(0, d.shards - 1) AS n \
                WHERE d.name = $ AND NOT EXISTS \
                (SELECT 1 FROM @.lease AS l WHERE l.destination = d.name AND l.shard = n)",
     },
     Check {
-        what: "shards without progress",
+        description: "shards without progress",
         rows: "SELECT l.shard::text FROM @.lease AS l JOIN @.destination AS d ON d.name = l.destination \
                WHERE d.name = $ AND l.shard < d.shards AND NOT EXISTS (SELECT 1 FROM @.progress AS p \
                WHERE p.destination = d.name AND p.shards = d.shards AND p.shard = l.shard)",

@@ -4,14 +4,14 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::e2e_support::{Running, World, config, execute, refusal};
+use crate::relay_support::{RunningRelay, TestDatabase, config, execute, expect_error};
 use bytes::Bytes;
-use relevo_broker_memory::{MemoryBroker, Settings};
+use relevo_broker_memory::{Config, MemoryBroker};
 use relevo_core::limits::LimitError;
 use relevo_core::message::Headers;
 use relevo_core::slot::slot_of;
 use relevo_core::{Message, MessageId};
-use relevo_store_postgres::{Draft, EmitError, OnRepeat, emit};
+use relevo_store_postgres::{Draft, EmitError, OnDuplicate, emit};
 use relevo_testkit::PgVersion;
 use sqlx::{Connection as _, Row as _};
 use uuid::Uuid;
@@ -33,53 +33,53 @@ fn call(function: &str, changed: &[(&str, &str)]) -> String {
 }
 
 const NULL: &str = "22004";
-const ABSURD: &str = "22023";
+const INVALID_VALUES: &str = "22023";
 
 #[tokio::test]
-async fn every_absurd_argument_is_refused_by_its_name() {
+async fn every_invalid_argument_is_rejected_by_name() {
     let both = [
         ("topic", "NULL", NULL),
-        ("topic", "''", ABSURD),
-        ("topic", "E'a\\nb'", ABSURD),
-        ("topic", "repeat('t', 256)", ABSURD),
+        ("topic", "''", INVALID_VALUES),
+        ("topic", "E'a\\nb'", INVALID_VALUES),
+        ("topic", "repeat('t', 256)", INVALID_VALUES),
         ("key", "NULL", NULL),
-        ("key", "''", ABSURD),
-        ("key", "E'a\\tb'", ABSURD),
-        ("key", "repeat('k', 513)", ABSURD),
-        ("key", "repeat('ñ', 257)", ABSURD),
+        ("key", "''", INVALID_VALUES),
+        ("key", "E'a\\tb'", INVALID_VALUES),
+        ("key", "repeat('k', 513)", INVALID_VALUES),
+        ("key", "repeat('ñ', 257)", INVALID_VALUES),
         ("type", "NULL", NULL),
-        ("type", "''", ABSURD),
-        ("type", "repeat('t', 300)", ABSURD),
+        ("type", "''", INVALID_VALUES),
+        ("type", "repeat('t', 300)", INVALID_VALUES),
         ("payload", "NULL", NULL),
-        ("headers", "'[]'", ABSURD),
-        ("headers", "'\"x\"'", ABSURD),
-        ("headers", "'{\"a\": 1}'", ABSURD),
-        ("headers", "'{\"a\": null}'", ABSURD),
-        ("headers", "'{\"\": \"x\"}'", ABSURD),
-        ("headers", "'{\"a\": \"b\\nc\"}'", ABSURD),
-        ("headers", "'{\"a\\tb\": \"c\"}'", ABSURD),
-        ("headers", "jsonb_build_object('a', repeat('x', 65536))", ABSURD),
-        ("deliver_at", "'infinity'", ABSURD),
-        ("deliver_at", "'-infinity'", ABSURD),
-        ("deliver_at", "now() + interval '11 years'", ABSURD),
+        ("headers", "'[]'", INVALID_VALUES),
+        ("headers", "'\"x\"'", INVALID_VALUES),
+        ("headers", "'{\"a\": 1}'", INVALID_VALUES),
+        ("headers", "'{\"a\": null}'", INVALID_VALUES),
+        ("headers", "'{\"\": \"x\"}'", INVALID_VALUES),
+        ("headers", "'{\"a\": \"b\\nc\"}'", INVALID_VALUES),
+        ("headers", "'{\"a\\tb\": \"c\"}'", INVALID_VALUES),
+        ("headers", "jsonb_build_object('a', repeat('x', 65536))", INVALID_VALUES),
+        ("deliver_at", "'infinity'", INVALID_VALUES),
+        ("deliver_at", "'-infinity'", INVALID_VALUES),
+        ("deliver_at", "now() + interval '11 years'", INVALID_VALUES),
         ("lock_key", "NULL", NULL),
-        ("on_duplicate", "NULL", ABSURD),
-        ("on_duplicate", "'maybe'", ABSURD),
+        ("on_duplicate", "NULL", INVALID_VALUES),
+        ("on_duplicate", "'maybe'", INVALID_VALUES),
     ];
     let bytes = [
         ("content_type", "NULL", NULL),
-        ("content_type", "''", ABSURD),
-        ("content_type", "repeat('c', 256)", ABSURD),
-        ("payload", "convert_to(repeat('x', 16777217), 'UTF8')", ABSURD),
+        ("content_type", "''", INVALID_VALUES),
+        ("content_type", "repeat('c', 256)", INVALID_VALUES),
+        ("payload", "convert_to(repeat('x', 16777217), 'UTF8')", INVALID_VALUES),
     ];
     let cases = both.iter().flat_map(|case| [("emit", case), ("emit_bytes", case)]);
     let cases: Vec<_> = cases.chain(bytes.iter().map(|case| ("emit_bytes", case))).collect();
     for version in PgVersion::ALL {
-        let world = World::on(version).await;
+        let world = TestDatabase::on_version(version).await;
         let mut connection = world.connect().await;
         for (function, (name, value, expected)) in &cases {
             let sql = call(function, &[(name, value)]);
-            let (code, message) = refusal(&mut connection, &sql).await;
+            let (code, message) = expect_error(&mut connection, &sql).await;
             assert_eq!(code, *expected, "PostgreSQL {}: {sql}: {message}", version.major());
             assert!(message.contains(&format!("argument \"{name}\"")), "{sql}: {message}");
         }
@@ -88,45 +88,49 @@ async fn every_absurd_argument_is_refused_by_its_name() {
 }
 
 #[tokio::test]
-async fn every_absurd_element_is_refused_by_its_place_and_name() {
+async fn every_invalid_element_is_rejected_by_index_and_name() {
     let good = r#""topic": "orders", "type": "T""#;
     let cases = [
         ("NULL".to_owned(), "messages", NULL),
-        ("'{}'".to_owned(), "messages", ABSURD),
-        ("'[null]'".to_owned(), "messages[1]", ABSURD),
-        ("'[[]]'".to_owned(), "messages[1]", ABSURD),
-        (format!(r#"'[{{{good}, "key": "k", "payload": 1, "color": "red"}}]'"#), "messages[1].color", ABSURD),
-        (format!(r#"'[{{{good}, "key": "k"}}]'"#), "messages[1]", ABSURD),
-        (format!(r#"'[{{{good}, "key": "k", "payload": 1, "payload_base64": ""}}]'"#), "messages[1]", ABSURD),
+        ("'{}'".to_owned(), "messages", INVALID_VALUES),
+        ("'[null]'".to_owned(), "messages[1]", INVALID_VALUES),
+        ("'[[]]'".to_owned(), "messages[1]", INVALID_VALUES),
+        (format!(r#"'[{{{good}, "key": "k", "payload": 1, "color": "red"}}]'"#), "messages[1].color", INVALID_VALUES),
+        (format!(r#"'[{{{good}, "key": "k"}}]'"#), "messages[1]", INVALID_VALUES),
+        (format!(r#"'[{{{good}, "key": "k", "payload": 1, "payload_base64": ""}}]'"#), "messages[1]", INVALID_VALUES),
         (format!(r#"'[{{{good}, "payload": 1}}]'"#), "messages[1].key", NULL),
-        (format!(r#"'[{{{good}, "key": "", "payload": 1}}]'"#), "messages[1].key", ABSURD),
-        (format!(r#"'[{{{good}, "key": "k", "payload_base64": "!"}}]'"#), "messages[1].payload_base64", ABSURD),
+        (format!(r#"'[{{{good}, "key": "", "payload": 1}}]'"#), "messages[1].key", INVALID_VALUES),
+        (format!(r#"'[{{{good}, "key": "k", "payload_base64": "!"}}]'"#), "messages[1].payload_base64", INVALID_VALUES),
         (format!(r#"'[{{{good}, "key": "k", "payload_base64": ""}}]'"#), "messages[1].content_type", NULL),
-        (format!(r#"'[{{{good}, "key": "k", "payload": 1, "id": "7"}}]'"#), "messages[1].id", ABSURD),
+        (format!(r#"'[{{{good}, "key": "k", "payload": 1, "id": "7"}}]'"#), "messages[1].id", INVALID_VALUES),
         (
             format!(r#"'[{{{good}, "key": "k", "payload": 1, "deliver_at": "soon"}}]'"#),
             "messages[1].deliver_at",
-            ABSURD,
+            INVALID_VALUES,
         ),
-        (format!(r#"'[{{{good}, "key": "k", "payload": 1, "lock_key": "x"}}]'"#), "messages[1].lock_key", ABSURD),
+        (
+            format!(r#"'[{{{good}, "key": "k", "payload": 1, "lock_key": "x"}}]'"#),
+            "messages[1].lock_key",
+            INVALID_VALUES,
+        ),
         (
             format!(r#"'[{{{good}, "key": "k", "payload": 1, "on_duplicate": "x"}}]'"#),
             "messages[1].on_duplicate",
-            ABSURD,
+            INVALID_VALUES,
         ),
-        (format!(r#"'[{{{good}, "key": "k", "payload": 1, "headers": []}}]'"#), "messages[1].headers", ABSURD),
+        (format!(r#"'[{{{good}, "key": "k", "payload": 1, "headers": []}}]'"#), "messages[1].headers", INVALID_VALUES),
         (
             format!(r#"'[{{{good}, "key": "k", "payload": 1}}, {{{good}, "key": "k", "payload": 1, "headers": 7}}]'"#),
             "messages[2].headers",
-            ABSURD,
+            INVALID_VALUES,
         ),
     ];
     for version in PgVersion::ALL {
-        let world = World::on(version).await;
+        let world = TestDatabase::on_version(version).await;
         let mut connection = world.connect().await;
         for (array, place, expected) in &cases {
             let sql = format!("SELECT relevo.emit_many({array})");
-            let (code, message) = refusal(&mut connection, &sql).await;
+            let (code, message) = expect_error(&mut connection, &sql).await;
             assert_eq!(code, *expected, "PostgreSQL {}: {sql}: {message}", version.major());
             assert!(message.contains(&format!("argument \"{place}\"")), "{sql}: {message}");
         }
@@ -135,21 +139,21 @@ async fn every_absurd_element_is_refused_by_its_place_and_name() {
 }
 
 /// Returns what the broker receives, in order.
-async fn delivered(world: &World) -> Vec<Message> {
-    let broker = MemoryBroker::new(Settings::default());
+async fn delivered(world: &TestDatabase) -> Vec<Message> {
+    let broker = MemoryBroker::new(Config::default());
     let got = Arc::new(Mutex::new(Vec::new()));
     let list = Arc::clone(&got);
     broker.on_receipt(move |publication| list.lock().expect("no panic").push((*publication.message).clone()));
-    let relay = Running::start(world.store().await, &broker, config());
-    world.drained().await;
+    let relay = RunningRelay::start(world.store().await, &broker, config());
+    world.wait_until_drained().await;
     relay.stop().await;
     std::mem::take(&mut *got.lock().expect("no panic"))
 }
 
 #[tokio::test]
-async fn what_is_emitted_in_rust_arrives_byte_for_byte() {
+async fn a_message_emitted_in_rust_arrives_byte_for_byte() {
     for version in PgVersion::ALL {
-        let world = World::on(version).await;
+        let world = TestDatabase::on_version(version).await;
         let all: Vec<u8> = (0..=255).cycle().take(100_000).collect();
         let headers = Headers::from([
             ("x-slashes".to_owned(), r#"C:\temp\new "quoted" \u0041 \\"#.to_owned()),
@@ -183,7 +187,7 @@ async fn what_is_emitted_in_rust_arrives_byte_for_byte() {
 
 #[tokio::test]
 async fn a_json_payload_arrives_as_the_text_of_its_jsonb() {
-    let world = World::new().await;
+    let world = TestDatabase::new().await;
     world.run(&call("emit", &[("payload", r#"'{"b": 1,   "a": "ñ", "b": 2}'"#)])).await;
     let messages = delivered(&world).await;
     assert_eq!(&messages[0].payload[..], r#"{"a": "ñ", "b": 2}"#.as_bytes());
@@ -192,7 +196,7 @@ async fn a_json_payload_arrives_as_the_text_of_its_jsonb() {
 
 #[tokio::test]
 async fn effect_and_message_commit_and_roll_back_together() {
-    let world = World::new().await;
+    let world = TestDatabase::new().await;
     world.run("CREATE TABLE effect (n int)").await;
     let mut connection = world.connect().await;
     for n in 0..4 {
@@ -207,8 +211,8 @@ async fn effect_and_message_commit_and_roll_back_together() {
 }
 
 #[tokio::test]
-async fn a_limit_is_told_before_the_transaction_is_touched() {
-    let world = World::new().await;
+async fn an_invalid_draft_is_rejected_before_the_transaction_is_used() {
+    let world = TestDatabase::new().await;
     let mut connection = world.connect().await;
     let mut tx = connection.begin().await.expect("a transaction");
     let good = Draft::json("orders", "k", "T", "{}");
@@ -222,7 +226,7 @@ async fn a_limit_is_told_before_the_transaction_is_touched() {
         ("headers", Draft { headers: Headers::from([("h".to_owned(), "\0".to_owned())]), ..good.clone() }),
     ];
     for (part, draft) in bad {
-        let Err(EmitError::Limit(error)) = emit(&mut tx, draft).await else { panic!("`{part}` was not refused") };
+        let Err(EmitError::Invalid(error)) = emit(&mut tx, draft).await else { panic!("`{part}` was not refused") };
         let named = match error {
             LimitError::TooLong { part, .. } | LimitError::Empty(part) | LimitError::ControlCharacter(part) => part,
         };
@@ -234,8 +238,8 @@ async fn a_limit_is_told_before_the_transaction_is_touched() {
 }
 
 #[tokio::test]
-async fn a_repeated_id_is_refused_or_ignored() {
-    let world = World::new().await;
+async fn a_duplicate_id_is_rejected_or_ignored() {
+    let world = TestDatabase::new().await;
     let mut connection = world.connect().await;
     let id = MessageId::from_uuid(Uuid::from_u128(77));
     let draft = Draft { id: Some(id), ..Draft::json("orders", "k", "T", "{}") };
@@ -244,18 +248,18 @@ async fn a_repeated_id_is_refused_or_ignored() {
     tx.commit().await.expect("it commits");
     let mut tx = connection.begin().await.expect("a transaction");
     let repeated = emit(&mut tx, draft.clone()).await;
-    assert!(matches!(repeated, Err(EmitError::Repeated(again)) if again == id), "{repeated:?}");
+    assert!(matches!(repeated, Err(EmitError::DuplicateId(again)) if again == id), "{repeated:?}");
     tx.rollback().await.expect("it rolls back");
     let mut tx = connection.begin().await.expect("a transaction");
-    let ignored = emit(&mut tx, Draft { on_repeat: OnRepeat::Ignore, ..draft }).await.expect("it does nothing");
+    let ignored = emit(&mut tx, Draft { on_duplicate: OnDuplicate::Ignore, ..draft }).await.expect("it does nothing");
     assert_eq!(ignored, id);
     tx.commit().await.expect("it commits");
     assert_eq!(world.number("SELECT count(*) FROM relevo.message").await, 1);
 }
 
 #[tokio::test]
-async fn a_message_with_a_time_waits_for_it_and_one_in_the_past_does_not() {
-    let world = World::new().await;
+async fn a_message_with_a_future_time_is_scheduled() {
+    let world = TestDatabase::new().await;
     let mut connection = world.connect().await;
     let now: String =
         world.texts("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint::text").await.remove(0);
@@ -279,9 +283,9 @@ async fn a_message_with_a_time_waits_for_it_and_one_in_the_past_does_not() {
 }
 
 #[tokio::test]
-async fn made_ids_are_of_version_7_and_sort_by_time() {
+async fn generated_ids_are_version_7_and_sort_by_time() {
     for version in PgVersion::ALL {
-        let world = World::on(version).await;
+        let world = TestDatabase::on_version(version).await;
         let sql = format!("{}, pg_sleep(0.002) FROM generate_series(1, 50)", call("emit", &[]));
         let rows = world.rows(&sql).await;
         let ids: Vec<Uuid> = rows.iter().map(|row| row.try_get(0).expect("an id")).collect();
@@ -297,7 +301,7 @@ async fn made_ids_are_of_version_7_and_sort_by_time() {
 #[tokio::test]
 async fn the_database_and_the_program_agree_on_every_slot() {
     for version in PgVersion::ALL {
-        let world = World::on(version).await;
+        let world = TestDatabase::on_version(version).await;
         let mut connection = world.connect().await;
         let letters: Vec<char> = "aZ0 -'\\\"ñß漢🦀\u{301}\u{10ffff}".chars().collect();
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
@@ -324,9 +328,9 @@ async fn the_database_and_the_program_agree_on_every_slot() {
 }
 
 #[tokio::test]
-async fn emit_many_keeps_its_order_and_emits_a_repeated_id_once() {
+async fn emit_many_keeps_its_order_and_emits_a_duplicate_id_once() {
     for version in PgVersion::ALL {
-        let world = World::on(version).await;
+        let world = TestDatabase::on_version(version).await;
         let (own, low) = (Uuid::from_u128(9), Uuid::from_u128(1));
         let item = |rest: &str| format!(r#"{{"topic": "orders", "type": "T", "key": "k", {rest}}}"#);
         let items = [
@@ -349,7 +353,7 @@ async fn emit_many_keeps_its_order_and_emits_a_repeated_id_once() {
         assert_eq!(messages[2].headers, Headers::from([("a".to_owned(), "b".to_owned())]));
         let (code, _) = {
             let sql = format!("SELECT relevo.emit_many('[{}]')", items[4]);
-            refusal(&mut world.connect().await, &sql).await
+            expect_error(&mut world.connect().await, &sql).await
         };
         assert_eq!(code, "23505", "refused unless it may be ignored");
         assert!(execute(&mut world.connect().await, "SELECT relevo.emit_many('[]')").await.is_ok(), "nothing is fine");

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use crate::e2e_support::{MAIN, Running, World, config, execute, refusal, store, until};
-use relevo_broker_memory::{Match, MemoryBroker, Rule, Settings};
+use crate::relay_support::{MAIN, RunningRelay, TestDatabase, config, execute, expect_error, store, wait_until};
+use relevo_broker_memory::{Config, FailureRule, MemoryBroker, RuleTarget};
 use relevo_core::Class;
-use relevo_core::operate::Inspect as _;
-use relevo_core::sample::Sample as _;
-use relevo_core::store::{DeadFilter, DeadLetters as _, Mark, Upkeep as _};
+use relevo_core::operate::OutboxInspector as _;
+use relevo_core::sample::OutboxMonitor as _;
+use relevo_core::store::{DeadLetterAdmin as _, DeadLetterFilter, Maintenance as _, MarkRequest};
 use relevo_store_postgres::{Schema, migrate};
 use relevo_testkit::PgVersion;
 use relevo_testkit::postgres::Private;
@@ -15,9 +15,9 @@ use sqlx::ConnectOptions as _;
 use sqlx::postgres::PgConnection;
 
 /// On a private server, because roles belong to the whole server.
-async fn world_with_roles(version: PgVersion) -> World {
+async fn database_with_roles(version: PgVersion) -> TestDatabase {
     let server = Private::start(version).await;
-    let world = World { database: server.database().await, server: Some(server) };
+    let world = TestDatabase { database: server.database().await, server: Some(server) };
     world.run("CREATE ROLE writer LOGIN; CREATE ROLE carrier LOGIN; CREATE ROLE stranger LOGIN").await;
     migrate::migrate(&mut world.connect().await, &Schema::default()).await.expect("an empty database");
     world.run(&format!("SELECT relevo.add_destination('{MAIN}', 8, 'oldest')")).await;
@@ -25,12 +25,12 @@ async fn world_with_roles(version: PgVersion) -> World {
     world
 }
 
-async fn session(world: &World, role: &str) -> PgConnection {
+async fn session(world: &TestDatabase, role: &str) -> PgConnection {
     world.database.options().username(role).connect().await.expect("a role that may log in")
 }
 
 /// Returns the functions of the schema that a role may call.
-pub(crate) async fn may_call(world: &World, role: &str) -> Vec<String> {
+pub(crate) async fn may_call(world: &TestDatabase, role: &str) -> Vec<String> {
     let sql = format!(
         "SELECT DISTINCT proname::text FROM pg_proc WHERE pronamespace = 'relevo'::regnamespace \
          AND has_function_privilege('{role}', oid, 'execute') ORDER BY 1"
@@ -39,7 +39,7 @@ pub(crate) async fn may_call(world: &World, role: &str) -> Vec<String> {
 }
 
 /// Returns the privileges of a role on tables, views and sequences of the schema, except those listed.
-pub(crate) async fn rights(world: &World, role: &str, apart_from: &str) -> Vec<String> {
+pub(crate) async fn rights(world: &TestDatabase, role: &str, apart_from: &str) -> Vec<String> {
     let sql = format!(
         "SELECT c.relname || ' ' || r FROM pg_class AS c, unnest('{{SELECT,INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}}'::text[]) AS r \
          WHERE c.relnamespace = 'relevo'::regnamespace AND c.relkind IN ('r', 'p', 'v') AND has_table_privilege('{role}', c.oid, r) \
@@ -53,7 +53,7 @@ pub(crate) async fn rights(world: &World, role: &str, apart_from: &str) -> Vec<S
 
 pub(crate) async fn refuse(connection: &mut PgConnection, statements: &[&str]) {
     for sql in statements {
-        let (code, message) = refusal(connection, sql).await;
+        let (code, message) = expect_error(connection, sql).await;
         assert_eq!(code, "42501", "{sql}: {message}");
     }
 }
@@ -61,7 +61,7 @@ pub(crate) async fn refuse(connection: &mut PgConnection, statements: &[&str]) {
 #[tokio::test]
 async fn a_writer_may_emit_and_nothing_else() {
     for version in PgVersion::ALL {
-        let world = world_with_roles(version).await;
+        let world = database_with_roles(version).await;
         assert_eq!(may_call(&world, "writer").await, ["cancel", "emit", "emit_bytes", "emit_many", "emit_message"]);
         assert!(rights(&world, "writer", "").await.is_empty());
         let mut writer = session(&world, "writer").await;
@@ -100,36 +100,36 @@ async fn a_writer_may_emit_and_nothing_else() {
 #[tokio::test]
 async fn a_relay_may_read_and_settle_and_nothing_else() {
     for version in PgVersion::ALL {
-        let world = world_with_roles(version).await;
+        let world = database_with_roles(version).await;
         let may = "acquire_leases backlog discard maintain make_tick move_due_scheduled read_parked redrive \
                    release_leases settle settle_parked shard_positions";
         assert_eq!(may_call(&world, "carrier").await, may.split(' ').collect::<Vec<_>>());
         assert!(rights(&world, "carrier", "SELECT").await.is_empty());
 
-        let broker = MemoryBroker::new(Settings::default());
+        let broker = MemoryBroker::new(Config::default());
         let ids = world.emit(&["a", "b", "a", "c"]).await;
-        broker.fail(Rule::new(Match::Id(ids[0]), Class::Transient).times(1));
-        broker.fail(Rule::new(Match::Id(ids[1]), Class::Poison).times(1));
+        broker.add_failure(FailureRule::new(RuleTarget::Id(ids[0]), Class::Transient).times(1));
+        broker.add_failure(FailureRule::new(RuleTarget::Id(ids[1]), Class::Poison).times(1));
         world
             .run("SELECT relevo.emit('orders', 'd', 'T', '{}', deliver_at => clock_timestamp() + interval '0.2 s')")
             .await;
         let store = store(world.database.options().username("carrier"), MAIN).await;
-        let relay = Running::start(store.clone(), &broker, config());
-        let dead = DeadFilter::default();
-        until("one is dead", async || store.dead(&dead, 10).await.expect("letters").len() == 1).await;
-        let mark = Mark { filter: dead, dry_run: false, by: "ana".to_owned(), reason: "mended".to_owned() };
+        let relay = RunningRelay::start(store.clone(), &broker, config());
+        let dead = DeadLetterFilter::default();
+        wait_until("one is dead", async || store.list_dead_letters(&dead, 10).await.expect("letters").len() == 1).await;
+        let mark = MarkRequest { filter: dead, dry_run: false, by: "ana".to_owned(), reason: "mended".to_owned() };
         assert_eq!(store.redrive(&mark).await.expect("a mark"), 1);
-        until("everything arrives", async || broker.received() == 5).await;
-        until("everything is settled", async || {
+        wait_until("everything arrives", async || broker.received() == 5).await;
+        wait_until("everything is settled", async || {
             let backlog = store.backlog().await.expect("a backlog");
             (backlog.pending, backlog.parked, backlog.dead) == (0, 0, 0)
         })
         .await;
         relay.stop().await;
-        assert_eq!(store.vitals().await.expect("a sample").oldest_pending, Duration::ZERO);
-        assert!(store.surroundings().await.expect("a sample").horizon.is_some());
+        assert_eq!(store.sample_destination().await.expect("a sample").oldest_pending, Duration::ZERO);
+        assert!(store.sample_outbox().await.expect("a sample").horizon.is_some());
         world.run("SELECT setval('relevo.message_seq', 3000000)").await;
-        until("partitions are prepared", async || store.maintain().await.expect("upkeep").prepared > 0).await;
+        wait_until("partitions are prepared", async || store.maintain().await.expect("upkeep").prepared > 0).await;
 
         let mut carrier = session(&world, "carrier").await;
         refuse(
@@ -155,7 +155,7 @@ async fn a_relay_may_read_and_settle_and_nothing_else() {
 
 #[tokio::test]
 async fn a_role_without_a_grant_can_do_nothing() {
-    let world = world_with_roles(PgVersion::V15).await;
+    let world = database_with_roles(PgVersion::V15).await;
     assert!(may_call(&world, "stranger").await.is_empty());
     assert!(rights(&world, "stranger", "").await.is_empty());
     let mut stranger = session(&world, "stranger").await;
@@ -185,9 +185,9 @@ const TRAPS: &str = "
     SET search_path = evil, pg_temp, pg_catalog";
 
 #[tokio::test]
-async fn a_search_path_full_of_traps_catches_nobody_but_the_one_who_set_it() {
+async fn a_malicious_search_path_affects_only_its_own_session() {
     for version in PgVersion::ALL {
-        let world = world_with_roles(version).await;
+        let world = database_with_roles(version).await;
         let database = world.database.name();
         world.run(&format!("GRANT CREATE ON DATABASE {database} TO writer, carrier")).await;
         let mut writer = session(&world, "writer").await;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use relevo_conformance::harness::{
-    Capabilities, Draft, MAIN, OnRepeat, RETENTION, Repeated, SHARDS, Start, StoreHarness, Writer,
+    Capabilities, Draft, DuplicateId, Harness, MAIN, OnRepeat, RETENTION, SHARDS, Start, WriteTransaction,
 };
 use relevo_core::MessageId;
 use relevo_store_postgres::{Config, Schema, Store, migrate};
@@ -15,55 +15,55 @@ use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Row as _};
 use uuid::Uuid;
 
-pub(crate) struct Postgres {
+pub(crate) struct PostgresHarness {
     database: Database,
     server: Option<Private>,
     pooler: Option<PgBouncer>,
 }
 
-pub(crate) async fn shared_13() -> Postgres {
-    on(PgVersion::V13).await
+pub(crate) async fn shared_13() -> PostgresHarness {
+    on_shared_server(PgVersion::V13).await
 }
 
-pub(crate) async fn shared_15() -> Postgres {
-    on(PgVersion::V15).await
+pub(crate) async fn shared_15() -> PostgresHarness {
+    on_shared_server(PgVersion::V15).await
 }
 
 /// With a publication `FOR ALL TABLES`, as change data capture creates it.
-pub(crate) async fn published_18() -> Postgres {
-    let harness = on(PgVersion::V18).await;
+pub(crate) async fn published_18() -> PostgresHarness {
+    let harness = on_shared_server(PgVersion::V18).await;
     harness.run("CREATE PUBLICATION everything FOR ALL TABLES").await;
     harness
 }
 
-pub(crate) async fn mortal_13() -> Postgres {
-    alone(PgVersion::V13).await
+pub(crate) async fn private_13() -> PostgresHarness {
+    on_private_server(PgVersion::V13).await
 }
 
-pub(crate) async fn mortal_15() -> Postgres {
-    alone(PgVersion::V15).await
+pub(crate) async fn private_15() -> PostgresHarness {
+    on_private_server(PgVersion::V15).await
 }
 
-pub(crate) async fn mortal_18() -> Postgres {
-    alone(PgVersion::V18).await
+pub(crate) async fn private_18() -> PostgresHarness {
+    on_private_server(PgVersion::V18).await
 }
 
-pub(crate) async fn pooled() -> Postgres {
+pub(crate) async fn pooled() -> PostgresHarness {
     let server = Server::shared(PgVersion::V15);
     let pooler = PgBouncer::in_front_of(server.url()).await;
-    Postgres::prepared(server.database().await, None, Some(pooler)).await
+    PostgresHarness::prepared(server.database().await, None, Some(pooler)).await
 }
 
-async fn on(version: PgVersion) -> Postgres {
-    Postgres::prepared(Server::shared(version).database().await, None, None).await
+async fn on_shared_server(version: PgVersion) -> PostgresHarness {
+    PostgresHarness::prepared(Server::shared(version).database().await, None, None).await
 }
 
-async fn alone(version: PgVersion) -> Postgres {
+async fn on_private_server(version: PgVersion) -> PostgresHarness {
     let server = Private::start(version).await;
-    Postgres::prepared(server.database().await, Some(server), None).await
+    PostgresHarness::prepared(server.database().await, Some(server), None).await
 }
 
-impl Postgres {
+impl PostgresHarness {
     async fn prepared(database: Database, server: Option<Private>, pooler: Option<PgBouncer>) -> Self {
         let mut connection = database.connect().await;
         migrate::migrate(&mut connection, &Schema::default()).await.expect("an empty database");
@@ -88,18 +88,18 @@ async fn execute(connection: &mut PgConnection, sql: &str) -> Result<(), sqlx::E
 }
 
 #[async_trait]
-impl StoreHarness for Postgres {
+impl Harness for PostgresHarness {
     type Store = Store;
-    type Writer = Session;
+    type Writer = WriteSession;
 
     async fn store_for(&self, name: &str) -> Store {
         Store::open(Config::new(self.options(), name)).await.expect("a migrated database")
     }
 
-    async fn begin(&self) -> Session {
+    async fn begin(&self) -> WriteSession {
         let mut connection = self.database.options().connect().await.expect("a server");
         execute(&mut connection, "BEGIN").await.expect("a new transaction");
-        Session(connection)
+        WriteSession(connection)
     }
 
     async fn add_destination(&self, name: &str, shards: u16, start: Start) {
@@ -114,11 +114,11 @@ impl StoreHarness for Postgres {
         self.run(&format!("SELECT relevo.remove_destination('{name}')")).await;
     }
 
-    async fn regroup(&self, name: &str, shards: u16) {
+    async fn reshard(&self, name: &str, shards: u16) {
         self.run(&format!("SELECT relevo.reshard_destination('{name}', {shards})")).await;
     }
 
-    async fn switch(&self, name: &str, on: bool) {
+    async fn set_enabled(&self, name: &str, on: bool) {
         let function = if on { "enable_destination" } else { "disable_destination" };
         self.run(&format!("SELECT relevo.{function}('{name}')")).await;
     }
@@ -130,7 +130,7 @@ impl StoreHarness for Postgres {
     }
 
     /// Moves stored times back, so that no test has to wait.
-    async fn let_pass(&self, time: Duration) {
+    async fn advance_time(&self, time: Duration) {
         let time = format!("interval '{} milliseconds'", time.as_millis());
         for (table, column) in [
             ("lease", "expires_at"),
@@ -143,7 +143,7 @@ impl StoreHarness for Postgres {
         }
     }
 
-    async fn age(&self, time: Duration) {
+    async fn age_records(&self, time: Duration) {
         let time = format!("interval '{} milliseconds'", time.as_millis());
         for (table, column) in [("message", "created_at"), ("progress", "settled_at"), ("tick", "created_at")] {
             self.run(&format!("UPDATE relevo.{table} SET {column} = {column} - {time}")).await;
@@ -160,7 +160,7 @@ impl StoreHarness for Postgres {
         self.run("SELECT relevo.maintain()").await;
     }
 
-    async fn kept(&self) -> usize {
+    async fn stored_messages(&self) -> usize {
         let mut connection = self.database.connect().await;
         let row = sqlx::raw_sql("SELECT count(*) FROM relevo.message").fetch_one(&mut connection).await;
         let count: i64 = row.and_then(|row| row.try_get(0)).expect("a count");
@@ -169,22 +169,22 @@ impl StoreHarness for Postgres {
 
     fn capabilities(&self) -> Capabilities {
         // Progress alone commits asynchronously. A shared server also runs transactions of other tests.
-        Capabilities { alone: false, durable_progress: false, ..Capabilities::default() }
+        Capabilities { exclusive_server: false, durable_progress: false, ..Capabilities::default() }
     }
 }
 
 /// An application's transaction on its own connection.
-pub(crate) struct Session(PgConnection);
+pub(crate) struct WriteSession(PgConnection);
 
-impl Session {
+impl WriteSession {
     async fn run(&mut self, sql: &str) {
         execute(&mut self.0, sql).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
     }
 }
 
 #[async_trait]
-impl Writer for Session {
-    async fn emit(&mut self, draft: Draft) -> Result<MessageId, Repeated> {
+impl WriteTransaction for WriteSession {
+    async fn emit(&mut self, draft: Draft) -> Result<MessageId, DuplicateId> {
         let headers = (!draft.headers.is_empty()).then(|| serde_json::to_string(&draft.headers).expect("strings"));
         let on_repeat = match draft.on_repeat {
             OnRepeat::Refuse => "error",
@@ -207,7 +207,7 @@ impl Writer for Session {
         .await;
         match row {
             Ok(row) => Ok(MessageId::from_uuid(row.try_get::<Uuid, _>(0).expect("an id"))),
-            Err(sqlx::Error::Database(error)) if error.is_unique_violation() => Err(Repeated),
+            Err(sqlx::Error::Database(error)) if error.is_unique_violation() => Err(DuplicateId),
             Err(error) => panic!("the emit failed: {error}"),
         }
     }

@@ -6,8 +6,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use relevo_core::MessageId;
-use relevo_core::consume::{Lane, Raw};
-use relevo_core::inbox::{Arrival, Beat, Begun, Enter, Entered, Entry, Inbox as _, Keeping, Setback, State, Stop};
+use relevo_core::broker_consumer::{Lane, RawMessage};
+use relevo_core::inbox::{
+    BeginOutcome, DedupId, Enter, EnterOutcome, Heartbeat, Inbox as _, InboxFailure, InboxFailureAction, InboxMessage,
+    InboxRetention, InboxState,
+};
 use relevo_core::store::StoreError;
 use relevo_store_postgres::inbox::{Config, Inbox, Transaction};
 use relevo_store_postgres::{Schema, migrate};
@@ -19,79 +22,79 @@ use sqlx::postgres::PgConnectOptions;
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use crate::e2e_support::{World, until};
+use crate::relay_support::{TestDatabase, wait_until};
 
 const DAY: Duration = Duration::from_hours(24);
 
-async fn world() -> World {
-    let world = World::new().await;
+async fn test_database() -> TestDatabase {
+    let world = TestDatabase::new().await;
     world.run("CREATE TABLE ledger (id uuid PRIMARY KEY)").await;
     world
 }
 
 async fn inbox(options: PgConnectOptions) -> Inbox {
-    Inbox::open(&Config::new(options), "billing", Keeping::default()).await.expect("a migrated database")
+    Inbox::open(&Config::new(options), "billing", InboxRetention::default()).await.expect("a migrated database")
 }
 
-fn arrival(number: u64) -> Arrival {
+fn arrival(number: u64) -> InboxMessage {
     let id = MessageId::from_uuid(Uuid::from_u128(0x0190_0000_0000_7000_8000_0000_0000_0000 | u128::from(number)));
-    Arrival {
-        entry: Entry { id, replay: 0 },
+    InboxMessage {
+        dedup_id: DedupId { id, replay: 0 },
         queue: number.to_string().into(),
-        raw: Raw { headers: Vec::new(), payload: Bytes::from_static(b"{}") },
+        raw: RawMessage { headers: Vec::new(), payload: Bytes::from_static(b"{}") },
         address: "orders".into(),
         lane: Lane::new("0"),
-        place: Some(number),
+        offset: Some(number),
         correlation: None,
     }
 }
 
-async fn effect(tx: &mut Transaction, arrival: &Arrival) -> Result<(), sqlx::Error> {
-    let insert = sqlx::query("INSERT INTO ledger VALUES ($1)").bind(arrival.entry.id.as_uuid());
+async fn effect(tx: &mut Transaction, arrival: &InboxMessage) -> Result<(), sqlx::Error> {
+    let insert = sqlx::query("INSERT INTO ledger VALUES ($1)").bind(arrival.dedup_id.id.as_uuid());
     insert.execute(&mut **tx).await.map(|_| ())
 }
 
 /// Handles one message, unless it was already handled.
-async fn handle(inbox: &Inbox, arrival: &Arrival) -> Result<(), StoreError> {
+async fn handle(inbox: &Inbox, arrival: &InboxMessage) -> Result<(), StoreError> {
     let arrivals = std::slice::from_ref(arrival);
     match inbox.begin(Enter { held: None, arrivals }).await? {
-        Begun::Open(mut tx, entered) if entered == [Entered::New] => {
-            effect(&mut tx, arrival).await.map_err(|error| StoreError::Away(Box::new(error)))?;
+        BeginOutcome::Open(mut tx, entered) if entered == [EnterOutcome::New] => {
+            effect(&mut tx, arrival).await.map_err(|error| StoreError::Unavailable(Box::new(error)))?;
             inbox.commit(tx).await
         }
-        Begun::Open(tx, _) => inbox.roll_back(tx).await,
-        Begun::Busy => Err(StoreError::Away("busy".into())),
-        Begun::Lost => panic!("there is no lane to lose"),
+        BeginOutcome::Open(tx, _) => inbox.rollback(tx).await,
+        BeginOutcome::Busy => Err(StoreError::Unavailable("busy".into())),
+        BeginOutcome::Fenced => panic!("there is no lane to lose"),
     }
 }
 
-async fn opened(inbox: &Inbox, arrivals: &[Arrival]) -> (Transaction, Vec<Entered>) {
+async fn must_begin(inbox: &Inbox, arrivals: &[InboxMessage]) -> (Transaction, Vec<EnterOutcome>) {
     match inbox.begin(Enter { held: None, arrivals }).await.expect("a database") {
-        Begun::Open(tx, entered) => (tx, entered),
+        BeginOutcome::Open(tx, entered) => (tx, entered),
         other => panic!("{other:?}"),
     }
 }
 
 #[tokio::test]
-async fn a_handler_that_hides_an_error_of_the_database_is_not_done() {
-    let world = world().await;
+async fn a_handler_that_hides_a_database_error_is_not_committed() {
+    let world = test_database().await;
     let (inbox, arrival) = (inbox(world.database.options()).await, arrival(1));
-    let (mut tx, entered) = opened(&inbox, std::slice::from_ref(&arrival)).await;
-    assert_eq!(entered, [Entered::New]);
+    let (mut tx, entered) = must_begin(&inbox, std::slice::from_ref(&arrival)).await;
+    assert_eq!(entered, [EnterOutcome::New]);
     effect(&mut tx, &arrival).await.expect("a ledger");
     effect(&mut tx, &arrival).await.expect_err("it is there already");
     let committed = inbox.commit(tx).await;
-    assert!(matches!(committed, Err(StoreError::Broken(_))), "{committed:?}");
+    assert!(matches!(committed, Err(StoreError::Unexpected(_))), "{committed:?}");
     handle(&inbox, &arrival).await.expect("it is new, and so is its effect");
-    let (_, entered) = opened(&inbox, &[arrival]).await;
-    assert_eq!(entered, [Entered::Repeat(State::Done)]);
+    let (_, entered) = must_begin(&inbox, &[arrival]).await;
+    assert_eq!(entered, [EnterOutcome::Duplicate(InboxState::Done)]);
 }
 
 #[tokio::test]
 async fn a_session_of_a_handler_has_keepalives() {
-    let world = world().await;
+    let world = test_database().await;
     let inbox = inbox(world.database.options()).await;
-    let (mut tx, _) = opened(&inbox, &[arrival(1)]).await;
+    let (mut tx, _) = must_begin(&inbox, &[arrival(1)]).await;
     for (name, expected) in [("tcp_keepalives_idle", "2"), ("tcp_keepalives_count", "3"), ("tcp_user_timeout", "5000")]
     {
         let show = sqlx::query_scalar::<_, String>(sqlx::AssertSqlSafe(format!("SHOW {name}")));
@@ -100,15 +103,15 @@ async fn a_session_of_a_handler_has_keepalives() {
 }
 
 #[tokio::test]
-async fn what_was_not_committed_begins_nothing() {
-    let world = world().await;
+async fn a_failed_commit_begins_no_next_transaction() {
+    let world = test_database().await;
     let (inbox, messages) = (inbox(world.database.options()).await, [arrival(1), arrival(2)]);
     let next = Enter { held: None, arrivals: &messages[1..] };
-    let (mut tx, _) = opened(&inbox, &messages[..1]).await;
+    let (mut tx, _) = must_begin(&inbox, &messages[..1]).await;
     effect(&mut tx, &messages[0]).await.expect("a ledger");
     effect(&mut tx, &messages[0]).await.expect_err("it is there already");
     let refused = inbox.commit_and_begin(tx, next).await.map(|_| ());
-    assert!(matches!(refused, Err(StoreError::Broken(_))), "{refused:?}");
+    assert!(matches!(refused, Err(StoreError::Unexpected(_))), "{refused:?}");
     for message in &messages {
         handle(&inbox, message).await.expect("neither was entered");
     }
@@ -116,35 +119,35 @@ async fn what_was_not_committed_begins_nothing() {
 }
 
 #[tokio::test]
-async fn what_was_committed_stays_if_the_next_cannot_begin() {
-    let world = world().await;
+async fn a_commit_stays_if_the_next_transaction_cannot_begin() {
+    let world = test_database().await;
     let inbox = inbox(world.database.options()).await;
-    let messages: Vec<Arrival> = (1..=3).map(arrival).collect();
-    let (other, _) = opened(&inbox, &messages[1..2]).await;
-    let (mut tx, _) = opened(&inbox, &messages[..1]).await;
+    let messages: Vec<InboxMessage> = (1..=3).map(arrival).collect();
+    let (other, _) = must_begin(&inbox, &messages[1..2]).await;
+    let (mut tx, _) = must_begin(&inbox, &messages[..1]).await;
     effect(&mut tx, &messages[0]).await.expect("a ledger");
     let next = Enter { held: None, arrivals: &messages[1..2] };
     let begun = inbox.commit_and_begin(tx, next).await.expect("it is committed").expect("a database");
-    assert!(matches!(begun, Begun::Busy), "another has the second in an open transaction: {begun:?}");
+    assert!(matches!(begun, BeginOutcome::Busy), "another has the second in an open transaction: {begun:?}");
     assert_eq!(world.number("SELECT count(*) FROM ledger").await, 1);
-    inbox.roll_back(other).await.expect("a database");
+    inbox.rollback(other).await.expect("a database");
     handle(&inbox, &messages[2]).await.expect("the connections go on");
     assert_eq!(world.number("SELECT count(*) FROM ledger").await, 2);
 }
 
 #[tokio::test]
-async fn what_a_handler_begins_is_a_savepoint() {
-    let world = world().await;
+async fn a_transaction_begun_by_a_handler_is_a_savepoint() {
+    let world = test_database().await;
     let inbox = inbox(world.database.options()).await;
-    let messages: Vec<Arrival> = (1..=3).map(arrival).collect();
-    let (mut tx, _) = opened(&inbox, &messages).await;
+    let messages: Vec<InboxMessage> = (1..=3).map(arrival).collect();
+    let (mut tx, _) = must_begin(&inbox, &messages).await;
     effect(&mut tx, &messages[0]).await.expect("a ledger");
     let mut inner = tx.begin().await.expect("a savepoint");
-    let id = messages[0].entry.id;
+    let id = messages[0].dedup_id.id;
     sqlx::query("INSERT INTO ledger VALUES ($1)").bind(id.as_uuid()).execute(&mut *inner).await.expect_err("a repeat");
     drop(inner);
     let mut inner = tx.begin().await.expect("a savepoint");
-    let id = messages[1].entry.id;
+    let id = messages[1].dedup_id.id;
     sqlx::query("INSERT INTO ledger VALUES ($1)").bind(id.as_uuid()).execute(&mut *inner).await.expect("a ledger");
     inner.commit().await.expect("it is released");
     assert_eq!(world.number("SELECT count(*) FROM ledger").await, 0, "nothing is committed yet");
@@ -156,28 +159,28 @@ async fn what_a_handler_begins_is_a_savepoint() {
 
 #[tokio::test]
 async fn a_session_that_is_killed_in_mid_transaction_leaves_nothing() {
-    let world = world().await;
+    let world = test_database().await;
     let inbox = inbox(world.database.options()).await;
     let message = arrival(1);
-    let (mut tx, _) = opened(&inbox, std::slice::from_ref(&message)).await;
+    let (mut tx, _) = must_begin(&inbox, std::slice::from_ref(&message)).await;
     effect(&mut tx, &message).await.expect("a table");
     let open = "FROM pg_stat_activity WHERE state = 'idle in transaction' AND datname = current_database()";
     world.run(&format!("SELECT pg_terminate_backend(pid) {open}")).await;
     let error = inbox.commit(tx).await.expect_err("its session is gone");
-    assert!(matches!(error, StoreError::Away(_)), "{error:?}");
+    assert!(matches!(error, StoreError::Unavailable(_)), "{error:?}");
     assert_eq!(world.number("SELECT count(*) FROM ledger").await, 0);
     handle(&inbox, &message).await.expect("the next one has a session that lives");
     assert_eq!(world.number("SELECT count(*) FROM ledger").await, 1);
 }
 
 #[tokio::test]
-async fn idle_connections_that_died_are_not_felt() {
-    let world = world().await;
+async fn dead_idle_connections_are_replaced() {
+    let world = test_database().await;
     let inbox = inbox(world.database.options()).await;
-    let first: Vec<Arrival> = (0..5).map(arrival).collect();
+    let first: Vec<InboxMessage> = (0..5).map(arrival).collect();
     let mut open = Vec::new();
     for message in &first {
-        open.push(opened(&inbox, std::slice::from_ref(message)).await.0);
+        open.push(must_begin(&inbox, std::slice::from_ref(message)).await.0);
     }
     for tx in open {
         inbox.commit(tx).await.expect("a database");
@@ -187,31 +190,31 @@ async fn idle_connections_that_died_are_not_felt() {
     for number in 10..15 {
         handle(&inbox, &arrival(number)).await.expect("a connection that lives");
     }
-    assert_eq!(inbox.start(&arrival(20)).await.expect("here too"), 1);
+    assert_eq!(inbox.record_start(&arrival(20)).await.expect("here too"), 1);
 }
 
 #[tokio::test]
-async fn a_transaction_that_stands_still_is_ended_by_the_server() {
-    let world = world().await;
-    let config = Config { stall_deadline: Duration::from_secs(3), ..Config::new(world.database.options()) };
-    let inbox = Inbox::open(&config, "billing", Keeping::default()).await.expect("a migrated database");
+async fn a_stalled_transaction_is_ended_by_the_server() {
+    let world = test_database().await;
+    let config = Config { stall_timeout: Duration::from_secs(3), ..Config::new(world.database.options()) };
+    let inbox = Inbox::open(&config, "billing", InboxRetention::default()).await.expect("a migrated database");
     let message = arrival(1);
-    let (tx, _) = opened(&inbox, std::slice::from_ref(&message)).await;
+    let (tx, _) = must_begin(&inbox, std::slice::from_ref(&message)).await;
     let open =
         "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction' AND datname = current_database()";
-    until("the server ends it", async || world.number(open).await == 0).await;
+    wait_until("the server ends it", async || world.number(open).await == 0).await;
     let error = inbox.commit(tx).await.expect_err("it was ended");
-    assert!(matches!(error, StoreError::Away(_)), "{error:?}");
-    let (mut tx, entered) = opened(&inbox, std::slice::from_ref(&message)).await;
-    assert_eq!(entered, [Entered::New]);
+    assert!(matches!(error, StoreError::Unavailable(_)), "{error:?}");
+    let (mut tx, entered) = must_begin(&inbox, std::slice::from_ref(&message)).await;
+    assert_eq!(entered, [EnterOutcome::New]);
     let slow = sqlx::query("SELECT pg_sleep(10)").execute(&mut *tx).await;
     assert!(slow.is_err(), "a statement that runs for too long is ended too");
 }
 
 /// The network breaks at random while messages are handled. Each message still has exactly one effect.
 #[tokio::test]
-async fn every_message_has_one_effect_over_a_network_that_is_cut() {
-    let world = world().await;
+async fn every_message_has_one_effect_over_a_broken_network() {
+    let world = test_database().await;
     let options = world.database.options();
     let upstream: SocketAddr = format!("127.0.0.1:{}", options.get_port()).parse().expect("a loopback address");
     let proxy = CutProxy::start(upstream).await;
@@ -224,7 +227,7 @@ async fn every_message_has_one_effect_over_a_network_that_is_cut() {
             for number in (0..200).filter(|number| number % 4 == worker || (number + 1) % 4 == worker) {
                 let mut tries = 0;
                 while let Err(error) = handle(&inbox, &arrival(number)).await {
-                    assert!(matches!(error, StoreError::Away(_)), "{error:?}");
+                    assert!(matches!(error, StoreError::Unavailable(_)), "{error:?}");
                     tries += 1;
                     assert!(tries < 1000, "{error:?}");
                 }
@@ -245,7 +248,7 @@ async fn every_message_has_one_effect_over_a_network_that_is_cut() {
 /// Transactions that fail with a serialization error are tried again.
 #[tokio::test]
 async fn every_message_has_one_effect_under_serializable() {
-    let world = world().await;
+    let world = test_database().await;
     let name = world.database.name();
     world.run(&format!("ALTER DATABASE \"{name}\" SET default_transaction_isolation = 'serializable'")).await;
     let mut workers = JoinSet::new();
@@ -254,11 +257,11 @@ async fn every_message_has_one_effect_under_serializable() {
         workers.spawn(async move {
             for number in (0..100).map(|number| if worker % 2 == 0 { number } else { 99 - number }) {
                 let message = arrival(number);
-                assert!(inbox.start(&message).await.is_ok());
+                assert!(inbox.record_start(&message).await.is_ok());
                 for tries in 0.. {
                     match handle(&inbox, &message).await {
                         Ok(()) => break,
-                        Err(StoreError::Away(_)) => assert!(tries < 1000),
+                        Err(StoreError::Unavailable(_)) => assert!(tries < 1000),
                         Err(error) => panic!("{error:?}"),
                     }
                 }
@@ -274,31 +277,31 @@ async fn every_message_has_one_effect_under_serializable() {
 
 #[tokio::test]
 async fn a_batch_of_five_hundred_is_one_transaction() {
-    let world = world().await;
+    let world = test_database().await;
     let inbox = inbox(world.database.options()).await;
-    let early: Vec<Arrival> = (0..500).step_by(5).map(arrival).collect();
-    let (tx, entered) = opened(&inbox, &early).await;
-    assert_eq!(entered, vec![Entered::New; 100]);
+    let early: Vec<InboxMessage> = (0..500).step_by(5).map(arrival).collect();
+    let (tx, entered) = must_begin(&inbox, &early).await;
+    assert_eq!(entered, vec![EnterOutcome::New; 100]);
     inbox.commit(tx).await.expect("a database");
-    let setback = Setback {
-        stop: Stop::Retry { after: DAY },
+    let setback = InboxFailure {
+        action: InboxFailureAction::Retry { after: DAY },
         attempts: 1,
         class: "refused",
         error: "no".to_owned(),
         backtrace: None,
     };
     // Another message of queue `7` is waiting, so the seventh of the batch queues behind it.
-    let waiting = Arrival { queue: "7".into(), ..arrival(1000) };
+    let waiting = InboxMessage { queue: "7".into(), ..arrival(1000) };
     inbox.set_back(&waiting, None, None, &setback).await.expect("a database");
-    let batch: Vec<Arrival> = (0..500).rev().map(arrival).collect();
-    let (tx, entered) = opened(&inbox, &batch).await;
+    let batch: Vec<InboxMessage> = (0..500).rev().map(arrival).collect();
+    let (tx, entered) = must_begin(&inbox, &batch).await;
     for (arrival, entered) in batch.iter().zip(&entered) {
-        let expected = match arrival.place {
-            Some(7) => Entered::Behind,
-            Some(number) if number % 5 == 0 => Entered::Repeat(State::Done),
-            _ => Entered::New,
+        let expected = match arrival.offset {
+            Some(7) => EnterOutcome::QueuedBehind,
+            Some(number) if number % 5 == 0 => EnterOutcome::Duplicate(InboxState::Done),
+            _ => EnterOutcome::New,
         };
-        assert_eq!(*entered, expected, "{:?}", arrival.place);
+        assert_eq!(*entered, expected, "{:?}", arrival.offset);
     }
     inbox.commit(tx).await.expect("a database");
     assert_eq!(world.number("SELECT count(*) FROM relevo.inbox WHERE state = 'done'").await, 499);
@@ -307,8 +310,8 @@ async fn a_batch_of_five_hundred_is_one_transaction() {
 
 /// Deletes old rows in batches while new ones arrive. Rows that are young, waiting or dead stay.
 #[tokio::test]
-async fn pruning_under_load_takes_only_what_is_old() {
-    let world = world().await;
+async fn pruning_under_load_deletes_only_old_rows() {
+    let world = test_database().await;
     world
         .run(
             "INSERT INTO relevo.inbox (consumer, message_id, state, entered_at) \
@@ -341,27 +344,28 @@ async fn pruning_under_load_takes_only_what_is_old() {
 
 #[tokio::test]
 async fn an_inbox_needs_a_migrated_schema() {
-    let world = World { database: Server::shared(PgVersion::V15).database().await, server: None };
+    let world = TestDatabase { database: Server::shared(PgVersion::V15).database().await, server: None };
     let config = Config::new(world.database.options());
-    let Err(StoreError::Schema { what }) = Inbox::open(&config, "billing", Keeping::default()).await else {
+    let Err(StoreError::SchemaMismatch { reason }) = Inbox::open(&config, "billing", InboxRetention::default()).await
+    else {
         panic!("there is no inbox yet")
     };
-    assert!(what.contains("`relevo migrate`"), "{what}");
+    assert!(reason.contains("`relevo migrate`"), "{reason}");
     migrate::migrate(&mut world.connect().await, &Schema::default()).await.expect("an empty database");
-    let inbox = Inbox::open(&config, "billing", Keeping::default()).await.expect("a migrated schema");
+    let inbox = Inbox::open(&config, "billing", InboxRetention::default()).await.expect("a migrated schema");
     // Consumers share connections.
-    let other = inbox.of("shipping", Keeping::default());
-    let beat = |number: u128| Beat {
+    let other = inbox.for_consumer("shipping", InboxRetention::default());
+    let beat = |number: u128| Heartbeat {
         owner: Uuid::from_u128(number),
         name: number.to_string(),
-        lasts: DAY,
-        marks: Vec::new(),
+        ttl: DAY,
+        settled_offsets: Vec::new(),
         last_message_at: None,
         breakers: Vec::new(),
     };
     let mut names = BTreeSet::new();
     for (inbox, number) in [(&inbox, 1), (&other, 2)] {
-        inbox.beat(&beat(number)).await.expect("a database");
+        inbox.heartbeat(&beat(number)).await.expect("a database");
     }
     names.extend(world.texts("SELECT consumer FROM relevo.inbox_member").await);
     assert_eq!(names, ["billing", "shipping"].map(str::to_owned).into());

@@ -1,19 +1,19 @@
 //! Two more grants: a consumer may consume but reads no table, and an operator may read and run commands.
 
-use relevo_core::inbox::operate::{DeadFilter, Mark, Operate};
-use relevo_core::inbox::{Begun, Enter, Inbox as _, Keeping};
+use relevo_core::inbox::operate::{DeadLetterFilter, MarkRequest, Operate};
+use relevo_core::inbox::{BeginOutcome, Enter, Inbox as _, InboxRetention};
 use relevo_store_postgres::inbox::{Config, Inbox};
 use relevo_store_postgres::{Config as StoreConfig, Schema, Store, migrate};
 use relevo_testkit::PgVersion;
 use relevo_testkit::postgres::Private;
 use sqlx::ConnectOptions as _;
 
-use crate::e2e_support::{World, execute};
 use crate::grants::{may_call, refuse, rights};
+use crate::relay_support::{TestDatabase, execute};
 
-async fn world(version: PgVersion) -> World {
+async fn test_database(version: PgVersion) -> TestDatabase {
     let server = Private::start(version).await;
-    let world = World { database: server.database().await, server: Some(server) };
+    let world = TestDatabase { database: server.database().await, server: Some(server) };
     world.run("CREATE ROLE consumer LOGIN; CREATE ROLE operator LOGIN").await;
     migrate::migrate(&mut world.connect().await, &Schema::default()).await.expect("an empty database");
     world.run("SELECT relevo.grant_consumer('consumer'), relevo.grant_operator('operator')").await;
@@ -23,7 +23,7 @@ async fn world(version: PgVersion) -> World {
 #[tokio::test]
 async fn a_consumer_may_consume_and_reads_nothing() {
     for version in PgVersion::ALL {
-        let world = world(version).await;
+        let world = test_database(version).await;
         let may = "inbox_acquire_lanes inbox_append inbox_claim_call inbox_claim_due_queues inbox_complete_call \
                    inbox_complete_queued inbox_fail inbox_fail_queued inbox_heartbeat inbox_insert \
                    inbox_insert_many inbox_insert_one inbox_mark_skipped inbox_prune inbox_record_start \
@@ -31,9 +31,9 @@ async fn a_consumer_may_consume_and_reads_nothing() {
         assert_eq!(may_call(&world, "consumer").await, may.split_whitespace().collect::<Vec<_>>());
         assert_eq!(rights(&world, "consumer", "").await, ["migration SELECT"]);
         let options = world.database.options().username("consumer");
-        let inbox = Inbox::open(&Config::new(options.clone()), "billing", Keeping::default()).await;
+        let inbox = Inbox::open(&Config::new(options.clone()), "billing", InboxRetention::default()).await;
         let inbox = inbox.expect("the version may be read");
-        crate::inbox_walk::everything(&inbox).await;
+        crate::every_inbox_call::call_every_inbox_function(&inbox).await;
         let mut session = options.connect().await.expect("a role that may log in");
         execute(&mut session, "SELECT relevo.inbox_insert('billing', gen_random_uuid())").await.expect("any language");
         refuse(
@@ -57,15 +57,16 @@ async fn a_consumer_may_consume_and_reads_nothing() {
 
 #[tokio::test]
 async fn an_operator_may_read_and_act() {
-    let world = world(PgVersion::V15).await;
+    let world = test_database(PgVersion::V15).await;
     assert!(rights(&world, "operator", "SELECT").await.is_empty());
-    let inbox = Inbox::open(&Config::new(world.database.options()), "billing", Keeping::default()).await;
-    crate::inbox_walk::everything(&inbox.expect("a migrated database")).await;
+    let inbox = Inbox::open(&Config::new(world.database.options()), "billing", InboxRetention::default()).await;
+    crate::every_inbox_call::call_every_inbox_function(&inbox.expect("a migrated database")).await;
     let store = Store::open(StoreConfig::new(world.database.options().username("operator"), "main")).await;
     let store = store.expect("the version may be read");
-    crate::inbox_walk::operate(&store).await;
-    let filter = DeadFilter::default();
-    let mark = Mark { filter, dry_run: true, rate: None, by: "ana".to_owned(), note: "why".to_owned() };
+    crate::every_inbox_call::call_every_operator_function(&store).await;
+    let filter = DeadLetterFilter::default();
+    let mark =
+        MarkRequest { filter, dry_run: true, rate_per_second: None, by: "ana".to_owned(), reason: "why".to_owned() };
     store.redrive(&mark).await.expect("an operator may");
     let mut session = world.database.options().username("operator").connect().await.expect("a role that may log in");
     refuse(
@@ -98,9 +99,9 @@ const TRAPS: &str = "CREATE SCHEMA evil; CREATE TABLE evil.caught (who text); \
     SET search_path = evil, pg_temp, pg_catalog";
 
 #[tokio::test]
-async fn a_search_path_full_of_traps_catches_no_owner() {
+async fn a_malicious_search_path_does_not_affect_the_owner() {
     for version in PgVersion::ALL {
-        let world = world(version).await;
+        let world = test_database(version).await;
         world.run(&format!("GRANT CREATE ON DATABASE {} TO consumer", world.database.name())).await;
         let mut session = world.database.options().username("consumer").connect().await.expect("a role");
         execute(&mut session, TRAPS).await.expect("a schema of its own");
@@ -124,12 +125,12 @@ async fn a_search_path_full_of_traps_catches_no_owner() {
 
 /// Without a grant, a role has no access.
 #[tokio::test]
-async fn a_stranger_is_told_what_it_lacks() {
-    let world = world(PgVersion::V15).await;
+async fn a_role_without_grants_is_told_which_are_missing() {
+    let world = test_database(PgVersion::V15).await;
     world.run("CREATE ROLE stranger LOGIN; GRANT USAGE ON SCHEMA relevo TO stranger; GRANT SELECT ON relevo.migration TO stranger").await;
     let config = Config::new(world.database.options().username("stranger"));
-    let inbox = Inbox::open(&config, "billing", Keeping::default()).await.expect("the version may be read");
+    let inbox = Inbox::open(&config, "billing", InboxRetention::default()).await.expect("the version may be read");
     let begun = inbox.begin(Enter { held: None, arrivals: &[] }).await;
-    assert!(!matches!(begun, Ok(Begun::Open(..))));
+    assert!(!matches!(begun, Ok(BeginOutcome::Open(..))));
     assert!(matches!(begun, Err(relevo_core::store::StoreError::Refused { .. })), "{begun:?}");
 }

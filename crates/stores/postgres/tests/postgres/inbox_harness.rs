@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use relevo_conformance::inbox::{Handling, Harness};
+use relevo_conformance::inbox::{HandlerTransaction, Harness};
 use relevo_core::MessageId;
-use relevo_core::inbox::Keeping;
+use relevo_core::inbox::InboxRetention;
 use relevo_store_postgres::inbox::{Config, Inbox};
-use relevo_store_postgres::{Config as StoreConfig, Draft, Outbox, Store};
+use relevo_store_postgres::{Config as StoreConfig, Draft, Emitter, Store};
 use relevo_testkit::PgVersion;
 use relevo_testkit::pgbouncer::PgBouncer;
 use relevo_testkit::postgres::{Database, Server};
@@ -16,52 +16,52 @@ use sqlx::{AssertSqlSafe, Row as _};
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use crate::migrated;
-use crate::rules_support::code;
+use crate::migrated_database;
+use crate::sql_support::code;
 
 /// Longer than any test holds a row lock that it releases.
-const PATIENT: Duration = Duration::from_secs(30);
+const LONG_TIMEOUT: Duration = Duration::from_secs(30);
 
-pub(crate) struct Postgres {
+pub(crate) struct PostgresHarness {
     database: Database,
     pooler: Option<PgBouncer>,
 }
 
-pub(crate) async fn on_13() -> Postgres {
+pub(crate) async fn on_13() -> PostgresHarness {
     prepared(PgVersion::V13, None).await
 }
 
-pub(crate) async fn on_15() -> Postgres {
+pub(crate) async fn on_15() -> PostgresHarness {
     prepared(PgVersion::V15, None).await
 }
 
 /// With a publication `FOR ALL TABLES`.
-pub(crate) async fn published_18() -> Postgres {
+pub(crate) async fn published_18() -> PostgresHarness {
     let harness = prepared(PgVersion::V18, None).await;
     harness.run("CREATE PUBLICATION everything FOR ALL TABLES").await;
     harness
 }
 
-pub(crate) async fn pooled() -> Postgres {
+pub(crate) async fn pooled() -> PostgresHarness {
     let pooler = PgBouncer::in_front_of(Server::shared(PgVersion::V15).url()).await;
     prepared(PgVersion::V15, Some(pooler)).await
 }
 
 /// With REPEATABLE READ as the default isolation level.
-pub(crate) async fn repeatable_read() -> Postgres {
+pub(crate) async fn repeatable_read() -> PostgresHarness {
     let harness = on_15().await;
     let name = harness.database.name();
     harness.run(&format!("ALTER DATABASE \"{name}\" SET default_transaction_isolation = 'repeatable read'")).await;
     harness
 }
 
-async fn prepared(version: PgVersion, pooler: Option<PgBouncer>) -> Postgres {
-    let harness = Postgres { database: migrated::database(version).await, pooler };
+async fn prepared(version: PgVersion, pooler: Option<PgBouncer>) -> PostgresHarness {
+    let harness = PostgresHarness { database: migrated_database::database(version).await, pooler };
     harness.run("CREATE TABLE ledger (no bigint GENERATED ALWAYS AS IDENTITY, line text NOT NULL)").await;
     harness
 }
 
-impl Postgres {
+impl PostgresHarness {
     fn options(&self) -> PgConnectOptions {
         self.pooler.as_ref().map_or_else(|| self.database.options(), |pooler| pooler.options_for(self.database.name()))
     }
@@ -80,7 +80,7 @@ async fn execute(connection: &mut PgConnection, sql: &str) -> Result<Vec<PgRow>,
 }
 
 /// Builds statements that move stored times back. They fail if another session holds a row for longer than `wait`.
-fn earlier(columns: &[(&str, &str)], time: Duration, wait: Duration) -> String {
+fn shift_times_back(columns: &[(&str, &str)], time: Duration, wait: Duration) -> String {
     let wait = wait.as_millis();
     let time = format!("interval '1 millisecond' * {}", time.as_millis());
     let each = columns.iter().map(|(table, column)| format!("UPDATE relevo.{table} SET {column} = {column} - {time};"));
@@ -89,11 +89,11 @@ fn earlier(columns: &[(&str, &str)], time: Duration, wait: Duration) -> String {
 }
 
 #[async_trait]
-impl Harness for Postgres {
+impl Harness for PostgresHarness {
     type Inbox = Inbox;
     type Operator = Store;
 
-    async fn inbox_keeping(&self, consumer: &str, keeping: Keeping) -> Inbox {
+    async fn inbox_with_retention(&self, consumer: &str, keeping: InboxRetention) -> Inbox {
         Inbox::open(&Config::new(self.options()), consumer, keeping).await.expect("a migrated database")
     }
 
@@ -101,7 +101,7 @@ impl Harness for Postgres {
         Store::open(StoreConfig::new(self.options(), "main")).await.expect("a migrated database")
     }
 
-    async fn effect(&self, transaction: &mut Handling<Self>, line: &str) {
+    async fn effect(&self, transaction: &mut HandlerTransaction<Self>, line: &str) {
         // Not prepared, as a handler behind a pooler must do it.
         let effect = sqlx::query("INSERT INTO ledger (line) VALUES ($1)").bind(line).persistent(false);
         effect.execute(&mut **transaction).await.expect("a table of the test");
@@ -112,8 +112,8 @@ impl Harness for Postgres {
         rows.iter().map(|row| row.try_get(0).expect("a line")).collect()
     }
 
-    async fn emit(&self, transaction: &mut Handling<Self>) -> MessageId {
-        let outbox = Outbox::default().unprepared();
+    async fn emit(&self, transaction: &mut HandlerTransaction<Self>) -> MessageId {
+        let outbox = Emitter::default().without_prepared_statements();
         outbox.emit(transaction, Draft::json("orders", "k", "Emitted", "{}")).await.expect("a good message")
     }
 
@@ -124,7 +124,7 @@ impl Harness for Postgres {
 
     /// Moves stored times back. If a transaction of the test holds a row, it really waits: until the row is free, or
     /// for the whole time.
-    async fn pass(&self, time: Duration) {
+    async fn advance_time(&self, time: Duration) {
         let columns = [
             ("inbox", "claim_expires_at"),
             ("inbox_retry_queue", "next_at"),
@@ -132,7 +132,7 @@ impl Harness for Postgres {
             ("inbox_retry_message", "not_before"),
             ("inbox_member", "expires_at"),
         ];
-        let (end, earlier) = (Instant::now() + time, earlier(&columns, time, time));
+        let (end, earlier) = (Instant::now() + time, shift_times_back(&columns, time, time));
         match execute(&mut self.database.connect().await, &earlier).await {
             Ok(_) => {}
             Err(error) if code(&error) == "55P03" => tokio::time::sleep_until(end).await,
@@ -140,7 +140,7 @@ impl Harness for Postgres {
         }
     }
 
-    async fn age(&self, time: Duration) {
+    async fn age_records(&self, time: Duration) {
         let columns = [
             ("inbox", "entered_at"),
             ("inbox_dead_letter", "dead_at"),
@@ -149,6 +149,6 @@ impl Harness for Postgres {
             ("inbox_member", "expires_at"),
             ("inbox_member", "beat_at"),
         ];
-        self.run(&earlier(&columns, time, PATIENT)).await;
+        self.run(&shift_times_back(&columns, time, LONG_TIMEOUT)).await;
     }
 }

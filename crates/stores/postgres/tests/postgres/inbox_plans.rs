@@ -1,6 +1,6 @@
 //! History does not slow down the inbox: handlers and pruning find their rows by index among a million.
 
-use crate::rules_support::{Bed, Session};
+use crate::sql_support::{Session, SqlTest};
 
 /// A million handled messages, a hundred thousand queues that are not due, and as many unmarked dead letters.
 const HISTORY: &str = "
@@ -53,17 +53,17 @@ async fn check(session: &mut Session, when: &str) {
 
 #[tokio::test]
 async fn a_million_rows_are_passed_by_index() {
-    let bed = Bed::shared(1).await;
+    let bed = SqlTest::on_shared_server(1).await;
     let mut early = bed.session().await;
     check(&mut early, "empty").await;
     let mut loading = bed.session().await;
     for statement in HISTORY.split(';').filter(|statement| !statement.trim().is_empty()) {
         // Loading takes longer than the usual statement timeout of a test.
-        loading.slowly(statement).await;
+        loading.run_slow(statement).await;
     }
     check(&mut early, "planned while the tables were empty").await;
     check(&mut bed.session().await, "not analysed").await;
-    loading.slowly("ANALYZE").await;
+    loading.run_slow("ANALYZE").await;
     check(&mut bed.session().await, "analysed").await;
     check(&mut early, "planned long ago").await;
 }

@@ -3,7 +3,7 @@
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
-use crate::e2e_support::World;
+use crate::relay_support::TestDatabase;
 
 const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/guides/examples/inbox.py");
 const GUIDE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/guides/inbox-sql.md");
@@ -13,14 +13,14 @@ fn python() -> String {
     std::env::var("RELEVO_TEST_PYTHON").unwrap_or_else(|_| "/usr/bin/python3".to_owned())
 }
 
-async fn world() -> World {
-    let world = World::new().await;
+async fn test_database() -> TestDatabase {
+    let world = TestDatabase::new().await;
     world.run("CREATE TABLE invoices (order_id text NOT NULL, cents bigint NOT NULL CHECK (cents > 0))").await;
     world
 }
 
 /// Returns the example's output for these deliveries, one line each, and whether it succeeded.
-fn run(world: &World, deliveries: &[String]) -> (Vec<String>, bool) {
+fn run(world: &TestDatabase, deliveries: &[String]) -> (Vec<String>, bool) {
     let options = world.database.options();
     let url = format!("postgres://postgres@127.0.0.1:{}/{}", options.get_port(), world.database.name());
     let mut child = Command::new(python())
@@ -49,42 +49,42 @@ fn delivery(number: u32, cents: i64) -> String {
     format!(r#"{{"id": "{}", "order": "o-{number}", "cents": {cents}}}"#, id(number))
 }
 
-fn said(number: u32, word: &str) -> String {
+fn expected_line(number: u32, word: &str) -> String {
     format!("{} {word}", id(number))
 }
 
 #[tokio::test]
-async fn a_repeat_has_no_second_effect() {
-    let world = world().await;
+async fn a_duplicate_has_no_second_effect() {
+    let world = test_database().await;
     let deliveries = [delivery(1, 100), delivery(2, 200), delivery(1, 100)];
     let (lines, ended_well) = run(&world, &deliveries);
     assert!(ended_well);
-    assert_eq!(lines, [said(1, "handled"), said(2, "handled"), said(1, "repeat")]);
+    assert_eq!(lines, [expected_line(1, "handled"), expected_line(2, "handled"), expected_line(1, "repeat")]);
     // A later run in another process.
-    assert_eq!(run(&world, &deliveries[..1]).0, [said(1, "repeat")]);
+    assert_eq!(run(&world, &deliveries[..1]).0, [expected_line(1, "repeat")]);
     assert_eq!(world.texts("SELECT order_id FROM invoices ORDER BY order_id").await, ["o-1", "o-2"]);
     assert_eq!(world.texts("SELECT key FROM relevo.message ORDER BY seq").await, ["o-1", "o-2"]);
 }
 
 #[tokio::test]
 async fn a_handler_that_fails_leaves_nothing_and_is_tried_again() {
-    let world = world().await;
+    let world = test_database().await;
     let (lines, ended_well) = run(&world, &[delivery(1, -1)]);
     assert!(lines.is_empty() && !ended_well, "the table refuses it: {lines:?}");
     assert_eq!(world.number("SELECT count(*) FROM relevo.inbox").await, 0);
-    assert_eq!(run(&world, &[delivery(1, 100)]).0, [said(1, "handled")]);
+    assert_eq!(run(&world, &[delivery(1, 100)]).0, [expected_line(1, "handled")]);
 }
 
 #[tokio::test]
 async fn a_message_that_another_worker_has_is_busy() {
-    let world = world().await;
+    let world = test_database().await;
     let mut other = world.connect().await;
     let begin = format!("BEGIN; SELECT relevo.inbox_insert('invoicing', '{}')", id(1));
-    crate::e2e_support::execute(&mut other, &begin).await.expect("a new message");
+    crate::relay_support::execute(&mut other, &begin).await.expect("a new message");
     let (lines, _) = run(&world, &[delivery(1, 100), delivery(2, 200)]);
-    assert_eq!(lines, [said(1, "busy"), said(2, "handled")]);
-    crate::e2e_support::execute(&mut other, "ROLLBACK").await.expect("an open transaction");
-    assert_eq!(run(&world, &[delivery(1, 100)]).0, [said(1, "handled")]);
+    assert_eq!(lines, [expected_line(1, "busy"), expected_line(2, "handled")]);
+    crate::relay_support::execute(&mut other, "ROLLBACK").await.expect("an open transaction");
+    assert_eq!(run(&world, &[delivery(1, 100)]).0, [expected_line(1, "handled")]);
 }
 
 #[test]

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use relevo_core::inbox::{Inbox as _, Keeping};
+use relevo_core::inbox::{Inbox as _, InboxRetention};
 use relevo_store_postgres::inbox::{Config, Inbox};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-use crate::e2e_support::World;
+use crate::relay_support::TestDatabase;
 
 /// Counts how often the client sends after the server has sent.
 #[derive(Default)]
@@ -58,17 +58,17 @@ async fn counting(upstream: SocketAddr) -> (SocketAddr, Arc<Turns>, JoinSet<()>)
 #[tokio::test]
 async fn a_call_is_one_round_trip() {
     const CALLS: usize = 5;
-    let world = World::new().await;
+    let world = TestDatabase::new().await;
     let options = world.database.options();
     let upstream = format!("127.0.0.1:{}", options.get_port()).parse().expect("a loopback address");
     let (addr, turns, _proxy) = counting(upstream).await;
     let options = options.host(&addr.ip().to_string()).port(addr.port());
-    let config = Config { calls_max: 1, ..Config::new(options) };
-    let inbox = Inbox::open(&config, "billing", Keeping::default()).await.expect("a migrated database");
-    inbox.due(1, 1, Duration::from_secs(1)).await.expect("a database");
+    let config = Config { call_connections_max: 1, ..Config::new(options) };
+    let inbox = Inbox::open(&config, "billing", InboxRetention::default()).await.expect("a migrated database");
+    inbox.claim_due(1, 1, Duration::from_secs(1)).await.expect("a database");
     let before = turns.count.load(Ordering::SeqCst);
     for _ in 0..CALLS {
-        inbox.due(1, 1, Duration::from_secs(1)).await.expect("a database");
+        inbox.claim_due(1, 1, Duration::from_secs(1)).await.expect("a database");
     }
     assert_eq!(turns.count.load(Ordering::SeqCst) - before, CALLS);
 }

@@ -1,6 +1,6 @@
 //! Rules E1 to E4 and C3 for the inbox, each with the interleaving that fails without the rule.
 
-use crate::rules_support::{Bed, Session, code};
+use crate::sql_support::{Session, SqlTest, code};
 
 const OLD: &str = "00000000-0000-4000-8000-00000000000a";
 const NEW: &str = "00000000-0000-4000-8000-00000000000b";
@@ -11,8 +11,8 @@ const NO_LANE: &str = "NULL, NULL, NULL";
 const EFFECTS: &str = "SELECT line FROM ledger ORDER BY no";
 const NONE: [&str; 0] = [];
 
-async fn bed() -> Bed {
-    let bed = Bed::shared(1).await;
+async fn sql_test() -> SqlTest {
+    let bed = SqlTest::on_shared_server(1).await;
     bed.run("CREATE TABLE ledger (no bigint GENERATED ALWAYS AS IDENTITY, line text NOT NULL)").await;
     bed
 }
@@ -55,7 +55,7 @@ impl Form {
     }
 
     /// The end of the statement that checks the queue.
-    fn look(self) -> &'static str {
+    fn lane_check_phrase(self) -> &'static str {
         match self {
             Self::One => "p_queue",
             Self::Several => "(p_queues)",
@@ -98,30 +98,30 @@ fn effect(line: &str) -> String {
     format!("INSERT INTO ledger (line) VALUES ('{line}')")
 }
 
-async fn said(session: &mut Session, sql: &str) -> Option<String> {
-    session.one(sql).await
+async fn first_value(session: &mut Session, sql: &str) -> Option<String> {
+    session.scalar(sql).await
 }
 
 #[tokio::test]
-async fn e1_a_duplicate_waits_for_a_short_time_and_its_session_keeps_its_own_wait() {
-    let bed = bed().await;
+async fn e1_a_duplicate_waits_briefly_and_keeps_the_lock_timeout_of_its_session() {
+    let bed = sql_test().await;
     let (mut first, mut second) = (bed.session().await, bed.session().await);
     first.run("BEGIN").await;
-    assert!(first.one::<bool>(&begin(1)).await);
+    assert!(first.scalar::<bool>(&begin(1)).await);
     second.run("SET lock_timeout = '7s'; SET statement_timeout = '30s'").await;
-    assert_eq!(second.refusal(&begin(1)).await, "55P03", "it does not hang with the first");
+    assert_eq!(second.expect_error(&begin(1)).await, "55P03", "it does not hang with the first");
     first.run("COMMIT").await;
     second.run("BEGIN").await;
-    assert!(!second.one::<bool>(&begin(1)).await);
-    assert!(second.one::<bool>(&begin(2)).await);
-    assert_eq!(second.one::<String>("SHOW lock_timeout").await, "7s", "the handler's statements wait as before");
-    assert_eq!(second.one::<String>("SHOW statement_timeout").await, "30s");
+    assert!(!second.scalar::<bool>(&begin(1)).await);
+    assert!(second.scalar::<bool>(&begin(2)).await);
+    assert_eq!(second.scalar::<String>("SHOW lock_timeout").await, "7s", "the handler's statements wait as before");
+    assert_eq!(second.scalar::<String>("SHOW statement_timeout").await, "30s");
     second.run("COMMIT").await;
 }
 
 #[tokio::test]
 async fn e1_without_a_limit_the_duplicate_hangs_with_the_first() {
-    let bed = bed().await;
+    let bed = sql_test().await;
     bed.mutate(
         "inbox_insert_many",
         "pg_catalog.set_config('lock_timeout', p_lock_timeout_ms::pg_catalog.text, true)",
@@ -131,94 +131,94 @@ async fn e1_without_a_limit_the_duplicate_hangs_with_the_first() {
     let mut first = bed.session().await;
     first.run(&format!("BEGIN; {}", begin(1))).await;
     let second = bed.session().await.start(&begin(1));
-    bed.until_blocked(&second).await;
+    bed.wait_until_blocked(&second).await;
     tokio::time::sleep(std::time::Duration::from_millis(500)).await;
-    bed.until_blocked(&second).await;
+    bed.wait_until_blocked(&second).await;
     first.run("COMMIT").await;
-    second.done().await;
+    second.finish().await;
 }
 
 #[tokio::test]
-async fn e1_one_by_itself_waits_as_briefly_and_keeps_the_sessions_wait() {
-    let bed = bed().await;
+async fn e1_a_single_insert_waits_briefly_and_keeps_the_lock_timeout_of_its_session() {
+    let bed = sql_test().await;
     let (mut first, mut second) = (bed.session().await, bed.session().await);
     first.run("BEGIN").await;
-    assert_eq!(said(&mut first, &enter(1, NO_LANE)).await, None);
+    assert_eq!(first_value(&mut first, &enter(1, NO_LANE)).await, None);
     second.run("SET lock_timeout = '7s'").await;
-    assert_eq!(second.refusal(&enter(1, NO_LANE)).await, "55P03", "it does not hang with the first");
+    assert_eq!(second.expect_error(&enter(1, NO_LANE)).await, "55P03", "it does not hang with the first");
     first.run("COMMIT").await;
     second.run("BEGIN").await;
-    assert_eq!(said(&mut second, &enter(1, NO_LANE)).await, Some(format!("{} 0 done", id(1))));
-    assert_eq!(second.one::<String>("SHOW lock_timeout").await, "7s");
-    assert_eq!(said(&mut second, &enter(2, NO_LANE)).await, None);
-    assert_eq!(second.one::<String>("SHOW lock_timeout").await, "7s", "the handler's statements wait as before");
+    assert_eq!(first_value(&mut second, &enter(1, NO_LANE)).await, Some(format!("{} 0 done", id(1))));
+    assert_eq!(second.scalar::<String>("SHOW lock_timeout").await, "7s");
+    assert_eq!(first_value(&mut second, &enter(2, NO_LANE)).await, None);
+    assert_eq!(second.scalar::<String>("SHOW lock_timeout").await, "7s", "the handler's statements wait as before");
     second.run("COMMIT").await;
 }
 
 #[tokio::test]
-async fn e1_an_old_snapshot_is_told_to_try_again() {
+async fn e1_an_old_snapshot_is_retried() {
     for level in ["REPEATABLE READ", "SERIALIZABLE"] {
-        let bed = bed().await;
+        let bed = sql_test().await;
         let (mut first, mut second) = (bed.session().await, bed.session().await);
         second.run(&format!("BEGIN ISOLATION LEVEL {level}; SELECT 1 FROM ledger")).await;
-        assert!(first.one::<bool>(&begin(1)).await);
-        assert_eq!(second.refusal(&begin(1)).await, "40001", "{level}");
+        assert!(first.scalar::<bool>(&begin(1)).await);
+        assert_eq!(second.expect_error(&begin(1)).await, "40001", "{level}");
         second.run("ROLLBACK").await;
-        assert!(!second.one::<bool>(&begin(1)).await);
+        assert!(!second.scalar::<bool>(&begin(1)).await);
     }
 }
 
 /// A worker whose claim has expired, and another that claimed after it. Both have made the call.
-async fn two_callers(bed: &Bed) -> (String, String) {
+async fn two_callers(bed: &SqlTest) -> (String, String) {
     let mut session = bed.session().await;
-    let late: String = session.one(&claim(1)).await;
+    let late: String = session.scalar(&claim(1)).await;
     session.run("UPDATE relevo.inbox SET claim_expires_at = '-infinity'").await;
-    (late, session.one(&claim(1)).await)
+    (late, session.scalar(&claim(1)).await)
 }
 
 #[tokio::test]
 async fn e2_only_the_last_claim_commits_its_result() {
-    let bed = bed().await;
+    let bed = sql_test().await;
     let (late, mine) = two_callers(&bed).await;
     let (mut slow, mut quick) = (bed.session().await, bed.session().await);
-    assert!(!slow.one::<bool>(&begin_claimed(1, &late)).await);
+    assert!(!slow.scalar::<bool>(&begin_claimed(1, &late)).await);
     quick.run("BEGIN").await;
-    assert!(quick.one::<bool>(&begin_claimed(1, &mine)).await);
+    assert!(quick.scalar::<bool>(&begin_claimed(1, &mine)).await);
     quick.run(&format!("{}; COMMIT", effect("quick"))).await;
-    assert!(!slow.one::<bool>(&begin_claimed(1, &late)).await);
+    assert!(!slow.scalar::<bool>(&begin_claimed(1, &late)).await);
     assert_eq!(quick.list(EFFECTS).await, ["quick"]);
 }
 
 #[tokio::test]
 async fn e2_without_the_token_both_results_are_committed() {
-    let bed = bed().await;
+    let bed = sql_test().await;
     bed.mutate("inbox_complete_call", "AND i.state = 'calling' AND i.claim_token = p_token", "").await;
     let (late, mine) = two_callers(&bed).await;
     let mut session = bed.session().await;
     for (token, line) in [(&mine, "quick"), (&late, "slow")] {
         session.run("BEGIN").await;
-        assert!(session.one::<bool>(&begin_claimed(1, token)).await);
+        assert!(session.scalar::<bool>(&begin_claimed(1, token)).await);
         session.run(&format!("{}; COMMIT", effect(line))).await;
     }
     assert_eq!(session.list(EFFECTS).await, ["quick", "slow"]);
 }
 
 #[tokio::test]
-async fn e2_while_a_call_may_run_nobody_else_makes_it() {
+async fn e2_a_running_call_is_not_repeated() {
     let word = format!("SELECT word FROM relevo.inbox_claim_call('billing', {}, {NO_LANE}, 60000, 100)", arrival(1));
-    let ours = bed().await;
+    let ours = sql_test().await;
     let mut session = ours.session().await;
     assert_eq!(
-        (session.one::<String>(&word).await, session.one::<String>(&word).await),
+        (session.scalar::<String>(&word).await, session.scalar::<String>(&word).await),
         ("mine".into(), "busy".into())
     );
 
-    let naive = bed().await;
+    let naive = sql_test().await;
     let condition = "WHERE i.state = 'started' OR (i.state = 'calling' AND i.claim_expires_at < clock_timestamp())";
     naive.mutate("inbox_claim_call", condition, "").await;
     let mut session = naive.session().await;
     assert_eq!(
-        (session.one::<String>(&word).await, session.one::<String>(&word).await),
+        (session.scalar::<String>(&word).await, session.scalar::<String>(&word).await),
         ("mine".into(), "mine".into())
     );
 }
@@ -226,37 +226,37 @@ async fn e2_while_a_call_may_run_nobody_else_makes_it() {
 const REDRIVE: &str = "SELECT relevo.inbox_redrive('{\"ids\": []}', 'ana', 'fixed')";
 
 #[tokio::test]
-async fn e3_a_brokers_duplicate_of_a_redriven_message_is_a_repeat() {
-    let bed = bed().await;
+async fn e3_a_broker_duplicate_of_a_redriven_message_is_recognised() {
+    let bed = sql_test().await;
     let mut session = bed.session().await;
     session.run(&set_back(1, NO_LANE, "dead_continue")).await;
-    assert!(!session.one::<bool>(&begin(1)).await);
-    assert_eq!(session.one::<i64>(REDRIVE).await, 1);
-    assert!(!session.one::<bool>(&begin(1)).await, "it waits in the retry table, and is known");
-    assert_eq!(session.one::<i64>(REDRIVE).await, 0, "a double click");
-    assert_eq!(session.one::<i64>("SELECT count(*) FROM relevo.inbox_retry_message").await, 1);
+    assert!(!session.scalar::<bool>(&begin(1)).await);
+    assert_eq!(session.scalar::<i64>(REDRIVE).await, 1);
+    assert!(!session.scalar::<bool>(&begin(1)).await, "it waits in the retry table, and is known");
+    assert_eq!(session.scalar::<i64>(REDRIVE).await, 0, "a double click");
+    assert_eq!(session.scalar::<i64>("SELECT count(*) FROM relevo.inbox_retry_message").await, 1);
 }
 
 #[tokio::test]
 async fn e3_a_redrive_that_deletes_the_row_lets_the_duplicate_through() {
-    let bed = bed().await;
+    let bed = sql_test().await;
     let set_state = "UPDATE inbox AS i SET state = 'redriven', unfinished_starts = 0\n    WHERE";
     bed.mutate("inbox_redrive_one", set_state, "DELETE FROM inbox AS i WHERE").await;
     let mut session = bed.session().await;
     session.run(&set_back(1, NO_LANE, "dead_continue")).await;
     session.run(REDRIVE).await;
-    assert!(session.one::<bool>(&begin(1)).await, "handled, and still waiting to be handled again");
-    assert_eq!(session.one::<i64>("SELECT count(*) FROM relevo.inbox_retry_message").await, 1);
+    assert!(session.scalar::<bool>(&begin(1)).await, "handled, and still waiting to be handled again");
+    assert_eq!(session.scalar::<i64>("SELECT count(*) FROM relevo.inbox_retry_message").await, 1);
 }
 
 /// A lane whose owner is dead.
-async fn with_a_dead_owner() -> Bed {
-    let bed = bed().await;
+async fn with_a_dead_owner() -> SqlTest {
+    let bed = sql_test().await;
     let mut session = bed.session().await;
     for owner in [OLD, NEW] {
         session.run(&beat(owner)).await;
     }
-    assert_eq!(session.one::<i64>(&take(OLD)).await, 1);
+    assert_eq!(session.scalar::<i64>(&take(OLD)).await, 1);
     session.run(&format!("UPDATE relevo.inbox_member SET expires_at = '-infinity' WHERE owner = '{OLD}'")).await;
     bed
 }
@@ -270,15 +270,15 @@ fn take(owner: &str) -> String {
 }
 
 #[tokio::test]
-async fn e4_a_worker_that_wakes_after_its_lane_moved_handles_nothing() {
+async fn e4_a_worker_resumed_after_its_lane_moved_handles_nothing() {
     for form in Form::ALL {
         let bed = with_a_dead_owner().await;
         let (mut old, mut new) = (bed.session().await, bed.session().await);
-        assert_eq!(new.one::<i64>(&take(NEW)).await, 2);
-        assert_eq!(new.one::<String>(&set_back(2, LANE_OF_NEW, "retry")).await, "kept");
-        assert_eq!(said(&mut old, &form.enter(3, LANE_OF_OLD)).await.as_deref(), Some("lost"));
-        assert_eq!(old.one::<String>(&set_back(3, LANE_OF_OLD, "dead_continue")).await, "lost");
-        assert_eq!(new.one::<i64>("SELECT count(*) FROM relevo.inbox").await, 1, "nothing but the second message");
+        assert_eq!(new.scalar::<i64>(&take(NEW)).await, 2);
+        assert_eq!(new.scalar::<String>(&set_back(2, LANE_OF_NEW, "retry")).await, "kept");
+        assert_eq!(first_value(&mut old, &form.enter(3, LANE_OF_OLD)).await.as_deref(), Some("lost"));
+        assert_eq!(old.scalar::<String>(&set_back(3, LANE_OF_OLD, "dead_continue")).await, "lost");
+        assert_eq!(new.scalar::<i64>("SELECT count(*) FROM relevo.inbox").await, 1, "nothing but the second message");
     }
 }
 
@@ -288,37 +288,37 @@ async fn e4_a_lane_does_not_move_while_a_handler_has_it() {
         let bed = with_a_dead_owner().await;
         let (mut old, mut new) = (bed.session().await, bed.session().await);
         old.run("BEGIN").await;
-        assert_eq!(said(&mut old, &form.enter(1, LANE_OF_OLD)).await, None);
-        assert_eq!(new.one::<Option<i64>>(&take(NEW)).await, None, "it is left out");
+        assert_eq!(first_value(&mut old, &form.enter(1, LANE_OF_OLD)).await, None);
+        assert_eq!(new.scalar::<Option<i64>>(&take(NEW)).await, None, "it is left out");
         old.run(&format!("{}; COMMIT", effect("m1"))).await;
-        assert_eq!(new.one::<i64>(&take(NEW)).await, 2);
+        assert_eq!(new.scalar::<i64>(&take(NEW)).await, 2);
         // A takeover waits for no session, but the old owner waits for it and then finds that the lane is lost.
         let mut new_takes = bed.session().await;
         new_takes.run("BEGIN; UPDATE relevo.inbox_lane SET epoch = epoch + 1").await;
-        assert_eq!(old.refusal(&form.enter(2, LANE_OF_NEW)).await, "55P03");
+        assert_eq!(old.expect_error(&form.enter(2, LANE_OF_NEW)).await, "55P03");
         new_takes.run("COMMIT").await;
-        assert_eq!(said(&mut old, &form.enter(2, LANE_OF_NEW)).await.as_deref(), Some("lost"));
+        assert_eq!(first_value(&mut old, &form.enter(2, LANE_OF_NEW)).await.as_deref(), Some("lost"));
     }
 }
 
 #[tokio::test]
-async fn e4_a_look_at_the_lane_without_a_lock_inverts_a_key() {
+async fn e4_a_lane_check_without_a_lock_reorders_a_key() {
     for form in Form::ALL {
         let bed = with_a_dead_owner().await;
         bed.mutate(form.function(), "p_lane_owner FOR SHARE", "p_lane_owner").await;
         let (mut old, mut new) = (bed.session().await, bed.session().await);
         // The old owner has not handled m2. It begins m3, which was delivered to it too, and its process pauses there.
         old.run("BEGIN").await;
-        assert_eq!(said(&mut old, &form.enter(3, LANE_OF_OLD)).await, None);
-        assert_eq!(new.one::<i64>(&take(NEW)).await, 2);
-        assert_eq!(new.one::<String>(&set_back(2, LANE_OF_NEW, "retry")).await, "kept");
+        assert_eq!(first_value(&mut old, &form.enter(3, LANE_OF_OLD)).await, None);
+        assert_eq!(new.scalar::<i64>(&take(NEW)).await, 2);
+        assert_eq!(new.scalar::<String>(&set_back(2, LANE_OF_NEW, "retry")).await, "kept");
         old.run(&format!("{}; COMMIT", effect("m3"))).await;
         assert_eq!(new.list(EFFECTS).await, ["m3"], "m2 of the same key still waits");
     }
 }
 
 /// A consumer whose only member is dead, and a new member whose first heartbeat is not committed yet.
-async fn with_a_first_heartbeat(bed: &Bed) -> Session {
+async fn with_a_first_heartbeat(bed: &SqlTest) -> Session {
     let mut session = bed.session().await;
     session.run(&beat(OLD)).await;
     session.run("UPDATE relevo.inbox_member SET expires_at = '-infinity'").await;
@@ -326,46 +326,46 @@ async fn with_a_first_heartbeat(bed: &Bed) -> Session {
     session
 }
 
-const FORGET: &str = "SELECT relevo.inbox_remove_consumer('billing')";
-const IS_FORGOTTEN: &str = "SELECT removed_at IS NOT NULL FROM relevo.inbox_consumer";
+const REMOVE_CONSUMER: &str = "SELECT relevo.inbox_remove_consumer('billing')";
+const IS_REMOVED: &str = "SELECT removed_at IS NOT NULL FROM relevo.inbox_consumer";
 
 #[tokio::test]
-async fn e4_a_consumer_is_not_forgotten_beside_a_first_heartbeat() {
-    let bed = bed().await;
+async fn e4_a_consumer_is_not_removed_during_a_first_heartbeat() {
+    let bed = sql_test().await;
     let mut member = with_a_first_heartbeat(&bed).await;
-    let forgetting = bed.session().await.start(FORGET);
-    bed.until_blocked(&forgetting).await;
+    let forgetting = bed.session().await.start(REMOVE_CONSUMER);
+    bed.wait_until_blocked(&forgetting).await;
     member.run("COMMIT").await;
-    let mut session = forgetting.done().await;
-    assert!(!session.one::<bool>(IS_FORGOTTEN).await, "it has seen the heartbeat");
-    assert_eq!(session.one::<i64>("SELECT count(*) FROM relevo.inbox_member").await, 2);
-    assert_eq!(session.one::<String>(FORGET).await, "alive");
+    let mut session = forgetting.finish().await;
+    assert!(!session.scalar::<bool>(IS_REMOVED).await, "it has seen the heartbeat");
+    assert_eq!(session.scalar::<i64>("SELECT count(*) FROM relevo.inbox_member").await, 2);
+    assert_eq!(session.scalar::<String>(REMOVE_CONSUMER).await, "alive");
 }
 
 #[tokio::test]
-async fn e4_without_a_common_lock_a_living_consumer_is_forgotten() {
-    let bed = bed().await;
+async fn e4_without_a_common_lock_a_live_consumer_is_removed() {
+    let bed = sql_test().await;
     let lock = "PERFORM pg_advisory_xact_lock_shared(advisory_lock_key('consumer/' || p_consumer));";
     bed.mutate("inbox_heartbeat", lock, "").await;
     let mut member = with_a_first_heartbeat(&bed).await;
     let mut session = bed.session().await;
-    assert_eq!(session.one::<String>(FORGET).await, "gone");
+    assert_eq!(session.scalar::<String>(REMOVE_CONSUMER).await, "gone");
     member.run("COMMIT").await;
-    assert!(session.one::<bool>(IS_FORGOTTEN).await, "and it lives");
-    assert_eq!(session.one::<i64>("SELECT count(*) FROM relevo.inbox_member").await, 1);
+    assert!(session.scalar::<bool>(IS_REMOVED).await, "and it lives");
+    assert_eq!(session.scalar::<i64>("SELECT count(*) FROM relevo.inbox_member").await, 1);
 }
 
 /// A queue whose only message was just handled. Returns the token of its claim.
-async fn with_an_emptied_queue(bed: &Bed) -> String {
+async fn with_an_emptied_queue(bed: &SqlTest) -> String {
     let mut session = bed.session().await;
-    assert_eq!(session.one::<String>(&set_back(1, NO_LANE, "retry")).await, "kept");
+    assert_eq!(session.scalar::<String>(&set_back(1, NO_LANE, "retry")).await, "kept");
     let row = session
         .rows("SELECT claim_token::text, ordinal FROM relevo.inbox_claim_due_queues('billing', 1, 1, 60000)")
         .await;
     let token: String = sqlx::Row::try_get(&row[0], 0).expect("a token");
     let no: i64 = sqlx::Row::try_get(&row[0], 1).expect("a number");
     let first = format!("SELECT relevo.inbox_complete_queued('billing', 'k', '{token}', {no}, 100, 0, false)");
-    assert!(session.one::<bool>(&first).await);
+    assert!(session.scalar::<bool>(&first).await);
     token
 }
 
@@ -379,19 +379,19 @@ const WAITING: &str = "SELECT convert_from(payload, 'UTF8') FROM relevo.inbox_re
 #[tokio::test]
 async fn c3_a_message_appended_while_the_queue_ends_is_not_stranded() {
     for form in Form::ALL {
-        let bed = bed().await;
+        let bed = sql_test().await;
         let token = with_an_emptied_queue(&bed).await;
         let mut worker = bed.session().await;
         worker.run("BEGIN").await;
-        let behind = said(&mut worker, &form.enter(3, NO_LANE)).await.expect("it is not plainly new");
+        let behind = first_value(&mut worker, &form.enter(3, NO_LANE)).await.expect("it is not plainly new");
         assert!(behind.ends_with(" behind"), "{behind}");
         worker.run(&append(3)).await;
         let releasing = bed.session().await.start(&release(&token));
-        bed.until_blocked(&releasing).await;
+        bed.wait_until_blocked(&releasing).await;
         worker.run("COMMIT").await;
-        let mut session = releasing.done().await;
+        let mut session = releasing.finish().await;
         assert_eq!((session.list(QUEUES).await, session.list(WAITING).await), (vec!["k".into()], vec!["m3".into()]));
-        let fourth = said(&mut session, &form.enter(4, NO_LANE)).await.expect("it is not plainly new");
+        let fourth = first_value(&mut session, &form.enter(4, NO_LANE)).await.expect("it is not plainly new");
         assert!(fourth.ends_with(" behind"), "{fourth}");
     }
 }
@@ -399,8 +399,8 @@ async fn c3_a_message_appended_while_the_queue_ends_is_not_stranded() {
 #[tokio::test]
 async fn c3_an_append_without_a_lock_is_stranded_and_overtaken() {
     for form in Form::ALL {
-        let bed = bed().await;
-        let look = form.look();
+        let bed = sql_test().await;
+        let look = form.lane_check_phrase();
         bed.mutate(form.function(), &format!("{look} FOR SHARE"), look).await;
         bed.mutate("inbox_classify_known", "ORDER BY q.queue FOR SHARE", "ORDER BY q.queue").await;
         let token = with_an_emptied_queue(&bed).await;
@@ -409,13 +409,13 @@ async fn c3_an_append_without_a_lock_is_stranded_and_overtaken() {
         session.run(&release(&token)).await;
         worker.run("COMMIT").await;
         assert_eq!((session.list(QUEUES).await, session.list(WAITING).await), (vec![], vec!["m3".into()]), "stranded");
-        assert_eq!(said(&mut session, &form.enter(4, NO_LANE)).await, None, "m4 passes m3");
+        assert_eq!(first_value(&mut session, &form.enter(4, NO_LANE)).await, None, "m4 passes m3");
     }
 }
 
 #[tokio::test]
-async fn c3_a_look_in_the_statement_that_waits_for_the_queue_is_old() {
-    let bed = bed().await;
+async fn c3_a_read_in_the_statement_that_waits_for_the_queue_is_stale() {
+    let bed = sql_test().await;
     with_an_emptied_queue(&bed).await;
     let mut worker = bed.session().await;
     worker.run(&format!("BEGIN; {}; {}", enter(3, NO_LANE), append(3))).await;
@@ -423,21 +423,21 @@ async fn c3_a_look_in_the_statement_that_waits_for_the_queue_is_old() {
         "DELETE FROM relevo.inbox_retry_queue AS q WHERE NOT EXISTS \
          (SELECT 1 FROM relevo.inbox_retry_message AS w WHERE w.consumer = q.consumer AND w.queue = q.queue)",
     );
-    bed.until_blocked(&releasing).await;
+    bed.wait_until_blocked(&releasing).await;
     worker.run("COMMIT").await;
-    let mut session = releasing.done().await;
+    let mut session = releasing.finish().await;
     assert_eq!((session.list(QUEUES).await, session.list(WAITING).await), (vec![], vec!["m3".into()]), "stranded");
 }
 
 #[tokio::test]
 async fn c3_an_old_snapshot_may_not_end_a_queue() {
-    let ours = bed().await;
+    let ours = sql_test().await;
     let token = with_an_emptied_queue(&ours).await;
     let mut session = ours.session().await;
     let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ";
-    assert_eq!(session.refusal_in(begin, &release(&token)).await, "RV001");
+    assert_eq!(session.expect_error_in(begin, &release(&token)).await, "RV001");
 
-    let naive = bed().await;
+    let naive = sql_test().await;
     naive.mutate("inbox_begin_call", "PERFORM require_read_committed();", "").await;
     let token = with_an_emptied_queue(&naive).await;
     let mut worker = naive.session().await;
@@ -445,27 +445,27 @@ async fn c3_an_old_snapshot_may_not_end_a_queue() {
     let mut session = naive.session().await;
     session.run(&format!("{begin}; SELECT 1 FROM ledger")).await;
     let releasing = session.start(&release(&token));
-    naive.until_blocked(&releasing).await;
+    naive.wait_until_blocked(&releasing).await;
     worker.run("COMMIT").await;
-    let mut session = releasing.done().await;
+    let mut session = releasing.finish().await;
     session.run("COMMIT").await;
     assert_eq!((session.list(QUEUES).await, session.list(WAITING).await), (vec![], vec!["m3".into()]), "stranded");
 }
 
 #[tokio::test]
-async fn what_is_acknowledged_survives_a_crash_whatever_the_session_says() {
-    let bed = bed().await;
+async fn an_acknowledged_message_survives_a_crash_whatever_the_session_sets() {
+    let bed = sql_test().await;
     let mut session = bed.session().await;
     for level in ["off", "local"] {
         session.run(&format!("SET synchronous_commit = {level}; BEGIN; {}", begin(1))).await;
-        assert_eq!(session.one::<String>("SHOW synchronous_commit").await, "on");
+        assert_eq!(session.scalar::<String>("SHOW synchronous_commit").await, "on");
         session.run("ROLLBACK").await;
     }
 }
 
 #[tokio::test]
-async fn arguments_that_cannot_be_meant_are_refused() {
-    let bed = bed().await;
+async fn invalid_arguments_are_rejected() {
+    let bed = sql_test().await;
     let mut session = bed.session().await;
     for (arguments, expected) in [
         (format!("NULL, '{}'", id(1)), "22004"),

@@ -3,14 +3,16 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::e2e_support::{MAIN, Running, Traffic, World, config, execute, refusal, store, until};
-use relevo_broker_memory::{MemoryBroker, Settings};
-use relevo_core::inbox::Keeping;
-use relevo_core::operate::{Inspect as _, Operate as _};
-use relevo_core::store::{StoreError, Upkeep as _};
+use crate::relay_support::{
+    BackgroundWriters, MAIN, RunningRelay, TestDatabase, config, execute, expect_error, store, wait_until,
+};
+use relevo_broker_memory::{Config as BrokerConfig, MemoryBroker};
+use relevo_core::inbox::InboxRetention;
+use relevo_core::operate::{OutboxAdmin as _, OutboxInspector as _};
+use relevo_core::store::{Maintenance as _, StoreError};
 use relevo_store_postgres::inbox::{self, Inbox};
-use relevo_store_postgres::migrate::{BASELINE, Migration, OLDEST, VERSION, apply, migrate, script};
-use relevo_store_postgres::{Config, Draft, Outbox, Schema, Start, Store};
+use relevo_store_postgres::migrate::{BASELINE, Migration, OLDEST_SUPPORTED, VERSION, apply, migrate, sql_script};
+use relevo_store_postgres::{Config, Draft, Emitter, Schema, StartFrom, Store};
 use relevo_testkit::PgVersion;
 use relevo_testkit::postgres::{Database, Server};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Row as _};
@@ -26,7 +28,7 @@ fn all() -> Vec<i32> {
 }
 
 #[tokio::test]
-async fn every_postgres_takes_every_version_once() {
+async fn every_postgres_version_applies_each_migration_once() {
     for version in PgVersion::ALL {
         let database = Server::shared(version).database().await;
         let mut connection = database.connect().await;
@@ -37,7 +39,7 @@ async fn every_postgres_takes_every_version_once() {
 }
 
 #[tokio::test]
-async fn two_that_migrate_at_once_apply_each_version_once() {
+async fn concurrent_migrations_apply_each_version_once() {
     let database = database().await;
     let mut tasks = JoinSet::new();
     for _ in 0..6 {
@@ -92,7 +94,7 @@ async fn sessions_continue_while_a_migration_waits_for_a_table() {
     let waits = Migration { files: &["ALTER TABLE inbox_retry_message ADD COLUMN later text;"], ..SECOND };
     let mut tasks = JoinSet::new();
     tasks.spawn(async move { apply(&mut connection, &Schema::default(), &[BASELINE, waits]).await });
-    until("the table is waited for", async || {
+    wait_until("the table is waited for", async || {
         let waits =
             "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'relevo.inbox_retry_message'::regclass";
         execute(&mut other, waits).await.expect("a count")[0].try_get::<i64, _>(0).expect("a count") > 0
@@ -109,7 +111,7 @@ async fn sessions_continue_while_a_migration_waits_for_a_table() {
 
 /// Two outboxes in one database, one with a name that needs quotes.
 #[tokio::test]
-async fn another_schema_works_from_end_to_end() {
+async fn another_schema_name_works_end_to_end() {
     let database = database().await;
     let mut connection = database.connect().await;
     let mut relays = Vec::new();
@@ -118,28 +120,28 @@ async fn another_schema_works_from_end_to_end() {
         migrate(&mut connection, schema).await.expect("an empty schema");
         let store = Store::open(Config { schema: schema.clone(), ..Config::new(database.options(), MAIN) });
         let store = Arc::new(store.await.expect("a migrated schema"));
-        assert!(store.add_destination(4, Start::Oldest).await.expect("a new destination"));
-        let broker = MemoryBroker::new(Settings::default());
-        relays.push((Running::start(Arc::clone(&store), &broker, config()), store, broker));
+        assert!(store.add_destination(4, StartFrom::Oldest).await.expect("a new destination"));
+        let broker = MemoryBroker::new(BrokerConfig::default());
+        relays.push((RunningRelay::start(Arc::clone(&store), &broker, config()), store, broker));
     }
     let mut expected = Vec::new();
     for schema in &schemas {
         let mut tx = connection.begin().await.expect("a transaction");
-        let outbox = Outbox::in_schema(schema);
+        let outbox = Emitter::new(schema);
         let mut ids = Vec::new();
         for n in 0..20 {
-            let draft = Draft { serialize: true, ..Draft::json("orders", "k", "Counted", n.to_string()) };
+            let draft = Draft { lock_key: true, ..Draft::json("orders", "k", "Counted", n.to_string()) };
             ids.push(outbox.emit(&mut tx, draft).await.expect("a good message"));
         }
         tx.commit().await.expect("it commits");
         expected.push(ids);
     }
     for ((relay, store, broker), ids) in relays.into_iter().zip(expected) {
-        until("everything arrives", async || broker.received() >= 20).await;
-        until("everything is settled", async || store.backlog().await.expect("a backlog").pending == 0).await;
+        wait_until("everything arrives", async || broker.received() >= 20).await;
+        wait_until("everything is settled", async || store.backlog().await.expect("a backlog").pending == 0).await;
         store.maintain().await.expect("upkeep");
         relay.stop().await;
-        let received: Vec<_> = broker.receipts().iter().map(|receipt| receipt.id).collect();
+        let received: Vec<_> = broker.received_messages().iter().map(|receipt| receipt.id).collect();
         assert_eq!(received, ids);
     }
 }
@@ -167,11 +169,11 @@ const CATALOGUE: &str = "
     ORDER BY 1";
 
 #[tokio::test]
-async fn the_script_for_a_dba_makes_the_same_schema() {
+async fn the_sql_script_creates_the_same_schema() {
     for version in PgVersion::ALL {
         let (migrated, scripted) = (Server::shared(version).database().await, Server::shared(version).database().await);
         migrate(&mut migrated.connect().await, &Schema::default()).await.expect("an empty database");
-        let text = script(&Schema::default());
+        let text = sql_script(&Schema::default());
         sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut scripted.connect().await).await.expect("an empty database");
         let mut catalogues = Vec::new();
         for database in [&migrated, &scripted] {
@@ -186,10 +188,10 @@ async fn the_script_for_a_dba_makes_the_same_schema() {
 }
 
 #[tokio::test]
-async fn a_store_says_which_command_mends_the_schema() {
+async fn a_schema_mismatch_names_the_command_that_fixes_it() {
     let database = database().await;
     let open = async || match Store::open(Config::new(database.options(), MAIN)).await {
-        Err(StoreError::Schema { what }) => what,
+        Err(StoreError::SchemaMismatch { reason }) => reason,
         other => panic!("not refused: {:?}", other.map(|_| ())),
     };
     let what = open().await;
@@ -200,10 +202,13 @@ async fn a_store_says_which_command_mends_the_schema() {
     execute(&mut connection, &newer).await.expect("a newer version");
     let what = open().await;
     assert!(what.contains("newer than this program") && what.contains("upgrade the program"), "{what}");
-    let older = format!("DELETE FROM relevo.migration; INSERT INTO relevo.migration VALUES ({}, 'older')", OLDEST - 1);
+    let older = format!(
+        "DELETE FROM relevo.migration; INSERT INTO relevo.migration VALUES ({}, 'older')",
+        OLDEST_SUPPORTED - 1
+    );
     execute(&mut connection, &older).await.expect("an older version");
     let what = open().await;
-    let (old, needed) = (format!("version {}", OLDEST - 1), format!("needs {OLDEST}"));
+    let (old, needed) = (format!("version {}", OLDEST_SUPPORTED - 1), format!("needs {OLDEST_SUPPORTED}"));
     assert!(what.contains(&old) && what.contains(&needed) && what.contains("`relevo migrate`"), "{what}");
 }
 
@@ -217,8 +222,8 @@ async fn a_program_runs_on_a_newer_version_only_if_that_is_compatible() {
     let applied = apply(&mut connection, &Schema::default(), &[BASELINE, SECOND, THIRD]).await;
     assert_eq!(applied.expect("an older version"), [THIRD.version]);
     let opened = Store::open(Config::new(database.options(), MAIN)).await.map(|_| ());
-    let Err(StoreError::Schema { what }) = opened else { panic!("{opened:?}") };
-    assert!(what.contains("version 3") && what.contains("upgrade the program"), "{what}");
+    let Err(StoreError::SchemaMismatch { reason }) = opened else { panic!("{opened:?}") };
+    assert!(reason.contains("version 3") && reason.contains("upgrade the program"), "{reason}");
 }
 
 /// The snapshot of the schema. A change of the SQL changes the snapshot in the same commit.
@@ -236,18 +241,19 @@ async fn the_catalogue_is_the_recorded_one() {
 /// then replaced one by one. No operator repeats a grant.
 #[tokio::test]
 async fn a_schema_is_migrated_under_running_relays_and_consumers() {
-    let world = World::alone().await;
+    let world = TestDatabase::on_private_server().await;
     world.run("CREATE ROLE carrier LOGIN; CREATE ROLE \"odd one\" LOGIN; CREATE ROLE dropped").await;
     world
         .run("SELECT relevo.grant_relay('carrier'), relevo.grant_consumer('odd one'), relevo.grant_writer('dropped')")
         .await;
     world.run("DROP OWNED BY dropped; DROP ROLE dropped").await;
     let relay = async || store(world.database.options().username("carrier"), MAIN).await;
-    let broker = MemoryBroker::new(Settings::default());
-    let first = Running::start(relay().await, &broker, config());
-    let second = Running::start(relay().await, &broker, config());
+    let broker = MemoryBroker::new(BrokerConfig::default());
+    let first = RunningRelay::start(relay().await, &broker, config());
+    let second = RunningRelay::start(relay().await, &broker, config());
     let options = world.database.options().username("odd one");
-    let inbox = Inbox::open(&inbox::Config::new(options.clone()), "before", Keeping::default()).await.expect("a grant");
+    let inbox =
+        Inbox::open(&inbox::Config::new(options.clone()), "before", InboxRetention::default()).await.expect("a grant");
     let (stop, walks) = (CancellationToken::new(), Arc::new(AtomicUsize::new(0)));
     let mut consumer = JoinSet::new();
     consumer.spawn({
@@ -255,26 +261,29 @@ async fn a_schema_is_migrated_under_running_relays_and_consumers() {
         async move {
             while !stop.is_cancelled() {
                 let name = format!("walk {}", walks.fetch_add(1, Ordering::SeqCst));
-                crate::inbox_walk::everything(&inbox.of(&name, Keeping::default())).await;
+                crate::every_inbox_call::call_every_inbox_function(
+                    &inbox.for_consumer(&name, InboxRetention::default()),
+                )
+                .await;
             }
         }
     });
-    let traffic = Traffic::start(&world, 3);
-    until("messages flow", async || broker.received() >= 200 && walks.load(Ordering::SeqCst) > 1).await;
+    let traffic = BackgroundWriters::start(&world, 3);
+    wait_until("messages flow", async || broker.received() >= 200 && walks.load(Ordering::SeqCst) > 1).await;
     let applied = apply(&mut world.connect().await, &Schema::default(), &[BASELINE, SECOND]).await;
     assert_eq!(applied.expect("an older version"), [SECOND.version]);
-    let third = Running::start(relay().await, &broker, config());
+    let third = RunningRelay::start(relay().await, &broker, config());
     first.stop().await;
     let (received, walked) = (broker.received(), walks.load(Ordering::SeqCst));
-    until("messages flow past the migration", async || {
+    wait_until("messages flow past the migration", async || {
         broker.received() >= received + 200 && walks.load(Ordering::SeqCst) > walked + 1
     })
     .await;
     second.stop().await;
     let ledger = traffic.stop_after(&broker, broker.received() + 200).await;
-    world.drained().await;
+    world.wait_until_drained().await;
     third.stop().await;
-    assert_eq!(ledger.check(&broker), 0);
+    assert_eq!(ledger.assert_received(&broker), 0);
     stop.cancel();
     consumer.join_next().await.expect("one task").expect("no call fails");
     let mut session = options.connect().await.expect("a role that may log in");
@@ -284,15 +293,15 @@ async fn a_schema_is_migrated_under_running_relays_and_consumers() {
 }
 
 #[tokio::test]
-async fn calls_into_a_schema_that_is_not_there_are_told_apart_from_an_outage() {
+async fn a_missing_schema_is_distinguished_from_an_outage() {
     let database = database().await;
     let mut connection = database.connect().await;
     migrate(&mut connection, &Schema::default()).await.expect("an empty database");
     let store = Store::open(Config::new(database.options(), MAIN)).await.expect("a migrated database");
     execute(&mut connection, "DROP SCHEMA relevo CASCADE").await.expect("it is ours");
     let answer = store.maintain().await;
-    let Err(StoreError::Schema { what }) = answer else { panic!("{answer:?}") };
-    assert!(what.contains("`relevo migrate`"), "{what}");
-    let (code, _) = refusal(&mut connection, "SELECT relevo.emit('t', 'k', 'T', '{}')").await;
+    let Err(StoreError::SchemaMismatch { reason }) = answer else { panic!("{answer:?}") };
+    assert!(reason.contains("`relevo migrate`"), "{reason}");
+    let (code, _) = expect_error(&mut connection, "SELECT relevo.emit('t', 'k', 'T', '{}')").await;
     assert_eq!(code, "3F000");
 }

@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use crate::e2e_support::{Running, Traffic, World, config, quick_route, until};
-use relevo_broker_memory::{Match, MemoryBroker, Rule, Settings};
-use relevo_core::operate::Inspect as _;
-use relevo_core::store::{DeadFilter, DeadLetters as _, Mark};
-use relevo_core::{Class, MessageId, Policy, Route, Routes};
+use crate::relay_support::{BackgroundWriters, RunningRelay, TestDatabase, config, fast_retry_route, wait_until};
+use relevo_broker_memory::{Config as BrokerConfig, FailureRule, MemoryBroker, RuleTarget};
+use relevo_core::operate::OutboxInspector as _;
+use relevo_core::store::{DeadLetterAdmin as _, DeadLetterFilter, MarkRequest};
+use relevo_core::{Class, MessageId, RetryPolicy, Route, Routes};
 use relevo_relay::Config;
 use sqlx::Row as _;
 
 /// One row of the view: status, attempts, and whether it has a next attempt, an error and a publish time.
-async fn line(world: &World, id: MessageId) -> (String, i32, bool, bool, bool) {
+async fn status_row(world: &TestDatabase, id: MessageId) -> (String, i32, bool, bool, bool) {
     let sql = format!(
         "SELECT status, attempts, next_attempt_at IS NOT NULL, last_error IS NOT NULL, published_at IS NOT NULL \
          FROM relevo.outbox WHERE id = '{id}'"
@@ -22,14 +22,20 @@ async fn line(world: &World, id: MessageId) -> (String, i32, bool, bool, bool) {
     (rows[0].try_get(0).expect("a status"), rows[0].try_get(1).expect("a count"), get(2), get(3), get(4))
 }
 
-fn seen(status: &str, attempts: i32, next: bool, error: bool, published: bool) -> (String, i32, bool, bool, bool) {
+fn expected_row(
+    status: &str,
+    attempts: i32,
+    next: bool,
+    error: bool,
+    published: bool,
+) -> (String, i32, bool, bool, bool) {
     (status.to_owned(), attempts, next, error, published)
 }
 
 #[tokio::test]
 async fn every_state_of_a_message_is_shown() {
-    let world = World::new().await;
-    let broker = MemoryBroker::new(Settings::default());
+    let world = TestDatabase::new().await;
+    let broker = MemoryBroker::new(BrokerConfig::default());
     let ids = world.emit(&["plain", "retry", "retry", "odd", "dead", "dead", "gone", "later"]).await;
     let [plain, retrying, behind, odd, dead, behind_dead, gone, later] = ids[..] else { panic!("eight ids") };
     let held: MessageId =
@@ -37,43 +43,43 @@ async fn every_state_of_a_message_is_shown() {
     let waits = "SELECT relevo.emit('orders', 'k', 'T', '{}', deliver_at => now() + interval '1 hour')::text";
     let scheduled: MessageId = world.texts(waits).await[0].parse().expect("an id");
     for id in [dead, gone] {
-        broker.fail(Rule::new(Match::Id(id), Class::Poison));
+        broker.add_failure(FailureRule::new(RuleTarget::Id(id), Class::Poison));
     }
-    broker.fail(Rule::new(Match::Id(odd), Class::Unknown));
-    broker.fail(Rule::new(Match::Id(retrying), Class::Transient));
-    broker.fail(Rule::new(Match::Id(later), Class::Transient).times(1));
-    broker.fail(Rule::new(Match::Address("wall".to_owned()), Class::Blocked));
+    broker.add_failure(FailureRule::new(RuleTarget::Id(odd), Class::Unknown));
+    broker.add_failure(FailureRule::new(RuleTarget::Id(retrying), Class::Transient));
+    broker.add_failure(FailureRule::new(RuleTarget::Id(later), Class::Transient).times(1));
+    broker.add_failure(FailureRule::new(RuleTarget::Address("wall".to_owned()), Class::Blocked));
     let hour = Duration::from_hours(1);
     // The first pause is long, so that the status is visible. For the message that succeeds on retry, the test ends the
     // pause below.
-    let policy = Policy { base: hour, ceiling: hour, ..quick_route().policy };
-    let routes = Routes::new(vec![Route { policy, ..quick_route() }]);
-    let relay = Running::start(world.store().await, &broker, Config { routes, ..config() });
-    let traffic = Traffic::start(&world, 1);
-    until("the odd one is quarantined", async || line(&world, odd).await.0 == "quarantined").await;
+    let policy = RetryPolicy { base: hour, max: hour, ..fast_retry_route().policy };
+    let routes = Routes::new(vec![Route { policy, ..fast_retry_route() }]);
+    let relay = RunningRelay::start(world.store().await, &broker, Config { routes, ..config() });
+    let traffic = BackgroundWriters::start(&world, 1);
+    wait_until("the odd one is quarantined", async || status_row(&world, odd).await.0 == "quarantined").await;
     traffic.stop().await;
-    until("two are dead", async || world.number("SELECT count(*) FROM relevo.dead_letter").await == 2).await;
-    let filter = DeadFilter { ids: vec![gone], ..DeadFilter::default() };
-    let mark = Mark { filter, dry_run: false, by: "ana".to_owned(), reason: "wrong".to_owned() };
+    wait_until("two are dead", async || world.number("SELECT count(*) FROM relevo.dead_letter").await == 2).await;
+    let filter = DeadLetterFilter { ids: vec![gone], ..DeadLetterFilter::default() };
+    let mark = MarkRequest { filter, dry_run: false, by: "ana".to_owned(), reason: "wrong".to_owned() };
     assert_eq!(world.store().await.discard(&mark).await.expect("a mark"), 1);
     world.run("UPDATE relevo.parked_key SET next_at = clock_timestamp() WHERE key = 'later'").await;
-    until("the second time it passes", async || line(&world, later).await.0 == "published").await;
-    until("it is discarded", async || line(&world, gone).await.0 == "discarded").await;
-    until("the plain one is settled", async || line(&world, plain).await.0 == "published").await;
+    wait_until("the second time it passes", async || status_row(&world, later).await.0 == "published").await;
+    wait_until("it is discarded", async || status_row(&world, gone).await.0 == "discarded").await;
+    wait_until("the plain one is settled", async || status_row(&world, plain).await.0 == "published").await;
     relay.stop().await;
     let pending = world.emit(&["plain"]).await[0];
 
-    assert_eq!(line(&world, scheduled).await, seen("scheduled", 0, true, false, false));
-    assert_eq!(line(&world, pending).await, seen("pending", 0, false, false, false));
-    assert_eq!(line(&world, plain).await, seen("published", 0, false, false, true));
-    assert_eq!(line(&world, later).await, seen("published", 0, false, false, true));
-    assert_eq!(line(&world, retrying).await, seen("retrying", 1, true, true, false));
-    assert_eq!(line(&world, behind).await, seen("behind", 0, false, false, false));
-    assert_eq!(line(&world, held).await, seen("held", 0, true, true, false));
-    assert_eq!(line(&world, odd).await, seen("quarantined", 0, true, true, false));
-    assert_eq!(line(&world, dead).await, seen("dead", 1, false, true, false));
-    assert_eq!(line(&world, gone).await, seen("discarded", 1, false, true, false));
-    let waiting = line(&world, behind_dead).await;
+    assert_eq!(status_row(&world, scheduled).await, expected_row("scheduled", 0, true, false, false));
+    assert_eq!(status_row(&world, pending).await, expected_row("pending", 0, false, false, false));
+    assert_eq!(status_row(&world, plain).await, expected_row("published", 0, false, false, true));
+    assert_eq!(status_row(&world, later).await, expected_row("published", 0, false, false, true));
+    assert_eq!(status_row(&world, retrying).await, expected_row("retrying", 1, true, true, false));
+    assert_eq!(status_row(&world, behind).await, expected_row("behind", 0, false, false, false));
+    assert_eq!(status_row(&world, held).await, expected_row("held", 0, true, true, false));
+    assert_eq!(status_row(&world, odd).await, expected_row("quarantined", 0, true, true, false));
+    assert_eq!(status_row(&world, dead).await, expected_row("dead", 1, false, true, false));
+    assert_eq!(status_row(&world, gone).await, expected_row("discarded", 1, false, true, false));
+    let waiting = status_row(&world, behind_dead).await;
     assert_eq!((&*waiting.0, waiting.1, waiting.4), ("behind", 0, false));
     let order = format!(
         "SELECT count(*) FROM relevo.outbox AS a, relevo.outbox AS b WHERE a.id = '{plain}' AND b.id = '{later}' \
@@ -84,12 +90,12 @@ async fn every_state_of_a_message_is_shown() {
 
 #[tokio::test]
 async fn a_message_is_shown_once_for_each_destination() {
-    let world = World::new().await;
+    let world = TestDatabase::new().await;
     world.run("SELECT relevo.add_destination('other', 2, 'oldest')").await;
     let id = world.emit(&["a"]).await[0];
-    let broker = MemoryBroker::new(Settings::default());
-    let relay = Running::start(world.store().await, &broker, config());
-    world.drained().await;
+    let broker = MemoryBroker::new(BrokerConfig::default());
+    let relay = RunningRelay::start(world.store().await, &broker, config());
+    world.wait_until_drained().await;
     relay.stop().await;
     let sql = format!("SELECT destination || ' ' || status FROM relevo.outbox WHERE id = '{id}' ORDER BY 1");
     assert_eq!(world.texts(&sql).await, ["main published", "other pending"]);
@@ -97,24 +103,24 @@ async fn a_message_is_shown_once_for_each_destination() {
 
 #[tokio::test]
 async fn the_backlog_is_exact_up_to_a_limit_and_an_estimate_above() {
-    let world = World::new().await;
-    let broker = MemoryBroker::new(Settings::default());
+    let world = TestDatabase::new().await;
+    let broker = MemoryBroker::new(BrokerConfig::default());
     let ids = world.emit(&["a", "b"]).await;
-    broker.fail(Rule::new(Match::Id(ids[0]), Class::Poison));
-    broker.fail(Rule::new(Match::Key("b".to_owned()), Class::Transient));
+    broker.add_failure(FailureRule::new(RuleTarget::Id(ids[0]), Class::Poison));
+    broker.add_failure(FailureRule::new(RuleTarget::Key("b".to_owned()), Class::Transient));
     let hour = Duration::from_hours(1);
-    let policy = Policy { base: hour, ceiling: hour, ..quick_route().policy };
-    let routes = Routes::new(vec![Route { policy, ..quick_route() }]);
-    let relay = Running::start(world.store().await, &broker, Config { routes, ..config() });
+    let policy = RetryPolicy { base: hour, max: hour, ..fast_retry_route().policy };
+    let routes = Routes::new(vec![Route { policy, ..fast_retry_route() }]);
+    let relay = RunningRelay::start(world.store().await, &broker, Config { routes, ..config() });
     let backlog = async |most: u32| {
         let sql = format!("SELECT pending, exact, parked, dead FROM relevo.backlog('main', {most})");
         let rows = world.rows(&sql).await;
         let number = |at: usize| rows[0].try_get::<i64, _>(at).expect("a count");
         (number(0), rows[0].try_get::<bool, _>(1).expect("a boolean"), number(2), number(3))
     };
-    until("one is dead and one waits", async || backlog(10_000).await == (0, true, 1, 1)).await;
+    wait_until("one is dead and one waits", async || backlog(10_000).await == (0, true, 1, 1)).await;
     relay.stop().await;
-    world.emit_some(200, 50).await;
+    world.emit_many(200, 50).await;
     // These are rolled back, so an exact count excludes them.
     world.run("BEGIN; SELECT relevo.emit('orders', 'k', 'T', '{}') FROM generate_series(1, 20); ROLLBACK").await;
     assert_eq!(backlog(10_000).await, (200, true, 1, 1));

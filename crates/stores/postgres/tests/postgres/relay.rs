@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::e2e_support::{Ledger, MAIN, Running, Traffic, World, config, store, until};
-use relevo_broker_memory::{MemoryBroker, Settings};
-use relevo_core::operate::Operate as _;
+use crate::relay_support::{
+    BackgroundWriters, EmittedMessages, MAIN, RunningRelay, TestDatabase, config, store, wait_until,
+};
+use relevo_broker_memory::{Config as BrokerConfig, MemoryBroker};
+use relevo_core::operate::OutboxAdmin as _;
 use relevo_core::slot::{shard_of, slot_of};
 use relevo_relay::Config;
 use relevo_testkit::PgVersion;
@@ -15,61 +17,61 @@ use relevo_testkit::postgres::Server;
 use tokio_util::sync::CancellationToken;
 
 fn broker() -> MemoryBroker {
-    MemoryBroker::new(Settings::default())
+    MemoryBroker::new(BrokerConfig::default())
 }
 
 #[tokio::test]
-async fn what_is_committed_arrives_once_and_in_order_on_every_version() {
+async fn committed_messages_arrive_once_and_in_order_on_every_version() {
     for version in PgVersion::ALL {
-        let world = World::on(version).await;
+        let world = TestDatabase::on_version(version).await;
         let broker = broker();
-        let relay = Running::start(world.store().await, &broker, config());
-        let mut ledger = world.emit_some(3000, 40).await;
-        ledger.add(Traffic::start(&world, 3).stop_after(&broker, 3300).await);
-        ledger.add(world.emit_some(500, 3).await);
-        world.drained().await;
+        let relay = RunningRelay::start(world.store().await, &broker, config());
+        let mut ledger = world.emit_many(3000, 40).await;
+        ledger.add(BackgroundWriters::start(&world, 3).stop_after(&broker, 3300).await);
+        ledger.add(world.emit_many(500, 3).await);
+        world.wait_until_drained().await;
         relay.stop().await;
-        assert_eq!(ledger.check(&broker), 0, "PostgreSQL {}", version.major());
+        assert_eq!(ledger.assert_received(&broker), 0, "PostgreSQL {}", version.major());
     }
 }
 
 #[tokio::test]
 async fn a_broker_that_fences_order_gets_each_key_in_order() {
-    let world = World::new().await;
-    let broker = MemoryBroker::new(Settings { fences_order: true, ..Settings::default() });
-    let ledger = world.emit_some(5000, 5).await;
-    let relay = Running::start(world.store().await, &broker, config());
-    world.drained().await;
+    let world = TestDatabase::new().await;
+    let broker = MemoryBroker::new(BrokerConfig { ordered_in_flight: true, ..BrokerConfig::default() });
+    let ledger = world.emit_many(5000, 5).await;
+    let relay = RunningRelay::start(world.store().await, &broker, config());
+    world.wait_until_drained().await;
     relay.stop().await;
-    assert_eq!(ledger.check(&broker), 0);
+    assert_eq!(ledger.assert_received(&broker), 0);
 }
 
 #[tokio::test]
 async fn the_relay_works_behind_pgbouncer_in_transaction_mode() {
-    let world = World::new().await;
+    let world = TestDatabase::new().await;
     let pooler = PgBouncer::in_front_of(Server::shared(PgVersion::V15).url()).await;
     let broker = broker();
     let mut relays = Vec::new();
     for _ in 0..3 {
         let store = store(pooler.options_for(world.database.name()), MAIN).await;
-        relays.push(Running::start(store, &broker, config()));
+        relays.push(RunningRelay::start(store, &broker, config()));
     }
-    until("three relays share the shards", async || world.shares().await == [3, 3, 2]).await;
-    let mut ledger = world.emit_some(2000, 20).await;
-    ledger.add(Traffic::start(&world, 2).stop_after(&broker, 2200).await);
-    world.drained().await;
+    wait_until("three relays share the shards", async || world.shards_per_owner().await == [3, 3, 2]).await;
+    let mut ledger = world.emit_many(2000, 20).await;
+    ledger.add(BackgroundWriters::start(&world, 2).stop_after(&broker, 2200).await);
+    world.wait_until_drained().await;
     for relay in relays {
         relay.stop().await;
     }
-    assert_eq!(ledger.check(&broker), 0);
-    assert!(world.shares().await.is_empty(), "leases are given back through the pooler too");
+    assert_eq!(ledger.assert_received(&broker), 0);
+    assert!(world.shards_per_owner().await.is_empty(), "leases are given back through the pooler too");
 }
 
 #[tokio::test]
-async fn what_a_stopped_relay_had_confirmed_is_not_sent_again() {
-    let world = World::new().await;
+async fn messages_confirmed_before_a_stop_are_not_sent_again() {
+    let world = TestDatabase::new().await;
     let broker = broker();
-    let ledger = world.emit_some(5000, 100).await;
+    let ledger = world.emit_many(5000, 100).await;
     let stop = CancellationToken::new();
     let (count, told) = (AtomicUsize::new(0), stop.clone());
     broker.on_receipt(move |_| {
@@ -77,47 +79,47 @@ async fn what_a_stopped_relay_had_confirmed_is_not_sent_again() {
             told.cancel();
         }
     });
-    let small = Config { batch_max: 50, in_flight_max: 100, ..config() };
-    let first = Running::start_with(world.store().await, &broker, small.clone(), stop);
-    first.stopped().await;
-    let sent = broker.receipts().len();
+    let small = Config { batch_messages_max: 50, in_flight_messages_max: 100, ..config() };
+    let first = RunningRelay::start_with(world.store().await, &broker, small.clone(), stop);
+    first.wait_until_stopped().await;
+    let sent = broker.received_messages().len();
     assert!((1001..4000).contains(&sent), "it stopped in the middle: {sent}");
 
-    let second = Running::start(world.store().await, &broker, small);
-    world.drained().await;
+    let second = RunningRelay::start(world.store().await, &broker, small);
+    world.wait_until_drained().await;
     second.stop().await;
-    assert_eq!(ledger.check(&broker), 0);
+    assert_eq!(ledger.assert_received(&broker), 0);
 }
 
 /// A hot key delays the settlement of its own shard only.
 #[tokio::test]
-async fn what_was_confirmed_behind_a_slow_key_is_settled_on_the_way_out() {
-    let world = World::new().await;
-    let broker = MemoryBroker::new(Settings { latency: Duration::from_millis(2), ..Settings::default() });
+async fn shutdown_settles_messages_confirmed_behind_a_slow_key() {
+    let world = TestDatabase::new().await;
+    let broker = MemoryBroker::new(BrokerConfig { latency: Duration::from_millis(2), ..BrokerConfig::default() });
     let sql = "SELECT relevo.emit('orders', 'hot', 'Counted', '{}'), 'hot' FROM generate_series(1, 1000)";
-    let mut ledger = Ledger::read(&world.rows(sql).await);
-    ledger.add(world.emit_some(5000, 500).await);
-    let relay = Running::start(world.store().await, &broker, config());
-    until("all other keys are through", async || {
-        broker.receipts().iter().filter(|receipt| receipt.key != "hot").count() == 5000
+    let mut ledger = EmittedMessages::read(&world.rows(sql).await);
+    ledger.add(world.emit_many(5000, 500).await);
+    let relay = RunningRelay::start(world.store().await, &broker, config());
+    wait_until("all other keys are through", async || {
+        broker.received_messages().iter().filter(|receipt| receipt.key != "hot").count() == 5000
     })
     .await;
     relay.stop().await;
-    let sent = broker.receipts().len();
+    let sent = broker.received_messages().len();
     assert!(sent < 6000, "the hot key is not through: {sent}");
-    let second = Running::start(world.store().await, &broker, config());
-    world.drained().await;
+    let second = RunningRelay::start(world.store().await, &broker, config());
+    world.wait_until_drained().await;
     second.stop().await;
-    ledger.check(&broker);
+    ledger.assert_received(&broker);
     let shard = |key: &str| shard_of(slot_of(key), 8);
-    let again = broker.receipts()[sent..].iter().filter(|receipt| shard(&receipt.key) != shard("hot")).count();
+    let again = broker.received_messages()[sent..].iter().filter(|receipt| shard(&receipt.key) != shard("hot")).count();
     assert_eq!(again, 0, "confirmed, of other shards, and sent again");
 }
 
 #[tokio::test]
-async fn large_payloads_pass_through_a_small_memory() {
+async fn large_payloads_are_relayed_within_a_small_memory_limit() {
     const PAYLOAD: usize = 4 << 20;
-    let world = World::new().await;
+    let world = TestDatabase::new().await;
     for _ in 0..50 {
         world
             .run(&format!(
@@ -126,15 +128,18 @@ async fn large_payloads_pass_through_a_small_memory() {
             ))
             .await;
     }
-    let broker = MemoryBroker::new(Settings { latency: Duration::from_millis(5), ..Settings::default() });
-    let relay =
-        Running::start(world.store().await, &broker, Config { bytes_max: 2 * PAYLOAD, batch_max: 1, ..config() });
+    let broker = MemoryBroker::new(BrokerConfig { latency: Duration::from_millis(5), ..BrokerConfig::default() });
+    let relay = RunningRelay::start(
+        world.store().await,
+        &broker,
+        Config { memory_max: 2 * PAYLOAD, batch_messages_max: 1, ..config() },
+    );
     let (stats, most) = (Arc::clone(&relay.stats), Arc::new(AtomicU64::new(0)));
     let seen = Arc::clone(&most);
     broker.on_receipt(move |_| {
         seen.fetch_max(stats.attempts() - stats.published(), Ordering::Relaxed);
     });
-    world.drained().await;
+    world.wait_until_drained().await;
     relay.stop().await;
     assert_eq!(broker.received(), 50);
     let most = most.load(Ordering::Relaxed);
@@ -143,71 +148,71 @@ async fn large_payloads_pass_through_a_small_memory() {
 }
 
 #[tokio::test]
-async fn a_destination_that_is_away_does_not_hold_the_other_back() {
-    let world = World::new().await;
+async fn an_unreachable_broker_does_not_delay_another_destination() {
+    let world = TestDatabase::new().await;
     world.run("SELECT relevo.add_destination('other', 4, 'oldest')").await;
     let (dead, alive) = (broker(), broker());
     dead.down();
-    let stuck = Running::start(world.store().await, &dead, config());
-    let flowing = Running::start(world.store_for("other").await, &alive, config());
-    let mut ledger = world.emit_some(1000, 10).await;
-    ledger.add(Traffic::start(&world, 2).stop_after(&alive, 1300).await);
-    world.drained_for("other").await;
-    assert_eq!(ledger.check(&alive), 0);
-    until("the outage is noticed", async || stuck.stats.outages() > 0).await;
+    let stuck = RunningRelay::start(world.store().await, &dead, config());
+    let flowing = RunningRelay::start(world.store_for("other").await, &alive, config());
+    let mut ledger = world.emit_many(1000, 10).await;
+    ledger.add(BackgroundWriters::start(&world, 2).stop_after(&alive, 1300).await);
+    world.wait_until_drained_for("other").await;
+    assert_eq!(ledger.assert_received(&alive), 0);
+    wait_until("the outage is noticed", async || stuck.stats.broker_outages() > 0).await;
     assert_eq!(dead.received(), 0);
     assert_eq!(world.number("SELECT count(*) FROM relevo.dead_letter").await, 0);
 
     dead.up();
-    world.drained().await;
+    world.wait_until_drained().await;
     stuck.stop().await;
     flowing.stop().await;
-    assert_eq!(ledger.check(&dead), 0);
+    assert_eq!(ledger.assert_received(&dead), 0);
 }
 
 #[tokio::test]
-async fn regrouping_under_traffic_loses_and_inverts_nothing() {
-    let world = World::with_shards(4).await;
+async fn resharding_under_traffic_loses_and_reorders_nothing() {
+    let world = TestDatabase::with_shards(4).await;
     let broker = broker();
     let mut relays = Vec::new();
     for _ in 0..2 {
-        relays.push(Running::start(world.store().await, &broker, config()));
+        relays.push(RunningRelay::start(world.store().await, &broker, config()));
     }
-    let traffic = Traffic::start(&world, 4);
-    until("traffic flows", async || broker.received() > 200).await;
+    let traffic = BackgroundWriters::start(&world, 4);
+    wait_until("traffic flows", async || broker.received() > 200).await;
     assert!(world.store().await.regroup(16).await.expect("a destination"));
-    until("both relays hold half of sixteen shards", async || world.shares().await == [8, 8]).await;
+    wait_until("both relays hold half of sixteen shards", async || world.shards_per_owner().await == [8, 8]).await;
     let then = broker.received();
-    until("traffic flows on", async || broker.received() > then + 200).await;
+    wait_until("traffic flows on", async || broker.received() > then + 200).await;
     let ledger = traffic.stop().await;
-    world.drained().await;
+    world.wait_until_drained().await;
     for relay in relays {
         relay.stop().await;
     }
-    ledger.check(&broker);
+    ledger.assert_received(&broker);
     assert_eq!(world.number("SELECT shards FROM relevo.destination").await, 16);
 }
 
 #[tokio::test]
 async fn retention_under_traffic_blocks_no_emit_and_drops_nothing_unsent() {
-    let world = World::new().await;
+    let world = TestDatabase::new().await;
     world.run("UPDATE relevo.settings SET partition_rows = 200, partitions_ahead = 3, retention = '0'").await;
     // The next number is the last of the first partition, so that small partitions follow.
     world.run("SELECT setval('relevo.message_seq', 999999)").await;
     let broker = broker();
-    let upkeep = Config { maintain_every: Duration::from_millis(20), ..config() };
-    let relay = Running::start(world.store().await, &broker, upkeep);
-    let traffic = Traffic::start(&world, 4);
+    let upkeep = Config { maintenance_interval: Duration::from_millis(20), ..config() };
+    let relay = RunningRelay::start(world.store().await, &broker, upkeep);
+    let traffic = BackgroundWriters::start(&world, 4);
     let gone = "SELECT count(*) FROM pg_class WHERE relname = 'message_1'";
-    until("the first partition is gone", async || world.number(gone).await == 0).await;
-    until("some more were prepared", async || {
+    wait_until("the first partition is gone", async || world.number(gone).await == 0).await;
+    wait_until("some more were prepared", async || {
         world.number("SELECT max(end_seq) FROM relevo.message_partition").await > 1_002_000
     })
     .await;
     let ledger = traffic.stop().await;
-    world.drained().await;
+    world.wait_until_drained().await;
     relay.stop().await;
-    assert_eq!(ledger.check(&broker), 0);
+    assert_eq!(ledger.assert_received(&broker), 0);
     let kept = world.number("SELECT count(*) FROM relevo.message").await;
     assert!(kept < ledger.len().try_into().expect("a count"), "something was dropped");
 }

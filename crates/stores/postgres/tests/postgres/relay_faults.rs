@@ -3,19 +3,21 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::e2e_support::{Ledger, Running, Traffic, World, config, execute, short_leases, until};
-use relevo_broker_memory::{MemoryBroker, Settings};
-use relevo_core::operate::Operate as _;
+use crate::relay_support::{
+    BackgroundWriters, EmittedMessages, RunningRelay, TestDatabase, config, execute, short_leases, wait_until,
+};
+use relevo_broker_memory::{Config as BrokerConfig, MemoryBroker};
+use relevo_core::operate::OutboxAdmin as _;
 use relevo_core::store::StoreError;
 use relevo_relay::{Config, RelayError};
 use tokio::sync::Notify;
 
 fn broker() -> MemoryBroker {
-    MemoryBroker::new(Settings::default())
+    MemoryBroker::new(BrokerConfig::default())
 }
 
 /// Calls `act` when the broker receives its `n`-th message.
-fn at_receipt(broker: &MemoryBroker, n: usize, act: impl Fn() + Send + Sync + 'static) {
+fn on_nth_receipt(broker: &MemoryBroker, n: usize, act: impl Fn() + Send + Sync + 'static) {
     let count = AtomicUsize::new(0);
     broker.on_receipt(move |_| {
         if count.fetch_add(1, Ordering::Relaxed) + 1 == n {
@@ -26,16 +28,16 @@ fn at_receipt(broker: &MemoryBroker, n: usize, act: impl Fn() + Send + Sync + 's
 
 /// The writer commits asynchronously, but every published message must be in the log after the crash.
 #[tokio::test]
-async fn a_killed_server_loses_nothing_and_leaves_no_ghost() {
-    let world = World::alone().await;
+async fn a_killed_server_loses_nothing_and_publishes_nothing_uncommitted() {
+    let world = TestDatabase::on_private_server().await;
     let broker = broker();
     let (frozen, reached) = (broker.clone(), Arc::new(Notify::new()));
     let told = Arc::clone(&reached);
-    at_receipt(&broker, 5000, move || {
+    on_nth_receipt(&broker, 5000, move || {
         frozen.freeze();
         told.notify_one();
     });
-    let relay = Running::start(world.store().await, &broker, Config { batch_max: 500, ..short_leases() });
+    let relay = RunningRelay::start(world.store().await, &broker, Config { batch_messages_max: 500, ..short_leases() });
     let mut open = world.connect().await;
     execute(&mut open, "BEGIN").await.expect("a transaction");
     let ghost = "SELECT relevo.emit('orders', 'k-' || n % 50, 'Ghost', '{}') FROM generate_series(1, 100) AS n";
@@ -44,20 +46,20 @@ async fn a_killed_server_loses_nothing_and_leaves_no_ghost() {
     let mut writer = world.connect().await;
     execute(&mut writer, "SET synchronous_commit = off").await.expect("a setting");
     let sql = "SELECT relevo.emit('orders', 'k-' || n % 50, 'Counted', '{}'), 'k-' || n % 50 FROM generate_series(1, 2000) AS n";
-    let mut ledger = Ledger::default();
+    let mut ledger = EmittedMessages::default();
     for _ in 0..10 {
-        ledger.add(Ledger::read(&execute(&mut writer, sql).await.expect("good messages")));
+        ledger.add(EmittedMessages::read(&execute(&mut writer, sql).await.expect("good messages")));
     }
     reached.notified().await;
-    world.private().kill9().await;
+    world.private_server().kill9().await;
     assert!((5000..15_000).contains(&broker.received()), "in the middle: {}", broker.received());
     broker.thaw();
-    world.private().start_again().await;
-    world.drained().await;
+    world.private_server().start_again().await;
+    world.wait_until_drained().await;
     relay.stop().await;
     // The crash may lose commits of an asynchronous writer. The relay must not have sent any of those.
-    let kept = Ledger::read(&world.rows("SELECT id, key FROM relevo.message ORDER BY seq").await);
-    kept.check(&broker);
+    let kept = EmittedMessages::read(&world.rows("SELECT id, key FROM relevo.message ORDER BY seq").await);
+    kept.assert_received(&broker);
     assert_eq!(&kept.0[..], &ledger.0[..kept.len()], "the log holds what was committed first");
     assert!(kept.len() >= 5000, "what was sent is there");
     drop(open);
@@ -65,62 +67,62 @@ async fn a_killed_server_loses_nothing_and_leaves_no_ghost() {
 
 #[tokio::test]
 async fn a_connection_cut_between_confirm_and_settle_repeats_the_same_ids() {
-    let world = World::new().await;
+    let world = TestDatabase::new().await;
     let broker = broker();
     let (proxy, store) = world.proxied().await;
     let (wire, reached) = (Arc::clone(&proxy), Arc::new(Notify::new()));
     let told = Arc::clone(&reached);
     // After the first receipt no data reaches the server, so the relay cannot settle.
-    at_receipt(&broker, 1, move || {
+    on_nth_receipt(&broker, 1, move || {
         wire.freeze();
         told.notify_one();
     });
-    let relay = Running::start(store, &broker, config());
-    until("it holds everything", async || world.shares().await == [8]).await;
-    let ledger = world.emit_some(500, 50).await;
+    let relay = RunningRelay::start(store, &broker, config());
+    wait_until("it holds everything", async || world.shards_per_owner().await == [8]).await;
+    let ledger = world.emit_many(500, 50).await;
     reached.notified().await;
-    until("all of the page is confirmed", async || relay.stats.published() == 500).await;
+    wait_until("all of the page is confirmed", async || relay.stats.published() == 500).await;
     proxy.cut().await;
     proxy.thaw();
-    world.drained().await;
-    let repeats = ledger.check(&broker);
+    world.wait_until_drained().await;
+    let repeats = ledger.assert_received(&broker);
     assert_eq!(repeats, 500, "what was confirmed and could not be settled goes again, once");
-    assert!(relay.stats.database_away() > 0);
+    assert!(relay.stats.database_outages() > 0);
     relay.stop().await;
 }
 
 #[tokio::test]
-async fn a_database_that_is_away_for_longer_than_a_lease_is_waited_for() {
-    let world = World::new().await;
+async fn a_database_outage_longer_than_a_lease_is_survived() {
+    let world = TestDatabase::new().await;
     let broker = broker();
     let (proxy, store) = world.proxied().await;
-    let relay = Running::start(store, &broker, short_leases());
-    let traffic = Traffic::start(&world, 2);
-    until("traffic flows", async || broker.received() > 100).await;
+    let relay = RunningRelay::start(store, &broker, short_leases());
+    let traffic = BackgroundWriters::start(&world, 2);
+    wait_until("traffic flows", async || broker.received() > 100).await;
     proxy.block().await;
-    until("every lease has ended", async || {
+    wait_until("every lease has ended", async || {
         world.number("SELECT count(*) FROM relevo.lease WHERE expires_at > clock_timestamp()").await == 0
     })
     .await;
     proxy.unblock();
     let then = broker.received();
-    until("traffic flows again", async || broker.received() > then + 100).await;
+    wait_until("traffic flows again", async || broker.received() > then + 100).await;
     let ledger = traffic.stop().await;
-    world.drained().await;
+    world.wait_until_drained().await;
     relay.stop().await;
-    ledger.check(&broker);
-    world.assert_epochs_never_go_back().await;
+    ledger.assert_received(&broker);
+    world.assert_epochs_never_decrease().await;
 }
 
 #[tokio::test]
-async fn a_relay_of_a_destination_that_is_switched_off_ends_with_the_reason() {
-    let world = World::new().await;
+async fn a_relay_of_a_disabled_destination_ends_with_the_reason() {
+    let world = TestDatabase::new().await;
     let broker = broker();
-    let relay = Running::start(world.store().await, &broker, short_leases());
-    until("it holds everything", async || world.shares().await == [8]).await;
+    let relay = RunningRelay::start(world.store().await, &broker, short_leases());
+    wait_until("it holds everything", async || world.shards_per_owner().await == [8]).await;
     assert!(world.store().await.switch(false).await.expect("a destination"));
-    let Err(RelayError::Store(StoreError::Refused { what })) = relay.ended().await else {
+    let Err(RelayError::Store(StoreError::Refused { reason })) = relay.wait_for_end().await else {
         panic!("it should have been refused");
     };
-    assert!(what.contains("switched off") && what.contains("relevo destination switch"), "{what}");
+    assert!(reason.contains("switched off") && reason.contains("relevo destination switch"), "{reason}");
 }

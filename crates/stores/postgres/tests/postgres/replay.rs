@@ -4,41 +4,41 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use relevo_conformance::replay::Harness;
-use relevo_core::inbox::source::{ReplaySource, Sending};
+use relevo_core::inbox::source::{OutboxRouting, ReplaySource};
 use relevo_core::{Delivery, Draft, MessageId};
-use relevo_store_postgres::{Config, OutboxLog, Schema, Store, emit, migrate};
+use relevo_store_postgres::{Config, OutboxReplaySource, Schema, Store, emit, migrate};
 use relevo_testkit::PgVersion;
 use relevo_testkit::postgres::{Database, Server};
 use sqlx::Connection as _;
 
-struct Postgres(Database);
+struct PostgresHarness(Database);
 
-async fn on_13() -> Postgres {
+async fn on_13() -> PostgresHarness {
     start(PgVersion::V13).await
 }
 
-async fn on_15() -> Postgres {
+async fn on_15() -> PostgresHarness {
     start(PgVersion::V15).await
 }
 
-async fn on_18() -> Postgres {
+async fn on_18() -> PostgresHarness {
     start(PgVersion::V18).await
 }
 
-async fn start(version: PgVersion) -> Postgres {
+async fn start(version: PgVersion) -> PostgresHarness {
     let database = Server::shared(version).database().await;
     migrate::migrate(&mut database.connect().await, &Schema::default()).await.expect("an empty database");
-    Postgres(database)
+    PostgresHarness(database)
 }
 
 #[async_trait]
-impl Harness for Postgres {
+impl Harness for PostgresHarness {
     async fn source(&self) -> Box<dyn ReplaySource> {
         let store = Store::open(Config::new(self.0.options(), "")).await.expect("a migrated database");
-        Box::new(OutboxLog::new(Arc::new(store), Sending::default()))
+        Box::new(OutboxReplaySource::new(Arc::new(store), OutboxRouting::default()))
     }
 
-    async fn put(&mut self, drafts: Vec<Draft>) -> Vec<MessageId> {
+    async fn publish(&mut self, drafts: Vec<Draft>) -> Vec<MessageId> {
         let mut connection = self.0.connect().await;
         let mut transaction = connection.begin().await.expect("a server");
         let mut ids = Vec::new();

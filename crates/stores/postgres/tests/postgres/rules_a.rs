@@ -1,6 +1,6 @@
 //! Rules A1 to A5: how ticks are created, and what a window contains. Each test shows what fails without the rule.
 
-use crate::rules_support::{Bed, Reader, code, emit};
+use crate::sql_support::{Reader, SqlTest, code, emit};
 use relevo_core::store::Position;
 
 /// The pause that tests insert into functions: they wait for the session that holds this lock.
@@ -9,15 +9,15 @@ const NONE: [&str; 0] = [];
 const TICK: &str = "SELECT tick FROM relevo.make_tick()";
 
 /// The newest transaction is open. The snapshot ends before it and does not list it.
-async fn with_the_youngest_writer_open(bed: &Bed) -> Vec<String> {
+async fn with_the_youngest_writer_open(bed: &SqlTest) -> Vec<String> {
     let mut reader = Reader::start(bed).await;
     let mut writer = bed.session().await;
     writer.run("BEGIN").await;
     writer.run(&emit("k", "late")).await;
     assert_eq!(reader.drain().await, NONE);
     let quirk = "SELECT snapshot::text || ' ' || max_seq FROM relevo.tick WHERE tick = 1";
-    let xid: String = writer.one("SELECT pg_current_xact_id()::text").await;
-    assert_eq!(writer.one::<String>(quirk).await, format!("{xid}:{xid}: 1"), "neither listed as open nor above");
+    let xid: String = writer.scalar("SELECT pg_current_xact_id()::text").await;
+    assert_eq!(writer.scalar::<String>(quirk).await, format!("{xid}:{xid}: 1"), "neither listed as open nor above");
     writer.run("COMMIT").await;
     bed.emit("k", "next").await;
     reader.drain().await
@@ -25,26 +25,26 @@ async fn with_the_youngest_writer_open(bed: &Bed) -> Vec<String> {
 
 #[tokio::test]
 async fn a1_a_writer_that_no_snapshot_lists_is_read_when_it_commits() {
-    let bed = Bed::quiet(&[]).await;
+    let bed = SqlTest::on_private_server(&[]).await;
     assert_eq!(with_the_youngest_writer_open(&bed).await, ["late", "next"]);
 
-    let naive = Bed::quiet(&[]).await;
+    let naive = SqlTest::on_private_server(&[]).await;
     // The mutation treats only listed transactions as late, not all up to the tick's own id.
     naive.mutate("make_tick", "b::text::bigint - 1", "-1").await;
     assert_eq!(with_the_youngest_writer_open(&naive).await, ["next"]);
 }
 
 /// A message is written while the creation of a tick is paused.
-async fn with_a_message_during_the_tick(bed: &Bed) -> Vec<String> {
+async fn with_a_message_during_the_tick(bed: &SqlTest) -> Vec<String> {
     let mut reader = Reader::start(bed).await;
     bed.emit("k", "before").await;
     let mut pause = bed.session().await;
     pause.run("SELECT pg_advisory_lock(7)").await;
     let tick = bed.session().await.start("SELECT relevo.make_tick()");
-    bed.until_blocked(&tick).await;
+    bed.wait_until_blocked(&tick).await;
     bed.emit("k", "during").await;
     pause.run("SELECT pg_advisory_unlock(7)").await;
-    tick.done().await;
+    tick.finish().await;
     let mut labels = reader.read_to_tick(1).await;
     labels.extend(reader.drain().await);
     labels
@@ -54,11 +54,11 @@ async fn with_a_message_during_the_tick(bed: &Bed) -> Vec<String> {
 async fn a1_the_sequence_is_read_after_the_snapshot() {
     const SNAPSHOT: &str = "SELECT pg_current_snapshot() INTO s;";
     const HIGH: &str = "SELECT last_seq() INTO h;";
-    let bed = Bed::shared(8).await;
+    let bed = SqlTest::on_shared_server(8).await;
     bed.mutate("make_tick", SNAPSHOT, &format!("{SNAPSHOT} {PAUSE}")).await;
     assert_eq!(with_a_message_during_the_tick(&bed).await, ["before", "during"]);
 
-    let naive = Bed::shared(8).await;
+    let naive = SqlTest::on_shared_server(8).await;
     naive.mutate("make_tick", HIGH, "").await;
     naive.mutate("make_tick", SNAPSHOT, &format!("{HIGH} {PAUSE} {SNAPSHOT}")).await;
     assert_eq!(with_a_message_during_the_tick(&naive).await, ["before"], "above the first tick and seen by it");
@@ -67,14 +67,14 @@ async fn a1_the_sequence_is_read_after_the_snapshot() {
 #[tokio::test]
 async fn a1_a_message_between_the_tick_s_sequence_and_its_own_id_is_read_once() {
     const OWN: &str = "b := pg_current_xact_id();";
-    let bed = Bed::shared(8).await;
+    let bed = SqlTest::on_shared_server(8).await;
     bed.mutate("make_tick", OWN, &format!("{PAUSE} {OWN}")).await;
     assert_eq!(with_a_message_during_the_tick(&bed).await, ["before", "during"]);
 }
 
 #[tokio::test]
 async fn a1_emit_has_its_transaction_id_before_it_draws_a_number() {
-    let bed = Bed::shared(8).await;
+    let bed = SqlTest::on_shared_server(8).await;
     bed.emit("k", "warm").await;
     // The fast path, the full path, and the batch.
     for call in [
@@ -84,22 +84,22 @@ async fn a1_emit_has_its_transaction_id_before_it_draws_a_number() {
     ] {
         let mut reader = Reader::start(&bed).await;
         reader.drain().await;
-        let drawn: i64 = bed.session().await.one("SELECT last_value FROM relevo.message_seq").await;
+        let drawn: i64 = bed.session().await.scalar("SELECT last_value FROM relevo.message_seq").await;
         // The number is drawn before the row is routed to its partition.
         let mut pause = bed.session().await;
         pause.run("BEGIN; LOCK TABLE relevo.message_1 IN ACCESS EXCLUSIVE MODE").await;
         let writer = bed.session().await.start(&format!("SELECT {call}"));
-        bed.until_blocked(&writer).await;
-        assert!(drawn < bed.session().await.one("SELECT last_value FROM relevo.message_seq").await);
+        bed.wait_until_blocked(&writer).await;
+        assert!(drawn < bed.session().await.scalar("SELECT last_value FROM relevo.message_seq").await);
         let has_id = format!(
             "SELECT EXISTS (SELECT 1 FROM pg_locks WHERE pid = {} AND locktype = 'transactionid' AND granted)",
             writer.pid
         );
-        assert!(bed.session().await.one::<bool>(&has_id).await, "{call}");
-        let tick: i64 = bed.session().await.one(TICK).await;
+        assert!(bed.session().await.scalar::<bool>(&has_id).await, "{call}");
+        let tick: i64 = bed.session().await.scalar(TICK).await;
         reader.settle(Position::at(tick)).await;
         pause.run("COMMIT").await;
-        writer.done().await;
+        writer.finish().await;
         assert_eq!(reader.drain().await, ["paused"], "{call}");
         reader.leave().await;
     }
@@ -107,7 +107,7 @@ async fn a1_emit_has_its_transaction_id_before_it_draws_a_number() {
 
 #[tokio::test]
 async fn a1_a_number_drawn_before_the_transaction_id_is_lost() {
-    let bed = Bed::quiet(&[]).await;
+    let bed = SqlTest::on_private_server(&[]).await;
     bed.run(
         "CREATE FUNCTION naive_emit(label text) RETURNS void LANGUAGE plpgsql AS $$
         DECLARE
@@ -128,24 +128,24 @@ async fn a1_a_number_drawn_before_the_transaction_id_is_lost() {
     let mut pause = bed.session().await;
     pause.run("SELECT pg_advisory_lock(7)").await;
     let writer = bed.session().await.start("SELECT naive_emit('paused')");
-    bed.until_blocked(&writer).await;
+    bed.wait_until_blocked(&writer).await;
     assert_eq!(reader.drain().await, NONE, "a tick whose id is older than the writer's");
     pause.run("SELECT pg_advisory_unlock(7)").await;
-    writer.done().await;
+    writer.finish().await;
     bed.emit("k", "next").await;
     assert_eq!(reader.drain().await, ["next"]);
 }
 
 #[tokio::test]
 async fn a2_a_tick_is_refused_where_its_snapshot_would_be_old() {
-    let bed = Bed::shared(8).await;
+    let bed = SqlTest::on_shared_server(8).await;
     bed.emit("k", "m").await;
     let mut session = bed.session().await;
     for begin in ["BEGIN ISOLATION LEVEL REPEATABLE READ", "BEGIN ISOLATION LEVEL SERIALIZABLE"] {
-        assert_eq!(session.refusal_in(begin, "SELECT relevo.make_tick()").await, "RV001", "{begin}");
+        assert_eq!(session.expect_error_in(begin, "SELECT relevo.make_tick()").await, "RV001", "{begin}");
     }
-    assert_eq!(session.one::<i64>("SELECT max(tick) FROM relevo.tick").await, 0);
-    assert_eq!(session.one::<i64>(TICK).await, 1);
+    assert_eq!(session.scalar::<i64>("SELECT max(tick) FROM relevo.tick").await, 0);
+    assert_eq!(session.scalar::<i64>(TICK).await, 1);
 }
 
 #[tokio::test]
@@ -158,20 +158,20 @@ async fn a2_a_snapshot_from_before_the_lock_reads_a_message_twice() {
         SELECT pg_current_snapshot(), q.last_value, naive_late(pg_current_snapshot(), pg_current_xact_id())
         FROM (SELECT pg_advisory_xact_lock(7) OFFSET 0) AS l, relevo.message_seq AS q",
     ] {
-        let bed = Bed::shared(8).await;
+        let bed = SqlTest::on_shared_server(8).await;
         bed.run(NAIVE_TICKS).await;
         let mut winner = bed.session().await;
         winner.run("BEGIN; SELECT pg_advisory_xact_lock(7)").await;
         let loser = bed.session().await.start(naive);
-        bed.until_blocked(&loser).await;
+        bed.wait_until_blocked(&loser).await;
         bed.emit("k", "m").await;
         winner.run("SELECT naive_make_tick(); COMMIT").await;
-        let mut session = loser.done().await;
+        let mut session = loser.finish().await;
         session.run("SELECT naive_make_tick()").await;
         let older =
             "SELECT b.xmax < a.xmax FROM (SELECT pg_snapshot_xmax(snapshot) AS xmax FROM naive_tick WHERE no = 2) AS a,
             (SELECT pg_snapshot_xmax(snapshot) AS xmax FROM naive_tick WHERE no = 3) AS b";
-        assert!(session.one::<bool>(older).await, "the second tick is older than the first: {naive}");
+        assert!(session.scalar::<bool>(older).await, "the second tick is older than the first: {naive}");
         let mut read = Vec::new();
         for window in ["1, 2", "2, 3", "3, 4"] {
             read.extend(session.list(&format!("SELECT naive_window({window})")).await);
@@ -205,23 +205,23 @@ const NAIVE_TICKS: &str = "
         ORDER BY m.seq $$";
 
 #[tokio::test]
-async fn a2_a_loser_does_not_wait_and_uses_the_winner_s_tick() {
-    let bed = Bed::shared(8).await;
+async fn a2_a_concurrent_tick_does_not_wait_and_uses_the_winner_s_tick() {
+    let bed = SqlTest::on_shared_server(8).await;
     let (mut winner, mut loser) = (bed.session().await, bed.session().await);
     bed.emit("k", "m").await;
     winner.run("BEGIN").await;
-    assert_eq!(winner.one::<i64>(TICK).await, 1);
-    assert_eq!(loser.one::<i64>(TICK).await, 0, "the newest that is committed");
+    assert_eq!(winner.scalar::<i64>(TICK).await, 1);
+    assert_eq!(loser.scalar::<i64>(TICK).await, 0, "the newest that is committed");
     winner.run("COMMIT; BEGIN; SELECT pg_advisory_xact_lock(relevo.advisory_lock_key('tick'))").await;
     bed.emit("k", "n").await;
-    assert_eq!(loser.one::<i64>(TICK).await, 1, "the winner's");
+    assert_eq!(loser.scalar::<i64>(TICK).await, 1, "the winner's");
     winner.run("COMMIT").await;
-    assert_eq!(loser.one::<i64>(TICK).await, 2);
+    assert_eq!(loser.scalar::<i64>(TICK).await, 2);
 }
 
 #[tokio::test]
-async fn a3_a_place_with_the_last_tick_only_loses_two_messages() {
-    let bed = Bed::shared(8).await;
+async fn a3_a_position_with_the_last_tick_only_loses_two_messages() {
+    let bed = SqlTest::on_shared_server(8).await;
     // Without the lock: the second tick draws its number, but the third tick commits first.
     bed.run(&NAIVE_TICKS.replace(PAUSE, "")).await;
     let mut slow = bed.session().await;
@@ -245,8 +245,8 @@ async fn a3_a_place_with_the_last_tick_only_loses_two_messages() {
 }
 
 #[tokio::test]
-async fn a3_a_place_in_mid_window_is_resumed_exactly_whatever_ticks_came_since() {
-    let bed = Bed::shared(8).await;
+async fn a3_a_position_within_a_window_is_resumed_exactly_after_newer_ticks() {
+    let bed = SqlTest::on_shared_server(8).await;
     let mut slow = bed.session().await;
     for label in ["m1", "m2", "m3"] {
         bed.emit("k", label).await;
@@ -259,7 +259,7 @@ async fn a3_a_place_in_mid_window_is_resumed_exactly_whatever_ticks_came_since()
     assert_eq!(reader.next(1).await, NONE, "no tick can overtake one that is being made");
     slow.run("COMMIT").await;
     assert_eq!(reader.next(1).await, ["m1"]);
-    let place = reader.at;
+    let place = reader.position;
     assert!(!place.is_exhausted());
     reader.leave().await;
     for label in ["m6", "m7"] {
@@ -267,14 +267,14 @@ async fn a3_a_place_in_mid_window_is_resumed_exactly_whatever_ticks_came_since()
         slow.run("SELECT relevo.make_tick()").await;
     }
     let mut next = Reader::start(&bed).await;
-    assert_eq!(next.at, place);
+    assert_eq!(next.position, place);
     assert_eq!(next.next(100).await, ["m2", "m3", "m4", "m5"], "the old window to its end and no further");
     assert_eq!(next.drain().await, ["m6", "m7"]);
 }
 
 #[tokio::test]
 async fn a4_a_transaction_that_wrote_makes_no_tick() {
-    let bed = Bed::shared(8).await;
+    let bed = SqlTest::on_shared_server(8).await;
     bed.emit("k", "m").await;
     let mut session = bed.session().await;
     for write in [
@@ -284,12 +284,12 @@ async fn a4_a_transaction_that_wrote_makes_no_tick() {
         "SELECT pg_current_xact_id()".to_owned(),
     ] {
         let begin = format!("BEGIN; {write}");
-        assert_eq!(session.refusal_in(&begin, "SELECT relevo.make_tick()").await, "RV001", "{write}");
+        assert_eq!(session.expect_error_in(&begin, "SELECT relevo.make_tick()").await, "RV001", "{write}");
     }
 }
 
 /// A transaction that moves due messages is open, and another message commits first.
-async fn with_a_commit_before_the_mover_s(bed: &Bed) -> Vec<String> {
+async fn with_a_commit_before_the_mover_s(bed: &SqlTest) -> Vec<String> {
     let mut reader = Reader::start(bed).await;
     bed.run("SELECT relevo.emit('topic', 'k', 'due', '{}', deliver_at => clock_timestamp() + interval '1 hour')").await;
     bed.run("UPDATE relevo.scheduled SET due_at = clock_timestamp()").await;
@@ -312,10 +312,10 @@ async fn with_a_commit_before_the_mover_s(bed: &Bed) -> Vec<String> {
 
 #[tokio::test]
 async fn a4_due_messages_enter_in_a_transaction_that_makes_no_tick() {
-    let bed = Bed::shared(8).await;
+    let bed = SqlTest::on_shared_server(8).await;
     assert_eq!(with_a_commit_before_the_mover_s(&bed).await, ["first", "due", "other"]);
 
-    let naive = Bed::shared(8).await;
+    let naive = SqlTest::on_shared_server(8).await;
     naive.mutate("make_tick", "pg_current_xact_id_if_assigned() IS NOT NULL", "false").await;
     // The tick sees its own message, but not the one that committed before it.
     assert_eq!(with_a_commit_before_the_mover_s(&naive).await, ["due", "other", "first"]);
@@ -324,7 +324,7 @@ async fn a4_due_messages_enter_in_a_transaction_that_makes_no_tick() {
 #[tokio::test]
 async fn a5_an_idle_outbox_still_sees_a_late_commit() {
     for naive in [false, true] {
-        let bed = Bed::quiet(&[]).await;
+        let bed = SqlTest::on_private_server(&[]).await;
         if naive {
             // The mutation reports nothing new unless a number was drawn.
             bed.mutate("make_tick", "unnest(last_tick.late_xids)", "unnest('{}'::xid8[])").await;
@@ -333,18 +333,18 @@ async fn a5_an_idle_outbox_still_sees_a_late_commit() {
         let mut writer = bed.session().await;
         writer.run(&format!("BEGIN; {}", emit("k", "late"))).await;
         assert_eq!(reader.drain().await, NONE);
-        let stand = reader.at;
+        let stand = reader.position;
         assert_eq!(reader.drain().await, NONE);
-        assert_eq!(reader.at, stand, "while the writer is open there is nothing new");
+        assert_eq!(reader.position, stand, "while the writer is open there is nothing new");
         writer.run("COMMIT").await;
         let read = reader.drain().await;
         if naive {
             assert_eq!(read, NONE, "stranded until somebody draws a number");
         } else {
             assert_eq!(read, ["late"]);
-            let stand = reader.at;
+            let stand = reader.position;
             assert_eq!(reader.drain().await, NONE);
-            assert_eq!(reader.at, stand, "idle again: no tick is made");
+            assert_eq!(reader.position, stand, "idle again: no tick is made");
         }
     }
 }

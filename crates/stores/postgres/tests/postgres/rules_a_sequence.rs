@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use crate::rules_support::{Bed, Reader};
+use crate::sql_support::{Reader, SqlTest};
 use sqlx::Row as _;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 const WRITERS: usize = 4;
 /// Reading the row without its lock shows a decrease several times a second. The limit is for the slowest machine.
-const IN_VAIN: Duration = Duration::from_mins(2);
+const ATTEMPTS_MAX: Duration = Duration::from_mins(2);
 
 /// Builds a function that reads repeatedly for two seconds. It returns the number of reads and of decreases.
 fn reads(number: &str) -> String {
@@ -34,7 +34,7 @@ fn reads(number: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_last_number_never_goes_back_while_numbers_are_drawn() {
-    let bed = Bed::shared(8).await;
+    let bed = SqlTest::on_shared_server(8).await;
     let stop = CancellationToken::new();
     let mut writers = JoinSet::new();
     for _ in 0..WRITERS {
@@ -49,7 +49,7 @@ async fn a_last_number_never_goes_back_while_numbers_are_drawn() {
     session.run(&reads("last_value FROM relevo.message_seq")).await;
     let begun = std::time::Instant::now();
     while session.rows("SELECT * FROM backs()").await[0].get::<i64, _>("backs") == 0 {
-        assert!(begun.elapsed() < IN_VAIN, "the row itself never went back: is the lock needed at all?");
+        assert!(begun.elapsed() < ATTEMPTS_MAX, "the row itself never went back: is the lock needed at all?");
     }
     session.run(&reads("relevo.last_seq()")).await;
     for _ in 0..3 {
@@ -64,10 +64,10 @@ async fn a_last_number_never_goes_back_while_numbers_are_drawn() {
 }
 
 #[tokio::test]
-async fn a_tick_with_a_number_that_nobody_has_drawn_passes_over_whoever_draws_it() {
+async fn a_tick_above_the_last_drawn_number_skips_messages() {
     const HIGH: &str = "SELECT last_seq() INTO h;";
     for (high, expected) in [(HIGH, vec!["after"]), ("SELECT last_seq() + 32 INTO h;", vec![])] {
-        let bed = Bed::shared(8).await;
+        let bed = SqlTest::on_shared_server(8).await;
         bed.mutate("make_tick", HIGH, high).await;
         let mut reader = Reader::start(&bed).await;
         bed.emit("k", "before").await;

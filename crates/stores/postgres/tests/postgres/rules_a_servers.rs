@@ -1,7 +1,9 @@
 //! Rules A6 to A8, and other server events: crashes, standbys, history, other databases, two-phase commit, savepoints.
 
-use crate::rules_support::{Bed, Reader, Session, emit};
-use relevo_core::store::{Ask, Ceiling, Leases as _, OutboxReader as _, Position, Read, StoreError};
+use crate::sql_support::{Reader, Session, SqlTest, emit};
+use relevo_core::store::{
+    LeaseRequest, OutboxReader as _, PageRequest, Position, ShardLeases as _, StoreError, WindowLimit,
+};
 use relevo_store_postgres::{Config, Store};
 use relevo_testkit::PgVersion;
 use relevo_testkit::postgres::{Private, Server};
@@ -12,8 +14,8 @@ const NONE: [&str; 0] = [];
 const LABELS: &str = "SELECT type FROM relevo.message ORDER BY seq";
 
 /// A server on which asynchronous commits stay in memory until a session flushes them.
-async fn forgetful() -> Bed {
-    let bed = Bed::quiet(&[
+async fn without_durable_commits() -> SqlTest {
+    let bed = SqlTest::on_private_server(&[
         ("synchronous_commit", "off"),
         ("wal_writer_delay", "10s"),
         ("wal_level", "minimal"),
@@ -22,7 +24,7 @@ async fn forgetful() -> Bed {
     ])
     .await;
     let mut session = bed.session().await;
-    let walwriter: i32 = session.one("SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'").await;
+    let walwriter: i32 = session.scalar("SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'").await;
     let stop = std::process::Command::new("sh").args(["-c", &format!("kill -STOP {walwriter}")]).status();
     assert!(stop.expect("`sh` runs").success());
     // Flushes and starts a new WAL file. The following records fit into one page, which no process needs to write.
@@ -30,15 +32,15 @@ async fn forgetful() -> Bed {
     bed
 }
 
-async fn crash(bed: &Bed) {
+async fn crash(bed: &SqlTest) {
     let server = bed.server.as_ref().expect("a server of its own");
     server.kill9().await;
     server.start_again().await;
 }
 
 #[tokio::test]
-async fn a6_what_was_read_is_there_after_a_crash() {
-    let bed = forgetful().await;
+async fn a6_a_message_that_was_read_survives_a_crash() {
+    let bed = without_durable_commits().await;
     let mut reader = Reader::start(&bed).await;
     for label in ["m1", "m2", "m3"] {
         bed.emit("k", label).await;
@@ -56,8 +58,8 @@ async fn a6_what_was_read_is_there_after_a_crash() {
 }
 
 #[tokio::test]
-async fn a6_a_tick_that_does_not_flush_publishes_a_ghost() {
-    let bed = forgetful().await;
+async fn a6_a_tick_without_a_flush_publishes_an_uncommitted_message() {
+    let bed = without_durable_commits().await;
     bed.mutate("make_tick", "set_config('synchronous_commit', 'on', true)", "1").await;
     bed.mutate("settle", "set_config('synchronous_commit', 'on', true)", "1").await;
     bed.run("SET synchronous_commit = on; CREATE TABLE flushed_too (); SELECT pg_switch_wal()").await;
@@ -65,53 +67,59 @@ async fn a6_a_tick_that_does_not_flush_publishes_a_ghost() {
     bed.run("SET synchronous_commit = on; CREATE TABLE flushed_again (); SELECT pg_switch_wal()").await;
     bed.emit("k", "ghost").await;
     let xid = "SELECT max(xid::text::bigint) FROM relevo.message";
-    let ghost: i64 = bed.session().await.one(xid).await;
+    let ghost: i64 = bed.session().await.scalar(xid).await;
     assert_eq!(reader.drain().await, ["ghost"]);
     crash(&bed).await;
     assert_eq!(bed.session().await.list(LABELS).await, NONE, "it was published, and there is no row");
     bed.emit("k", "another").await;
-    assert_eq!(bed.session().await.one::<i64>(xid).await, ghost, "even its transaction id is issued again");
+    assert_eq!(bed.session().await.scalar::<i64>(xid).await, ghost, "even its transaction id is issued again");
 }
 
 #[tokio::test]
 async fn a7_a_relay_refuses_a_standby() {
-    let bed = Bed::quiet(&[]).await;
+    let bed = SqlTest::on_private_server(&[]).await;
     let standby = bed.server.as_ref().expect("a server of its own").standby().await;
     let mut writer = bed.session().await;
     writer.run(&format!("BEGIN; {}", emit("k", "open"))).await;
     bed.emit("k", "committed").await;
-    let mut there = Session::of(connect(&standby, &bed).await).await;
-    let written: String = bed.session().await.one("SELECT pg_current_wal_flush_lsn()::text").await;
-    replayed(&mut there, &written).await;
+    let mut there = Session::new(connect(&standby, &bed).await).await;
+    let written: String = bed.session().await.scalar("SELECT pg_current_wal_flush_lsn()::text").await;
+    wait_until_replayed(&mut there, &written).await;
 
     // The naive reader's snapshot treats an open transaction as visible.
-    let open: String = writer.one("SELECT pg_current_xact_id()::text").await;
+    let open: String = writer.scalar("SELECT pg_current_xact_id()::text").await;
     let sees = format!("pg_visible_in_snapshot('{open}', pg_current_snapshot())");
-    assert!(there.one::<bool>(&format!("SELECT {sees}")).await, "on the standby");
-    assert!(!bed.session().await.one::<bool>(&format!("SELECT {sees}")).await, "on the primary");
+    assert!(there.scalar::<bool>(&format!("SELECT {sees}")).await, "on the standby");
+    assert!(!bed.session().await.scalar::<bool>(&format!("SELECT {sees}")).await, "on the primary");
 
-    assert_eq!(there.refusal("SELECT relevo.make_tick()").await, "RV002");
+    assert_eq!(there.expect_error("SELECT relevo.make_tick()").await, "RV002");
     let options = standby.options().database(bed.database.name());
     let store = Store::open(Config::new(options, "main")).await.expect("a standby can be asked");
-    let ask = Ask {
+    let ask = LeaseRequest {
         owner: Uuid::new_v4(),
         name: "r".to_owned(),
-        lease: crate::rules_support::DEADLINE,
-        give_back: Vec::new(),
+        duration: crate::sql_support::DEADLINE,
+        release: Vec::new(),
     };
-    assert!(matches!(store.lease(ask.clone()).await, Err(StoreError::Standby)));
-    let leases = bed.store().await.lease(ask).await.expect("leases of the primary").leases;
-    let read = Read { leases: &leases, after: Position::at(0), limit: 10, bytes: 1 << 20, ceiling: Ceiling::Open };
+    assert!(matches!(store.acquire_leases(ask.clone()).await, Err(StoreError::Standby)));
+    let leases = bed.store().await.acquire_leases(ask).await.expect("leases of the primary").leases;
+    let read = PageRequest {
+        leases: &leases,
+        after: Position::at(0),
+        messages_max: 10,
+        bytes_max: 1 << 20,
+        window_limit: WindowLimit::Unlimited,
+    };
     assert!(matches!(store.read(read).await, Err(StoreError::Standby)));
 }
 
-async fn connect(server: &Private, bed: &Bed) -> sqlx::PgConnection {
+async fn connect(server: &Private, bed: &SqlTest) -> sqlx::PgConnection {
     server.options().database(bed.database.name()).connect().await.expect("a standby takes readers")
 }
 
-async fn replayed(session: &mut Session, lsn: &str) {
-    let deadline = tokio::time::Instant::now() + crate::rules_support::DEADLINE;
-    while !session.one::<bool>(&format!("SELECT pg_last_wal_replay_lsn() >= '{lsn}'")).await {
+async fn wait_until_replayed(session: &mut Session, lsn: &str) {
+    let deadline = tokio::time::Instant::now() + crate::sql_support::DEADLINE;
+    while !session.scalar::<bool>(&format!("SELECT pg_last_wal_replay_lsn() >= '{lsn}'")).await {
         assert!(tokio::time::Instant::now() < deadline, "the standby does not follow");
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
@@ -119,13 +127,13 @@ async fn replayed(session: &mut Session, lsn: &str) {
 
 /// Returns the number of pages of messages and their indexes that sessions have read. PostgreSQL counts them when
 /// sessions end.
-async fn touched(bed: &Bed) -> i64 {
+async fn pages_touched(bed: &SqlTest) -> i64 {
     let others = "SELECT NOT EXISTS (SELECT 1 FROM pg_stat_activity WHERE datname = current_database()
         AND pid <> pg_backend_pid() AND backend_type = 'client backend')";
-    bed.until("every session has ended", others).await;
+    bed.wait_until("every session has ended", others).await;
     bed.session()
         .await
-        .one(
+        .scalar(
             "SELECT sum(heap_blks_hit + heap_blks_read + idx_blks_hit + idx_blks_read)::bigint
             FROM pg_statio_user_tables WHERE schemaname = 'relevo' AND relname LIKE 'message%'",
         )
@@ -133,34 +141,34 @@ async fn touched(bed: &Bed) -> i64 {
 }
 
 #[tokio::test]
-async fn a8_a_late_transaction_is_looked_up_without_walking_the_history() {
-    let bed = Bed::shared(8).await;
+async fn a8_a_late_transaction_is_found_without_scanning_the_history() {
+    let bed = SqlTest::on_shared_server(8).await;
     bed.run("ALTER TABLE relevo.message_1 SET (autovacuum_enabled = off)").await;
     let mut long = bed.session().await;
     long.run(&format!("BEGIN; {}", emit("k", "long"))).await;
     let mut loading = bed.session().await;
     loading
-        .slowly(
+        .run_slow(
             "INSERT INTO relevo.message (seq, xid, slot, id, created_at, topic, key, type, content_type, payload)
             SELECT nextval('relevo.message_seq'), pg_current_xact_id(), 0, relevo.new_id(), clock_timestamp(), 't',
                 'k', 'old', 'application/json', '{}' FROM generate_series(1, 200000)",
         )
         .await;
-    loading.slowly("VACUUM ANALYZE relevo.message").await;
+    loading.run_slow("VACUUM ANALYZE relevo.message").await;
     drop(loading);
     let mut reader = Reader::start(&bed).await;
-    let tick: i64 = bed.session().await.one("SELECT tick FROM relevo.make_tick()").await;
+    let tick: i64 = bed.session().await.scalar("SELECT tick FROM relevo.make_tick()").await;
     reader.settle(Position::at(tick)).await;
     reader.leave().await;
-    let xid: String = long.one("SELECT pg_current_xact_id()::text").await;
+    let xid: String = long.scalar("SELECT pg_current_xact_id()::text").await;
     long.run("COMMIT").await;
     drop(long);
 
-    let before = touched(&bed).await;
+    let before = pages_touched(&bed).await;
     let mut reader = Reader::start(&bed).await;
     assert_eq!(reader.next(1000).await, ["long"]);
     drop(reader);
-    let ours = touched(&bed).await - before;
+    let ours = pages_touched(&bed).await - before;
 
     let mut naive = bed.session().await;
     naive
@@ -172,55 +180,61 @@ async fn a8_a_late_transaction_is_looked_up_without_walking_the_history() {
         .await;
     assert_eq!(naive.list(&format!("EXECUTE page('{{{xid}}}', 0)")).await, ["long"]);
     drop(naive);
-    let theirs = touched(&bed).await - before - ours;
+    let theirs = pages_touched(&bed).await - before - ours;
     assert!(ours <= 40, "{ours} pages for one message");
     assert!(theirs >= 1000, "{theirs} pages: the naive plan no longer walks the history, so that this shows nothing");
 }
 
 #[tokio::test]
 async fn a8_a_page_of_some_shards_costs_a_page_and_not_the_window() {
-    let bed = Bed::shared(8).await;
+    let bed = SqlTest::on_shared_server(8).await;
     bed.run("ALTER TABLE relevo.message_1 SET (autovacuum_enabled = off)").await;
     let mut large = bed.session().await;
     large
-        .slowly(
+        .run_slow(
             "BEGIN; INSERT INTO relevo.message (seq, xid, slot, id, created_at, topic, key, type, content_type, payload)
             SELECT nextval('relevo.message_seq'), pg_current_xact_id(), n % 256, relevo.new_id(),
                 clock_timestamp(), 't', 'k', 'm', 'application/json', '{}' FROM generate_series(1, 200000) AS n",
         )
         .await;
-    let open: i64 = bed.session().await.one("SELECT tick FROM relevo.make_tick()").await;
+    let open: i64 = bed.session().await.scalar("SELECT tick FROM relevo.make_tick()").await;
     for statement in ["COMMIT", "VACUUM ANALYZE relevo.message", "SELECT relevo.make_tick()"] {
-        large.slowly(statement).await;
+        large.run_slow(statement).await;
     }
     drop(large);
     let leases = Reader::start(&bed).await.leases;
 
     // First all messages are above the tick, then all are late.
     for after in [Position::at(0), Position::at(open)] {
-        let before = touched(&bed).await;
+        let before = pages_touched(&bed).await;
         let store = bed.store().await;
-        let read = Read { leases: &leases[..2], after, limit: 500, bytes: 1 << 30, ceiling: Ceiling::Open };
+        let read = PageRequest {
+            leases: &leases[..2],
+            after,
+            messages_max: 500,
+            bytes_max: 1 << 30,
+            window_limit: WindowLimit::Unlimited,
+        };
         assert_eq!(store.read(read).await.expect("a page").entries.len(), 500);
         drop(store);
-        let ours = touched(&bed).await - before;
+        let ours = pages_touched(&bed).await - before;
         assert!(ours <= 200, "{ours} pages for 500 messages after {after:?}");
     }
 
-    let before = touched(&bed).await;
+    let before = pages_touched(&bed).await;
     let plain = "SELECT type FROM relevo.message WHERE seq > 0 AND seq <= 200000
         AND pg_visible_in_snapshot(xid, '9000000000:9000000000:') AND NOT pg_visible_in_snapshot(xid, '3:3:')
         AND slot % 8 IN (0, 1) ORDER BY seq LIMIT 500";
     assert_eq!(bed.session().await.list(plain).await.len(), 500);
-    let theirs = touched(&bed).await - before;
+    let theirs = pages_touched(&bed).await - before;
     assert!(theirs >= 1000, "{theirs} pages: the plain filter no longer scans the window, so that this shows nothing");
 }
 
 #[tokio::test]
 async fn a_transaction_in_another_database_does_not_freeze_reading() {
-    let bed = Bed::shared(8).await;
+    let bed = SqlTest::on_shared_server(8).await;
     let elsewhere = Server::shared(PgVersion::V15).database().await;
-    let mut other = Session::of(elsewhere.connect().await).await;
+    let mut other = Session::new(elsewhere.connect().await).await;
     other.run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT pg_current_xact_id()").await;
     let mut reader = Reader::start(&bed).await;
     bed.emit("k", "m1").await;
@@ -235,7 +249,7 @@ async fn a_transaction_in_another_database_does_not_freeze_reading() {
 
 #[tokio::test]
 async fn a_prepared_transaction_is_read_after_it_is_committed() {
-    let bed = Bed::shared(8).await;
+    let bed = SqlTest::on_shared_server(8).await;
     let mut reader = Reader::start(&bed).await;
     let mut writer = bed.session().await;
     let name = Uuid::new_v4();
@@ -244,7 +258,7 @@ async fn a_prepared_transaction_is_read_after_it_is_committed() {
     bed.emit("k", "next").await;
     // A cursor over the numbers skips it.
     let mut naive = bed.session().await;
-    let cursor: i64 = naive.one("SELECT max(seq) FROM relevo.message").await;
+    let cursor: i64 = naive.scalar("SELECT max(seq) FROM relevo.message").await;
     let read = [reader.drain().await, reader.drain().await];
     naive.run(&format!("COMMIT PREPARED '{name}'")).await;
     assert_eq!(read, [vec!["next".to_owned()], Vec::new()], "not before");
@@ -261,14 +275,14 @@ async fn a_prepared_transaction_is_read_after_it_is_committed() {
 
 #[tokio::test]
 async fn a_savepoint_s_messages_belong_to_the_whole_transaction() {
-    let bed = Bed::shared(8).await;
+    let bed = SqlTest::on_shared_server(8).await;
     let mut reader = Reader::start(&bed).await;
     let mut writer = bed.session().await;
     writer.run(&format!("BEGIN; {}; SAVEPOINT a; {}", emit("k", "outer"), emit("k", "inner"))).await;
     writer.run(&format!("SAVEPOINT b; {}; ROLLBACK TO b", emit("k", "undone"))).await;
     bed.emit("k", "other").await;
     let mut naive = bed.session().await;
-    let before: String = naive.one("SELECT pg_current_snapshot()::text").await;
+    let before: String = naive.scalar("SELECT pg_current_snapshot()::text").await;
     assert_eq!(reader.drain().await, ["other"]);
     writer.run("COMMIT").await;
     // The system column contains the savepoint's own transaction id, which no snapshot lists.

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::rules_support::{Bed, Reader, Session, code};
-use relevo_core::store::Ceiling;
+use crate::sql_support::{Reader, Session, SqlTest, code};
+use relevo_core::store::WindowLimit;
 use sqlx::Row as _;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -15,9 +15,9 @@ const KEYS: usize = 12;
 const TIME: Duration = Duration::from_secs(5);
 
 /// A small random generator, so that a failure reports its seed.
-struct Dice(u64);
+struct Random(u64);
 
-impl Dice {
+impl Random {
     fn roll(&mut self, sides: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         usize::try_from(self.0 >> 33).expect("31 bits") % sides
@@ -26,7 +26,7 @@ impl Dice {
 
 /// Runs one random transaction. Under the lock of a key it takes the next number of the key and emits it. The committed
 /// messages of each key are therefore 1, 2, 3, … in commit order. Each key has one kind of lock.
-async fn transaction(session: &mut Session, dice: &mut Dice) -> Result<(), sqlx::Error> {
+async fn transaction(session: &mut Session, dice: &mut Random) -> Result<(), sqlx::Error> {
     let level = ["READ COMMITTED", "READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"][dice.roll(4)];
     session.try_rows(&format!("BEGIN ISOLATION LEVEL {level}")).await?;
     let mut keys: Vec<usize> = (0..=dice.roll(3)).map(|_| dice.roll(KEYS)).collect();
@@ -57,7 +57,7 @@ async fn transaction(session: &mut Session, dice: &mut Dice) -> Result<(), sqlx:
 }
 
 async fn write(mut session: Session, seed: u64, end: Instant) {
-    let mut dice = Dice(seed);
+    let mut dice = Random(seed);
     while Instant::now() < end {
         if let Err(error) = transaction(&mut session, &mut dice).await {
             // These isolation levels and locks cause occasional serialization failures and deadlocks.
@@ -90,7 +90,7 @@ struct Log(BTreeMap<String, Vec<String>>);
 
 impl Log {
     async fn page(&mut self, reader: &mut Reader, limit: usize) -> usize {
-        let page = reader.page(limit, Ceiling::Open).await;
+        let page = reader.page(limit, WindowLimit::Unlimited).await;
         for entry in &page.entries {
             self.0.entry(entry.message.key.to_string()).or_default().push(entry.message.kind.to_string());
         }
@@ -100,8 +100,8 @@ impl Log {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn under_stress_nothing_is_lost_inverted_or_repeated() {
-    let bed = Bed::shared(8).await;
+async fn under_stress_no_message_is_lost_reordered_or_repeated() {
+    let bed = SqlTest::on_shared_server(8).await;
     bed.run(&format!(
         "CREATE TABLE agg (key text PRIMARY KEY, n int NOT NULL);
         INSERT INTO agg SELECT 'k' || k, 0 FROM generate_series(0, {}) AS k",
@@ -118,7 +118,7 @@ async fn under_stress_nothing_is_lost_inverted_or_repeated() {
     let stop = CancellationToken::new();
     naive.spawn(follow_numbers(bed.session().await, stop.clone()));
 
-    let mut dice = Dice(99);
+    let mut dice = Random(99);
     let mut log = Log(BTreeMap::new());
     let mut reader = Reader::start(&bed).await;
     while !writers.is_empty() {
@@ -137,7 +137,7 @@ async fn under_stress_nothing_is_lost_inverted_or_repeated() {
     }
     loop {
         // The rest of a window may be empty although the next window is not.
-        let in_window = !reader.at.is_exhausted();
+        let in_window = !reader.position.is_exhausted();
         if log.page(&mut reader, 7).await == 0 && !in_window {
             break;
         }
@@ -156,7 +156,7 @@ async fn under_stress_nothing_is_lost_inverted_or_repeated() {
         assert!(n >= 5, "key {key} was hardly written: {n}");
         assert_eq!(locks > 0, key == "k2" || key == "k6" || key == "k10");
     }
-    let written: i64 = session.one("SELECT count(*) FROM relevo.message").await;
+    let written: i64 = session.scalar("SELECT count(*) FROM relevo.message").await;
     assert_eq!(i64::try_from(total).expect("a count"), written, "every row, each once");
     stop.cancel();
     let followed = naive.join_next().await.expect("one task").expect("a reader's assertion");

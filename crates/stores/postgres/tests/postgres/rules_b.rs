@@ -1,19 +1,19 @@
 //! Rule B: which ways of writing keep the order of a key. The tests assert the table in the documentation, so that it
 //! stays true.
 
-use crate::rules_support::{Bed, Reader, Session, code, emit};
+use crate::sql_support::{Reader, Session, SqlTest, code, emit};
 
 const LOCK: &str = "SELECT 1 FROM agg WHERE id = 'k' FOR UPDATE";
 const UPDATE: &str = "UPDATE agg SET n = n + 1 WHERE id = 'k'";
-const RIGHT: [&str; 2] = ["first", "second"];
-const INVERTED: [&str; 2] = ["second", "first"];
+const IN_ORDER: [&str; 2] = ["first", "second"];
+const REORDERED: [&str; 2] = ["second", "first"];
 /// After waiting for a changed row, PostgreSQL evaluates the row again and emits again.
-const INVERTED_AND_DOUBLED: [&str; 3] = ["second", "first", "second"];
+const REORDERED_AND_DUPLICATED: [&str; 3] = ["second", "first", "second"];
 
 /// Two writers of one aggregate. The first holds the row of the aggregate and has not emitted yet. The second begins
 /// with `shape` and waits. The first then emits and commits, and the second continues. Returns what is read, in order.
 async fn second_writer(first_has: &str, setup: &str, shape: &str) -> Vec<String> {
-    let bed = Bed::shared(8).await;
+    let bed = SqlTest::on_shared_server(8).await;
     bed.run(
         "CREATE TABLE agg (id text PRIMARY KEY, n int NOT NULL DEFAULT 0, last uuid); INSERT INTO agg VALUES ('k')",
     )
@@ -24,22 +24,22 @@ async fn second_writer(first_has: &str, setup: &str, shape: &str) -> Vec<String>
     first.run(&format!("SET session_replication_role = replica; BEGIN; {first_has}")).await;
     second.run("BEGIN").await;
     let second = second.start(shape);
-    bed.until_blocked(&second).await;
+    bed.wait_until_blocked(&second).await;
     first.run(&format!("{}; COMMIT", emit("k", "first"))).await;
-    second.done().await.run("COMMIT").await;
+    second.finish().await.run("COMMIT").await;
     reader.drain().await
 }
 
 /// The shape keeps the order, whether the first writer locked or changed the row.
-async fn keeps_the_order(setup: &str, shape: &str) {
+async fn assert_keeps_order(setup: &str, shape: &str) {
     for first_has in [LOCK, UPDATE] {
-        assert_eq!(second_writer(first_has, setup, shape).await, RIGHT, "{first_has}; {shape}");
+        assert_eq!(second_writer(first_has, setup, shape).await, IN_ORDER, "{first_has}; {shape}");
     }
 }
 
 /// The shape inverts the order in both cases.
-async fn inverts(setup: &str, shape: &str, where_it_changed: &[&str]) {
-    assert_eq!(second_writer(LOCK, setup, shape).await, INVERTED, "{shape}");
+async fn assert_reorders(setup: &str, shape: &str, where_it_changed: &[&str]) {
+    assert_eq!(second_writer(LOCK, setup, shape).await, REORDERED, "{shape}");
     assert_eq!(second_writer(UPDATE, setup, shape).await, where_it_changed, "{shape}");
 }
 
@@ -61,60 +61,61 @@ fn trigger(when: &str, each: &str) -> String {
 #[tokio::test]
 async fn a_lock_in_an_earlier_statement_keeps_the_order() {
     for lock in [LOCK, UPDATE] {
-        keeps_the_order("", &format!("{lock}; SELECT {}", second())).await;
+        assert_keeps_order("", &format!("{lock}; SELECT {}", second())).await;
     }
 }
 
 #[tokio::test]
 async fn an_update_that_returns_the_emit_keeps_the_order() {
-    keeps_the_order("", &format!("{UPDATE} RETURNING {}", second())).await;
+    assert_keeps_order("", &format!("{UPDATE} RETURNING {}", second())).await;
 }
 
 #[tokio::test]
 async fn an_emit_that_consumes_the_locked_rows_keeps_the_order() {
-    keeps_the_order("", &format!("WITH u AS ({UPDATE} RETURNING id) SELECT {} FROM u", second())).await;
+    assert_keeps_order("", &format!("WITH u AS ({UPDATE} RETURNING id) SELECT {} FROM u", second())).await;
 }
 
 #[tokio::test]
 async fn row_triggers_of_an_update_keep_the_order() {
     for when in ["BEFORE UPDATE", "AFTER UPDATE"] {
-        keeps_the_order(&trigger(when, "ROW"), UPDATE).await;
+        assert_keeps_order(&trigger(when, "ROW"), UPDATE).await;
     }
 }
 
 #[tokio::test]
-async fn an_emit_beside_an_update_that_nothing_refers_to_inverts() {
-    inverts("", &format!("WITH u AS ({UPDATE} RETURNING id) SELECT {}", second()), &INVERTED).await;
+async fn an_emit_beside_an_unreferenced_update_reorders() {
+    assert_reorders("", &format!("WITH u AS ({UPDATE} RETURNING id) SELECT {}", second()), &REORDERED).await;
 }
 
 #[tokio::test]
-async fn an_emit_in_the_set_list_inverts() {
-    inverts("", &format!("UPDATE agg SET last = {} WHERE id = 'k'", second()), &INVERTED_AND_DOUBLED).await;
+async fn an_emit_in_the_set_list_reorders() {
+    assert_reorders("", &format!("UPDATE agg SET last = {} WHERE id = 'k'", second()), &REORDERED_AND_DUPLICATED).await;
 }
 
 #[tokio::test]
-async fn an_emit_in_the_same_select_as_the_lock_inverts() {
-    inverts("", &format!("SELECT {} FROM agg WHERE id = 'k' FOR UPDATE", second()), &INVERTED_AND_DOUBLED).await;
+async fn an_emit_in_the_same_select_as_the_lock_reorders() {
+    assert_reorders("", &format!("SELECT {} FROM agg WHERE id = 'k' FOR UPDATE", second()), &REORDERED_AND_DUPLICATED)
+        .await;
 }
 
 #[tokio::test]
-async fn a_before_insert_trigger_of_an_upsert_inverts() {
+async fn a_before_insert_trigger_of_an_upsert_reorders() {
     let shape = "INSERT INTO agg (id) VALUES ('k') ON CONFLICT (id) DO UPDATE SET n = agg.n + 1";
-    inverts(&trigger("BEFORE INSERT", "ROW"), shape, &INVERTED).await;
+    assert_reorders(&trigger("BEFORE INSERT", "ROW"), shape, &REORDERED).await;
 }
 
 #[tokio::test]
-async fn a_before_statement_trigger_inverts() {
-    inverts(&trigger("BEFORE UPDATE", "STATEMENT"), UPDATE, &INVERTED).await;
+async fn a_before_statement_trigger_reorders() {
+    assert_reorders(&trigger("BEFORE UPDATE", "STATEMENT"), UPDATE, &REORDERED).await;
 }
 
-fn serialized(key: &str, label: &str) -> String {
+fn emit_with_lock_key(key: &str, label: &str) -> String {
     format!("SELECT relevo.emit('topic', '{key}', '{label}', '{{}}', lock_key => true)")
 }
 
 #[tokio::test]
 async fn writers_that_lock_nothing_are_not_ordered() {
-    let bed = Bed::shared(8).await;
+    let bed = SqlTest::on_shared_server(8).await;
     let mut reader = Reader::start(&bed).await;
     let mut early = bed.session().await;
     early.run(&format!("BEGIN; {}", emit("k", "commits second"))).await;
@@ -124,42 +125,44 @@ async fn writers_that_lock_nothing_are_not_ordered() {
 }
 
 #[tokio::test]
-async fn serialize_orders_writers_that_lock_nothing() {
-    let bed = Bed::shared(8).await;
+async fn lock_key_orders_writers_that_lock_nothing() {
+    let bed = SqlTest::on_shared_server(8).await;
     let mut reader = Reader::start(&bed).await;
     let mut first = bed.session().await;
-    first.run(&format!("BEGIN; {}", serialized("k", "first"))).await;
-    let second = bed.session().await.start(&serialized("k", "second"));
-    bed.until_blocked(&second).await;
-    bed.run(&serialized("another", "free")).await;
-    first.run(&format!("{}; COMMIT", serialized("k", "first again"))).await;
-    second.done().await;
+    first.run(&format!("BEGIN; {}", emit_with_lock_key("k", "first"))).await;
+    let second = bed.session().await.start(&emit_with_lock_key("k", "second"));
+    bed.wait_until_blocked(&second).await;
+    bed.run(&emit_with_lock_key("another", "free")).await;
+    first.run(&format!("{}; COMMIT", emit_with_lock_key("k", "first again"))).await;
+    second.finish().await;
     assert_eq!(reader.drain().await, ["first", "free", "first again", "second"]);
 }
 
 /// The first writer holds the lock of the key and has not emitted. The second writer's emit waits for the lock.
-async fn second_waits_for_the_lock(bed: &Bed, lock: &str, first: &str, second: &str) -> Vec<String> {
+async fn second_waits_for_the_lock(bed: &SqlTest, lock: &str, first: &str, second: &str) -> Vec<String> {
     let mut reader = Reader::start(bed).await;
     let mut holder = bed.session().await;
     holder.run(&format!("BEGIN; SELECT pg_advisory_xact_lock({lock})")).await;
     let waits = bed.session().await.start(second);
-    bed.until_blocked(&waits).await;
+    bed.wait_until_blocked(&waits).await;
     holder.run(&format!("{first}; COMMIT")).await;
-    waits.done().await;
+    waits.finish().await;
     reader.drain().await
 }
 
 #[tokio::test]
 async fn emit_draws_its_number_after_it_waited_for_the_key() {
-    let bed = Bed::shared(8).await;
+    let bed = SqlTest::on_shared_server(8).await;
     let lock = "relevo.advisory_lock_key('key/k')";
-    let read = second_waits_for_the_lock(&bed, lock, &serialized("k", "first"), &serialized("k", "second")).await;
-    assert_eq!(read, RIGHT);
+    let read =
+        second_waits_for_the_lock(&bed, lock, &emit_with_lock_key("k", "first"), &emit_with_lock_key("k", "second"))
+            .await;
+    assert_eq!(read, IN_ORDER);
 }
 
 #[tokio::test]
-async fn a_number_drawn_in_the_statement_that_waits_for_the_key_inverts() {
-    let bed = Bed::shared(8).await;
+async fn a_number_drawn_in_the_statement_that_waits_for_the_key_reorders() {
+    let bed = SqlTest::on_shared_server(8).await;
     bed.run(
         "CREATE FUNCTION lock() RETURNS bytea LANGUAGE plpgsql AS $$
         BEGIN PERFORM pg_advisory_xact_lock(7); RETURN '{}'; END $$",
@@ -172,27 +175,27 @@ async fn a_number_drawn_in_the_statement_that_waits_for_the_key_inverts() {
                 clock_timestamp(), 'topic', 'k', '{label}', 'application/json', lock())"
         )
     };
-    assert_eq!(second_waits_for_the_lock(&bed, "7", &naive("first"), &naive("second")).await, INVERTED);
+    assert_eq!(second_waits_for_the_lock(&bed, "7", &naive("first"), &naive("second")).await, REORDERED);
 }
 
 #[tokio::test]
 async fn emit_draws_its_number_after_it_waited_for_its_id() {
-    let bed = Bed::shared(8).await;
+    let bed = SqlTest::on_shared_server(8).await;
     let id = "00000000-0000-7000-8000-000000000001";
     let mut first = bed.session().await;
     first.run(&format!("BEGIN; SELECT relevo.emit('topic', 'k', 'undone', '{{}}', id => '{id}')")).await;
     let second =
         bed.session().await.start(&format!("SELECT relevo.emit('topic', 'k', 'second', '{{}}', id => '{id}')"));
-    bed.until_blocked(&second).await;
+    bed.wait_until_blocked(&second).await;
     bed.emit("k", "meanwhile").await;
     first.run("ROLLBACK").await;
-    second.done().await;
+    second.finish().await;
     let order = bed.session().await.list("SELECT type FROM relevo.message ORDER BY seq").await;
     assert_eq!(order, ["meanwhile", "second"]);
 }
 
 /// Returns two keys in the order in which their locks are acquired.
-async fn keys_in_lock_order(bed: &Bed) -> [String; 2] {
+async fn keys_in_lock_order(bed: &SqlTest) -> [String; 2] {
     let keys = "SELECT k FROM unnest(ARRAY['a', 'b']) AS k ORDER BY relevo.advisory_lock_key('key/' || k)";
     bed.session().await.list(keys).await.try_into().expect("two keys")
 }
@@ -203,26 +206,26 @@ fn drafts(fields: [String; 2]) -> String {
 }
 
 /// A third session holds the higher lock. One call names that key first, the other names it last.
-async fn opposite_calls(bed: &Bed, function: &str) -> Vec<Result<(), String>> {
+async fn opposite_calls(bed: &SqlTest, function: &str) -> Vec<Result<(), String>> {
     let [low, high] = keys_in_lock_order(bed).await;
     let of = |key: &String| format!("\"key\": \"{key}\", \"lock_key\": true");
     let mut holder = bed.session().await;
     holder.run(&format!("BEGIN; SELECT pg_advisory_xact_lock(relevo.advisory_lock_key('key/{high}'))")).await;
     let down = bed.session().await.start(&format!("SELECT {function}({})", drafts([of(&high), of(&low)])));
-    bed.until_blocked(&down).await;
+    bed.wait_until_blocked(&down).await;
     let up = bed.session().await.start(&format!("SELECT {function}({})", drafts([of(&low), of(&high)])));
-    bed.until_blocked(&up).await;
+    bed.wait_until_blocked(&up).await;
     holder.run("COMMIT").await;
     let mut ends = Vec::new();
     for call in [down, up] {
-        ends.push(call.answer().await.1.map(|_| ()).map_err(|error| code(&error)));
+        ends.push(call.result().await.1.map(|_| ()).map_err(|error| code(&error)));
     }
     ends
 }
 
 #[tokio::test]
 async fn two_emit_many_calls_in_opposite_orders_do_not_deadlock() {
-    let bed = Bed::shared(8).await;
+    let bed = SqlTest::on_shared_server(8).await;
     assert_eq!(opposite_calls(&bed, "relevo.emit_many").await, [Ok(()), Ok(())]);
 
     bed.run(
@@ -250,35 +253,38 @@ fn with_id(session: &str) -> String {
 
 #[tokio::test]
 async fn emit_many_claims_ids_in_sorted_order() {
-    let bed = Bed::shared(8).await;
+    let bed = SqlTest::on_shared_server(8).await;
     let of = |id: &str| format!("\"key\": \"k\", \"id\": \"{id}\", \"on_duplicate\": \"ignore\"");
     let mut holder = bed.session().await;
     holder.run(&format!("BEGIN; {}", with_id(HIGH))).await;
     let down = bed.session().await.start(&format!("SELECT relevo.emit_many({})", drafts([of(HIGH), of(LOW)])));
-    bed.until_blocked(&down).await;
+    bed.wait_until_blocked(&down).await;
     let up = bed.session().await.start(&format!("SELECT relevo.emit_many({})", drafts([of(LOW), of(HIGH)])));
     // The first call has already claimed the lower id, although it was named last. The second call waits for it, not
     // for the holder.
-    bed.until("the second waits for the first", &format!("SELECT pg_blocking_pids({}) = ARRAY[{}]", up.pid, down.pid))
-        .await;
+    bed.wait_until(
+        "the second waits for the first",
+        &format!("SELECT pg_blocking_pids({}) = ARRAY[{}]", up.pid, down.pid),
+    )
+    .await;
     holder.run("ROLLBACK").await;
-    down.done().await;
-    up.done().await;
-    assert_eq!(bed.session().await.one::<i64>("SELECT count(*) FROM relevo.message").await, 2, "each id once");
+    down.finish().await;
+    up.finish().await;
+    assert_eq!(bed.session().await.scalar::<i64>("SELECT count(*) FROM relevo.message").await, 2, "each id once");
 }
 
 #[tokio::test]
 async fn single_emits_of_ids_in_opposite_orders_deadlock() {
-    let bed = Bed::shared(8).await;
+    let bed = SqlTest::on_shared_server(8).await;
     let (mut up, mut down): (Session, Session) = (bed.session().await, bed.session().await);
     up.run(&format!("BEGIN; {}", with_id(LOW))).await;
     down.run(&format!("BEGIN; {}", with_id(HIGH))).await;
     let up = up.start(&with_id(HIGH));
-    bed.until_blocked(&up).await;
+    bed.wait_until_blocked(&up).await;
     let down = down.start(&with_id(LOW));
     // The other transaction continues when the victim's transaction has ended.
     let mut ends =
-        [up.answer().await.1.map(|_| ()), down.answer().await.1.map(|_| ())].map(|end| end.map_err(|e| code(&e)));
+        [up.result().await.1.map(|_| ()), down.result().await.1.map(|_| ())].map(|end| end.map_err(|e| code(&e)));
     ends.sort();
     assert_eq!(ends, [Ok(()), Err("40P01".to_owned())]);
 }

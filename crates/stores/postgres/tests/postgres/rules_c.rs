@@ -1,6 +1,6 @@
 //! Rules C1, C2 and P8: which relay may settle, and what a takeover sees.
 
-use crate::rules_support::{Bed, Session};
+use crate::sql_support::{Session, SqlTest};
 use serde_json::{Value, json};
 
 const OLD: &str = "00000000-0000-4000-8000-00000000000a";
@@ -10,9 +10,9 @@ const PROGRESS: &str = "SELECT count(*) FROM relevo.progress WHERE from_tick > 0
 const NONE: [&str; 0] = [];
 
 /// Acquires free leases. Returns the shards and epochs of all leases of this owner.
-async fn take(session: &mut Session, owner: &str) -> Value {
+async fn acquire_leases(session: &mut Session, owner: &str) -> Value {
     let ask = json!({ "owner": owner, "name": "relay", "lease_ms": 600_000, "release": [] });
-    let answer: String = session.one(&format!("SELECT relevo.acquire_leases('main', '{ask}')::text")).await;
+    let answer: String = session.scalar(&format!("SELECT relevo.acquire_leases('main', '{ask}')::text")).await;
     serde_json::from_str::<Value>(&answer).expect("JSON")["leases"].clone()
 }
 
@@ -29,37 +29,37 @@ fn settle(shard: u16, epoch: i64, owner: &str) -> String {
 }
 
 /// One message that the old owner has read. Its leases have expired, so any relay may acquire them.
-async fn with_an_expired_owner() -> Bed {
-    let bed = Bed::shared(2).await;
+async fn with_an_expired_owner() -> SqlTest {
+    let bed = SqlTest::on_shared_server(2).await;
     bed.emit("k", "m").await;
     bed.run("SELECT relevo.make_tick()").await;
-    assert_eq!(take(&mut bed.session().await, OLD).await, json!([[0, 1], [1, 1]]));
+    assert_eq!(acquire_leases(&mut bed.session().await, OLD).await, json!([[0, 1], [1, 1]]));
     bed.run("UPDATE relevo.lease SET expires_at = '-infinity'; UPDATE relevo.relay SET expires_at = '-infinity'").await;
     bed
 }
 
 #[tokio::test]
-async fn c1_a_takeover_leaves_out_a_shard_that_is_being_settled() {
+async fn c1_a_takeover_skips_a_shard_that_is_being_settled() {
     let bed = with_an_expired_owner().await;
     let (mut old, mut new) = (bed.session().await, bed.session().await);
     old.run("BEGIN").await;
-    assert_eq!(old.one::<String>(&settle(0, 1, OLD)).await, r#"{"lost": [], "passed": []}"#);
-    assert_eq!(take(&mut new, NEW).await, json!([[1, 2]]), "only the other shard");
+    assert_eq!(old.scalar::<String>(&settle(0, 1, OLD)).await, r#"{"lost": [], "passed": []}"#);
+    assert_eq!(acquire_leases(&mut new, NEW).await, json!([[1, 2]]), "only the other shard");
     old.run("COMMIT").await;
-    assert_eq!(take(&mut new, NEW).await, json!([[0, 2], [1, 2]]));
+    assert_eq!(acquire_leases(&mut new, NEW).await, json!([[0, 2], [1, 2]]));
     assert_eq!(new.list(PARKED).await, ["k"], "it knows what the old owner parked");
-    assert_eq!(new.one::<i64>("SELECT from_tick FROM relevo.shard_positions('main') WHERE shard = 0").await, 1);
-    assert_eq!(old.one::<String>(&settle(0, 1, OLD)).await, r#"{"lost": [0], "passed": []}"#);
+    assert_eq!(new.scalar::<i64>("SELECT from_tick FROM relevo.shard_positions('main') WHERE shard = 0").await, 1);
+    assert_eq!(old.scalar::<String>(&settle(0, 1, OLD)).await, r#"{"lost": [0], "passed": []}"#);
 }
 
 #[tokio::test]
-async fn c1_a_look_at_the_epoch_without_a_lock_lets_the_new_owner_miss_a_parked_key() {
+async fn c1_an_epoch_check_without_a_lock_lets_the_new_owner_miss_a_parked_key() {
     let bed = with_an_expired_owner().await;
     bed.mutate("lock_held_leases", "FOR SHARE OF l", "").await;
     let (mut old, mut new) = (bed.session().await, bed.session().await);
     old.run("BEGIN").await;
-    assert_eq!(old.one::<String>(&settle(0, 1, OLD)).await, r#"{"lost": [], "passed": []}"#);
-    assert_eq!(take(&mut new, NEW).await, json!([[0, 2], [1, 2]]));
+    assert_eq!(old.scalar::<String>(&settle(0, 1, OLD)).await, r#"{"lost": [], "passed": []}"#);
+    assert_eq!(acquire_leases(&mut new, NEW).await, json!([[0, 2], [1, 2]]));
     assert_eq!(new.list(PARKED).await, NONE, "what it loads");
     old.run("COMMIT").await;
     assert_eq!(new.list(PARKED).await, ["k"], "what it publishes past");
@@ -72,9 +72,9 @@ async fn c1_a_key_share_lock_does_not_stop_a_takeover_and_a_share_lock_does() {
     let mut old = bed.session().await;
     old.run(&format!("BEGIN; {}", settle(0, 1, OLD))).await;
     let new = bed.session().await.start(&takeover);
-    bed.until_blocked(&new).await;
+    bed.wait_until_blocked(&new).await;
     old.run("COMMIT").await;
-    assert_eq!(new.done().await.list(PARKED).await, ["k"]);
+    assert_eq!(new.finish().await.list(PARKED).await, ["k"]);
 
     let naive = with_an_expired_owner().await;
     naive.mutate("lock_held_leases", "FOR SHARE OF l", "FOR KEY SHARE OF l").await;
@@ -87,7 +87,7 @@ async fn c1_a_key_share_lock_does_not_stop_a_takeover_and_a_share_lock_does() {
 }
 
 #[tokio::test]
-async fn c1_what_is_read_in_the_statement_that_waits_for_the_lease_is_old() {
+async fn c1_a_read_in_the_statement_that_waits_for_the_lease_is_stale() {
     let bed = with_an_expired_owner().await;
     let mut old = bed.session().await;
     old.run(&format!("BEGIN; {}", settle(0, 1, OLD))).await;
@@ -95,9 +95,9 @@ async fn c1_what_is_read_in_the_statement_that_waits_for_the_lease_is_old() {
         "WITH l AS MATERIALIZED (SELECT shard FROM relevo.lease WHERE shard = 0 FOR UPDATE)
         SELECT k.key FROM l CROSS JOIN relevo.parked_key AS k",
     );
-    bed.until_blocked(&new).await;
+    bed.wait_until_blocked(&new).await;
     old.run("COMMIT").await;
-    let (mut new, read) = new.answer().await;
+    let (mut new, read) = new.result().await;
     assert_eq!(read.expect("an answer").len(), 0, "the same statement");
     assert_eq!(new.list(PARKED).await, ["k"], "a later statement");
 }
@@ -107,15 +107,15 @@ async fn c1_a_settlement_waits_for_a_takeover_and_then_changes_nothing() {
     let bed = with_an_expired_owner().await;
     let mut new = bed.session().await;
     new.run("BEGIN").await;
-    assert_eq!(take(&mut new, NEW).await, json!([[0, 2], [1, 2]]));
+    assert_eq!(acquire_leases(&mut new, NEW).await, json!([[0, 2], [1, 2]]));
     let old = bed.session().await.start(&settle(0, 1, OLD));
-    bed.until_blocked(&old).await;
+    bed.wait_until_blocked(&old).await;
     new.run("COMMIT").await;
-    let (mut session, answer) = old.answer().await;
+    let (mut session, answer) = old.result().await;
     let answer: String = sqlx::Row::try_get(&answer.expect("an answer")[0], 0).expect("text");
     assert_eq!(answer, r#"{"lost": [0], "passed": []}"#);
     assert_eq!(session.list(PARKED).await, NONE);
-    assert_eq!(session.one::<i64>(PROGRESS).await, 0);
+    assert_eq!(session.scalar::<i64>(PROGRESS).await, 0);
 }
 
 #[tokio::test]
@@ -124,13 +124,17 @@ async fn c2_an_owner_that_hangs_while_it_settles_is_ended_by_the_server() {
     let (mut naive, mut hanging, mut new) = (bed.session().await, bed.session().await, bed.session().await);
     naive.run("BEGIN; SELECT 1 FROM relevo.lease WHERE shard = 0 FOR SHARE").await;
     hanging.run(&format!("BEGIN; {}", settle(1, 1, OLD))).await;
-    assert_eq!(take(&mut new, NEW).await, json!([]), "both are skipped");
+    assert_eq!(acquire_leases(&mut new, NEW).await, json!([]), "both are skipped");
     let gone = format!("SELECT NOT EXISTS (SELECT 1 FROM pg_stat_activity WHERE pid = {})", hanging.pid);
-    bed.until("the server ends it", &gone).await;
-    assert_eq!(take(&mut new, NEW).await, json!([[1, 2]]), "without the timeout the other is skipped for ever");
+    bed.wait_until("the server ends it", &gone).await;
+    assert_eq!(
+        acquire_leases(&mut new, NEW).await,
+        json!([[1, 2]]),
+        "without the timeout the other is skipped for ever"
+    );
     assert_eq!(new.list(PARKED).await, NONE, "what hung is undone");
     naive.run("ROLLBACK").await;
-    assert_eq!(take(&mut new, NEW).await, json!([[0, 2], [1, 2]]));
+    assert_eq!(acquire_leases(&mut new, NEW).await, json!([[0, 2], [1, 2]]));
 }
 
 #[tokio::test]
@@ -139,26 +143,26 @@ async fn c2_an_owner_that_hangs_while_it_takes_leases_is_ended_by_the_server() {
     let (mut hanging, mut new) = (bed.session().await, bed.session().await);
     let ask = json!({ "owner": OLD, "name": "relay", "lease_ms": 1000, "release": [] });
     hanging.run(&format!("BEGIN; SELECT relevo.acquire_leases('main', '{ask}')")).await;
-    assert_eq!(take(&mut new, NEW).await, json!([]));
+    assert_eq!(acquire_leases(&mut new, NEW).await, json!([]));
     let gone = format!("SELECT NOT EXISTS (SELECT 1 FROM pg_stat_activity WHERE pid = {})", hanging.pid);
-    bed.until("the server ends it", &gone).await;
-    assert_eq!(take(&mut new, NEW).await, json!([[0, 2], [1, 2]]));
+    bed.wait_until("the server ends it", &gone).await;
+    assert_eq!(acquire_leases(&mut new, NEW).await, json!([[0, 2], [1, 2]]));
 }
 
 /// After a failover two owners may hold the same epoch. Returns the result of the old owner's settlement and the stored
 /// progress.
-async fn with_equal_epochs(bed: &Bed) -> (String, i64) {
+async fn with_equal_epochs(bed: &SqlTest) -> (String, i64) {
     bed.emit("k", "m").await;
     let mut session = bed.session().await;
     session.run("SELECT relevo.make_tick()").await;
-    assert_eq!(take(&mut session, NEW).await, json!([[0, 1], [1, 1]]));
-    let answer = session.one(&settle(0, 1, OLD)).await;
-    (answer, session.one(PROGRESS).await)
+    assert_eq!(acquire_leases(&mut session, NEW).await, json!([[0, 1], [1, 1]]));
+    let answer = session.scalar(&settle(0, 1, OLD)).await;
+    (answer, session.scalar(PROGRESS).await)
 }
 
 #[tokio::test]
 async fn p8_an_equal_epoch_of_another_owner_settles_nothing() {
-    let bed = Bed::shared(2).await;
+    let bed = SqlTest::on_shared_server(2).await;
     assert_eq!(with_equal_epochs(&bed).await, (r#"{"lost": [0], "passed": []}"#.to_owned(), 0));
     let mut session = bed.session().await;
     assert_eq!(session.list(PARKED).await, NONE);
@@ -175,10 +179,10 @@ async fn p8_an_equal_epoch_of_another_owner_settles_nothing() {
         let doc = json!({ "leases": [[0, 1, owner]], "runs": [run] });
         format!("SELECT relevo.settle_parked('main', '{doc}')::text")
     };
-    assert_eq!(session.one::<String>(&advance(OLD)).await, r#"["lost"]"#);
-    assert_eq!(session.one::<String>(&advance(NEW)).await, r#"["unparked"]"#);
+    assert_eq!(session.scalar::<String>(&advance(OLD)).await, r#"["lost"]"#);
+    assert_eq!(session.scalar::<String>(&advance(NEW)).await, r#"["unparked"]"#);
 
-    let naive = Bed::shared(2).await;
+    let naive = SqlTest::on_shared_server(2).await;
     naive.mutate("lock_held_leases", "AND l.owner = (w ->> 2)::uuid", "").await;
     assert_eq!(with_equal_epochs(&naive).await, (r#"{"lost": [], "passed": []}"#.to_owned(), 1));
 }

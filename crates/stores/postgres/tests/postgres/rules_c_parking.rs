@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use crate::rules_support::{Bed, Reader, Session};
+use crate::sql_support::{Reader, Session, SqlTest};
 use relevo_core::store::{
-    Ceiling, Entry, Leases as _, OutboxReader as _, Park, ParkedKeys as _, Position, Settled, Settlement, Stop, Stopped,
+    LogEntry, OutboxReader as _, ParkAction, ParkedMessage, ParkedReader as _, Position, PublishFailure, SettleResult,
+    Settlement, ShardLeases as _, WindowLimit,
 };
 use serde_json::{Value, json};
 
@@ -14,8 +15,8 @@ const KEYS: &str = "SELECT key FROM relevo.parked_key";
 const QUEUE: &str = "SELECT type FROM relevo.parked_message ORDER BY ordinal";
 
 /// Key `k` is parked with m1, and m2 has been read.
-async fn with_a_parked_key() -> Bed {
-    let bed = Bed::shared(1).await;
+async fn with_a_parked_key() -> SqlTest {
+    let bed = SqlTest::on_shared_server(1).await;
     let mut session = bed.session().await;
     let ask = json!({ "owner": OWNER, "name": "relay", "lease_ms": 600_000, "release": [] });
     session.run(&format!("SELECT relevo.acquire_leases('main', '{ask}')")).await;
@@ -51,7 +52,7 @@ fn unpark() -> String {
 }
 
 async fn answer(session: &mut Session, call: &str) -> Value {
-    serde_json::from_str(&session.one::<String>(call).await).expect("JSON")
+    serde_json::from_str(&session.scalar::<String>(call).await).expect("JSON")
 }
 
 #[tokio::test]
@@ -61,9 +62,9 @@ async fn c3_unparking_waits_for_a_message_that_is_being_appended() {
     window.run("BEGIN").await;
     assert_eq!(answer(&mut window, &append()).await, json!({ "lost": [], "passed": [] }));
     let retry = bed.session().await.start(&unpark());
-    bed.until_blocked(&retry).await;
+    bed.wait_until_blocked(&retry).await;
     window.run("COMMIT").await;
-    let (mut session, end) = retry.answer().await;
+    let (mut session, end) = retry.result().await;
     let end: String = sqlx::Row::try_get(&end.expect("an answer")[0], 0).expect("text");
     assert_eq!(end, r#"["waits"]"#);
     assert_eq!(session.list(KEYS).await, ["k"]);
@@ -77,14 +78,14 @@ async fn c3_a_message_appended_while_its_key_is_freed_goes_back_to_the_live_path
     retry.run("BEGIN").await;
     assert_eq!(answer(&mut retry, &unpark()).await, json!(["unparked"]));
     let window = bed.session().await.start(&append());
-    bed.until_blocked(&window).await;
+    bed.wait_until_blocked(&window).await;
     retry.run("COMMIT").await;
-    let (mut session, end) = window.answer().await;
+    let (mut session, end) = window.result().await;
     let end: String = sqlx::Row::try_get(&end.expect("an answer")[0], 0).expect("text");
     assert_eq!(end, r#"{"lost": [], "passed": [2]}"#);
     assert_eq!(session.list(QUEUE).await, NONE);
     assert_eq!(
-        session.one::<i64>("SELECT settled_seq FROM relevo.shard_positions('main')").await,
+        session.scalar::<i64>("SELECT settled_seq FROM relevo.shard_positions('main')").await,
         1,
         "m2 is not passed by"
     );
@@ -105,7 +106,7 @@ fn naive_unpark(keys: &str, queue: &str) -> String {
 }
 
 #[tokio::test]
-async fn c3_without_locks_a_message_is_stranded_behind_a_key_that_is_gone() {
+async fn c3_without_locks_a_message_is_stranded_behind_a_removed_key() {
     let bed = with_a_parked_key().await;
     bed.run(
         "CREATE TABLE keys AS SELECT * FROM relevo.parked_key;
@@ -122,56 +123,56 @@ async fn c3_without_locks_a_message_is_stranded_behind_a_key_that_is_gone() {
 }
 
 #[tokio::test]
-async fn c3_a_delete_that_looks_in_the_same_statement_takes_the_message_with_it() {
+async fn c3_a_delete_that_checks_in_the_same_statement_deletes_the_message() {
     let bed = with_a_parked_key().await;
     let mut window = bed.session().await;
     bed.run("DELETE FROM relevo.parked_message WHERE seq = 1").await;
     window.run(&format!("BEGIN; {}", naive_append("relevo.parked_key", "relevo.parked_message"))).await;
     // The foreign key makes it wait, but the rows that it saw before the wait still decide.
     let retry = bed.session().await.start(&naive_unpark("relevo.parked_key", "relevo.parked_message"));
-    bed.until_blocked(&retry).await;
+    bed.wait_until_blocked(&retry).await;
     window.run("COMMIT").await;
-    let mut session = retry.done().await;
+    let mut session = retry.finish().await;
     assert_eq!(session.list(KEYS).await, NONE);
     assert_eq!(session.list(QUEUE).await, NONE, "m2 is neither parked nor on the live path");
 }
 
-fn park(entry: &Entry, stop: Option<Stop>) -> Park {
-    let stopped = stop.map(|stop| Stopped {
-        stop,
+fn park(entry: &LogEntry, stop: Option<ParkAction>) -> ParkedMessage {
+    let stopped = stop.map(|stop| PublishFailure {
+        action: stop,
         attempts: 0,
         class: "blocked",
         error: "nothing passes".to_owned(),
         route: "r".into(),
     });
-    Park { seq: entry.seq, slot: entry.slot, key: entry.message.key.clone(), stopped }
+    ParkedMessage { seq: entry.seq, slot: entry.slot, key: entry.message.key.clone(), failure: stopped }
 }
 
-async fn settle_with(reader: &mut Reader, end: Position, parks: Vec<Park>) {
+async fn settle_with(reader: &mut Reader, end: Position, parks: Vec<ParkedMessage>) {
     let progress = reader.leases.iter().map(|lease| (*lease, end)).collect();
-    let settled = reader.store.settle(Settlement { progress, parks }).await.expect("an answer");
-    assert_eq!(settled, Settled::default());
-    reader.at = end;
+    let settled = reader.store.settle(Settlement { progress, parked: parks }).await.expect("an answer");
+    assert_eq!(settled, SettleResult::default());
+    reader.position = end;
 }
 
 #[tokio::test]
-async fn c6_a_held_address_and_a_third_unknown_park_their_keys_uncounted_and_the_place_moves_on() {
-    let bed = Bed::shared(1).await;
+async fn c6_a_held_address_and_a_third_unknown_park_their_keys_uncounted_and_progress_continues() {
+    let bed = SqlTest::on_shared_server(1).await;
     let mut reader = Reader::start(&bed).await;
     for (key, label) in [("blocked", "m1"), ("unknown", "m2"), ("free", "m3"), ("blocked", "m4")] {
         bed.emit(key, label).await;
     }
-    let page = reader.page(100, Ceiling::Open).await;
+    let page = reader.page(100, WindowLimit::Unlimited).await;
     // Naive: m1 is not settled while its address is blocked, and the shard stays before it.
-    reader.settle(Position { from: 0, to: page.end.to, place: page.entries[0].seq - 1 }).await;
-    let again = reader.page(100, Ceiling::Open).await;
+    reader.settle(Position { from_tick: 0, to_tick: page.end.to_tick, settled_seq: page.entries[0].seq - 1 }).await;
+    let again = reader.page(100, WindowLimit::Unlimited).await;
     assert_eq!(again.entries.len(), 4, "m3 went out and is read again for as long as that lasts");
 
     let after = Duration::from_mins(5);
-    let held = Stop::Address { address: "x".into(), after };
+    let held = ParkAction::HoldAddress { address: "x".into(), after };
     let parks = vec![
         park(&page.entries[0], Some(held)),
-        park(&page.entries[1], Some(Stop::Quarantine { after })),
+        park(&page.entries[1], Some(ParkAction::Quarantine { after })),
         park(&page.entries[3], None),
     ];
     settle_with(&mut reader, page.end, parks).await;
@@ -190,14 +191,14 @@ async fn c6_a_held_address_and_a_third_unknown_park_their_keys_uncounted_and_the
             UPDATE relevo.parked_key SET next_at = now() WHERE next_at IS NOT NULL",
         )
         .await;
-    let runs = reader.store.due(&reader.leases, 10, 10).await.expect("runs");
+    let runs = reader.store.read_parked(&reader.leases, 10, 10).await.expect("runs");
     let seen: Vec<_> = runs.iter().map(|run| (&*run.key, run.attempts, run.messages.len())).collect();
     assert_eq!(seen, [("unknown", 0, 1), ("blocked", 0, 1)], "one message each, to try");
 }
 
 #[tokio::test]
-async fn c7_a_parked_key_is_found_by_its_slot_whatever_the_shards() {
-    let bed = Bed::shared(8).await;
+async fn c7_a_parked_key_is_found_by_its_slot_for_any_shard_count() {
+    let bed = SqlTest::on_shared_server(8).await;
     let mut session = bed.session().await;
     let columns = "SELECT table_name || '.' || column_name FROM information_schema.columns
         WHERE table_schema = 'relevo' AND table_name IN ('parked_key', 'parked_message') AND column_name LIKE 'shard%'";
@@ -205,8 +206,9 @@ async fn c7_a_parked_key_is_found_by_its_slot_whatever_the_shards() {
 
     let mut reader = Reader::start(&bed).await;
     bed.emit("o-1", "m1").await; // Slot 92: shard 4 of 8, shard 2 of 3.
-    let page = reader.page(100, Ceiling::Open).await;
-    settle_with(&mut reader, page.end, vec![park(&page.entries[0], Some(Stop::Retry { after: Duration::ZERO }))]).await;
+    let page = reader.page(100, WindowLimit::Unlimited).await;
+    settle_with(&mut reader, page.end, vec![park(&page.entries[0], Some(ParkAction::Retry { after: Duration::ZERO }))])
+        .await;
     session.run("CREATE TABLE naive_key AS SELECT key, slot % 8 AS shard FROM relevo.parked_key").await;
     reader.leave().await;
     session.run("SELECT relevo.reshard_destination('main', 3)").await;
@@ -216,7 +218,7 @@ async fn c7_a_parked_key_is_found_by_its_slot_whatever_the_shards() {
     }
     let next = Reader::start(&bed).await;
     assert_eq!(
-        next.leases.iter().map(|lease| (lease.shard, lease.shards)).collect::<Vec<_>>(),
+        next.leases.iter().map(|lease| (lease.shard, lease.shard_count)).collect::<Vec<_>>(),
         [(0, 3), (1, 3), (2, 3)]
     );
     assert_eq!(
@@ -225,7 +227,7 @@ async fn c7_a_parked_key_is_found_by_its_slot_whatever_the_shards() {
         "the key's new owner looks in vain"
     );
     let standings = next.store.standing(&next.leases).await.expect("standings");
-    let mut found: Vec<_> = standings.iter().map(|standing| (standing.shard, standing.parked.len())).collect();
+    let mut found: Vec<_> = standings.iter().map(|standing| (standing.shard, standing.parked_keys.len())).collect();
     found.sort_unstable();
     assert_eq!(found, [(0, 0), (1, 0), (2, 1)]);
 }

@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::e2e_support::{Ledger, MAIN, Running, World, config, execute, refusal, store, until};
-use relevo_broker_memory::{MemoryBroker, Settings};
-use relevo_core::operate::Operate as _;
-use relevo_core::store::{Ask, Leases as _, OutboxReader as _, Position, Settlement, StoreError};
+use crate::relay_support::{
+    EmittedMessages, MAIN, RunningRelay, TestDatabase, config, execute, expect_error, store, wait_until,
+};
+use relevo_broker_memory::{Config as BrokerConfig, MemoryBroker};
+use relevo_core::operate::OutboxAdmin as _;
+use relevo_core::store::{LeaseRequest, OutboxReader as _, Position, Settlement, ShardLeases as _, StoreError};
 use relevo_relay::{Config, RelayError};
 use relevo_store_postgres::Store;
 use relevo_testkit::PgVersion;
@@ -17,15 +19,15 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 fn broker() -> MemoryBroker {
-    MemoryBroker::new(Settings::default())
+    MemoryBroker::new(BrokerConfig::default())
 }
 
-fn ask(owner: Uuid) -> Ask {
-    Ask { owner, name: "relay".to_owned(), lease: Duration::from_mins(1), give_back: Vec::new() }
+fn lease_request(owner: Uuid) -> LeaseRequest {
+    LeaseRequest { owner, name: "relay".to_owned(), duration: Duration::from_mins(1), release: Vec::new() }
 }
 
 /// Delivers some of the stored messages and shuts down.
-async fn deliver_some(world: &World, broker: &MemoryBroker, count: usize) {
+async fn deliver_some(world: &TestDatabase, broker: &MemoryBroker, count: usize) {
     let stop = CancellationToken::new();
     let (seen, told) = (AtomicUsize::new(0), stop.clone());
     broker.on_receipt(move |_| {
@@ -33,15 +35,15 @@ async fn deliver_some(world: &World, broker: &MemoryBroker, count: usize) {
             told.cancel();
         }
     });
-    let small = Config { batch_max: 50, in_flight_max: 100, ..config() };
-    Running::start_with(world.store().await, broker, small, stop).stopped().await;
+    let small = Config { batch_messages_max: 50, in_flight_messages_max: 100, ..config() };
+    RunningRelay::start_with(world.store().await, broker, small, stop).wait_until_stopped().await;
     broker.on_receipt(|_| ());
 }
 
 /// Returns the store's error in a foreign database.
-async fn foreign(store: &Store) -> String {
-    match store.lease(ask(Uuid::from_u128(1))).await {
-        Err(StoreError::Foreign { what }) => what,
+async fn wrong_database_error(store: &Store) -> String {
+    match store.acquire_leases(lease_request(Uuid::from_u128(1))).await {
+        Err(StoreError::WrongDatabase { reason: what }) => what,
         other => panic!("not refused: {other:?}"),
     }
 }
@@ -49,20 +51,20 @@ async fn foreign(store: &Store) -> String {
 /// The primary dies. Its standby is promoted without the data that was not replicated.
 #[tokio::test]
 async fn a_lease_from_the_old_timeline_settles_nothing_on_the_new_one() {
-    let world = World::alone().await;
-    let primary = world.private();
+    let world = TestDatabase::on_private_server().await;
+    let primary = world.private_server();
     let standby = primary.standby().await;
     let old = world.store().await;
     let owner = Uuid::from_u128(7);
-    let leased = old.lease(ask(owner)).await.expect("leases");
+    let leased = old.acquire_leases(lease_request(owner)).await.expect("leases");
     assert!(!leased.timeline_changed);
-    let emitted = world.emit_some(20, 10).await;
-    replicated(primary, &standby, &world).await;
+    let emitted = world.emit_many(20, 10).await;
+    wait_until_replicated(primary, &standby, &world).await;
     // From here on the standby receives nothing. This message is published, and its row is lost afterwards.
     let mut session = standby.options().connect().await.expect("a standby that can be read");
     execute(&mut session, "ALTER SYSTEM SET primary_conninfo = ''").await.expect("a setting");
     execute(&mut session, "SELECT pg_reload_conf()").await.expect("a setting");
-    until("it is cut off", async || {
+    wait_until("it is cut off", async || {
         let rows = execute(&mut session, "SELECT 1 FROM pg_stat_wal_receiver").await.expect("a view");
         rows.is_empty()
     })
@@ -83,157 +85,158 @@ async fn a_lease_from_the_old_timeline_settles_nothing_on_the_new_one() {
     assert_eq!(held.len(), 1, "by epoch and owner alone it would settle what this server never had");
     let new = store(options.clone(), MAIN).await;
     let progress = vec![(lease, Position::at(tick))];
-    let settled = new.settle(Settlement { progress, parks: Vec::new() }).await.expect("an answer");
-    assert_eq!(settled.lost, [lease.shard]);
-    let again = new.lease(ask(owner)).await.expect("leases");
+    let settled = new.settle(Settlement { progress, parked: Vec::new() }).await.expect("an answer");
+    assert_eq!(settled.lost_shards, [lease.shard]);
+    let again = new.acquire_leases(lease_request(owner)).await.expect("leases");
     assert!(again.timeline_changed, "somebody is told that published messages may have no row");
     assert!(again.leases.iter().all(|lease| leased.leases.iter().all(|before| before.epoch < lease.epoch)));
-    assert!(!new.lease(ask(owner)).await.expect("leases").timeline_changed, "once");
-    new.leave(owner).await.expect("they are given back");
+    assert!(!new.acquire_leases(lease_request(owner)).await.expect("leases").timeline_changed, "once");
+    new.release_leases(owner).await.expect("they are given back");
 
     // The new primary assigns the number of the lost message to another message.
     let rows = execute(&mut session, "SELECT relevo.emit('orders', 'k-0', 'OrderPlaced', '{}'), 'k-0'").await;
     let mut ledger = emitted;
-    ledger.add(Ledger::read(&rows.expect("a good message")));
+    ledger.add(EmittedMessages::read(&rows.expect("a good message")));
     assert!(ledger.0.iter().all(|(_, id)| *id != only_old[0]));
     let broker = broker();
-    let relay = Running::start(store(options, MAIN).await, &broker, config());
-    until("everything arrives", async || broker.received() >= 21).await;
+    let relay = RunningRelay::start(store(options, MAIN).await, &broker, config());
+    wait_until("everything arrives", async || broker.received() >= 21).await;
     relay.stop().await;
-    assert_eq!(ledger.check(&broker), 0);
+    assert_eq!(ledger.assert_received(&broker), 0);
 }
 
-async fn replicated(primary: &Private, standby: &Private, world: &World) {
+async fn wait_until_replicated(primary: &Private, standby: &Private, world: &TestDatabase) {
     let rows = world.texts("SELECT pg_current_wal_flush_lsn()::text").await;
     let mut session = standby.options().connect().await.expect("a standby that can be read");
     let sql = format!("SELECT 1 WHERE pg_last_wal_replay_lsn() >= '{}'", rows[0]);
-    until("the standby has everything", async || !execute(&mut session, &sql).await.expect("a number").is_empty())
+    wait_until("the standby has everything", async || !execute(&mut session, &sql).await.expect("a number").is_empty())
         .await;
     assert_ne!(primary.port(), standby.port());
 }
 
 #[tokio::test]
-async fn a_standby_is_refused() {
-    let world = World::alone().await;
-    let standby = world.private().standby().await;
-    replicated(world.private(), &standby, &world).await;
+async fn a_standby_is_rejected() {
+    let world = TestDatabase::on_private_server().await;
+    let standby = world.private_server().standby().await;
+    wait_until_replicated(world.private_server(), &standby, &world).await;
     let store = store(standby.options().database(world.database.name()), MAIN).await;
-    let answer = store.lease(ask(Uuid::from_u128(1))).await;
+    let answer = store.acquire_leases(lease_request(Uuid::from_u128(1))).await;
     assert!(matches!(answer, Err(StoreError::Standby)), "{answer:?}");
 }
 
 #[tokio::test]
-async fn a_broken_connection_is_told_once_and_then_made_anew() {
-    let world = World::new().await;
+async fn a_broken_connection_is_reported_once_and_replaced() {
+    let world = TestDatabase::new().await;
     let (proxy, store) = world.proxied().await;
     let owner = Uuid::from_u128(1);
-    store.lease(ask(owner)).await.expect("leases");
+    store.acquire_leases(lease_request(owner)).await.expect("leases");
     proxy.cut().await;
-    let broken = store.lease(ask(owner)).await;
-    assert!(matches!(broken, Err(StoreError::Away(_))), "the relay must forget what it holds: {broken:?}");
-    store.lease(ask(owner)).await.expect("leases again");
+    let broken = store.acquire_leases(lease_request(owner)).await;
+    assert!(matches!(broken, Err(StoreError::Unavailable(_))), "the relay must forget what it holds: {broken:?}");
+    store.acquire_leases(lease_request(owner)).await.expect("leases again");
 }
 
 /// The original still publishes, so the copy must not.
 #[tokio::test]
-async fn a_copied_database_is_refused_until_it_is_adopted() {
-    let world = World::alone().await;
+async fn a_copied_database_is_rejected_until_it_is_adopted() {
+    let world = TestDatabase::on_private_server().await;
     let broker = broker();
-    let mut ledger = world.emit_some(1000, 100).await;
+    let mut ledger = world.emit_many(1000, 100).await;
     deliver_some(&world, &broker, 300).await;
-    let mut server = world.private().options().connect().await.expect("a server");
+    let mut server = world.private_server().options().connect().await.expect("a server");
     let copy = format!("CREATE DATABASE copy TEMPLATE {}", world.database.name());
-    until("nobody is connected any more", async || execute(&mut server, &copy).await.is_ok()).await;
+    wait_until("nobody is connected any more", async || execute(&mut server, &copy).await.is_ok()).await;
     let options = world.database.options().database("copy");
     let copied = store(options.clone(), MAIN).await;
-    let what = foreign(&copied).await;
+    let what = wrong_database_error(&copied).await;
     assert!(what.contains("relevo adopt"), "{what}");
-    let ended = Running::start(Arc::clone(&copied), &broker, config()).ended().await;
-    assert!(matches!(ended, Err(RelayError::Store(StoreError::Foreign { .. }))), "{ended:?}");
+    let ended = RunningRelay::start(Arc::clone(&copied), &broker, config()).wait_for_end().await;
+    assert!(matches!(ended, Err(RelayError::Store(StoreError::WrongDatabase { .. }))), "{ended:?}");
 
     copied.adopt().await.expect("the counters are ahead");
-    let relay = Running::start(copied, &broker, config());
+    let relay = RunningRelay::start(copied, &broker, config());
     let mut session = options.connect().await.expect("the copy");
     let rows = execute(&mut session, "SELECT relevo.emit('orders', 'k-1', 'OrderPlaced', '{}'), 'k-1'").await;
-    ledger.add(Ledger::read(&rows.expect("a good message")));
-    until("everything arrives", async || broker.received() >= 1001).await;
+    ledger.add(EmittedMessages::read(&rows.expect("a good message")));
+    wait_until("everything arrives", async || broker.received() >= 1001).await;
     relay.stop().await;
-    assert_eq!(ledger.check(&broker), 0, "what the original had settled is not sent again");
+    assert_eq!(ledger.assert_received(&broker), 0, "what the original had settled is not sent again");
 }
 
 #[tokio::test]
-async fn an_upgraded_cluster_is_refused_until_it_is_adopted() {
-    let world = World::new().await;
+async fn an_upgraded_cluster_is_rejected_until_it_is_adopted() {
+    let world = TestDatabase::new().await;
     let broker = broker();
-    let mut ledger = world.emit_some(1000, 100).await;
+    let mut ledger = world.emit_many(1000, 100).await;
     deliver_some(&world, &broker, 300).await;
     // `pg_upgrade` changes only the system identifier.
     world.run("UPDATE relevo.database_identity SET system_identifier = system_identifier + 1").await;
     let store = world.store().await;
-    assert!(foreign(&store).await.contains("relevo adopt"));
+    assert!(wrong_database_error(&store).await.contains("relevo adopt"));
     store.adopt().await.expect("the counters are ahead");
-    let relay = Running::start(store, &broker, config());
-    ledger.add(world.emit_some(100, 100).await);
-    world.drained().await;
+    let relay = RunningRelay::start(store, &broker, config());
+    ledger.add(world.emit_many(100, 100).await);
+    world.wait_until_drained().await;
     relay.stop().await;
-    assert_eq!(ledger.check(&broker), 0);
+    assert_eq!(ledger.assert_received(&broker), 0);
 }
 
 /// A dump restored in a younger server: every stored transaction id is in its future.
 #[tokio::test]
-async fn a_restored_dump_is_refused_until_it_is_rebased() {
-    let world = World::alone().await;
+async fn a_restored_dump_is_rejected_until_it_is_rebased() {
+    let world = TestDatabase::on_private_server().await;
     let broker = broker();
     world.run("DO 'BEGIN FOR i IN 1..20000 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END'").await;
-    let mut ledger = world.emit_some(1000, 100).await;
+    let mut ledger = world.emit_many(1000, 100).await;
     deliver_some(&world, &broker, 300).await;
-    let sent = broker.receipts().len();
+    let sent = broker.received_messages().len();
     let fresh = Private::start(PgVersion::V15).await;
     let target = fresh.database().await;
     world.database.restore_into(&target).await;
-    let restored = World { database: target, server: Some(fresh) };
+    let restored = TestDatabase { database: target, server: Some(fresh) };
 
     let naive = "SELECT count(*) FROM relevo.message WHERE pg_visible_in_snapshot(xid, pg_current_snapshot())";
     assert_eq!(restored.number(naive).await, 0, "a window of this server would be empty for ever");
     let store = restored.store().await;
-    assert!(foreign(&store).await.contains("relevo rebase"));
+    assert!(wrong_database_error(&store).await.contains("relevo rebase"));
     let refused = store.adopt().await;
-    assert!(matches!(refused, Err(StoreError::Foreign { .. })), "adopting would lose everything: {refused:?}");
+    assert!(matches!(refused, Err(StoreError::WrongDatabase { .. })), "adopting would lose everything: {refused:?}");
 
     let waiting = store.rebase().await.expect("nobody else is there");
     assert_eq!(usize::try_from(waiting).expect("a count"), 1000 - sent, "exactly what was not settled");
     let (next, most) = ("SELECT last_value FROM relevo.message_seq", "SELECT max(seq) FROM relevo.message");
     assert!(restored.number(next).await >= restored.number(most).await);
-    let relay = Running::start(store, &broker, config());
-    ledger.add(restored.emit_some(100, 100).await);
-    restored.drained().await;
+    let relay = RunningRelay::start(store, &broker, config());
+    ledger.add(restored.emit_many(100, 100).await);
+    restored.wait_until_drained().await;
     relay.stop().await;
-    assert_eq!(ledger.check(&broker), 0);
+    assert_eq!(ledger.assert_received(&broker), 0);
 }
 
 /// Reassigned numbers would be below the settled position.
 #[tokio::test]
 async fn a_sequence_that_went_back_is_noticed_by_the_next_tick() {
-    let world = World::new().await;
-    world.emit_some(10, 10).await;
+    let world = TestDatabase::new().await;
+    world.emit_many(10, 10).await;
     world.run("SELECT relevo.make_tick()").await;
     world.run("SELECT setval('relevo.message_seq', 5)").await;
-    let (code, message) = refusal(&mut world.connect().await, "SELECT relevo.make_tick()").await;
+    let (code, message) = expect_error(&mut world.connect().await, "SELECT relevo.make_tick()").await;
     assert_eq!((&*code, message.contains("went back")), ("RV003", true), "{message}");
 }
 
 /// A clone does not differ from the original. Only an operator knows, and disables the destination.
 #[tokio::test]
-async fn a_physical_clone_keeps_the_identity_and_is_stopped_by_the_switch() {
-    let world = World::alone().await;
-    world.emit_some(10, 10).await;
-    let clone = world.private().base_backup().await;
+async fn a_physical_clone_keeps_the_identity_and_is_stopped_by_disabling_it() {
+    let world = TestDatabase::on_private_server().await;
+    world.emit_many(10, 10).await;
+    let clone = world.private_server().base_backup().await;
     clone.start_again().await;
     let cloned = store(clone.options().database(world.database.name()), MAIN).await;
-    let leased = cloned.lease(ask(Uuid::from_u128(1))).await.expect("it cannot be told from the original");
+    let leased =
+        cloned.acquire_leases(lease_request(Uuid::from_u128(1))).await.expect("it cannot be told from the original");
     assert_eq!(leased.leases.len(), 8);
     assert!(cloned.switch(false).await.expect("a destination"));
-    let refused = cloned.lease(ask(Uuid::from_u128(1))).await;
+    let refused = cloned.acquire_leases(lease_request(Uuid::from_u128(1))).await;
     assert!(matches!(refused, Err(StoreError::Refused { .. })), "{refused:?}");
-    world.store().await.lease(ask(Uuid::from_u128(2))).await.expect("the original goes on");
+    world.store().await.acquire_leases(lease_request(Uuid::from_u128(2))).await.expect("the original goes on");
 }

@@ -1,8 +1,8 @@
 //! RULES.md F: publications, large tables, concurrent releases, paused writers.
 
 use crate::inbox_plans::pages;
-use crate::migrated;
-use crate::rules_support::Bed;
+use crate::migrated_database;
+use crate::sql_support::SqlTest;
 use relevo_testkit::PgVersion;
 use serde_json::json;
 use sqlx::Row as _;
@@ -14,7 +14,7 @@ const B: &str = "00000000-0000-4000-8000-00000000000b";
 #[tokio::test]
 async fn f4_every_table_that_changes_has_a_replica_identity() {
     for version in PgVersion::ALL {
-        let database = migrated::database(version).await;
+        let database = migrated_database::database(version).await;
         let sql = "SELECT c.relname::text FROM pg_class AS c WHERE c.relnamespace = 'relevo'::regnamespace \
                    AND c.relkind = 'r' AND c.relreplident = 'd' AND NOT EXISTS (\
                    SELECT 1 FROM pg_index AS i WHERE i.indrelid = c.oid AND i.indisprimary) ORDER BY 1";
@@ -25,7 +25,7 @@ async fn f4_every_table_that_changes_has_a_replica_identity() {
 }
 
 /// Leases both shards, one for each owner.
-async fn lease_shards(bed: &Bed, owners: [&str; 2]) {
+async fn lease_shards(bed: &SqlTest, owners: [&str; 2]) {
     for (shard, owner) in owners.into_iter().enumerate() {
         bed.run(&format!(
             "UPDATE relevo.lease SET owner = '{owner}', epoch = 1, expires_at = 'infinity', \
@@ -38,7 +38,7 @@ async fn lease_shards(bed: &Bed, owners: [&str; 2]) {
 /// F5: `<= clock_timestamp()` in a WHERE clause is evaluated for each row, and no index is used.
 #[tokio::test]
 async fn f5_rows_that_are_not_due_cost_nothing() {
-    let bed = Bed::shared(2).await;
+    let bed = SqlTest::on_shared_server(2).await;
     lease_shards(&bed, [A, A]).await;
     let request = json!({ "leases": [[0, 1, A], [1, 1, A]], "shards": 2, "keys": 100, "messages": 10 });
     let calls = [
@@ -59,7 +59,7 @@ async fn f5_rows_that_are_not_due_cost_nothing() {
          SELECT 'main', 'k' || n, n % 256, 'retrying', 1, now() + interval '1 hour' + n * interval '1 ms', 'r', 'transient', 'no' \
          FROM generate_series(1, 100000) AS n",
     ] {
-        loading.slowly(rows).await;
+        loading.run_slow(rows).await;
     }
     for when in ["not analysed", "analysed"] {
         for call in &calls {
@@ -68,7 +68,7 @@ async fn f5_rows_that_are_not_due_cost_nothing() {
                 assert!(pages <= 150, "{when}, planned {planned}: {pages} pages: {call}");
             }
         }
-        loading.slowly("ANALYZE").await;
+        loading.run_slow("ANALYZE").await;
     }
 }
 
@@ -76,7 +76,7 @@ async fn f5_rows_that_are_not_due_cost_nothing() {
 /// address.
 #[tokio::test]
 async fn f6_releasing_an_address_and_parking_for_it_do_not_deadlock() {
-    let bed = Bed::shared(2).await;
+    let bed = SqlTest::on_shared_server(2).await;
     lease_shards(&bed, [A, B]).await;
     bed.emit("a", "m1").await;
     bed.emit("c", "m2").await;
@@ -101,12 +101,12 @@ async fn f6_releasing_an_address_and_parking_for_it_do_not_deadlock() {
     let mut holder = bed.session().await;
     holder.run("BEGIN; SELECT 1 FROM relevo.address_hold FOR UPDATE").await;
     let release = bed.session().await.start(&format!("SELECT relevo.settle_parked('main', '{release}')"));
-    bed.until_blocked(&release).await;
+    bed.wait_until_blocked(&release).await;
     let settle = bed.session().await.start(&format!("SELECT relevo.settle('main', '{settle}')"));
-    bed.until_blocked(&settle).await;
+    bed.wait_until_blocked(&settle).await;
     holder.run("COMMIT").await;
-    release.done().await;
-    let mut session = settle.done().await;
+    release.finish().await;
+    let mut session = settle.finish().await;
     let keys = "SELECT concat_ws(' ', k.key, k.state, h.address) FROM relevo.parked_key AS k \
                 LEFT JOIN relevo.address_hold AS h ON h.address = k.address ORDER BY k.key";
     assert_eq!(session.list(keys).await, ["a retrying", "c held x"]);

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use relevo_core::MessageId;
-use relevo_core::consume::{Lane, Raw};
-use relevo_core::inbox::{Arrival, Begun, Enter, Entry, Inbox as _, Keeping};
+use relevo_core::broker_consumer::{Lane, RawMessage};
+use relevo_core::inbox::{BeginOutcome, DedupId, Enter, Inbox as _, InboxMessage, InboxRetention};
 use relevo_store_postgres::inbox::{Config, Inbox};
 use socket2::{SockFilter, SockRef};
 use tokio::io::copy_bidirectional;
@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use crate::e2e_support::World;
+use crate::relay_support::TestDatabase;
 
 /// The default lease of a relay, and the time after which a consumer without heartbeats loses its lanes.
 const LEASE: Duration = Duration::from_secs(10);
@@ -49,27 +49,29 @@ async fn vanishing(upstream: SocketAddr, vanish: watch::Receiver<bool>) -> (Sock
 
 #[tokio::test]
 async fn the_session_of_a_vanished_process_ends_before_its_lease() {
-    let world = World::new().await;
+    let world = TestDatabase::new().await;
     let options = world.database.options();
     let upstream = format!("127.0.0.1:{}", options.get_port()).parse().expect("a loopback address");
     let (vanish, vanished) = watch::channel(false);
     let (addr, _proxy) = vanishing(upstream, vanished).await;
     let options = options.host("127.0.0.1").port(addr.port());
-    let inbox = Inbox::open(&Config::new(options), "billing", Keeping::default()).await.expect("a migrated database");
-    let arrival = Arrival {
-        entry: Entry {
+    let inbox =
+        Inbox::open(&Config::new(options), "billing", InboxRetention::default()).await.expect("a migrated database");
+    let arrival = InboxMessage {
+        dedup_id: DedupId {
             id: MessageId::from_uuid(Uuid::from_u128(0x0190_0000_0000_7000_8000_0000_0000_0001)),
             replay: 0,
         },
         queue: "k".into(),
-        raw: Raw { headers: Vec::new(), payload: Bytes::from_static(b"{}") },
+        raw: RawMessage { headers: Vec::new(), payload: Bytes::from_static(b"{}") },
         address: "orders".into(),
         lane: Lane::new("0"),
-        place: Some(1),
+        offset: Some(1),
         correlation: None,
     };
     // A transaction that locks the message, and would lock its lane.
-    let Begun::Open(mut tx, _) = inbox.begin(Enter { held: None, arrivals: &[arrival] }).await.expect("a database")
+    let BeginOutcome::Open(mut tx, _) =
+        inbox.begin(Enter { held: None, arrivals: &[arrival] }).await.expect("a database")
     else {
         panic!("nobody else has it");
     };

@@ -2,36 +2,36 @@
 
 use std::time::Duration;
 
-use crate::e2e_support::{Running, World, config, quick_route, until};
-use relevo_broker_memory::{Match, MemoryBroker, Rule, Settings};
-use relevo_core::operate::{Inspect as _, Range, Status, Verified};
-use relevo_core::{Class, Policy, Route, Routes};
+use crate::relay_support::{RunningRelay, TestDatabase, config, fast_retry_route, wait_until};
+use relevo_broker_memory::{Config as BrokerConfig, FailureRule, MemoryBroker, RuleTarget};
+use relevo_core::operate::{MessageStatus, OutboxInspector as _, TimeRange, VerifyReport};
+use relevo_core::{Class, RetryPolicy, Route, Routes};
 use relevo_relay::Config;
 use relevo_store_postgres::Store;
 
-async fn verify(store: &Store) -> Verified {
-    store.verify(Range::default()).await.expect("an answer")
+async fn verify(store: &Store) -> VerifyReport {
+    store.verify(TimeRange::default()).await.expect("an answer")
 }
 
-fn count(verified: &Verified, status: Status) -> u64 {
+fn count(verified: &VerifyReport, status: MessageStatus) -> u64 {
     verified.by_status.iter().find(|(known, _)| *known == status).expect("every status is told").1
 }
 
 #[tokio::test]
-async fn what_was_committed_is_counted_by_where_it_stands() {
-    let world = World::new().await;
-    let broker = MemoryBroker::new(Settings::default());
+async fn committed_messages_are_counted_by_status() {
+    let world = TestDatabase::new().await;
+    let broker = MemoryBroker::new(BrokerConfig::default());
     let store = world.store().await;
     assert_eq!(verify(&store).await.committed, 0);
-    world.emit_some(9000, 50).await;
+    world.emit_many(9000, 50).await;
     let emitted = world.emit(&["dead", "dead", "retry", "retry"]).await;
-    broker.fail(Rule::new(Match::Id(emitted[0]), Class::Poison));
-    broker.fail(Rule::new(Match::Key("retry".to_owned()), Class::Transient));
+    broker.add_failure(FailureRule::new(RuleTarget::Id(emitted[0]), Class::Poison));
+    broker.add_failure(FailureRule::new(RuleTarget::Key("retry".to_owned()), Class::Transient));
     let hour = Duration::from_hours(1);
-    let policy = Policy { base: hour, ceiling: hour, ..quick_route().policy };
-    let routes = Routes::new(vec![Route { policy, ..quick_route() }]);
-    let relay = Running::start(world.store().await, &broker, Config { routes, ..config() });
-    until("all of them are settled", async || {
+    let policy = RetryPolicy { base: hour, max: hour, ..fast_retry_route().policy };
+    let routes = Routes::new(vec![Route { policy, ..fast_retry_route() }]);
+    let relay = RunningRelay::start(world.store().await, &broker, Config { routes, ..config() });
+    wait_until("all of them are settled", async || {
         let backlog = store.backlog().await.expect("a backlog");
         (backlog.pending, backlog.parked, backlog.dead) == (0, 3, 1)
     })
@@ -41,45 +41,45 @@ async fn what_was_committed_is_counted_by_where_it_stands() {
     world.run("BEGIN; SELECT relevo.emit('orders', 'k', 'T', '{}'); ROLLBACK").await;
     world.emit(&["pending"]).await;
     let verified = verify(&store).await;
-    assert_eq!(verified.contradictions, [""; 0]);
+    assert_eq!(verified.inconsistencies, [""; 0]);
     assert_eq!(verified.committed, 9005);
-    assert_eq!(verified.by_status.iter().map(|(status, _)| *status).collect::<Vec<_>>(), Status::ALL);
+    assert_eq!(verified.by_status.iter().map(|(status, _)| *status).collect::<Vec<_>>(), MessageStatus::ALL);
     for (status, expected) in [
-        (Status::Published, 9000),
-        (Status::Dead, 1),
-        (Status::Behind, 2),
-        (Status::Retrying, 1),
-        (Status::Pending, 1),
-        (Status::Discarded, 0),
+        (MessageStatus::Published, 9000),
+        (MessageStatus::Dead, 1),
+        (MessageStatus::Waiting, 2),
+        (MessageStatus::Retrying, 1),
+        (MessageStatus::Pending, 1),
+        (MessageStatus::Discarded, 0),
     ] {
         assert_eq!(count(&verified, status), expected, "{status:?}");
     }
-    let oldest = store.show(emitted[1]).await.expect("an answer").expect("it is there").listed.created_at;
+    let oldest = store.message(emitted[1]).await.expect("an answer").expect("it is there").summary.created_at;
     assert_eq!(verified.oldest_unsettled, Some(oldest), "the one behind the dead letter");
 }
 
 #[tokio::test]
 async fn a_range_is_a_range_of_time() {
-    let world = World::new().await;
+    let world = TestDatabase::new().await;
     world.emit(&["a", "a"]).await;
     world.run("UPDATE relevo.message SET created_at = created_at - interval '1 day'").await;
     let new = world.emit(&["a"]).await[0];
     let store = world.store().await;
-    let now = store.show(new).await.expect("an answer").expect("it is there").listed.created_at;
+    let now = store.message(new).await.expect("an answer").expect("it is there").summary.created_at;
     let middle = now - jiff::SignedDuration::from_hours(1);
-    let committed = async |range: Range| store.verify(range).await.expect("an answer").committed;
-    assert_eq!(committed(Range { since: Some(middle), until: None }).await, 1);
-    assert_eq!(committed(Range { since: None, until: Some(middle) }).await, 2);
-    assert_eq!(committed(Range { since: Some(now), until: Some(now) }).await, 0);
-    assert_eq!(committed(Range::default()).await, 3);
+    let committed = async |range: TimeRange| store.verify(range).await.expect("an answer").committed;
+    assert_eq!(committed(TimeRange { since: Some(middle), until: None }).await, 1);
+    assert_eq!(committed(TimeRange { since: None, until: Some(middle) }).await, 2);
+    assert_eq!(committed(TimeRange { since: Some(now), until: Some(now) }).await, 0);
+    assert_eq!(committed(TimeRange::default()).await, 3);
 }
 
 /// Runs the statements in a session that does not check foreign keys. Such rows can only be created that way.
-async fn contradicted(world: &World, sql: &str) -> Vec<String> {
+async fn inconsistencies_after(world: &TestDatabase, sql: &str) -> Vec<String> {
     let mut connection = world.connect().await;
     let unchecked = format!("SET session_replication_role = replica; {sql}");
-    crate::e2e_support::execute(&mut connection, &unchecked).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
-    verify(&*world.store().await).await.contradictions
+    crate::relay_support::execute(&mut connection, &unchecked).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
+    verify(&*world.store().await).await.inconsistencies
 }
 
 /// A parked key in a state, with the columns that this state needs.
@@ -95,7 +95,7 @@ const QUEUED: &str = "INSERT INTO relevo.parked_message \
     SELECT 'main', key, seq, slot, id, created_at, topic, type, content_type, payload FROM relevo.message WHERE key = 'k'";
 
 #[tokio::test]
-async fn every_contradiction_is_found() {
+async fn every_inconsistency_is_found() {
     let parked = |state: &str, more: &str| format!("{}; {QUEUED}", key(state, more));
     for (sql, expected) in [
         (QUEUED.to_owned(), "parked messages whose key is not parked: 1 (`k`)"),
@@ -120,27 +120,30 @@ async fn every_contradiction_is_found() {
             "shards without progress: 6 (`0`, `1`, `2`, `3`, `4` …)",
         ),
     ] {
-        let world = World::new().await;
+        let world = TestDatabase::new().await;
         world.emit(&["k"]).await;
-        assert_eq!(verify(&*world.store().await).await.contradictions, [""; 0]);
-        assert_eq!(contradicted(&world, &sql).await, [expected], "{sql}");
+        assert_eq!(verify(&*world.store().await).await.inconsistencies, [""; 0]);
+        assert_eq!(inconsistencies_after(&world, &sql).await, [expected], "{sql}");
     }
 }
 
 #[tokio::test]
 async fn a_message_in_two_places_is_found() {
-    let world = World::new().await;
+    let world = TestDatabase::new().await;
     let id = world.emit(&["k"]).await[0];
     let dead = "INSERT INTO relevo.dead_letter (destination, id, seq, slot, created_at, topic, key, type, content_type, payload, \
                 route, class, error, attempts) SELECT 'main', id, seq, slot, created_at, topic, key, type, content_type, \
                 payload, 'r', 'poison', 'no', 3 FROM relevo.message";
     let sql = format!("{}; {QUEUED}; {dead}", key("retrying", "now(), NULL, NULL"));
-    assert_eq!(contradicted(&world, &sql).await, [format!("messages that are parked and dead at once: 1 (`{id}`)")]);
+    assert_eq!(
+        inconsistencies_after(&world, &sql).await,
+        [format!("messages that are parked and dead at once: 1 (`{id}`)")]
+    );
 }
 
 #[tokio::test]
-async fn a_message_that_no_window_will_hold_is_found() {
-    let world = World::new().await;
+async fn a_message_outside_every_window_is_found() {
+    let world = TestDatabase::new().await;
     let store = world.store().await;
     world.run("SELECT relevo.make_tick()").await;
     world.emit(&["a", "b"]).await;
@@ -155,7 +158,7 @@ async fn a_message_that_no_window_will_hold_is_found() {
              (SELECT max(tick) AS tick FROM relevo.tick) AS t",
         )
         .await;
-    let told = verify(&store).await.contradictions;
+    let told = verify(&store).await.inconsistencies;
     let lost = "2 messages are neither settled nor ahead of their shard: no window will hold them, such as number 1";
     assert_eq!(told, [lost]);
     // The reverse: visible at the tick, with a number above its `max_seq`.
@@ -165,27 +168,27 @@ async fn a_message_that_no_window_will_hold_is_found() {
              WHERE tick = (SELECT max(tick) FROM relevo.tick)",
         )
         .await;
-    let told = verify(&store).await.contradictions;
+    let told = verify(&store).await.inconsistencies;
     assert_eq!(told, ["2 messages count as settled although no window held them, such as number 1"]);
 }
 
 #[tokio::test]
-async fn traffic_contradicts_nothing() {
-    let world = World::new().await;
-    let broker = MemoryBroker::new(Settings::default());
+async fn traffic_causes_no_inconsistency() {
+    let world = TestDatabase::new().await;
+    let broker = MemoryBroker::new(BrokerConfig::default());
     for n in 0..4 {
-        broker.fail(Rule::new(Match::Key(format!("w0-{n}")), Class::Transient).times(2));
+        broker.add_failure(FailureRule::new(RuleTarget::Key(format!("w0-{n}")), Class::Transient).times(2));
     }
-    let relay = Running::start(world.store().await, &broker, config());
-    let traffic = crate::e2e_support::Traffic::start(&world, 2);
+    let relay = RunningRelay::start(world.store().await, &broker, config());
+    let traffic = crate::relay_support::BackgroundWriters::start(&world, 2);
     let store = world.store().await;
     for _ in 0..20 {
-        assert_eq!(verify(&store).await.contradictions, [""; 0]);
+        assert_eq!(verify(&store).await.inconsistencies, [""; 0]);
     }
     let ledger = traffic.stop_after(&broker, 100).await;
-    world.drained().await;
+    world.wait_until_drained().await;
     relay.stop().await;
     let verified = verify(&store).await;
-    assert_eq!(verified.contradictions, [""; 0]);
+    assert_eq!(verified.inconsistencies, [""; 0]);
     assert_eq!(verified.committed, u64::try_from(ledger.len()).expect("a count"));
 }

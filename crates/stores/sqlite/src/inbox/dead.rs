@@ -1,11 +1,11 @@
 //! Dead letters of inboxes: list, redrive, discard.
 
-use relevo_core::inbox::operate::{DeadFilter, DeadLetter, Fate, Mark};
+use relevo_core::inbox::operate::{DeadLetter, DeadLetterFilter, DeadLetterState, MarkRequest};
 use sqlx::query::Query;
 use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection, SqliteRow};
 
-use super::queues::{drop_if_empty, ensure, first_at};
-use super::rows::{arrival, clock, hex_ids};
+use super::queues::{delete_empty_queue, ensure_queue, queue_due_at};
+use super::rows::{clock, hex_ids, inbox_message};
 use crate::classify::Error;
 use crate::queries::{column, now, number, time};
 
@@ -18,7 +18,7 @@ macro_rules! filter {
     };
 }
 
-fn filtered<'q>(sql: &'static str, filter: &'q DeadFilter) -> Query<'q, Sqlite, SqliteArguments> {
+fn bind_filter<'q>(sql: &'static str, filter: &'q DeadLetterFilter) -> Query<'q, Sqlite, SqliteArguments> {
     // The database stores milliseconds. A time between two of them is rounded up.
     let millis = |at: jiff::Timestamp| -(-at.as_microsecond()).div_euclid(1000);
     sqlx::query(sql)
@@ -26,15 +26,15 @@ fn filtered<'q>(sql: &'static str, filter: &'q DeadFilter) -> Query<'q, Sqlite, 
         .bind(hex_ids(&filter.ids))
         .bind(filter.queue.as_deref())
         .bind(filter.class.as_deref())
-        .bind(filter.fate.map(Fate::word))
+        .bind(filter.state.map(DeadLetterState::as_str))
         .bind(filter.since.map(millis))
         .bind(filter.until.map(millis))
 }
 
 /// Lists dead letters, oldest first.
-pub(super) async fn letters(
+pub(super) async fn list_dead_letters(
     connection: &mut SqliteConnection,
-    filter: &DeadFilter,
+    filter: &DeadLetterFilter,
     limit: usize,
 ) -> Result<Vec<DeadLetter>, Error> {
     let sql = concat!(
@@ -43,11 +43,11 @@ pub(super) async fn letters(
         filter!(),
         "ORDER BY dead_at_ms, ordinal LIMIT ?8"
     );
-    let select = filtered(sql, filter).bind(i64::try_from(limit).unwrap_or(i64::MAX));
-    select.fetch_all(connection).await?.iter().map(letter).collect()
+    let select = bind_filter(sql, filter).bind(i64::try_from(limit).unwrap_or(i64::MAX));
+    select.fetch_all(connection).await?.iter().map(dead_letter).collect()
 }
 
-fn letter(row: &SqliteRow) -> Result<DeadLetter, Error> {
+fn dead_letter(row: &SqliteRow) -> Result<DeadLetter, Error> {
     Ok(DeadLetter {
         consumer: column(row, 0)?,
         class: column(row, 1)?,
@@ -56,67 +56,76 @@ fn letter(row: &SqliteRow) -> Result<DeadLetter, Error> {
         attempts: number(row, 4)?,
         arrived_at: time(row, 5)?,
         dead_at: time(row, 6)?,
-        redriven: number(row, 7)?,
-        fate: Fate::of(column(row, 8)?).ok_or_else(|| Error::answer("a fate is not known"))?,
-        note: column(row, 9)?,
-        arrival: arrival(row, 10)?,
+        redrives: number(row, 7)?,
+        state: DeadLetterState::parse(column(row, 8)?)
+            .ok_or_else(|| Error::unexpected_response("a fate is not known"))?,
+        reason: column(row, 9)?,
+        message: inbox_message(row, 10)?,
     })
 }
 
 /// Counts the pending dead letters that match a filter.
-pub(super) async fn count(connection: &mut SqliteConnection, filter: &DeadFilter) -> Result<u64, Error> {
+pub(super) async fn count_dead_letters(
+    connection: &mut SqliteConnection,
+    filter: &DeadLetterFilter,
+) -> Result<u64, Error> {
     let sql = concat!("SELECT count(*) FROM relevo_inbox_dead_letter WHERE state = 'dead' AND", filter!());
-    number(&filtered(sql, filter).fetch_one(connection).await?, 0)
+    number(&bind_filter(sql, filter).fetch_one(connection).await?, 0)
 }
 
 /// A pending dead letter that a mark changes.
-struct Pending {
+struct DeadLetterRow {
     row: i64,
     consumer: String,
     queue: String,
-    no: i64,
-    holds: bool,
+    ordinal: i64,
+    blocks_queue: bool,
 }
 
 /// Redrives or discards pending dead letters. Returns their number.
-pub(super) async fn mark(connection: &mut SqliteConnection, fate: Fate, mark: &Mark) -> Result<u64, Error> {
+pub(super) async fn mark_dead_letters(
+    connection: &mut SqliteConnection,
+    fate: DeadLetterState,
+    mark: &MarkRequest,
+) -> Result<u64, Error> {
     let sql = concat!(
         "SELECT rowid, consumer, queue, ordinal, blocks_queue FROM relevo_inbox_dead_letter WHERE state = 'dead' AND",
         filter!(),
         "ORDER BY ordinal"
     );
-    let rows = filtered(sql, &mark.filter).fetch_all(&mut *connection).await?;
+    let rows = bind_filter(sql, &mark.filter).fetch_all(&mut *connection).await?;
     let now = clock(connection).await?;
     for (place, row) in (0..).zip(&rows) {
-        let letter = Pending {
+        let letter = DeadLetterRow {
             row: column(row, 0)?,
             consumer: column(row, 1)?,
             queue: column(row, 2)?,
-            no: column(row, 3)?,
-            holds: column(row, 4)?,
+            ordinal: column(row, 3)?,
+            blocks_queue: column(row, 4)?,
         };
         let sql = "UPDATE relevo_inbox_dead_letter SET state = ?2, blocks_queue = 0, redrives = redrives + (?2 = \
                    'redriven'), reason = ?3, \
                    marked_by = ?4, marked_at_ms = ?5 WHERE rowid = ?1";
-        let update = sqlx::query(sql).bind(letter.row).bind(fate.word()).bind(&mark.note).bind(&mark.by);
+        let update = sqlx::query(sql).bind(letter.row).bind(fate.as_str()).bind(&mark.reason).bind(&mark.by);
         update.bind(now).execute(&mut *connection).await?;
-        if fate == Fate::Replayed {
-            reopen(connection, &letter, now, now + mark.rate.map_or(0, |rate| pace(place, rate))).await?;
-        } else if letter.holds && free(connection, &letter, now).await? {
-            drop_if_empty(connection, &letter.consumer, &letter.queue).await?;
+        if fate == DeadLetterState::Redriven {
+            redrive(connection, &letter, now, now + mark.rate_per_second.map_or(0, |rate| delay_at_rate(place, rate)))
+                .await?;
+        } else if letter.blocks_queue && unblock_queue(connection, &letter, now).await? {
+            delete_empty_queue(connection, &letter.consumer, &letter.queue).await?;
         }
     }
     Ok(rows.len() as u64)
 }
 
 /// The delay of the letter at this position, for a rate per second.
-fn pace(position: i64, rate: u32) -> i64 {
+fn delay_at_rate(position: i64, rate: u32) -> i64 {
     position.saturating_mul(1000) / i64::from(rate.max(1))
 }
 
 /// Puts a dead letter back at its old position in its queue, before all later messages.
-async fn reopen(connection: &mut SqliteConnection, letter: &Pending, now: i64, at: i64) -> Result<(), Error> {
-    ensure(connection, &letter.consumer, &letter.queue, at).await?;
+async fn redrive(connection: &mut SqliteConnection, letter: &DeadLetterRow, now: i64, at: i64) -> Result<(), Error> {
+    ensure_queue(connection, &letter.consumer, &letter.queue, at).await?;
     for sql in [
         "INSERT INTO relevo_inbox_retry_message (ordinal, consumer, queue, id, replay, headers, payload, address, \
              lane, broker_offset, \
@@ -136,13 +145,13 @@ async fn reopen(connection: &mut SqliteConnection, letter: &Pending, now: i64, a
         " WHERE (id, consumer, replay) IN (SELECT id, consumer, replay FROM relevo_inbox_dead_letter WHERE rowid = ?1)"
     );
     sqlx::query(sql).bind(letter.row).execute(&mut *connection).await?;
-    if free(connection, letter, now).await? {
+    if unblock_queue(connection, letter, now).await? {
         // A worker that has claimed the queue finds the new head and releases the queue. Its claim stays until then, so
         // that no other worker makes the same call. If this letter is not the head, nothing changes.
         let sql = "UPDATE relevo_inbox_retry_queue SET next_at_ms = ?4 WHERE consumer = ?1 AND queue = ?2 AND NOT \
                    EXISTS (SELECT 1 FROM relevo_inbox_retry_message \
                    WHERE consumer = ?1 AND queue = ?2 AND ordinal < ?3)";
-        let update = sqlx::query(sql).bind(&letter.consumer).bind(&letter.queue).bind(letter.no);
+        let update = sqlx::query(sql).bind(&letter.consumer).bind(&letter.queue).bind(letter.ordinal);
         update.bind(at).execute(connection).await?;
     }
     Ok(())
@@ -150,13 +159,13 @@ async fn reopen(connection: &mut SqliteConnection, letter: &Pending, now: i64, a
 
 /// Unblocks a queue that this letter blocked. The queue is then due when its first message is. Returns false if another
 /// letter still blocks it.
-async fn free(connection: &mut SqliteConnection, letter: &Pending, now: i64) -> Result<bool, Error> {
+async fn unblock_queue(connection: &mut SqliteConnection, letter: &DeadLetterRow, now: i64) -> Result<bool, Error> {
     let sql = "SELECT 1 FROM relevo_inbox_dead_letter WHERE consumer = ?1 AND queue = ?2 AND blocks_queue";
     let holder = sqlx::query(sql).bind(&letter.consumer).bind(&letter.queue).fetch_optional(&mut *connection).await?;
     if holder.is_some() {
         return Ok(false);
     }
-    let next = first_at(connection, &letter.consumer, &letter.queue, now).await?;
+    let next = queue_due_at(connection, &letter.consumer, &letter.queue, now).await?;
     let sql = "UPDATE relevo_inbox_retry_queue SET next_at_ms = ?3, blocked = 0 WHERE consumer = ?1 AND queue = ?2 AND blocked";
     sqlx::query(sql).bind(&letter.consumer).bind(&letter.queue).bind(next).execute(connection).await?;
     Ok(true)

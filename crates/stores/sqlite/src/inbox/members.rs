@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use relevo_core::consume::Lane;
-use relevo_core::inbox::operate::Forgotten;
-use relevo_core::inbox::{Beat, Held, Orders};
+use relevo_core::broker_consumer::Lane;
+use relevo_core::inbox::operate::RemoveOutcome;
+use relevo_core::inbox::{Heartbeat, HeartbeatReply, LaneLease};
 use serde_json::Value;
 use sqlx::Row as _;
 use sqlx::sqlite::SqliteConnection;
@@ -15,7 +15,11 @@ use crate::classify::Error;
 use crate::queries::{column, millis};
 
 /// Records a member's heartbeat and state. Returns the controls that operators set.
-pub(super) async fn beat(connection: &mut SqliteConnection, consumer: &str, beat: &Beat) -> Result<Orders, Error> {
+pub(super) async fn heartbeat(
+    connection: &mut SqliteConnection,
+    consumer: &str,
+    beat: &Heartbeat,
+) -> Result<HeartbeatReply, Error> {
     let now = clock(connection).await?;
     let sql = "INSERT INTO relevo_inbox_consumer AS c (name) VALUES (?1) \
                ON CONFLICT (name) DO UPDATE SET removed_at_ms = NULL WHERE c.removed_at_ms IS NOT NULL";
@@ -28,23 +32,23 @@ pub(super) async fn beat(connection: &mut SqliteConnection, consumer: &str, beat
                VALUES (?1, ?2, ?3, ?4, ?5, ?6) ON CONFLICT (consumer, owner) DO UPDATE SET name = excluded.name, \
                expires_at_ms = excluded.expires_at_ms, beat_at_ms = excluded.beat_at_ms, \
                last_message_at_ms = coalesce(excluded.last_message_at_ms, m.last_message_at_ms)";
-    let upsert = sqlx::query(sql).bind(consumer).bind(beat.owner).bind(&beat.name).bind(now + millis(beat.lasts));
+    let upsert = sqlx::query(sql).bind(consumer).bind(beat.owner).bind(&beat.name).bind(now + millis(beat.ttl));
     let last = beat.last_message_at.map(jiff::Timestamp::as_millisecond);
     upsert.bind(now).bind(last).execute(&mut *connection).await?;
-    tell(connection, consumer, beat).await?;
-    let mut orders = orders(connection, consumer).await?;
+    record_lane_status(connection, consumer, beat).await?;
+    let mut orders = heartbeat_reply(connection, consumer).await?;
     // A member without a row that reports lanes had a heartbeat before, so its row was deleted.
-    orders.was_dead = before.map_or(!beat.marks.is_empty(), |until| until <= now);
+    orders.expired = before.map_or(!beat.settled_offsets.is_empty(), |until| until <= now);
     Ok(orders)
 }
 
 /// Writes marks and breakers of the member's own lanes. A breaker that it does not report is closed.
-async fn tell(connection: &mut SqliteConnection, consumer: &str, beat: &Beat) -> Result<(), Error> {
+async fn record_lane_status(connection: &mut SqliteConnection, consumer: &str, beat: &Heartbeat) -> Result<(), Error> {
     let sql = "SELECT lane FROM relevo_inbox_lane WHERE consumer = ?1 AND owner = ?2";
     let rows = sqlx::query(sql).bind(consumer).bind(beat.owner).fetch_all(&mut *connection).await?;
     for row in &rows {
         let lane: &str = column(row, 0)?;
-        let mark = beat.marks.iter().find(|(named, _)| named.name() == lane).and_then(|(_, mark)| *mark);
+        let mark = beat.settled_offsets.iter().find(|(named, _)| named.name() == lane).and_then(|(_, mark)| *mark);
         let breaker = beat.breakers.iter().find(|(named, _)| named.name() == lane).map(|(_, why)| why);
         let sql = "UPDATE relevo_inbox_lane SET settled_offset = coalesce(?3, settled_offset), breaker_reason = ?4 \
                    WHERE consumer = ?1 AND lane = ?2 \
@@ -55,19 +59,19 @@ async fn tell(connection: &mut SqliteConnection, consumer: &str, beat: &Beat) ->
     Ok(())
 }
 
-async fn orders(connection: &mut SqliteConnection, consumer: &str) -> Result<Orders, Error> {
+async fn heartbeat_reply(connection: &mut SqliteConnection, consumer: &str) -> Result<HeartbeatReply, Error> {
     let select = sqlx::query("SELECT paused FROM relevo_inbox_consumer WHERE name = ?1").bind(consumer);
     let paused = column(&select.fetch_one(&mut *connection).await?, 0)?;
     let sql = "SELECT lane, paused, breaker_forced FROM relevo_inbox_lane \
                WHERE consumer = ?1 AND (paused OR breaker_forced IS NOT NULL) ORDER BY lane";
-    let mut orders = Orders { paused, ..Orders::default() };
+    let mut orders = HeartbeatReply { paused, ..HeartbeatReply::default() };
     for row in &sqlx::query(sql).bind(consumer).fetch_all(connection).await? {
         let lane = Lane::new(column::<&str>(row, 0)?);
         if column(row, 1)? {
             orders.paused_lanes.push(lane.clone());
         }
         if let Some(open) = column(row, 2)? {
-            orders.forced.push((lane, open));
+            orders.breaker_overrides.push((lane, open));
         }
     }
     Ok(orders)
@@ -75,12 +79,12 @@ async fn orders(connection: &mut SqliteConnection, consumer: &str) -> Result<Ord
 
 /// Acquires lanes for a live member: its own, free ones, and those of dead owners. No handler's transaction is open at
 /// the same time.
-pub(super) async fn take(
+pub(super) async fn acquire_lanes(
     connection: &mut SqliteConnection,
     consumer: &str,
     owner: Uuid,
     lanes: &[Lane],
-) -> Result<Vec<Held>, Error> {
+) -> Result<Vec<LaneLease>, Error> {
     let now = clock(connection).await?;
     let sql = "SELECT 1 FROM relevo_inbox_member WHERE consumer = ?1 AND owner = ?2 AND expires_at_ms > ?3";
     let alive = sqlx::query(sql).bind(consumer).bind(owner).bind(now).fetch_optional(&mut *connection).await?;
@@ -98,14 +102,14 @@ pub(super) async fn take(
         let sql = "SELECT epoch FROM relevo_inbox_lane WHERE consumer = ?1 AND lane = ?2 AND owner = ?3";
         let select = sqlx::query(sql).bind(consumer).bind(lane.name()).bind(owner);
         if let Some(row) = select.fetch_optional(&mut *connection).await? {
-            taken.push(Held { lane: lane.clone(), epoch: row.try_get(0)?, owner });
+            taken.push(LaneLease { lane: lane.clone(), epoch: row.try_get(0)?, owner });
         }
     }
     Ok(taken)
 }
 
 /// Releases lanes of a member, or all of them if none are named.
-pub(super) async fn give_back(
+pub(super) async fn release_lanes(
     connection: &mut SqliteConnection,
     consumer: &str,
     owner: Uuid,
@@ -120,22 +124,22 @@ pub(super) async fn give_back(
 
 /// Releases the lanes of a member and removes it.
 pub(super) async fn leave(connection: &mut SqliteConnection, consumer: &str, owner: Uuid) -> Result<(), Error> {
-    give_back(connection, consumer, owner, None).await?;
+    release_lanes(connection, consumer, owner, None).await?;
     let delete = sqlx::query("DELETE FROM relevo_inbox_member WHERE consumer = ?1 AND owner = ?2");
     delete.bind(consumer).bind(owner).execute(connection).await?;
     Ok(())
 }
 
 /// Removes a consumer without live members. No handler's transaction is open at the same time.
-pub(super) async fn forget(connection: &mut SqliteConnection, consumer: &str) -> Result<Forgotten, Error> {
+pub(super) async fn remove_consumer(connection: &mut SqliteConnection, consumer: &str) -> Result<RemoveOutcome, Error> {
     let known = sqlx::query("SELECT 1 FROM relevo_inbox_consumer_name WHERE name = ?1").bind(consumer);
     if known.fetch_optional(&mut *connection).await?.is_none() {
-        return Ok(Forgotten::Unknown);
+        return Ok(RemoveOutcome::Unknown);
     }
     let now = clock(connection).await?;
     let alive = sqlx::query("SELECT 1 FROM relevo_inbox_member WHERE consumer = ?1 AND expires_at_ms > ?2");
     if alive.bind(consumer).bind(now).fetch_optional(&mut *connection).await?.is_some() {
-        return Ok(Forgotten::Alive);
+        return Ok(RemoveOutcome::MembersAlive);
     }
     let lanes = sqlx::query("DELETE FROM relevo_inbox_lane WHERE consumer = ?1");
     lanes.bind(consumer).execute(&mut *connection).await?;
@@ -144,5 +148,5 @@ pub(super) async fn forget(connection: &mut SqliteConnection, consumer: &str) ->
     let sql = "INSERT INTO relevo_inbox_consumer (name, removed_at_ms) VALUES (?1, ?2) \
                ON CONFLICT (name) DO UPDATE SET paused = 0, removed_at_ms = excluded.removed_at_ms";
     sqlx::query(sql).bind(consumer).bind(now).execute(connection).await?;
-    Ok(Forgotten::Gone)
+    Ok(RemoveOutcome::Removed)
 }

@@ -3,23 +3,23 @@
 use async_trait::async_trait;
 use relevo_core::MessageId;
 use relevo_core::inbox::operate::{
-    Consumer, DeadFilter, DeadLetter, Fate, Fed, Forgotten, Known, Mark, Operate, Order, Plan, Portion, Replay, Shown,
-    Trace,
+    ConsumerControl, ConsumerDetails, ConsumerSummary, DeadLetter, DeadLetterFilter, DeadLetterState, EnqueueOutcome,
+    InboxRecord, MarkRequest, Operate, RemoveOutcome, Replay, ReplayBatch, ReplayPlan, Trace,
 };
 use relevo_core::store::StoreError;
 
 use super::{dead, members, replays, show};
-use crate::link::Durability;
+use crate::connection::Durability;
 use crate::store::Store;
 
 /// Reads the file. A read waits for no writer.
 macro_rules! look {
     ($store:expr, $session:ident, $work:expr) => {
         $store
-            .call(async {
-                let mut $session = $store.reading.take().await?;
+            .with_timeout(async {
+                let mut $session = $store.read_connection.acquire().await?;
                 let seen = $work.await?;
-                $session.give_back();
+                $session.release();
                 Ok(seen)
             })
             .await
@@ -30,8 +30,8 @@ macro_rules! look {
 macro_rules! change {
     ($store:expr, $session:ident, $work:expr) => {
         $store
-            .call(async {
-                let mut $session = $store.settling.begin(Durability::Power).await?;
+            .with_timeout(async {
+                let mut $session = $store.write_connection.begin(Durability::Full).await?;
                 let done = $work.await?;
                 $session.commit().await?;
                 Ok(done)
@@ -41,58 +41,68 @@ macro_rules! change {
 }
 
 impl Store {
-    async fn mark_inbox(&self, fate: Fate, mark: &Mark) -> Result<u64, StoreError> {
+    async fn mark_inbox_dead_letters(&self, fate: DeadLetterState, mark: &MarkRequest) -> Result<u64, StoreError> {
         if mark.dry_run {
-            return look!(self, session, dead::count(&mut session, &mark.filter));
+            return look!(self, session, dead::count_dead_letters(&mut session, &mark.filter));
         }
-        change!(self, session, dead::mark(&mut session, fate, mark))
+        change!(self, session, dead::mark_dead_letters(&mut session, fate, mark))
     }
 }
 
 #[async_trait]
 impl Operate for Store {
-    async fn consumers(&self) -> Result<Vec<Consumer>, StoreError> {
+    async fn list_consumers(&self) -> Result<Vec<ConsumerSummary>, StoreError> {
         look!(self, session, show::consumers(&mut session, None))
     }
 
-    async fn consumer(&self, name: &str, limit: usize) -> Result<Option<Shown>, StoreError> {
-        look!(self, session, show::shown(&mut session, name, limit))
+    async fn get_consumer(&self, name: &str, limit: usize) -> Result<Option<ConsumerDetails>, StoreError> {
+        look!(self, session, show::consumer_details(&mut session, name, limit))
     }
 
-    async fn order(&self, consumer: &str, lane: Option<&str>, order: Order) -> Result<bool, StoreError> {
-        change!(self, session, show::order(&mut session, consumer, lane, order))
+    async fn set_control(
+        &self,
+        consumer: &str,
+        lane: Option<&str>,
+        order: ConsumerControl,
+    ) -> Result<bool, StoreError> {
+        change!(self, session, show::set_control(&mut session, consumer, lane, order))
     }
 
-    async fn forget(&self, consumer: &str) -> Result<Forgotten, StoreError> {
-        change!(self, session, members::forget(&mut session, consumer))
+    async fn remove_consumer(&self, consumer: &str) -> Result<RemoveOutcome, StoreError> {
+        change!(self, session, members::remove_consumer(&mut session, consumer))
     }
 
-    async fn dead(&self, filter: &DeadFilter, limit: usize) -> Result<Vec<DeadLetter>, StoreError> {
-        look!(self, session, dead::letters(&mut session, filter, limit))
+    async fn list_dead_letters(&self, filter: &DeadLetterFilter, limit: usize) -> Result<Vec<DeadLetter>, StoreError> {
+        look!(self, session, dead::list_dead_letters(&mut session, filter, limit))
     }
 
-    async fn redrive(&self, mark: &Mark) -> Result<u64, StoreError> {
-        self.mark_inbox(Fate::Replayed, mark).await
+    async fn redrive(&self, mark: &MarkRequest) -> Result<u64, StoreError> {
+        self.mark_inbox_dead_letters(DeadLetterState::Redriven, mark).await
     }
 
-    async fn archive(&self, mark: &Mark) -> Result<u64, StoreError> {
-        self.mark_inbox(Fate::Archived, mark).await
+    async fn archive(&self, mark: &MarkRequest) -> Result<u64, StoreError> {
+        self.mark_inbox_dead_letters(DeadLetterState::Discarded, mark).await
     }
 
     async fn trace(&self, id: MessageId) -> Result<Vec<Trace>, StoreError> {
         look!(self, session, show::traces(&mut session, id))
     }
 
-    async fn known(&self, id: MessageId) -> Result<Vec<Known>, StoreError> {
-        look!(self, session, show::known(&mut session, id))
+    async fn find_message(&self, id: MessageId) -> Result<Vec<InboxRecord>, StoreError> {
+        look!(self, session, show::find_message(&mut session, id))
     }
 
-    async fn begin_replay(&self, plan: &Plan) -> Result<u32, StoreError> {
-        change!(self, session, replays::begin(&mut session, plan))
+    async fn create_replay(&self, plan: &ReplayPlan) -> Result<u32, StoreError> {
+        change!(self, session, replays::create(&mut session, plan))
     }
 
-    async fn feed(&self, consumer: &str, number: u32, portion: Portion<'_>) -> Result<Fed, StoreError> {
-        change!(self, session, replays::feed(&mut session, consumer, number, portion))
+    async fn enqueue_replay(
+        &self,
+        consumer: &str,
+        number: u32,
+        portion: ReplayBatch<'_>,
+    ) -> Result<EnqueueOutcome, StoreError> {
+        change!(self, session, replays::enqueue(&mut session, consumer, number, portion))
     }
 
     async fn stop_replay(&self, consumer: &str, number: u32) -> Result<bool, StoreError> {
@@ -103,7 +113,7 @@ impl Operate for Store {
         change!(self, session, replays::resume(&mut session, consumer, number, dead_more))
     }
 
-    async fn replays(&self, consumer: &str) -> Result<Vec<Replay>, StoreError> {
+    async fn list_replays(&self, consumer: &str) -> Result<Vec<Replay>, StoreError> {
         look!(self, session, replays::list(&mut session, consumer))
     }
 }

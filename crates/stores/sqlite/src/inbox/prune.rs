@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use relevo_core::inbox::Keeping;
+use relevo_core::inbox::InboxRetention;
 use sqlx::sqlite::SqliteConnection;
 
 use super::rows::clock;
@@ -11,18 +11,18 @@ use crate::classify::Error;
 use crate::queries::millis;
 
 /// How long a dead member stays listed.
-const DEAD_MEMBERS: Duration = Duration::from_hours(24);
+const EXPIRED_MEMBER_RETENTION: Duration = Duration::from_hours(24);
 
 /// Deletes rows that are older than their retention, at most `limit` of each kind. Returns whether there may be more.
 pub(super) async fn prune(
     connection: &mut SqliteConnection,
     consumer: &str,
-    keeping: Keeping,
+    keeping: InboxRetention,
     limit: usize,
 ) -> Result<bool, Error> {
     let now = clock(connection).await?;
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    note(connection, consumer, keeping).await?;
+    record_retention(connection, consumer, keeping).await?;
     let statements = [
         (
             "DELETE FROM relevo_inbox WHERE (consumer, message_id, replay) IN ( \
@@ -34,7 +34,7 @@ pub(super) async fn prune(
             "DELETE FROM relevo_inbox_dead_letter WHERE rowid IN ( \
              SELECT rowid FROM relevo_inbox_dead_letter \
              WHERE consumer = ?1 AND marked_at_ms < ?2 AND state <> 'dead' ORDER BY marked_at_ms LIMIT ?3)",
-            keeping.dead,
+            keeping.dead_letters,
         ),
         (
             "DELETE FROM relevo_inbox_trace WHERE (id, consumer, replay) IN ( \
@@ -46,7 +46,7 @@ pub(super) async fn prune(
         (
             "DELETE FROM relevo_inbox_member WHERE (consumer, owner) IN ( \
              SELECT consumer, owner FROM relevo_inbox_member WHERE consumer = ?1 AND expires_at_ms < ?2 LIMIT ?3)",
-            DEAD_MEMBERS,
+            EXPIRED_MEMBER_RETENTION,
         ),
     ];
     let mut most = 0;
@@ -58,7 +58,11 @@ pub(super) async fn prune(
 }
 
 /// Records the retention of the inbox, which `relevo consumers` shows.
-async fn note(connection: &mut SqliteConnection, consumer: &str, keeping: Keeping) -> Result<(), Error> {
+async fn record_retention(
+    connection: &mut SqliteConnection,
+    consumer: &str,
+    keeping: InboxRetention,
+) -> Result<(), Error> {
     let sql = "INSERT INTO relevo_inbox_consumer AS c (name, done_retention_ms) VALUES (?1, ?2) \
                ON CONFLICT (name) DO UPDATE SET done_retention_ms = ?2 WHERE c.done_retention_ms IS NOT ?2";
     sqlx::query(sql).bind(consumer).bind(millis(keeping.done)).execute(connection).await?;

@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use relevo_core::inbox::{Due, State, Waiting};
+use relevo_core::inbox::{ClaimedQueue, InboxState, QueuedMessage};
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use uuid::Uuid;
 
-use super::rows::{Asking, arrival, clock, note, of_entry};
+use super::rows::{Asking, bind_dedup_id, clock, inbox_message, note};
 use crate::classify::Error;
 use crate::queries::{column, millis, number};
 
 /// Creates a queue that is due at this time, unless it exists.
-pub(super) async fn ensure(
+pub(super) async fn ensure_queue(
     connection: &mut SqliteConnection,
     consumer: &str,
     queue: &str,
@@ -23,7 +23,7 @@ pub(super) async fn ensure(
 }
 
 /// Deletes a queue that is empty and not blocked. Returns whether it did.
-pub(super) async fn drop_if_empty(
+pub(super) async fn delete_empty_queue(
     connection: &mut SqliteConnection,
     consumer: &str,
     queue: &str,
@@ -34,13 +34,13 @@ pub(super) async fn drop_if_empty(
 }
 
 /// Claims due queues, longest waiting first, each with its first messages.
-pub(super) async fn due(
+pub(super) async fn claim_due_queues(
     connection: &mut SqliteConnection,
     consumer: &str,
     queues: usize,
     messages: usize,
     lasts: Duration,
-) -> Result<Vec<Due>, Error> {
+) -> Result<Vec<ClaimedQueue>, Error> {
     let now = clock(connection).await?;
     let sql = "SELECT queue FROM relevo_inbox_retry_queue WHERE consumer = ?1 AND next_at_ms <= ?2 \
                AND (claim_expires_at_ms IS NULL OR claim_expires_at_ms <= ?2) ORDER BY next_at_ms, queue LIMIT ?3";
@@ -48,20 +48,20 @@ pub(super) async fn due(
     let rows = sqlx::query(sql).bind(consumer).bind(now).bind(limit).fetch_all(&mut *connection).await?;
     let mut dues = Vec::with_capacity(rows.len());
     for row in &rows {
-        dues.push(claim(connection, consumer, column(row, 0)?, messages, now, now + millis(lasts)).await?);
+        dues.push(claim_queue(connection, consumer, column(row, 0)?, messages, now, now + millis(lasts)).await?);
     }
     Ok(dues)
 }
 
 /// Claims one queue. Its messages end before the first that is not due.
-async fn claim(
+async fn claim_queue(
     connection: &mut SqliteConnection,
     consumer: &str,
     queue: &str,
     messages: usize,
     now: i64,
     until: i64,
-) -> Result<Due, Error> {
+) -> Result<ClaimedQueue, Error> {
     let token = Uuid::new_v4();
     let sql = "UPDATE relevo_inbox_retry_queue SET claim_token = ?3, claim_expires_at_ms = ?4 WHERE consumer = ?1 AND queue = ?2";
     sqlx::query(sql).bind(consumer).bind(queue).bind(token).bind(until).execute(&mut *connection).await?;
@@ -80,18 +80,18 @@ async fn claim(
         if not_before.is_some_and(|time| time > now) {
             break;
         }
-        messages.push(waiting(row)?);
+        messages.push(queued_message(row)?);
     }
-    Ok(Due { queue: queue.to_owned().into(), token, messages })
+    Ok(ClaimedQueue { queue: queue.to_owned().into(), token, messages })
 }
 
-fn waiting(row: &SqliteRow) -> Result<Waiting, Error> {
-    Ok(Waiting {
-        number: column(row, 0)?,
+fn queued_message(row: &SqliteRow) -> Result<QueuedMessage, Error> {
+    Ok(QueuedMessage {
+        ordinal: column(row, 0)?,
         attempts: number(row, 1)?,
-        started: number(row, 2)?,
+        unfinished_starts: number(row, 2)?,
         reopened: column(row, 3)?,
-        arrival: arrival(row, 4)?,
+        message: inbox_message(row, 4)?,
     })
 }
 
@@ -99,7 +99,7 @@ fn waiting(row: &SqliteRow) -> Result<Waiting, Error> {
 pub(super) async fn is_claimed(
     connection: &mut SqliteConnection,
     consumer: &str,
-    due: &Due,
+    due: &ClaimedQueue,
     at: Option<i64>,
 ) -> Result<bool, Error> {
     let sql = "SELECT 1 FROM relevo_inbox_retry_queue WHERE consumer = ?1 AND queue = ?2 AND claim_token = ?3 \
@@ -109,7 +109,7 @@ pub(super) async fn is_claimed(
 }
 
 /// Returns the number of the first remaining message.
-pub(super) async fn first(
+pub(super) async fn first_ordinal(
     connection: &mut SqliteConnection,
     consumer: &str,
     queue: &str,
@@ -120,35 +120,35 @@ pub(super) async fn first(
 
 /// Removes the first message of a claimed queue and inserts it as done. Returns false if the claim is lost or has
 /// expired, or if another message is the first.
-pub(super) async fn enter_first(
+pub(super) async fn complete_first(
     connection: &mut SqliteConnection,
     asking: Asking<'_>,
-    due: &Due,
+    due: &ClaimedQueue,
     no: i64,
 ) -> Result<bool, Error> {
     let consumer = asking.consumer;
     let now = clock(connection).await?;
     if !is_claimed(connection, consumer, due, Some(now)).await?
-        || first(connection, consumer, &due.queue).await? != Some(no)
+        || first_ordinal(connection, consumer, &due.queue).await? != Some(no)
     {
         return Ok(false);
     }
     let sql = "DELETE FROM relevo_inbox_retry_message WHERE ordinal = ?1 \
                RETURNING id, replay, headers, payload, address, lane, broker_offset, correlation, queue";
-    let arrival = arrival(&sqlx::query(sql).bind(no).fetch_one(&mut *connection).await?, 0)?;
+    let arrival = inbox_message(&sqlx::query(sql).bind(no).fetch_one(&mut *connection).await?, 0)?;
     let sql = "UPDATE relevo_inbox SET state = 'done', entered_at_ms = ?4 WHERE consumer = ?1 AND message_id = ?2 \
                AND replay = ?3 \
                AND state IN ('waiting', 'redriven')";
-    let update = of_entry(sql, consumer, arrival.entry).bind(now).execute(&mut *connection).await?;
+    let update = bind_dedup_id(sql, consumer, arrival.dedup_id).bind(now).execute(&mut *connection).await?;
     if update.rows_affected() == 0 {
         return Ok(false);
     }
-    note(connection, asking, &arrival, State::Done).await?;
+    note(connection, asking, &arrival, InboxState::Done).await?;
     Ok(true)
 }
 
 /// Returns when a queue that is neither claimed nor blocked is due: when its first message is.
-pub(super) async fn first_at(
+pub(super) async fn queue_due_at(
     connection: &mut SqliteConnection,
     consumer: &str,
     queue: &str,
@@ -161,12 +161,18 @@ pub(super) async fn first_at(
 }
 
 /// Releases a claim. Deletes an empty queue. Any other queue is due when its first message is.
-pub(super) async fn release(connection: &mut SqliteConnection, consumer: &str, due: &Due) -> Result<(), Error> {
-    if !is_claimed(connection, consumer, due, None).await? || drop_if_empty(connection, consumer, &due.queue).await? {
+pub(super) async fn release_queue(
+    connection: &mut SqliteConnection,
+    consumer: &str,
+    due: &ClaimedQueue,
+) -> Result<(), Error> {
+    if !is_claimed(connection, consumer, due, None).await?
+        || delete_empty_queue(connection, consumer, &due.queue).await?
+    {
         return Ok(());
     }
     let now = clock(connection).await?;
-    let next = first_at(connection, consumer, &due.queue, now).await?;
+    let next = queue_due_at(connection, consumer, &due.queue, now).await?;
     let sql = "UPDATE relevo_inbox_retry_queue SET claim_token = NULL, claim_expires_at_ms = NULL, next_at_ms = \
                CASE WHEN NOT blocked THEN ?3 END \
                WHERE consumer = ?1 AND queue = ?2";

@@ -1,11 +1,11 @@
 //! Replays that an operator requested: their messages enter the retry table under the number of the replay.
 
-use relevo_core::inbox::operate::{Fed, Plan, Portion, Replay, ReplayState};
-use relevo_core::inbox::{Arrival, Entry};
+use relevo_core::inbox::operate::{EnqueueOutcome, Replay, ReplayBatch, ReplayPlan, ReplayState};
+use relevo_core::inbox::{DedupId, InboxMessage};
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
-use super::queues::{drop_if_empty, ensure};
-use super::rows::{append, clock, of_entry};
+use super::queues::{delete_empty_queue, ensure_queue};
+use super::rows::{append, bind_dedup_id, clock};
 use crate::classify::Error;
 use crate::queries::{column, now, number, time};
 
@@ -17,7 +17,7 @@ macro_rules! dead {
     };
 }
 /// Creates a replay and returns its number.
-pub(super) async fn begin(connection: &mut SqliteConnection, plan: &Plan) -> Result<u32, Error> {
+pub(super) async fn create(connection: &mut SqliteConnection, plan: &ReplayPlan) -> Result<u32, Error> {
     let insert = sqlx::query("INSERT OR IGNORE INTO relevo_inbox_consumer (name) VALUES (?1)");
     insert.bind(&plan.consumer).execute(&mut *connection).await?;
     let now = clock(connection).await?;
@@ -27,52 +27,56 @@ pub(super) async fn begin(connection: &mut SqliteConnection, plan: &Plan) -> Res
                started_at_ms) SELECT ?1, coalesce(max(number), 0) + 1, ?2, ?3, ?4, ?5, ?6, ?7, ?8 \
                FROM relevo_inbox_replay WHERE consumer = ?1 RETURNING number";
     let insert = sqlx::query(sql).bind(&plan.consumer).bind(&plan.source).bind(count(plan.count));
-    let insert = insert.bind(i64::from(plan.rate)).bind(count(plan.dead_max)).bind(&plan.by).bind(&plan.reason);
+    let insert = insert
+        .bind(i64::from(plan.rate))
+        .bind(count(plan.dead_letters_max))
+        .bind(&plan.requested_by)
+        .bind(&plan.reason);
     number(&insert.bind(now).fetch_one(connection).await?, 0)
 }
 
 /// Appends new messages to their queues if the replay is running and its cursor is where they begin. Stops a replay
 /// that has too many dead letters.
-pub(super) async fn feed(
+pub(super) async fn enqueue(
     connection: &mut SqliteConnection,
     consumer: &str,
     replay: u32,
-    portion: Portion<'_>,
-) -> Result<Fed, Error> {
+    portion: ReplayBatch<'_>,
+) -> Result<EnqueueOutcome, Error> {
     let sql = concat!(
         "SELECT max(r.dead_letters_max, 1) <= ",
         dead!(),
         ", r.cursor FROM relevo_inbox_replay AS r WHERE r.consumer = ?1 AND r.number = ?2 AND r.state = 'running'"
     );
     let select = sqlx::query(sql).bind(consumer).bind(i64::from(replay));
-    let Some(row) = select.fetch_optional(&mut *connection).await? else { return Ok(Fed::Ended) };
+    let Some(row) = select.fetch_optional(&mut *connection).await? else { return Ok(EnqueueOutcome::NotRunning) };
     if column(&row, 0)? {
         stop(connection, consumer, replay).await?;
-        return Ok(Fed::Ended);
+        return Ok(EnqueueOutcome::NotRunning);
     }
-    if column::<Option<&str>>(&row, 1)? != portion.from {
-        return Ok(Fed::Moved);
+    if column::<Option<&str>>(&row, 1)? != portion.cursor {
+        return Ok(EnqueueOutcome::CursorMoved);
     }
     let now = clock(connection).await?;
     let mut new = 0;
     for arrival in portion.messages {
-        let arrival = Arrival { entry: Entry { replay, ..arrival.entry }, ..arrival.clone() };
+        let arrival = InboxMessage { dedup_id: DedupId { replay, ..arrival.dedup_id }, ..arrival.clone() };
         let sql = "INSERT OR IGNORE INTO relevo_inbox (consumer, message_id, replay, state, entered_at_ms) \
                    VALUES (?1, ?2, ?3, 'waiting', ?4)";
-        let insert = of_entry(sql, consumer, arrival.entry).bind(now).execute(&mut *connection).await?;
+        let insert = bind_dedup_id(sql, consumer, arrival.dedup_id).bind(now).execute(&mut *connection).await?;
         if insert.rows_affected() > 0 {
-            ensure(connection, consumer, &arrival.queue, now).await?;
+            ensure_queue(connection, consumer, &arrival.queue, now).await?;
             let no = append(connection, consumer, &arrival, now).await?;
             let sql = "UPDATE relevo_inbox_retry_message SET fed_cursor = ?2 WHERE ordinal = ?1";
-            sqlx::query(sql).bind(no).bind(portion.from).execute(&mut *connection).await?;
+            sqlx::query(sql).bind(no).bind(portion.cursor).execute(&mut *connection).await?;
             new += 1;
         }
     }
     let sql = "UPDATE relevo_inbox_replay SET fed = fed + ?3, cursor = coalesce(?4, cursor), \
                state = CASE WHEN ?4 IS NULL THEN 'finished' ELSE state END WHERE consumer = ?1 AND number = ?2";
-    let update = sqlx::query(sql).bind(consumer).bind(i64::from(replay)).bind(new).bind(portion.to);
+    let update = sqlx::query(sql).bind(consumer).bind(i64::from(replay)).bind(new).bind(portion.next_cursor);
     update.execute(connection).await?;
-    Ok(Fed::Kept)
+    Ok(EnqueueOutcome::Enqueued)
 }
 
 /// Stops a replay. Removes its waiting messages that were never started, as if they had not been fed. The cursor moves
@@ -90,16 +94,16 @@ pub(super) async fn stop(connection: &mut SqliteConnection, consumer: &str, repl
     let gone = of_replay(sql).fetch_all(&mut *connection).await?;
     let mut first: Option<(i64, Option<String>)> = None;
     for row in &gone {
-        let entry = Entry { id: crate::queries::id(row, 1)?, replay };
+        let entry = DedupId { id: crate::queries::id(row, 1)?, replay };
         // No broker redelivers a replayed message, so the row is not needed for deduplication.
         let sql =
             "DELETE FROM relevo_inbox WHERE consumer = ?1 AND message_id = ?2 AND replay = ?3 AND state = 'waiting'";
-        of_entry(sql, consumer, entry).execute(&mut *connection).await?;
+        bind_dedup_id(sql, consumer, entry).execute(&mut *connection).await?;
         // If a member has claimed the queue, the member releases it.
         let queue: &str = column(row, 0)?;
         let sql = "SELECT 1 FROM relevo_inbox_retry_queue WHERE consumer = ?1 AND queue = ?2 AND claim_token IS NULL";
         if sqlx::query(sql).bind(consumer).bind(queue).fetch_optional(&mut *connection).await?.is_some() {
-            drop_if_empty(connection, consumer, queue).await?;
+            delete_empty_queue(connection, consumer, queue).await?;
         }
         let no: i64 = column(row, 2)?;
         if first.as_ref().is_none_or(|(before, _)| no < *before) {
@@ -155,21 +159,22 @@ fn replay(row: &SqliteRow, consumer: &str) -> Result<Replay, Error> {
     let (fed, waiting, dead): (u64, u64, u64) = (number(row, 8)?, number(row, 9)?, number(row, 10)?);
     Ok(Replay {
         number: number(row, 0)?,
-        plan: Plan {
+        plan: ReplayPlan {
             consumer: consumer.to_owned(),
             source: column(row, 1)?,
             count: number(row, 2)?,
             rate: number(row, 3)?,
-            dead_max: number(row, 4)?,
-            by: column(row, 5)?,
+            dead_letters_max: number(row, 4)?,
+            requested_by: column(row, 5)?,
             reason: column(row, 6)?,
         },
-        state: ReplayState::of(column(row, 7)?).ok_or_else(|| Error::answer("a replay's state is not known"))?,
-        fed,
+        state: ReplayState::parse(column(row, 7)?)
+            .ok_or_else(|| Error::unexpected_response("a replay's state is not known"))?,
+        enqueued: fed,
         done: fed.saturating_sub(waiting + dead),
         dead,
         ready: number(row, 13)?,
         cursor: column(row, 11)?,
-        began_at: time(row, 12)?,
+        started_at: time(row, 12)?,
     })
 }

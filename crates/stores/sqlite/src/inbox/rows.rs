@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use bytes::Bytes;
 use relevo_core::MessageId;
-use relevo_core::consume::{Lane, Raw};
-use relevo_core::inbox::{Arrival, Entry, State};
+use relevo_core::broker_consumer::{Lane, RawMessage};
+use relevo_core::inbox::{DedupId, InboxMessage, InboxState};
 use sqlx::query::Query;
 use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection, SqliteRow};
 
@@ -22,7 +22,7 @@ pub(super) struct Asking<'a> {
 type Statement<'q> = Query<'q, Sqlite, SqliteArguments>;
 
 /// Builds a statement whose first three parameters are consumer, id and replay.
-pub(super) fn of_entry<'q>(sql: &'static str, consumer: &'q str, entry: Entry) -> Statement<'q> {
+pub(super) fn bind_dedup_id<'q>(sql: &'static str, consumer: &'q str, entry: DedupId) -> Statement<'q> {
     sqlx::query(sql).bind(consumer).bind(*entry.id.as_uuid()).bind(i64::from(entry.replay))
 }
 
@@ -31,21 +31,22 @@ pub(super) async fn clock(connection: &mut SqliteConnection) -> Result<i64, Erro
     column(&sqlx::query(concat!("SELECT ", now!())).fetch_one(connection).await?, 0)
 }
 
-pub(super) fn state(row: &SqliteRow, index: usize) -> Result<State, Error> {
-    State::of(column(row, index)?).ok_or_else(|| Error::answer("a state is not known"))
+pub(super) fn state(row: &SqliteRow, index: usize) -> Result<InboxState, Error> {
+    InboxState::parse(column(row, index)?).ok_or_else(|| Error::unexpected_response("a state is not known"))
 }
 
 /// Reads the columns id, replay, headers, payload, address, lane, place, correlation, queue.
-pub(super) fn arrival(row: &SqliteRow, first: usize) -> Result<Arrival, Error> {
-    Ok(Arrival {
-        entry: Entry { id: id(row, first)?, replay: number(row, first + 1)? },
-        raw: Raw {
-            headers: headers(column(row, first + 2)?).ok_or_else(|| Error::answer("headers are malformed"))?,
+pub(super) fn inbox_message(row: &SqliteRow, first: usize) -> Result<InboxMessage, Error> {
+    Ok(InboxMessage {
+        dedup_id: DedupId { id: id(row, first)?, replay: number(row, first + 1)? },
+        raw: RawMessage {
+            headers: decode_headers(column(row, first + 2)?)
+                .ok_or_else(|| Error::unexpected_response("headers are malformed"))?,
             payload: column::<Vec<u8>>(row, first + 3)?.into(),
         },
         address: column::<&str>(row, first + 4)?.into(),
         lane: Lane::new(column::<&str>(row, first + 5)?),
-        place: column::<Option<i64>>(row, first + 6)?.map(i64::cast_unsigned),
+        offset: column::<Option<i64>>(row, first + 6)?.map(i64::cast_unsigned),
         correlation: column::<Option<String>>(row, first + 7)?.map(Into::into),
         queue: column::<String>(row, first + 8)?.into(),
     })
@@ -55,15 +56,15 @@ pub(super) fn arrival(row: &SqliteRow, first: usize) -> Result<Arrival, Error> {
 pub(super) async fn append(
     connection: &mut SqliteConnection,
     consumer: &str,
-    arrival: &Arrival,
+    arrival: &InboxMessage,
     arrived: i64,
 ) -> Result<i64, Error> {
     let sql = "INSERT INTO relevo_inbox_retry_message (consumer, id, replay, headers, payload, address, lane, \
                broker_offset, \
                correlation, queue, arrived_at_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11) RETURNING ordinal";
-    let insert = of_entry(sql, consumer, arrival.entry).bind(headers_text(&arrival.raw.headers));
+    let insert = bind_dedup_id(sql, consumer, arrival.dedup_id).bind(encode_headers(&arrival.raw.headers));
     let insert = insert.bind(&*arrival.raw.payload).bind(&*arrival.address).bind(arrival.lane.name());
-    let insert = insert.bind(arrival.place.map(u64::cast_signed)).bind(arrival.correlation.as_deref());
+    let insert = insert.bind(arrival.offset.map(u64::cast_signed)).bind(arrival.correlation.as_deref());
     column(&insert.bind(&*arrival.queue).bind(arrived).fetch_one(connection).await?, 0)
 }
 
@@ -71,8 +72,8 @@ pub(super) async fn append(
 pub(super) async fn note(
     connection: &mut SqliteConnection,
     asking: Asking<'_>,
-    arrival: &Arrival,
-    state: State,
+    arrival: &InboxMessage,
+    state: InboxState,
 ) -> Result<(), Error> {
     let sql = concat!(
         "INSERT INTO relevo_inbox_trace (consumer, id, replay, state, address, lane, broker_offset, correlation, at_ms) \
@@ -87,8 +88,8 @@ pub(super) async fn note(
 pub(super) async fn note_repeat(
     connection: &mut SqliteConnection,
     asking: Asking<'_>,
-    arrival: &Arrival,
-    state: State,
+    arrival: &InboxMessage,
+    state: InboxState,
 ) -> Result<(), Error> {
     let sql = concat!(
         "INSERT INTO relevo_inbox_trace (consumer, id, replay, state, address, lane, broker_offset, correlation, \
@@ -104,19 +105,19 @@ async fn trace(
     connection: &mut SqliteConnection,
     sql: &'static str,
     asking: Asking<'_>,
-    arrival: &Arrival,
-    state: State,
+    arrival: &InboxMessage,
+    state: InboxState,
 ) -> Result<(), Error> {
     if asking.traced {
-        let insert = of_entry(sql, asking.consumer, arrival.entry).bind(state.word()).bind(&*arrival.address);
-        let insert = insert.bind(arrival.lane.name()).bind(arrival.place.map(u64::cast_signed));
+        let insert = bind_dedup_id(sql, asking.consumer, arrival.dedup_id).bind(state.as_str()).bind(&*arrival.address);
+        let insert = insert.bind(arrival.lane.name()).bind(arrival.offset.map(u64::cast_signed));
         insert.bind(arrival.correlation.as_deref()).execute(connection).await?;
     }
     Ok(())
 }
 
 /// Header values may be any bytes, but JSON holds only text.
-fn headers_text(headers: &[(String, Bytes)]) -> String {
+fn encode_headers(headers: &[(String, Bytes)]) -> String {
     let hex = |value: &Bytes| {
         let mut text = String::with_capacity(value.len() * 2);
         for byte in value {
@@ -128,7 +129,7 @@ fn headers_text(headers: &[(String, Bytes)]) -> String {
     serde_json::to_string(&pairs).expect("pairs of strings are always JSON")
 }
 
-fn headers(text: &str) -> Option<Vec<(String, Bytes)>> {
+fn decode_headers(text: &str) -> Option<Vec<(String, Bytes)>> {
     let pairs: Vec<(String, String)> = serde_json::from_str(text).ok()?;
     let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
     let value = |hex: &str| hex.as_bytes().chunks(2).map(byte).collect::<Option<Vec<u8>>>();
@@ -153,11 +154,11 @@ mod tests {
             ("X-\"Twice".to_owned(), Bytes::new()),
             ("x-twice".to_owned(), Bytes::from_static(b"\xff\x00\xfe")),
         ];
-        assert_eq!(headers(&headers_text(&given)), Some(given));
+        assert_eq!(decode_headers(&encode_headers(&given)), Some(given));
     }
 
     #[test]
-    fn headers_that_nobody_wrote_are_refused() {
-        assert_eq!((headers("{}"), headers("[[\"a\", \"f\u{fc}\"]]")), (None, None));
+    fn malformed_headers_are_rejected() {
+        assert_eq!((decode_headers("{}"), decode_headers("[[\"a\", \"f\u{fc}\"]]")), (None, None));
     }
 }

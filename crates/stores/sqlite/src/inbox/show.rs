@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use relevo_core::MessageId;
-use relevo_core::inbox::Entry;
-use relevo_core::inbox::operate::{Consumer, Known, Lane, Member, Order, Queue, Shown, Trace};
+use relevo_core::inbox::DedupId;
+use relevo_core::inbox::operate::{
+    ConsumerControl, ConsumerDetails, ConsumerSummary, InboxRecord, LaneInfo, MemberInfo, RetryQueueInfo, Trace,
+};
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
 use super::rows::{clock, state};
@@ -12,7 +14,10 @@ use crate::classify::Error;
 use crate::queries::{column, id, number, optional_time, time};
 
 /// Lists all consumers, or only the one with this name.
-pub(super) async fn consumers(connection: &mut SqliteConnection, only: Option<&str>) -> Result<Vec<Consumer>, Error> {
+pub(super) async fn consumers(
+    connection: &mut SqliteConnection,
+    only: Option<&str>,
+) -> Result<Vec<ConsumerSummary>, Error> {
     let sql = "SELECT n.name, coalesce(c.paused, 0), \
                (SELECT count(*) FROM relevo_inbox_member AS m WHERE m.consumer = n.name AND m.expires_at_ms > ?2), \
                (SELECT max(m.beat_at_ms) FROM relevo_inbox_member AS m WHERE m.consumer = n.name), \
@@ -28,66 +33,70 @@ pub(super) async fn consumers(connection: &mut SqliteConnection, only: Option<&s
     let now = clock(connection).await?;
     let rows = sqlx::query(sql).bind(only).bind(now).fetch_all(connection).await?;
     let consumer = |row| {
-        Ok(Consumer {
+        Ok(ConsumerSummary {
             name: column(row, 0)?,
             paused: column(row, 1)?,
             members: number(row, 2)?,
-            beat_at: optional_time(row, 3)?,
+            heartbeat_at: optional_time(row, 3)?,
             last_message_at: optional_time(row, 4)?,
             waiting: number(row, 5)?,
             dead: number(row, 6)?,
-            remembers: column::<Option<i64>>(row, 7)?.map(|ms| Duration::from_millis(ms.unsigned_abs())),
+            done_retention: column::<Option<i64>>(row, 7)?.map(|ms| Duration::from_millis(ms.unsigned_abs())),
         })
     };
     rows.iter().map(consumer).collect()
 }
 
 /// Returns one consumer with its members, its lanes and its first queues.
-pub(super) async fn shown(connection: &mut SqliteConnection, name: &str, limit: usize) -> Result<Option<Shown>, Error> {
+pub(super) async fn consumer_details(
+    connection: &mut SqliteConnection,
+    name: &str,
+    limit: usize,
+) -> Result<Option<ConsumerDetails>, Error> {
     let Some(consumer) = consumers(connection, Some(name)).await?.pop() else { return Ok(None) };
     let members = members(connection, name).await?;
     let lanes = lanes(connection, name).await?;
-    Ok(Some(Shown { consumer, members, lanes, queues: queues(connection, name, limit).await? }))
+    Ok(Some(ConsumerDetails { summary: consumer, members, lanes, queues: queues(connection, name, limit).await? }))
 }
 
-async fn members(connection: &mut SqliteConnection, consumer: &str) -> Result<Vec<Member>, Error> {
+async fn members(connection: &mut SqliteConnection, consumer: &str) -> Result<Vec<MemberInfo>, Error> {
     let now = clock(connection).await?;
     let sql = "SELECT name, expires_at_ms > ?2 AS alive, beat_at_ms, last_message_at_ms FROM relevo_inbox_member \
                WHERE consumer = ?1 ORDER BY alive DESC, name, owner";
     let rows = sqlx::query(sql).bind(consumer).bind(now).fetch_all(connection).await?;
     let member = |row| {
-        Ok(Member {
+        Ok(MemberInfo {
             name: column(row, 0)?,
             alive: column(row, 1)?,
-            beat_at: time(row, 2)?,
+            heartbeat_at: time(row, 2)?,
             last_message_at: optional_time(row, 3)?,
         })
     };
     rows.iter().map(member).collect()
 }
 
-async fn lanes(connection: &mut SqliteConnection, consumer: &str) -> Result<Vec<Lane>, Error> {
+async fn lanes(connection: &mut SqliteConnection, consumer: &str) -> Result<Vec<LaneInfo>, Error> {
     let sql = "SELECT l.lane, m.name, l.epoch, l.settled_offset, l.paused, l.breaker_reason, l.breaker_forced FROM \
                relevo_inbox_lane AS l \
                LEFT JOIN relevo_inbox_member AS m ON m.consumer = l.consumer AND m.owner = l.owner \
                WHERE l.consumer = ?1 ORDER BY l.lane";
     let rows = sqlx::query(sql).bind(consumer).fetch_all(connection).await?;
     let lane = |row| {
-        Ok(Lane {
+        Ok(LaneInfo {
             name: column(row, 0)?,
             owner: column(row, 1)?,
             epoch: column(row, 2)?,
-            mark: column::<Option<i64>>(row, 3)?.map(i64::cast_unsigned),
+            settled_offset: column::<Option<i64>>(row, 3)?.map(i64::cast_unsigned),
             paused: column(row, 4)?,
             breaker: column(row, 5)?,
-            forced: column(row, 6)?,
+            breaker_override: column(row, 6)?,
         })
     };
     rows.iter().map(lane).collect()
 }
 
 /// The head of a blocked queue is the dead letter that blocks it.
-async fn queues(connection: &mut SqliteConnection, consumer: &str, limit: usize) -> Result<Vec<Queue>, Error> {
+async fn queues(connection: &mut SqliteConnection, consumer: &str, limit: usize) -> Result<Vec<RetryQueueInfo>, Error> {
     let sql = "SELECT q.queue, q.next_at_ms, (SELECT count(*) FROM ( \
                    SELECT 1 FROM relevo_inbox_retry_message AS b WHERE b.consumer = ?1 AND b.queue = q.queue LIMIT \
                    10000)), \
@@ -104,11 +113,11 @@ async fn queues(connection: &mut SqliteConnection, consumer: &str, limit: usize)
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let rows = sqlx::query(sql).bind(consumer).bind(limit).fetch_all(connection).await?;
     let queue = |row: &SqliteRow| {
-        Ok(Queue {
+        Ok(RetryQueueInfo {
             queue: column::<String>(row, 0)?.into(),
             next_attempt_at: optional_time(row, 1)?,
             length: number(row, 2)?,
-            head: Entry { id: id(row, 3)?, replay: number(row, 4)? },
+            head: DedupId { id: id(row, 3)?, replay: number(row, 4)? },
             attempts: number(row, 5)?,
             error: column(row, 6)?,
         })
@@ -117,34 +126,35 @@ async fn queues(connection: &mut SqliteConnection, consumer: &str, limit: usize)
 }
 
 /// Records a control, which members read with their next heartbeat. Returns false if the consumer does not exist.
-pub(super) async fn order(
+pub(super) async fn set_control(
     connection: &mut SqliteConnection,
     consumer: &str,
     lane: Option<&str>,
-    order: Order,
+    order: ConsumerControl,
 ) -> Result<bool, Error> {
     if consumers(connection, Some(consumer)).await?.is_empty() {
         return Ok(false);
     }
-    if let (None, Order::Pause | Order::Resume) = (lane, order) {
+    if let (None, ConsumerControl::Pause | ConsumerControl::Resume) = (lane, order) {
         let sql = "INSERT INTO relevo_inbox_consumer (name, paused) VALUES (?1, ?2) \
                    ON CONFLICT (name) DO UPDATE SET paused = excluded.paused";
-        sqlx::query(sql).bind(consumer).bind(order == Order::Pause).execute(connection).await?;
+        sqlx::query(sql).bind(consumer).bind(order == ConsumerControl::Pause).execute(connection).await?;
         return Ok(true);
     }
     let (sql, value) = match order {
-        Order::Pause => (PAUSE, Some(true)),
-        Order::Resume => (PAUSE, Some(false)),
-        Order::OpenBreaker => (FORCE, Some(true)),
-        Order::CloseBreaker => (FORCE, Some(false)),
-        Order::FreeBreaker => (FORCE, None),
+        ConsumerControl::Pause => (UPDATE_PAUSED, Some(true)),
+        ConsumerControl::Resume => (UPDATE_PAUSED, Some(false)),
+        ConsumerControl::OpenBreaker => (UPDATE_BREAKER, Some(true)),
+        ConsumerControl::CloseBreaker => (UPDATE_BREAKER, Some(false)),
+        ConsumerControl::AutoBreaker => (UPDATE_BREAKER, None),
     };
     let update = sqlx::query(sql).bind(consumer).bind(lane).bind(value).execute(connection).await?;
     Ok(update.rows_affected() > 0)
 }
 
-const PAUSE: &str = "UPDATE relevo_inbox_lane SET paused = ?3 WHERE consumer = ?1 AND (?2 IS NULL OR lane = ?2)";
-const FORCE: &str =
+const UPDATE_PAUSED: &str =
+    "UPDATE relevo_inbox_lane SET paused = ?3 WHERE consumer = ?1 AND (?2 IS NULL OR lane = ?2)";
+const UPDATE_BREAKER: &str =
     "UPDATE relevo_inbox_lane SET breaker_forced = ?3 WHERE consumer = ?1 AND (?2 IS NULL OR lane = ?2)";
 
 /// Returns the trace of a message in all consumers.
@@ -156,7 +166,7 @@ pub(super) async fn traces(connection: &mut SqliteConnection, message: MessageId
     let trace = |row| {
         Ok(Trace {
             consumer: column(row, 0)?,
-            entry: Entry { id: message, replay: number(row, 1)? },
+            entry: DedupId { id: message, replay: number(row, 1)? },
             state: state(row, 2)?,
             repeats: number(row, 3)?,
             address: column(row, 4)?,
@@ -171,7 +181,10 @@ pub(super) async fn traces(connection: &mut SqliteConnection, message: MessageId
 
 /// Returns the inbox rows of a message. The primary key begins with the consumer, so the query looks the id up for each
 /// consumer.
-pub(super) async fn known(connection: &mut SqliteConnection, message: MessageId) -> Result<Vec<Known>, Error> {
+pub(super) async fn find_message(
+    connection: &mut SqliteConnection,
+    message: MessageId,
+) -> Result<Vec<InboxRecord>, Error> {
     let sql = "WITH RECURSIVE step (name) AS ( \
                    SELECT min(consumer) FROM relevo_inbox \
                    UNION ALL \
@@ -182,11 +195,11 @@ pub(super) async fn known(connection: &mut SqliteConnection, message: MessageId)
                FROM step CROSS JOIN relevo_inbox AS i ON i.consumer = step.name AND i.message_id = ?1 ORDER BY i.consumer, i.replay";
     let rows = sqlx::query(sql).bind(*message.as_uuid()).fetch_all(connection).await?;
     let known = |row| {
-        Ok(Known {
+        Ok(InboxRecord {
             consumer: column(row, 0)?,
-            entry: Entry { id: message, replay: number(row, 1)? },
+            dedup_id: DedupId { id: message, replay: number(row, 1)? },
             state: state(row, 2)?,
-            started: number(row, 3)?,
+            unfinished_starts: number(row, 3)?,
             at: optional_time(row, 4)?,
         })
     };

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
-use relevo_core::inbox::source::{Ask, Extent, Filter, Read, ReplaySource, Sending, SourceError};
+use relevo_core::inbox::source::{
+    LogBounds, OutboxRouting, ReplayFilter, ReplayPage, ReplayReadRequest, ReplaySource, ReplaySourceError,
+};
 use sqlx::sqlite::SqliteConnection;
 
 use crate::classify::Error;
@@ -14,46 +16,51 @@ use crate::store::Store;
 /// The number of messages that one call reads.
 const CHUNK: i64 = 5_000;
 /// The number of messages per page while counting.
-const COUNTED: usize = 1_000;
+const COUNT_PAGE: usize = 1_000;
 
 /// The log of an outbox, with the routing of its relay.
-pub struct OutboxLog {
+pub struct OutboxReplaySource {
     store: Arc<Store>,
-    sending: Sending,
+    routing: OutboxRouting,
 }
 
-impl OutboxLog {
+impl OutboxReplaySource {
     /// Creates a replay source for this outbox. `sending` defines how its messages are sent.
-    pub const fn new(store: Arc<Store>, sending: Sending) -> Self {
-        Self { store, sending }
+    pub const fn new(store: Arc<Store>, routing: OutboxRouting) -> Self {
+        Self { store, routing }
     }
 
     /// Counting reads no payloads, so `payload` is false for it.
-    async fn read_on(&self, filter: &Filter, ask: Ask, payload: bool) -> Result<Read, SourceError> {
+    async fn read_page(
+        &self,
+        filter: &ReplayFilter,
+        ask: ReplayReadRequest,
+        payload: bool,
+    ) -> Result<ReplayPage, ReplaySourceError> {
         let looked = async {
-            let mut session = self.store.reading.take().await?;
-            let read = read(&mut session, &self.sending, filter, ask, payload).await?;
-            session.give_back();
+            let mut session = self.store.read_connection.acquire().await?;
+            let read = read(&mut session, &self.routing, filter, ask, payload).await?;
+            session.release();
             Ok(read)
         };
-        Ok(self.store.call(looked).await?)
+        Ok(self.store.with_timeout(looked).await?)
     }
 }
 
 async fn read(
     connection: &mut SqliteConnection,
-    sending: &Sending,
-    filter: &Filter,
-    ask: Ask,
+    sending: &OutboxRouting,
+    filter: &ReplayFilter,
+    ask: ReplayReadRequest,
     payload: bool,
-) -> Result<Read, Error> {
+) -> Result<ReplayPage, Error> {
     let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
-    let (low, high) = (signed(filter.start(ask.after)), filter.to.map_or(i64::MAX, signed));
+    let (low, high) = (signed(filter.start_after(ask.after)), filter.to.map_or(i64::MAX, signed));
     let sql = "SELECT max(seq), count(*) FROM \
                (SELECT seq FROM relevo_message WHERE seq > ?1 AND seq <= ?2 ORDER BY seq LIMIT ?3)";
     let row = sqlx::query(sql).bind(low).bind(high).bind(CHUNK).fetch_one(&mut *connection).await?;
     let Some(end) = column::<Option<i64>>(&row, 0)? else {
-        return Ok(Read { messages: Vec::new(), next: ask.after.max(low.unsigned_abs()), ended: true });
+        return Ok(ReplayPage { messages: Vec::new(), next: ask.after.max(low.unsigned_abs()), ended: true });
     };
     let is_last = column::<i64>(&row, 1)? < CHUNK;
     // A running sum of the payloads before each row stops the page at its byte limit. Larger payloads are not read.
@@ -75,32 +82,34 @@ async fn read(
     for row in &rows {
         last = column(row, 0)?;
         size += number::<usize>(row, 9)?;
-        let logged = sending.logged(last, queries::message(row, 1)?);
-        messages.extend(logged.filter(|logged| filter.admits(logged)));
+        let logged = sending.to_log_message(last, queries::message(row, 1)?);
+        messages.extend(logged.filter(|logged| filter.matches(logged)));
     }
     let is_cut = rows.len() >= limit || size >= bytes;
     let (next, ended) = if is_cut { (last, false) } else { (end, is_last) };
-    Ok(Read { messages, next: next.unsigned_abs(), ended })
+    Ok(ReplayPage { messages, next: next.unsigned_abs(), ended })
 }
 
 #[async_trait]
-impl ReplaySource for OutboxLog {
-    async fn extent(&self) -> Result<Option<Extent>, SourceError> {
+impl ReplaySource for OutboxReplaySource {
+    async fn bounds(&self) -> Result<Option<LogBounds>, ReplaySourceError> {
         let looked = async {
-            let mut session = self.store.reading.take().await?;
+            let mut session = self.store.read_connection.acquire().await?;
             let sql = "SELECT min(seq), max(seq) FROM relevo_message";
             let row = sqlx::query(sql).fetch_one(&mut *session).await?;
-            session.give_back();
+            session.release();
             Ok(column::<Option<i64>>(&row, 0)?.zip(column::<Option<i64>>(&row, 1)?))
         };
-        let ends = self.store.call(looked).await?;
-        Ok(ends.map(|(first, last)| Extent { first: first.unsigned_abs(), last: last.unsigned_abs() }))
+        let ends = self.store.with_timeout(looked).await?;
+        Ok(ends.map(|(first, last)| LogBounds { first: first.unsigned_abs(), last: last.unsigned_abs() }))
     }
 
-    async fn count(&self, filter: &Filter) -> Result<u64, SourceError> {
+    async fn count(&self, filter: &ReplayFilter) -> Result<u64, ReplaySourceError> {
         let (mut counted, mut after) = (0, 0);
         loop {
-            let read = self.read_on(filter, Ask { after, limit: COUNTED, bytes: usize::MAX }, false).await?;
+            let read = self
+                .read_page(filter, ReplayReadRequest { after, limit: COUNT_PAGE, bytes: usize::MAX }, false)
+                .await?;
             counted += read.messages.len() as u64;
             after = read.next;
             if read.ended {
@@ -109,7 +118,7 @@ impl ReplaySource for OutboxLog {
         }
     }
 
-    async fn read(&self, filter: &Filter, ask: Ask) -> Result<Read, SourceError> {
-        self.read_on(filter, ask, true).await
+    async fn read(&self, filter: &ReplayFilter, ask: ReplayReadRequest) -> Result<ReplayPage, ReplaySourceError> {
+        self.read_page(filter, ask, true).await
     }
 }

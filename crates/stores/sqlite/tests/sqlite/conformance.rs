@@ -1,3 +1,3 @@
 //! Runs the store suite.
 
-relevo_conformance::store_suite!(crate::harness::start);
+relevo_conformance::outbox_suite!(crate::harness::start);

@@ -6,15 +6,15 @@ use jiff::Timestamp;
 use relevo_core::MessageId;
 use relevo_core::limits::LimitError;
 use relevo_core::message::Headers;
-use relevo_store_sqlite::{Draft, EmitError, OnRepeat, begin, cancel, connect_options, emit};
+use relevo_store_sqlite::{Draft, EmitError, OnDuplicate, begin, cancel, connect_options, emit};
 use sqlx::sqlite::SqlitePoolOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _};
 
-use crate::scratch::{Reader, Scratch, connect, draft, emit_one, ids, outbox, run};
+use crate::scratch::{Reader, TempDirectory, connect, draft, emit_one, ids, outbox, run};
 
 #[tokio::test]
-async fn everything_of_a_message_is_read_as_it_was_emitted() {
-    let scratch = Scratch::new();
+async fn a_message_is_read_exactly_as_it_was_emitted() {
+    let scratch = TempDirectory::new();
     let mut reader = Reader::start(outbox(&scratch.file(), 4).await).await;
     let mut connection = connect(&scratch.file()).await;
     let headers = Headers::from([("x-α".to_owned(), "\"quoted\"\twith tab".to_owned())]);
@@ -32,21 +32,21 @@ async fn everything_of_a_message_is_read_as_it_was_emitted() {
 }
 
 #[tokio::test]
-async fn a_message_beyond_a_limit_is_refused_and_the_transaction_goes_on() {
-    let scratch = Scratch::new();
+async fn a_message_beyond_a_limit_is_rejected_and_the_transaction_stays_usable() {
+    let scratch = TempDirectory::new();
     let mut reader = Reader::start(outbox(&scratch.file(), 1).await).await;
     let mut connection = connect(&scratch.file()).await;
     let mut tx = begin(&mut connection).await.unwrap();
     let refused = emit(&mut tx, draft(&"k".repeat(513))).await;
-    assert!(matches!(refused, Err(EmitError::Limit(LimitError::TooLong { part: "key", .. }))));
+    assert!(matches!(refused, Err(EmitError::Invalid(LimitError::TooLong { part: "key", .. }))));
     let id = emit(&mut tx, draft("k")).await.unwrap();
     tx.commit().await.unwrap();
     assert_eq!(ids(&reader.drain().await.unwrap()), [id]);
 }
 
 #[tokio::test]
-async fn a_large_payload_is_read_whole_and_alone_when_the_page_is_full() {
-    let scratch = Scratch::new();
+async fn a_large_payload_is_read_completely_in_a_page_of_its_own() {
+    let scratch = TempDirectory::new();
     let mut reader = Reader::start(outbox(&scratch.file(), 1).await).await;
     let mut connection = connect(&scratch.file()).await;
     let large: Vec<u8> = (0..5_000_000u32).map(|number| u8::try_from(number % 251).unwrap()).collect();
@@ -58,24 +58,26 @@ async fn a_large_payload_is_read_whole_and_alone_when_the_page_is_full() {
 }
 
 #[tokio::test]
-async fn an_own_id_is_taken_once_and_a_refusal_leaves_the_transaction_usable() {
-    let scratch = Scratch::new();
+async fn a_duplicate_id_is_rejected_and_the_transaction_stays_usable() {
+    let scratch = TempDirectory::new();
     let mut reader = Reader::start(outbox(&scratch.file(), 1).await).await;
     let mut connection = connect(&scratch.file()).await;
     let id = MessageId::v7(1, [7; 10]);
-    let own = |on_repeat| Draft { id: Some(id), on_repeat, ..draft("k") };
-    emit_one(&mut connection, own(OnRepeat::Refuse)).await;
+    let own = |on_duplicate| Draft { id: Some(id), on_duplicate, ..draft("k") };
+    emit_one(&mut connection, own(OnDuplicate::Error)).await;
     let mut tx = begin(&mut connection).await.unwrap();
-    assert!(matches!(emit(&mut tx, own(OnRepeat::Refuse)).await, Err(EmitError::Repeated(repeated)) if repeated == id));
-    assert_eq!(emit(&mut tx, own(OnRepeat::Ignore)).await.unwrap(), id);
+    assert!(
+        matches!(emit(&mut tx, own(OnDuplicate::Error)).await, Err(EmitError::DuplicateId(repeated)) if repeated == id)
+    );
+    assert_eq!(emit(&mut tx, own(OnDuplicate::Ignore)).await.unwrap(), id);
     let other = emit(&mut tx, draft("k")).await.unwrap();
     tx.commit().await.unwrap();
     assert_eq!(ids(&reader.drain().await.unwrap()), [id, other]);
 }
 
 #[tokio::test]
-async fn a_message_whose_time_has_come_is_not_scheduled() {
-    let scratch = Scratch::new();
+async fn a_message_with_a_past_time_is_not_scheduled() {
+    let scratch = TempDirectory::new();
     let mut reader = Reader::start(outbox(&scratch.file(), 1).await).await;
     let mut connection = connect(&scratch.file()).await;
     let at = |time: Timestamp| Draft { deliver_at: Some(time), ..draft("k") };
@@ -90,7 +92,7 @@ async fn a_message_whose_time_has_come_is_not_scheduled() {
 
 #[tokio::test]
 async fn a_pool_begins_with_the_write_lock_too() {
-    let scratch = Scratch::new();
+    let scratch = TempDirectory::new();
     let mut reader = Reader::start(outbox(&scratch.file(), 1).await).await;
     let pool = SqlitePoolOptions::new().max_connections(4).connect_with(connect_options(scratch.file())).await.unwrap();
     let mut writers = tokio::task::JoinSet::new();
@@ -112,8 +114,8 @@ async fn a_pool_begins_with_the_write_lock_too() {
 
 /// With a write-ahead log, a commit over two files is not atomic. A crash could keep the effect without the message.
 #[tokio::test]
-async fn an_outbox_in_an_attached_file_is_refused() {
-    let scratch = Scratch::new();
+async fn an_outbox_in_an_attached_file_is_rejected() {
+    let scratch = TempDirectory::new();
     outbox(&scratch.file(), 1).await;
     let main = scratch.path().join("application.db");
     let mut connection = connect_options(&main).create_if_missing(true).connect().await.unwrap();
@@ -122,17 +124,17 @@ async fn an_outbox_in_an_attached_file_is_refused() {
     let found = sqlx::query("SELECT count(*) FROM relevo_message").fetch_one(&mut connection).await;
     assert!(found.is_ok(), "its plain name finds the attached table");
     let mut tx = begin(&mut connection).await.unwrap();
-    assert!(matches!(emit(&mut tx, draft("k")).await, Err(EmitError::NotInMain)));
+    assert!(matches!(emit(&mut tx, draft("k")).await, Err(EmitError::NotInMainFile)));
     let own = Draft { id: Some(MessageId::v7(1, [1; 10])), ..draft("k") };
-    assert!(matches!(emit(&mut tx, own).await, Err(EmitError::NotInMain)));
+    assert!(matches!(emit(&mut tx, own).await, Err(EmitError::NotInMainFile)));
     let later = Draft { deliver_at: Some(Timestamp::now() + Duration::from_hours(1)), ..draft("k") };
-    assert!(matches!(emit(&mut tx, later).await, Err(EmitError::NotInMain)));
+    assert!(matches!(emit(&mut tx, later).await, Err(EmitError::NotInMainFile)));
 }
 
 /// The reason for `begin`.
 #[tokio::test]
-async fn a_plain_begin_that_read_first_is_told_that_another_writer_was_faster() {
-    let scratch = Scratch::new();
+async fn a_deferred_transaction_that_read_first_is_busy_after_another_commit() {
+    let scratch = TempDirectory::new();
     outbox(&scratch.file(), 1).await;
     let mut slow = connect(&scratch.file()).await;
     let mut tx = slow.begin().await.unwrap();
@@ -143,8 +145,8 @@ async fn a_plain_begin_that_read_first_is_told_that_another_writer_was_faster() 
 
 /// `synchronous` belongs to a connection. Committed messages are read whatever setting the writer has.
 #[tokio::test]
-async fn messages_of_careless_writers_are_read_in_order() {
-    let scratch = Scratch::new();
+async fn messages_of_writers_without_synchronous_are_read_in_order() {
+    let scratch = TempDirectory::new();
     let mut reader = Reader::start(outbox(&scratch.file(), 1).await).await;
     let mut emitted = Vec::new();
     for level in ["PRAGMA synchronous = OFF", "PRAGMA synchronous = NORMAL", "PRAGMA synchronous = FULL"] {
@@ -156,8 +158,8 @@ async fn messages_of_careless_writers_are_read_in_order() {
 }
 
 #[tokio::test]
-async fn numbers_are_never_given_out_again() {
-    let scratch = Scratch::new();
+async fn sequence_numbers_are_never_reused() {
+    let scratch = TempDirectory::new();
     let mut reader = Reader::start(outbox(&scratch.file(), 1).await).await;
     let mut connection = connect(&scratch.file()).await;
     emit_one(&mut connection, draft("k")).await;

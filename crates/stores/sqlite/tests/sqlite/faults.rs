@@ -5,12 +5,13 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::process::Command;
 
-use relevo_core::store::{Leases as _, StoreError, Upkeep as _};
+use relevo_core::store::{Maintenance as _, ShardLeases as _, StoreError};
 use relevo_store_sqlite::{Draft, begin, emit, migrate};
 use uuid::Uuid;
 
 use crate::scratch::{
-    Reader, Scratch, closed, connect, draft, emit_one, ids, open, open_hasty, outbox, part, run, told, with_mounts,
+    Reader, TempDirectory, child_command_with_mounts, child_role, connect, draft, emit_one, error_chain, ids, open,
+    open_with_short_wait, outbox, run, wait_until_closed,
 };
 
 fn mount(arguments: &[&str], at: &Path) {
@@ -19,12 +20,12 @@ fn mount(arguments: &[&str], at: &Path) {
 }
 
 #[tokio::test]
-async fn a_full_disk_is_told_and_passes_when_there_is_space_again() {
-    let Some(directory) = part() else {
-        let scratch = Scratch::new();
+async fn a_full_disk_is_reported_and_recovers_with_space() {
+    let Some(directory) = child_role() else {
+        let scratch = TempDirectory::new();
         let directory = scratch.path().to_str().unwrap();
-        let test = "faults::a_full_disk_is_told_and_passes_when_there_is_space_again";
-        assert!(with_mounts(test, directory).status().unwrap().success());
+        let test = "faults::a_full_disk_is_reported_and_recovers_with_space";
+        assert!(child_command_with_mounts(test, directory).status().unwrap().success());
         return;
     };
     let directory = Path::new(&directory);
@@ -62,8 +63,12 @@ async fn a_full_disk_is_told_and_passes_when_there_is_space_again() {
             Err(error) => break error,
         }
     };
-    assert!(matches!(refused, StoreError::Away(_)) && refused.is_passing());
-    assert!(told(&refused).contains("the disk is full; hint: free space, nothing was lost"), "{}", told(&refused));
+    assert!(matches!(refused, StoreError::Unavailable(_)) && refused.is_retryable());
+    assert!(
+        error_chain(&refused).contains("the disk is full; hint: free space, nothing was lost"),
+        "{}",
+        error_chain(&refused)
+    );
 
     std::fs::remove_file(directory.join("ballast")).unwrap();
     reader.settle(page.end, Vec::new()).await.expect("the same store goes on");
@@ -72,18 +77,18 @@ async fn a_full_disk_is_told_and_passes_when_there_is_space_again() {
 }
 
 #[tokio::test]
-async fn a_file_that_cannot_be_written_is_told() {
-    let Some(directory) = part() else {
-        let scratch = Scratch::new();
-        let test = "faults::a_file_that_cannot_be_written_is_told";
-        assert!(with_mounts(test, scratch.path().to_str().unwrap()).status().unwrap().success());
+async fn a_read_only_file_is_reported() {
+    let Some(directory) = child_role() else {
+        let scratch = TempDirectory::new();
+        let test = "faults::a_read_only_file_is_reported";
+        assert!(child_command_with_mounts(test, scratch.path().to_str().unwrap()).status().unwrap().success());
         return;
     };
     let directory = Path::new(&directory);
     mount(&["-t", "tmpfs", "none"], directory);
     let file = directory.join("outbox.db");
     drop(outbox(&file, 1).await);
-    closed(&file).await;
+    wait_until_closed(&file).await;
     mount(&["-o", "remount,ro"], directory);
     let errors = [
         open(&file).await.err().expect("a refusal"),
@@ -91,26 +96,26 @@ async fn a_file_that_cannot_be_written_is_told() {
         migrate::migrate(directory.join("new.db")).await.expect_err("a refusal"),
     ];
     for error in errors {
-        assert!(matches!(error, StoreError::Refused { .. }) && !error.is_passing(), "{error:?}");
-        assert!(told(&error).contains("hint: "), "{}", told(&error));
+        assert!(matches!(error, StoreError::Refused { .. }) && !error.is_retryable(), "{error:?}");
+        assert!(error_chain(&error).contains("hint: "), "{}", error_chain(&error));
     }
     mount(&["-o", "remount,rw"], directory);
     assert!(open(&file).await.is_ok());
-    closed(&file).await;
+    wait_until_closed(&file).await;
 
     // Only the file itself is read-only, in a writable directory.
     let name = file.to_str().unwrap();
     mount(&["--bind", name], &file);
     mount(&["-o", "remount,ro,bind"], &file);
     let error = open(&file).await.err().expect("a refusal");
-    assert!(matches!(error, StoreError::Refused { .. }) && !error.is_passing(), "{error:?}");
-    assert!(told(&error).contains("cannot be written; hint: "), "{}", told(&error));
+    assert!(matches!(error, StoreError::Refused { .. }) && !error.is_retryable(), "{error:?}");
+    assert!(error_chain(&error).contains("cannot be written; hint: "), "{}", error_chain(&error));
 }
 
 /// A writer may use any `synchronous` setting. The relay flushes messages before it publishes them, once per window.
 #[tokio::test]
-async fn nothing_is_read_that_could_not_be_flushed() {
-    let scratch = Scratch::new();
+async fn unflushed_messages_are_not_read() {
+    let scratch = TempDirectory::new();
     let mut reader = Reader::start(outbox(&scratch.file(), 1).await).await;
     let mut connection = connect(&scratch.file()).await;
     sqlx::query("PRAGMA synchronous = OFF").execute(&mut connection).await.unwrap();
@@ -124,7 +129,11 @@ async fn nothing_is_read_that_could_not_be_flushed() {
     };
     hide();
     let error = reader.read().await.expect_err("no flush");
-    assert!(error.is_passing() && told(&error).contains("cannot be flushed; hint: "), "{}", told(&error));
+    assert!(
+        error.is_retryable() && error_chain(&error).contains("cannot be flushed; hint: "),
+        "{}",
+        error_chain(&error)
+    );
     std::fs::rename(&hidden, &log).unwrap();
     let page = reader.read().await.unwrap();
     assert_eq!(ids(&page.entries), emitted);
@@ -135,19 +144,19 @@ async fn nothing_is_read_that_could_not_be_flushed() {
 }
 
 #[tokio::test]
-async fn a_locked_file_is_told_after_a_wait_and_reading_goes_on() {
-    let scratch = Scratch::new();
+async fn a_locked_file_is_reported_after_a_wait_and_reading_continues() {
+    let scratch = TempDirectory::new();
     drop(outbox(&scratch.file(), 2).await);
-    let mut reader = Reader::start(open_hasty(&scratch.file()).await).await;
+    let mut reader = Reader::start(open_with_short_wait(&scratch.file()).await).await;
     let mut connection = connect(&scratch.file()).await;
     let id = emit_one(&mut connection, draft("k")).await;
     let tx = begin(&mut connection).await.unwrap();
     let page = reader.read().await.expect("readers do not wait for writers");
     assert_eq!(ids(&page.entries), [id]);
     let error = reader.settle(page.end, Vec::new()).await.expect_err("the lock is taken");
-    assert!(matches!(error, StoreError::Away(_)) && error.is_passing());
-    assert!(told(&error).contains("is locked by another connection; hint: "), "{}", told(&error));
-    assert!(reader.store.maintain().await.unwrap().busy);
+    assert!(matches!(error, StoreError::Unavailable(_)) && error.is_retryable());
+    assert!(error_chain(&error).contains("is locked by another connection; hint: "), "{}", error_chain(&error));
+    assert!(reader.store.maintain().await.unwrap().skipped);
     tx.rollback().await.unwrap();
     reader.settle(page.end, Vec::new()).await.expect("the lock is free");
     assert_eq!(ids(&reader.drain().await.unwrap()), []);
@@ -155,34 +164,34 @@ async fn a_locked_file_is_told_after_a_wait_and_reading_goes_on() {
 
 /// An application writes for longer than a lease. A relay without changes checks its leases without the lock.
 #[tokio::test]
-async fn a_long_writer_does_not_keep_a_relay_from_asking_for_its_leases() {
-    let scratch = Scratch::new();
+async fn a_long_write_transaction_does_not_block_lease_requests() {
+    let scratch = TempDirectory::new();
     drop(outbox(&scratch.file(), 2).await);
-    let store = open_hasty(&scratch.file()).await;
-    let ask = relevo_core::store::Ask {
+    let store = open_with_short_wait(&scratch.file()).await;
+    let ask = relevo_core::store::LeaseRequest {
         owner: Uuid::new_v4(),
         name: "relay".to_owned(),
-        lease: std::time::Duration::from_mins(1),
-        give_back: Vec::new(),
+        duration: std::time::Duration::from_mins(1),
+        release: Vec::new(),
     };
-    let first = store.lease(ask.clone()).await.unwrap();
+    let first = store.acquire_leases(ask.clone()).await.unwrap();
     let mut connection = connect(&scratch.file()).await;
     let _writer = begin(&mut connection).await.unwrap();
-    assert_eq!(store.lease(ask).await.unwrap().leases, first.leases);
+    assert_eq!(store.acquire_leases(ask).await.unwrap().leases, first.leases);
 }
 
 #[tokio::test]
-async fn a_damaged_header_is_told_and_does_not_pass() {
-    let scratch = Scratch::new();
+async fn a_corrupt_header_is_reported_as_permanent() {
+    let scratch = TempDirectory::new();
     drop(outbox(&scratch.file(), 1).await);
-    closed(&scratch.file()).await;
+    wait_until_closed(&scratch.file()).await;
     overwrite(&scratch.file(), 0, 64);
-    refused_for_good(&scratch.file(), "is no SQLite database, or its header is damaged; hint: ").await;
+    assert_permanent_error(&scratch.file(), "is no SQLite database, or its header is damaged; hint: ").await;
 }
 
 #[tokio::test]
-async fn damage_in_the_middle_is_told_when_it_is_read() {
-    let scratch = Scratch::new();
+async fn a_corrupt_page_is_reported_when_it_is_read() {
+    let scratch = TempDirectory::new();
     let file = scratch.file();
     let mut reader = Reader::start(outbox(&file, 1).await).await;
     let mut connection = connect(&file).await;
@@ -198,35 +207,39 @@ async fn damage_in_the_middle_is_told_when_it_is_read() {
             Err(error) => break error,
         }
     };
-    assert!(matches!(error, StoreError::Refused { .. }) && !error.is_passing());
-    assert!(told(&error).contains("is damaged (") && told(&error).contains("restore a backup"), "{}", told(&error));
+    assert!(matches!(error, StoreError::Refused { .. }) && !error.is_retryable());
+    assert!(
+        error_chain(&error).contains("is damaged (") && error_chain(&error).contains("restore a backup"),
+        "{}",
+        error_chain(&error)
+    );
 }
 
 #[tokio::test]
-async fn what_is_no_database_or_not_there_is_told() {
-    let scratch = Scratch::new();
+async fn a_missing_or_invalid_file_is_reported() {
+    let scratch = TempDirectory::new();
     let text = scratch.path().join("notes.txt");
     std::fs::write(&text, "this is not a database, it is a text that is long enough to be looked at".repeat(40))
         .unwrap();
-    refused_for_good(&text, "is no SQLite database").await;
-    refused_for_good(scratch.path(), "is no SQLite database").await;
+    assert_permanent_error(&text, "is no SQLite database").await;
+    assert_permanent_error(scratch.path(), "is no SQLite database").await;
     let error = open(&scratch.path().join("missing.db")).await.err().expect("a refusal");
-    assert!(matches!(error, StoreError::Schema { .. }));
-    assert!(told(&error).contains("does not exist; hint: check the path, or run `relevo migrate`"));
+    assert!(matches!(error, StoreError::SchemaMismatch { .. }));
+    assert!(error_chain(&error).contains("does not exist; hint: check the path, or run `relevo migrate`"));
     assert!(!scratch.path().join("missing.db").exists(), "opening makes no file");
     let error = migrate::migrate(scratch.path().join("no/such/directory.db")).await.expect_err("no directory");
-    assert!(told(&error).contains("cannot be opened; hint: "), "{}", told(&error));
+    assert!(error_chain(&error).contains("cannot be opened; hint: "), "{}", error_chain(&error));
     assert!(migrate::migrate(&text).await.is_err());
     assert!(std::fs::read_to_string(&text).unwrap().starts_with("this is not"), "it is left as it was");
     let empty = scratch.path().join("empty.db");
     std::fs::write(&empty, "").unwrap();
     let error = open(&empty).await.err().expect("a refusal");
-    assert!(told(&error).contains("holds no outbox; hint: run `relevo migrate`"), "{}", told(&error));
+    assert!(error_chain(&error).contains("holds no outbox; hint: run `relevo migrate`"), "{}", error_chain(&error));
 }
 
 #[tokio::test]
-async fn a_file_that_was_replaced_is_noticed_and_the_new_one_is_served() {
-    let scratch = Scratch::new();
+async fn a_replaced_file_is_noticed_and_the_new_one_is_used() {
+    let scratch = TempDirectory::new();
     let file = scratch.file();
     let reader = Reader::start(outbox(&file, 1).await).await;
     emit_one(&mut connect(&file).await, draft("k")).await;
@@ -241,28 +254,32 @@ async fn a_file_that_was_replaced_is_noticed_and_the_new_one_is_served() {
     }
     std::fs::rename(scratch.path().join("copy.db"), &file).unwrap();
     let error = reader.read().await.expect_err("another file");
-    assert!(error.is_passing() && told(&error).contains("was replaced by another file"), "{}", told(&error));
+    assert!(
+        error.is_retryable() && error_chain(&error).contains("was replaced by another file"),
+        "{}",
+        error_chain(&error)
+    );
     assert_eq!(ids(&reader.read().await.expect("the new file").entries), [id]);
     std::fs::remove_file(&file).unwrap();
     let error = reader.read().await.expect_err("no file");
-    assert!(matches!(error, StoreError::Schema { .. }), "{}", told(&error));
+    assert!(matches!(error, StoreError::SchemaMismatch { .. }), "{}", error_chain(&error));
 }
 
 #[tokio::test]
-async fn a_destination_that_is_not_there_is_told() {
-    let scratch = Scratch::new();
+async fn an_unknown_destination_is_reported() {
+    let scratch = TempDirectory::new();
     migrate::migrate(scratch.file()).await.unwrap();
     let store = open(&scratch.file()).await.unwrap();
     let error = store.standing(&[]).await.err();
     assert!(error.is_none(), "nothing was asked for");
-    let backlog = relevo_core::operate::Inspect::backlog(&store).await.expect_err("no destination");
-    assert_eq!(told(&backlog), "destination `main` does not exist; hint: add it with `relevo destination add`");
+    let backlog = relevo_core::operate::OutboxInspector::backlog(&store).await.expect_err("no destination");
+    assert_eq!(error_chain(&backlog), "destination `main` does not exist; hint: add it with `relevo destination add`");
 }
 
-async fn refused_for_good(file: &Path, text: &str) {
+async fn assert_permanent_error(file: &Path, text: &str) {
     let error = open(file).await.err().expect("a refusal");
-    assert!(matches!(error, StoreError::Refused { .. }) && !error.is_passing(), "{error:?}");
-    assert!(told(&error).contains(text), "{}", told(&error));
+    assert!(matches!(error, StoreError::Refused { .. }) && !error.is_retryable(), "{error:?}");
+    assert!(error_chain(&error).contains(text), "{}", error_chain(&error));
 }
 
 fn overwrite(file: &Path, at: u64, length: usize) {

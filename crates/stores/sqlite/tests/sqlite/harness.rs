@@ -6,42 +6,42 @@ use std::time::Duration;
 use async_trait::async_trait;
 use jiff::{SignedDuration, Timestamp};
 use relevo_conformance::harness as suite;
-use relevo_conformance::harness::{Capabilities, RETENTION, Repeated, SHARDS, StoreHarness, Writer};
+use relevo_conformance::harness::{Capabilities, DuplicateId, Harness, RETENTION, SHARDS, WriteTransaction};
 use relevo_core::MessageId;
-use relevo_core::operate::Operate as _;
-use relevo_store_sqlite::{Config, Draft, EmitError, OnRepeat, Start, Store, cancel, connect_options, emit};
+use relevo_core::operate::OutboxAdmin as _;
+use relevo_store_sqlite::{Config, Draft, EmitError, OnDuplicate, StartFrom, Store, cancel, connect_options, emit};
 use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePoolOptions};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Row as _, Transaction};
 use tokio::time::Instant;
 
-use crate::scratch::{self, PATIENT, Scratch};
+use crate::scratch::{self, LONG_WAIT, TempDirectory};
 
 /// How long store connections wait for an open writer. In a case that writer never ends in the meantime.
 const BUSY: Duration = Duration::from_millis(250);
 /// The same for writers. It is shorter because a case tries many.
 const BUSY_WRITER: Duration = Duration::from_millis(20);
 
-pub(crate) struct File {
-    scratch: Scratch,
+pub(crate) struct SqliteHarness {
+    directory: TempDirectory,
     path: PathBuf,
     /// Open while the case runs, so that no other connection is ever the last one. The last one locks the file while it
     /// closes, and deletes the write-ahead log.
-    open: SqliteConnection,
+    keep_open: SqliteConnection,
 }
 
-pub(crate) async fn start() -> File {
-    let scratch = Scratch::new();
+pub(crate) async fn start() -> SqliteHarness {
+    let scratch = TempDirectory::new();
     let file = scratch.file();
     scratch::outbox(&file, SHARDS).await;
-    let harness = File { scratch, open: scratch::connect(&file).await, path: file };
+    let harness = SqliteHarness { directory: scratch, keep_open: scratch::connect(&file).await, path: file };
     let retention = format!("UPDATE relevo_settings SET retention_ms = {}", RETENTION.as_millis());
     harness.run(&retention).await.expect("a free file");
     harness
 }
 
-impl File {
+impl SqliteHarness {
     async fn run(&self, sql: &str) -> Result<(), sqlx::Error> {
-        self.run_within(PATIENT, sql).await
+        self.run_within(LONG_WAIT, sql).await
     }
 
     async fn run_within(&self, wait: Duration, sql: &str) -> Result<(), sqlx::Error> {
@@ -49,44 +49,44 @@ impl File {
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await.map(|_| ())
     }
 
-    async fn begin_within(&self, wait: Duration) -> Result<Session, sqlx::Error> {
-        let options = connect_options(&self.path).busy_timeout(PATIENT);
+    async fn begin_within(&self, wait: Duration) -> Result<WriteSession, sqlx::Error> {
+        let options = connect_options(&self.path).busy_timeout(LONG_WAIT);
         let pool = SqlitePoolOptions::new().max_connections(1).connect_with(options).await?;
         let short = format!("PRAGMA busy_timeout = {}", wait.as_millis());
         sqlx::raw_sql(AssertSqlSafe(short)).execute(&pool).await?;
-        Ok(Session(relevo_store_sqlite::begin(&pool).await?))
+        Ok(WriteSession(relevo_store_sqlite::begin(&pool).await?))
     }
 }
 
 /// Moves stored times back in one transaction.
-fn earlier(columns: &[(&str, &str)], time: Duration) -> String {
+fn shift_times_back(columns: &[(&str, &str)], time: Duration) -> String {
     let each =
         columns.iter().map(|(table, column)| format!("UPDATE {table} SET {column} = {column} - {};", time.as_millis()));
     format!("BEGIN IMMEDIATE; {} COMMIT", each.collect::<String>())
 }
 
 #[async_trait]
-impl StoreHarness for File {
+impl Harness for SqliteHarness {
     type Store = Store;
-    type Writer = Session;
+    type Writer = WriteSession;
 
     async fn store_for(&self, name: &str) -> Store {
         let config = Config { busy_timeout: BUSY, ..Config::new(&self.path, name) };
         Store::open(config).await.expect("a migrated file")
     }
 
-    async fn begin(&self) -> Session {
-        self.begin_within(PATIENT).await.expect("nobody writes")
+    async fn begin(&self) -> WriteSession {
+        self.begin_within(LONG_WAIT).await.expect("nobody writes")
     }
 
-    async fn begin_beside(&self) -> Option<Session> {
+    async fn try_begin_second(&self) -> Option<WriteSession> {
         self.begin_within(BUSY_WRITER).await.ok()
     }
 
     async fn add_destination(&self, name: &str, shards: u16, start: suite::Start) {
         let start = match start {
-            suite::Start::Now => Start::Now,
-            suite::Start::Oldest => Start::Oldest,
+            suite::Start::Now => StartFrom::Now,
+            suite::Start::Oldest => StartFrom::Oldest,
         };
         assert!(self.store_for(name).await.add_destination(shards, start).await.expect("a free file"));
     }
@@ -95,28 +95,28 @@ impl StoreHarness for File {
         assert!(self.store_for(name).await.remove_destination().await.expect("a free file"));
     }
 
-    async fn regroup(&self, name: &str, shards: u16) {
+    async fn reshard(&self, name: &str, shards: u16) {
         assert!(self.store_for(name).await.regroup(shards).await.expect("a free file"));
     }
 
-    async fn switch(&self, name: &str, on: bool) {
+    async fn set_enabled(&self, name: &str, on: bool) {
         assert!(self.store_for(name).await.switch(on).await.expect("a free file"));
     }
 
     /// A killed process leaves the two files as they are at that moment. SQLite recreates the shared memory.
     async fn crash(&mut self) {
-        let after = self.scratch.path().join("after-the-crash.db");
+        let after = self.directory.path().join("after-the-crash.db");
         for suffix in ["", "-wal"] {
             let name = |file: &PathBuf| PathBuf::from(format!("{}{suffix}", file.display()));
             std::fs::copy(name(&self.path), name(&after)).expect("a copy");
         }
-        self.open = scratch::connect(&after).await;
+        self.keep_open = scratch::connect(&after).await;
         self.path = after;
     }
 
     /// Moves stored times back. While a writer is open this is not possible. Then it really waits, for the writer or
     /// for the time.
-    async fn let_pass(&self, time: Duration) {
+    async fn advance_time(&self, time: Duration) {
         let columns = [
             ("relevo_lease", "expires_at_ms"),
             ("relevo_relay", "expires_at_ms"),
@@ -125,23 +125,23 @@ impl StoreHarness for File {
             ("relevo_scheduled", "due_at_ms"),
         ];
         let end = Instant::now() + time;
-        if self.run_within(time, &earlier(&columns, time)).await.is_err() {
+        if self.run_within(time, &shift_times_back(&columns, time)).await.is_err() {
             tokio::time::sleep_until(end).await;
         }
     }
 
-    async fn age(&self, time: Duration) {
+    async fn age_records(&self, time: Duration) {
         let columns = [
             ("relevo_message", "created_at_ms"),
             ("relevo_progress", "settled_at_ms"),
             ("relevo_settle_history", "settled_at_ms"),
         ];
-        self.run(&earlier(&columns, time)).await.expect("a free file");
+        self.run(&shift_times_back(&columns, time)).await.expect("a free file");
     }
 
     async fn next_partition(&self) {}
 
-    async fn kept(&self) -> usize {
+    async fn stored_messages(&self) -> usize {
         let mut connection = scratch::connect(&self.path).await;
         let row = sqlx::query("SELECT count(*) FROM relevo_message").fetch_one(&mut connection).await;
         let count: i64 = row.and_then(|row| row.try_get(0)).expect("a count");
@@ -149,22 +149,22 @@ impl StoreHarness for File {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { one_writer: true, ..Capabilities::default() }
+        Capabilities { single_writer: true, ..Capabilities::default() }
     }
 }
 
 /// An application's transaction on its own connection.
-pub(crate) struct Session(Transaction<'static, Sqlite>);
+pub(crate) struct WriteSession(Transaction<'static, Sqlite>);
 
-impl Session {
+impl WriteSession {
     async fn run(&mut self, sql: String) {
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *self.0).await.expect("an open transaction");
     }
 }
 
 #[async_trait]
-impl Writer for Session {
-    async fn emit(&mut self, draft: suite::Draft) -> Result<MessageId, Repeated> {
+impl WriteTransaction for WriteSession {
+    async fn emit(&mut self, draft: suite::Draft) -> Result<MessageId, DuplicateId> {
         let deliver_at = draft
             .deliver_after
             .map(|after| Timestamp::now() + SignedDuration::try_from(after).expect("a wait of the suite is short"));
@@ -174,16 +174,16 @@ impl Writer for Session {
                 headers: draft.headers,
                 id: draft.id,
                 deliver_at,
-                on_repeat: match draft.on_repeat {
-                    suite::OnRepeat::Refuse => OnRepeat::Refuse,
-                    suite::OnRepeat::Ignore => OnRepeat::Ignore,
+                on_duplicate: match draft.on_repeat {
+                    suite::OnRepeat::Refuse => OnDuplicate::Error,
+                    suite::OnRepeat::Ignore => OnDuplicate::Ignore,
                 },
                 ..Draft::bytes(&draft.topic, &draft.key, &draft.kind, draft.payload, &draft.content_type)
             },
         );
         match emitted.await {
             Ok(id) => Ok(id),
-            Err(EmitError::Repeated(_)) => Err(Repeated),
+            Err(EmitError::DuplicateId(_)) => Err(DuplicateId),
             Err(error) => panic!("the emit failed: {error}"),
         }
     }

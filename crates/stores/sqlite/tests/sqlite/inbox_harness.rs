@@ -3,69 +3,74 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use relevo_conformance::inbox::{Capabilities, Handling, Harness};
+use relevo_conformance::inbox::{Capabilities, HandlerTransaction, Harness};
 use relevo_core::MessageId;
-use relevo_core::inbox::Keeping;
+use relevo_core::inbox::InboxRetention;
 use relevo_store_sqlite::inbox::{Config, Inbox};
-use relevo_store_sqlite::{Config as StoreConfig, Draft, Outbox, Store, connect_options};
+use relevo_store_sqlite::{Config as StoreConfig, Draft, Emitter, Store, connect_options};
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Row as _};
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use crate::scratch::{self, MAIN, PATIENT, Scratch};
+use crate::scratch::{self, LONG_WAIT, MAIN, TempDirectory};
 
 /// Longer than any writer of a case that ends, even on a slow machine.
 const WAIT: Duration = Duration::from_secs(2);
 
-pub(crate) struct File {
-    scratch: Scratch,
+pub(crate) struct SqliteHarness {
+    directory: TempDirectory,
     /// Open while the case runs, so that no other connection is ever the last one. The last one locks the file while it
     /// closes.
-    _open: SqliteConnection,
+    _keep_open: SqliteConnection,
 }
 
-pub(crate) async fn start() -> File {
-    let scratch = Scratch::new();
+pub(crate) async fn start() -> SqliteHarness {
+    let scratch = TempDirectory::new();
     drop(scratch::outbox(&scratch.file(), 1).await);
     scratch::run(&scratch.file(), "CREATE TABLE ledger (no INTEGER PRIMARY KEY AUTOINCREMENT, line TEXT NOT NULL)")
         .await;
-    File { _open: scratch::connect(&scratch.file()).await, scratch }
+    SqliteHarness { _keep_open: scratch::connect(&scratch.file()).await, directory: scratch }
 }
 
-impl File {
+impl SqliteHarness {
     /// Moves stored times back in one transaction. Returns an error if another connection writes for longer than
     /// `wait`.
-    async fn move_back(&self, columns: &[(&str, &str)], time: Duration, wait: Duration) -> Result<(), sqlx::Error> {
+    async fn shift_times_back(
+        &self,
+        columns: &[(&str, &str)],
+        time: Duration,
+        wait: Duration,
+    ) -> Result<(), sqlx::Error> {
         let earlier =
             |(table, column): &(&str, &str)| format!("UPDATE {table} SET {column} = {column} - {};", time.as_millis());
         let each: String = columns.iter().map(earlier).collect();
-        let mut connection = connect_options(self.scratch.file()).busy_timeout(wait).connect().await?;
+        let mut connection = connect_options(self.directory.file()).busy_timeout(wait).connect().await?;
         let sql = AssertSqlSafe(format!("BEGIN IMMEDIATE; {each} COMMIT"));
         sqlx::raw_sql(sql).execute(&mut connection).await.map(|_| ())
     }
 
     async fn rows(&self, sql: &'static str) -> Vec<SqliteRow> {
-        sqlx::query(sql).fetch_all(&mut scratch::connect(&self.scratch.file()).await).await.expect("a table")
+        sqlx::query(sql).fetch_all(&mut scratch::connect(&self.directory.file()).await).await.expect("a table")
     }
 }
 
 #[async_trait]
-impl Harness for File {
+impl Harness for SqliteHarness {
     type Inbox = Inbox;
     type Operator = Store;
 
-    async fn inbox_keeping(&self, consumer: &str, keeping: Keeping) -> Inbox {
-        let config = Config { lock_timeout: WAIT, ..Config::new(self.scratch.file()) };
+    async fn inbox_with_retention(&self, consumer: &str, keeping: InboxRetention) -> Inbox {
+        let config = Config { lock_timeout: WAIT, ..Config::new(self.directory.file()) };
         Inbox::open(&config, consumer, keeping).await.expect("a migrated file")
     }
 
     async fn operator(&self) -> Store {
-        let config = StoreConfig { busy_timeout: WAIT, ..StoreConfig::new(self.scratch.file(), MAIN) };
+        let config = StoreConfig { busy_timeout: WAIT, ..StoreConfig::new(self.directory.file(), MAIN) };
         Store::open(config).await.expect("a migrated file")
     }
 
-    async fn effect(&self, transaction: &mut Handling<Self>, line: &str) {
+    async fn effect(&self, transaction: &mut HandlerTransaction<Self>, line: &str) {
         let effect = sqlx::query("INSERT INTO ledger (line) VALUES (?1)").bind(line);
         effect.execute(&mut **transaction).await.expect("a table of the test");
     }
@@ -74,8 +79,8 @@ impl Harness for File {
         self.rows("SELECT line FROM ledger ORDER BY no").await.iter().map(|row| row.get(0)).collect()
     }
 
-    async fn emit(&self, transaction: &mut Handling<Self>) -> MessageId {
-        Outbox::default().emit(transaction, Draft::json("orders", "k", "Emitted", "{}")).await.expect("a good message")
+    async fn emit(&self, transaction: &mut HandlerTransaction<Self>) -> MessageId {
+        Emitter::default().emit(transaction, Draft::json("orders", "k", "Emitted", "{}")).await.expect("a good message")
     }
 
     async fn emitted(&self) -> Vec<MessageId> {
@@ -85,7 +90,7 @@ impl Harness for File {
 
     /// Moves stored times back. Includes those of dead letters, because milliseconds distinguish them. While a writer
     /// is open this is not possible. Then it really waits, for the writer or for the time.
-    async fn pass(&self, time: Duration) {
+    async fn advance_time(&self, time: Duration) {
         let columns = [
             ("relevo_inbox", "claim_expires_at_ms"),
             ("relevo_inbox_retry_queue", "next_at_ms"),
@@ -96,12 +101,12 @@ impl Harness for File {
             ("relevo_inbox_dead_letter", "dead_at_ms"),
         ];
         let end = Instant::now() + time;
-        if self.move_back(&columns, time, time).await.is_err() {
+        if self.shift_times_back(&columns, time, time).await.is_err() {
             tokio::time::sleep_until(end).await;
         }
     }
 
-    async fn age(&self, time: Duration) {
+    async fn age_records(&self, time: Duration) {
         let columns = [
             ("relevo_inbox", "entered_at_ms"),
             ("relevo_inbox_dead_letter", "dead_at_ms"),
@@ -110,10 +115,10 @@ impl Harness for File {
             ("relevo_inbox_member", "expires_at_ms"),
             ("relevo_inbox_member", "beat_at_ms"),
         ];
-        self.move_back(&columns, time, PATIENT).await.expect("a free file");
+        self.shift_times_back(&columns, time, LONG_WAIT).await.expect("a free file");
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { one_writer: true }
+        Capabilities { single_writer: true }
     }
 }

@@ -5,20 +5,20 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use relevo_core::inbox::{Begun, Enter, Entered, Inbox as _, State};
+use relevo_core::inbox::{BeginOutcome, Enter, EnterOutcome, Inbox as _, InboxState};
 
 use crate::inbox_support::{arrival, effect, effects, handle, inbox, prepare};
-use crate::scratch::{Scratch, part, this_test};
+use crate::scratch::{TempDirectory, child_command, child_role};
 
 const WAIT: Duration = Duration::from_secs(10);
 const MESSAGES: u64 = 200;
 
-fn say(word: &str) {
+fn print_line(word: &str) {
     writeln!(std::io::stdout(), "{word}").expect("somebody listens");
 }
 
 fn start(test: &str, part: &str) -> Child {
-    this_test(test, part).stdout(Stdio::piped()).spawn().expect("this program runs")
+    child_command(test, part).stdout(Stdio::piped()).spawn().expect("this program runs")
 }
 
 /// Waits until the child has printed this word `times` times, then kills it at an arbitrary point.
@@ -30,17 +30,17 @@ fn kill_after(child: &mut Child, word: &str, times: usize) {
 }
 
 #[tokio::test]
-async fn messages_that_killed_processes_shared_are_handled_once() {
-    const TEST: &str = "inbox_processes::messages_that_killed_processes_shared_are_handled_once";
-    if let Some(file) = part() {
+async fn messages_shared_by_killed_processes_are_handled_once() {
+    const TEST: &str = "inbox_processes::messages_shared_by_killed_processes_are_handled_once";
+    if let Some(file) = child_role() {
         let inbox = inbox(Path::new(&file), WAIT).await;
         for number in 0..MESSAGES {
             handle(&inbox, &arrival(number), 10).await.expect("a file");
-            say("handled");
+            print_line("handled");
         }
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = TempDirectory::new();
     let file = scratch.file();
     prepare(&file).await;
     for times in [20, 60] {
@@ -61,23 +61,23 @@ async fn messages_that_killed_processes_shared_are_handled_once() {
 async fn a_process_that_is_killed_in_mid_transaction_leaves_nothing() {
     const TEST: &str = "inbox_processes::a_process_that_is_killed_in_mid_transaction_leaves_nothing";
     let message = [arrival(1)];
-    if let Some(file) = part() {
+    if let Some(file) = child_role() {
         let inbox = inbox(Path::new(&file), WAIT).await;
-        let Begun::Open(mut tx, _) = inbox.begin(Enter { held: None, arrivals: &message }).await.unwrap() else {
+        let BeginOutcome::Open(mut tx, _) = inbox.begin(Enter { held: None, arrivals: &message }).await.unwrap() else {
             panic!("nobody is in the way")
         };
         effect(&mut tx, &message[0], 10).await.unwrap();
-        say("working");
+        print_line("working");
         return std::future::pending().await;
     }
-    let scratch = Scratch::new();
+    let scratch = TempDirectory::new();
     let file = scratch.file();
     prepare(&file).await;
     let mut worker = start(TEST, file.to_str().unwrap());
     kill_after(&mut worker, "working", 1);
     assert_eq!(effects(&file).await, (0, 0));
     let inbox = inbox(&file, WAIT).await;
-    assert_eq!(handle(&inbox, &message[0], 10).await.unwrap(), Entered::New);
-    assert_eq!(handle(&inbox, &message[0], 10).await.unwrap(), Entered::Repeat(State::Done));
+    assert_eq!(handle(&inbox, &message[0], 10).await.unwrap(), EnterOutcome::New);
+    assert_eq!(handle(&inbox, &message[0], 10).await.unwrap(), EnterOutcome::Duplicate(InboxState::Done));
     assert_eq!(effects(&file).await, (1, 1));
 }

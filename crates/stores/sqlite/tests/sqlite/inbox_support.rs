@@ -5,66 +5,70 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use relevo_core::MessageId;
-use relevo_core::consume::{Lane, Raw};
-use relevo_core::inbox::{Arrival, Begun, Enter, Entered, Entry, Inbox as _, Keeping};
+use relevo_core::broker_consumer::{Lane, RawMessage};
+use relevo_core::inbox::{BeginOutcome, DedupId, Enter, EnterOutcome, Inbox as _, InboxMessage, InboxRetention};
 use relevo_core::store::StoreError;
 use relevo_store_sqlite::inbox::{Config, Inbox};
 use relevo_store_sqlite::migrate;
 use sqlx::{Sqlite, Transaction};
 use uuid::Uuid;
 
-use crate::scratch::{closed, connect, run};
+use crate::scratch::{connect, run, wait_until_closed};
 
-pub(crate) type Handling = Transaction<'static, Sqlite>;
+pub(crate) type HandlerTransaction = Transaction<'static, Sqlite>;
 
 /// Creates a migrated file with a ledger that accepts duplicate messages. All connections are closed, so that the next
 /// one can open it with a short timeout.
 pub(crate) async fn prepare(file: &Path) {
     migrate::migrate(file).await.expect("a new file");
     run(file, "CREATE TABLE ledger (id BLOB NOT NULL, weight BLOB NOT NULL)").await;
-    closed(file).await;
+    wait_until_closed(file).await;
 }
 
 /// An inbox that uses this timeout for all waits.
 pub(crate) async fn inbox(file: &Path, wait: Duration) -> Inbox {
     let config = Config { lock_timeout: wait, busy_timeout: wait, ..Config::new(file) };
-    Inbox::open(&config, "billing", Keeping::default()).await.expect("a migrated file")
+    Inbox::open(&config, "billing", InboxRetention::default()).await.expect("a migrated file")
 }
 
-pub(crate) fn arrival(number: u64) -> Arrival {
+pub(crate) fn arrival(number: u64) -> InboxMessage {
     let id = MessageId::from_uuid(Uuid::from_u128(0x0190_0000_0000_7000_8000_0000_0000_0000 | u128::from(number)));
-    Arrival {
-        entry: Entry { id, replay: 0 },
+    InboxMessage {
+        dedup_id: DedupId { id, replay: 0 },
         queue: number.to_string().into(),
-        raw: Raw { headers: Vec::new(), payload: Bytes::from_static(b"{}") },
+        raw: RawMessage { headers: Vec::new(), payload: Bytes::from_static(b"{}") },
         address: "orders".into(),
         lane: Lane::new("0"),
-        place: Some(number),
+        offset: Some(number),
         correlation: None,
     }
 }
 
-pub(crate) async fn effect(tx: &mut Handling, arrival: &Arrival, weight: usize) -> Result<(), sqlx::Error> {
-    let insert = sqlx::query("INSERT INTO ledger VALUES (?1, ?2)").bind(*arrival.entry.id.as_uuid());
+pub(crate) async fn effect(
+    tx: &mut HandlerTransaction,
+    arrival: &InboxMessage,
+    weight: usize,
+) -> Result<(), sqlx::Error> {
+    let insert = sqlx::query("INSERT INTO ledger VALUES (?1, ?2)").bind(*arrival.dedup_id.id.as_uuid());
     insert.bind(vec![7; weight]).execute(&mut **tx).await.map(|_| ())
 }
 
 /// Handles a message unless it is known. Tries again while another writer blocks it.
-pub(crate) async fn handle(inbox: &Inbox, arrival: &Arrival, weight: usize) -> Result<Entered, StoreError> {
+pub(crate) async fn handle(inbox: &Inbox, arrival: &InboxMessage, weight: usize) -> Result<EnterOutcome, StoreError> {
     loop {
         match inbox.begin(Enter { held: None, arrivals: std::slice::from_ref(arrival) }).await? {
-            Begun::Open(mut tx, entered) => {
-                if entered == [Entered::New]
+            BeginOutcome::Open(mut tx, entered) => {
+                if entered == [EnterOutcome::New]
                     && let Err(error) = effect(&mut tx, arrival, weight).await
                 {
-                    inbox.roll_back(tx).await?;
-                    return Err(StoreError::Away(Box::new(error)));
+                    inbox.rollback(tx).await?;
+                    return Err(StoreError::Unavailable(Box::new(error)));
                 }
                 inbox.commit(tx).await?;
                 return Ok(entered[0]);
             }
-            Begun::Busy => {}
-            Begun::Lost => panic!("there is no lane to lose"),
+            BeginOutcome::Busy => {}
+            BeginOutcome::Fenced => panic!("there is no lane to lose"),
         }
     }
 }

@@ -3,30 +3,40 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use relevo_core::inbox::operate::{self as consumers, Forgotten};
-use relevo_core::operate::{Cause, Inspect as _, Operate as _, Range, Search, Severity, Status};
-use relevo_core::sample::Sample as _;
-use relevo_core::store::{DeadFilter, DeadLetters as _, Entry, Mark, Park, ParkedKeys as _, Stop, Stopped};
+use relevo_core::inbox::operate::{self as consumers, RemoveOutcome};
+use relevo_core::operate::{
+    MessageFilter, MessageStatus, OutboxAdmin as _, OutboxInspector as _, Severity, TimeRange, WaitCause,
+};
+use relevo_core::sample::OutboxMonitor as _;
+use relevo_core::store::{
+    DeadLetterAdmin as _, DeadLetterFilter, LogEntry, MarkRequest, ParkAction, ParkedMessage, ParkedReader as _,
+    PublishFailure,
+};
 use relevo_store_sqlite::Draft;
 
-use crate::scratch::{Reader, Scratch, connect, draft, emit_one, outbox, run};
+use crate::scratch::{Reader, TempDirectory, connect, draft, emit_one, outbox, run};
 
 const BUDGET: Duration = Duration::from_secs(5);
 
-fn stopped(stop: Stop) -> Stopped {
-    Stopped { stop, attempts: 3, class: "transient", error: "no".to_owned(), route: "all".into() }
+fn stopped(stop: ParkAction) -> PublishFailure {
+    PublishFailure { action: stop, attempts: 3, class: "transient", error: "no".to_owned(), route: "all".into() }
 }
 
-fn park(entry: &Entry, stopped: Option<Stopped>) -> Park {
-    Park { seq: entry.seq, slot: entry.slot, key: entry.message.key.clone(), stopped }
+fn park(entry: &LogEntry, stopped: Option<PublishFailure>) -> ParkedMessage {
+    ParkedMessage { seq: entry.seq, slot: entry.slot, key: entry.message.key.clone(), failure: stopped }
 }
 
-fn mark() -> Mark {
-    Mark { filter: DeadFilter::default(), dry_run: false, by: "ana".to_owned(), reason: "fixed".to_owned() }
+fn mark() -> MarkRequest {
+    MarkRequest {
+        filter: DeadLetterFilter::default(),
+        dry_run: false,
+        by: "ana".to_owned(),
+        reason: "fixed".to_owned(),
+    }
 }
 
 /// An outbox with a message in every status except quarantined and discarded. Keys have the names of the statuses.
-async fn every_status(scratch: &Scratch) -> Reader {
+async fn outbox_with_every_status(scratch: &TempDirectory) -> Reader {
     let mut reader = Reader::start(outbox(&scratch.file(), 4).await).await;
     let mut connection = connect(&scratch.file()).await;
     for key in ["published", "retrying", "retrying", "held", "dead", "dead"] {
@@ -36,10 +46,10 @@ async fn every_status(scratch: &Scratch) -> Reader {
     let entries = &page.entries;
     let pause = Duration::from_hours(1);
     let parks = vec![
-        park(&entries[1], Some(stopped(Stop::Retry { after: pause }))),
+        park(&entries[1], Some(stopped(ParkAction::Retry { after: pause }))),
         park(&entries[2], None),
-        park(&entries[3], Some(stopped(Stop::Address { address: "there".into(), after: pause }))),
-        park(&entries[4], Some(stopped(Stop::DeadHold))),
+        park(&entries[3], Some(stopped(ParkAction::HoldAddress { address: "there".into(), after: pause }))),
+        park(&entries[4], Some(stopped(ParkAction::DeadHold))),
         park(&entries[5], None),
     ];
     reader.settle(page.end, parks).await.expect("a free file");
@@ -50,45 +60,45 @@ async fn every_status(scratch: &Scratch) -> Reader {
 }
 
 #[tokio::test]
-async fn a_search_shows_where_every_message_stands() {
-    let scratch = Scratch::new();
-    let reader = every_status(&scratch).await;
-    let found = reader.store.search(&Search::default(), 100, BUDGET).await.unwrap();
+async fn a_search_shows_the_status_of_every_message() {
+    let scratch = TempDirectory::new();
+    let reader = outbox_with_every_status(&scratch).await;
+    let found = reader.store.search(&MessageFilter::default(), 100, BUDGET).await.unwrap();
     let seen: Vec<_> = found.messages.iter().map(|it| (it.key.as_str(), it.status, it.attempts)).collect();
     assert_eq!(
         seen,
         [
-            ("scheduled", Status::Scheduled, 0),
-            ("pending", Status::Pending, 0),
-            ("dead", Status::Behind, 0),
-            ("dead", Status::Dead, 3),
-            ("held", Status::Held, 3),
-            ("retrying", Status::Behind, 0),
-            ("retrying", Status::Retrying, 3),
-            ("published", Status::Published, 0),
+            ("scheduled", MessageStatus::Scheduled, 0),
+            ("pending", MessageStatus::Pending, 0),
+            ("dead", MessageStatus::Waiting, 0),
+            ("dead", MessageStatus::Dead, 3),
+            ("held", MessageStatus::Held, 3),
+            ("retrying", MessageStatus::Waiting, 0),
+            ("retrying", MessageStatus::Retrying, 3),
+            ("published", MessageStatus::Published, 0),
         ]
     );
-    assert!(found.messages.iter().all(|it| it.published_at.is_some() == (it.status == Status::Published)));
-    assert_eq!((found.next, found.ran_out_at), (None, None));
-    for status in [Status::Scheduled, Status::Behind, Status::Published] {
-        let search = Search { status: Some(status), ..Search::default() };
+    assert!(found.messages.iter().all(|it| it.published_at.is_some() == (it.status == MessageStatus::Published)));
+    assert_eq!((found.next, found.searched_back_to), (None, None));
+    for status in [MessageStatus::Scheduled, MessageStatus::Waiting, MessageStatus::Published] {
+        let search = MessageFilter { status: Some(status), ..MessageFilter::default() };
         let found = reader.store.search(&search, 100, BUDGET).await.unwrap();
         assert!(!found.messages.is_empty() && found.messages.iter().all(|it| it.status == status));
     }
 }
 
 #[tokio::test]
-async fn a_search_goes_on_where_it_stopped_and_says_when_time_ran_out() {
-    let scratch = Scratch::new();
-    let reader = every_status(&scratch).await;
-    let whole = reader.store.search(&Search::default(), 100, BUDGET).await.unwrap().messages;
-    let (mut pieces, mut before) = (Vec::new(), None);
+async fn a_search_resumes_where_it_stopped_and_reports_when_time_ran_out() {
+    let scratch = TempDirectory::new();
+    let reader = outbox_with_every_status(&scratch).await;
+    let whole = reader.store.search(&MessageFilter::default(), 100, BUDGET).await.unwrap().messages;
+    let (mut pieces, mut before_seq) = (Vec::new(), None);
     loop {
-        let search = Search { before, ..Search::default() };
+        let search = MessageFilter { before_seq, ..MessageFilter::default() };
         let found = reader.store.search(&search, 3, BUDGET).await.unwrap();
         pieces.extend(found.messages);
-        before = found.next;
-        if before.is_none() {
+        before_seq = found.next;
+        if before_seq.is_none() {
             break;
         }
     }
@@ -100,118 +110,135 @@ async fn a_search_goes_on_where_it_stopped_and_says_when_time_ran_out() {
          SELECT 1, randomblob(16), 1000 + i, 't', 'many', 'T', 'a/b', x'' FROM n",
     )
     .await;
-    let search = Search { key: Some("published".to_owned()), ..Search::default() };
+    let search = MessageFilter { key: Some("published".to_owned()), ..MessageFilter::default() };
     let found = reader.store.search(&search, 10, Duration::ZERO).await.unwrap();
-    assert!(found.messages.is_empty() && found.ran_out_at.is_some() && found.next.is_some());
+    assert!(found.messages.is_empty() && found.searched_back_to.is_some() && found.next.is_some());
     let found = reader.store.search(&search, 10, BUDGET).await.unwrap();
-    assert_eq!((found.messages.len(), found.ran_out_at), (1, None));
+    assert_eq!((found.messages.len(), found.searched_back_to), (1, None));
 }
 
 #[tokio::test]
-async fn a_message_is_shown_whole_even_when_the_log_has_dropped_it() {
-    let scratch = Scratch::new();
-    let reader = every_status(&scratch).await;
-    let found = reader.store.search(&Search::default(), 100, BUDGET).await.unwrap();
+async fn a_message_is_shown_completely_after_the_log_dropped_it() {
+    let scratch = TempDirectory::new();
+    let reader = outbox_with_every_status(&scratch).await;
+    let found = reader.store.search(&MessageFilter::default(), 100, BUDGET).await.unwrap();
     for listed in &found.messages {
-        let shown = reader.store.show(listed.id).await.unwrap().expect("it is there");
-        assert_eq!(&shown.listed, listed);
+        let shown = reader.store.message(listed.id).await.unwrap().expect("it is there");
+        assert_eq!(&shown.summary, listed);
         assert_eq!((&shown.message.key[..], &shown.message.payload[..]), (&listed.key[..], &b"{}"[..]));
     }
     run(&scratch.file(), "DELETE FROM relevo_message").await;
     for listed in found.messages {
-        let waits = !matches!(listed.status, Status::Published | Status::Pending);
-        assert_eq!(reader.store.show(listed.id).await.unwrap().is_some(), waits, "{}", listed.key);
+        let waits = !matches!(listed.status, MessageStatus::Published | MessageStatus::Pending);
+        assert_eq!(reader.store.message(listed.id).await.unwrap().is_some(), waits, "{}", listed.key);
     }
 }
 
 #[tokio::test]
-async fn a_key_says_why_it_does_not_move() {
-    let scratch = Scratch::new();
-    let reader = every_status(&scratch).await;
+async fn a_key_report_explains_why_the_key_waits() {
+    let scratch = TempDirectory::new();
+    let reader = outbox_with_every_status(&scratch).await;
     let store = &reader.store;
-    let why = store.why("retrying").await.unwrap();
-    assert!(matches!(why.cause, Cause::Retry { at } if at > Timestamp::now()));
-    assert_eq!((why.waiting, why.head.unwrap().status), (2, Status::Retrying));
-    let why = store.why("held").await.unwrap();
-    assert!(matches!(why.cause, Cause::Held { hold, probe_at: Some(_) } if hold.address == "there"));
-    let dead = store.why("dead").await.unwrap();
+    let why = store.key_facts("retrying").await.unwrap();
+    assert!(matches!(why.cause, WaitCause::Retrying { at } if at > Timestamp::now()));
+    assert_eq!((why.waiting, why.head.unwrap().status), (2, MessageStatus::Retrying));
+    let why = store.key_facts("held").await.unwrap();
+    assert!(
+        matches!(why.cause, WaitCause::AddressHeld { held_address, probe_at: Some(_) } if held_address.address == "there")
+    );
+    let dead = store.key_facts("dead").await.unwrap();
     let head = dead.head.unwrap();
-    assert_eq!((dead.cause, dead.waiting, head.status), (Cause::Dead { id: head.id }, 2, Status::Dead));
-    assert!(matches!(store.why("scheduled").await.unwrap().cause, Cause::Scheduled { .. }));
-    let why = store.why("pending").await.unwrap();
-    assert_eq!((why.cause, why.waiting), (Cause::Unread, 1));
+    assert_eq!(
+        (dead.cause, dead.waiting, head.status),
+        (WaitCause::DeadLetter { id: head.id }, 2, MessageStatus::Dead)
+    );
+    assert!(matches!(store.key_facts("scheduled").await.unwrap().cause, WaitCause::Scheduled { .. }));
+    let why = store.key_facts("pending").await.unwrap();
+    assert_eq!((why.cause, why.waiting), (WaitCause::NotReadYet, 1));
     assert_eq!(why.shard.owner.as_deref(), Some("reader"));
-    assert_eq!(store.why("published").await.unwrap().cause, Cause::Nothing);
-    assert_eq!(store.why("never heard of").await.unwrap().cause, Cause::Nothing);
+    assert_eq!(store.key_facts("published").await.unwrap().cause, WaitCause::Idle);
+    assert_eq!(store.key_facts("never heard of").await.unwrap().cause, WaitCause::Idle);
 
     assert_eq!(store.redrive(&mark()).await.unwrap(), 1);
     assert_eq!(store.redrive(&mark()).await.unwrap(), 0, "a double click marks once");
-    assert_eq!(store.why("dead").await.unwrap().cause, Cause::Marked { id: head.id, mark: "redriving".to_owned() });
-    let runs = store.due(&reader.leases, 10, 10).await.unwrap();
+    assert_eq!(
+        store.key_facts("dead").await.unwrap().cause,
+        WaitCause::MarkNotApplied { id: head.id, mark: "redriving".to_owned() }
+    );
+    let runs = store.read_parked(&reader.leases, 10, 10).await.unwrap();
     assert_eq!((&*runs[0].key, runs[0].messages[0].1.message.id), ("dead", head.id));
     store.switch(false).await.unwrap();
-    assert_eq!(store.why("pending").await.unwrap().cause, Cause::SwitchedOff);
+    assert_eq!(store.key_facts("pending").await.unwrap().cause, WaitCause::Disabled);
     store.switch(true).await.unwrap();
     run(&scratch.file(), "UPDATE relevo_lease SET expires_at_ms = 0").await;
-    assert_eq!(store.why("pending").await.unwrap().cause, Cause::NoRelay);
+    assert_eq!(store.key_facts("pending").await.unwrap().cause, WaitCause::NoRelay);
 }
 
 #[tokio::test]
 async fn shards_and_destinations_are_listed() {
-    let scratch = Scratch::new();
-    let reader = every_status(&scratch).await;
+    let scratch = TempDirectory::new();
+    let reader = outbox_with_every_status(&scratch).await;
     let shards = reader.store.shards().await.unwrap();
     assert_eq!(shards.iter().map(|it| it.shard).collect::<Vec<_>>(), [0, 1, 2, 3]);
-    assert!(shards.iter().all(|it| it.owner.as_deref() == Some("reader") && it.epoch == 1 && !it.lasts.is_zero()));
+    assert!(
+        shards.iter().all(|it| it.owner.as_deref() == Some("reader") && it.epoch == 1 && !it.lease_remaining.is_zero())
+    );
     assert_eq!(shards.iter().map(|it| it.parked_keys).sum::<u64>(), 3);
     reader.store.regroup(2).await.unwrap();
     let listed = reader.store.destinations().await.unwrap();
-    assert_eq!((listed[0].name.as_str(), listed[0].shards, listed[0].regrouping_to), ("main", 4, Some(2)));
+    assert_eq!((listed[0].name.as_str(), listed[0].shards, listed[0].resharding_to), ("main", 4, Some(2)));
     assert!(reader.store.remove_destination().await.unwrap());
     assert!(!reader.store.remove_destination().await.unwrap());
     assert_eq!(reader.store.destinations().await.unwrap(), []);
 }
 
 #[tokio::test]
-async fn verifying_counts_and_finds_what_must_not_be() {
-    let scratch = Scratch::new();
-    let reader = every_status(&scratch).await;
-    let verified = reader.store.verify(Range::default()).await.unwrap();
-    assert_eq!((verified.committed, verified.contradictions.len()), (7, 0));
+async fn verify_counts_messages_and_finds_inconsistencies() {
+    let scratch = TempDirectory::new();
+    let reader = outbox_with_every_status(&scratch).await;
+    let verified = reader.store.verify(TimeRange::default()).await.unwrap();
+    assert_eq!((verified.committed, verified.inconsistencies.len()), (7, 0));
     let of = |status| verified.by_status.iter().find(|(it, _)| *it == status).unwrap().1;
     assert_eq!(
-        [Status::Published, Status::Pending, Status::Behind, Status::Dead, Status::Held].map(of),
+        [
+            MessageStatus::Published,
+            MessageStatus::Pending,
+            MessageStatus::Waiting,
+            MessageStatus::Dead,
+            MessageStatus::Held
+        ]
+        .map(of),
         [1, 1, 2, 1, 1]
     );
     assert!(verified.oldest_unsettled.is_some());
     let backlog = reader.store.backlog().await.unwrap();
     assert_eq!((backlog.pending, backlog.exact, backlog.parked, backlog.dead), (1, true, 4, 1));
-    let vitals = reader.store.vitals().await.unwrap();
+    let vitals = reader.store.sample_destination().await.unwrap();
     assert_eq!((vitals.backlog, vitals.parked_keys, vitals.held_addresses), (backlog, 3, 1));
     assert_eq!(vitals.holdback, Duration::ZERO);
     run(&scratch.file(), "UPDATE relevo_message SET created_at_ms = created_at_ms - 608400000").await;
-    let vitals = reader.store.vitals().await.unwrap();
+    let vitals = reader.store.sample_destination().await.unwrap();
     let hour = Duration::from_hours(1);
     assert!(
         vitals.holdback >= hour && vitals.holdback < 2 * hour,
         "a week is kept, and this is an hour older: {vitals:?}"
     );
-    let all = reader.store.surroundings().await.unwrap().holdbacks;
+    let all = reader.store.sample_outbox().await.unwrap().retention_overdue;
     assert!(all.len() == 1 && all[0].1 >= vitals.holdback, "{all:?}");
     assert!(vitals.oldest_pending >= 169 * hour, "{vitals:?}");
     run(&scratch.file(), "DELETE FROM relevo_dead_letter").await;
     run(&scratch.file(), "DELETE FROM relevo_address_hold").await;
-    let verified = reader.store.verify(Range::default()).await.unwrap();
+    let verified = reader.store.verify(TimeRange::default()).await.unwrap();
     assert_eq!(
-        verified.contradictions,
+        verified.inconsistencies,
         ["1 keys wait for a dead letter that is not there", "1 keys wait for an address that is not held"]
     );
 }
 
 #[tokio::test]
-async fn an_examination_tells_everything_it_looked_at() {
-    let scratch = Scratch::new();
-    let reader = every_status(&scratch).await;
+async fn examine_reports_every_check() {
+    let scratch = TempDirectory::new();
+    let reader = outbox_with_every_status(&scratch).await;
     let findings = reader.store.examine().await.unwrap();
     let subjects: Vec<_> = findings.iter().map(|it| it.subject.as_str()).collect();
     let expected = ["file system", "free space", "write-ahead log", "journal_mode", "synchronous", "schema version"];
@@ -224,10 +251,10 @@ async fn an_examination_tells_everything_it_looked_at() {
 }
 
 #[tokio::test]
-async fn consumers_of_the_same_file_are_told() {
-    let scratch = Scratch::new();
+async fn consumers_of_the_same_file_are_sampled() {
+    let scratch = TempDirectory::new();
     let store = outbox(&scratch.file(), 4).await;
-    assert_eq!(store.surroundings().await.unwrap().consumers, []);
+    assert_eq!(store.sample_outbox().await.unwrap().consumers, []);
     for sql in [
         "INSERT INTO relevo_inbox (consumer, message_id, entered_at_ms) VALUES ('audit', x'01', 1)",
         "INSERT INTO relevo_inbox_consumer (name) VALUES ('billing')",
@@ -238,18 +265,18 @@ async fn consumers_of_the_same_file_are_told() {
     ] {
         run(&scratch.file(), sql).await;
     }
-    let around = store.surroundings().await.unwrap();
+    let around = store.sample_outbox().await.unwrap();
     assert_eq!(around.horizon, None, "SQLite has none");
     let [audit, billing] = &around.consumers[..] else { panic!("{around:?}") };
-    assert_eq!((audit.name.as_str(), audit.members, audit.heartbeat), ("audit", 0, None));
+    assert_eq!((audit.name.as_str(), audit.members, audit.heartbeat_age), ("audit", 0, None));
     assert_eq!((billing.name.as_str(), billing.members, billing.waiting, billing.dead), ("billing", 1, 0, 0));
-    assert!(billing.heartbeat.unwrap() >= Duration::from_secs(119), "{billing:?}");
-    assert!(billing.last_message.unwrap() >= Duration::from_secs(4), "{billing:?}");
+    assert!(billing.heartbeat_age.unwrap() >= Duration::from_secs(119), "{billing:?}");
+    assert!(billing.last_message_age.unwrap() >= Duration::from_secs(4), "{billing:?}");
     assert_eq!(billing.breakers, [("0".to_owned(), false), ("1".to_owned(), true)]);
     run(&scratch.file(), "UPDATE relevo_inbox_member SET expires_at_ms = 1").await;
-    let billing = &store.surroundings().await.unwrap().consumers[1];
+    let billing = &store.sample_outbox().await.unwrap().consumers[1];
     assert_eq!(billing.breakers, [("0".to_owned(), false), ("1".to_owned(), false)], "who said so is dead");
-    assert_eq!(consumers::Operate::forget(&store, "billing").await.unwrap(), Forgotten::Gone);
-    let names: Vec<_> = store.surroundings().await.unwrap().consumers.into_iter().map(|it| it.name).collect();
+    assert_eq!(consumers::Operate::remove_consumer(&store, "billing").await.unwrap(), RemoveOutcome::Removed);
+    let names: Vec<_> = store.sample_outbox().await.unwrap().consumers.into_iter().map(|it| it.name).collect();
     assert_eq!(names, ["audit"], "nobody is told of its silence");
 }

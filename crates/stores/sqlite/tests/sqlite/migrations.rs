@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use relevo_core::operate::Inspect as _;
+use relevo_core::operate::OutboxInspector as _;
 use relevo_core::store::StoreError;
 use relevo_store_sqlite::{connect_options, migrate};
 use sqlx::{ConnectOptions as _, Row as _};
 
-use crate::scratch::{Scratch, connect, open, outbox, part, run, this_test, told};
+use crate::scratch::{TempDirectory, child_command, child_role, connect, error_chain, open, outbox, run};
 
 #[tokio::test]
 async fn a_second_migration_finds_nothing_to_do() {
-    let scratch = Scratch::new();
+    let scratch = TempDirectory::new();
     let all: Vec<i32> = (1..=migrate::VERSION).collect();
     assert_eq!(migrate::pending(scratch.file()).await.unwrap(), all);
     assert!(!scratch.file().exists(), "looking changes nothing");
@@ -23,7 +23,7 @@ async fn a_second_migration_finds_nothing_to_do() {
 
 #[tokio::test]
 async fn an_applications_own_tables_are_left_alone() {
-    let scratch = Scratch::new();
+    let scratch = TempDirectory::new();
     let mut own = connect_options(scratch.file()).create_if_missing(true).connect().await.unwrap();
     sqlx::raw_sql("CREATE TABLE message (text TEXT); INSERT INTO message VALUES ('mine')")
         .execute(&mut own)
@@ -36,14 +36,14 @@ async fn an_applications_own_tables_are_left_alone() {
 
 #[tokio::test]
 async fn processes_that_migrate_at_once_agree() {
-    if let Some(file) = part() {
+    if let Some(file) = child_role() {
         migrate::migrate(&file).await.expect("a free or a migrated file");
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = TempDirectory::new();
     let file = scratch.file();
     let part = file.to_str().unwrap();
-    let start = |_| this_test("migrations::processes_that_migrate_at_once_agree", part).spawn().unwrap();
+    let start = |_| child_command("migrations::processes_that_migrate_at_once_agree", part).spawn().unwrap();
     let children: Vec<_> = (0..6).map(start).collect();
     for mut child in children {
         assert!(child.wait().unwrap().success());
@@ -69,7 +69,7 @@ const INCOMPATIBLE: migrate::Migration = migrate::Migration {
 
 #[tokio::test]
 async fn a_newer_file_is_used_as_long_as_it_is_compatible() {
-    let scratch = Scratch::new();
+    let scratch = TempDirectory::new();
     let store = outbox(&scratch.file(), 1).await;
     assert_eq!(migrate::apply(scratch.file(), &[COMPATIBLE]).await.unwrap(), [COMPATIBLE.version]);
     assert!(open(&scratch.file()).await.is_ok());
@@ -78,26 +78,26 @@ async fn a_newer_file_is_used_as_long_as_it_is_compatible() {
 }
 
 #[tokio::test]
-async fn a_newer_file_is_refused_and_an_older_one_names_the_command() {
-    let scratch = Scratch::new();
+async fn a_newer_file_is_rejected_and_an_older_one_names_the_command() {
+    let scratch = TempDirectory::new();
     drop(outbox(&scratch.file(), 1).await);
     migrate::apply(scratch.file(), &[COMPATIBLE, INCOMPATIBLE]).await.unwrap();
     for error in [open(&scratch.file()).await.err(), migrate::migrate(scratch.file()).await.err()] {
         let error = error.expect("a refusal");
-        assert!(matches!(error, StoreError::Schema { .. }) && !error.is_passing());
-        assert!(told(&error).ends_with("hint: upgrade the program"), "{}", told(&error));
+        assert!(matches!(error, StoreError::SchemaMismatch { .. }) && !error.is_retryable());
+        assert!(error_chain(&error).ends_with("hint: upgrade the program"), "{}", error_chain(&error));
     }
     run(&scratch.file(), "DELETE FROM relevo_migration WHERE version > 1").await;
     run(&scratch.file(), "UPDATE relevo_migration SET version = 0").await;
     let error = open(&scratch.file()).await.err().expect("a refusal");
-    assert!(matches!(error, StoreError::Schema { .. }));
+    assert!(matches!(error, StoreError::SchemaMismatch { .. }));
     let needs = "is at version 0, this program needs 1; hint: run `relevo migrate`";
-    assert!(told(&error).ends_with(needs), "{}", told(&error));
+    assert!(error_chain(&error).ends_with(needs), "{}", error_chain(&error));
 }
 
 #[tokio::test]
-async fn a_file_with_another_journal_is_refused_until_it_is_migrated() {
-    let scratch = Scratch::new();
+async fn a_file_with_another_journal_mode_is_rejected_until_it_is_migrated() {
+    let scratch = TempDirectory::new();
     drop(outbox(&scratch.file(), 1).await);
     let options = connect_options(scratch.file()).busy_timeout(Duration::from_secs(5));
     let mut connection = options.pragma("journal_mode", "DELETE").connect().await.unwrap();
@@ -111,17 +111,17 @@ async fn a_file_with_another_journal_is_refused_until_it_is_migrated() {
     assert_eq!(mode, "delete");
     drop(connection);
     let error = open(&scratch.file()).await.err().expect("a refusal");
-    assert!(told(&error).contains("journal mode `delete`"), "{}", told(&error));
+    assert!(error_chain(&error).contains("journal mode `delete`"), "{}", error_chain(&error));
     migrate::migrate(scratch.file()).await.unwrap();
     assert!(open(&scratch.file()).await.is_ok());
 }
 
 #[tokio::test]
-async fn the_script_makes_what_migrating_makes() {
-    let scratch = Scratch::new();
+async fn the_sql_script_creates_the_same_schema() {
+    let scratch = TempDirectory::new();
     let by_script = scratch.path().join("script.db");
     let mut connection = connect_options(&by_script).create_if_missing(true).connect().await.unwrap();
-    let script = migrate::script();
+    let script = migrate::sql_script();
     sqlx::raw_sql(sqlx::AssertSqlSafe(script)).execute(&mut connection).await.unwrap();
     migrate::migrate(scratch.file()).await.unwrap();
     let mut made = Vec::new();
@@ -136,7 +136,7 @@ async fn the_script_makes_what_migrating_makes() {
 /// The statements of the schema, without their comments.
 #[tokio::test]
 async fn the_schema_is_this() {
-    let scratch = Scratch::new();
+    let scratch = TempDirectory::new();
     migrate::migrate(scratch.file()).await.unwrap();
     let sql = "SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%' ORDER BY tbl_name, type DESC, name";
     let rows = sqlx::query(sql).fetch_all(&mut connect(&scratch.file()).await).await.unwrap();

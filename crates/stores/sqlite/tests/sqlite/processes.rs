@@ -9,7 +9,7 @@ use std::time::Duration;
 use relevo_store_sqlite::{Draft, begin, connect_options, emit};
 use sqlx::ConnectOptions as _;
 
-use crate::scratch::{Reader, Scratch, open, outbox, part, this_test};
+use crate::scratch::{Reader, TempDirectory, child_command, child_role, open, outbox};
 
 const KEYS: u32 = 5;
 
@@ -34,7 +34,7 @@ async fn write(file: &Path, name: &str) {
 }
 
 fn start(test: &str, part: &str) -> Child {
-    this_test(test, part).stdout(Stdio::piped()).spawn().expect("this program runs")
+    child_command(test, part).stdout(Stdio::piped()).spawn().expect("this program runs")
 }
 
 /// Waits until the child has written `times` times, then kills it at an arbitrary point.
@@ -46,13 +46,13 @@ fn kill_after(child: &mut Child, times: usize) {
 }
 
 #[tokio::test]
-async fn killed_writers_leave_all_that_they_committed_and_nothing_else() {
-    const TEST: &str = "processes::killed_writers_leave_all_that_they_committed_and_nothing_else";
-    if let Some(part) = part() {
+async fn killed_writers_leave_exactly_their_commits() {
+    const TEST: &str = "processes::killed_writers_leave_exactly_their_commits";
+    if let Some(part) = child_role() {
         let (name, file) = part.split_once(' ').unwrap();
         return write(&PathBuf::from(file), name).await;
     }
-    let scratch = Scratch::new();
+    let scratch = TempDirectory::new();
     let file = scratch.file();
     drop(outbox(&file, 4).await);
     crate::scratch::run(&file, "CREATE TABLE counter (key TEXT PRIMARY KEY, value INTEGER NOT NULL)").await;
@@ -82,9 +82,9 @@ async fn killed_writers_leave_all_that_they_committed_and_nothing_else() {
 
 /// Relays of several processes share the shards. A killed one is replaced, and no message is skipped.
 #[tokio::test]
-async fn a_killed_relay_is_replaced_where_it_had_settled() {
-    const TEST: &str = "processes::a_killed_relay_is_replaced_where_it_had_settled";
-    if let Some(file) = part() {
+async fn a_killed_relay_is_replaced_at_its_settled_position() {
+    const TEST: &str = "processes::a_killed_relay_is_replaced_at_its_settled_position";
+    if let Some(file) = child_role() {
         let mut reader = Reader::start(open(Path::new(&file)).await.unwrap()).await;
         loop {
             for entry in reader.drain().await.unwrap() {
@@ -93,7 +93,7 @@ async fn a_killed_relay_is_replaced_where_it_had_settled() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
-    let scratch = Scratch::new();
+    let scratch = TempDirectory::new();
     let file = scratch.file();
     drop(outbox(&file, 4).await);
     let mut relay = start(TEST, file.to_str().unwrap());

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use relevo_broker_memory::{Match, MemoryBroker, Rule, Settings};
-use relevo_core::operate::Inspect as _;
-use relevo_core::store::{Ask, DeadFilter, DeadLetters as _, Leases as _, Mark};
+use relevo_broker_memory::{Config as BrokerConfig, FailureRule, MemoryBroker, RuleTarget};
+use relevo_core::operate::OutboxInspector as _;
+use relevo_core::store::{DeadLetterAdmin as _, DeadLetterFilter, LeaseRequest, MarkRequest, ShardLeases as _};
 use relevo_core::{Class, MessageId};
 use relevo_relay::{Config as RelayConfig, Relay, RelayError};
 use relevo_store_sqlite::{Config, Store, begin, emit};
@@ -16,12 +16,12 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::scratch::{MAIN, Scratch, connect, draft, outbox};
+use crate::scratch::{MAIN, TempDirectory, connect, draft, outbox};
 
 /// Timeout of every wait in a test.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+async fn wait_until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + DEADLINE;
     while !holds().await {
         assert!(Instant::now() < deadline, "not within {DEADLINE:?}: {what}");
@@ -30,18 +30,18 @@ async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
 }
 
 /// Relays that run until they are stopped.
-struct Running {
+struct RunningRelays {
     stop: CancellationToken,
     relays: JoinSet<Result<(), RelayError>>,
 }
 
-impl Running {
+impl RunningRelays {
     async fn start(file: &Path, broker: &Arc<MemoryBroker>, count: usize) -> Self {
         let stop = CancellationToken::new();
         let mut relays = JoinSet::new();
         for _ in 0..count {
             let store = Arc::new(Store::open(Config::new(file, MAIN)).await.expect("a migrated file"));
-            let config = RelayConfig { due_every: Duration::from_millis(20), ..RelayConfig::default() };
+            let config = RelayConfig { parked_poll_interval: Duration::from_millis(20), ..RelayConfig::default() };
             let relay = Relay::new(store, Arc::clone(broker), config).expect("a valid configuration");
             relays.spawn(relay.run(stop.clone()));
         }
@@ -79,8 +79,8 @@ async fn write(file: PathBuf, writer: usize, times: usize) -> BTreeMap<String, V
     committed
 }
 
-async fn drained(store: &Store) {
-    until("everything is settled", async || {
+async fn wait_until_drained(store: &Store) {
+    wait_until("everything is settled", async || {
         let backlog = store.backlog().await.expect("a backlog");
         backlog.pending + backlog.parked == 0
     })
@@ -88,78 +88,83 @@ async fn drained(store: &Store) {
 }
 
 #[tokio::test]
-async fn what_is_committed_arrives_in_order_through_relays_that_come_and_go() {
-    let scratch = Scratch::new();
+async fn committed_messages_arrive_in_order_through_changing_relays() {
+    let scratch = TempDirectory::new();
     let store = outbox(&scratch.file(), 8).await;
-    let broker = Arc::new(MemoryBroker::new(Settings::default()));
-    let first = Running::start(&scratch.file(), &broker, 2).await;
+    let broker = Arc::new(MemoryBroker::new(BrokerConfig::default()));
+    let first = RunningRelays::start(&scratch.file(), &broker, 2).await;
     let mut writers = JoinSet::new();
     for writer in 0..3 {
         writers.spawn(write(scratch.file(), writer, 60));
     }
-    until("something went out", async || broker.received() > 50).await;
-    let second = Running::start(&scratch.file(), &broker, 1).await;
+    wait_until("something went out", async || broker.received() > 50).await;
+    let second = RunningRelays::start(&scratch.file(), &broker, 1).await;
     first.stop().await;
     let committed: BTreeMap<String, Vec<MessageId>> = writers.join_all().await.into_iter().flatten().collect();
-    drained(&store).await;
+    wait_until_drained(&store).await;
     second.stop().await;
 
     let mut seen = BTreeSet::new();
     let mut arrived: BTreeMap<String, Vec<MessageId>> = BTreeMap::new();
-    for receipt in broker.receipts() {
+    for receipt in broker.received_messages() {
         if seen.insert(receipt.id) {
             arrived.entry(receipt.key.clone()).or_default().push(receipt.id);
         }
     }
     assert_eq!(arrived, committed);
-    assert_eq!(store.verify(relevo_core::operate::Range::default()).await.unwrap().contradictions, [""; 0]);
+    assert_eq!(store.verify(relevo_core::operate::TimeRange::default()).await.unwrap().inconsistencies, [""; 0]);
 }
 
 #[tokio::test]
 async fn a_dead_letter_holds_its_key_until_it_is_redriven() {
-    let scratch = Scratch::new();
+    let scratch = TempDirectory::new();
     let store = outbox(&scratch.file(), 2).await;
-    let broker = Arc::new(MemoryBroker::new(Settings::default()));
-    broker.fail(Rule::new(Match::Key("bad".to_owned()), Class::Poison).times(1));
+    let broker = Arc::new(MemoryBroker::new(BrokerConfig::default()));
+    broker.add_failure(FailureRule::new(RuleTarget::Key("bad".to_owned()), Class::Poison).times(1));
     let mut connection = connect(&scratch.file()).await;
     let mut bad = Vec::new();
     for _ in 0..3 {
         bad.push(crate::scratch::emit_one(&mut connection, draft("bad")).await);
         crate::scratch::emit_one(&mut connection, draft("good")).await;
     }
-    let relay = Running::start(&scratch.file(), &broker, 1).await;
-    until("the other key flows", async || broker.received() == 3).await;
-    until("the key waits", async || store.backlog().await.is_ok_and(|it| (it.parked, it.dead) == (2, 1))).await;
-    let mark = Mark {
-        filter: DeadFilter { key: Some("bad".to_owned()), ..DeadFilter::default() },
+    let relay = RunningRelays::start(&scratch.file(), &broker, 1).await;
+    wait_until("the other key flows", async || broker.received() == 3).await;
+    wait_until("the key waits", async || store.backlog().await.is_ok_and(|it| (it.parked, it.dead) == (2, 1))).await;
+    let mark = MarkRequest {
+        filter: DeadLetterFilter { key: Some("bad".to_owned()), ..DeadLetterFilter::default() },
         dry_run: false,
         by: "ana".to_owned(),
         reason: "the receiver is mended".to_owned(),
     };
     assert_eq!(store.redrive(&mark).await.unwrap(), 1);
-    drained(&store).await;
+    wait_until_drained(&store).await;
     relay.stop().await;
-    let arrived: Vec<_> = broker.receipts().iter().filter(|it| &*it.key == "bad").map(|it| it.id).collect();
+    let arrived: Vec<_> = broker.received_messages().iter().filter(|it| &*it.key == "bad").map(|it| it.id).collect();
     assert_eq!(arrived, bad, "before its successors");
 }
 
 /// The clock was set back by an hour after a relay died, so its leases end an hour ahead.
 #[tokio::test]
-async fn leases_from_before_the_clock_was_set_back_are_taken() {
-    let scratch = Scratch::new();
+async fn leases_from_before_a_clock_was_set_back_are_taken_over() {
+    let scratch = TempDirectory::new();
     let file = scratch.file();
     outbox(&file, 8).await;
-    let ask = |owner| Ask { owner, name: "relay".to_owned(), lease: Duration::from_secs(10), give_back: Vec::new() };
+    let ask = |owner| LeaseRequest {
+        owner,
+        name: "relay".to_owned(),
+        duration: Duration::from_secs(10),
+        release: Vec::new(),
+    };
     let store = Store::open(Config::new(&file, MAIN)).await.expect("an outbox");
-    let dead = store.lease(ask(Uuid::from_u128(1))).await.expect("leases");
+    let dead = store.acquire_leases(ask(Uuid::from_u128(1))).await.expect("leases");
     assert_eq!(dead.leases.len(), 8);
     let mut connection = connect(&file).await;
     for table in ["relevo_lease", "relevo_relay"] {
         let later = format!("UPDATE {table} SET expires_at_ms = expires_at_ms + 3600000");
         sqlx::raw_sql(AssertSqlSafe(later)).execute(&mut connection).await.expect("a free file");
     }
-    let taken = store.lease(ask(Uuid::from_u128(2))).await.expect("leases");
+    let taken = store.acquire_leases(ask(Uuid::from_u128(2))).await.expect("leases");
     assert_eq!(taken.leases.len(), 8);
-    assert!(taken.lasts <= Duration::from_secs(10), "{:?}", taken.lasts);
+    assert!(taken.duration <= Duration::from_secs(10), "{:?}", taken.duration);
     assert!(taken.leases.iter().zip(&dead.leases).all(|(new, old)| new.epoch > old.epoch), "{taken:?}");
 }

@@ -4,28 +4,28 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use relevo_conformance::replay::Harness;
-use relevo_core::inbox::source::{ReplaySource, Sending};
+use relevo_core::inbox::source::{OutboxRouting, ReplaySource};
 use relevo_core::{Delivery, Draft, MessageId};
-use relevo_store_sqlite::{OutboxLog, begin, emit};
+use relevo_store_sqlite::{OutboxReplaySource, begin, emit};
 
-use crate::scratch::{self, Scratch};
+use crate::scratch::{self, TempDirectory};
 
-struct File(Scratch);
+struct SqliteHarness(TempDirectory);
 
-async fn start() -> File {
-    let scratch = Scratch::new();
+async fn start() -> SqliteHarness {
+    let scratch = TempDirectory::new();
     scratch::outbox(&scratch.file(), 1).await;
-    File(scratch)
+    SqliteHarness(scratch)
 }
 
 #[async_trait]
-impl Harness for File {
+impl Harness for SqliteHarness {
     async fn source(&self) -> Box<dyn ReplaySource> {
         let store = scratch::open(&self.0.file()).await.expect("a migrated file");
-        Box::new(OutboxLog::new(Arc::new(store), Sending::default()))
+        Box::new(OutboxReplaySource::new(Arc::new(store), OutboxRouting::default()))
     }
 
-    async fn put(&mut self, drafts: Vec<Draft>) -> Vec<MessageId> {
+    async fn publish(&mut self, drafts: Vec<Draft>) -> Vec<MessageId> {
         let mut connection = scratch::connect(&self.0.file()).await;
         let mut transaction = begin(&mut connection).await.expect("nobody writes");
         let mut ids = Vec::new();

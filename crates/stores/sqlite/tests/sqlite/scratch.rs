@@ -5,12 +5,12 @@ use std::process::Command;
 use std::time::Duration;
 
 use relevo_core::MessageId;
-use relevo_core::operate::Operate as _;
+use relevo_core::operate::OutboxAdmin as _;
 use relevo_core::store::{
-    Ask, Ceiling, Entry, Lease, Leases as _, OutboxReader as _, Page, Park, Position, Read, Settled, Settlement,
-    StoreError,
+    Lease, LeaseRequest, LogEntry, OutboxReader as _, Page, PageRequest, ParkedMessage, Position, SettleResult,
+    Settlement, ShardLeases as _, StoreError, WindowLimit,
 };
-use relevo_store_sqlite::{Config, Draft, Start, Store, begin, connect_options, emit, migrate};
+use relevo_store_sqlite::{Config, Draft, StartFrom, Store, begin, connect_options, emit, migrate};
 use sqlx::sqlite::SqliteConnection;
 use sqlx::{ConnectOptions as _, Connection as _};
 use uuid::Uuid;
@@ -18,14 +18,14 @@ use uuid::Uuid;
 pub(crate) const MAIN: &str = "main";
 /// Longer than any connection locks the file exclusively. The last connection to close checkpoints the log, which takes
 /// seconds on a slow disk.
-pub(crate) const PATIENT: Duration = Duration::from_secs(30);
+pub(crate) const LONG_WAIT: Duration = Duration::from_secs(30);
 /// Busy timeout for calls that must fail because another connection holds the lock.
-const HASTY: Duration = Duration::from_millis(500);
+const SHORT_WAIT: Duration = Duration::from_millis(500);
 
 /// A temporary directory, deleted on drop.
-pub(crate) struct Scratch(PathBuf);
+pub(crate) struct TempDirectory(PathBuf);
 
-impl Scratch {
+impl TempDirectory {
     pub(crate) fn new() -> Self {
         let path = std::env::temp_dir().join(format!("relevo-sqlite-{}", Uuid::new_v4().simple()));
         std::fs::create_dir(&path).expect("the directory for temporary files can be written");
@@ -41,7 +41,7 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
+impl Drop for TempDirectory {
     fn drop(&mut self) {
         // No code can handle a failure here, and a panic in drop would hide the panic of the test.
         std::fs::remove_dir_all(&self.0).ok();
@@ -52,27 +52,27 @@ impl Drop for Scratch {
 pub(crate) async fn outbox(file: &Path, shards: u16) -> Store {
     migrate::migrate(file).await.expect("a new file");
     let store = open(file).await.expect("a migrated file");
-    assert!(store.add_destination(shards, Start::Oldest).await.expect("a new destination"));
+    assert!(store.add_destination(shards, StartFrom::Oldest).await.expect("a new destination"));
     store
 }
 
 pub(crate) async fn open(file: &Path) -> Result<Store, StoreError> {
-    Store::open(Config { busy_timeout: PATIENT, ..Config::new(file, MAIN) }).await
+    Store::open(Config { busy_timeout: LONG_WAIT, ..Config::new(file, MAIN) }).await
 }
 
 /// Opens a store with a short timeout, after all other connections are closed.
-pub(crate) async fn open_hasty(file: &Path) -> Store {
-    closed(file).await;
-    Store::open(Config { busy_timeout: HASTY, ..Config::new(file, MAIN) }).await.expect("a migrated file")
+pub(crate) async fn open_with_short_wait(file: &Path) -> Store {
+    wait_until_closed(file).await;
+    Store::open(Config { busy_timeout: SHORT_WAIT, ..Config::new(file, MAIN) }).await.expect("a migrated file")
 }
 
 pub(crate) async fn connect(file: &Path) -> SqliteConnection {
-    connect_options(file).busy_timeout(PATIENT).connect().await.expect("a database")
+    connect_options(file).busy_timeout(LONG_WAIT).connect().await.expect("a database")
 }
 
 /// Waits until every connection is closed. Each closes on its own thread, and the last one deletes the log. If two
 /// close at the same moment, neither is the last, and the log stays until another connection opens and closes.
-pub(crate) async fn closed(file: &Path) {
+pub(crate) async fn wait_until_closed(file: &Path) {
     loop {
         connect(file).await.close().await.expect("closed");
         if !file.with_extension("db-wal").exists() {
@@ -102,50 +102,61 @@ pub(crate) fn draft(key: &str) -> Draft {
 pub(crate) struct Reader {
     pub(crate) store: Store,
     pub(crate) leases: Vec<Lease>,
-    pub(crate) at: Position,
+    pub(crate) position: Position,
 }
 
 impl Reader {
     pub(crate) async fn start(store: Store) -> Self {
         let lease = Duration::from_mins(10);
-        let ask = Ask { owner: Uuid::new_v4(), name: "reader".to_owned(), lease, give_back: Vec::new() };
-        let leases = store.lease(ask).await.expect("free shards").leases;
+        let ask =
+            LeaseRequest { owner: Uuid::new_v4(), name: "reader".to_owned(), duration: lease, release: Vec::new() };
+        let leases = store.acquire_leases(ask).await.expect("free shards").leases;
         let at = store.standing(&leases).await.expect("shards that stand")[0].position;
-        Self { store, leases, at }
+        Self { store, leases, position: at }
     }
 
     pub(crate) async fn read(&self) -> Result<Page, StoreError> {
-        let read = Read { leases: &self.leases, after: self.at, limit: 100, bytes: 1 << 30, ceiling: Ceiling::Open };
+        let read = PageRequest {
+            leases: &self.leases,
+            after: self.position,
+            messages_max: 100,
+            bytes_max: 1 << 30,
+            window_limit: WindowLimit::Unlimited,
+        };
         self.store.read(read).await
     }
 
-    pub(crate) async fn settle(&mut self, end: Position, parks: Vec<Park>) -> Result<Settled, StoreError> {
+    pub(crate) async fn settle(
+        &mut self,
+        end: Position,
+        parks: Vec<ParkedMessage>,
+    ) -> Result<SettleResult, StoreError> {
         let progress = self.leases.iter().map(|lease| (*lease, end)).collect();
-        let settled = self.store.settle(Settlement { progress, parks }).await?;
-        self.at = end;
+        let settled = self.store.settle(Settlement { progress, parked: parks }).await?;
+        self.position = end;
         Ok(settled)
     }
 
     /// Reads and settles until no message is left.
-    pub(crate) async fn drain(&mut self) -> Result<Vec<Entry>, StoreError> {
+    pub(crate) async fn drain(&mut self) -> Result<Vec<LogEntry>, StoreError> {
         let mut entries = Vec::new();
         loop {
             let page = self.read().await?;
-            if page.end == self.at {
+            if page.end == self.position {
                 return Ok(entries);
             }
-            assert_eq!(self.settle(page.end, Vec::new()).await?, Settled::default());
+            assert_eq!(self.settle(page.end, Vec::new()).await?, SettleResult::default());
             entries.extend(page.entries);
         }
     }
 }
 
-pub(crate) fn ids(entries: &[Entry]) -> Vec<MessageId> {
+pub(crate) fn ids(entries: &[LogEntry]) -> Vec<MessageId> {
     entries.iter().map(|entry| entry.message.id).collect()
 }
 
 /// The full chain of an error as one text.
-pub(crate) fn told(error: &StoreError) -> String {
+pub(crate) fn error_chain(error: &StoreError) -> String {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(error);
     while let Some(error) = source {
@@ -156,26 +167,26 @@ pub(crate) fn told(error: &StoreError) -> String {
 }
 
 /// The environment variable that tells a child process its role in the test.
-const PART: &str = "RELEVO_TEST_PART";
+const CHILD_ROLE: &str = "RELEVO_TEST_PART";
 
 /// The role of this process in a test. `None` in the process that the test runner started.
-pub(crate) fn part() -> Option<String> {
-    std::env::var(PART).ok()
+pub(crate) fn child_role() -> Option<String> {
+    std::env::var(CHILD_ROLE).ok()
 }
 
 /// Runs this program again, for a role in the test of this name.
-pub(crate) fn this_test(test: &str, part: &str) -> Command {
+pub(crate) fn child_command(test: &str, part: &str) -> Command {
     command(Command::new(std::env::current_exe().expect("a running program")), test, part)
 }
 
 /// Like `this_test`, but the child may mount file systems. They are private to it and end with it.
-pub(crate) fn with_mounts(test: &str, part: &str) -> Command {
+pub(crate) fn child_command_with_mounts(test: &str, part: &str) -> Command {
     let mut unshare = Command::new("unshare");
     unshare.args(["--map-root-user", "--mount"]).arg(std::env::current_exe().expect("a running program"));
     command(unshare, test, part)
 }
 
 fn command(mut command: Command, test: &str, part: &str) -> Command {
-    command.args([test, "--exact", "--nocapture", "--test-threads=1"]).env(PART, part);
+    command.args([test, "--exact", "--nocapture", "--test-threads=1"]).env(CHILD_ROLE, part);
     command
 }

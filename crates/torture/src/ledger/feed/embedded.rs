@@ -4,21 +4,21 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use relevo_broker_embedded::{Config, EmbeddedBroker, Group, Membership};
+use relevo_broker_embedded::{BrokerFile, Config, Group, Membership};
 use relevo_core::{Broker, BrokerConsumer};
 
 use super::Feed;
 
 const LANES: u16 = 4;
 
-async fn open(path: &Path) -> Result<EmbeddedBroker> {
-    Ok(EmbeddedBroker::open(Config::new(path)).await?)
+async fn open(path: &Path) -> Result<BrokerFile> {
+    Ok(BrokerFile::open(Config::new(path)).await?)
 }
 
 pub(super) async fn declare(feed: &Feed, path: &Path) -> Result<()> {
     let lanes = feed.lanes.unwrap_or(LANES);
     let group = Group { lanes, ..Group::new(feed.group.as_str(), ["**"]) };
-    Ok(open(path).await?.declare(&group).await?)
+    Ok(open(path).await?.declare_group(&group).await?)
 }
 
 pub(super) async fn publisher(path: &Path) -> Result<Arc<dyn Broker>> {
@@ -33,5 +33,5 @@ pub(super) async fn consumer(feed: &Feed, path: &Path, name: &str) -> Result<Arc
 pub(super) async fn left(feed: &Feed, path: &Path) -> Result<u64> {
     let groups = open(path).await?.groups().await?;
     let group = groups.iter().find(|group| group.name == feed.group).context("the group is gone")?;
-    Ok(group.lag + group.out + group.waiting)
+    Ok(group.lag + group.outstanding + group.ready)
 }

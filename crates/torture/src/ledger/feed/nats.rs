@@ -6,9 +6,9 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use async_nats::jetstream;
 use futures_util::TryStreamExt as _;
-use relevo_broker_nats::{Config, Group, Membership, NatsAdmin, NatsBroker, Stream, Topology, consumer as member};
-use relevo_core::administer::State;
-use relevo_core::{Administer as _, Broker, BrokerConsumer};
+use relevo_broker_nats::{Admin, Config, Group, Membership, Publisher, Stream, Topology, consumer as member};
+use relevo_core::administer::TopologyStatus;
+use relevo_core::{Broker, BrokerAdmin as _, BrokerConsumer};
 
 use super::{Feed, Kind};
 
@@ -35,14 +35,15 @@ pub(super) async fn declare(feed: &Feed) -> Result<()> {
     let stream = feed.stream();
     let topology =
         Topology { streams: vec![Stream::new(stream, [format!("{stream}.>")])], groups: vec![feed.nats_group()] };
-    let pieces = NatsAdmin::new(Config { topology, ..feed.nats() })?.apply().await?;
-    let wrong = pieces.iter().find(|piece| matches!(piece.state, State::Missing | State::Differs(_)));
+    let pieces = Admin::new(Config { topology, ..feed.nats() })?.apply().await?;
+    let wrong =
+        pieces.iter().find(|piece| matches!(piece.status, TopologyStatus::Missing | TopologyStatus::Different(_)));
     ensure!(wrong.is_none(), "the topology could not be made: {wrong:?}");
     Ok(())
 }
 
 pub(super) async fn publisher(feed: &Feed) -> Result<Arc<dyn Broker>> {
-    Ok(Arc::new(NatsBroker::open(feed.nats()).await?))
+    Ok(Arc::new(Publisher::open(feed.nats()).await?))
 }
 
 pub(super) async fn consumer(feed: &Feed, name: &str) -> Result<Arc<dyn BrokerConsumer>> {

@@ -8,17 +8,23 @@ use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 use lapin::{Connection, ConnectionProperties};
 use relevo_broker_rabbitmq::{
-    Binding, Config, Exchange, Membership, Queue, RabbitAdmin, RabbitBroker, Topology, consumer as member, dead_queue,
+    Admin, Binding, Config, Exchange, Membership, Publisher, Queue, Topology, consumer as member,
+    dead_letter_queue_name,
 };
-use relevo_core::administer::State;
-use relevo_core::{Administer as _, Broker, BrokerConsumer};
+use relevo_core::administer::TopologyStatus;
+use relevo_core::{Broker, BrokerAdmin as _, BrokerConsumer};
 
 use super::{Feed, Kind};
 
 impl Feed {
     fn queue(&self) -> Queue {
         let Kind::RabbitMq { queue, retry, .. } = &self.kind else { unreachable!("it is asked for where it is known") };
-        Queue { lanes: self.lanes, ordered: self.ordered, retry: retry.clone(), ..Queue::new(queue) }
+        Queue {
+            lanes: self.lanes,
+            single_active_consumer: self.ordered,
+            retry_delays: retry.clone(),
+            ..Queue::new(queue)
+        }
     }
 
     fn rabbitmq(&self) -> Config {
@@ -40,14 +46,15 @@ pub(super) async fn declare(feed: &Feed) -> Result<()> {
         queues: vec![queue],
         policies: Vec::new(),
     };
-    let pieces = RabbitAdmin::new(Config { topology, ..config })?.apply().await?;
-    let wrong = pieces.iter().find(|piece| matches!(piece.state, State::Missing | State::Differs(_)));
+    let pieces = Admin::new(Config { topology, ..config })?.apply().await?;
+    let wrong =
+        pieces.iter().find(|piece| matches!(piece.status, TopologyStatus::Missing | TopologyStatus::Different(_)));
     ensure!(wrong.is_none(), "the topology could not be made: {wrong:?}");
     Ok(())
 }
 
 pub(super) async fn publisher(feed: &Feed) -> Result<Arc<dyn Broker>> {
-    Ok(Arc::new(RabbitBroker::open(feed.rabbitmq()).await?))
+    Ok(Arc::new(Publisher::open(feed.rabbitmq()).await?))
 }
 
 pub(super) async fn consumer(feed: &Feed, name: &str) -> Result<Arc<dyn BrokerConsumer>> {
@@ -62,7 +69,8 @@ pub(super) async fn left(feed: &Feed) -> Result<u64> {
     let channel = connection.create_channel().await?;
     let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
     let mut left = 0;
-    for declared in queue.declared().iter().filter(|declared| declared.name != dead_queue(&queue.name)) {
+    for declared in queue.declarations().iter().filter(|declared| declared.name != dead_letter_queue_name(&queue.name))
+    {
         let found = channel.queue_declare(declared.name.as_str().into(), passive, FieldTable::default()).await?;
         left += u64::from(found.message_count());
     }

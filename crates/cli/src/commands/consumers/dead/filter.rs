@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use jiff::Timestamp;
-use relevo_core::inbox::operate::DeadFilter;
+use relevo_core::inbox::operate::DeadLetterFilter;
 
 use crate::commands::moment;
 
@@ -35,13 +35,13 @@ impl Filter {
     }
 
     /// The same for the store, of any consumer.
-    pub(super) fn of_store(&self) -> DeadFilter {
-        DeadFilter {
+    pub(super) fn of_store(&self) -> DeadLetterFilter {
+        DeadLetterFilter {
             queue: self.key.clone(),
             class: self.class.clone(),
             since: self.since,
             until: self.until,
-            ..DeadFilter::default()
+            ..DeadLetterFilter::default()
         }
     }
 }

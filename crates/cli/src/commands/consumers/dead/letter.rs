@@ -14,38 +14,38 @@ use crate::commands::{moment, payload};
 
 /// Its id, with the number of its replay if it has one.
 pub(super) fn named(dead: &DeadLetter) -> String {
-    match dead.arrival.entry.replay {
-        0 => dead.arrival.entry.id.to_string(),
-        replay => format!("{} (replay {replay})", dead.arrival.entry.id),
+    match dead.message.dedup_id.replay {
+        0 => dead.message.dedup_id.id.to_string(),
+        replay => format!("{} (replay {replay})", dead.message.dedup_id.id),
     }
 }
 
 /// Its type, if it can be read.
 pub(super) fn kind(dead: &DeadLetter) -> Option<String> {
-    dead.arrival.raw.decode().ok().map(|received| received.message.kind.to_string())
+    dead.message.raw.decode().ok().map(|received| received.message.kind.to_string())
 }
 
 /// One line of a list.
 pub(super) fn object(dead: &DeadLetter) -> Value {
-    let arrival = &dead.arrival;
+    let arrival = &dead.message;
     json!({
         "consumer": dead.consumer,
-        "id": arrival.entry.id.to_string(),
-        "replay": arrival.entry.replay,
+        "id": arrival.dedup_id.id.to_string(),
+        "replay": arrival.dedup_id.replay,
         "key": &*arrival.queue,
         "type": kind(dead),
-        "state": dead.fate.word(),
+        "state": dead.state.as_str(),
         "class": dead.class,
         "error": dead.error,
         "attempts": dead.attempts,
-        "redriven": dead.redriven,
+        "redriven": dead.redrives,
         "arrived_at": output::time(Some(dead.arrived_at)),
         "dead_at": output::time(Some(dead.dead_at)),
         "address": &*arrival.address,
         "lane": arrival.lane.name(),
-        "place": arrival.place,
+        "place": arrival.offset,
         "correlation": arrival.correlation.as_deref(),
-        "note": dead.note,
+        "note": dead.reason,
     })
 }
 
@@ -57,36 +57,36 @@ pub(super) fn whole(dead: &DeadLetter) -> Value {
         Ok(text) => json!({ "name": name, "value": text }),
         Err(_) => json!({ "name": name, "value_base64": output::base64(bytes) }),
     };
-    value["headers"] = dead.arrival.raw.headers.iter().map(header).collect();
-    output::add_payload(&mut value, content_type(dead), &dead.arrival.raw.payload);
+    value["headers"] = dead.message.raw.headers.iter().map(header).collect();
+    output::add_payload(&mut value, content_type(dead), &dead.message.raw.payload);
     value
 }
 
 /// What its headers claim of its payload; the last one counts.
 fn content_type(dead: &DeadLetter) -> &str {
-    let named = dead.arrival.raw.headers.iter().rev().find(|(name, _)| name.eq_ignore_ascii_case(CONTENT_TYPE));
+    let named = dead.message.raw.headers.iter().rev().find(|(name, _)| name.eq_ignore_ascii_case(CONTENT_TYPE));
     named.and_then(|(_, value)| std::str::from_utf8(value).ok()).unwrap_or_default()
 }
 
 /// All of it, for people.
 pub(super) fn told(out: &mut impl Write, dead: &DeadLetter) -> io::Result<()> {
-    let (arrival, now) = (&dead.arrival, Timestamp::now());
+    let (arrival, now) = (&dead.message, Timestamp::now());
     let mut pairs = vec![
         ("id", named(dead)),
-        ("state", format!("{} at consumer `{}`", dead.fate.word(), dead.consumer)),
+        ("state", format!("{} at consumer `{}`", dead.state.as_str(), dead.consumer)),
         ("class", dead.class.clone()),
         ("error", dead.error.clone()),
         ("attempts", dead.attempts.to_string()),
         ("arrived", moment::told(dead.arrived_at, now)),
         ("dead since", moment::told(dead.dead_at, now)),
-        ("redriven", times(dead.redriven)),
+        ("redriven", times(dead.redrives)),
     ];
-    pairs.extend(dead.note.clone().map(|note| ("note", note)));
+    pairs.extend(dead.reason.clone().map(|note| ("note", note)));
     pairs.push(("key", arrival.queue.to_string()));
     pairs.extend(kind(dead).map(|kind| ("type", kind)));
     pairs.push(("address", arrival.address.to_string()));
     pairs.push(("lane", arrival.lane.name().to_owned()));
-    pairs.extend(arrival.place.map(|place| ("place", place.to_string())));
+    pairs.extend(arrival.offset.map(|place| ("place", place.to_string())));
     pairs.extend(arrival.correlation.as_ref().map(|text| ("correlation", text.to_string())));
     for (name, value) in &arrival.raw.headers {
         pairs.push(("header", format!("{name}: {}", readable(value))));

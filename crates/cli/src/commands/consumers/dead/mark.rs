@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::Result;
 use relevo_core::MessageId;
-use relevo_core::inbox::operate::{Consumer, DeadFilter, Fate, Mark, Operate};
+use relevo_core::inbox::operate::{ConsumerSummary, DeadLetterFilter, DeadLetterState, MarkRequest, Operate};
 use serde_json::json;
 
 use super::EVERY;
@@ -91,9 +91,9 @@ impl Wish {
         }
     }
 
-    async fn ask(self, consumers: &dyn Operate, mark: Mark) -> Result<u64> {
+    async fn ask(self, consumers: &dyn Operate, mark: MarkRequest) -> Result<u64> {
         Ok(match self {
-            Self::Redrive { rate } => consumers.redrive(&Mark { rate, ..mark }).await?,
+            Self::Redrive { rate } => consumers.redrive(&MarkRequest { rate_per_second: rate, ..mark }).await?,
             Self::Archive => consumers.archive(&mark).await?,
         })
     }
@@ -112,14 +112,15 @@ async fn mark(args: &Args, wish: Wish) -> Result<Code> {
     // All of them are one transaction, however many they are.
     let consumers = Place::of(&args.target)?.consumers_within(REWRITE_DEADLINE).await?;
     let consumer = choose(&*consumers, args.consumer.as_deref()).await?;
-    let filter = DeadFilter { consumer: Some(consumer.name.clone()), ids: args.ids.clone(), ..args.filter.of_store() };
+    let filter =
+        DeadLetterFilter { consumer: Some(consumer.name.clone()), ids: args.ids.clone(), ..args.filter.of_store() };
     let unmatched = look(args, &*consumers, &consumer.name, &filter).await?;
-    let mark = |dry_run| Mark {
+    let mark = |dry_run| MarkRequest {
         filter: filter.clone(),
         dry_run,
-        rate: None,
+        rate_per_second: None,
         by: args.by.clone().unwrap_or_else(author::whoever),
-        note: args.note.clone().unwrap_or_else(|| "dry run".to_owned()),
+        reason: args.note.clone().unwrap_or_else(|| "dry run".to_owned()),
     };
     let would = wish.ask(&*consumers, mark(true)).await?;
     if !args.dry_run && would > 0 {
@@ -134,33 +135,33 @@ async fn mark(args: &Args, wish: Wish) -> Result<Code> {
 
 /// Looks for what was typed, and says on stderr what of it is no dead letter, or waits for nobody. If nothing of it is there,
 /// that is an error.
-async fn look(args: &Args, consumers: &dyn Operate, name: &str, filter: &DeadFilter) -> Result<Vec<MessageId>> {
+async fn look(args: &Args, consumers: &dyn Operate, name: &str, filter: &DeadLetterFilter) -> Result<Vec<MessageId>> {
     if args.ids.is_empty() && !args.filter.chooses() {
         return Ok(Vec::new());
     }
     let most = if args.ids.is_empty() { 1 } else { EVERY };
-    let letters = consumers.dead(filter, most).await?;
+    let letters = consumers.list_dead_letters(filter, most).await?;
     if letters.is_empty() {
         let hint = format!("`relevo consumers dead list --consumer {name} --history` shows all that there are");
         return Err(not_found(format!("consumer `{name}` has no such dead letter; hint: {hint}")));
     }
-    let mut found: BTreeMap<MessageId, Fate> = BTreeMap::new();
+    let mut found: BTreeMap<MessageId, DeadLetterState> = BTreeMap::new();
     for dead in &letters {
         // One that waits counts before those of other replays that do not.
-        let fate = found.entry(dead.arrival.entry.id).or_insert(dead.fate);
-        *fate = (*fate).min(dead.fate);
+        let fate = found.entry(dead.message.dedup_id.id).or_insert(dead.state);
+        *fate = (*fate).min(dead.state);
     }
     let unmatched: Vec<MessageId> = args.ids.iter().filter(|id| !found.contains_key(id)).copied().collect();
     for id in &unmatched {
         say(&format!("{id} is no such dead letter of consumer `{name}`"));
     }
-    for (id, fate) in found.iter().filter(|(id, fate)| **fate != Fate::Pending && args.ids.contains(id)) {
-        say(&format!("{id} is `{}` already", fate.word()));
+    for (id, fate) in found.iter().filter(|(id, fate)| **fate != DeadLetterState::Dead && args.ids.contains(id)) {
+        say(&format!("{id} is `{}` already", fate.as_str()));
     }
     Ok(unmatched)
 }
 
-fn answer(args: &Args, wish: Wish, consumer: &Consumer, count: u64, unmatched: &[MessageId]) -> Result<()> {
+fn answer(args: &Args, wish: Wish, consumer: &ConsumerSummary, count: u64, unmatched: &[MessageId]) -> Result<()> {
     if args.format.json {
         let unmatched: Vec<String> = unmatched.iter().map(ToString::to_string).collect();
         return output::line(&json!({
@@ -182,7 +183,7 @@ fn answer(args: &Args, wish: Wish, consumer: &Consumer, count: u64, unmatched: &
 }
 
 /// Who handles them now, or why nobody does.
-fn who_acts(consumer: &Consumer) -> String {
+fn who_acts(consumer: &ConsumerSummary) -> String {
     let name = &consumer.name;
     match (consumer.paused, consumer.members) {
         (true, _) => format!("`{name}` is paused: they wait\nhint: `relevo consumers resume {name}`"),

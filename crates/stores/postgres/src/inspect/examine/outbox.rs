@@ -6,9 +6,9 @@ use std::time::Duration;
 use jiff::Timestamp;
 use relevo_core::operate::{Finding, Severity};
 
-use super::{Mended as _, about, finding};
+use super::{Mended as _, finding, human_duration};
+use crate::binary_copy::CopyRows;
 use crate::classify::Error;
-use crate::copy::Rows;
 use crate::store::Store;
 
 /// Reports for each destination whether it is enabled, and whether each of its shards has a relay.
@@ -20,7 +20,7 @@ pub(super) async fn destinations(store: &Store) -> Result<Vec<Finding>, Error> {
          FROM {schema}.destination AS d ORDER BY d.name",
         schema = store.schema
     );
-    let mut rows = Rows::new(store.asking.copy(sql).await?, 5)?;
+    let mut rows = CopyRows::new(store.operator_connection.copy_out(sql).await?, 5)?;
     let mut findings = Vec::new();
     while let Some(mut row) = rows.next_row()? {
         let (name, on, shards) = (row.string()?, row.boolean()?, row.int8()?);
@@ -36,7 +36,7 @@ pub(super) async fn destinations(store: &Store) -> Result<Vec<Finding>, Error> {
             finding(Severity::Warning, SUBJECT, format!("`{name}`: {free} of {shards} shards have no relay"))
                 .mended_by("start `relevo run`, or look why it stopped")
         } else {
-            finding(Severity::Good, SUBJECT, format!("`{name}`: {shards} shards, each with a relay"))
+            finding(Severity::Ok, SUBJECT, format!("`{name}`: {shards} shards, each with a relay"))
         });
         if regrouping {
             findings.push(finding(Severity::Note, SUBJECT, format!("`{name}` is being regrouped")));
@@ -52,7 +52,7 @@ pub(super) async fn destinations(store: &Store) -> Result<Vec<Finding>, Error> {
 }
 
 /// The backlog of a destination.
-struct Lag {
+struct DestinationLag {
     name: String,
     /// The age of the first message that may be unsettled. `None` if all are settled.
     age: Option<Duration>,
@@ -71,31 +71,31 @@ pub(super) async fn retention(store: &Store) -> Result<Vec<Finding>, Error> {
          LEFT JOIN LATERAL (SELECT o.created_at FROM {schema}.message AS o WHERE o.seq > s.max_seq ORDER BY o.seq LIMIT 1) AS m \
          ON true WHERE s.max_seq IS NOT NULL ORDER BY s.max_seq, d.name"
     );
-    let mut rows = Rows::new(store.asking.copy(sql).await?, 6)?;
+    let mut rows = CopyRows::new(store.operator_connection.copy_out(sql).await?, 6)?;
     let mut findings = Vec::new();
     while let Some(mut row) = rows.next_row()? {
         let name = row.string()?;
         let age = row.optional_int8()?.map(|seconds| Duration::from_secs(u64::try_from(seconds).unwrap_or(0)));
-        let lag = Lag { name, age, rows: row.int8()? };
+        let lag = DestinationLag { name, age, rows: row.int8()? };
         let retention = Duration::from_secs(row.count()?);
         let (holdback, drops) = (row.int8()?, row.boolean()?);
-        findings.push(lagging(&lag, retention, holdback, drops, findings.is_empty()));
+        findings.push(lag_finding(&lag, retention, holdback, drops, findings.is_empty()));
     }
-    findings.extend(losses(store).await?);
+    findings.extend(data_loss(store).await?);
     Ok(findings)
 }
 
 /// The first destination is the furthest behind. Retention waits for it.
-fn lagging(lag: &Lag, retention: Duration, holdback: i64, drops: bool, pins: bool) -> Finding {
+fn lag_finding(lag: &DestinationLag, retention: Duration, holdback: i64, drops: bool, pins: bool) -> Finding {
     const SUBJECT: &str = "retention";
-    let Lag { name, age, rows } = lag;
+    let DestinationLag { name, age, rows } = lag;
     let Some(age) = age else {
-        return finding(Severity::Good, SUBJECT, format!("`{name}` has taken everything that is kept"));
+        return finding(Severity::Ok, SUBJECT, format!("`{name}` has taken everything that is kept"));
     };
     let seen = format!(
         "`{name}` is behind by {rows} rows; the oldest it may not have taken is {} old, messages are kept for {}",
-        about(*age),
-        about(retention)
+        human_duration(*age),
+        human_duration(retention)
     );
     let seen = if pins { format!("{seen}; retention waits for this destination") } else { seen };
     let fix = format!("let its relays run, or `relevo destination remove {name}`");
@@ -107,13 +107,13 @@ fn lagging(lag: &Lag, retention: Duration, holdback: i64, drops: bool, pins: boo
     } else if *age > retention / 2 {
         finding(Severity::Note, SUBJECT, seen).mended_by(fix)
     } else {
-        finding(Severity::Good, SUBJECT, seen)
+        finding(Severity::Ok, SUBJECT, seen)
     }
 }
 
-async fn losses(store: &Store) -> Result<Option<Finding>, Error> {
+async fn data_loss(store: &Store) -> Result<Option<Finding>, Error> {
     let sql = format!("SELECT coalesce(sum(rows), 0)::bigint, max(lost_at) FROM {}.data_loss", store.schema);
-    let mut rows = Rows::new(store.asking.copy(sql).await?, 2)?;
+    let mut rows = CopyRows::new(store.operator_connection.copy_out(sql).await?, 2)?;
     let (lost, at): (i64, Option<Timestamp>) = match rows.next_row()? {
         Some(mut row) => (row.int8()?, row.optional_timestamp()?),
         None => (0, None),
@@ -132,8 +132,8 @@ pub(super) async fn partitions(store: &Store) -> Result<Vec<Finding>, Error> {
         "SELECT EXISTS (SELECT 1 FROM {schema}.message_overflow), (SELECT count(*) FROM {schema}.message_partition)",
         schema = store.schema
     );
-    let mut rows = Rows::new(store.asking.copy(sql).await?, 2)?;
-    let mut row = rows.next_row()?.ok_or(Error::Answer("no partitions"))?;
+    let mut rows = CopyRows::new(store.operator_connection.copy_out(sql).await?, 2)?;
+    let mut row = rows.next_row()?.ok_or(Error::UnexpectedResponse("no partitions"))?;
     let (overflows, count) = (row.boolean()?, row.int8()?);
     Ok(vec![if overflows {
         let seen =
@@ -141,12 +141,12 @@ pub(super) async fn partitions(store: &Store) -> Result<Vec<Finding>, Error> {
         finding(Severity::Warning, SUBJECT, seen)
             .mended_by("let a relay run: it prepares partitions ahead of the writers")
     } else {
-        finding(Severity::Good, SUBJECT, format!("{count} prepared, none overflows"))
+        finding(Severity::Ok, SUBJECT, format!("{count} prepared, none overflows"))
     }])
 }
 
 /// Reports dead letters and held addresses of this store's destination.
-pub(super) async fn waiting(store: &Store) -> Result<Vec<Finding>, Error> {
+pub(super) async fn dead_letters_and_holds(store: &Store) -> Result<Vec<Finding>, Error> {
     let schema = &store.schema;
     let sql = format!(
         "SELECT d.name, (SELECT count(*) FROM (SELECT 1 FROM {schema}.dead_letter AS x \
@@ -155,7 +155,7 @@ pub(super) async fn waiting(store: &Store) -> Result<Vec<Finding>, Error> {
              FROM {schema}.address_hold AS h WHERE h.destination = d.name) \
          FROM {schema}.destination AS d ORDER BY d.name"
     );
-    let mut rows = Rows::new(store.asking.copy(sql).await?, 3)?;
+    let mut rows = CopyRows::new(store.operator_connection.copy_out(sql).await?, 3)?;
     let mut findings = Vec::new();
     while let Some(mut row) = rows.next_row()? {
         let (name, dead, held) = (row.string()?, row.int8()?, row.optional_string()?);
@@ -180,14 +180,14 @@ mod tests {
     use super::*;
 
     fn severity(age: Option<u64>, rows: i64, drops: bool) -> Severity {
-        let lag = Lag { name: "main".to_owned(), age: age.map(Duration::from_secs), rows };
-        lagging(&lag, Duration::from_secs(1000), 100, drops, true).severity
+        let lag = DestinationLag { name: "main".to_owned(), age: age.map(Duration::from_secs), rows };
+        lag_finding(&lag, Duration::from_secs(1000), 100, drops, true).severity
     }
 
     #[test]
-    fn a_backlog_is_measured_by_retention() {
-        assert_eq!(severity(None, 0, false), Severity::Good);
-        assert_eq!(severity(Some(10), 10, false), Severity::Good);
+    fn a_lag_is_compared_with_retention() {
+        assert_eq!(severity(None, 0, false), Severity::Ok);
+        assert_eq!(severity(Some(10), 10, false), Severity::Ok);
         assert_eq!(severity(Some(501), 10, false), Severity::Note);
         assert_eq!(severity(Some(1001), 10, false), Severity::Warning);
         assert_eq!(severity(Some(10), 51, false), Severity::Warning);

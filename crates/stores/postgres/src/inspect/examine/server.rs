@@ -4,8 +4,8 @@ use jiff::{SignedDuration, Timestamp};
 use relevo_core::operate::{Finding, Severity};
 
 use super::{Mended as _, finding};
+use crate::binary_copy::CopyRows;
 use crate::classify::Error;
-use crate::copy::Rows;
 use crate::store::Store;
 
 /// The oldest and the newest server version that the tests cover.
@@ -15,7 +15,8 @@ const CLOCK_NOTE: SignedDuration = SignedDuration::from_secs(1);
 const CLOCK_WARNING: SignedDuration = SignedDuration::from_secs(60);
 
 pub(super) async fn is_standby(store: &Store) -> Result<bool, Error> {
-    let mut rows = Rows::new(store.asking.copy("SELECT pg_is_in_recovery()".to_owned()).await?, 1)?;
+    let mut rows =
+        CopyRows::new(store.operator_connection.copy_out("SELECT pg_is_in_recovery()".to_owned()).await?, 1)?;
     let row = rows.next_row()?;
     row.map_or(Ok(false), |mut row| row.boolean())
 }
@@ -25,7 +26,7 @@ pub(super) async fn settings(store: &Store) -> Result<Vec<Finding>, Error> {
     let sql = "SELECT name, current_setting(name) FROM unnest(ARRAY['server_version_num', 'fsync', \
                'full_page_writes', 'synchronous_commit', 'idle_in_transaction_session_timeout']) AS name"
         .to_owned();
-    let mut rows = Rows::new(store.asking.copy(sql).await?, 2)?;
+    let mut rows = CopyRows::new(store.operator_connection.copy_out(sql).await?, 2)?;
     let mut findings = Vec::new();
     while let Some(mut row) = rows.next_row()? {
         let (name, value) = (row.string()?, row.string()?);
@@ -43,13 +44,13 @@ fn setting(name: &str, value: &str) -> Finding {
                 .mended_by(format!("`ALTER SYSTEM SET {name} = on`, then reload the server"))
         }
         ("synchronous_commit", "off") => {
-            loose_commits(name, "for this session, so probably for the whole server", "on")
+            lossy_commits(name, "for this session, so probably for the whole server", "on")
         }
         ("idle_in_transaction_session_timeout", "0") => {
             finding(Severity::Note, name, "0: a client that hangs in a transaction holds its locks, and xmin, for ever")
                 .mended_by("`ALTER SYSTEM SET idle_in_transaction_session_timeout = '10min'`, or per role")
         }
-        _ => finding(Severity::Good, name, value),
+        _ => finding(Severity::Ok, name, value),
     }
 }
 
@@ -65,13 +66,13 @@ fn version(major: i64) -> Finding {
             SUPPORTED.end()
         ))
     } else {
-        finding(Severity::Good, SUBJECT, seen)
+        finding(Severity::Ok, SUBJECT, seen)
     }
 }
 
 /// Published messages are durable anyway: a tick commits with `synchronous_commit = on` before its messages are
 /// published.
-fn loose_commits(subject: &str, whose: &str, fix: &str) -> Finding {
+fn lossy_commits(subject: &str, whose: &str, fix: &str) -> Finding {
     let seen = format!(
         "off {whose}: a crash takes back the last transactions, with their messages, after they were confirmed"
     );
@@ -86,11 +87,11 @@ async fn overrides(store: &Store) -> Result<Vec<Finding>, Error> {
                LEFT JOIN pg_database AS d ON d.oid = s.setdatabase CROSS JOIN LATERAL unnest(s.setconfig) AS c \
                WHERE c = 'synchronous_commit=off' AND (s.setdatabase = 0 OR d.datname = current_database()) ORDER BY 1, 2"
         .to_owned();
-    let mut rows = Rows::new(store.asking.copy(sql).await?, 2)?;
+    let mut rows = CopyRows::new(store.operator_connection.copy_out(sql).await?, 2)?;
     let mut findings = Vec::new();
     while let Some(mut row) = rows.next_row()? {
         let whose = format!("for {}{}", row.text()?, row.text()?);
-        findings.push(loose_commits("synchronous_commit", &whose, "on"));
+        findings.push(lossy_commits("synchronous_commit", &whose, "on"));
     }
     Ok(findings)
 }
@@ -100,14 +101,15 @@ async fn overrides(store: &Store) -> Result<Vec<Finding>, Error> {
 pub(super) async fn clock(store: &Store) -> Result<Vec<Finding>, Error> {
     // The connection is open already. The call takes one round trip, so its result is from the middle of it.
     let before = Timestamp::now();
-    let mut rows = Rows::new(store.asking.copy("SELECT clock_timestamp()".to_owned()).await?, 1)?;
+    let mut rows = CopyRows::new(store.operator_connection.copy_out("SELECT clock_timestamp()".to_owned()).await?, 1)?;
     let after = Timestamp::now();
-    let there = rows.next_row()?.map(|mut row| row.timestamp()).transpose()?.ok_or(Error::Answer("no clock"))?;
+    let there =
+        rows.next_row()?.map(|mut row| row.timestamp()).transpose()?.ok_or(Error::UnexpectedResponse("no clock"))?;
     let here = before + before.duration_until(after) / 2;
-    Ok(vec![clocks(here, there)])
+    Ok(vec![clock_skew(here, there)])
 }
 
-fn clocks(here: Timestamp, there: Timestamp) -> Finding {
+fn clock_skew(here: Timestamp, there: Timestamp) -> Finding {
     const SUBJECT: &str = "clock";
     let difference = there.duration_until(here);
     let direction = if difference.is_negative() { "behind" } else { "ahead of" };
@@ -116,7 +118,7 @@ fn clocks(here: Timestamp, there: Timestamp) -> Finding {
         apart if apart >= CLOCK_WARNING => finding(Severity::Warning, SUBJECT, seen)
             .mended_by("set both clocks by NTP; nothing is lost, but times that people compare are wrong"),
         apart if apart >= CLOCK_NOTE => finding(Severity::Note, SUBJECT, seen).mended_by("set both clocks by NTP"),
-        _ => finding(Severity::Good, SUBJECT, seen),
+        _ => finding(Severity::Ok, SUBJECT, seen),
     }
 }
 
@@ -128,10 +130,10 @@ pub(super) async fn identity(store: &Store) -> Result<Vec<Finding>, Error> {
          WHERE d.datname = current_database() AND d.oid = i.database_oid AND c.system_identifier = i.system_identifier)",
         store.schema
     );
-    let mut rows = Rows::new(store.asking.copy(sql).await?, 1)?;
+    let mut rows = CopyRows::new(store.operator_connection.copy_out(sql).await?, 1)?;
     let same = rows.next_row()?.map_or(Ok(false), |mut row| row.boolean())?;
     Ok(vec![if same {
-        finding(Severity::Good, SUBJECT, "the outbox was written in this database")
+        finding(Severity::Ok, SUBJECT, "the outbox was written in this database")
     } else {
         let seen = "the outbox was written in another database: a copy, a restored dump or an upgraded cluster";
         finding(Severity::Danger, SUBJECT, seen)
@@ -154,14 +156,14 @@ pub(super) async fn grants(store: &Store) -> Result<Vec<Finding>, Error> {
          WHERE n.nspname = '{schema}' AND c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition \
          AND NOT has_table_privilege(c.oid, 'select')) AS missing(what) ORDER BY what"
     );
-    let mut rows = Rows::new(store.asking.copy(sql).await?, 2)?;
+    let mut rows = CopyRows::new(store.operator_connection.copy_out(sql).await?, 2)?;
     let (mut role, mut missing) = (String::new(), Vec::new());
     while let Some(mut row) = rows.next_row()? {
         role = row.string()?;
         missing.push(row.string()?);
     }
     Ok(vec![if missing.is_empty() {
-        finding(Severity::Good, SUBJECT, "this role may run a relay")
+        finding(Severity::Ok, SUBJECT, "this role may run a relay")
     } else {
         let seen = format!("role `{role}` may not run a relay; it lacks: {}", missing.join(", "));
         finding(Severity::Warning, SUBJECT, seen).mended_by(format!(
@@ -179,29 +181,29 @@ mod tests {
     #[test]
     fn versions_are_supported_from_13_to_18() {
         let severity = |major| version(major).severity;
-        assert_eq!([12, 13, 18, 19].map(severity), [Severity::Danger, Severity::Good, Severity::Good, Severity::Note]);
+        assert_eq!([12, 13, 18, 19].map(severity), [Severity::Danger, Severity::Ok, Severity::Ok, Severity::Note]);
     }
 
     #[test]
-    fn settings_that_lose_commits_are_told() {
+    fn settings_that_lose_commits_are_reported() {
         let severity = |name, value| setting(name, value).severity;
         assert_eq!(severity("fsync", "off"), Severity::Danger);
         assert_eq!(severity("full_page_writes", "off"), Severity::Danger);
         assert_eq!(severity("synchronous_commit", "off"), Severity::Warning);
-        assert_eq!(severity("synchronous_commit", "remote_apply"), Severity::Good);
+        assert_eq!(severity("synchronous_commit", "remote_apply"), Severity::Ok);
         assert_eq!(severity("idle_in_transaction_session_timeout", "0"), Severity::Note);
-        assert_eq!(severity("idle_in_transaction_session_timeout", "10min"), Severity::Good);
+        assert_eq!(severity("idle_in_transaction_session_timeout", "10min"), Severity::Ok);
     }
 
     #[test]
-    fn clocks_that_differ_are_told_with_the_direction() {
+    fn clock_skew_is_reported_with_its_direction() {
         let now = Timestamp::UNIX_EPOCH;
-        let behind = clocks(now, now + SignedDuration::from_secs(90));
+        let behind = clock_skew(now, now + SignedDuration::from_secs(90));
         assert_eq!(
-            (behind.severity, &*behind.seen),
+            (behind.severity, &*behind.detail),
             (Severity::Warning, "this machine is 90000 ms behind the database")
         );
-        assert_eq!(clocks(now + SignedDuration::from_secs(2), now).severity, Severity::Note);
-        assert_eq!(clocks(now, now).severity, Severity::Good);
+        assert_eq!(clock_skew(now + SignedDuration::from_secs(2), now).severity, Severity::Note);
+        assert_eq!(clock_skew(now, now).severity, Severity::Ok);
     }
 }

@@ -1,0 +1,213 @@
+//! A consumer of one group.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use relevo_core::{AckOutcome, BrokerConsumer, ConsumerCapabilities, Delivery, DeliveryTag, Failure, Lane};
+use tokio::sync::{Mutex, Notify, watch};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use uuid::Uuid;
+
+use crate::address::AddressPatterns;
+use crate::broker::{BrokerFile, BrokerInner};
+use crate::classify::Error;
+use crate::lanes::ConsumerState;
+use crate::topology::StoredGroup;
+
+/// The options of a consumer in its group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Membership {
+    /// The display name of the consumer.
+    pub name: String,
+    /// The maximum number of outstanding deliveries per lane.
+    pub prefetch: usize,
+    /// Without a heartbeat for this long, the consumer loses its lanes to others.
+    pub lease: Duration,
+}
+
+impl Default for Membership {
+    fn default() -> Self {
+        Self { name: "consumer".to_owned(), prefetch: 256, lease: Duration::from_secs(10) }
+    }
+}
+
+/// A consumer of one group. A background task renews its lanes, so handlers can take as long as they need. If it is
+/// dropped without [`close`](BrokerConsumer::close), its lanes stay leased until the lease ends.
+#[derive(Debug)]
+pub struct GroupConsumer {
+    inner: Arc<ConsumerInner>,
+    /// Aborted when the consumer is dropped.
+    _heartbeat: JoinSet<()>,
+}
+
+/// State that the consumer and its heartbeat task share.
+#[derive(Debug)]
+pub(crate) struct ConsumerInner {
+    pub(crate) broker: Arc<BrokerInner>,
+    pub(crate) group: StoredGroup,
+    pub(crate) patterns: AddressPatterns,
+    pub(crate) lanes: Vec<Lane>,
+    pub(crate) membership: Membership,
+    pub(crate) owner: Uuid,
+    /// Locked while memory and the file must agree; never while waiting for messages.
+    pub(crate) state: Mutex<ConsumerState>,
+    /// Notified when this consumer has new capacity, a changed pause or a changed lane.
+    pub(crate) changed: Notify,
+    closed: watch::Sender<bool>,
+}
+
+impl BrokerFile {
+    /// Opens a consumer of this group. It claims its share of the lanes as other consumers release them.
+    pub async fn consumer(&self, group: &str, membership: Membership) -> Result<GroupConsumer, Error> {
+        let stored = StoredGroup::find(self.0.connections.readers(), group).await?;
+        let group = stored.ok_or_else(|| Error::GroupNotFound(group.to_owned()))?;
+        let shared = Arc::new(ConsumerInner {
+            broker: Arc::clone(&self.0),
+            patterns: group.patterns(),
+            lanes: (0..group.lanes).map(|lane| Lane::new(lane.to_string())).collect(),
+            group,
+            membership,
+            owner: Uuid::new_v4(),
+            state: Mutex::default(),
+            changed: Notify::new(),
+            closed: watch::Sender::new(false),
+        });
+        shared.rebalance(&mut *shared.state.lock().await).await?;
+        // Wake the other consumers: they now own more than their share.
+        self.0.change_notifier.notify();
+        let mut heartbeat = JoinSet::new();
+        heartbeat.spawn(run_heartbeat(Arc::clone(&shared)));
+        Ok(GroupConsumer { inner: shared, _heartbeat: heartbeat })
+    }
+}
+
+/// Renews the lanes and claims expired ones, until the consumer is closed or dropped.
+async fn run_heartbeat(shared: Arc<ConsumerInner>) {
+    let mut closed = shared.closed.subscribe();
+    loop {
+        // Three heartbeats per lease: two may be late.
+        if timeout(shared.membership.lease / 3, closed.wait_for(|closed| *closed)).await.is_ok() {
+            return;
+        }
+        let mut state = shared.state.lock().await;
+        if *shared.closed.borrow() {
+            return;
+        }
+        match shared.rebalance(&mut state).await {
+            Ok(()) => shared.changed.notify_waiters(),
+            // The next call to receive or acknowledge returns this error; the next heartbeat retries.
+            Err(error) => {
+                tracing::warn!(group = shared.group.name, %error, "lanes could not be renewed, will try again");
+            }
+        }
+    }
+}
+
+impl ConsumerInner {
+    pub(crate) fn lease_ms(&self) -> i64 {
+        i64::try_from(self.membership.lease.as_millis()).unwrap_or(i64::MAX / 2)
+    }
+
+    async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Error> {
+        assert!(limit > 0, "a limit of nothing would wait for ever");
+        let mut closed = self.closed.subscribe();
+        loop {
+            // Register for all events before the check, so that no change in between is missed.
+            let stirred = self.broker.change_notifier.notified();
+            let changed = self.changed.notified();
+            let version = self.broker.change_notifier.data_version().await?;
+            let mut state = self.state.lock().await;
+            if *closed.borrow_and_update() {
+                return Ok(Vec::new());
+            }
+            if state.uncertain {
+                self.reload_if_uncertain(&mut state).await?;
+            }
+            if self.needs_rebalance(&state).await? {
+                self.rebalance(&mut state).await?;
+            }
+            let fetched = self.fetch(&mut state, limit).await?;
+            if !fetched.deliveries.is_empty() {
+                return Ok(fetched.deliveries);
+            }
+            drop(state);
+            if fetched.more {
+                continue;
+            }
+            tokio::select! {
+                () = stirred => {}
+                () = changed => {}
+                // The sender lives as long as `self`.
+                _ = closed.changed() => {}
+                version = self.wait_for_change(version) => version?,
+            }
+        }
+    }
+
+    /// Returns once another connection has committed.
+    async fn wait_for_change(&self, version: i64) -> Result<(), Error> {
+        loop {
+            sleep(self.broker.config.poll_interval).await;
+            if self.broker.change_notifier.data_version().await? != version {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn set_paused(&self, lane: &Lane, paused: bool) {
+        let mut state = self.state.lock().await;
+        let number = self.lanes.iter().position(|known| known == lane).and_then(|index| u16::try_from(index).ok());
+        if let Some(held) = number.and_then(|number| state.lanes.get_mut(&number)) {
+            held.paused = paused;
+        }
+        drop(state);
+        self.changed.notify_waiters();
+    }
+}
+
+#[async_trait]
+impl BrokerConsumer for GroupConsumer {
+    fn capabilities(&self) -> ConsumerCapabilities {
+        ConsumerCapabilities { ordered_lanes: true }
+    }
+
+    async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure> {
+        Ok(self.inner.receive(limit).await?)
+    }
+
+    async fn acknowledge(&self, tags: &[DeliveryTag]) -> Vec<AckOutcome> {
+        // One transaction records all of them, or none.
+        match self.inner.acknowledge(tags).await {
+            Ok(stale) => {
+                let outcome = |tag| if stale.contains(tag) { AckOutcome::Stale } else { AckOutcome::Acknowledged };
+                tags.iter().map(outcome).collect()
+            }
+            Err(error) => AckOutcome::failed(error, tags.len()),
+        }
+    }
+
+    async fn pause(&self, lane: &Lane) -> Result<(), Failure> {
+        self.inner.set_paused(lane, true).await;
+        Ok(())
+    }
+
+    async fn resume(&self, lane: &Lane) -> Result<(), Failure> {
+        self.inner.set_paused(lane, false).await;
+        Ok(())
+    }
+
+    async fn lag(&self) -> Result<Vec<(Lane, u64)>, Failure> {
+        Ok(self.inner.lag().await?)
+    }
+
+    async fn close(&self) -> Result<(), Failure> {
+        let mut state = self.inner.state.lock().await;
+        // Set this first: nothing may be delivered after it, even if the file cannot be written.
+        if self.inner.closed.send_replace(true) {
+            return Ok(());
+        }
+        Ok(self.inner.leave_group(&mut state).await?)
+    }
+}

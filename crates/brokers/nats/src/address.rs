@@ -1,0 +1,83 @@
+//! Converts addresses to subjects.
+
+use std::fmt::Write as _;
+
+use relevo_core::slot::{shard_of, slot_of};
+
+use crate::classify::Error;
+
+/// The server closes a connection that sends a longer protocol line, which holds the subject, the reply inbox and two
+/// numbers. Its `max_control_line` is 4 096 bytes by default.
+const BYTES_MAX: usize = 3_900;
+
+/// The subject of an address, followed by the lane token if there are lanes.
+pub(crate) fn subject(address: &str, key: &str, lanes: Option<u16>) -> Result<String, Error> {
+    let wrong = |why| Err(Error::InvalidAddress { address: truncated(address), why });
+    if address.len() > BYTES_MAX {
+        return wrong("it is longer than a line of the protocol");
+    }
+    if address.contains(|char: char| char.is_whitespace() || char.is_control()) {
+        return wrong("it holds white space or a control character");
+    }
+    if address.split('.').any(str::is_empty) {
+        return wrong("a word between its dots is empty");
+    }
+    if address.split('.').any(|word| word == "*" || word == ">") {
+        return wrong("it holds a wildcard, which only receivers may use");
+    }
+    if ["$JS", "$SYS"].contains(&address.split('.').next().unwrap_or_default()) {
+        return wrong("it is the server's own");
+    }
+    let mut subject = String::with_capacity(address.len() + 4);
+    subject.push_str(address);
+    if let Some(lanes) = lanes {
+        write!(subject, ".{}", lane(key, lanes)).expect("a string takes any text");
+    }
+    Ok(subject)
+}
+
+/// The lane of a key.
+pub(crate) fn lane(key: &str, lanes: u16) -> u16 {
+    shard_of(slot_of(key), lanes)
+}
+
+fn truncated(address: &str) -> String {
+    if address.chars().nth(100).is_some() {
+        address.chars().take(100).chain(['…']).collect()
+    } else {
+        address.to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use relevo_core::Class;
+
+    use super::*;
+
+    #[test]
+    fn an_invalid_address_is_blocked_before_it_is_sent() {
+        let long = "a".repeat(4_000);
+        for address in
+            ["", ".", "a..b", ".a", "a.", "a b", "a\tb", "a\r\nb", "*", "a.>", "a.*.b", "$JS.API.INFO", "$SYS.x", &long]
+        {
+            let error = subject(address, "k", None).expect_err(address);
+            assert_eq!(error.class(), Class::Blocked);
+            assert!(error.to_string().len() < 300, "{error}");
+        }
+    }
+
+    #[test]
+    fn a_word_that_contains_a_wildcard_character_is_a_subject() {
+        for address in ["a", "a.b-c_d.E", "a*b", "a.b>", "ñ.鍵", "$KV.bucket.key"] {
+            assert_eq!(subject(address, "k", None).expect("a subject"), address);
+        }
+    }
+
+    #[test]
+    fn the_lane_of_the_key_is_the_last_word_of_the_subject() {
+        // The same slots as everywhere in Relevo: 92 and 43.
+        assert_eq!(subject("orders", "o-1", Some(4)).expect("a subject"), "orders.0");
+        assert_eq!(subject("orders", "o-2", Some(4)).expect("a subject"), "orders.3");
+    }
+}

@@ -1,0 +1,179 @@
+//! Connections to a server.
+
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::time::Duration;
+
+use async_nats::{Client, ConnectOptions, Event, ServerAddr, ServerError};
+
+use crate::classify::Error;
+use crate::config::{Auth, Config};
+use crate::tls;
+
+/// The longest pause between two attempts to connect.
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+const PAUSE_MIN: Duration = Duration::from_millis(20);
+
+/// Opens a connection that the library restores when it is lost. The first attempt must succeed.
+pub(crate) async fn connect(config: &Config) -> Result<Client, Error> {
+    options(config)?.connect(servers(config)?).await.map_err(tls::connect_error)
+}
+
+/// Opens a connection that also reports permission errors, for calls that would otherwise wait without a response.
+pub(crate) async fn connect_reporting_denials(
+    config: &Config,
+    tell: impl Fn(Error) + Send + Sync + 'static,
+) -> Result<Client, Error> {
+    let options = options(config)?.event_callback(move |event| {
+        if let Event::ServerError(ServerError::Other(text)) = event
+            && let Some(error) = permission_error(&text)
+        {
+            tell(error);
+        }
+        std::future::ready(())
+    });
+    options.connect(servers(config)?).await.map_err(tls::connect_error)
+}
+
+/// The missing permission, if the server reports a violation.
+pub(crate) fn permission_error(text: &str) -> Option<Error> {
+    if let Some(subject) = quoted(text, "Permissions Violation for Publish to ") {
+        return Some(Error::PublishDenied(subject.to_owned()));
+    }
+    let subject = quoted(text, "Permissions Violation for Subscription to ")?.to_owned();
+    let is_inbox = subject.starts_with("_INBOX.");
+    Some(if is_inbox { Error::ReplyInboxDenied(subject) } else { Error::SubscribeDenied(subject) })
+}
+
+fn quoted<'a>(text: &'a str, before: &str) -> Option<&'a str> {
+    let (start, rest) = text.split_at_checked(before.len())?;
+    let rest = start.eq_ignore_ascii_case(before).then_some(rest)?;
+    rest.strip_prefix('"')?.split('"').next()
+}
+
+/// The options of every connection.
+pub(crate) fn options(config: &Config) -> Result<ConnectOptions, Error> {
+    // TLS must also apply to the servers that a cluster announces, because it does so without a scheme.
+    let encrypted = config.tls.required || config.urls.iter().any(|url| url.starts_with("tls://"));
+    let options = ConnectOptions::new()
+        .name("relevo")
+        .connection_timeout(config.connect_timeout)
+        .request_timeout(Some(config.confirm_timeout))
+        .ping_interval(config.ping_interval)
+        .reconnect_delay_callback(pause)
+        .require_tls(encrypted)
+        .tls_client_config(tls::client_config(&config.tls)?);
+    let options = if config.tls.handshake_first { options.tls_first() } else { options };
+    Ok(match &config.auth {
+        Auth::None => options,
+        Auth::UserPassword { user, password } => options.user_and_password(user.clone(), password.clone()),
+        Auth::Token(token) => options.token(token.clone()),
+        Auth::NKey(seed) => options.nkey(validate_seed(seed)?),
+        Auth::Credentials(text) => {
+            options.credentials(text).map_err(|_| Error::Config("the credentials cannot be read".to_owned()))?
+        }
+    })
+}
+
+/// Checks the seed here. The library would detect an invalid seed only when it connects, and report a refused login.
+fn validate_seed(seed: &str) -> Result<String, Error> {
+    let seed = seed.trim();
+    let is_seed = seed.len() == 58
+        && seed.starts_with("SU")
+        && seed.bytes().all(|byte| byte.is_ascii_uppercase() || (b'2'..=b'7').contains(&byte));
+    is_seed.then(|| seed.to_owned()).ok_or_else(|| Error::Config("the NKey is no seed of a user (`SU…`)".to_owned()))
+}
+
+/// The validated servers of the configuration.
+pub(crate) fn servers(config: &Config) -> Result<Vec<ServerAddr>, Error> {
+    if config.urls.is_empty() {
+        return Err(Error::Config("`urls` is empty".to_owned()));
+    }
+    config.urls.iter().map(|url| server(url)).collect()
+}
+
+fn server(url: &str) -> Result<ServerAddr, Error> {
+    let server: ServerAddr =
+        url.parse().map_err(|_| Error::Config("a URL is not like `nats://host:port`".to_owned()))?;
+    if server.host().is_empty() {
+        return Err(Error::Config("a URL names no host".to_owned()));
+    }
+    if !matches!(server.scheme(), "nats" | "tls") {
+        return Err(Error::Config(format!("a URL begins with `{}://`, not `nats://` or `tls://`", server.scheme())));
+    }
+    if server.has_user_pass() {
+        return Err(Error::Config("a URL holds a login: give it as `auth`, where nothing prints it".to_owned()));
+    }
+    Ok(server)
+}
+
+/// The pause before an attempt to connect. It grows with each attempt and is random, so that clients do not reconnect
+/// together.
+pub(crate) fn pause(attempt: usize) -> Duration {
+    let exponent = u32::try_from(attempt.saturating_sub(1)).unwrap_or(u32::MAX);
+    let most = PAUSE_MIN.saturating_mul(2_u32.saturating_pow(exponent)).min(PAUSE_MAX);
+    // The random keys of a hasher are sufficient here.
+    let random = RandomState::new().build_hasher().finish() % 1_000;
+    most / 2 + (most / 2).mul_f64(f64::from(u32::try_from(random).unwrap_or_default()) / 1_000.0)
+}
+
+/// After a session of this length, the next pause is the shortest one again.
+const STABLE: Duration = Duration::from_secs(10);
+
+/// The pauses between sessions that keep ending.
+#[derive(Debug, Default)]
+pub(crate) struct Backoff {
+    attempt: usize,
+}
+
+impl Backoff {
+    /// The pause after a session of this length.
+    pub(crate) fn after(&mut self, lasted: Duration) -> Duration {
+        self.attempt = if lasted >= STABLE { 1 } else { self.attempt + 1 };
+        pause(self.attempt)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stable_session_resets_the_backoff() {
+        let mut backoff = Backoff::default();
+        for _ in 0..20 {
+            backoff.after(Duration::ZERO);
+        }
+        assert!(backoff.after(Duration::ZERO) >= PAUSE_MAX / 2);
+        assert!(backoff.after(STABLE) <= PAUSE_MIN);
+        assert!(backoff.after(Duration::ZERO) <= PAUSE_MIN * 2, "and it grows from there");
+    }
+
+    #[test]
+    fn pauses_grow_and_stay_below_their_limit() {
+        for attempt in 0..100 {
+            let pause = pause(attempt);
+            assert!(pause >= PAUSE_MIN / 2 && pause <= PAUSE_MAX, "{attempt}: {pause:?}");
+        }
+        assert!(pause(20) >= PAUSE_MAX / 2);
+    }
+
+    #[test]
+    fn the_missing_permission_is_recognised() {
+        let told = |text| permission_error(text).map(|error| error.to_string());
+        let publish = told("Permissions Violation for Publish to \"a.b\"").expect("a violation");
+        assert!(publish.ends_with("publish to `a.b`"), "{publish}");
+        let listen = told("permissions violation for subscription to \"a.B\" using queue \"q\"").expect("a violation");
+        assert!(listen.ends_with("subscribe to `a.B`"), "{listen}");
+        let inbox = told("Permissions Violation for Subscription to \"_INBOX.x.*\"").expect("a violation");
+        assert!(inbox.contains("inbox"), "{inbox}");
+        assert_eq!((told("ñ"), told("Slow Consumer")), (None, None));
+    }
+
+    #[test]
+    fn a_url_with_a_login_or_wrong_scheme_is_rejected_without_echo() {
+        for url in ["nats://u:hush@localhost:4222", "http://localhost", "nats://", ""] {
+            let error = server(url).expect_err(url);
+            assert!(!error.to_string().contains("hush"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! A consumer of one group.
+
+use std::fmt;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_nats::Client;
+use async_nats::jetstream::stream;
+use async_trait::async_trait;
+use relevo_core::{AckOutcome, BrokerConsumer, ConsumerCapabilities, Delivery, DeliveryTag, Failure, Lane};
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
+
+use crate::classify::{Error, api};
+use crate::config::Config;
+use crate::connection;
+use crate::group::Group;
+use crate::lanes::LaneStore;
+
+mod assignment;
+mod count;
+mod declare;
+mod lag;
+mod lanes;
+mod reader;
+mod receive;
+mod settle;
+mod window;
+
+pub use declare::declare_group;
+pub(crate) use declare::{bucket_config, context, is_stream_not_found};
+use lanes::LaneSlot;
+
+/// The options of a consumer in its group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Membership {
+    /// The display name of the consumer.
+    pub name: String,
+    /// The maximum number of outstanding deliveries per lane. It cannot exceed the group's `max_ack_pending`.
+    pub prefetch: usize,
+    /// Without a heartbeat for this long, the consumer loses its lanes to others.
+    pub lease: Duration,
+}
+
+impl Default for Membership {
+    fn default() -> Self {
+        Self { name: "consumer".to_owned(), prefetch: 256, lease: Duration::from_secs(10) }
+    }
+}
+
+/// A consumer of one group. Background tasks renew its lanes, so handlers can take as long as they need. If it is
+/// dropped without [`close`](BrokerConsumer::close), its lanes stay leased until the lease ends.
+pub struct GroupConsumer {
+    inner: Arc<ConsumerInner>,
+}
+
+/// State that the consumer and its tasks share.
+pub(crate) struct ConsumerInner {
+    client: Client,
+    stream: stream::Stream<()>,
+    lane_store: LaneStore,
+    group: Group,
+    membership: Membership,
+    /// Unique to this consumer.
+    id: String,
+    timeout: Duration,
+    lane_slots: Vec<LaneSlot>,
+    /// Notified when messages may be available, or when a lane was claimed or lost.
+    changed: Arc<Notify>,
+    /// Requests a rebalance before the next heartbeat.
+    rebalance_now: Notify,
+    /// Allows one rebalance at a time.
+    rebalance_lock: tokio::sync::Mutex<assignment::Participation>,
+    /// Allows one poll for deliveries at a time.
+    receive_lock: tokio::sync::Mutex<()>,
+    closed: watch::Sender<bool>,
+    /// The next call to receive returns it.
+    fatal_error: SharedError,
+    next_tag: AtomicU64,
+    /// The lane to poll first, a different one each time.
+    next_lane: AtomicUsize,
+    /// Aborted when the consumer is dropped.
+    tasks: Mutex<JoinSet<()>>,
+}
+
+/// Opens a consumer of this group, which must be [declared](crate::declare_group). It claims its share of the lanes as others
+/// release them.
+pub async fn consumer(config: &Config, group: &Group, membership: Membership) -> Result<GroupConsumer, Error> {
+    group.validate()?;
+    if membership.prefetch == 0 || membership.prefetch > group.max_ack_pending {
+        return Err(Error::Config(format!("`prefetch` must be 1 to the group's {}", group.max_ack_pending)));
+    }
+    let fault = SharedError::default();
+    let changed = Arc::new(Notify::new());
+    let client = connection::connect_reporting_denials(config, record_fatal_error(&fault, &changed)).await?;
+    let opened = open(client, config, group, membership, &fault, changed).await;
+    // Without a permission the server does not respond to the request; it reports the violation separately.
+    opened.map_err(|error| lock(&fault).take().unwrap_or(error))
+}
+
+/// An error from a reader or the server that only an operator can fix.
+type SharedError = Arc<Mutex<Option<Error>>>;
+
+/// Stores errors that the server reports asynchronously.
+fn record_fatal_error(fault: &SharedError, changed: &Arc<Notify>) -> impl Fn(Error) + Send + Sync + 'static {
+    let (fault, changed) = (Arc::clone(fault), Arc::clone(changed));
+    move |error| {
+        *lock(&fault) = Some(error);
+        changed.notify_waiters();
+    }
+}
+
+async fn open(
+    client: Client,
+    config: &Config,
+    group: &Group,
+    membership: Membership,
+    fault: &SharedError,
+    changed: Arc<Notify>,
+) -> Result<GroupConsumer, Error> {
+    group.check_record(client.max_payload())?;
+    let context = declare::context(&client, config);
+    declare::verify_group(&context, group).await?;
+    let stream = context.get_stream_no_info(&group.stream).await;
+    let stream = stream.map_err(|error| api("looking for the stream", error))?;
+    let bucket = LaneStore::open(&context, group, config.confirm_timeout).await?;
+    let shared = Arc::new(ConsumerInner {
+        client,
+        stream,
+        lane_store: bucket,
+        lane_slots: (0..group.lane_count()).map(|number| LaneSlot::new(group, number)).collect(),
+        group: group.clone(),
+        membership,
+        id: new_member_id(),
+        timeout: config.confirm_timeout,
+        changed,
+        rebalance_now: Notify::new(),
+        rebalance_lock: tokio::sync::Mutex::default(),
+        receive_lock: tokio::sync::Mutex::default(),
+        closed: watch::Sender::new(false),
+        fatal_error: Arc::clone(fault),
+        next_tag: AtomicU64::new(1),
+        next_lane: AtomicUsize::default(),
+        tasks: Mutex::default(),
+    });
+    let consumer = GroupConsumer { inner: shared };
+    assignment::join_group(&consumer.inner).await?;
+    Ok(consumer)
+}
+
+/// Random enough to be unique among consumers.
+fn new_member_id() -> String {
+    let random = || RandomState::new().build_hasher().finish();
+    format!("{:016x}{:016x}", random(), random())
+}
+
+impl ConsumerInner {
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> tokio::task::AbortHandle {
+        let mut tasks = lock(&self.tasks);
+        // Remove finished tasks.
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(task)
+    }
+
+    fn is_closed(&self) -> bool {
+        *self.closed.borrow()
+    }
+
+    fn lease_ms(&self) -> u64 {
+        u64::try_from(self.membership.lease.as_millis()).unwrap_or(u64::MAX / 2)
+    }
+
+    async fn set_paused(&self, lane: &Lane, paused: bool) {
+        if let Some(cell) = self.lane_slots.iter().find(|cell| cell.lane == *lane)
+            && let Some(held) = &mut *cell.owned.lock().await
+        {
+            held.paused = paused;
+        }
+        self.changed.notify_waiters();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // No code panics while it holds a lock.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl GroupConsumer {
+    /// The name of the group.
+    pub fn group(&self) -> &str {
+        &self.inner.group.name
+    }
+}
+
+impl fmt::Debug for GroupConsumer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NatsConsumer").field("group", &self.inner.group.name).finish_non_exhaustive()
+    }
+}
+
+impl Drop for GroupConsumer {
+    fn drop(&mut self) {
+        // The tasks hold references to the shared state and would keep it alive.
+        lock(&self.inner.tasks).abort_all();
+    }
+}
+
+#[async_trait]
+impl BrokerConsumer for GroupConsumer {
+    fn capabilities(&self) -> ConsumerCapabilities {
+        ConsumerCapabilities { ordered_lanes: true }
+    }
+
+    async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure> {
+        Ok(self.inner.receive(limit).await?)
+    }
+
+    async fn acknowledge(&self, tags: &[DeliveryTag]) -> Vec<AckOutcome> {
+        self.inner.acknowledge(tags).await
+    }
+
+    async fn pause(&self, lane: &Lane) -> Result<(), Failure> {
+        self.inner.set_paused(lane, true).await;
+        Ok(())
+    }
+
+    async fn resume(&self, lane: &Lane) -> Result<(), Failure> {
+        self.inner.set_paused(lane, false).await;
+        Ok(())
+    }
+
+    async fn lag(&self) -> Result<Vec<(Lane, u64)>, Failure> {
+        Ok(self.inner.lag().await?)
+    }
+
+    async fn close(&self) -> Result<(), Failure> {
+        // Set this first: nothing may be delivered after it, even if the server is unreachable.
+        self.inner.closed.send_replace(true);
+        let deadline = self.inner.timeout;
+        let left = tokio::time::timeout(deadline, self.inner.leave_group()).await;
+        // Lanes that could not be released stay leased until the lease ends, so no task may renew them.
+        lock(&self.inner.tasks).abort_all();
+        // Pending acknowledgements are not written any more. Dropping them informs their callers.
+        for cell in &self.inner.lane_slots {
+            lock(&cell.settle_calls).clear();
+        }
+        Ok(left.unwrap_or(Err(Error::Unconfirmed(deadline)))?)
+    }
+}

@@ -1,0 +1,318 @@
+//! Lane assignment. Each member sends heartbeats, keeps its share of the lanes, releases any surplus and claims free
+//! ones. The server's clock decides which members are alive. Its revision check decides which member owns a lane.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_nats::Subscriber;
+use async_nats::jetstream::consumer::{DeliverPolicy, Info};
+use futures_util::StreamExt as _;
+use futures_util::future::join_all;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::lanes::{LaneSlot, OwnedLane, durable_ns, is_same_durable};
+use super::window::{LaneChange, LaneMessages};
+use super::{ConsumerInner, reader};
+use crate::classify::{Error, api};
+use crate::lanes::{LaneRecord, MemberHeartbeat, RecordWrite, StoredRecord};
+
+/// A new consumer waits at most this long for others to release its share.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(1);
+/// A member is deleted after this many leases without a heartbeat.
+const REMOVE_AFTER_LEASES: i64 = 10;
+
+/// Whether a consumer takes part in its group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Participation {
+    #[default]
+    Joined,
+    /// It released its lanes.
+    Left,
+}
+
+/// Runs the first rebalance and starts the tasks that repeat it.
+pub(super) async fn join_group(shared: &Arc<ConsumerInner>) -> Result<(), Error> {
+    let subscribed = shared.client.subscribe(shared.lane_store.member_subjects()).await;
+    let members = subscribed.map_err(|error| api("listening to the other members", error))?;
+    let share = shared.rebalance(true).await?;
+    shared.spawn(heartbeat(Arc::clone(shared), members));
+    shared.spawn(send_in_progress(Arc::clone(shared)));
+    let deadline = Instant::now() + JOIN_TIMEOUT.min(shared.membership.lease);
+    loop {
+        let mut changed = pin!(shared.changed.notified());
+        changed.as_mut().enable();
+        if shared.owned_lanes().await >= share {
+            return Ok(());
+        }
+        if tokio::time::timeout_at(deadline, changed).await.is_err() {
+            return Ok(());
+        }
+    }
+}
+
+/// Rebalances the lanes until the consumer is closed or dropped.
+async fn heartbeat(shared: Arc<ConsumerInner>, mut members: Subscriber) {
+    // Three heartbeats per lease: two may be late.
+    let pause = shared.membership.lease / 3;
+    let mut next = Instant::now() + pause;
+    let mut closed = shared.closed.subscribe();
+    loop {
+        tokio::select! {
+            _ = closed.wait_for(|closed| *closed) => return,
+            () = tokio::time::sleep_until(next) => {}
+            () = shared.rebalance_now.notified() => {}
+            Some(message) = members.next() => {
+                let own = message.subject.ends_with(&shared.id);
+                let called = serde_json::from_slice::<MemberHeartbeat>(&message.payload).is_ok_and(|member| member.call);
+                if own || !called {
+                    continue;
+                }
+            }
+        }
+        next = Instant::now() + pause;
+        // The next call to receive or acknowledge fails with the same error; the next heartbeat retries.
+        if let Err(error) = shared.rebalance(false).await {
+            tracing::warn!(group = shared.group.name, %error, "lanes could not be renewed, will try again");
+        }
+    }
+}
+
+/// Tells the server that messages are in progress, so that it does not redeliver them.
+async fn send_in_progress(shared: Arc<ConsumerInner>) {
+    loop {
+        sleep(shared.group.ack_wait / 3).await;
+        for cell in &shared.lane_slots {
+            let slot = cell.owned.lock().await;
+            let all = slot.as_ref().map(|held| held.messages.in_progress()).unwrap_or_default();
+            drop(slot);
+            let told = async {
+                for (seq, reply) in all {
+                    let reply = reply.unwrap_or_else(|| shared.ack_subject(cell, seq));
+                    if shared.client.publish(reply, async_nats::jetstream::AckKind::Progress.into()).await.is_err() {
+                        return;
+                    }
+                }
+            };
+            if timeout(shared.timeout, told).await.is_err() {
+                tracing::debug!(group = shared.group.name, "the server could not be told what is in progress");
+            }
+        }
+    }
+}
+
+impl ConsumerInner {
+    async fn owned_lanes(&self) -> usize {
+        let mut count = 0;
+        for cell in &self.lane_slots {
+            count += usize::from(cell.owned.lock().await.is_some());
+        }
+        count
+    }
+
+    /// Rebalances all lanes once. Returns this consumer's share.
+    async fn rebalance(self: &Arc<Self>, call: bool) -> Result<usize, Error> {
+        let _one = self.rebalance_lock.lock().await;
+        // A heartbeat of a closed consumer would reserve a share of the lanes.
+        if self.is_closed() {
+            return Ok(0);
+        }
+        // Renew first, and each lane separately. An error in one lane, or in counting members, must not cost another
+        // lease.
+        let renewed = join_all(self.lane_slots.iter().map(|cell| self.renew(cell))).await;
+        let now_ms = self.write_heartbeat(call, self.lease_ms()).await?;
+        let share = self.fair_share(now_ms).await?;
+        renewed.into_iter().collect::<Result<(), Error>>()?;
+        let released = self.release_surplus(share).await?;
+        // The consumer may have been closed in the meantime; it must not claim lanes then.
+        if !self.is_closed() {
+            self.claim_free(share, now_ms).await?;
+        }
+        if released > 0 {
+            self.write_heartbeat(true, self.lease_ms()).await?;
+        }
+        // A lane may have been claimed, or may no longer have to be released.
+        self.changed.notify_waiters();
+        Ok(share)
+    }
+
+    async fn write_heartbeat(&self, call: bool, lease_ms: u64) -> Result<i64, Error> {
+        let member = MemberHeartbeat { name: self.membership.name.clone(), lease_ms, call };
+        self.lane_store.heartbeat(&self.id, &member).await
+    }
+
+    /// An even share of the lanes. If they do not divide evenly, the first members by id have one more.
+    async fn fair_share(&self, now_ms: i64) -> Result<usize, Error> {
+        let mut alive = Vec::new();
+        for (id, member, at_ms) in self.lane_store.members().await? {
+            let silent = now_ms - at_ms;
+            let lease_ms = i64::try_from(member.lease_ms).unwrap_or(i64::MAX / REMOVE_AFTER_LEASES);
+            if id == self.id || silent < lease_ms {
+                alive.push(id);
+            } else if silent >= lease_ms.saturating_mul(REMOVE_AFTER_LEASES) {
+                self.remove_member(&id).await;
+            }
+        }
+        alive.sort_unstable();
+        Ok(fair_share(self.lane_slots.len(), &alive, &self.id))
+    }
+
+    /// Deletes a dead member. A failure is harmless, because a dead member does not count.
+    async fn remove_member(&self, id: &str) {
+        if let Err(error) = self.lane_store.remove_member(id).await {
+            tracing::debug!(group = self.group.name, %error, "a dead member could not be forgotten");
+        }
+    }
+
+    async fn renew(&self, cell: &LaneSlot) -> Result<(), Error> {
+        let mut slot = cell.owned.lock().await;
+        self.reload_if_uncertain(cell, &mut slot).await?;
+        let Some(held) = slot.as_mut() else { return Ok(()) };
+        if !self.write_record(cell, held, &LaneChange::default()).await? {
+            self.reload_if_uncertain(cell, &mut slot).await?;
+        }
+        Ok(())
+    }
+
+    /// Releases lanes above the share, those with the fewest outstanding deliveries first. A lane is released when none
+    /// is outstanding.
+    async fn release_surplus(&self, share: usize) -> Result<usize, Error> {
+        let mut held = Vec::new();
+        for (index, cell) in self.lane_slots.iter().enumerate() {
+            if let Some(lane) = &*cell.owned.lock().await {
+                held.push((lane.messages.outstanding(), index));
+            }
+        }
+        held.sort_unstable();
+        let surplus = held.len().saturating_sub(share);
+        let mut released = 0;
+        for (at, (_, index)) in held.into_iter().enumerate() {
+            let cell = &self.lane_slots[index];
+            let mut slot = cell.owned.lock().await;
+            let Some(lane) = slot.as_mut() else { continue };
+            lane.releasing = at < surplus;
+            if lane.releasing && lane.messages.outstanding() == 0 {
+                self.release(cell, &mut slot).await?;
+                released += 1;
+            }
+        }
+        Ok(released)
+    }
+
+    async fn claim_free(self: &Arc<Self>, share: usize, now_ms: i64) -> Result<(), Error> {
+        let held = self.owned_lanes().await;
+        if held >= share {
+            return Ok(());
+        }
+        let looked = self.lane_slots.iter().map(|cell| async move {
+            if cell.owned.lock().await.is_some() {
+                return Ok(None);
+            }
+            let found = self.lane_store.read_lane(cell.number).await?;
+            Ok::<_, Error>(self.is_free(found.as_ref(), now_ms).then_some((cell, found)))
+        });
+        let mut free = Vec::new();
+        for looked in join_all(looked).await {
+            free.extend(looked?);
+        }
+        let taken =
+            join_all(free.into_iter().take(share - held).map(|(cell, found)| self.claim_lane(cell, found))).await;
+        taken.into_iter().collect()
+    }
+
+    fn is_free(&self, found: Option<&StoredRecord>, now_ms: i64) -> bool {
+        found.is_none_or(|StoredRecord { record, written_at_ms: at_ms, .. }| {
+            let ours = record.owner.as_ref().is_none_or(|owner| *owner == self.id);
+            ours || u64::try_from(now_ms - at_ms).is_ok_and(|silent| silent >= record.lease_ms)
+        })
+    }
+
+    /// Claims a lane, unless another consumer claims it first.
+    async fn claim_lane(self: &Arc<Self>, cell: &LaneSlot, found: Option<StoredRecord>) -> Result<(), Error> {
+        let info = self.stream.consumer_info(&cell.durable).await;
+        let info = info.map_err(|error| api("looking at a lane's consumer", error))?;
+        let durable_ns = durable_ns(&info);
+        let (revision, mut record) = found.map_or((0, LaneRecord::default()), |found| (found.revision, found.record));
+        if !is_same_durable(record.durable_ns, durable_ns) {
+            // The durable consumer is new or was recreated, so the record describes another one.
+            let high = start_before(&info, record.durable_ns != 0);
+            record = LaneRecord { durable_ns, high, epoch: record.epoch, ..LaneRecord::default() };
+        }
+        record.owner = Some(self.id.clone());
+        record.epoch += 1;
+        record.lease_ms = self.lease_ms();
+        let mut slot = cell.owned.lock().await;
+        let RecordWrite::Stored(revision) = self.lane_store.write_lane(cell.number, &record, revision).await? else {
+            return Ok(());
+        };
+        let reader = self.spawn(reader::read_lane(Arc::clone(self), cell.number, record.epoch));
+        *slot = Some(OwnedLane {
+            epoch: record.epoch,
+            revision,
+            durable_ns: record.durable_ns,
+            messages: LaneMessages::new(&record),
+            uncertain: false,
+            releasing: false,
+            paused: false,
+            reader,
+        });
+        Ok(())
+    }
+
+    /// Releases all lanes and leaves the group, once. A lane that could not be released can be retried, or expires with
+    /// its lease.
+    pub(super) async fn leave_group(&self) -> Result<(), Error> {
+        let mut presence = self.rebalance_lock.lock().await;
+        if *presence == Participation::Left {
+            return Ok(());
+        }
+        let released = join_all(self.lane_slots.iter().map(|cell| async move {
+            let mut slot = cell.owned.lock().await;
+            self.release(cell, &mut slot).await
+        }));
+        let released: Result<(), Error> = released.await.into_iter().collect();
+        // A lease of zero ends this membership at once, so that the others claim its lanes.
+        self.write_heartbeat(true, 0).await?;
+        self.lane_store.remove_member(&self.id).await?;
+        released?;
+        *presence = Participation::Left;
+        Ok(())
+    }
+}
+
+/// The last message before the start of a durable consumer that has no record yet.
+///
+/// If a durable consumer of the same name existed before, the acknowledgements on the server may belong to that one. An
+/// acknowledgement does not identify the consumer. If the stream was recreated too, it does not identify the message
+/// either.
+fn start_before(info: &Info, was_another: bool) -> u64 {
+    match info.config.deliver_policy {
+        DeliverPolicy::All if was_another => 0,
+        DeliverPolicy::ByStartSequence { start_sequence } if was_another => start_sequence.saturating_sub(1),
+        _ => info.ack_floor.stream_sequence,
+    }
+}
+
+/// The number of lanes of this member.
+fn fair_share(lanes: usize, alive: &[String], own: &str) -> usize {
+    let members = alive.len().max(1);
+    let rank = alive.iter().position(|id| id == own).unwrap_or_default();
+    lanes / members + usize::from(rank < lanes % members)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fair_shares_are_even_and_cover_all_lanes() {
+        for lanes in 1..20 {
+            for members in 1..25 {
+                let alive: Vec<String> = (0..members).map(|number| format!("{number:02}")).collect();
+                let shares: Vec<usize> = alive.iter().map(|own| fair_share(lanes, &alive, own)).collect();
+                assert_eq!(shares.iter().sum::<usize>(), lanes, "{lanes} among {members}");
+                assert!(shares.iter().max() <= shares.iter().min().map(|min| min + 1).as_ref(), "{shares:?}");
+            }
+        }
+    }
+}

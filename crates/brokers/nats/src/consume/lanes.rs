@@ -1,0 +1,200 @@
+//! A lane of one consumer, and how its record is written.
+
+use async_nats::Subject;
+use async_nats::jetstream::AckKind;
+use async_nats::jetstream::consumer::Info;
+use relevo_core::Lane;
+use tokio::sync::Mutex;
+use tokio::task::AbortHandle;
+
+use super::ConsumerInner;
+use super::settle::SettleCall;
+use super::window::{LaneChange, LaneMessages, ServerAck};
+use crate::classify::Error;
+use crate::group::Group;
+use crate::lanes::{LaneRecord, RecordWrite};
+
+/// The number of attempts to write a record when our own earlier write, which seemed lost, arrived first.
+const WRITE_ATTEMPTS_MAX: usize = 3;
+/// After a restart, server 2.9 reports the creation time of a consumer with a difference of less than a millisecond.
+const CREATED_TOLERANCE_NS: u64 = 100_000_000;
+
+/// A lane of the group, owned by this consumer or not.
+pub(super) struct LaneSlot {
+    pub(super) number: u16,
+    pub(super) lane: Lane,
+    pub(super) durable: String,
+    pub(super) filters: Vec<String>,
+    /// Locked while memory and the record must agree.
+    pub(super) owned: Mutex<Option<OwnedLane>>,
+    /// Acknowledgements that the next write includes.
+    pub(super) settle_calls: std::sync::Mutex<Vec<SettleCall>>,
+}
+
+impl LaneSlot {
+    pub(super) fn new(group: &Group, number: u16) -> Self {
+        Self {
+            number,
+            lane: Lane::new(number.to_string()),
+            durable: group.durable(number),
+            filters: group.filters(number),
+            owned: Mutex::default(),
+            settle_calls: std::sync::Mutex::default(),
+        }
+    }
+}
+
+/// A lane that this consumer owns, as far as it knows.
+pub(super) struct OwnedLane {
+    pub(super) epoch: u64,
+    pub(super) revision: u64,
+    pub(super) durable_ns: i64,
+    pub(super) messages: LaneMessages,
+    /// A write started and its result is unknown: the record must be read before any other change.
+    pub(super) uncertain: bool,
+    /// The lane is released to another consumer when no delivery is outstanding.
+    pub(super) releasing: bool,
+    pub(super) paused: bool,
+    pub(super) reader: AbortHandle,
+}
+
+impl Drop for OwnedLane {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+/// The creation time of a durable consumer, which identifies it among consumers of the same name.
+pub(super) fn durable_ns(info: &Info) -> i64 {
+    i64::try_from(info.created.unix_timestamp_nanos()).unwrap_or_default()
+}
+
+/// Whether two creation times identify the same durable consumer.
+pub(super) fn is_same_durable(one_ns: i64, other_ns: i64) -> bool {
+    one_ns.abs_diff(other_ns) <= CREATED_TOLERANCE_NS
+}
+
+impl OwnedLane {
+    /// Whether this state belongs to the durable consumer with this creation time.
+    pub(super) fn belongs_to(&self, durable_ns: i64) -> bool {
+        is_same_durable(self.durable_ns, durable_ns)
+    }
+
+    fn record(&self, owner: Option<&str>, lease_ms: u64, plan: &LaneChange) -> LaneRecord {
+        let (high, open) = self.messages.record(plan);
+        LaneRecord {
+            owner: owner.map(str::to_owned),
+            epoch: self.epoch,
+            lease_ms,
+            durable_ns: self.durable_ns,
+            high,
+            open,
+        }
+    }
+}
+
+impl ConsumerInner {
+    /// Reloads an uncertain lane from its record. Removes the lane if another consumer owns it now.
+    pub(super) async fn reload_if_uncertain(&self, cell: &LaneSlot, slot: &mut Option<OwnedLane>) -> Result<(), Error> {
+        let Some(held) = slot.as_mut().filter(|held| held.uncertain) else { return Ok(()) };
+        let found = self.lane_store.read_lane(cell.number).await?;
+        match found.filter(|found| self.is_own_record(&found.record, held)) {
+            Some(found) => {
+                held.revision = found.revision;
+                held.uncertain = false;
+                let words = held.messages.adopt_record(&found.record);
+                self.ack_at_server(cell, words).await;
+            }
+            None => self.drop_lane(cell, slot),
+        }
+        Ok(())
+    }
+
+    fn is_own_record(&self, record: &LaneRecord, held: &OwnedLane) -> bool {
+        record.owner.as_ref() == Some(&self.id) && record.epoch == held.epoch && record.durable_ns == held.durable_ns
+    }
+
+    pub(super) fn drop_lane(&self, cell: &LaneSlot, slot: &mut Option<OwnedLane>) {
+        *slot = None;
+        tracing::info!(group = self.group.name, lane = %cell.lane, "lane lost");
+        self.changed.notify_waiters();
+    }
+
+    /// Writes the planned change to the record. `false` means that another writer was first, and the lane must be
+    /// reloaded.
+    ///
+    /// Cancelling leaves the lane uncertain; the next call reloads it.
+    pub(super) async fn write_record(
+        &self,
+        cell: &LaneSlot,
+        held: &mut OwnedLane,
+        plan: &LaneChange,
+    ) -> Result<bool, Error> {
+        let record = held.record(Some(&self.id), self.lease_ms(), plan);
+        held.uncertain = true;
+        match self.lane_store.write_lane(cell.number, &record, held.revision).await? {
+            RecordWrite::Stored(revision) => {
+                held.revision = revision;
+                held.uncertain = false;
+                Ok(true)
+            }
+            RecordWrite::Conflict => Ok(false),
+        }
+    }
+
+    /// Writes the change that `plan` computes to the record, and returns it for the caller to apply. `None` means that
+    /// another consumer owns the lane.
+    pub(super) async fn write_change(
+        &self,
+        cell: &LaneSlot,
+        slot: &mut Option<OwnedLane>,
+        plan: impl Fn(&LaneMessages) -> LaneChange,
+    ) -> Result<Option<LaneChange>, Error> {
+        for _ in 0..WRITE_ATTEMPTS_MAX {
+            self.reload_if_uncertain(cell, slot).await?;
+            let Some(held) = slot else { return Ok(None) };
+            let planned = plan(&held.messages);
+            if planned.is_empty() || self.write_record(cell, held, &planned).await? {
+                return Ok(Some(planned));
+            }
+        }
+        Err(Error::Unconfirmed(self.timeout))
+    }
+
+    /// Releases a lane and records its state.
+    pub(super) async fn release(&self, cell: &LaneSlot, slot: &mut Option<OwnedLane>) -> Result<(), Error> {
+        for _ in 0..WRITE_ATTEMPTS_MAX {
+            self.reload_if_uncertain(cell, slot).await?;
+            let Some(held) = slot else { return Ok(()) };
+            let record = held.record(None, self.lease_ms(), &LaneChange::default());
+            held.uncertain = true;
+            if let RecordWrite::Stored(_) = self.lane_store.write_lane(cell.number, &record, held.revision).await? {
+                *slot = None;
+                return Ok(());
+            }
+        }
+        Err(Error::Unconfirmed(self.timeout))
+    }
+
+    /// Sends acknowledgements to the server. The record is authoritative: if an acknowledgement is lost, the server
+    /// redelivers the message after `ack_wait`, and this consumer acknowledges it again.
+    pub(super) async fn ack_at_server(&self, cell: &LaneSlot, words: Vec<ServerAck>) {
+        let all = async {
+            for ServerAck { seq, reply } in words {
+                let reply = reply.unwrap_or_else(|| self.ack_subject(cell, seq));
+                if self.client.publish(reply, AckKind::Ack.into()).await.is_err() {
+                    return;
+                }
+            }
+        };
+        // Without a connection, publishing would wait for one.
+        if tokio::time::timeout(self.timeout, all).await.is_err() {
+            tracing::debug!(group = self.group.name, lane = %cell.lane, "the server could not be told");
+        }
+    }
+
+    /// The reply subject of a message that was delivered to another consumer. The server uses only the sequence.
+    pub(super) fn ack_subject(&self, cell: &LaneSlot, seq: u64) -> Subject {
+        format!("$JS.ACK.{}.{}.1.{seq}.1.1.0", self.group.stream, cell.durable).into()
+    }
+}

@@ -1,0 +1,152 @@
+//! One connection for publishing, until it is lost.
+
+use std::collections::BTreeMap;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use async_nats::{Client, Event, ServerAddr, ServerError, Subject, Subscriber};
+use futures_util::StreamExt as _;
+use tokio::sync::mpsc;
+
+use super::answer;
+use super::atomic_batches::BatchSupport;
+use super::unconfirmed::UnconfirmedMessages;
+use crate::classify::Error;
+use crate::config::Config;
+use crate::{connection, tls};
+
+/// How often overdue acknowledgements are checked.
+const EXPIRE_INTERVAL: Duration = Duration::from_millis(100);
+/// How long messages for a denied subject are not sent: the server would report each one.
+const DENIED_TTL: Duration = Duration::from_millis(500);
+const DENIED_MAX: usize = 1_024;
+/// The maximum number of acknowledgements that are processed together.
+const ACK_CHUNK: usize = 256;
+
+/// One connection. It is never restored when it is lost: messages in flight would wait for acknowledgements that cannot
+/// arrive.
+#[derive(Debug)]
+pub(crate) struct PublishConnection {
+    pub(crate) client: Client,
+    pub(crate) unconfirmed: UnconfirmedMessages,
+    pub(crate) batch_support: BatchSupport,
+    reply_inbox: String,
+    denied: Mutex<BTreeMap<String, Instant>>,
+}
+
+/// The inputs of a session.
+pub(crate) struct ConnectionEvents {
+    events: mpsc::Receiver<Event>,
+    acks: Subscriber,
+    /// Whether the server returned the settings of the stream.
+    batch_support_known: bool,
+}
+
+impl PublishConnection {
+    /// Connects to this server.
+    pub(crate) async fn open(config: &Config, server: &ServerAddr) -> Result<(Self, ConnectionEvents), Error> {
+        let (sender, events) = mpsc::channel(256);
+        let options = connection::options(config)?
+            // A restored connection would silently lose messages that were not written yet. The library tries once, and
+            // stops when it finds that its handle was dropped.
+            .max_reconnects(1)
+            .ignore_discovered_servers()
+            .skip_subject_validation(true)
+            .subscription_capacity(config.in_flight_max + ACK_CHUNK)
+            .event_callback(move |event| {
+                // Events beyond the capacity are repeated denials; a lost connection is also detected in other ways.
+                sender.try_send(event).ok();
+                std::future::ready(())
+            });
+        let client = options.connect(server.clone()).await.map_err(tls::connect_error)?;
+        let inbox = client.new_inbox() + ".";
+        // This fails only if the connection is already lost.
+        let answers = client.subscribe(format!("{inbox}*")).await.map_err(|_| Error::Disconnected)?;
+        let clustered = client.server_info().cluster.is_some();
+        let acks = UnconfirmedMessages::new(config.in_flight_max, config.confirm_timeout, clustered);
+        let ability = BatchSupport::default();
+        let answered = ability.query(&client, config).await;
+        Ok((
+            Self { client, unconfirmed: acks, batch_support: ability, reply_inbox: inbox, denied: Mutex::default() },
+            ConnectionEvents { events, acks: answers, batch_support_known: answered },
+        ))
+    }
+
+    /// Runs until the connection is lost, and returns the cause. Every waiting message has an outcome by then.
+    pub(crate) async fn run(&self, ears: ConnectionEvents, config: &Config) -> Error {
+        let answered = ears.batch_support_known;
+        let mut listening = pin!(self.listen(ears));
+        if answered {
+            return listening.await;
+        }
+        tokio::select! {
+            why = &mut listening => why,
+            () = self.batch_support.query_until_answered(&self.client, config) => listening.await,
+        }
+    }
+
+    async fn listen(&self, ears: ConnectionEvents) -> Error {
+        let ConnectionEvents { mut events, acks: answers, .. } = ears;
+        let mut answers = answers.ready_chunks(ACK_CHUNK);
+        let mut look = tokio::time::interval(EXPIRE_INTERVAL);
+        let why = loop {
+            tokio::select! {
+                biased;
+                event = events.recv() => match event {
+                    Some(Event::Disconnected | Event::Closed) | None => break Error::Disconnected,
+                    Some(Event::ServerError(error)) => if let Some(error) = self.on_server_error(&error) { break error },
+                    Some(_) => {}
+                },
+                some = answers.next() => match some {
+                    Some(some) => self.unconfirmed.settle(some.iter().filter_map(|message| {
+                        let token = message.subject.strip_prefix(self.reply_inbox.as_str())?.parse().ok()?;
+                        Some((token, answer::parse_ack(message)))
+                    })),
+                    None => break Error::Disconnected,
+                },
+                now = look.tick() => self.unconfirmed.expire(now.into_std()),
+            }
+        };
+        self.unconfirmed.connection_lost();
+        why
+    }
+
+    /// The reply subject of a token.
+    pub(crate) fn reply_subject(&self, token: u64) -> Subject {
+        format!("{}{token}", self.reply_inbox).into()
+    }
+
+    /// Whether the server recently refused a publish to this subject.
+    pub(crate) fn is_denied(&self, subject: &str) -> bool {
+        let denied = self.denied.lock().unwrap_or_else(PoisonError::into_inner);
+        !denied.is_empty() && denied.get(subject).is_some_and(|since| since.elapsed() < DENIED_TTL)
+    }
+
+    /// Handles a server error, which does not name a message. Returns an error if the connection is unusable.
+    fn on_server_error(&self, error: &ServerError) -> Option<Error> {
+        let ServerError::Other(text) = error else { return None };
+        match connection::permission_error(text)? {
+            Error::PublishDenied(subject) => {
+                let mut denied = self.denied.lock().unwrap_or_else(PoisonError::into_inner);
+                denied.retain(|_, since| since.elapsed() < DENIED_TTL);
+                if denied.len() < DENIED_MAX {
+                    denied.insert(subject.clone(), Instant::now());
+                }
+                drop(denied);
+                self.unconfirmed.deny(&subject);
+                None
+            }
+            error => Some(error),
+        }
+    }
+}
+
+/// The state of the connection, as publishers see it.
+#[derive(Clone, Debug)]
+pub(crate) enum BrokerConnection {
+    /// Connected.
+    Up(Arc<PublishConnection>),
+    /// Not connected, with the cause.
+    Down(Arc<Error>),
+}

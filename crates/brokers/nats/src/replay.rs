@@ -1,0 +1,293 @@
+//! A stream as a replay source: all stored messages, acknowledged or not.
+
+use std::time::Duration;
+
+use async_nats::HeaderMap;
+use async_nats::jetstream::consumer::{AckPolicy, Consumer, DeliverPolicy, ReplayPolicy, pull};
+use async_nats::jetstream::stream::{self, RetentionPolicy, Stream};
+use async_nats::jetstream::{self, Context};
+use async_trait::async_trait;
+use futures_util::TryStreamExt as _;
+use jiff::Timestamp;
+use relevo_core::inbox::source::{
+    LogBounds, LogMessage, ReplayFilter, ReplayPage, ReplayReadRequest, ReplaySource, ReplaySourceError,
+};
+use relevo_core::{Class, Lane, RawMessage};
+use tokio::sync::Mutex;
+use tokio::time::timeout;
+
+use crate::classify::{Error, api};
+use crate::config::Config;
+use crate::connection;
+use crate::consume::{context, is_stream_not_found};
+use crate::group::Group;
+use crate::headers::decode_headers;
+use crate::lanes::next_message;
+
+/// The number of messages that one call reads.
+const CHUNK: usize = 1_000;
+/// The server deletes a reader that was inactive for this long.
+const READER_INACTIVE_MAX: Duration = Duration::from_secs(30);
+
+/// The stored messages of a group's subjects, as its consumers receive them.
+#[derive(Debug)]
+pub struct ReplayLog {
+    context: Context,
+    group: Group,
+    timeout: Duration,
+    reader: Mutex<Option<Reader>>,
+}
+
+/// A private consumer on the server, and its position.
+#[derive(Debug)]
+struct Reader {
+    consumer: Consumer<pull::Config>,
+    /// Whether it also receives payloads.
+    payloads: bool,
+    /// The stream sequence of its last message.
+    last_sequence: u64,
+    /// The number of messages that it delivered.
+    delivered: u64,
+}
+
+impl ReplayLog {
+    /// Opens the log with the subjects of this group. The group need not exist on the server.
+    pub async fn open(config: &Config, group: &Group) -> Result<Self, ReplaySourceError> {
+        group.validate().map_err(source_error)?;
+        let client = connection::connect(config).await.map_err(source_error)?;
+        let context = context(&client, config);
+        let log = Self { context, group: group.clone(), timeout: config.confirm_timeout, reader: Mutex::default() };
+        let retention = log.info().await?.config.retention;
+        if retention != RetentionPolicy::Limits {
+            return Err(ReplaySourceError::Unsupported(format!(
+                "the stream `{}` drops what was acknowledged, so that there is nothing to replay from; hint: replay from \
+                 the outbox's own log, or keep messages with `retention = \"limits\"`",
+                group.stream
+            )));
+        }
+        Ok(log)
+    }
+
+    async fn stream(&self) -> Result<Stream<()>, Error> {
+        self.context.get_stream_no_info(&self.group.stream).await.map_err(|error| api("looking for the stream", error))
+    }
+
+    async fn info(&self) -> Result<stream::Info, ReplaySourceError> {
+        match self.context.get_stream(&self.group.stream).await {
+            Ok(stream) => Ok(stream.cached_info().clone()),
+            Err(error) if is_stream_not_found(&error.kind()) => Err(ReplaySourceError::Unsupported(format!(
+                "there is no stream `{}` at the server; hint: `relevo topology plan` compares what there should be",
+                self.group.stream
+            ))),
+            Err(error) => Err(source_error(api("looking for the stream", error))),
+        }
+    }
+
+    /// The sequence after which the reader starts: its position, or shortly before the first message of the time range.
+    async fn start_after(&self, filter: &ReplayFilter, after: u64) -> Result<u64, ReplaySourceError> {
+        let low = filter.start_after(after);
+        let (Some(since), Some(extent)) = (filter.since.filter(|_| after == 0), self.bounds().await?) else {
+            return Ok(low);
+        };
+        let stream = self.stream().await.map_err(source_error)?;
+        let (mut low, mut high) = (low.max(extent.first - 1), extent.last);
+        // The first message is after `low`, and not after `high`.
+        while low < high {
+            let middle = low + (high - low) / 2;
+            let found = next_message(&stream, ">", middle + 1).await.map_err(source_error)?;
+            match found.map(|message| (message.sequence, timestamp(message.time.unix_timestamp_nanos()))) {
+                Some((sequence, at)) if at < since => low = sequence,
+                _ => high = middle,
+            }
+        }
+        Ok(low)
+    }
+
+    async fn open_reader(&self, start: u64, payloads: bool) -> Result<Reader, Error> {
+        // An old server does not support several filters: it would accept them and deliver everything.
+        let filter_subject = match self.group.subjects.as_slice() {
+            [one] => lane_filter(one, self.group.lanes),
+            _ => String::new(),
+        };
+        let config = pull::Config {
+            deliver_policy: DeliverPolicy::ByStartSequence { start_sequence: start + 1 },
+            ack_policy: AckPolicy::None,
+            replay_policy: ReplayPolicy::Instant,
+            inactive_threshold: READER_INACTIVE_MAX,
+            memory_storage: true,
+            num_replicas: 1,
+            headers_only: !payloads,
+            filter_subject,
+            ..pull::Config::default()
+        };
+        let made = self.stream().await?.create_consumer(config).await;
+        let consumer = made.map_err(|error| api("making a reader of the stream", error))?;
+        Ok(Reader { consumer, payloads, last_sequence: start, delivered: 0 })
+    }
+
+    async fn read_page(
+        &self,
+        filter: &ReplayFilter,
+        ask: ReplayReadRequest,
+        payloads: bool,
+    ) -> Result<ReplayPage, ReplaySourceError> {
+        let mut slot = self.reader.lock().await;
+        let start = self.start_after(filter, ask.after).await?;
+        let mut reader = match slot.take() {
+            Some(reader) if reader.last_sequence == start && reader.payloads == payloads => reader,
+            _ => self.open_reader(start, payloads).await.map_err(source_error)?,
+        };
+        let limit = ask.limit.clamp(1, CHUNK);
+        let fetched = timeout(self.timeout * 2, self.fetch(&mut reader, filter, ask, limit)).await;
+        let (read, is_whole) =
+            fetched.map_err(|_| source_error(Error::Unconfirmed(self.timeout * 2)))?.map_err(source_error)?;
+        if is_whole {
+            *slot = Some(reader);
+        }
+        Ok(read)
+    }
+
+    /// Reads the next messages, and returns whether the reader can continue. It cannot if it received more than this
+    /// call used.
+    async fn fetch(
+        &self,
+        reader: &mut Reader,
+        filter: &ReplayFilter,
+        ask: ReplayReadRequest,
+        limit: usize,
+    ) -> Result<(ReplayPage, bool), Error> {
+        let mut read = ReplayPage { messages: Vec::new(), next: reader.last_sequence, ended: false };
+        let asked = reader.consumer.fetch().max_messages(limit).messages().await;
+        let mut messages = asked.map_err(|error| api("reading the stream", error))?;
+        let (mut bytes, mut looked) = (0, 0);
+        while let Some(message) = messages.try_next().await.map_err(|error| api("reading the stream", error))? {
+            let info = message.info().map_err(|error| api("reading a delivery", error))?;
+            let (sequence, pending) = (info.stream_sequence, info.pending);
+            // A message was lost on the way: a new reader must request it again.
+            if info.consumer_sequence != reader.delivered + 1 {
+                return Ok((read, false));
+            }
+            if filter.to.is_some_and(|to| sequence > to) {
+                read.ended = true;
+                return Ok((read, false));
+            }
+            let at = timestamp(info.published.unix_timestamp_nanos());
+            (reader.delivered, reader.last_sequence, read.next) = (reader.delivered + 1, sequence, sequence);
+            looked += 1;
+            if let Some(logged) = self.to_log_message(sequence, at, message).filter(|logged| filter.matches(logged)) {
+                bytes += logged.raw.payload.len();
+                read.messages.push(logged);
+            }
+            read.ended = pending == 0;
+            if bytes >= ask.bytes {
+                let is_whole = looked == limit || read.ended;
+                return Ok((read, is_whole));
+            }
+        }
+        if looked == 0 {
+            let info = reader.consumer.info().await.map_err(|error| api("looking at the reader", error))?;
+            read.ended = info.num_pending == 0;
+        }
+        Ok((read, true))
+    }
+
+    /// Converts a message to the form that this group's consumers receive; `None` if its subject does not match.
+    fn to_log_message(&self, sequence: u64, at: Timestamp, message: jetstream::Message) -> Option<LogMessage> {
+        let message = message.message;
+        let subject = message.subject.as_str();
+        let subjects = &self.group.subjects;
+        if !subjects.is_empty() && !subjects.iter().any(|one| matches(&lane_filter(one, self.group.lanes), subject)) {
+            return None;
+        }
+        let (address, lane) = match self.group.lanes {
+            Some(_) => subject.rsplit_once('.').unwrap_or((subject, "0")),
+            None => (subject, "0"),
+        };
+        let headers = message.headers.as_ref().map(|headers: &HeaderMap| decode_headers(headers)).unwrap_or_default();
+        Some(LogMessage {
+            number: sequence,
+            at,
+            address: address.into(),
+            lane: Lane::new(lane),
+            offset: Some(sequence),
+            raw: RawMessage::new(headers, message.payload),
+        })
+    }
+}
+
+/// The subjects of all lanes.
+fn lane_filter(subject: &str, lanes: Option<u16>) -> String {
+    if lanes.is_some() { format!("{subject}.*") } else { subject.to_owned() }
+}
+
+/// Whether a NATS filter matches a subject: `*` for one token, `>` for the rest.
+fn matches(filter: &str, subject: &str) -> bool {
+    let mut words = subject.split('.');
+    for part in filter.split('.') {
+        match (part, words.next()) {
+            (">", Some(_)) => return true,
+            ("*", Some(_)) => {}
+            (part, Some(word)) if part == word => {}
+            _ => return false,
+        }
+    }
+    words.next().is_none()
+}
+
+fn timestamp(nanos: i128) -> Timestamp {
+    Timestamp::from_nanosecond(nanos).unwrap_or(Timestamp::UNIX_EPOCH)
+}
+
+/// Converts a server error for the reader of the log.
+fn source_error(error: Error) -> ReplaySourceError {
+    match error.class() {
+        Class::Outage | Class::Unknown | Class::Throttled(_) => ReplaySourceError::Unreachable(error.into()),
+        Class::Transient | Class::Poison | Class::Blocked => ReplaySourceError::Failed(error.into()),
+    }
+}
+
+#[async_trait]
+impl ReplaySource for ReplayLog {
+    async fn bounds(&self) -> Result<Option<LogBounds>, ReplaySourceError> {
+        let state = self.info().await?.state;
+        let extent = LogBounds { first: state.first_sequence, last: state.last_sequence };
+        Ok((state.messages > 0).then_some(extent))
+    }
+
+    async fn count(&self, filter: &ReplayFilter) -> Result<u64, ReplaySourceError> {
+        let (mut counted, mut after) = (0, 0);
+        loop {
+            let read =
+                self.read_page(filter, ReplayReadRequest { after, limit: CHUNK, bytes: usize::MAX }, false).await?;
+            counted += read.messages.len() as u64;
+            after = read.next;
+            if read.ended {
+                return Ok(counted);
+            }
+        }
+    }
+
+    async fn read(&self, filter: &ReplayFilter, ask: ReplayReadRequest) -> Result<ReplayPage, ReplaySourceError> {
+        self.read_page(filter, ask, true).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn subjects_match_word_by_word() {
+        for (filter, subject, expected) in [
+            ("orders", "orders", true),
+            ("orders.*", "orders.3", true),
+            ("orders.*", "orders", false),
+            ("orders.>", "orders.eu.3", true),
+            ("orders.>", "orders", false),
+            ("orders.*", "orders.eu.3", false),
+            (">", "anything.at.all", true),
+        ] {
+            assert_eq!(matches(filter, subject), expected, "{filter} {subject}");
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! A consumer of one group.
+
+mod assignment;
+mod decode;
+mod lag;
+mod lanes;
+mod reader;
+mod settle;
+mod shared;
+mod side;
+
+use std::fmt;
+use std::pin::pin;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::FutureExt as _;
+use futures_util::future::join_all;
+use lapin::Connection;
+use relevo_core::{
+    AckOutcome, BrokerConsumer, ConsumerCapabilities, DelayedRetry, Delivery, DeliveryTag, Failure, Lane,
+};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+pub use decode::raw_message;
+
+use crate::backoff::Backoff;
+use crate::classify::Error;
+use crate::config::Config;
+use crate::connection;
+use crate::group::Group;
+use lanes::LaneTable;
+use shared::{ConsumerInner, LaneConnection};
+use side::Side;
+
+/// How long a new consumer waits for its share of the lanes. Afterwards it is returned without them.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// The options of a consumer in its group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Membership {
+    /// The display name of the consumer. The broker's tools show it with its connections.
+    pub name: String,
+    /// The maximum number of deliveries per lane that are outstanding or buffered. It must be the same for all
+    /// consumers of an ordered group.
+    pub prefetch: u16,
+    /// How long a lane that moves to another consumer waits for its outstanding deliveries to be acknowledged.
+    pub hand_over: Duration,
+}
+
+impl Default for Membership {
+    fn default() -> Self {
+        Self { name: "relevo".to_owned(), prefetch: 256, hand_over: Duration::from_secs(10) }
+    }
+}
+
+/// A consumer of one group. Background tasks connect and reconnect it; they end when it is dropped.
+pub struct GroupConsumer {
+    inner: Arc<ConsumerInner>,
+    tasks: tokio::sync::Mutex<JoinSet<()>>,
+}
+
+/// Opens a consumer of this group. It subscribes to all lanes and gets its share as other consumers release them. It is
+/// returned when it has its share, or after three seconds.
+///
+/// An unreachable broker is not an error: the consumer connects when the broker is up.
+/// [`receive`](BrokerConsumer::receive) returns errors that need an operator, such as a wrong password or a missing
+/// queue, each time they occur.
+pub async fn consumer(config: &Config, group: &Group, membership: Membership) -> Result<GroupConsumer, Error> {
+    config.validate()?;
+    group.validate()?;
+    if membership.prefetch == 0 {
+        return Err(Error::Config("a prefetch of nothing would never receive".to_owned()));
+    }
+    let config = Arc::new(config.clone());
+    let queues = group.queues();
+    let name = format!("{} (retries of {})", membership.name, group.name);
+    let (side, publishing) = Side::new(Arc::clone(&config), name);
+    let (counting, asked) = mpsc::channel(lag::REQUESTS_MAX);
+    let lane_name =
+        |index: usize| Lane::new(if group.lanes.is_some() { index.to_string() } else { group.name.clone() });
+    let shared = Arc::new(ConsumerInner {
+        config,
+        membership,
+        lanes: (0..queues.len()).map(lane_name).collect(),
+        group: group.clone(),
+        side,
+        lag_requests: counting,
+        lane_table: Mutex::new(LaneTable::new(queues.len())),
+        changed: Notify::new(),
+        lane_wakers: queues.iter().map(|_| Notify::new()).collect(),
+        queues,
+        lanes_moved: Notify::new(),
+        lane_connection: watch::Sender::new(LaneConnection::Down),
+        joined: watch::Sender::new(false),
+    });
+    let mut tasks = JoinSet::new();
+    tasks.spawn(publishing);
+    tasks.spawn(maintain(Arc::clone(&shared), asked));
+    if shared.shares_lanes() {
+        tasks.spawn(assignment::run(Arc::clone(&shared)));
+    }
+    let mut joined = shared.joined.subscribe();
+    timeout(JOIN_TIMEOUT, joined.wait_for(|joined| *joined)).await.ok();
+    Ok(GroupConsumer { inner: shared, tasks: tokio::sync::Mutex::new(tasks) })
+}
+
+/// Maintains a connection with all lanes until the consumer is closed.
+async fn maintain(shared: Arc<ConsumerInner>, mut asked: mpsc::Receiver<lag::LagRequest>) {
+    let name = format!("{} ({})", shared.membership.name, shared.group.name);
+    let mut backoff = Backoff::default();
+    for session in 0.. {
+        let mut over = shared.lane_connection.subscribe();
+        let connection = tokio::select! {
+            connected = connection::connect(&shared.config, &name) => connected,
+            _ = over.wait_for(|session| *session == LaneConnection::Closed) => return,
+        };
+        match connection {
+            Ok(connection) => {
+                backoff = Backoff::default();
+                if serve_lanes(&shared, &connection, &mut asked, session).await {
+                    return;
+                }
+            }
+            Err(error) => shared.report_error("", error),
+        }
+        sleep(backoff.next()).await;
+    }
+}
+
+/// Serves all lanes on one connection. Returns whether the consumer was closed.
+async fn serve_lanes(
+    shared: &Arc<ConsumerInner>,
+    connection: &Connection,
+    asked: &mut mpsc::Receiver<lag::LagRequest>,
+    session: u64,
+) -> bool {
+    let mut over = shared.lane_connection.subscribe();
+    shared.lane_table().connection_number = session;
+    let mut lanes = pin!(join_all((0..shared.queues.len()).map(|lane| reader::run_lane(shared, connection, lane))));
+    tokio::select! {
+        _ = &mut lanes => {
+            shared.mark_disconnected();
+            return false;
+        }
+        () = lag::serve_requests(shared, connection, asked) => {}
+        _ = over.wait_for(|session| *session == LaneConnection::Closed) => {}
+    }
+    // Close the channels while the subscriptions exist: dropping a subscription cancels it.
+    let deadline = shared.config.connect_timeout;
+    timeout(deadline, join_all(shared.channels().iter().map(|channel| channel.close(200, "OK".into())))).await.ok();
+    timeout(deadline, connection.close(200, "OK".into())).await.ok();
+    true
+}
+
+impl GroupConsumer {
+    /// Whether it is subscribed to all of its lanes now.
+    pub fn is_connected(&self) -> bool {
+        let state = self.inner.lane_table();
+        state.lanes.iter().all(|lane| lane.channel.as_ref().is_some_and(|channel| channel.status().connected()))
+    }
+}
+
+#[async_trait]
+impl BrokerConsumer for GroupConsumer {
+    fn capabilities(&self) -> ConsumerCapabilities {
+        ConsumerCapabilities { ordered_lanes: self.inner.group.is_ordered() }
+    }
+
+    fn delayed_retry(&self) -> Option<&dyn DelayedRetry> {
+        Some(self)
+    }
+
+    async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure> {
+        Ok(self.inner.receive(limit).await?)
+    }
+
+    async fn acknowledge(&self, tags: &[DeliveryTag]) -> Vec<AckOutcome> {
+        let deliveries: Vec<_> = tags.iter().map(|tag| (*tag, None)).collect();
+        self.inner.settle(&deliveries).await
+    }
+
+    async fn pause(&self, lane: &Lane) -> Result<(), Failure> {
+        self.inner.set_paused(lane, true);
+        Ok(())
+    }
+
+    async fn resume(&self, lane: &Lane) -> Result<(), Failure> {
+        self.inner.set_paused(lane, false);
+        Ok(())
+    }
+
+    async fn lag(&self) -> Result<Vec<(Lane, u64)>, Failure> {
+        Ok(self.inner.lag().await?)
+    }
+
+    async fn close(&self) -> Result<(), Failure> {
+        self.inner.shut_down();
+        let mut tasks = self.tasks.lock().await;
+        // The publishing task gets no more requests.
+        while tasks.len() > 1 {
+            if let Some(Err(error)) = tasks.join_next().await {
+                assert!(!error.is_panic(), "a task of the consumer panicked: {error}");
+            }
+        }
+        tasks.shutdown().await;
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl DelayedRetry for GroupConsumer {
+    async fn retry_later(&self, retries: &[(DeliveryTag, Duration)]) -> Vec<AckOutcome> {
+        let deliveries: Vec<_> = retries.iter().map(|(tag, delay)| (*tag, Some(*delay))).collect();
+        self.inner.settle(&deliveries).await
+    }
+}
+
+impl Drop for GroupConsumer {
+    fn drop(&mut self) {
+        self.inner.shut_down();
+        for channel in self.inner.channels() {
+            // The first poll queues the frame. It must be queued before the tasks end, because they drop the
+            // subscriptions and so cancel them: see `lane::serve`.
+            channel.close(200, "OK".into()).now_or_never();
+        }
+    }
+}
+
+impl fmt::Debug for GroupConsumer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ConsumerInner { group, membership, .. } = &*self.inner;
+        f.debug_struct("RabbitConsumer").field("group", group).field("membership", membership).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,289 @@
+//! Lane assignment among the consumers of a group.
+//!
+//! The broker activates the first subscriber of a lane; the others wait. Each member therefore subscribes to every
+//! lane, so that a standby can take over any lane at once. Members announce themselves to each other, and compute the
+//! same owner of each lane from the same member list. A member that does not own a lane subscribes again, and so queues
+//! after the owner. This affects only the balance: the broker guarantees one active consumer at a time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{BuildHasher as _, DefaultHasher, Hash as _, Hasher as _, RandomState};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use lapin::options::{BasicConsumeOptions, BasicPublishOptions, QueueBindOptions, QueueDeclareOptions};
+use lapin::types::{FieldTable, ShortString};
+use lapin::{BasicProperties, Channel};
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
+
+use super::shared::{ConsumerInner, LaneConnection};
+use crate::backoff::Backoff;
+use crate::classify::Error;
+use crate::connection;
+use crate::group::members_key;
+
+/// Every virtual host has this exchange, and it routes only to bindings with exactly this key.
+const EXCHANGE: &str = "amq.direct";
+/// The announcement interval. After three missed announcements a member counts as dead.
+const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The announcement of a member.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct MemberAnnouncement {
+    id: String,
+    /// All members that it knows, including itself.
+    view: BTreeSet<String>,
+    /// It has released every lane that belongs to others in this view.
+    settled: bool,
+    /// It leaves the group.
+    bye: bool,
+}
+
+/// What a member decides for a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LaneDecision {
+    /// It owns the lane.
+    Keep,
+    /// Another member owns the lane and does not know it yet.
+    Wait,
+    /// Another member owns the lane.
+    Release,
+}
+
+struct PeerMember {
+    announcement: MemberAnnouncement,
+    received_at: Instant,
+}
+
+/// What a member knows about its group.
+struct MemberTable {
+    own_id: String,
+    peers: BTreeMap<String, PeerMember>,
+}
+
+impl MemberTable {
+    fn members(&self) -> BTreeSet<String> {
+        self.peers.keys().chain([&self.own_id]).cloned().collect()
+    }
+
+    /// A hash of the view.
+    fn members_hash(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.members().hash(&mut hasher);
+        hasher.finish()
+    }
+
+    /// The owner of a lane.
+    fn owner(&self, lane: usize) -> String {
+        let view = self.members();
+        view.iter().nth(lane % view.len()).expect("it holds this member at least").clone()
+    }
+
+    /// The decision for a lane.
+    fn decide(&self, lane: usize) -> LaneDecision {
+        match self.peers.get(&self.owner(lane)) {
+            None => LaneDecision::Keep,
+            // With a different list it might release the lane too, and then queue after us.
+            Some(owner) if owner.announcement.view != self.members() => LaneDecision::Wait,
+            Some(_) => LaneDecision::Release,
+        }
+    }
+
+    /// Records an announcement.
+    fn record(&mut self, word: MemberAnnouncement, now: Instant) {
+        if word.bye {
+            self.peers.remove(&word.id);
+        } else if word.id != self.own_id {
+            self.peers.insert(word.id.clone(), PeerMember { announcement: word, received_at: now });
+        }
+    }
+
+    /// Removes members without recent announcements.
+    fn expire(&mut self, now: Instant) {
+        self.peers.retain(|_, other| now - other.received_at < 3 * ANNOUNCE_INTERVAL);
+    }
+
+    /// Whether there are at least `others` other members, and all have the same list and have released the lanes of
+    /// others.
+    fn is_agreed(&self, others: usize) -> bool {
+        let view = self.members();
+        self.peers.len() >= others
+            && self.peers.values().all(|other| other.announcement.view == view && other.announcement.settled)
+    }
+}
+
+/// Takes part in the group while the consumer exists.
+pub(crate) async fn run(shared: Arc<ConsumerInner>) {
+    let mut backoff = Backoff::default();
+    let mut sessions = shared.lane_connection.subscribe();
+    let base = format!("{:016x}", RandomState::new().hash_one(()));
+    loop {
+        // A member without its lanes does not count. After a reconnect its subscriptions are the last ones, as for a
+        // new member.
+        let session = match sessions.wait_for(|session| *session != LaneConnection::Down).await.map(|session| *session)
+        {
+            Ok(LaneConnection::Up(number)) => number,
+            Ok(LaneConnection::Down | LaneConnection::Closed) | Err(_) => return,
+        };
+        let took_part = join_group(&shared, format!("{base}-{session}"), &mut sessions).await;
+        // Without a connection to the others, keep every lane that the broker activates.
+        shared.apply_assignment(0, |_| LaneDecision::Keep);
+        match took_part {
+            Ok(()) => backoff = Backoff::default(),
+            Err(error) => {
+                tracing::warn!(group = shared.group.name, %error, "lanes cannot be shared, will try again");
+                shared.joined.send_replace(true);
+                sleep(backoff.next()).await;
+            }
+        }
+    }
+}
+
+/// Runs until the connection of the lanes changes, or this connection is lost.
+async fn join_group(
+    shared: &ConsumerInner,
+    me: String,
+    sessions: &mut watch::Receiver<LaneConnection>,
+) -> Result<(), Error> {
+    let name = format!("{} (members of {})", shared.membership.name, shared.group.name);
+    let connection = connection::connect(&shared.config, &name).await?;
+    let deadline = shared.config.connect_timeout;
+    let opened = timeout(deadline, subscribe_announcements(shared, &connection))
+        .await
+        .map_err(|_| Error::NoResponse(deadline))?;
+    let (channel, mut words) = opened.map_err(Error::from_channel_error)?;
+    let mut table = MemberTable { own_id: me, peers: BTreeMap::new() };
+    let mut tick = interval(ANNOUNCE_INTERVAL);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut said: Option<MemberAnnouncement> = None;
+    loop {
+        let settled = shared.apply_assignment(table.members_hash(), |lane| table.decide(lane));
+        let word = MemberAnnouncement { id: table.own_id.clone(), view: table.members(), settled, bye: false };
+        let news = said.as_ref() != Some(&word);
+        if news {
+            announce(shared, &channel, &word).await?;
+            said = Some(word);
+        }
+        if !*shared.joined.borrow() && table.is_agreed(count_peers(shared, &channel).await?) {
+            shared.joined.send_replace(true);
+        }
+        tokio::select! {
+            changed = sessions.changed() => {
+                let bye = MemberAnnouncement { bye: true, ..said.expect("it was said above") };
+                announce(shared, &channel, &bye).await?;
+                timeout(deadline, connection.close(200, "OK".into())).await.ok();
+                return changed.map_err(|_| Error::Closed);
+            }
+            () = shared.lanes_moved.notified() => {}
+            _ = tick.tick() => {
+                table.expire(Instant::now());
+                // Announce again, even without a change.
+                said = None;
+            }
+            word = words.next() => {
+                let delivery = word.ok_or(Error::Closed)?.map_err(Error::from_channel_error)?;
+                if let Ok(word) = serde_json::from_slice::<MemberAnnouncement>(&delivery.data) {
+                    let newcomer = word.id != table.own_id && !table.peers.contains_key(&word.id);
+                    table.record(word, Instant::now());
+                    if newcomer {
+                        said = None;
+                    }
+                }
+            }
+        }
+    }
+}
+
+async fn subscribe_announcements(
+    shared: &ConsumerInner,
+    connection: &lapin::Connection,
+) -> Result<(Channel, lapin::Consumer), lapin::Error> {
+    let channel = connection.create_channel().await?;
+    let options = QueueDeclareOptions { exclusive: true, auto_delete: true, ..QueueDeclareOptions::default() };
+    let queue = channel.queue_declare("".into(), options, FieldTable::default()).await?;
+    let (name, bind) = (queue.name().clone(), QueueBindOptions::default());
+    channel.queue_bind(name.clone(), EXCHANGE.into(), announcement_key(shared), bind, FieldTable::default()).await?;
+    let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
+    let words = channel.basic_consume(name, "".into(), options, FieldTable::default()).await?;
+    Ok((channel, words))
+}
+
+/// The routing key of the group. A name that is too long was rejected when the group was created.
+fn announcement_key(shared: &ConsumerInner) -> ShortString {
+    members_key(&shared.group.name).as_str().into()
+}
+
+async fn announce(shared: &ConsumerInner, channel: &Channel, word: &MemberAnnouncement) -> Result<(), Error> {
+    let text = serde_json::to_vec(word).expect("strings and booleans are JSON");
+    let options = BasicPublishOptions::default();
+    let said =
+        channel.basic_publish(EXCHANGE.into(), announcement_key(shared), options, &text, BasicProperties::default());
+    let deadline = shared.config.connect_timeout;
+    timeout(deadline, said).await.map_err(|_| Error::NoResponse(deadline))?.map_err(Error::from_channel_error)?;
+    Ok(())
+}
+
+/// The number of other subscribers of the first lane.
+async fn count_peers(shared: &ConsumerInner, channel: &Channel) -> Result<usize, Error> {
+    let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+    let asked = channel.queue_declare(shared.queues[0].as_str().into(), options, FieldTable::default());
+    let deadline = shared.config.connect_timeout;
+    let queue =
+        timeout(deadline, asked).await.map_err(|_| Error::NoResponse(deadline))?.map_err(Error::from_channel_error)?;
+    Ok(queue.consumer_count().saturating_sub(1) as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn announcement(id: &str, view: &[&str]) -> MemberAnnouncement {
+        MemberAnnouncement {
+            id: id.to_owned(),
+            view: view.iter().map(|&id| id.to_owned()).collect(),
+            settled: true,
+            bye: false,
+        }
+    }
+
+    fn table(me: &str, words: &[MemberAnnouncement]) -> MemberTable {
+        let mut table = MemberTable { own_id: me.to_owned(), peers: BTreeMap::new() };
+        for word in words {
+            table.record(word.clone(), Instant::now());
+        }
+        table
+    }
+
+    #[test]
+    fn members_with_the_same_list_agree_on_every_owner() {
+        let all = ["a", "b", "c"];
+        let tables = all.map(|me| table(me, &all.map(|id| announcement(id, &all))));
+        for lane in 0..12 {
+            let keepers: Vec<&str> = tables
+                .iter()
+                .filter(|table| table.decide(lane) == LaneDecision::Keep)
+                .map(|table| table.own_id.as_str())
+                .collect();
+            assert_eq!(keepers, [all[lane % 3]], "lane {lane}");
+        }
+        assert!(tables.iter().all(|table| table.is_agreed(2)));
+    }
+
+    #[test]
+    fn no_lane_is_released_to_an_owner_with_a_different_list() {
+        let table = table("b", &[announcement("a", &["a"])]);
+        assert_eq!((table.decide(0), table.decide(1)), (LaneDecision::Wait, LaneDecision::Keep));
+        assert!(!table.is_agreed(1));
+    }
+
+    #[test]
+    fn a_member_that_leaves_or_stops_announcing_owns_no_lane() {
+        let mut table = table("b", &[announcement("a", &["a", "b"]), announcement("c", &["b", "c"])]);
+        table.record(MemberAnnouncement { bye: true, ..announcement("a", &["a", "b"]) }, Instant::now());
+        assert_eq!((table.decide(0), table.decide(1)), (LaneDecision::Keep, LaneDecision::Release));
+        table.expire(Instant::now() + 3 * ANNOUNCE_INTERVAL);
+        assert_eq!((table.decide(0), table.decide(1)), (LaneDecision::Keep, LaneDecision::Keep));
+    }
+}

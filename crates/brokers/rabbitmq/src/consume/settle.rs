@@ -1,0 +1,197 @@
+//! Acknowledgements and delayed retries.
+//!
+//! For a delayed retry, a copy is published to a retry queue and confirmed first. Then the original is acknowledged. A
+//! crash in between leaves two messages with the same id, but never loses one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use futures_util::future::join_all;
+use lapin::Channel;
+use lapin::options::{BasicAckOptions, QueueDeclareOptions};
+use lapin::types::FieldTable;
+use relevo_core::{AckOutcome, DeliveryTag};
+use tokio::time::timeout;
+
+use super::decode::ReceivedMessage;
+use super::lanes::DeliveryStage;
+use super::shared::ConsumerInner;
+use super::side::Copy;
+use crate::classify::Error;
+use crate::ladder;
+use crate::topology::retry_queue_name;
+
+impl ConsumerInner {
+    /// Acknowledges each delivery, or moves it to a retry queue for a delay.
+    pub(crate) async fn settle(&self, deliveries: &[(DeliveryTag, Option<Duration>)]) -> Vec<AckOutcome> {
+        let claims = self.claim_deliveries(deliveries);
+        let settled = join_all(claims.into_iter().map(|(lane, claim)| self.settle_lane(lane, claim))).await;
+        let mut results: BTreeMap<u64, Result<(), Error>> = settled.into_iter().flatten().collect();
+        let outcome = |(tag, _): &(DeliveryTag, _)| match results.remove(&tag.number()) {
+            Some(Ok(())) => AckOutcome::Acknowledged,
+            Some(Err(error)) => AckOutcome::Failed(error.into()),
+            None => AckOutcome::Stale,
+        };
+        deliveries.iter().map(outcome).collect()
+    }
+
+    /// Reserves the outstanding deliveries for this call.
+    fn claim_deliveries(&self, deliveries: &[(DeliveryTag, Option<Duration>)]) -> BTreeMap<usize, AckBatch<'_>> {
+        let mut claims = BTreeMap::new();
+        let mut state = self.lane_table();
+        for (tag, delay) in deliveries {
+            let Some((lane, held)) = state.find(*tag) else { continue };
+            let claim = claims.entry(lane).or_insert_with(|| AckBatch::new(self, lane));
+            claim.tags.insert(tag.number());
+            if held.stage == DeliveryStage::HandedOut {
+                held.stage = DeliveryStage::Acking;
+                claim.retries.extend(delay.map(|after| (tag.number(), Retry { after, counted: true })));
+            }
+        }
+        drop(state);
+        claims
+    }
+
+    /// Acknowledges the deliveries of a lane. A failed one stays outstanding and does not stop the others.
+    async fn settle_lane(&self, lane: usize, claim: AckBatch<'_>) -> Vec<(u64, Result<(), Error>)> {
+        let mut failed = self.publish_copies(lane, &claim).await;
+        let tags: BTreeSet<u64> = claim.tags.iter().copied().filter(|tag| !failed.contains_key(tag)).collect();
+        let acknowledged = if tags.is_empty() { Ok(()) } else { self.acknowledge_lane(lane, &tags).await };
+        let result = |tag: &u64| (*tag, failed.remove(tag).map_or_else(|| acknowledged.clone(), Err));
+        claim.tags.iter().map(result).collect()
+    }
+
+    async fn acknowledge_lane(&self, lane: usize, tags: &BTreeSet<u64>) -> Result<(), Error> {
+        let channel = self.send_acks(lane, tags)?;
+        self.await_ack_round_trip(lane, &channel).await?;
+        let mut state = self.lane_table();
+        for tag in tags {
+            state.lanes[lane].outstanding.remove(tag);
+        }
+        drop(state);
+        self.lane_wakers[lane].notify_one();
+        Ok(())
+    }
+
+    /// Publishes the copies that must be in a retry queue before the original is acknowledged. Returns the failed ones
+    /// with their errors.
+    async fn publish_copies(&self, lane: usize, claim: &AckBatch<'_>) -> BTreeMap<u64, Error> {
+        let (mut tags, mut copies) = (Vec::new(), Vec::new());
+        let mut failed = BTreeMap::new();
+        for (tag, result) in self.copies(lane, claim) {
+            match result {
+                Ok(copy) => {
+                    tags.push(tag);
+                    copies.push(copy);
+                }
+                Err(error) => drop(failed.insert(tag, error)),
+            }
+        }
+        if !copies.is_empty() {
+            let published = tags.into_iter().zip(self.side.publish(copies).await);
+            failed.extend(published.filter_map(|(tag, result)| Some((tag, result.err()?))));
+        }
+        failed
+    }
+
+    fn copies(&self, lane: usize, claim: &AckBatch<'_>) -> Vec<(u64, Result<Copy, Error>)> {
+        let state = self.lane_table();
+        let copy = |(tag, retry): &(u64, Retry)| {
+            let held = state.lanes[lane].outstanding.get(tag).ok_or(Error::AckUnconfirmed);
+            (*tag, held.and_then(|held| self.copy(lane, &held.message, *retry)))
+        };
+        claim.retries.iter().map(copy).collect()
+    }
+
+    /// Queues the acknowledgements. Returns their channel.
+    fn send_acks(&self, lane: usize, tags: &BTreeSet<u64>) -> Result<Channel, Error> {
+        let mut state = self.lane_table();
+        let lane = &mut state.lanes[lane];
+        // The lane may have been lost and even reopened: its new channel does not know these deliveries.
+        if !tags.iter().all(|tag| lane.outstanding.contains_key(tag)) {
+            return Err(Error::AckUnconfirmed);
+        }
+        let channel = lane.channel.clone().ok_or(Error::AckUnconfirmed)?;
+        for (number, multiple) in lane.mark_acks_sent(tags) {
+            // The first poll queues the frame; the round trip shows whether it arrived.
+            if let Some(Err(_)) = channel.basic_ack(number, BasicAckOptions { multiple }).now_or_never() {
+                return Err(Error::AckUnconfirmed);
+            }
+        }
+        Ok(channel)
+    }
+
+    fn copy(&self, lane: usize, arrived: &ReceivedMessage, retry: Retry) -> Result<Copy, Error> {
+        let ReceivedMessage { properties, address, retries, .. } = arrived;
+        let Some((rung, left)) = ladder::next_delay(&self.group.retry, retry.after) else {
+            return Err(Error::NotFound(format!("the queue `{}` has no retry ladder", self.group.name)));
+        };
+        let retries = retries.saturating_add(retry.counted.into());
+        let properties = ladder::retry_properties(properties, retries, left, address);
+        Ok(Copy { queue: retry_queue_name(&self.queues[lane], rung), properties, payload: arrived.payload.clone() })
+    }
+
+    /// Moves a message with a remaining delay to its next retry queue. It was not delivered to a caller, so this is not
+    /// counted as a retry.
+    pub(crate) async fn move_to_next_retry_queue(&self, lane: usize, tag: u64) -> Result<(), Error> {
+        let mut claim = AckBatch::new(self, lane);
+        {
+            let mut state = self.lane_table();
+            let Some((_, held)) = state.find(DeliveryTag::new(tag)) else { return Ok(()) };
+            claim.tags.insert(tag);
+            if held.stage == DeliveryStage::HandedOut {
+                held.stage = DeliveryStage::Acking;
+                claim.retries.push((tag, Retry { after: held.message.delay_left, counted: false }));
+            }
+        }
+        self.settle_lane(lane, claim).await.into_iter().try_for_each(|(_, settled)| settled)
+    }
+
+    /// RabbitMQ does not confirm an acknowledgement. A later request on the same channel is answered after the broker
+    /// has processed the acknowledgement; here, the queue itself answers. From then on a failure of this process or its
+    /// connection has no effect. A crash of the broker may still lose it, because the queue may have it only in memory.
+    async fn await_ack_round_trip(&self, lane: usize, channel: &Channel) -> Result<(), Error> {
+        let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+        let asked = channel.queue_declare(self.queues[lane].as_str().into(), options, FieldTable::default());
+        match timeout(self.config.confirm_timeout, asked).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(_)) | Err(_) => Err(Error::AckUnconfirmed),
+        }
+    }
+}
+
+/// A message for a retry queue.
+#[derive(Clone, Copy)]
+struct Retry {
+    after: Duration,
+    /// Whether a caller requested it. Otherwise the message continues a delay that is longer than one queue's.
+    counted: bool,
+}
+
+/// The deliveries of one lane that one call acknowledges. Those without a sent acknowledgement are outstanding again
+/// when the call ends, even by cancellation.
+struct AckBatch<'a> {
+    consumer: &'a ConsumerInner,
+    lane: usize,
+    tags: BTreeSet<u64>,
+    retries: Vec<(u64, Retry)>,
+}
+
+impl<'a> AckBatch<'a> {
+    fn new(consumer: &'a ConsumerInner, lane: usize) -> Self {
+        Self { consumer, lane, tags: BTreeSet::new(), retries: Vec::new() }
+    }
+}
+
+impl Drop for AckBatch<'_> {
+    fn drop(&mut self) {
+        let mut state = self.consumer.lane_table();
+        let lane = &mut state.lanes[self.lane];
+        for tag in &self.tags {
+            if let Some(held) = lane.outstanding.get_mut(tag).filter(|held| held.stage == DeliveryStage::Acking) {
+                held.stage = DeliveryStage::HandedOut;
+            }
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! Consumer guarantees beyond the suite, on a healthy server: members, order, limits and errors.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use lapin::BasicProperties;
+use lapin::options::QueueDeleteOptions;
+use relevo_broker_rabbitmq::{Config, Group, Membership, Queue, consumer, lane_queue_name};
+use relevo_conformance::broker::harness::{
+    ADDRESS, BrokerHarness as _, assert_idle, key, number, publication, publish_all, receive, stale, tags,
+    within_timeout,
+};
+use relevo_core::{BrokerConsumer, Class, Delivery, DeliveryTag, Publication};
+
+use crate::consumer_harness::{EXCHANGE, Groups, LANES, WaitDeadline};
+
+mod suite {
+    relevo_conformance::consumer_suite!(crate::consumer_harness::start);
+}
+
+const QUEUE: &str = "billing";
+
+async fn acknowledge(consumer: &impl BrokerConsumer, deliveries: &[Delivery]) -> Vec<DeliveryTag> {
+    stale(consumer, &tags(deliveries)).await.expect("acknowledged")
+}
+
+/// A group of lanes, bound to [`ADDRESS`].
+async fn lanes() -> (Groups, Group) {
+    let groups = Groups::shared().await;
+    let queue = groups.queue(QUEUE);
+    groups.declare(&queue, ADDRESS).await;
+    (groups, queue.group())
+}
+
+/// A queue without lanes, bound to [`ADDRESS`], with this many numbered messages.
+async fn single_queue(ordered: bool, messages: u32) -> (Groups, Group) {
+    let groups = Groups::shared().await;
+    let queue = Queue { lanes: None, single_active_consumer: ordered, ..groups.queue(QUEUE) };
+    groups.declare(&queue, ADDRESS).await;
+    let side = groups.client().await;
+    for number in 1..=messages {
+        side.publish(EXCHANGE, ADDRESS, BasicProperties::default(), number.to_string().as_bytes()).await;
+    }
+    (groups, queue.group())
+}
+
+fn payloads(deliveries: &[Delivery]) -> Vec<u32> {
+    let number = |delivery: &Delivery| std::str::from_utf8(&delivery.raw.payload).expect("text").parse();
+    deliveries.iter().map(|delivery| number(delivery).expect("a number")).collect()
+}
+
+#[tokio::test]
+async fn joining_and_leaving_members_keep_each_key_in_order_and_lose_nothing() {
+    let (groups, group) = lanes().await;
+    let membership = || Membership { prefetch: 20, hand_over: Duration::from_secs(1), ..Membership::default() };
+    let batch: Vec<Publication> =
+        (1..=1_000).map(|number| publication(number, &format!("k-{}", number % 10))).collect();
+    let mut seen: BTreeMap<String, Vec<i64>> = BTreeMap::new();
+    let (mut first, mut done) = (BTreeSet::new(), BTreeSet::new());
+    let mut members = vec![groups.member(&group, membership()).await];
+    let broker = groups.broker().await;
+    let mut rest = batch.as_slice();
+    let deadline = Instant::now() + Duration::from_mins(2);
+    for round in 0_usize.. {
+        assert!(Instant::now() < deadline, "only {} of 1000 were seen", first.len());
+        let (now, later) = rest.split_at(rest.len().min(50));
+        publish_all(&broker, now).await;
+        rest = later;
+        for member in &members {
+            let Ok(some) = tokio::time::timeout(Duration::from_millis(50), member.receive(30)).await else { continue };
+            let some = some.expect("deliveries");
+            for delivery in &some {
+                if first.insert(number(delivery)) {
+                    seen.entry(key(delivery)).or_default().push(number(delivery));
+                }
+            }
+            // Some deliveries are outstanding when the member ends; some are stale because the lane moved.
+            let answered = &some[..some.len() - some.len() / 4];
+            let lost = acknowledge(member, answered).await;
+            done.extend(answered.iter().filter(|one| !lost.contains(&one.tag)).map(number));
+        }
+        if rest.is_empty() && first.len() == 1_000 {
+            break;
+        }
+        match round % 5 {
+            0 => members.push(groups.member(&group, membership()).await),
+            2 if members.len() > 1 => within_timeout(members.remove(0).close()).await.expect("closed"),
+            4 if members.len() > 1 => groups.disconnect(&members.remove(0)).await,
+            _ => {}
+        }
+    }
+    for (key, numbers) in seen {
+        assert!(numbers.is_sorted(), "{key}: {numbers:?}");
+    }
+    assert!(done.len() > 500, "only {} were settled on the way", done.len());
+}
+
+#[tokio::test]
+async fn the_next_consumer_begins_with_the_oldest_message() {
+    let (groups, group) = single_queue(true, 30).await;
+    let membership = || Membership { prefetch: 10, ..Membership::default() };
+    for end in ["closed", "dropped", "dropped while another waits", "closed while another waits"] {
+        let first = consumer(&groups.config(), &group, membership()).await.expect("a consumer");
+        assert_eq!(payloads(&receive(&first, 2).await), [1, 2], "before it is {end}");
+        let second = consumer(&groups.config(), &group, membership()).await.expect("a consumer");
+        assert_idle(&second).await;
+        if end.starts_with("closed") {
+            within_timeout(first.close()).await.expect("closed");
+        }
+        drop(first);
+        // After a cancelled subscription it would have received the eleventh message first.
+        assert_eq!(payloads(&receive(&second, 10).await), (1..=10).collect::<Vec<_>>(), "after it was {end}");
+        drop(second);
+    }
+}
+
+#[tokio::test]
+async fn without_order_and_lanes_the_broker_distributes_the_queue() {
+    let (groups, group) = single_queue(false, 0).await;
+    let one = consumer(&groups.config(), &group, Membership::default()).await.expect("a consumer");
+    let other = consumer(&groups.config(), &group, Membership::default()).await.expect("a consumer");
+    let side = groups.client().await;
+    for number in 1..=20_u32 {
+        side.publish(EXCHANGE, ADDRESS, BasicProperties::default(), number.to_string().as_bytes()).await;
+    }
+    let (ones, others) = (payloads(&receive(&one, 10).await), payloads(&receive(&other, 10).await));
+    let all: BTreeSet<u32> = ones.iter().chain(&others).copied().collect();
+    assert_eq!(all.len(), 20, "{ones:?} {others:?}");
+}
+
+#[tokio::test]
+async fn no_more_than_the_prefetch_leaves_the_broker() {
+    let (groups, group) = single_queue(true, 200).await;
+    let membership = Membership { prefetch: 7, ..Membership::default() };
+    let consumer = consumer(&groups.config(), &group, membership).await.expect("a consumer");
+    let side = groups.client().await;
+    for settled in [0, 5, 10] {
+        let mut patience = WaitDeadline::new("the broker hands out the prefetch");
+        while side.ready(QUEUE).await != 200 - settled - 7 {
+            patience.wait().await;
+        }
+        let held = receive(&consumer, 5).await;
+        assert_eq!(side.ready(QUEUE).await, 200 - settled - 7);
+        assert_eq!(acknowledge(&consumer, &held).await, []);
+    }
+}
+
+#[tokio::test]
+async fn a_missing_queue_is_reported_and_consumed_once_it_exists() {
+    let groups = Groups::shared().await;
+    let queue = groups.queue(QUEUE);
+    let consumer = consumer(&groups.config(), &queue.group(), Membership::default()).await.expect("a consumer");
+    let failure = within_timeout(consumer.receive(1)).await.expect_err("no queue");
+    assert_eq!(failure.class(), Class::Blocked);
+    assert!(
+        failure.error_chain().contains(&lane_queue_name(QUEUE, 0)) || failure.error_chain().contains(QUEUE),
+        "{failure}"
+    );
+    groups.declare(&queue, ADDRESS).await;
+    publish_all(&groups.broker().await, &[publication(1, "a")]).await;
+    let mut patience = WaitDeadline::new("it subscribes");
+    while within_timeout(consumer.receive(1)).await.is_err() {
+        patience.wait().await;
+    }
+}
+
+#[tokio::test]
+async fn a_deleted_queue_is_noticed_and_other_lanes_continue() {
+    let (groups, group) = lanes().await;
+    let consumer = consumer(&groups.config(), &group, Membership::default()).await.expect("a consumer");
+    let side = groups.client().await;
+    let gone = lane_queue_name(QUEUE, 1);
+    side.channel.queue_delete(gone.as_str().into(), QueueDeleteOptions::default()).await.expect("deleted");
+    let failure = within_timeout(consumer.receive(1)).await.expect_err("a queue is gone");
+    assert_eq!(failure.class(), Class::Blocked);
+    assert!(failure.error_chain().contains(&gone), "{}", failure.error_chain());
+    // Keys of the other lanes only: this lane's queue does not exist.
+    let others = (0..40).map(|number| publication(number, &format!("k-{number}")));
+    let others: Vec<Publication> = others.filter(|one| lane_of(&one.message.key) != 1).collect();
+    publish_all(&groups.broker().await, &others).await;
+    let mut seen = BTreeSet::new();
+    while seen.len() < others.len() {
+        // The error of the missing lane is returned after each attempt.
+        if let Ok(some) = within_timeout(consumer.receive(100)).await {
+            seen.extend(some.iter().map(number));
+        }
+    }
+}
+
+fn lane_of(key: &str) -> u16 {
+    relevo_core::slot::slot_of(key) % LANES
+}
+
+#[tokio::test]
+async fn a_wrong_password_is_reported_and_an_unreachable_server_is_retried() {
+    let (groups, group) = lanes().await;
+    let wrong = Config { password: Some("wrong".to_owned()), ..groups.config() };
+    let refused = consumer(&wrong, &group, Membership::default()).await.expect("a consumer");
+    let failure = within_timeout(refused.receive(1)).await.expect_err("refused");
+    assert_eq!(failure.class(), Class::Blocked);
+    assert!(
+        failure.error_chain().contains("guest") && !failure.error_chain().contains("wrong@"),
+        "{}",
+        failure.error_chain()
+    );
+    let away = Config { urls: vec!["amqp://guest:guest@127.0.0.1:1".to_owned()], ..groups.config() };
+    let waiting = consumer(&away, &group, Membership::default()).await.expect("a consumer");
+    assert_idle(&waiting).await;
+    within_timeout(waiting.close()).await.expect("closed");
+}
+
+#[tokio::test]
+async fn a_connection_cut_during_acknowledgements_loses_nothing() {
+    let (groups, group) = lanes().await;
+    let batch: Vec<Publication> = (1..=200).map(|number| publication(number, &format!("k-{}", number % 9))).collect();
+    publish_all(&groups.broker().await, &batch).await;
+    let member = groups.member(&group, Membership { prefetch: 10, ..Membership::default() }).await;
+    let (mut kept, mut doubtful) = (BTreeSet::new(), BTreeSet::new());
+    for round in 0.. {
+        if kept.union(&doubtful).count() == 200 {
+            break;
+        }
+        let some = within_timeout(member.receive(10)).await.expect("deliveries");
+        let again: Vec<i64> = some.iter().map(number).filter(|number| kept.contains(number)).collect();
+        assert!(again.is_empty(), "kept, and delivered again: {again:?}");
+        let tags: Vec<_> = some.iter().map(|one| one.tag).collect();
+        let cut = async {
+            if round % 3 == 0 {
+                member.proxy.cut().await;
+            }
+        };
+        let (settled, ()) = tokio::join!(stale(&member, &tags), cut);
+        match settled {
+            Ok(lost) => kept.extend(some.iter().filter(|one| !lost.contains(&one.tag)).map(number)),
+            Err(failure) => {
+                assert_eq!(failure.class(), Class::Unknown, "{failure}");
+                doubtful.extend(some.iter().map(number));
+                // A new channel follows soon. Old tags are stale, even if the new channel uses the same numbers.
+                let mut patience = WaitDeadline::new("the cut is noticed");
+                while stale(&member, &tags).await.is_err() {
+                    patience.wait().await;
+                }
+                assert_eq!(stale(&member, &tags).await.expect("an answer").len(), tags.len());
+            }
+        }
+    }
+    assert!(!doubtful.is_empty(), "no cut hit an answer");
+}

@@ -1,0 +1,152 @@
+//! Limits of waiting: for a server that does not respond, and for outstanding deliveries.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use relevo_broker_rabbitmq::{Config, Group, Membership, Queue};
+use relevo_conformance::broker::harness::{
+    ADDRESS, BrokerHarness as _, assert_idle, number, publication, publish_all, receive, stale, tags, within_timeout,
+};
+use relevo_core::slot::slot_of;
+use relevo_core::{BrokerConsumer as _, Class, Delivery, Lane, Publication};
+use tokio::time::timeout;
+
+use crate::consumer_harness::{Groups, LANES, Member, WaitDeadline, retry};
+
+const QUEUE: &str = "billing";
+const CONNECT: Duration = Duration::from_secs(1);
+const CONFIRM: Duration = Duration::from_millis(500);
+/// The extra time that a busy machine may need.
+const SLACK: Duration = Duration::from_secs(2);
+
+/// Four lanes with this many messages, each with its own key.
+async fn lanes(messages: u32) -> (Groups, Group) {
+    let groups = Groups::shared().await;
+    let queue = groups.queue(QUEUE);
+    groups.declare(&queue, ADDRESS).await;
+    let batch: Vec<Publication> = (1..=messages).map(|number| publication(number, &format!("k-{number}"))).collect();
+    publish_all(&groups.broker().await, &batch).await;
+    (groups, queue.group())
+}
+
+/// A consumer with short deadlines and a long heartbeat interval, so that no heartbeat closes its connections.
+async fn long_timeout_member(groups: &Groups, group: &Group) -> Member {
+    let change = |config: &mut Config| {
+        config.heartbeat = Duration::from_mins(1);
+        config.connect_timeout = CONNECT;
+        config.confirm_timeout = CONFIRM;
+    };
+    groups.member_with(group, Membership::default(), change).await
+}
+
+#[tokio::test]
+async fn calls_to_a_server_that_says_nothing_fail_in_time_and_may_be_repeated() {
+    let (groups, group) = lanes(2).await;
+    let member = long_timeout_member(&groups, &group).await;
+    let held = tags(&receive(&member, 2).await);
+    member.proxy.freeze();
+    let began = Instant::now();
+    let failure = stale(&member, &held[..1]).await.expect_err("silence");
+    assert!(matches!(failure.class(), Class::Unknown | Class::Outage), "{failure}");
+    assert!(began.elapsed() < CONFIRM + SLACK, "{:?}", began.elapsed());
+    let began = Instant::now();
+    let failure = retry(&member, &held[1..], Duration::ZERO).await.expect_err("silence");
+    assert!(matches!(failure.class(), Class::Unknown | Class::Outage), "{failure}");
+    // First the copies, then the acknowledgements.
+    assert!(began.elapsed() < CONNECT + CONFIRM + CONFIRM + SLACK, "{:?}", began.elapsed());
+    member.proxy.thaw();
+    let mut patience = WaitDeadline::new("the server is heard again");
+    while stale(&member, &held[..1]).await.is_err() {
+        patience.wait().await;
+    }
+    while retry(&member, &held[1..], Duration::ZERO).await.is_err() {
+        patience.wait().await;
+    }
+    let again = receive(&member, 1).await.remove(0);
+    assert!(again.redelivered && again.retry_count == 1, "{again:?}");
+}
+
+#[tokio::test]
+async fn a_cancelled_retry_is_never_copied() {
+    let (groups, group) = one_lane(2).await;
+    let member = groups.member(&group, Membership::default()).await;
+    let held = receive(&member, 2).await;
+    // Opens the connection for copies.
+    assert_eq!(retry(&member, &[held[0].tag], Duration::ZERO).await.expect("it waits"), []);
+    let first = receive(&member, 1).await.remove(0);
+    member.proxy.freeze();
+    let before = retry(&member, std::slice::from_ref(&first.tag), Duration::ZERO);
+    let given_up = async {
+        // Waits after the first call, which waits for the server.
+        let call = retry(&member, std::slice::from_ref(&held[1].tag), Duration::ZERO);
+        assert!(timeout(Duration::from_millis(300), call).await.is_err(), "the server is silent");
+        member.proxy.thaw();
+    };
+    let (before, ()) = tokio::join!(before, given_up);
+    assert_eq!(before.expect("settled"), []);
+    // A retry queue is first in, first out: a copy of the second would follow directly.
+    let back = receive(&member, 1).await.remove(0);
+    assert_eq!((number(&back), back.retry_count), (number(&first), 2));
+    assert_idle(&member).await;
+    assert_eq!(stale(&member, &[back.tag, held[1].tag]).await.expect("both are still out"), []);
+    assert_idle(&member).await;
+}
+
+/// One lane, so that all copies go to one retry queue, in order.
+async fn one_lane(messages: u32) -> (Groups, Group) {
+    let groups = Groups::shared().await;
+    let queue = Queue { lanes: Some(1), retry_delays: vec![Duration::from_millis(100)], ..groups.queue(QUEUE) };
+    groups.declare(&queue, ADDRESS).await;
+    // The harness publishes to four lanes; these keys belong to the first.
+    let keys = (0..).map(|n| format!("k-{n}")).filter(|key| slot_of(key).is_multiple_of(LANES));
+    let batch: Vec<Publication> = (1..=messages).zip(keys).map(|(number, key)| publication(number, &key)).collect();
+    publish_all(&groups.broker().await, &batch).await;
+    (groups, queue.group())
+}
+
+#[tokio::test]
+async fn a_paused_lane_stays_paused_after_a_reconnect() {
+    let (groups, group) = one_lane(1).await;
+    let member = groups.member(&group, Membership::default()).await;
+    let held = receive(&member, 1).await.remove(0);
+    assert_eq!(held.lane, Lane::new("0"));
+    within_timeout(member.pause(&held.lane)).await.expect("paused");
+    member.proxy.block().await;
+    let mut patience = WaitDeadline::new("the end of the connection is noticed");
+    while member.consumer.is_connected() {
+        patience.wait().await;
+    }
+    member.proxy.unblock();
+    let mut patience = WaitDeadline::new("it connects again");
+    while !member.consumer.is_connected() {
+        patience.wait().await;
+    }
+    assert_idle(&member).await;
+    within_timeout(member.resume(&held.lane)).await.expect("resumed");
+    assert!(receive(&member, 1).await[0].redelivered);
+}
+
+#[tokio::test]
+async fn a_hand_over_waits_for_outstanding_deliveries_up_to_its_limit() {
+    let (groups, group) = lanes(40).await;
+    let hand_over = Duration::from_secs(2);
+    let membership = || Membership { hand_over, ..Membership::default() };
+    let first = groups.member(&group, membership()).await;
+    let held = receive(&first, 40).await;
+    let began = Instant::now();
+    let second = groups.member(&group, membership()).await;
+    assert_eq!(lanes_of(&held).len(), 4, "every lane is busy");
+    let some = within_timeout(second.receive(100)).await.expect("deliveries");
+    assert!(began.elapsed() >= hand_over, "taken away after {:?}", began.elapsed());
+    assert!(some.iter().all(|one| one.redelivered), "they had been out elsewhere");
+    // The first consumer can no longer acknowledge deliveries of two lanes, but all of the others.
+    let tags: Vec<_> = held.iter().map(|one| one.tag).collect();
+    let lost = stale(&first, &tags).await.expect("an answer");
+    let (gone, kept): (Vec<Delivery>, Vec<Delivery>) = held.into_iter().partition(|one| lost.contains(&one.tag));
+    assert_eq!((lanes_of(&gone).len(), lanes_of(&kept).len()), (2, 2));
+    assert!(lanes_of(&some).is_subset(&lanes_of(&gone)), "what was settled is out elsewhere");
+}
+
+fn lanes_of(deliveries: &[Delivery]) -> BTreeSet<Lane> {
+    deliveries.iter().map(|one| one.lane.clone()).collect()
+}

@@ -1,0 +1,35 @@
+//! Message ids chosen by callers.
+
+use relevo_core::MessageId;
+
+use crate::harness::{Draft, DuplicateId, Harness, OnRepeat, WriteTransaction};
+use crate::test_relay::{TestRelay, emit_draft, ids};
+
+fn draft_with_id(id: MessageId, on_repeat: OnRepeat) -> Draft {
+    Draft { id: Some(id), on_repeat, ..Draft::of("a") }
+}
+
+/// The message is in the log once, whichever behaviour the caller requests.
+pub async fn a_duplicate_id_is_rejected_or_ignored(h: &mut impl Harness) {
+    let mut relay = TestRelay::start(h.store().await, 1).await;
+    let id = MessageId::v7(1_767_225_600_000, [7; 10]);
+    assert_eq!(emit_draft(h, draft_with_id(id, OnRepeat::Refuse)).await, id);
+    let mut writer = h.begin().await;
+    assert_eq!(writer.emit(draft_with_id(id, OnRepeat::Refuse)).await, Err(DuplicateId));
+    writer.rollback().await;
+    assert_eq!(emit_draft(h, draft_with_id(id, OnRepeat::Ignore)).await, id);
+    assert_eq!(ids(&relay.drain(10).await), [id]);
+    assert_eq!(emit_draft(h, draft_with_id(id, OnRepeat::Ignore)).await, id, "read or not");
+    assert_eq!(ids(&relay.drain(10).await), []);
+}
+
+/// A use that was rolled back does not count.
+pub async fn an_id_of_a_rolled_back_transaction_can_be_reused(h: &mut impl Harness) {
+    let mut relay = TestRelay::start(h.store().await, 1).await;
+    let id = MessageId::v7(1_767_225_600_000, [8; 10]);
+    let mut writer = h.begin().await;
+    assert_eq!(writer.emit(draft_with_id(id, OnRepeat::Refuse)).await, Ok(id));
+    writer.rollback().await;
+    assert_eq!(emit_draft(h, draft_with_id(id, OnRepeat::Refuse)).await, id);
+    assert_eq!(ids(&relay.drain(10).await), [id]);
+}

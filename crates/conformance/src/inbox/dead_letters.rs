@@ -1,0 +1,268 @@
+//! Dead letters: all received data is retained, and an operator decides.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use relevo_core::broker_consumer::{Lane, RawMessage};
+use relevo_core::inbox::operate::{DeadLetter, DeadLetterFilter, DeadLetterState, MarkRequest, Operate};
+use relevo_core::inbox::{
+    EnterOutcome, Inbox, InboxFailure, InboxFailureAction, InboxMessage, InboxState, RecordOutcome,
+};
+
+use super::harness::Harness;
+use super::steps::{
+    BILLING, assert_fenced, claim_due, claim_one, dead_letter, fail, failure, handle, handle_at, handle_queue, id,
+    ids_filter, inbox_message, lines, mark, must, numbers, retry,
+};
+
+/// Binary and repeated headers, a payload that is neither text nor JSON, and offsets and texts at their limits.
+fn unusual_message(number: u64) -> InboxMessage {
+    let headers = [("x-raw", &b"\xff\x00\xfe"[..]), ("x-twice", b"2"), ("X-Twice", b""), ("x-twice", b"1")];
+    InboxMessage {
+        raw: RawMessage {
+            headers: headers.map(|(name, value)| (name.to_owned(), Bytes::from_static(value))).into(),
+            payload: Bytes::from_static(b"\x00\xff{ not json \xc3\x28"),
+        },
+        address: "órdenes.España".into(),
+        lane: Lane::new("lane 'ü' \\ 1"),
+        offset: Some(i64::MAX.unsigned_abs()),
+        correlation: Some("corrélation".into()),
+        ..inbox_message(number, "a 'key' \\ with ☃")
+    }
+}
+
+async fn dead_letters(h: &impl Harness) -> Vec<DeadLetter> {
+    must(h.operator().await.list_dead_letters(&DeadLetterFilter::default(), 100).await)
+}
+
+/// The received message, byte for byte, and why it was dead-lettered.
+pub async fn a_dead_letter_keeps_every_field(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    let bare = InboxMessage { raw: RawMessage::default(), offset: None, ..inbox_message(2, "b") };
+    let panicked = InboxFailure {
+        action: InboxFailureAction::DeadContinue,
+        attempts: 5,
+        class: "panic",
+        error: "index out of bounds".to_owned(),
+        backtrace: Some("0: handle\n1: main".to_owned()),
+    };
+    fail(&inbox, &unusual_message(1), &panicked).await;
+    fail(&inbox, &bare, &failure(InboxFailureAction::DeadContinue, 0)).await;
+    let operator = h.operator().await;
+    let letter = must(operator.list_dead_letters(&ids_filter(&[1]), 10).await).remove(0);
+    assert_eq!((letter.consumer.as_str(), &letter.message), (BILLING, &unusual_message(1)));
+    assert_eq!((letter.class.as_str(), letter.error.as_str(), letter.attempts), ("panic", "index out of bounds", 5));
+    assert_eq!(letter.backtrace, panicked.backtrace);
+    assert_eq!((letter.state, letter.redrives, &letter.reason), (DeadLetterState::Dead, 0, &None));
+    assert!(letter.arrived_at <= letter.dead_at);
+    let letter = must(operator.list_dead_letters(&ids_filter(&[2]), 10).await).remove(0);
+    assert_eq!((&letter.message, letter.backtrace), (&bare, None));
+}
+
+/// The bytes stay the same through the retry table and back to a handler.
+pub async fn bytes_survive_a_retry_queue_and_a_redrive(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    fail(&inbox, &unusual_message(1), &retry(Duration::ZERO, 1)).await;
+    assert_eq!(handle(h, &inbox, &[unusual_message(2)]).await, [EnterOutcome::QueuedBehind]);
+    let claimed = claim_one(&inbox).await;
+    let messages: Vec<&InboxMessage> = claimed.messages.iter().map(|waiting| &waiting.message).collect();
+    assert_eq!(messages, [&unusual_message(1), &unusual_message(2)]);
+    let kept =
+        inbox.set_back_due(&claimed, claimed.messages[0].ordinal, &failure(InboxFailureAction::DeadHold, 2)).await;
+    assert_eq!(must(kept), RecordOutcome::Recorded);
+    assert_eq!(dead_letters(h).await[0].message, unusual_message(1));
+    must(h.operator().await.redrive(&mark(ids_filter(&[1]))).await);
+    let claimed = claim_one(&inbox).await;
+    assert_eq!(claimed.messages[0].message, unusual_message(1));
+}
+
+/// Its queue continues, and a redelivery of it is a duplicate.
+pub async fn a_queue_that_continues_is_not_blocked(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadContinue).await;
+    let entered = handle(h, &inbox, &[inbox_message(1, "a"), inbox_message(2, "a")]).await;
+    assert_eq!(entered, [EnterOutcome::Duplicate(InboxState::Dead), EnterOutcome::New]);
+    assert!(claim_due(&inbox).await.is_empty());
+}
+
+/// Its queue waits for an operator, other queues continue.
+pub async fn a_blocked_queue_waits_for_an_operator(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadHold).await;
+    let entered = handle(h, &inbox, &[inbox_message(1, "a"), inbox_message(2, "a"), inbox_message(3, "b")]).await;
+    assert_eq!(entered, [EnterOutcome::Duplicate(InboxState::Dead), EnterOutcome::QueuedBehind, EnterOutcome::New]);
+    assert!(claim_due(&inbox).await.is_empty());
+    let shown = must(h.operator().await.get_consumer(BILLING, 10).await).expect("a consumer");
+    assert_eq!(shown.queues.len(), 1);
+    assert_eq!((&*shown.queues[0].queue, shown.queues[0].length), ("a", 1));
+    assert_eq!(shown.queues[0].next_attempt_at, None);
+}
+
+/// The first message of a retry queue is dead-lettered.
+pub async fn a_queued_message_is_dead_lettered_and_its_queue_continues(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    fail(&inbox, &inbox_message(1, "a"), &retry(Duration::ZERO, 4)).await;
+    handle(h, &inbox, &[inbox_message(2, "a")]).await;
+    let claimed = claim_one(&inbox).await;
+    let kept =
+        inbox.set_back_due(&claimed, claimed.messages[0].ordinal, &failure(InboxFailureAction::DeadContinue, 5)).await;
+    assert_eq!(must(kept), RecordOutcome::Recorded);
+    assert_eq!((dead_letters(h).await.len(), dead_letters(h).await[0].attempts), (1, 5));
+    // The claim stays valid: the next message may be handled, or fail with its own count of attempts.
+    handle_at(h, &inbox, &claimed, 1).await;
+    must(inbox.release_queue(&claimed).await);
+    let entered = handle(h, &inbox, &[inbox_message(1, "a"), inbox_message(2, "a"), inbox_message(3, "a")]).await;
+    assert_eq!(
+        entered,
+        [EnterOutcome::Duplicate(InboxState::Dead), EnterOutcome::Duplicate(InboxState::Done), EnterOutcome::New]
+    );
+}
+
+/// After the first message was dead-lettered, attempts and starts of the next one begin at zero.
+pub async fn the_successor_of_a_dead_message_starts_with_no_attempts(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    fail(&inbox, &inbox_message(1, "a"), &retry(Duration::ZERO, 4)).await;
+    handle(h, &inbox, &[inbox_message(2, "a")]).await;
+    let claimed = claim_one(&inbox).await;
+    must(
+        inbox.set_back_due(&claimed, claimed.messages[0].ordinal, &failure(InboxFailureAction::DeadContinue, 5)).await,
+    );
+    must(inbox.release_queue(&claimed).await);
+    let claimed = claim_one(&inbox).await;
+    assert_eq!(
+        (numbers(&claimed), claimed.messages[0].attempts, claimed.messages[0].unfinished_starts),
+        (vec![2], 0, 1)
+    );
+}
+
+/// The same with `hold`: the claim ends, and no message of the queue is handled.
+pub async fn a_queued_message_is_dead_lettered_and_its_queue_is_blocked(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    fail(&inbox, &inbox_message(1, "a"), &retry(Duration::ZERO, 4)).await;
+    handle(h, &inbox, &[inbox_message(2, "a")]).await;
+    let claimed = claim_one(&inbox).await;
+    let kept =
+        inbox.set_back_due(&claimed, claimed.messages[0].ordinal, &failure(InboxFailureAction::DeadHold, 5)).await;
+    assert_eq!(must(kept), RecordOutcome::Recorded);
+    assert_fenced(inbox.begin_due(&claimed, claimed.messages[1].ordinal).await);
+    must(inbox.release_queue(&claimed).await);
+    assert!(claim_due(&inbox).await.is_empty(), "a release of a claim that ended frees nothing");
+    assert_eq!(handle(h, &inbox, &[inbox_message(3, "a")]).await, [EnterOutcome::QueuedBehind]);
+}
+
+/// Archiving releases the queue that waited for it. Its inbox row stays, so that a redelivery is a duplicate.
+pub async fn a_discarded_dead_letter_frees_its_queue(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadHold).await;
+    handle(h, &inbox, &[inbox_message(2, "a")]).await;
+    let operator = h.operator().await;
+    assert_eq!(must(operator.archive(&mark(ids_filter(&[1]))).await), 1);
+    assert_eq!(must(operator.archive(&mark(ids_filter(&[1]))).await), 0);
+    assert_eq!(must(operator.redrive(&mark(ids_filter(&[1]))).await), 0, "it is not pending any more");
+    let letter = dead_letters(h).await.remove(0);
+    assert_eq!(letter.state, DeadLetterState::Discarded);
+    assert!(letter.reason.is_some_and(|note| note.contains("mended")));
+    let claimed = claim_one(&inbox).await;
+    assert_eq!(numbers(&claimed), [2]);
+    handle_queue(h, &inbox, &claimed).await;
+    let entered = handle(h, &inbox, &[inbox_message(1, "a"), inbox_message(3, "a")]).await;
+    assert_eq!(entered, [EnterOutcome::Duplicate(InboxState::Dead), EnterOutcome::New]);
+    assert_eq!(h.effects().await, lines(&[2, 3]));
+}
+
+/// Without successors the key takes the live path again.
+pub async fn a_discarded_dead_letter_without_successors_frees_its_queue(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadHold).await;
+    assert_eq!(must(h.operator().await.archive(&mark(ids_filter(&[1]))).await), 1);
+    assert!(claim_due(&inbox).await.is_empty());
+    assert_eq!(handle(h, &inbox, &[inbox_message(2, "a")]).await, [EnterOutcome::New]);
+}
+
+/// A queue waits for the dead letter that holds it, not for any other of its key.
+pub async fn a_blocked_queue_is_not_freed_by_another_dead_letter(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadContinue).await;
+    dead_letter(&inbox, &inbox_message(2, "a"), InboxFailureAction::DeadHold).await;
+    handle(h, &inbox, &[inbox_message(3, "a")]).await;
+    let operator = h.operator().await;
+    assert_eq!(must(operator.archive(&mark(ids_filter(&[1]))).await), 1);
+    assert!(claim_due(&inbox).await.is_empty(), "it waits for the second");
+    assert_eq!(must(operator.archive(&mark(ids_filter(&[2]))).await), 1);
+    assert_eq!(numbers(&claim_one(&inbox).await), [3]);
+}
+
+/// A queue held by two dead letters waits for both.
+pub async fn a_queue_blocked_by_two_dead_letters_waits_for_both(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadHold).await;
+    dead_letter(&inbox, &inbox_message(2, "a"), InboxFailureAction::DeadHold).await;
+    let operator = h.operator().await;
+    assert_eq!(must(operator.archive(&mark(ids_filter(&[1]))).await), 1);
+    assert_eq!(
+        handle(h, &inbox, &[inbox_message(3, "a")]).await,
+        [EnterOutcome::QueuedBehind],
+        "it waits for the second"
+    );
+    assert!(claim_due(&inbox).await.is_empty());
+    assert_eq!(must(operator.archive(&mark(ids_filter(&[2]))).await), 1);
+    assert_eq!(numbers(&claim_one(&inbox).await), [3]);
+}
+
+/// An operator can check the effect before acting.
+pub async fn a_dry_run_only_counts(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    for number in [1, 2, 3] {
+        dead_letter(&inbox, &inbox_message(number, &number.to_string()), InboxFailureAction::DeadHold).await;
+    }
+    let before = dead_letters(h).await;
+    let operator = h.operator().await;
+    let dry = MarkRequest { dry_run: true, ..mark(ids_filter(&[1, 2])) };
+    assert_eq!((must(operator.redrive(&dry).await), must(operator.archive(&dry).await)), (2, 2));
+    assert_eq!(dead_letters(h).await, before);
+    assert!(claim_due(&inbox).await.is_empty());
+}
+
+/// Every field that is set must match.
+pub async fn dead_letters_are_found_by_every_filter(h: &mut impl Harness) {
+    let (billing, shipping) = (h.inbox(BILLING).await, h.inbox("shipping").await);
+    let other = InboxFailure { class: "undecodable", ..failure(InboxFailureAction::DeadContinue, 1) };
+    dead_letter(&billing, &inbox_message(1, "a"), InboxFailureAction::DeadContinue).await;
+    h.advance_time(Duration::from_secs(1)).await;
+    fail(&billing, &inbox_message(2, "b"), &other).await;
+    dead_letter(&shipping, &inbox_message(1, "a"), InboxFailureAction::DeadContinue).await;
+    let operator = h.operator().await;
+    assert_eq!(must(operator.archive(&mark(ids_filter(&[2]))).await), 1);
+    let found = async |filter: DeadLetterFilter, limit: usize| {
+        let letters = must(operator.list_dead_letters(&filter, limit).await);
+        letters.into_iter().map(|letter| (letter.consumer, letter.message.dedup_id.id)).collect::<Vec<_>>()
+    };
+    let names = |names: &[(&str, u64)]| {
+        names.iter().map(|(consumer, number)| ((*consumer).to_owned(), id(*number))).collect::<Vec<_>>()
+    };
+    let any = DeadLetterFilter::default;
+    let all = must(operator.list_dead_letters(&any(), 10).await);
+    assert!(all.is_sorted_by_key(|letter| letter.dead_at), "the oldest first");
+    assert_eq!(all.len(), 3);
+    let of_billing = DeadLetterFilter { consumer: Some(BILLING.to_owned()), ..any() };
+    assert_eq!(found(of_billing.clone(), 10).await, names(&[(BILLING, 1), (BILLING, 2)]));
+    assert_eq!(found(of_billing.clone(), 1).await, names(&[(BILLING, 1)]));
+    assert_eq!(found(DeadLetterFilter { ids: vec![id(1)], ..of_billing.clone() }, 10).await, names(&[(BILLING, 1)]));
+    assert_eq!(found(DeadLetterFilter { queue: Some("b".to_owned()), ..any() }, 10).await, names(&[(BILLING, 2)]));
+    let undecodable = DeadLetterFilter { class: Some("undecodable".to_owned()), ..any() };
+    assert_eq!(found(undecodable, 10).await, names(&[(BILLING, 2)]));
+    assert_eq!(
+        found(DeadLetterFilter { state: Some(DeadLetterState::Discarded), ..any() }, 10).await,
+        names(&[(BILLING, 2)])
+    );
+    assert_eq!(
+        found(DeadLetterFilter { state: Some(DeadLetterState::Dead), ..of_billing.clone() }, 10).await,
+        names(&[(BILLING, 1)])
+    );
+    let second = all.iter().find(|letter| letter.message.dedup_id.id == id(2)).expect("it is there").dead_at;
+    let since = DeadLetterFilter { since: Some(second), ..of_billing.clone() };
+    assert_eq!(found(since, 10).await, names(&[(BILLING, 2)]));
+    assert_eq!(found(DeadLetterFilter { until: Some(second), ..of_billing }, 10).await, names(&[(BILLING, 1)]));
+    let neither = DeadLetterFilter { queue: Some("a".to_owned()), class: Some("undecodable".to_owned()), ..any() };
+    assert_eq!(found(neither, 10).await, []);
+}

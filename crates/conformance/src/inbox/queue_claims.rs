@@ -1,0 +1,177 @@
+//! Claims of retry queues, and concurrent operations on them.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use relevo_core::inbox::{BeginOutcome, Enter, EnterOutcome, Inbox, RecordOutcome};
+
+use super::harness::Harness;
+use super::steps::{
+    BILLING, LONG, REAL_WAIT, SHORT, assert_fenced, begin, claim_due, claim_one, during_write, fail, finish, handle,
+    handle_at, handle_queue, handle_with_retries, inbox_message, lines, must, must_open, numbers, retry,
+};
+
+/// How long to poll a call to check that it waits. Shorter than the lock timeout of any store.
+const BLOCKED_CHECK: Duration = Duration::from_millis(30);
+
+/// A member that was suspended past its claim cannot change a queue that another has claimed.
+pub async fn an_expired_claim_can_be_taken_over(h: &mut impl Harness) {
+    let (slow, quick) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
+    fail(&slow, &inbox_message(1, "a"), &retry(Duration::ZERO, 1)).await;
+    handle(h, &slow, &[inbox_message(2, "a")]).await;
+    let late = must(slow.claim_due(1, 10, SHORT).await).remove(0);
+    assert!(claim_due(&quick).await.is_empty());
+    h.advance_time(SHORT).await;
+    let mine = claim_one(&quick).await;
+    assert_ne!(mine.token, late.token);
+    assert_eq!((mine.messages[0].attempts, mine.messages[0].unfinished_starts), (1, 2));
+    let number = late.messages[0].ordinal;
+    assert_fenced(slow.begin_due(&late, number).await);
+    assert_eq!(must(slow.set_back_due(&late, number, &retry(LONG, 9)).await), RecordOutcome::Fenced);
+    must(slow.release_queue(&late).await);
+    assert!(claim_due(&slow).await.is_empty(), "its release freed nothing");
+    handle_queue(h, &quick, &mine).await;
+    assert_eq!(h.effects().await, lines(&[1, 2]));
+}
+
+/// A worker with an expired claim begins nothing, because another worker may be claiming the queue.
+pub async fn an_expired_claim_begins_no_transaction(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    fail(&inbox, &inbox_message(1, "a"), &retry(Duration::ZERO, 1)).await;
+    let claimed = must(inbox.claim_due(1, 10, SHORT).await).remove(0);
+    h.advance_time(SHORT).await;
+    assert_fenced(inbox.begin_due(&claimed, claimed.messages[0].ordinal).await);
+    let claimed = claim_one(&inbox).await;
+    handle_queue(h, &inbox, &claimed).await;
+    assert_eq!(h.effects().await, lines(&[1]));
+}
+
+/// A queue does not change workers while one of its messages is handled, even if the claim expires meanwhile.
+pub async fn a_claim_does_not_move_under_an_open_transaction(h: &mut impl Harness) {
+    let (slow, quick) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
+    fail(&slow, &inbox_message(1, "a"), &retry(Duration::ZERO, 1)).await;
+    handle(h, &slow, &[inbox_message(2, "a")]).await;
+    let late = must(slow.claim_due(1, 10, REAL_WAIT).await).remove(0);
+    let (mut transaction, _) = must_open(slow.begin_due(&late, late.messages[0].ordinal).await);
+    h.effect(&mut transaction, "1").await;
+    h.advance_time(REAL_WAIT).await;
+    let claimed = during_write(h, quick.claim_due(10, 10, LONG).await);
+    assert!(claimed.is_none_or(|claimed| claimed.is_empty()), "the old claim may still commit");
+    must(slow.commit(transaction).await);
+    let mine = claim_one(&quick).await;
+    assert_eq!(numbers(&mine), [2]);
+    handle_queue(h, &quick, &mine).await;
+    assert_eq!(h.effects().await, lines(&[1, 2]));
+}
+
+/// A message that arrives while its queue is claimed is appended at the end.
+pub async fn a_message_appended_to_a_claimed_queue_keeps_its_order(h: &mut impl Harness) {
+    let (worker, live) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
+    fail(&live, &inbox_message(1, "a"), &retry(Duration::ZERO, 1)).await;
+    let claimed = claim_one(&worker).await;
+    assert_eq!(handle(h, &live, &[inbox_message(2, "a")]).await, [EnterOutcome::QueuedBehind]);
+    handle_at(h, &worker, &claimed, 0).await;
+    assert_eq!(
+        handle(h, &live, &[inbox_message(3, "a")]).await,
+        [EnterOutcome::QueuedBehind],
+        "nobody released it yet"
+    );
+    must(worker.release_queue(&claimed).await);
+    let claimed = claim_one(&worker).await;
+    assert_eq!(numbers(&claimed), [2, 3]);
+    handle_queue(h, &worker, &claimed).await;
+    assert_eq!(handle(h, &live, &[inbox_message(4, "a")]).await, [EnterOutcome::New]);
+    assert_eq!(h.effects().await, lines(&[1, 2, 3, 4]));
+}
+
+/// Messages can be appended while a handler runs, unless the store allows only one writer.
+pub async fn messages_are_appended_while_a_handler_runs(h: &mut impl Harness) {
+    let (worker, live) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
+    fail(&live, &inbox_message(1, "a"), &retry(Duration::ZERO, 1)).await;
+    let claimed = claim_one(&worker).await;
+    let (mut transaction, _) = must_open(worker.begin_due(&claimed, claimed.messages[0].ordinal).await);
+    h.effect(&mut transaction, "1").await;
+    let second = [inbox_message(2, "a")];
+    let begun = must(live.begin(Enter { held: None, arrivals: &second }).await);
+    assert_eq!(matches!(begun, BeginOutcome::Busy), h.capabilities().single_writer);
+    if let BeginOutcome::Open(behind, entered) = begun {
+        assert_eq!(entered, [EnterOutcome::QueuedBehind]);
+        finish(h, &live, behind, &second, &entered).await;
+    }
+    must(worker.commit(transaction).await);
+    handle(h, &live, &second).await;
+    must(worker.release_queue(&claimed).await);
+    assert_eq!(numbers(&claim_one(&worker).await), [2]);
+}
+
+/// A message is appended in a transaction that is still open when its empty queue is released. It must neither be
+/// stranded in a deleted queue nor be overtaken by the next message.
+pub async fn a_release_waits_for_an_open_append(h: &mut impl Harness) {
+    let (worker, live) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
+    fail(&live, &inbox_message(1, "a"), &retry(Duration::ZERO, 1)).await;
+    let claimed = must(worker.claim_due(1, 10, SHORT).await).remove(0);
+    handle_at(h, &worker, &claimed, 0).await;
+    let (transaction, entered) = begin(&live, &[inbox_message(2, "a")]).await;
+    assert_eq!(entered, [EnterOutcome::QueuedBehind]);
+    let mut release = pin!(worker.release_queue(&claimed));
+    let early = tokio::time::timeout(BLOCKED_CHECK, &mut release).await;
+    let next = h.inbox(BILLING).await;
+    if let BeginOutcome::Open(passing, entered) =
+        must(next.begin(Enter { held: None, arrivals: &[inbox_message(3, "a")] }).await)
+    {
+        assert_eq!(entered, [EnterOutcome::QueuedBehind], "it does not pass the one that is being appended");
+        must(next.rollback(passing).await);
+    }
+    must(live.commit(transaction).await);
+    if early.is_err() {
+        must(release.await);
+    }
+    // A release that gave up leaves the claim to expire.
+    h.advance_time(SHORT).await;
+    assert_eq!(handle(h, &live, &[inbox_message(3, "a")]).await, [EnterOutcome::QueuedBehind]);
+    let claimed = claim_one(&worker).await;
+    assert_eq!(numbers(&claimed), [2, 3]);
+    handle_queue(h, &worker, &claimed).await;
+    assert_eq!(h.effects().await, lines(&[1, 2, 3]));
+}
+
+/// Recording a failure also waits for an open append.
+pub async fn recording_a_failure_waits_for_an_open_append(h: &mut impl Harness) {
+    let (worker, live) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
+    fail(&live, &inbox_message(1, "a"), &retry(Duration::ZERO, 1)).await;
+    let claimed = claim_one(&worker).await;
+    let (transaction, _) = begin(&live, &[inbox_message(2, "a")]).await;
+    let number = claimed.messages[0].ordinal;
+    let kept = must(worker.set_back_due(&claimed, number, &retry(Duration::ZERO, 2)).await);
+    assert_eq!(kept, RecordOutcome::Busy);
+    must(live.commit(transaction).await);
+    assert_eq!(must(worker.set_back_due(&claimed, number, &retry(Duration::ZERO, 2)).await), RecordOutcome::Recorded);
+    let claimed = claim_one(&worker).await;
+    assert_eq!((numbers(&claimed), claimed.messages[0].attempts), (vec![1, 2], 2));
+}
+
+/// Workers empty a queue while messages of its key arrive: each is handled once and in order, whatever the
+/// interleaving.
+pub async fn a_queue_emptied_while_messages_arrive_loses_and_reorders_nothing(h: &mut impl Harness) {
+    let (worker, live) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
+    fail(&live, &inbox_message(0, "a"), &retry(Duration::ZERO, 1)).await;
+    let h = &*h;
+    let arrive = async {
+        for number in 1..=40 {
+            handle_with_retries(h, &live, &[inbox_message(number, "a")]).await;
+        }
+    };
+    let empty = async {
+        for _ in 0..40 {
+            for claimed in claim_due(&worker).await {
+                handle_queue(h, &worker, &claimed).await;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::join!(arrive, empty);
+    while let [claimed] = &*claim_due(&worker).await {
+        handle_queue(h, &worker, claimed).await;
+    }
+    assert_eq!(h.effects().await, lines(&(0..=40).collect::<Vec<_>>()));
+}

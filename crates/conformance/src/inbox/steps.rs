@@ -1,0 +1,225 @@
+//! Helpers that many cases share.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use relevo_core::MessageId;
+use relevo_core::broker_consumer::{Lane, RawMessage};
+use relevo_core::inbox::operate::{DeadLetterFilter, MarkRequest};
+use relevo_core::inbox::{
+    BeginOutcome, ClaimedQueue, DedupId, Enter, EnterOutcome, Heartbeat, Inbox, InboxFailure, InboxFailureAction,
+    InboxMessage, LaneLease, RecordOutcome,
+};
+use relevo_core::store::StoreError;
+use uuid::Uuid;
+
+use super::harness::{HandlerTransaction, Harness};
+
+/// The consumer of most cases.
+pub(crate) const BILLING: &str = "billing";
+/// A claim or a heartbeat that outlasts every case.
+pub(crate) const LONG: Duration = Duration::from_mins(10);
+/// A claim, a heartbeat or a pause that a case lets pass explicitly; it does not pass on its own.
+pub(crate) const SHORT: Duration = Duration::from_mins(1);
+/// Like `SHORT`, but in real time: stored times cannot change while an open transaction holds the rows.
+pub(crate) const REAL_WAIT: Duration = Duration::from_secs(4);
+/// How often a worker retries a busy message before the case fails.
+const ATTEMPTS_MAX: usize = 100;
+
+/// Unwraps a store result; an error fails the case.
+pub(crate) fn must<T>(answer: Result<T, StoreError>) -> T {
+    answer.unwrap_or_else(|error| panic!("the store failed: {error:?}"))
+}
+
+/// The message with this number, and the queue in which it waits after a failure.
+pub(crate) fn inbox_message(number: u64, queue: &str) -> InboxMessage {
+    InboxMessage {
+        dedup_id: DedupId { id: id(number), replay: 0 },
+        queue: queue.into(),
+        raw: RawMessage {
+            headers: vec![("x-number".to_owned(), number.to_string().into())],
+            payload: Bytes::from_static(b"{}"),
+        },
+        address: "orders".into(),
+        lane: lane(),
+        offset: Some(number),
+        correlation: None,
+    }
+}
+
+/// The id of the message with this number; ids sort like numbers.
+pub(crate) fn id(number: u64) -> MessageId {
+    MessageId::from_uuid(Uuid::from_u128(0x0190_0000_0000_7000_8000_0000_0000_0000 | u128::from(number)))
+}
+
+/// The lane of most cases.
+pub(crate) fn lane() -> Lane {
+    Lane::new("orders.0")
+}
+
+/// The ledger line of this message.
+pub(crate) fn line(arrival: &InboxMessage) -> String {
+    arrival.offset.unwrap_or_default().to_string()
+}
+
+/// The ledger lines of these messages.
+pub(crate) fn lines(numbers: &[u64]) -> Vec<String> {
+    numbers.iter().map(u64::to_string).collect()
+}
+
+/// Returns the transaction and the outcome of each message; any other result fails the case.
+pub(crate) fn must_open<T>(begun: Result<BeginOutcome<T>, StoreError>) -> (T, Vec<EnterOutcome>) {
+    match must(begun) {
+        BeginOutcome::Open(transaction, entered) => (transaction, entered),
+        BeginOutcome::Fenced => panic!("the lane or the claim was lost"),
+        BeginOutcome::Busy => panic!("the message is another's"),
+    }
+}
+
+/// Checks that another worker has the lane or the claim.
+pub(crate) fn assert_fenced<T>(begun: Result<BeginOutcome<T>, StoreError>) {
+    assert!(matches!(must(begun), BeginOutcome::Fenced), "the lane or the claim should be lost");
+}
+
+/// Checks that another open transaction has the message.
+pub(crate) fn assert_busy<T>(begun: Result<BeginOutcome<T>, StoreError>) {
+    assert!(matches!(must(begun), BeginOutcome::Busy), "another transaction should be in the way");
+}
+
+/// Unwraps the result of a call made while a transaction was open. `None` if the store allows one writer and reported
+/// an error.
+pub(crate) fn during_write<H: Harness, T>(harness: &H, answer: Result<T, StoreError>) -> Option<T> {
+    if harness.capabilities().single_writer { answer.ok() } else { Some(must(answer)) }
+}
+
+/// Enters messages of a consumer without order.
+pub(crate) async fn begin<I: Inbox>(inbox: &I, arrivals: &[InboxMessage]) -> (I::Transaction, Vec<EnterOutcome>) {
+    must_open(inbox.begin(Enter { held: None, arrivals }).await)
+}
+
+/// Handles messages in one transaction, with one effect per new message.
+pub(crate) async fn handle<H: Harness>(harness: &H, inbox: &H::Inbox, arrivals: &[InboxMessage]) -> Vec<EnterOutcome> {
+    let (transaction, entered) = begin(inbox, arrivals).await;
+    finish(harness, inbox, transaction, arrivals, &entered).await;
+    entered
+}
+
+/// Writes the effect of each new message and commits.
+pub(crate) async fn finish<H: Harness>(
+    harness: &H,
+    inbox: &H::Inbox,
+    mut transaction: HandlerTransaction<H>,
+    arrivals: &[InboxMessage],
+    entered: &[EnterOutcome],
+) {
+    for (arrival, entered) in arrivals.iter().zip(entered) {
+        if *entered == EnterOutcome::New {
+            harness.effect(&mut transaction, &line(arrival)).await;
+        }
+    }
+    must(inbox.commit(transaction).await);
+}
+
+/// Handles messages; retries while another worker has one of them.
+pub(crate) async fn handle_with_retries<H: Harness>(
+    harness: &H,
+    inbox: &H::Inbox,
+    arrivals: &[InboxMessage],
+) -> Vec<EnterOutcome> {
+    for _ in 0..ATTEMPTS_MAX {
+        if let BeginOutcome::Open(transaction, entered) = must(inbox.begin(Enter { held: None, arrivals }).await) {
+            finish(harness, inbox, transaction, arrivals, &entered).await;
+            return entered;
+        }
+    }
+    panic!("the message stays busy");
+}
+
+/// A failure with this action.
+pub(crate) fn failure(stop: InboxFailureAction, attempts: u32) -> InboxFailure {
+    InboxFailure { action: stop, attempts, class: "refused", error: "the far side said no".to_owned(), backtrace: None }
+}
+
+/// A failure after which the message is retried.
+pub(crate) fn retry(after: Duration, attempts: u32) -> InboxFailure {
+    failure(InboxFailureAction::Retry { after }, attempts)
+}
+
+/// Records the failure of a message of a consumer without order; it must succeed.
+pub(crate) async fn fail(inbox: &impl Inbox, arrival: &InboxMessage, setback: &InboxFailure) {
+    assert_eq!(must(inbox.set_back(arrival, None, None, setback).await), RecordOutcome::Recorded);
+}
+
+/// Dead-letters a message; `stop` decides whether its queue continues or is held.
+pub(crate) async fn dead_letter(inbox: &impl Inbox, arrival: &InboxMessage, stop: InboxFailureAction) {
+    fail(inbox, arrival, &failure(stop, 3)).await;
+}
+
+/// Claims all due queues for a long time.
+pub(crate) async fn claim_due(inbox: &impl Inbox) -> Vec<ClaimedQueue> {
+    must(inbox.claim_due(100, 100, LONG).await)
+}
+
+/// Claims the only due queue.
+pub(crate) async fn claim_one(inbox: &impl Inbox) -> ClaimedQueue {
+    let mut claimed = claim_due(inbox).await;
+    assert_eq!(claimed.len(), 1, "one queue is due: {claimed:?}");
+    claimed.remove(0)
+}
+
+/// The numbers of the messages in a claimed queue.
+pub(crate) fn numbers(due: &ClaimedQueue) -> Vec<u64> {
+    due.messages.iter().filter_map(|waiting| waiting.message.offset).collect()
+}
+
+/// Handles the message at this index of a claimed queue.
+pub(crate) async fn handle_at<H: Harness>(harness: &H, inbox: &H::Inbox, due: &ClaimedQueue, index: usize) {
+    let waiting = &due.messages[index];
+    let (mut transaction, entered) = must_open(inbox.begin_due(due, waiting.ordinal).await);
+    assert_eq!(entered, [EnterOutcome::New]);
+    harness.effect(&mut transaction, &line(&waiting.message)).await;
+    must(inbox.commit(transaction).await);
+}
+
+/// Handles all messages of a claimed queue and releases it.
+pub(crate) async fn handle_queue<H: Harness>(harness: &H, inbox: &H::Inbox, due: &ClaimedQueue) {
+    for index in 0..due.messages.len() {
+        handle_at(harness, inbox, due, index).await;
+    }
+    must(inbox.release_queue(due).await);
+}
+
+/// An operator's request about these dead letters.
+pub(crate) fn mark(filter: DeadLetterFilter) -> MarkRequest {
+    MarkRequest { filter, dry_run: false, rate_per_second: None, by: "ana".to_owned(), reason: "mended".to_owned() }
+}
+
+/// Selects the dead letters of these messages.
+pub(crate) fn ids_filter(numbers: &[u64]) -> DeadLetterFilter {
+    DeadLetterFilter { ids: numbers.iter().map(|number| id(*number)).collect(), ..DeadLetterFilter::default() }
+}
+
+/// A heartbeat of the member with this number, which holds no lanes.
+pub(crate) fn heartbeat(number: u64, lasts: Duration) -> Heartbeat {
+    Heartbeat {
+        owner: member(number),
+        name: format!("member {number}"),
+        ttl: lasts,
+        settled_offsets: Vec::new(),
+        last_message_at: None,
+        breakers: Vec::new(),
+    }
+}
+
+/// The owner token of the member with this number.
+pub(crate) fn member(number: u64) -> Uuid {
+    Uuid::from_u128(u128::from(number) << 64 | 0x0bad_cafe)
+}
+
+/// Sends a heartbeat and acquires the lane of most cases, which must be free.
+pub(crate) async fn acquire_lane(inbox: &impl Inbox, number: u64, lasts: Duration) -> LaneLease {
+    must(inbox.heartbeat(&heartbeat(number, lasts)).await);
+    let mut held = must(inbox.acquire_lanes(member(number), &[lane()]).await);
+    assert_eq!(held.len(), 1, "the lane is free");
+    held.remove(0)
+}

@@ -1,0 +1,73 @@
+//! Collects findings. Each problem is one finding; passed checks are joined into one finding per subject.
+
+use std::collections::BTreeMap;
+
+use crate::operate::{Finding, Severity};
+
+/// The maximum number of names in a list. Further names are only counted.
+const LISTED_MAX: usize = 8;
+
+/// Collects the findings of an examination.
+#[derive(Debug, Default)]
+pub struct Findings {
+    problems: Vec<Finding>,
+    passed: BTreeMap<&'static str, Vec<String>>,
+}
+
+impl Findings {
+    /// Adds a problem and the action that fixes it.
+    pub fn problem(&mut self, severity: Severity, subject: &str, seen: String, fix: String) {
+        self.problems.push(Finding { severity, subject: subject.to_owned(), detail: seen, fix: Some(fix) });
+    }
+
+    /// Adds a passed check. Repeats are ignored.
+    pub fn passed(&mut self, subject: &'static str, what: String) {
+        let known = self.passed.entry(subject).or_default();
+        if !known.contains(&what) {
+            known.push(what);
+        }
+    }
+
+    /// Returns all findings, the most severe first.
+    pub fn into_sorted(self) -> Vec<Finding> {
+        let good = self.passed.into_iter().map(|(subject, what)| Finding {
+            severity: Severity::Ok,
+            subject: subject.to_owned(),
+            detail: join_limited(&what),
+            fix: None,
+        });
+        let mut all: Vec<Finding> = self.problems.into_iter().chain(good).collect();
+        all.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+        all.dedup();
+        all
+    }
+}
+
+/// Joins names with commas and replaces the rest of a long list by its count.
+pub fn join_limited(names: &[String]) -> String {
+    let listed = names[..names.len().min(LISTED_MAX)].join(", ");
+    match names.len().saturating_sub(LISTED_MAX) {
+        0 => listed,
+        more => format!("{listed} and {more} more"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn problems_come_first_and_passed_checks_share_a_line() {
+        let mut report = Findings::default();
+        for number in 0..10 {
+            report.passed("durable", format!("`{number}`"));
+            report.passed("durable", "`0`".to_owned());
+        }
+        report.problem(Severity::Note, "version", "old".to_owned(), "upgrade".to_owned());
+        report.problem(Severity::Danger, "durable", "`x` is not".to_owned(), "mend it".to_owned());
+        let findings = report.into_sorted();
+        let seen: Vec<_> = findings.iter().map(|finding| (finding.severity, finding.detail.as_str())).collect();
+        let good = "`0`, `1`, `2`, `3`, `4`, `5`, `6`, `7` and 2 more";
+        assert_eq!(seen, [(Severity::Danger, "`x` is not"), (Severity::Note, "old"), (Severity::Ok, good)]);
+    }
+}

@@ -1,0 +1,346 @@
+//! Deliveries in memory, by lane and queue, and the order in which lanes are served.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use bytestring::ByteString;
+use relevo_core::Lane;
+use relevo_core::inbox::LaneLease;
+use tokio::time::Instant;
+
+use crate::delivery::PendingDelivery;
+use crate::settled_offset::SettledOffset;
+
+/// Deliveries of one queue: those of a key, or a single message if no order is kept.
+#[derive(Debug, Default)]
+struct KeyQueue {
+    deliveries: VecDeque<PendingDelivery>,
+    state: QueueState,
+}
+
+/// State of a queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum QueueState {
+    /// Its first message may be handled.
+    #[default]
+    Ready,
+    /// A worker has some of its messages.
+    Running,
+    /// Its first message is delayed.
+    Sleeping,
+}
+
+/// One lane, with its deliveries in this process.
+#[derive(Debug)]
+pub(crate) struct LaneQueue {
+    /// The lane lease, if this member holds it.
+    pub(crate) lease: Option<LaneLease>,
+    /// When the lease is requested next.
+    pub(crate) acquire_at: Instant,
+    /// Since when it has messages here while another member holds the lease. A warning is logged if this lasts.
+    pub(crate) wanted_since: Option<Instant>,
+    /// When the last of its messages left.
+    pub(crate) idle_since: Instant,
+    /// The broker assigned it to another consumer since its last message arrived.
+    pub(crate) revoked: bool,
+    /// Whether the broker was asked to pause it.
+    pub(crate) paused: bool,
+    pub(crate) settled_offset: SettledOffset,
+    queues: BTreeMap<ByteString, KeyQueue>,
+    ready: VecDeque<ByteString>,
+    /// Number of its messages in memory, including those at workers.
+    count: usize,
+}
+
+impl LaneQueue {
+    fn new(now: Instant) -> Self {
+        Self {
+            lease: None,
+            acquire_at: now,
+            wanted_since: None,
+            idle_since: now,
+            revoked: false,
+            paused: false,
+            settled_offset: SettledOffset::default(),
+            queues: BTreeMap::new(),
+            ready: VecDeque::new(),
+            count: 0,
+        }
+    }
+
+    /// Whether it has no message in memory.
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Whether a message waits for a worker.
+    pub(crate) fn is_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// Number of queues that wait for a worker.
+    pub(crate) fn ready(&self) -> usize {
+        self.ready.len()
+    }
+
+    /// The next messages for one worker: a single one, or up to `size` that can share a worker, in order per queue. At
+    /// most `deep` come from the first queue, because no other worker can take those meanwhile.
+    pub(crate) fn next_batch(&mut self, size: usize, deep: usize) -> Vec<PendingDelivery> {
+        let Some(queue) = self.ready.pop_front() else { return Vec::new() };
+        let mut unit = Vec::new();
+        self.take_batch(&queue, &mut unit, size.max(deep));
+        if !unit[0].can_batch {
+            return unit;
+        }
+        let mut passed_by = VecDeque::new();
+        while unit.len() < size
+            && let Some(queue) = self.ready.pop_front()
+        {
+            if self.queues[&queue].deliveries.front().is_some_and(|item| item.can_batch) {
+                self.take_batch(&queue, &mut unit, size);
+            } else {
+                passed_by.push_back(queue);
+            }
+        }
+        passed_by.append(&mut self.ready);
+        self.ready = passed_by;
+        unit
+    }
+
+    /// Takes the first message of a queue, and those behind it that can share its transaction.
+    fn take_batch(&mut self, name: &ByteString, unit: &mut Vec<PendingDelivery>, size: usize) {
+        let queue = self.queues.get_mut(name).expect("a queue that is ready is there");
+        queue.state = QueueState::Running;
+        let first = queue.deliveries.pop_front().expect("a queue that is ready has a message");
+        let shares = first.can_batch;
+        unit.push(first);
+        while shares && unit.len() < size && queue.deliveries.front().is_some_and(|item| item.can_batch) {
+            unit.extend(queue.deliveries.pop_front());
+        }
+    }
+
+    /// Returns a message to the front of its queue.
+    pub(crate) fn requeue(&mut self, item: PendingDelivery) {
+        let queue = self.queues.get_mut(item.queue()).expect("a queue stays while a worker has some of it");
+        queue.deliveries.push_front(item);
+    }
+
+    /// Records that no worker has messages of this queue any more. If `asleep`, its first message waits until `wake`.
+    pub(crate) fn finish_batch(&mut self, name: &ByteString, asleep: bool) {
+        let Some(queue) = self.queues.get_mut(name) else { return };
+        if queue.state != QueueState::Running {
+            return; // another message of the same unit belonged to this queue
+        }
+        if queue.deliveries.is_empty() {
+            self.queues.remove(name);
+        } else if asleep {
+            queue.state = QueueState::Sleeping;
+        } else {
+            queue.state = QueueState::Ready;
+            self.ready.push_back(name.clone());
+        }
+    }
+
+    /// Makes a queue ready again after the delay of its first message.
+    pub(crate) fn wake(&mut self, name: &ByteString) {
+        if let Some(queue) = self.queues.get_mut(name)
+            && queue.state == QueueState::Sleeping
+        {
+            queue.state = QueueState::Ready;
+            self.ready.push_back(name.clone());
+        }
+    }
+
+    /// Removes a message that was settled at the broker.
+    pub(crate) fn remove_message(&mut self, now: Instant) {
+        self.count -= 1;
+        self.idle_since = now;
+    }
+}
+
+/// All lanes with recent messages.
+#[derive(Debug, Default)]
+pub(crate) struct LaneQueues {
+    pub(crate) map: BTreeMap<Lane, LaneQueue>,
+    count: usize,
+    /// The lane that was served last.
+    last_lane: Option<Lane>,
+}
+
+impl LaneQueues {
+    /// Number of messages in memory, including those at workers.
+    pub(crate) const fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Adds a delivery.
+    pub(crate) fn push(&mut self, item: PendingDelivery, now: Instant) {
+        let lane = self.map.entry(item.message.lane.clone()).or_insert_with(|| LaneQueue::new(now));
+        lane.revoked = false;
+        lane.count += 1;
+        self.count += 1;
+        if let Some(place) = item.message.offset {
+            lane.settled_offset.received(place);
+        }
+        let name = item.queue().clone();
+        let queue = lane.queues.entry(name.clone()).or_default();
+        let is_first = queue.deliveries.is_empty() && queue.state == QueueState::Ready;
+        queue.deliveries.push_back(item);
+        if is_first {
+            lane.ready.push_back(name);
+        }
+    }
+
+    /// Removes a message that was settled.
+    pub(crate) fn remove_message(&mut self, lane: &Lane, now: Instant) {
+        self.count -= 1;
+        if let Some(lane) = self.map.get_mut(lane) {
+            lane.remove_message(now);
+        }
+    }
+
+    /// The next lane to serve: one with a message for a worker, for which `may` returns `true`.
+    pub(crate) fn next_lane(&mut self, may: impl Fn(&Lane, &LaneQueue) -> bool) -> Option<Lane> {
+        let fits = |(lane, state): &(&Lane, &LaneQueue)| state.is_ready() && may(lane, state);
+        let after = self.last_lane.as_ref().and_then(|turn| {
+            use std::ops::Bound::{Excluded, Unbounded};
+            self.map.range::<Lane, _>((Excluded(turn), Unbounded)).find(fits)
+        });
+        let next = after.or_else(|| self.map.iter().find(fits)).map(|(lane, _)| lane.clone());
+        self.last_lane.clone_from(&next);
+        next
+    }
+
+    /// Takes the messages that no worker has and that were attempted before, so that their attempts can be recorded.
+    pub(crate) fn drain_attempted(&mut self) -> Vec<(Option<LaneLease>, PendingDelivery)> {
+        let mut begun = Vec::new();
+        for lane in self.map.values_mut() {
+            for queue in lane.queues.values_mut() {
+                // Only the first message of a queue can have been attempted; the broker redelivers those behind it
+                // unchanged.
+                if queue.deliveries.front().is_some_and(|item| {
+                    item.attempts > 0 || item.unrecorded_failure.is_some() || item.start_record.is_some()
+                }) {
+                    begun.extend(queue.deliveries.pop_front().map(|item| (lane.lease.clone(), item)));
+                }
+            }
+        }
+        begun
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use relevo_core::inbox::{DedupId, InboxMessage};
+    use relevo_core::{DeliveryTag, MessageId, RawMessage};
+
+    use super::*;
+
+    fn delivery(lane: &str, queue: &str, number: u64, shares: bool) -> PendingDelivery {
+        let arrival = InboxMessage {
+            dedup_id: DedupId { id: MessageId::v7(number, [0; 10]), replay: 0 },
+            queue: queue.into(),
+            raw: RawMessage::default(),
+            address: "orders".into(),
+            lane: Lane::new(lane),
+            offset: Some(number),
+            correlation: None,
+        };
+        let incoming = Err("not read".to_owned());
+        PendingDelivery {
+            tag: DeliveryTag::new(number),
+            redelivered: false,
+            message: arrival,
+            incoming,
+            attempts: 0,
+            can_batch: shares,
+            start_record: None,
+            out_of_order: false,
+            store_errors: 0,
+            unrecorded_failure: None,
+            span: None,
+        }
+    }
+
+    fn lanes(items: impl IntoIterator<Item = PendingDelivery>) -> LaneQueues {
+        let mut lanes = LaneQueues::default();
+        items.into_iter().for_each(|item| lanes.push(item, Instant::now()));
+        lanes
+    }
+
+    fn numbers(unit: &[PendingDelivery]) -> Vec<u64> {
+        unit.iter().map(|item| item.tag.number()).collect()
+    }
+
+    #[test]
+    fn a_key_has_one_message_in_progress_and_keys_run_in_parallel() {
+        let mut lanes =
+            lanes([delivery("a", "k", 1, false), delivery("a", "k", 2, false), delivery("a", "l", 3, false)]);
+        let lane = lanes.map.get_mut(&Lane::new("a")).unwrap();
+        assert_eq!(
+            (numbers(&lane.next_batch(9, 9)), numbers(&lane.next_batch(9, 9)), numbers(&lane.next_batch(9, 9))),
+            (vec![1], vec![3], vec![])
+        );
+        lane.finish_batch(&"k".into(), false);
+        assert_eq!(numbers(&lane.next_batch(9, 9)), [2]);
+    }
+
+    #[test]
+    fn a_requeued_message_is_the_first_of_its_queue() {
+        let mut lanes = lanes([delivery("a", "k", 1, false), delivery("a", "k", 2, false)]);
+        let lane = lanes.map.get_mut(&Lane::new("a")).unwrap();
+        let mut unit = lane.next_batch(1, 1);
+        lane.requeue(unit.remove(0));
+        lane.finish_batch(&"k".into(), true);
+        assert!(!lane.is_ready(), "it sleeps");
+        lane.wake(&"k".into());
+        assert_eq!(numbers(&lane.next_batch(1, 1)), [1]);
+    }
+
+    #[test]
+    fn a_batch_takes_batchable_messages_in_key_order() {
+        let all = [("k", 1, true), ("k", 2, true), ("l", 3, false), ("m", 4, true), ("k", 5, false), ("m", 6, true)];
+        let mut lanes = lanes(all.map(|(queue, number, shares)| delivery("a", queue, number, shares)));
+        let lane = lanes.map.get_mut(&Lane::new("a")).unwrap();
+        assert_eq!(numbers(&lane.next_batch(3, 3)), [1, 2, 4]);
+        assert_eq!(numbers(&lane.next_batch(3, 3)), [3], "what was passed by is the next");
+        lane.finish_batch(&"k".into(), false);
+        assert_eq!(numbers(&lane.next_batch(3, 3)), [5]);
+    }
+
+    #[test]
+    fn a_requeued_batch_keeps_its_order() {
+        let mut lanes = lanes((1..=3).map(|number| delivery("a", "k", number, true)));
+        let lane = lanes.map.get_mut(&Lane::new("a")).unwrap();
+        let unit = lane.next_batch(9, 9);
+        for mut item in unit.into_iter().rev() {
+            item.can_batch = false;
+            lane.requeue(item);
+        }
+        lane.finish_batch(&"k".into(), false);
+        lane.finish_batch(&"k".into(), false);
+        assert_eq!((numbers(&lane.next_batch(9, 9)), lane.ready()), (vec![1], 0));
+    }
+
+    #[test]
+    fn lanes_take_turns() {
+        let mut lanes = lanes(["a", "b", "c"].map(|lane| delivery(lane, lane, 1, false)));
+        lanes.push(delivery("a", "other", 2, false), Instant::now());
+        let mut turns = Vec::new();
+        while let Some(lane) = lanes.next_lane(|lane, _| lane.name() != "b") {
+            lanes.map.get_mut(&lane).unwrap().next_batch(1, 1);
+            turns.push(lane.name().to_owned());
+        }
+        assert_eq!(turns, ["a", "c", "a"]);
+    }
+
+    #[test]
+    fn a_lane_is_empty_after_its_last_message() {
+        let mut lanes = lanes([delivery("a", "k", 1, false)]);
+        let then = Instant::now() + Duration::from_secs(1);
+        lanes.remove_message(&Lane::new("a"), then);
+        let lane = &lanes.map[&Lane::new("a")];
+        assert_eq!((lane.is_empty(), lane.idle_since, lanes.len()), (true, then, 0));
+    }
+}

@@ -1,0 +1,137 @@
+//! Simulated operators. Two at a time redrive and archive dead letters, pause and resume, and force breakers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use relevo_core::inbox::operate::{ConsumerControl, DeadLetter, DeadLetterFilter, DeadLetterState, MarkRequest};
+use relevo_core::store::StoreError;
+use tokio::time::sleep;
+
+use crate::inbox::broker::Group;
+use crate::inbox::event::{Event, History};
+use crate::inbox::operator_port::OperatorPort;
+use crate::inbox::scenario::Scenario;
+use crate::link::FaultyLink;
+use crate::network::Network;
+use relevo_core::random::SplitMix64;
+
+/// An operator, and a second one who sends the same requests at the same time.
+pub struct Operator {
+    port: Arc<OperatorPort>,
+    history: Arc<History>,
+    scenario: Arc<Scenario>,
+    links: [FaultyLink<Event>; 2],
+    random: SplitMix64,
+}
+
+impl Operator {
+    /// Creates operators with their own random numbers.
+    pub fn new(
+        port: Arc<OperatorPort>,
+        history: Arc<History>,
+        scenario: Arc<Scenario>,
+        wire: &Network,
+        number: u64,
+    ) -> Self {
+        let mut random = SplitMix64::for_part(scenario.seed, "operator", number);
+        let mut line = || {
+            FaultyLink::new(
+                Arc::clone(&history),
+                wire.clone(),
+                scenario.operator_link_faults(),
+                SplitMix64::new(random.next_u64()),
+            )
+        };
+        let links = [line(), line()];
+        Self { port, history, scenario, links, random }
+    }
+
+    /// Handles dead letters until the faults end.
+    pub async fn mark_periodically(mut self) {
+        while !self.faults_ended() {
+            sleep(self.scenario.operator_interval).await;
+            let archive = self.random.permille(200);
+            let share = *self.random.pick(&[0, 300, 1000]);
+            self.mark(archive, share).await;
+        }
+    }
+
+    /// Redrives or archives `share` per thousand of the dead letters, each with two requests.
+    pub async fn mark(&mut self, archive: bool, share: u64) {
+        for (_, letter) in self.port.dead_letters().await {
+            if letter.state != DeadLetterState::Dead || !self.random.permille(share) {
+                continue;
+            }
+            // Redriven, these would be dead-lettered again every time.
+            let archive = archive || matches!(letter.class.as_str(), "undecodable" | "expired");
+            let filter = self.filter(&letter, archive);
+            self.mark_twice(filter, archive).await;
+        }
+    }
+
+    /// Selects one dead letter, or all of its queue.
+    fn filter(&mut self, letter: &DeadLetter, archive: bool) -> DeadLetterFilter {
+        let consumer = Some(letter.consumer.clone());
+        if !archive && self.random.permille(300) {
+            let queue = Some(letter.message.queue.to_string());
+            DeadLetterFilter { consumer, queue, ..DeadLetterFilter::default() }
+        } else {
+            DeadLetterFilter { consumer, ids: vec![letter.message.dedup_id.id], ..DeadLetterFilter::default() }
+        }
+    }
+
+    async fn mark_twice(&mut self, filter: DeadLetterFilter, archive: bool) {
+        let rate = self.random.permille(200).then_some(2);
+        let mark = MarkRequest {
+            filter,
+            dry_run: false,
+            rate_per_second: rate,
+            by: "somebody".to_owned(),
+            reason: "a test".to_owned(),
+        };
+        let call = |line: usize| {
+            let (office, mark) = (Arc::clone(&self.port), mark.clone());
+            self.links[line]
+                .call(async move { if archive { office.discard(mark).await } else { office.redrive(mark).await } })
+        };
+        // After an error, an operator checks again later.
+        let _answers: (Result<u64, StoreError>, Result<u64, StoreError>) = tokio::join!(call(0), call(1));
+    }
+
+    /// Pauses, resumes and forces breakers until the faults end.
+    pub async fn send_controls(mut self) {
+        if let Some(every) = self.scenario.control_interval {
+            while !self.faults_ended() {
+                sleep(self.random.time(Duration::ZERO, every * 2)).await;
+                let consumer = self.random.count(0, self.scenario.consumers.len() - 1);
+                let lanes = self.scenario.consumers[consumer].lanes;
+                let lane = Group::lane(self.random.count(0, lanes - 1));
+                let lane = self.random.permille(700).then(|| lane.name());
+                let orders = [
+                    ConsumerControl::Pause,
+                    ConsumerControl::Resume,
+                    ConsumerControl::OpenBreaker,
+                    ConsumerControl::CloseBreaker,
+                    ConsumerControl::AutoBreaker,
+                ];
+                let order = *self.random.pick(&orders);
+                self.port.set_control(consumer, lane, order).await;
+            }
+        }
+    }
+
+    /// Reverts every command.
+    pub async fn clear_controls(&self) {
+        for consumer in 0..self.scenario.consumers.len() {
+            self.port.set_control(consumer, None, ConsumerControl::Resume).await;
+            for lane in self.port.consumer_details(consumer).await.into_iter().flat_map(|shown| shown.lanes) {
+                self.port.set_control(consumer, Some(&lane.name), ConsumerControl::Resume).await;
+                self.port.set_control(consumer, Some(&lane.name), ConsumerControl::AutoBreaker).await;
+            }
+        }
+    }
+
+    fn faults_ended(&self) -> bool {
+        self.history.now() >= self.scenario.faults_for
+    }
+}

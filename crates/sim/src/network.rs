@@ -1,0 +1,41 @@
+//! The network. A message on the network arrives even if its sender dies.
+
+use std::sync::{Arc, Mutex};
+
+use tokio::task::JoinSet;
+
+use crate::history::lock;
+
+/// All transfers in progress. Cheap to clone. Dropping the last clone ends them.
+#[derive(Clone, Debug, Default)]
+pub struct Network(Arc<Mutex<Tasks>>);
+
+#[derive(Debug, Default)]
+struct Tasks {
+    running: JoinSet<()>,
+    panicked: bool,
+}
+
+impl Network {
+    /// Runs a transfer to its end.
+    pub fn spawn(&self, journey: impl Future<Output = ()> + Send + 'static) {
+        let mut journeys = lock(&self.0);
+        journeys.reap();
+        journeys.running.spawn(journey);
+    }
+
+    /// Whether a server panicked while it handled a transfer.
+    pub fn has_panicked(&self) -> bool {
+        let mut journeys = lock(&self.0);
+        journeys.reap();
+        journeys.panicked
+    }
+}
+
+impl Tasks {
+    fn reap(&mut self) {
+        while let Some(ended) = self.running.try_join_next() {
+            self.panicked |= ended.is_err_and(|error| error.is_panic());
+        }
+    }
+}

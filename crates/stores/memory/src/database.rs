@@ -1,0 +1,145 @@
+//! The outbox: administration and the start of transactions.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use relevo_core::inbox::InboxRetention;
+use relevo_core::inbox::source::OutboxRouting;
+use relevo_core::slot::SLOTS;
+use relevo_core::store::{Position, StoreError};
+
+use crate::config::{Config, MAIN, Start};
+use crate::emit::Transaction;
+use crate::inbox::Inbox;
+use crate::inbox::operate::Operator;
+use crate::inbox::source::OutboxReplaySource;
+use crate::leases;
+use crate::state::{Tables, micros};
+use crate::store::Store;
+
+/// An in-memory outbox. Cheap to clone: all clones are the same outbox.
+#[derive(Clone, Debug)]
+pub struct Database(Arc<Mutex<Tables>>);
+
+impl Database {
+    /// Creates an empty outbox with the destination [`MAIN`].
+    pub fn new(settings: Config) -> Self {
+        let shards = settings.shards.clamp(1, SLOTS);
+        let mut state = Tables::new(settings);
+        state.destinations.insert(MAIN.to_owned(), leases::DestinationTables::new(shards, Position::at(0), 0));
+        Self(Arc::new(Mutex::new(state)))
+    }
+
+    pub(crate) fn tables(&self) -> &Mutex<Tables> {
+        &self.0
+    }
+
+    /// Begins a transaction. Several transactions may be open at once.
+    pub fn begin(&self) -> Transaction {
+        Transaction::begin(&self.0)
+    }
+
+    /// A handle to a consumer's inbox. Each member has its own.
+    pub fn inbox(&self, consumer: &str, keeping: InboxRetention) -> Inbox {
+        Inbox::new(&self.0, consumer, keeping)
+    }
+
+    /// A handle to all inboxes, for operators.
+    pub fn operator(&self) -> Operator {
+        Operator::new(&self.0)
+    }
+
+    /// The log as a source of replays, for messages that are sent with these routes and this source.
+    pub fn log(&self, sending: OutboxRouting) -> OutboxReplaySource {
+        OutboxReplaySource::new(&self.0, sending)
+    }
+
+    /// The lines that applications committed to the ledger, in commit order.
+    pub fn effects(&self) -> Vec<String> {
+        lock(&self.0).effects.clone()
+    }
+
+    /// A handle for a relay or an operator. If the destination does not exist, every call returns an error.
+    pub fn store(&self, name: &str) -> Store {
+        Store::new(&self.0, name)
+    }
+
+    /// Adds a destination with its own progress. Fails if it exists, has no shards, or has more shards than slots.
+    pub fn add_destination(&self, name: &str, shards: u16, start: Start) -> Result<(), StoreError> {
+        check_shards(shards)?;
+        let mut state = lock(&self.0);
+        if state.destinations.contains_key(name) {
+            return Err(refused(format!("destination `{name}` exists")));
+        }
+        let now = state.now();
+        let tick = match start {
+            Start::Now => state.log.tick(now),
+            Start::Oldest => 0,
+        };
+        state.destinations.insert(name.to_owned(), leases::DestinationTables::new(shards, Position::at(tick), now));
+        Ok(())
+    }
+
+    /// Removes a destination and all its data. Retention no longer waits for it.
+    pub fn remove_destination(&self, name: &str) -> Result<(), StoreError> {
+        let mut state = lock(&self.0);
+        state.destination(name)?;
+        state.destinations.remove(name);
+        Ok(())
+    }
+
+    /// Requests another number of shards. Lease requests perform the resharding once all shards are at the same tick.
+    pub fn reshard(&self, name: &str, shards: u16) -> Result<(), StoreError> {
+        check_shards(shards)?;
+        lock(&self.0).destination(name)?.request_resharding(shards);
+        Ok(())
+    }
+
+    /// Enables or disables a destination. Shards of a disabled destination are not leased.
+    pub fn set_enabled(&self, name: &str, on: bool) -> Result<(), StoreError> {
+        lock(&self.0).destination(name)?.enabled = on;
+        Ok(())
+    }
+
+    /// Simulates a server crash and restart: open transactions are lost, committed data stays.
+    pub fn restart(&self) {
+        let mut state = lock(&self.0);
+        let tokens: Vec<u64> = state.open_transactions.keys().copied().collect();
+        for token in tokens {
+            state.rollback(token);
+        }
+    }
+
+    /// Makes all data older for retention and pruning. Leases, claims and retries do not change.
+    pub fn age(&self, time: Duration) {
+        let by = micros(time);
+        let mut state = lock(&self.0);
+        for row in state.log.rows.values_mut() {
+            row.inserted_at = row.inserted_at.saturating_sub(by);
+        }
+        for tick in state.log.ticks.values_mut() {
+            tick.created_at = tick.created_at.saturating_sub(by);
+        }
+        for shard in state.destinations.values_mut().flat_map(|destination| &mut destination.shards) {
+            for (time, _) in &mut shard.progress {
+                *time = time.saturating_sub(by);
+            }
+        }
+        for desk in state.consumers.values_mut() {
+            desk.age(by);
+        }
+    }
+}
+
+fn check_shards(shards: u16) -> Result<(), StoreError> {
+    if (1..=SLOTS).contains(&shards) { Ok(()) } else { Err(refused(format!("{shards} is not between 1 and {SLOTS}"))) }
+}
+
+fn refused(what: String) -> StoreError {
+    StoreError::Refused { reason: what }
+}
+
+pub(crate) fn lock(state: &Mutex<Tables>) -> MutexGuard<'_, Tables> {
+    // A panic under the lock is a bug that its own test reports. Other tests need not fail because of it.
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}

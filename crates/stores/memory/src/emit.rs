@@ -1,0 +1,352 @@
+//! Transactions of applications. Emitted messages enter the log at once and become visible on commit.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use relevo_core::inbox::{DedupId, InboxState as Known};
+use relevo_core::limits::LimitError;
+use relevo_core::message::Headers;
+use relevo_core::{Message, MessageId};
+
+use crate::database::lock;
+use crate::inbox::pending_writes::PendingWrites;
+use crate::state::{Micros, Tables, micros, timestamp};
+
+/// A message to emit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Draft {
+    /// The topic. Routes match it first.
+    pub topic: String,
+    /// The key. Messages of one key stay in order.
+    pub key: String,
+    /// The type of the event or command.
+    pub kind: String,
+    /// The payload bytes.
+    pub payload: Bytes,
+    /// The payload's media type.
+    pub content_type: String,
+    /// The writer's own headers.
+    pub headers: Headers,
+    /// An id chosen by the caller. Without one, the store creates it.
+    pub id: Option<MessageId>,
+    /// What happens if the id was emitted before.
+    pub on_repeat: OnRepeat,
+    /// The delay after which a scheduled message enters the log.
+    pub deliver_after: Option<Duration>,
+}
+
+impl Draft {
+    /// Creates a JSON message without headers, delay or chosen id.
+    pub fn new(
+        topic: impl Into<String>,
+        key: impl Into<String>,
+        kind: impl Into<String>,
+        payload: impl Into<Bytes>,
+    ) -> Self {
+        Self {
+            topic: topic.into(),
+            key: key.into(),
+            kind: kind.into(),
+            payload: payload.into(),
+            content_type: "application/json".to_owned(),
+            headers: Headers::new(),
+            id: None,
+            on_repeat: OnRepeat::default(),
+            deliver_after: None,
+        }
+    }
+}
+
+/// What happens if the caller's id was emitted before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnRepeat {
+    /// The emit fails.
+    #[default]
+    Refuse,
+    /// The emit does nothing and returns the id.
+    Ignore,
+}
+
+/// Why a transaction failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TransactionError {
+    /// The caller's id was emitted before. An open transaction also counts, although a database would wait for it.
+    #[error("id `{0}` was used before")]
+    Repeated(MessageId),
+    /// The message is too large, or a part of it is malformed.
+    #[error("the message cannot be emitted")]
+    Limit(#[source] LimitError),
+    /// The outbox was restarted while the transaction was open.
+    #[error("the transaction was lost in a restart")]
+    Lost,
+}
+
+/// A point in a transaction to roll back to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Savepoint(usize);
+
+/// An open transaction. Dropping it rolls it back.
+#[derive(Debug)]
+pub struct Transaction {
+    tables: Arc<Mutex<Tables>>,
+    token: u64,
+}
+
+/// The state of an open transaction.
+#[derive(Debug, Default)]
+pub(crate) struct OpenTransaction {
+    /// Assigned by the first write, before any sequence number is assigned.
+    xid: Option<i64>,
+    undo_steps: Vec<UndoStep>,
+    /// Lines for the ledger.
+    effects: Vec<String>,
+    /// Its inbox changes, if it belongs to a handler.
+    pub(crate) inbox: Option<PendingWrites>,
+}
+
+/// A change that can be undone.
+#[derive(Clone, Copy, Debug)]
+enum UndoStep {
+    Inserted(i64),
+    Scheduled((Micros, u64)),
+    IdReserved(MessageId),
+    Cancelled((Micros, u64)),
+    EffectRecorded,
+    /// The previous state of an inbox message.
+    InboxStateChanged(DedupId, Known),
+}
+
+/// A scheduled message.
+#[derive(Clone, Debug)]
+pub(crate) struct Scheduled {
+    pub(crate) message: Arc<Message>,
+    /// The open transaction that emitted or cancelled it. No other transaction changes the message before that one
+    /// ends.
+    pub(crate) locked: Option<u64>,
+    cancelled: bool,
+}
+
+impl Transaction {
+    pub(crate) fn begin(state: &Arc<Mutex<Tables>>) -> Self {
+        let token = lock(state).open(None);
+        Self::with_token(state, token)
+    }
+
+    /// The handle of the open transaction with this token.
+    pub(crate) fn with_token(state: &Arc<Mutex<Tables>>, token: u64) -> Self {
+        Self { tables: Arc::clone(state), token }
+    }
+
+    /// Emits a message. Its sequence number is assigned now, and it becomes visible on commit.
+    pub fn emit(&mut self, draft: Draft) -> Result<MessageId, TransactionError> {
+        lock(&self.tables).emit(self.token, draft)
+    }
+
+    /// Cancels a scheduled message on commit. Returns whether it was still waiting.
+    pub fn cancel(&mut self, id: MessageId) -> Result<bool, TransactionError> {
+        lock(&self.tables).cancel(self.token, id)
+    }
+
+    /// Writes a line into the ledger, which is the only application table here. It stands for a handler's effect.
+    pub fn record_effect(&mut self, line: impl Into<String>) -> Result<(), TransactionError> {
+        lock(&self.tables).record_effect(self.token, line.into())
+    }
+
+    /// Changes the state that an inbox message gets on commit.
+    pub(crate) fn set_inbox_state(&mut self, entry: DedupId, state: Known) -> Result<(), TransactionError> {
+        lock(&self.tables).set_inbox_state(self.token, entry, state)
+    }
+
+    /// Creates a savepoint.
+    pub fn savepoint(&mut self) -> Savepoint {
+        Savepoint(lock(&self.tables).open_transactions.get(&self.token).map_or(0, |open| open.undo_steps.len()))
+    }
+
+    /// Undoes everything after the savepoint. The savepoint stays valid.
+    pub fn rollback_to(&mut self, savepoint: Savepoint) {
+        lock(&self.tables).undo(self.token, savepoint.0);
+    }
+
+    /// Commits. Everything becomes visible, or nothing if the outbox was restarted.
+    pub fn commit(self) -> Result<(), TransactionError> {
+        lock(&self.tables).commit(self.token)
+    }
+
+    /// Rolls back, like dropping the transaction.
+    pub fn rollback(self) {}
+}
+
+impl Drop for Transaction {
+    fn drop(&mut self) {
+        lock(&self.tables).rollback(self.token);
+    }
+}
+
+impl Tables {
+    /// Opens a transaction and returns its token.
+    pub(crate) fn open(&mut self, inbox: Option<PendingWrites>) -> u64 {
+        let token = self.next_token;
+        self.next_token += 1;
+        self.open_transactions.insert(token, OpenTransaction { inbox, ..OpenTransaction::default() });
+        token
+    }
+
+    fn record_effect(&mut self, token: u64, line: String) -> Result<(), TransactionError> {
+        let open = self.open_transactions.get_mut(&token).ok_or(TransactionError::Lost)?;
+        open.effects.push(line);
+        open.undo_steps.push(UndoStep::EffectRecorded);
+        Ok(())
+    }
+
+    fn set_inbox_state(&mut self, token: u64, entry: DedupId, state: Known) -> Result<(), TransactionError> {
+        let open = self.open_transactions.get_mut(&token).ok_or(TransactionError::Lost)?;
+        if let Some(before) = open.inbox.as_mut().and_then(|pending| pending.set_state(entry, state)) {
+            open.undo_steps.push(UndoStep::InboxStateChanged(entry, before));
+        }
+        Ok(())
+    }
+
+    fn emit(&mut self, token: u64, draft: Draft) -> Result<MessageId, TransactionError> {
+        if !self.open_transactions.contains_key(&token) {
+            return Err(TransactionError::Lost);
+        }
+        let now = self.now();
+        let wait = draft.deliver_after;
+        let (chosen, on_repeat) = (draft.id, draft.on_repeat);
+        let message = self.message(draft, now);
+        self.config.limits.check(&message).map_err(TransactionError::Limit)?;
+        let id = message.id;
+        if chosen.is_some() && !self.ids.insert(id) {
+            return match on_repeat {
+                OnRepeat::Refuse => Err(TransactionError::Repeated(id)),
+                OnRepeat::Ignore => Ok(id),
+            };
+        }
+        let open = self.open_transactions.get_mut(&token).ok_or(TransactionError::Lost)?;
+        if chosen.is_some() {
+            open.undo_steps.push(UndoStep::IdReserved(id));
+        }
+        let xid = *open.xid.get_or_insert_with(|| self.log.assign_xid());
+        if let Some(wait) = wait {
+            let place = (now.saturating_add(micros(wait)), self.next_scheduled);
+            self.next_scheduled += 1;
+            let scheduled = Scheduled { message: Arc::new(message), locked: Some(token), cancelled: false };
+            self.scheduled.insert(place, scheduled);
+            open.undo_steps.push(UndoStep::Scheduled(place));
+        } else {
+            open.undo_steps.push(UndoStep::Inserted(self.log.insert(xid, Arc::new(message), now)));
+        }
+        Ok(id)
+    }
+
+    fn message(&mut self, draft: Draft, now: Micros) -> Message {
+        let created_at = timestamp(self.config.started_at, now);
+        let id = draft.id.unwrap_or_else(|| {
+            MessageId::v7(u64::try_from(created_at.as_millisecond()).unwrap_or_default(), self.random.uuid_v7_bytes())
+        });
+        Message {
+            id,
+            kind: draft.kind.into(),
+            key: draft.key.into(),
+            topic: draft.topic.into(),
+            payload: draft.payload,
+            content_type: draft.content_type.into(),
+            headers: draft.headers,
+            created_at,
+        }
+    }
+
+    fn cancel(&mut self, token: u64, id: MessageId) -> Result<bool, TransactionError> {
+        let open = self.open_transactions.get_mut(&token).ok_or(TransactionError::Lost)?;
+        let waiting = self.scheduled.iter_mut().find(|(_, scheduled)| {
+            scheduled.message.id == id && !scheduled.cancelled && scheduled.locked.is_none_or(|by| by == token)
+        });
+        let Some((place, scheduled)) = waiting else { return Ok(false) };
+        scheduled.locked = Some(token);
+        scheduled.cancelled = true;
+        open.undo_steps.push(UndoStep::Cancelled(*place));
+        Ok(true)
+    }
+
+    /// Undoes all changes of a transaction except its first `keep` ones.
+    fn undo(&mut self, token: u64, keep: usize) {
+        let Some(open) = self.open_transactions.get_mut(&token) else { return };
+        for done in open.undo_steps.drain(keep.min(open.undo_steps.len())..).rev() {
+            match done {
+                UndoStep::Inserted(seq) => {
+                    self.log.remove(seq);
+                }
+                UndoStep::Scheduled(place) => {
+                    self.scheduled.remove(&place);
+                }
+                UndoStep::IdReserved(id) => {
+                    self.ids.remove(&id);
+                }
+                UndoStep::Cancelled(place) => {
+                    if let Some(scheduled) = self.scheduled.get_mut(&place) {
+                        scheduled.cancelled = false;
+                        // A message that this transaction emitted itself stays locked until the transaction ends.
+                    }
+                }
+                UndoStep::EffectRecorded => {
+                    open.effects.pop();
+                }
+                UndoStep::InboxStateChanged(entry, before) => {
+                    open.inbox.as_mut().and_then(|pending| pending.set_state(entry, before));
+                }
+            }
+        }
+    }
+
+    fn commit(&mut self, token: u64) -> Result<(), TransactionError> {
+        let mut open = self.open_transactions.remove(&token).ok_or(TransactionError::Lost)?;
+        if let Some(xid) = open.xid {
+            self.log.end(xid);
+        }
+        self.effects.append(&mut open.effects);
+        if let Some(pending) = open.inbox {
+            let now = self.now();
+            let desk = self.consumers.entry(pending.consumer.to_string()).or_default();
+            pending.apply(desk, now);
+        }
+        self.scheduled.retain(|_, scheduled| scheduled.locked != Some(token) || !scheduled.cancelled);
+        self.unlock(token);
+        Ok(())
+    }
+
+    pub(crate) fn rollback(&mut self, token: u64) {
+        self.undo(token, 0);
+        if let Some(xid) = self.open_transactions.remove(&token).and_then(|open| open.xid) {
+            self.log.end(xid);
+        }
+        self.unlock(token);
+    }
+
+    fn unlock(&mut self, token: u64) {
+        for scheduled in self.scheduled.values_mut().filter(|scheduled| scheduled.locked == Some(token)) {
+            scheduled.locked = None;
+        }
+        self.transaction_ended.notify_waiters();
+    }
+
+    /// Moves due scheduled messages into the log, in the order of their due times. This is a separate transaction: one
+    /// that created a tick and also wrote messages would see its own, but not all that committed before.
+    pub(crate) fn insert_due_messages(&mut self) {
+        let now = self.now();
+        let due = self.scheduled.range(..=(now, u64::MAX)).filter(|(_, scheduled)| scheduled.locked.is_none());
+        let due: Vec<_> = due.map(|(place, _)| *place).collect();
+        if due.is_empty() {
+            return;
+        }
+        let (xid, created_at) = (self.log.assign_xid(), timestamp(self.config.started_at, now));
+        for place in due {
+            if let Some(scheduled) = self.scheduled.remove(&place) {
+                // Its age counts from here.
+                let message = Message { created_at, ..(*scheduled.message).clone() };
+                self.log.insert(xid, Arc::new(message), now);
+            }
+        }
+        self.log.end(xid);
+    }
+}

@@ -1,0 +1,87 @@
+//! Read access for tests and oracles.
+
+use relevo_core::store::{DeadLetter, DeadLetterFilter, LogEntry, Position};
+
+use crate::database::{Database, lock};
+use crate::leases::ShardRow;
+use crate::settle::ParkedState;
+
+/// What a parked key waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ParkedStateView {
+    /// The time of its next attempt.
+    Retrying,
+    /// This held address.
+    Held(String),
+    /// The time of its next attempt, when it is sent alone.
+    Quarantined,
+    /// An operator.
+    Dead,
+}
+
+/// A parked key.
+#[derive(Clone, Debug)]
+pub struct ParkedKeyView {
+    /// The key.
+    pub key: String,
+    /// What it waits for.
+    pub state: ParkedStateView,
+    /// Counted attempts of its first message.
+    pub attempts: u32,
+    /// The waiting messages, in order.
+    pub queue: Vec<LogEntry>,
+}
+
+impl Database {
+    /// Every message ever committed to the log, in commit order, including those deleted by retention.
+    pub fn committed(&self) -> Vec<LogEntry> {
+        lock(self.tables()).log.history.clone()
+    }
+
+    /// The retained messages of the log, in sequence order.
+    pub fn retained(&self) -> Vec<LogEntry> {
+        let state = lock(self.tables());
+        let rows = state.log.rows.values().filter(|row| state.log.is_committed(row));
+        rows.map(|row| row.entry.clone()).collect()
+    }
+
+    /// The number of scheduled messages.
+    pub fn scheduled(&self) -> usize {
+        lock(self.tables()).scheduled.len()
+    }
+
+    /// The parked keys of a destination, ordered by slot and key. Empty if the destination does not exist.
+    pub fn parked(&self, destination: &str) -> Vec<ParkedKeyView> {
+        let state = lock(self.tables());
+        let parked = state.destinations.get(destination).into_iter().flat_map(|it| &it.parked);
+        parked
+            .map(|(key, header)| ParkedKeyView {
+                key: key.name.to_string(),
+                state: match &header.state {
+                    ParkedState::Retry => ParkedStateView::Retrying,
+                    ParkedState::Address(address) => ParkedStateView::Held(address.clone()),
+                    ParkedState::Quarantine => ParkedStateView::Quarantined,
+                    ParkedState::Dead(_) => ParkedStateView::Dead,
+                },
+                attempts: header.attempts,
+                queue: header.queue.values().cloned().collect(),
+            })
+            .collect()
+    }
+
+    /// The dead letters of a destination in any state, the oldest message first.
+    pub fn dead_letters(&self, destination: &str) -> Vec<DeadLetter> {
+        let state = lock(self.tables());
+        let letters = state.destinations.get(destination);
+        letters
+            .map(|it| it.dead_letters(&DeadLetterFilter::default(), usize::MAX, state.config.started_at))
+            .unwrap_or_default()
+    }
+
+    /// The positions of a destination's shards.
+    pub fn progress(&self, destination: &str) -> Vec<Position> {
+        let state = lock(self.tables());
+        let shards = state.destinations.get(destination).into_iter().flat_map(|it| &it.shards);
+        shards.map(ShardRow::position).collect()
+    }
+}

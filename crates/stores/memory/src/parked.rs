@@ -1,0 +1,113 @@
+//! Runs: due messages of parked keys, and their results.
+
+use std::collections::BTreeSet;
+
+use relevo_core::slot::{shard_of, slot_of};
+use relevo_core::store::{Lease, ParkAction, ParkedBatch, ParkedResult, ParkedSettlement, PublishFailure};
+
+use crate::leases::DestinationTables;
+use crate::settle::{ParkedKey, ParkedState, SlotKey};
+use crate::state::{Micros, micros};
+
+impl DestinationTables {
+    pub(crate) fn read_parked(
+        &mut self,
+        leases: &[Lease],
+        keys: usize,
+        messages: usize,
+        now: Micros,
+    ) -> Vec<ParkedBatch> {
+        let held = self.held_shards(leases);
+        self.apply_marks(&held, now);
+        let shards = self.shard_count();
+        let parked = self.parked.iter().filter(|(key, _)| held.contains(&shard_of(key.slot, shards)));
+        let mut due: Vec<(&SlotKey, &ParkedKey)> = parked.filter(|(_, header)| self.is_due(header, now)).collect();
+        due.sort_by_key(|(key, header)| (header.due_at, *key));
+        let mut probed = BTreeSet::new();
+        due.retain(|(_, header)| match &header.state {
+            // One probe per address, because while it is held the others would fail too.
+            ParkedState::Address(address) => probed.insert(address),
+            ParkedState::Retry | ParkedState::Quarantine | ParkedState::Dead(_) => true,
+        });
+        let due = due.into_iter().take(keys);
+        due.map(|(key, header)| parked_batch(key, header, messages)).collect()
+    }
+
+    fn is_due(&self, header: &ParkedKey, now: Micros) -> bool {
+        match &header.state {
+            ParkedState::Retry | ParkedState::Quarantine => header.due_at <= now,
+            ParkedState::Address(address) => self.held_addresses.get(address).is_none_or(|hold| hold.probe_at <= now),
+            ParkedState::Dead(_) => false,
+        }
+    }
+
+    pub(crate) fn settle_parked(&mut self, advance: &ParkedSettlement, now: Micros) -> ParkedResult {
+        if !self.is_held(&advance.lease) {
+            return ParkedResult::LeaseLost;
+        }
+        if let Some(address) = &advance.released_address {
+            self.release_address(address, now);
+        }
+        let key = SlotKey { slot: slot_of(&advance.key), name: advance.key.clone() };
+        let Some(mut header) = self.parked.remove(&key) else { return ParkedResult::KeyFreed };
+        for number in &advance.delivered {
+            header.queue.remove(number);
+        }
+        match &advance.failed {
+            Some((number, stopped)) => self.apply_failure(&mut header, *number, stopped, now),
+            None if !advance.delivered.is_empty() => header.retry_now(now),
+            // The result is unknown, as in an outage. The key keeps waiting as before.
+            None => {}
+        }
+        if header.queue.is_empty() && !matches!(header.state, ParkedState::Dead(_)) {
+            return ParkedResult::KeyFreed;
+        }
+        self.parked.insert(key, header);
+        ParkedResult::StillParked
+    }
+
+    fn apply_failure(&mut self, header: &mut ParkedKey, number: i64, stopped: &PublishFailure, now: Micros) {
+        // A message that comes before the probe is due was not tried, so it does not delay the probe.
+        if let ParkAction::HoldAddress { address, after } = &stopped.action
+            && self.held_addresses.get(&**address).is_none_or(|hold| hold.probe_at <= now)
+        {
+            self.hold_address(address, &stopped.error, now.saturating_add(micros(*after)));
+        }
+        let is_head = header.queue.keys().next() == Some(&number);
+        match stopped.action {
+            ParkAction::DeadHold | ParkAction::DeadContinue => {
+                let Some(entry) = header.queue.remove(&number) else { return };
+                let seq = entry.seq;
+                self.dead_letter(entry, stopped, now);
+                header.retry_now(now);
+                if stopped.action == ParkAction::DeadHold {
+                    header.apply_failure(seq, stopped, now);
+                }
+            }
+            ParkAction::Retry { .. } | ParkAction::HoldAddress { .. } | ParkAction::Quarantine { .. } if is_head => {
+                header.apply_failure(number, stopped, now);
+            }
+            // A redriven message is at the front now. It goes first, with its own attempt count.
+            ParkAction::Retry { .. } | ParkAction::HoldAddress { .. } | ParkAction::Quarantine { .. } => {
+                header.retry_now(now);
+            }
+        }
+    }
+}
+
+fn parked_batch(key: &SlotKey, header: &ParkedKey, messages: usize) -> ParkedBatch {
+    // A probe or a quarantined message is sent alone.
+    let (address, most) = match &header.state {
+        ParkedState::Address(address) => (Some(address.clone()), 1),
+        ParkedState::Quarantine => (None, 1),
+        ParkedState::Retry | ParkedState::Dead(_) => (None, messages.max(1)),
+    };
+    ParkedBatch {
+        key: key.name.clone(),
+        slot: key.slot,
+        attempts: header.attempts,
+        quarantined: header.state == ParkedState::Quarantine,
+        probe_address: address,
+        messages: header.queue.iter().take(most).map(|(number, entry)| (*number, entry.clone())).collect(),
+    }
+}

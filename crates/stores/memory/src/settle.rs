@@ -1,0 +1,226 @@
+//! Settling: parks failed messages and advances the shards.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytestring::ByteString;
+use relevo_core::slot::shard_of;
+use relevo_core::store::{
+    Lease, LogEntry, ParkAction, ParkedMessage, Position, PublishFailure, SettleResult, Settlement, StoreError,
+};
+
+use crate::dead_letters::DeadState;
+use crate::leases::DestinationTables;
+use crate::log::Log;
+use crate::state::{Micros, micros};
+
+/// A key at one destination. It stores the slot instead of the shard, because resharding does not change the slot.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct SlotKey {
+    pub(crate) slot: u16,
+    pub(crate) name: ByteString,
+}
+
+/// What a parked key waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ParkedState {
+    /// The time of its next attempt.
+    Retry,
+    /// Its held address.
+    Address(String),
+    /// The time of its next attempt, when it is sent alone.
+    Quarantine,
+    /// An operator, who decides about the message with this number.
+    Dead(i64),
+}
+
+/// A parked key and its waiting messages.
+#[derive(Clone, Debug)]
+pub(crate) struct ParkedKey {
+    pub(crate) state: ParkedState,
+    /// Counted attempts of the first message.
+    pub(crate) attempts: u32,
+    pub(crate) due_at: Micros,
+    pub(crate) queue: BTreeMap<i64, LogEntry>,
+}
+
+impl ParkedKey {
+    pub(crate) const fn due_now(now: Micros) -> Self {
+        Self { state: ParkedState::Retry, attempts: 0, due_at: now, queue: BTreeMap::new() }
+    }
+
+    /// Makes the next message of the queue due at once.
+    pub(crate) fn retry_now(&mut self, now: Micros) {
+        self.state = ParkedState::Retry;
+        self.attempts = 0;
+        self.due_at = now;
+    }
+}
+
+/// An address that rejects every message.
+#[derive(Clone, Debug)]
+pub(crate) struct HoldRow {
+    pub(crate) error: String,
+    /// The time of the next probe.
+    pub(crate) probe_at: Micros,
+}
+
+impl DestinationTables {
+    /// Checks the lease of each shard and the heads that its messages wait behind. Then changes the whole shard or
+    /// nothing.
+    pub(crate) fn settle(
+        &mut self,
+        settlement: &Settlement,
+        log: &Log,
+        now: Micros,
+    ) -> Result<SettleResult, StoreError> {
+        check(settlement, log)?;
+        let mut settled = SettleResult::default();
+        for (lease, position) in &settlement.progress {
+            if !self.is_held(lease) {
+                settled.lost_shards.push(lease.shard);
+                continue;
+            }
+            let parks = || settlement.parked.iter().filter(|park| is_in_shard(park, lease));
+            let passed = self.reread(parks());
+            if !passed.is_empty() {
+                settled.reread.extend(passed);
+                continue;
+            }
+            for park in parks() {
+                if let Some(row) = log.rows.get(&park.seq) {
+                    self.park(park, row.entry.clone(), now);
+                }
+            }
+            self.record_progress(lease.shard, *position, now);
+        }
+        Ok(settled)
+    }
+
+    fn record_progress(&mut self, shard: u16, position: Position, now: Micros) {
+        self.shards[usize::from(shard)].progress.push((now, position));
+    }
+
+    /// Messages that should wait behind a head that is no longer parked.
+    fn reread<'a>(&self, parks: impl Iterator<Item = &'a ParkedMessage>) -> Vec<i64> {
+        let mut created = BTreeSet::new();
+        let mut passed = Vec::new();
+        for park in parks {
+            let key = key_of(park);
+            match &park.failure {
+                None if !self.parked.contains_key(&key) && !created.contains(&key) => passed.push(park.seq),
+                Some(PublishFailure { action: ParkAction::DeadContinue, .. }) | None => {}
+                Some(_) => {
+                    created.insert(key);
+                }
+            }
+        }
+        passed
+    }
+
+    fn park(&mut self, park: &ParkedMessage, entry: LogEntry, now: Micros) {
+        let key = key_of(park);
+        let Some(stopped) = &park.failure else { return self.append(&key, entry) };
+        if let ParkAction::HoldAddress { address, after } = &stopped.action
+            && !self.held_addresses.contains_key(&**address)
+        {
+            // Only a failed probe extends the hold. Otherwise newly arriving messages could delay the probe forever.
+            self.hold_address(address, &stopped.error, now.saturating_add(micros(*after)));
+        }
+        if stopped.action == ParkAction::DeadContinue {
+            self.dead_letter(entry, stopped, now);
+        } else if self.parked.contains_key(&key) {
+            // Even a permanently failed message waits its turn. Dead-lettered now, it would free the key when the head
+            // leaves.
+            self.append(&key, entry);
+        } else {
+            let mut header = ParkedKey::due_now(now);
+            if stopped.action == ParkAction::DeadHold {
+                self.dead_letter(entry, stopped, now);
+            } else {
+                header.queue.insert(self.next_back(), entry);
+            }
+            header.apply_failure(park.seq, stopped, now);
+            self.parked.insert(key, header);
+        }
+    }
+
+    fn append(&mut self, key: &SlotKey, entry: LogEntry) {
+        let number = self.next_back();
+        if let Some(header) = self.parked.get_mut(key) {
+            header.queue.insert(number, entry);
+        }
+    }
+
+    fn next_back(&mut self) -> i64 {
+        self.queue_back += 1;
+        self.queue_back
+    }
+
+    pub(crate) fn next_front(&mut self) -> i64 {
+        self.queue_front -= 1;
+        self.queue_front
+    }
+
+    pub(crate) fn hold_address(&mut self, address: &str, error: &str, until: Micros) {
+        self.held_addresses.insert(address.to_owned(), HoldRow { error: error.to_owned(), probe_at: until });
+    }
+
+    /// Releases an address: every key that waits for it continues.
+    pub(crate) fn release_address(&mut self, address: &str, now: Micros) {
+        self.held_addresses.remove(address);
+        for header in self.parked.values_mut() {
+            if matches!(&header.state, ParkedState::Address(held) if held == address) {
+                header.state = ParkedState::Retry;
+                header.due_at = now;
+            }
+        }
+    }
+
+    /// Returns the dead letter that holds this key, if an operator has not decided about it yet.
+    pub(crate) fn holding_dead_letter(&self, header: &ParkedKey) -> Option<i64> {
+        let ParkedState::Dead(seq) = header.state else { return None };
+        self.dead_letters.get(&seq).filter(|letter| letter.state == DeadState::Dead).map(|_| seq)
+    }
+}
+
+impl ParkedKey {
+    /// Sets what the key waits for, from the failure of its first message with number `seq`.
+    pub(crate) fn apply_failure(&mut self, seq: i64, stopped: &PublishFailure, now: Micros) {
+        let later = |after| now.saturating_add(micros(after));
+        (self.state, self.due_at) = match &stopped.action {
+            ParkAction::Retry { after } => (ParkedState::Retry, later(*after)),
+            ParkAction::HoldAddress { address, after } => {
+                (ParkedState::Address(address.as_ref().to_owned()), later(*after))
+            }
+            ParkAction::Quarantine { after } => (ParkedState::Quarantine, later(*after)),
+            ParkAction::DeadHold => (ParkedState::Dead(seq), now),
+            ParkAction::DeadContinue => (ParkedState::Retry, now),
+        };
+        self.attempts = stopped.attempts;
+    }
+}
+
+fn key_of(park: &ParkedMessage) -> SlotKey {
+    SlotKey { slot: park.slot, name: park.key.clone() }
+}
+
+fn is_in_shard(park: &ParkedMessage, lease: &Lease) -> bool {
+    shard_of(park.slot, lease.shard_count) == lease.shard
+}
+
+/// Checks for requests that no correct relay sends, before anything is changed.
+fn check(settlement: &Settlement, log: &Log) -> Result<(), StoreError> {
+    for park in &settlement.parked {
+        if !settlement.progress.iter().any(|(lease, _)| is_in_shard(park, lease)) {
+            return Err(unexpected(format!("message {} is parked, and its shard is not settled", park.seq)));
+        }
+        if !log.rows.contains_key(&park.seq) {
+            return Err(unexpected(format!("message {} is not in the log", park.seq)));
+        }
+    }
+    Ok(())
+}
+
+fn unexpected(what: String) -> StoreError {
+    StoreError::Unexpected(what.into())
+}

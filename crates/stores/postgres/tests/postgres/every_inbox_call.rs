@@ -1,0 +1,126 @@
+//! Calls every method of the inbox ports once, in the order of a message's life cycle.
+
+use std::time::Duration;
+
+use relevo_core::MessageId;
+use relevo_core::broker_consumer::{Lane, RawMessage};
+use relevo_core::inbox::operate::{
+    ConsumerControl, DeadLetterFilter, EnqueueOutcome, MarkRequest, Operate, RemoveOutcome, ReplayBatch, ReplayPlan,
+};
+use relevo_core::inbox::{
+    BeginOutcome, ClaimOutcome, DedupId, Enter, Heartbeat, Inbox, InboxFailure, InboxFailureAction, InboxMessage,
+    RecordOutcome,
+};
+use uuid::Uuid;
+
+const LASTS: Duration = Duration::from_mins(1);
+
+fn arrival(number: u128) -> InboxMessage {
+    InboxMessage {
+        dedup_id: DedupId { id: MessageId::from_uuid(Uuid::from_u128(number)), replay: 0 },
+        queue: number.to_string().into(),
+        raw: RawMessage::default(),
+        address: "orders".into(),
+        lane: Lane::new("0"),
+        offset: None,
+        correlation: None,
+    }
+}
+
+fn setback(stop: InboxFailureAction) -> InboxFailure {
+    InboxFailure { action: stop, attempts: 1, class: "refused", error: "no".to_owned(), backtrace: None }
+}
+
+/// All calls of a member. Leaves message 4 as a dead letter.
+pub(crate) async fn call_every_inbox_function(inbox: &relevo_store_postgres::inbox::Inbox) {
+    let owner = Uuid::from_u128(1);
+    let beat = Heartbeat {
+        owner,
+        name: "member".to_owned(),
+        ttl: LASTS,
+        settled_offsets: Vec::new(),
+        last_message_at: None,
+        breakers: Vec::new(),
+    };
+    inbox.heartbeat(&beat).await.expect("beat");
+    let held = inbox.acquire_lanes(owner, &[Lane::new("0")]).await.expect("take").remove(0);
+    let [inside, called, failed, buried] = [1, 2, 3, 4].map(arrival);
+    inbox.record_start(&inside).await.expect("start");
+    let BeginOutcome::Open(mut tx, _) =
+        inbox.begin(Enter { held: Some(&held), arrivals: std::slice::from_ref(&inside) }).await.expect("begin")
+    else {
+        panic!("nobody is in the way")
+    };
+    inbox.skip(&mut tx, inside.dedup_id).await.expect("skip");
+    inbox.commit(tx).await.expect("commit");
+    let ClaimOutcome::Claimed(claim) = inbox.claim_call(&called, Some(&held), LASTS).await.expect("claim") else {
+        panic!("nobody is in the way")
+    };
+    let BeginOutcome::Open(tx, _) = inbox.begin_claimed(&called, Some(&held), claim).await.expect("begin_claimed")
+    else {
+        panic!("nobody is in the way")
+    };
+    inbox.rollback(tx).await.expect("roll_back");
+    inbox.end_attempt(called.dedup_id, Some(claim)).await.expect("ended");
+    let retry = setback(InboxFailureAction::Retry { after: Duration::ZERO });
+    assert_eq!(inbox.set_back(&failed, Some(&held), None, &retry).await.expect("set_back"), RecordOutcome::Recorded);
+    let behind = InboxMessage { queue: failed.queue.clone(), ..arrival(5) };
+    let BeginOutcome::Open(tx, _) = inbox.begin(Enter { held: None, arrivals: &[behind] }).await.expect("begin") else {
+        panic!("nobody is in the way")
+    };
+    inbox.commit(tx).await.expect("commit");
+    let due = inbox.claim_due(1, 10, LASTS).await.expect("due").remove(0);
+    let BeginOutcome::Open(tx, _) = inbox.begin_due(&due, due.messages[0].ordinal).await.expect("begin_due") else {
+        panic!("it is claimed")
+    };
+    inbox.commit(tx).await.expect("commit");
+    let gone = setback(InboxFailureAction::DeadContinue);
+    assert_eq!(
+        inbox.set_back_due(&due, due.messages[1].ordinal, &gone).await.expect("set_back_due"),
+        RecordOutcome::Recorded
+    );
+    inbox.release_queue(&due).await.expect("release");
+    assert_eq!(inbox.set_back(&buried, None, None, &gone).await.expect("set_back"), RecordOutcome::Recorded);
+    inbox.prune(10).await.expect("prune");
+    inbox.release_lanes(owner, &[Lane::new("0")]).await.expect("give_back");
+    inbox.leave(owner).await.expect("leave");
+}
+
+/// All calls of an operator.
+pub(crate) async fn call_every_operator_function(operator: &impl Operate) {
+    assert_eq!(operator.list_consumers().await.expect("consumers").len(), 1);
+    assert!(operator.get_consumer("billing", 10).await.expect("consumer").is_some());
+    assert!(operator.set_control("billing", None, ConsumerControl::Pause).await.expect("order"));
+    let letters = operator.list_dead_letters(&DeadLetterFilter::default(), 10).await.expect("dead");
+    assert_eq!(letters.len(), 2);
+    let one = DeadLetterFilter { ids: vec![letters[0].message.dedup_id.id], ..DeadLetterFilter::default() };
+    let mark = MarkRequest {
+        filter: one,
+        dry_run: false,
+        rate_per_second: None,
+        by: "ana".to_owned(),
+        reason: "mended".to_owned(),
+    };
+    assert_eq!(operator.redrive(&mark).await.expect("redrive"), 1);
+    assert_eq!(
+        operator.archive(&MarkRequest { filter: DeadLetterFilter::default(), ..mark }).await.expect("archive"),
+        1
+    );
+    operator.trace(letters[0].message.dedup_id.id).await.expect("trace");
+    let plan = ReplayPlan {
+        consumer: "billing".to_owned(),
+        source: "log".to_owned(),
+        count: 1,
+        rate: 1,
+        dead_letters_max: 1,
+        requested_by: "ana".to_owned(),
+        reason: "wrong".to_owned(),
+    };
+    let number = operator.create_replay(&plan).await.expect("begin_replay");
+    let portion = ReplayBatch { messages: &[arrival(9)], cursor: None, next_cursor: Some("9") };
+    assert_eq!(operator.enqueue_replay("billing", number, portion).await.expect("feed"), EnqueueOutcome::Enqueued);
+    assert!(operator.stop_replay("billing", number).await.expect("stop_replay"));
+    assert!(operator.resume_replay("billing", number, 1).await.expect("resume_replay"));
+    assert_eq!(operator.list_replays("billing").await.expect("replays").len(), 1);
+    assert_eq!(operator.remove_consumer("billing").await.expect("forget"), RemoveOutcome::Removed);
+}
