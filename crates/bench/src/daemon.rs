@@ -7,7 +7,7 @@ use anyhow::{Context as _, ensure};
 use relevo_broker_embedded::BrokerFile;
 use relevo_core::Draft;
 use relevo_core::broker::{Broker as _, OutcomeReceiver};
-use relevo_core::operate::{OutboxAdmin as _, StartFrom};
+use relevo_core::outbox::admin::{OutboxAdmin as _, StartFrom};
 use relevo_store_sqlite::{begin, connect_options, emit};
 use sqlx::ConnectOptions as _;
 use sqlx::postgres::PgConnectOptions;

@@ -2,7 +2,7 @@
 
 use anyhow::Context as _;
 use relevo_broker_memory::{Config as BrokerConfig, MemoryBroker};
-use relevo_core::operate::OutboxAdmin as _;
+use relevo_core::outbox::admin::OutboxAdmin as _;
 use relevo_store_postgres::{Config, Schema, StartFrom, Store, migrate};
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{AssertSqlSafe, ConnectOptions, Row as _};

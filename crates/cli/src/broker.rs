@@ -3,7 +3,7 @@
 use anyhow::{Result, anyhow};
 use relevo_broker_nats as nats;
 use relevo_broker_rabbitmq as rabbitmq;
-use relevo_core::administer::{BrokerAdmin, TopologyItem, TopologyStatus};
+use relevo_core::broker::admin::{BrokerAdmin, TopologyItem, TopologyStatus};
 use relevo_core::{Class, Failure};
 
 use crate::config::Broker;

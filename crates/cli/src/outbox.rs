@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
+use relevo_core::dead_letters::DeadLetterAdmin;
 use relevo_core::inbox::operate as consumers;
 use relevo_core::inbox::source::{OutboxRouting, ReplaySource};
-use relevo_core::operate::{DestinationInfo, OutboxAdmin, OutboxInspector};
-use relevo_core::sample::OutboxMonitor;
-use relevo_core::store::DeadLetterAdmin;
+use relevo_core::outbox::admin::OutboxAdmin;
+use relevo_core::outbox::inspect::{DestinationInfo, OutboxInspector};
+use relevo_core::outbox::sample::OutboxMonitor;
 use relevo_core::{Draft, MessageId};
 use relevo_store_postgres as postgres;
 use relevo_store_sqlite::{self as sqlite, EmitError};

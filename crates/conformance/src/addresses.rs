@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use relevo_core::store::{HeldAddress, ParkAction, ParkedResult, PublishFailure, SettleResult};
+use relevo_core::outbox::leases::HeldAddress;
+use relevo_core::outbox::log::{ParkAction, PublishFailure, SettleResult};
+use relevo_core::outbox::parked::ParkedResult;
 
 use crate::harness::Harness;
 use crate::test_relay::{

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use relevo_core::MessageId;
-use relevo_core::store::{DeadLetterAdmin, DeadLetterFilter, ParkAction};
+use relevo_core::dead_letters::{DeadLetterAdmin, DeadLetterFilter};
+use relevo_core::outbox::log::ParkAction;
 
 use crate::harness::{Draft, Harness, WriteTransaction};
 use crate::test_relay::{

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use relevo_core::MessageId;
+use relevo_core::dead_letters::{DeadLetterAdmin, DeadLetterFilter, MarkRequest};
 use relevo_core::message::Headers;
-use relevo_core::store::{
-    DeadLetterAdmin, DeadLetterFilter, MarkRequest, ParkAction, ParkedResult, PublishFailure, SettleResult,
-};
+use relevo_core::outbox::log::{ParkAction, PublishFailure, SettleResult};
+use relevo_core::outbox::parked::ParkedResult;
 
 use crate::harness::{Draft, Harness};
 use crate::test_relay::{

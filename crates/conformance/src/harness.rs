@@ -4,8 +4,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use relevo_core::dead_letters::DeadLetterAdmin;
 use relevo_core::message::{Headers, MessageId};
-use relevo_core::store::{DeadLetterAdmin, Maintenance, OutboxReader, ParkedReader, ShardLeases};
+use relevo_core::outbox::leases::ShardLeases;
+use relevo_core::outbox::log::OutboxReader;
+use relevo_core::outbox::maintenance::Maintenance;
+use relevo_core::outbox::parked::ParkedReader;
 
 /// The destination that every harness starts with, at the beginning of an empty outbox.
 pub const MAIN: &str = "main";

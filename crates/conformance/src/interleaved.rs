@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use relevo_core::MessageId;
-use relevo_core::store::LogEntry;
+use relevo_core::outbox::LogEntry;
 
 use crate::harness::{Draft, Harness, WriteTransaction};
 use crate::test_relay::{LONG, TestRelay};

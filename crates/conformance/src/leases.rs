@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use relevo_core::store::{Lease, LeaseRequest, ShardLeases, StoreError};
+use relevo_core::outbox::leases::{Lease, LeaseRequest, ShardLeases};
+use relevo_core::store::StoreError;
 
 use crate::harness::{Harness, MAIN, SHARDS};
 use crate::test_relay::{LEASE, LONG, TestRelay};

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use relevo_core::store::{
-    DeadLetterAdmin, DeadLetterFilter, MarkRequest, ParkAction, ParkedResult, SettleResult, ShardLeases,
-};
+use relevo_core::dead_letters::{DeadLetterAdmin, DeadLetterFilter, MarkRequest};
+use relevo_core::outbox::leases::ShardLeases;
+use relevo_core::outbox::log::{ParkAction, SettleResult};
+use relevo_core::outbox::parked::ParkedResult;
 
 use crate::harness::{Harness, MAIN, SHARDS, Start};
 use crate::test_relay::{

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use relevo_core::store::{ParkAction, PublishFailure, SettleResult, ShardLeases};
+use relevo_core::outbox::leases::ShardLeases;
+use relevo_core::outbox::log::{ParkAction, PublishFailure, SettleResult};
 
 use crate::harness::Harness;
 use crate::test_relay::{
@@ -26,7 +27,8 @@ pub async fn a_failed_message_and_its_successors_wait_in_order(h: &mut impl Harn
     assert_eq!(batch_ids(&runs[0]), ids(&waiting));
     assert_eq!((runs[0].attempts, runs[0].quarantined, &runs[0].probe_address), (1, false, &None));
     assert_eq!(runs[0].slot, waiting[0].slot);
-    let limited = must(relevo_core::store::ParkedReader::read_parked(&relay.store, &relay.leases, 10, 2).await);
+    let limited =
+        must(relevo_core::outbox::parked::ParkedReader::read_parked(&relay.store, &relay.leases, 10, 2).await);
     assert_eq!(batch_ids(&limited[0]), ids(&waiting[..2]));
 }
 

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use relevo_core::MessageId;
-use relevo_core::store::{LogEntry, OutboxReader, ParkedReader, Position, ShardLeases, WindowLimit};
+use relevo_core::outbox::leases::ShardLeases;
+use relevo_core::outbox::log::{OutboxReader, WindowLimit};
+use relevo_core::outbox::parked::ParkedReader;
+use relevo_core::outbox::{LogEntry, Position};
 
 use crate::harness::{Harness, MAIN, Start};
 use crate::test_relay::{LONG, TestRelay, batch_ids, batch_keys, emit_all, emit_and_park, ids, retry};

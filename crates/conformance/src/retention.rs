@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use relevo_core::store::{DeadLetterAdmin, DeadLetterFilter, Maintenance, ParkAction};
+use relevo_core::dead_letters::{DeadLetterAdmin, DeadLetterFilter};
+use relevo_core::outbox::log::ParkAction;
+use relevo_core::outbox::maintenance::Maintenance;
 
 use crate::harness::{Draft, Harness, RETENTION, Start, WriteTransaction};
 use crate::test_relay::{TestRelay, batch_ids, emit, emit_all, emit_during_write, failed, ids, must, park, retry};

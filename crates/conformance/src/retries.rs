@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use relevo_core::store::{ParkAction, ParkedReader, ParkedResult, SettleResult};
+use relevo_core::outbox::log::{ParkAction, SettleResult};
+use relevo_core::outbox::parked::{ParkedReader, ParkedResult};
 
 use crate::harness::Harness;
 use crate::test_relay::{

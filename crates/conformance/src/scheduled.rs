@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use relevo_core::store::LogEntry;
+use relevo_core::outbox::LogEntry;
 
 use crate::harness::{Draft, Harness, WriteTransaction};
 use crate::test_relay::{RETRY_DELAY, TestRelay, emit, emit_draft, ids};

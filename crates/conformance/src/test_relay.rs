@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use relevo_core::MessageId;
-use relevo_core::slot::shard_of;
-use relevo_core::store::{
-    Lease, LeaseRequest, LeaseResponse, LogEntry, OutboxReader, Page, PageRequest, ParkAction, ParkedBatch,
-    ParkedMessage, ParkedReader, ParkedResult, ParkedSettlement, Position, PublishFailure, SettleResult, Settlement,
-    ShardLeases, StoreError, WindowLimit,
+use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse, ShardLeases};
+use relevo_core::outbox::log::{
+    OutboxReader, Page, PageRequest, ParkAction, ParkedMessage, PublishFailure, SettleResult, Settlement, WindowLimit,
 };
+use relevo_core::outbox::parked::{ParkedBatch, ParkedReader, ParkedResult, ParkedSettlement};
+use relevo_core::outbox::{LogEntry, Position};
+use relevo_core::slot::shard_of;
+use relevo_core::store::StoreError;
 use uuid::Uuid;
 
 use crate::harness::{Draft, Harness, WriteTransaction};

@@ -1,7 +1,8 @@
 //! Windows: which messages are read, when, and that each is read once.
 
 use relevo_core::MessageId;
-use relevo_core::store::{OutboxReader, PageRequest, Position, WindowLimit};
+use relevo_core::outbox::Position;
+use relevo_core::outbox::log::{OutboxReader, PageRequest, WindowLimit};
 
 use crate::harness::{Draft, Harness, WriteTransaction};
 use crate::test_relay::{ANY_BYTES, TestRelay, emit, emit_all, emit_draft, emit_during_write, ids, must};

@@ -1,5 +1,8 @@
 //! The broker port of the relay.
 
+pub mod admin;
+pub mod sample;
+
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;

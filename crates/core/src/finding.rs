@@ -1,8 +1,32 @@
-//! Collects findings. Each problem is one finding; passed checks are joined into one finding per subject.
+//! What an examination finds. Each problem is one finding; passed checks are joined into one finding per subject.
 
 use std::collections::BTreeMap;
 
-use crate::operate::{Finding, Severity};
+/// The severity of a finding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// The check passed.
+    Ok,
+    /// Information.
+    Note,
+    /// Will become a problem.
+    Warning,
+    /// Violates a guarantee.
+    Danger,
+}
+
+/// The result of one check.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// Its severity.
+    pub severity: Severity,
+    /// What was checked, as a short stable name such as `synchronous_commit`.
+    pub subject: String,
+    /// The observed value.
+    pub detail: String,
+    /// The action that fixes it.
+    pub fix: Option<String>,
+}
 
 /// The maximum number of names in a list. Further names are only counted.
 const LISTED_MAX: usize = 8;

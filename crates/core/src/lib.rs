@@ -1,13 +1,13 @@
 //! The vocabulary of Relevo: envelope, routes, retry policy, failure classes, and the ports that its parts share.
 //!
 //! This crate does no I/O and reads no clock. Time, jitter and identifiers come in as values, and decisions go out as
-//! values. The ports ([`store`], [`operate`], [`broker`], [`broker_consumer`], [`inbox`], [`administer`]) are traits that the
+//! values. The ports ([`outbox`], [`dead_letters`], [`broker`], [`broker_consumer`], [`inbox`]) are traits that the
 //! engines call and the adapters implement.
 
 pub mod address_template;
-pub mod administer;
 pub mod broker;
 pub mod broker_consumer;
+pub mod dead_letters;
 pub mod delivery;
 pub mod draft;
 pub mod failure;
@@ -17,17 +17,16 @@ pub mod histogram;
 pub mod inbox;
 pub mod limits;
 pub mod message;
-pub mod operate;
+pub mod outbox;
 pub mod random;
 pub mod retry;
 pub mod route;
-pub mod sample;
 pub mod slot;
 pub mod store;
 pub mod trace;
 pub mod wire;
 
-pub use administer::BrokerAdmin;
+pub use broker::admin::BrokerAdmin;
 pub use broker::{Broker, Capabilities, OutcomeSender, Publication};
 pub use broker_consumer::{
     AckOutcome, BrokerConsumer, ConsumerCapabilities, DelayedRetry, Delivery, DeliveryTag, Lane, RawMessage,

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use relevo_core::sample::{BrokerSample, DestinationSample, OutboxMonitor, OutboxSample};
+use relevo_core::broker::sample::BrokerSample;
+use relevo_core::outbox::sample::{DestinationSample, OutboxMonitor, OutboxSample};
 use relevo_relay::{RelayStatus, Stats};
 use tokio::time::timeout;
 

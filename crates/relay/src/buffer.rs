@@ -5,7 +5,8 @@ use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 
 use bytestring::ByteString;
-use relevo_core::store::{Lease, LogEntry};
+use relevo_core::outbox::LogEntry;
+use relevo_core::outbox::leases::Lease;
 use relevo_core::trace::ActiveSpan;
 use relevo_core::{Outcome, Route};
 use slab::Slab;

@@ -5,7 +5,7 @@ use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::time::Duration;
 
 use relevo_core::Class;
-use relevo_core::store::HeldAddress;
+use relevo_core::outbox::leases::HeldAddress;
 use sha2::{Digest, Sha256};
 
 /// Parked keys as 128-bit hashes: 16 bytes per key of any length, and collisions are practically impossible.

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use bytestring::ByteString;
 use jiff::Timestamp;
-use relevo_core::store::{ParkAction, PublishFailure, RelayStore};
+use relevo_core::outbox::RelayStore;
+use relevo_core::outbox::log::{ParkAction, PublishFailure};
 use relevo_core::{AfterDead, Broker, Class, Failure, Next, Outcome, Publication};
 use tokio::time::{Instant, timeout};
 use tracing::field::display;

@@ -9,7 +9,10 @@ use bytestring::ByteString;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use relevo_core::broker::OutcomeReceiver;
-use relevo_core::store::{Lease, Page, PageRequest, Position, RelayStore, StoreError, WindowLimit};
+use relevo_core::outbox::leases::Lease;
+use relevo_core::outbox::log::{Page, PageRequest, WindowLimit};
+use relevo_core::outbox::{Position, RelayStore};
+use relevo_core::store::StoreError;
 use relevo_core::{Broker, Route, Routes};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
@@ -397,7 +400,7 @@ impl<S: RelayStore + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B>
         cursors.next().is_some_and(|first| cursors.any(|cursor| cursor != first))
     }
 
-    fn take_entry(&mut self, page: u64, index: usize, entry: relevo_core::store::LogEntry, leases: &[Lease]) {
+    fn take_entry(&mut self, page: u64, index: usize, entry: relevo_core::outbox::LogEntry, leases: &[Lease]) {
         let shard = relevo_core::slot::shard_of(entry.slot, leases[0].shard_count);
         let lease = *leases.iter().find(|lease| lease.shard == shard).expect("a page holds its shards' messages only");
         let Some(route) = self.route(&entry.message) else {

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytestring::ByteString;
-use relevo_core::store::{Lease, ParkedSettlement, PublishFailure};
+use relevo_core::outbox::leases::Lease;
+use relevo_core::outbox::log::PublishFailure;
+use relevo_core::outbox::parked::ParkedSettlement;
 use relevo_core::trace::ActiveSpan;
 
 #[derive(Debug)]

@@ -3,8 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bytestring::ByteString;
+use relevo_core::outbox::Position;
+use relevo_core::outbox::leases::Lease;
+use relevo_core::outbox::log::{Page, ParkAction, ParkedMessage, PublishFailure, Settlement};
 use relevo_core::slot::shard_of;
-use relevo_core::store::{Lease, Page, ParkAction, ParkedMessage, Position, PublishFailure, Settlement};
 use relevo_core::trace::ActiveSpan;
 
 /// The state of one entry of a page.
@@ -76,7 +78,7 @@ impl OpenPages {
         }
         let id = self.next_id;
         self.next_id += 1;
-        let slot = |entry: &relevo_core::store::LogEntry| PageEntry {
+        let slot = |entry: &relevo_core::outbox::LogEntry| PageEntry {
             seq: entry.seq,
             slot: entry.slot,
             key: entry.message.key.clone(),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use relevo_core::store::RelayStore;
+use relevo_core::outbox::RelayStore;
 use relevo_core::trace::Operation;
 use relevo_core::{Broker, Message, Outcome};
 

@@ -8,11 +8,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use relevo_core::Broker;
+use relevo_core::outbox::RelayStore;
+use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse, TakenShard};
+use relevo_core::outbox::log::{ParkAction, PublishFailure, SettleResult, WindowLimit};
+use relevo_core::outbox::maintenance::MaintenanceReport;
+use relevo_core::outbox::parked::{ParkedBatch, ParkedResult, ParkedSettlement};
 use relevo_core::slot::shard_of;
-use relevo_core::store::{
-    Lease, LeaseRequest, LeaseResponse, MaintenanceReport, ParkAction, ParkedBatch, ParkedResult, ParkedSettlement,
-    PublishFailure, RelayStore, SettleResult, StoreError, TakenShard, WindowLimit,
-};
+use relevo_core::store::StoreError;
 use relevo_core::trace::ActiveSpan;
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use relevo_core::operate::{OutboxAdmin as _, OutboxInspector, StartFrom};
+use relevo_core::outbox::admin::{OutboxAdmin as _, StartFrom};
+use relevo_core::outbox::inspect::OutboxInspector;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{ConnectOptions as _, Connection as _, Row as _, SqliteConnection};
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use jiff::Timestamp;
-use relevo::core::administer::TopologyStatus;
+use relevo::core::broker::admin::TopologyStatus;
 use ticketflow::config::Config;
 use ticketflow::desk::{self, Desk, Kind, Token, Whom};
 use ticketflow::domain;

@@ -12,7 +12,7 @@ use axum::http::{StatusCode, header};
 use axum::routing::get;
 use axum::{Json, Router};
 use jiff::{Timestamp, Unit};
-use relevo::core::sample::ConsumerSample;
+use relevo::core::outbox::sample::ConsumerSample;
 use serde::Serialize;
 use tokio::time::timeout;
 

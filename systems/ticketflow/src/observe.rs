@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use jiff::Timestamp;
-use relevo::core::sample::{OutboxMonitor, OutboxSample};
+use relevo::core::outbox::sample::{OutboxMonitor, OutboxSample};
 use relevo::inbox::ConsumerStatus;
 use relevo::observe::consumer::Consumers;
 use relevo::observe::relay::{Embedded, Observed as _};

@@ -3,9 +3,9 @@
 use async_nats::jetstream::context::CreateStreamErrorKind;
 use async_nats::jetstream::{ErrorCode, stream};
 use async_trait::async_trait;
-use relevo_core::administer::{BrokerAdmin, ExamineContext, TopologyItem, TopologyStatus};
+use relevo_core::broker::admin::{BrokerAdmin, ExamineContext, TopologyItem, TopologyStatus};
 use relevo_core::failure::Failure;
-use relevo_core::operate::{Finding, Severity};
+use relevo_core::finding::{Finding, Severity};
 
 use crate::classify::{Error, api};
 use crate::config::Config;

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use async_nats::jetstream::stream;
 use relevo_core::address_template::AddressTemplate;
-use relevo_core::administer::ExamineContext;
+use relevo_core::broker::admin::ExamineContext;
+use relevo_core::finding::{Finding, Severity};
 use relevo_core::finding::{Findings, join_limited};
-use relevo_core::operate::{Finding, Severity};
 
 use crate::config::Config;
 use crate::lanes;

@@ -9,8 +9,8 @@ use async_nats::jetstream::context::GetStreamErrorKind;
 use async_nats::jetstream::{Context, ErrorCode, stream};
 use async_trait::async_trait;
 use futures_util::future::join_all;
+use relevo_core::broker::sample::{BrokerMonitor, BrokerSample, NodeCount};
 use relevo_core::failure::Failure;
-use relevo_core::sample::{BrokerMonitor, BrokerSample, NodeCount};
 use tokio::sync::OnceCell;
 use tokio::time::timeout;
 

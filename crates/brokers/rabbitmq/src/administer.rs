@@ -1,9 +1,9 @@
 //! Topology changes and broker checks, for `relevo topology` and `relevo doctor`.
 
 use async_trait::async_trait;
-use relevo_core::administer::{BrokerAdmin, ExamineContext, TopologyItem, TopologyStatus};
+use relevo_core::broker::admin::{BrokerAdmin, ExamineContext, TopologyItem, TopologyStatus};
 use relevo_core::failure::Failure;
-use relevo_core::operate::Finding;
+use relevo_core::finding::Finding;
 
 use crate::classify::Error;
 use crate::config::Config;

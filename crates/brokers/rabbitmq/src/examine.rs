@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use relevo_core::address_template::AddressTemplate;
-use relevo_core::administer::ExamineContext;
+use relevo_core::broker::admin::ExamineContext;
+use relevo_core::finding::{Finding, Severity};
 use relevo_core::finding::{Findings, join_limited};
-use relevo_core::operate::{Finding, Severity};
 
 use crate::address;
 use crate::config::Config;

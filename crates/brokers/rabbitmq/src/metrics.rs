@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
+use relevo_core::broker::sample::{BrokerMonitor, BrokerSample, NodeCount};
 use relevo_core::failure::Failure;
-use relevo_core::sample::{BrokerMonitor, BrokerSample, NodeCount};
 use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};

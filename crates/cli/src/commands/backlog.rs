@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 
 use anyhow::Result;
-use relevo_core::operate::Backlog;
+use relevo_core::outbox::inspect::Backlog;
 use serde_json::json;
 
 use super::output::{self, Format};

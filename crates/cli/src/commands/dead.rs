@@ -9,7 +9,7 @@ use anyhow::Result;
 use clap::Subcommand;
 use jiff::Timestamp;
 use relevo_core::MessageId;
-use relevo_core::store::{DeadLetter, DeadLetterFilter};
+use relevo_core::dead_letters::{DeadLetter, DeadLetterFilter};
 use serde_json::{Value, json};
 
 use self::filter::Filter;

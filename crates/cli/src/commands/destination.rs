@@ -4,7 +4,7 @@ use std::io;
 
 use anyhow::{Result, ensure};
 use clap::{Subcommand, ValueEnum};
-use relevo_core::operate;
+use relevo_core::outbox::admin::StartFrom;
 use serde_json::json;
 
 use super::backlog::Waits;
@@ -144,8 +144,8 @@ async fn list(target: &Target, format: Format) -> Result<()> {
 async fn add(target: &Target, name: &str, shards: u16, start: Start) -> Result<()> {
     let outbox = Place::of(target)?.open(name, ANSWER_DEADLINE).await?;
     let (start, from) = match start {
-        Start::Now => (operate::StartFrom::Now, "what commits from now on"),
-        Start::Oldest => (operate::StartFrom::Oldest, "the oldest message that is retained"),
+        Start::Now => (StartFrom::Now, "what commits from now on"),
+        Start::Oldest => (StartFrom::Oldest, "the oldest message that is retained"),
     };
     say(&if outbox.add_destination(shards, start).await? {
         format!("destination `{name}` is added, with {shards} shards; it starts with {from}")

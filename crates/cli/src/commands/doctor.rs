@@ -5,7 +5,7 @@ mod memory;
 use std::io::{self, Write as _};
 
 use anyhow::{Context as _, Result};
-use relevo_core::operate::{Finding, Severity};
+use relevo_core::finding::{Finding, Severity};
 use serde_json::json;
 
 use self::memory::Memory;

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use jiff::Timestamp;
-use relevo_core::operate::{MessageFilter, MessageStatus, MessageSummary, SearchPage};
+use relevo_core::outbox::inspect::{MessageStatus, MessageSummary};
+use relevo_core::outbox::search::{MessageFilter, SearchPage};
 
 use super::moment;
 use super::output::{self, Format};

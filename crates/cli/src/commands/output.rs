@@ -8,7 +8,7 @@ use base64::prelude::BASE64_STANDARD;
 use clap::Args;
 use jiff::Timestamp;
 use relevo_core::Message;
-use relevo_core::operate::{MessageSummary, ShardInfo};
+use relevo_core::outbox::inspect::{MessageSummary, ShardInfo};
 use serde_json::{Value, json};
 
 /// How a command that reads answers.

@@ -4,7 +4,7 @@ use std::io::{self, Write as _};
 
 use anyhow::Result;
 use jiff::Timestamp;
-use relevo_core::operate::{MessageDetails, MessageStatus};
+use relevo_core::outbox::inspect::{MessageDetails, MessageStatus};
 use relevo_core::{Message, MessageId};
 
 use super::output::{self, Format};

@@ -4,7 +4,7 @@ use std::io::{self, Write as _};
 
 use anyhow::{Context as _, Result};
 use clap::Subcommand;
-use relevo_core::administer::{BrokerAdmin, Difference, TopologyItem, TopologyStatus};
+use relevo_core::broker::admin::{BrokerAdmin, Difference, TopologyItem, TopologyStatus};
 use serde_json::{Value, json};
 
 use super::output::{self, Format};

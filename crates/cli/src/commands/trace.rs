@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use relevo_core::MessageId;
 use relevo_core::inbox::operate::{DeadLetter, DeadLetterFilter, InboxRecord, Trace};
 use relevo_core::inbox::{DedupId, InboxState};
-use relevo_core::operate::MessageDetails;
+use relevo_core::outbox::inspect::MessageDetails;
 use relevo_core::store::StoreError;
 use serde_json::{Value, json};
 

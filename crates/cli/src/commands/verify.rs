@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use jiff::Timestamp;
-use relevo_core::operate::{MessageFilter, MessageStatus, TimeRange};
+use relevo_core::outbox::inspect::MessageStatus;
+use relevo_core::outbox::search::{MessageFilter, TimeRange};
 use serde_json::{Map, Value, json};
 
 use super::output::{self, Format};

@@ -4,7 +4,7 @@ use std::io::{self, Write as _};
 
 use anyhow::Result;
 use jiff::Timestamp;
-use relevo_core::operate::{KeyReport, MessageSummary, WaitCause};
+use relevo_core::outbox::inspect::{KeyReport, MessageSummary, WaitCause};
 use serde_json::{Value, json};
 
 use super::output::{self, Format};

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use relevo_core::Route;
-use relevo_core::administer::ExamineContext;
-use relevo_core::operate::StartFrom;
+use relevo_core::broker::admin::ExamineContext;
+use relevo_core::outbox::admin::StartFrom;
 
 use super::broker::{self, Broker, StartUp};
 use super::database::Database;

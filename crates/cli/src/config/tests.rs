@@ -2,7 +2,7 @@ use std::io::Write as _;
 use std::time::Duration;
 
 use relevo_core::HeaderRules;
-use relevo_core::operate::StartFrom;
+use relevo_core::outbox::admin::StartFrom;
 use relevo_core::retry::Backoff;
 
 use super::keys::{INDEX, NAME, SECTIONS, Section};

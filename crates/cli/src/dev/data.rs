@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, anyhow};
 use relevo_broker_embedded::{BrokerFile, Group};
 use relevo_core::inbox::InboxRetention;
-use relevo_core::operate::{OutboxAdmin as _, StartFrom};
+use relevo_core::outbox::admin::{OutboxAdmin as _, StartFrom};
 use relevo_store_sqlite::inbox::{self, Inbox};
 use relevo_store_sqlite::{Config, Store, connect_options, migrate};
 use sqlx::{ConnectOptions as _, SqliteConnection};

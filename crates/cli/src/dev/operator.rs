@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 use relevo_core::MessageId;
+use relevo_core::dead_letters::{DeadLetterAdmin, DeadLetterFilter, MarkRequest};
 use relevo_core::inbox::operate as consumers;
-use relevo_core::operate::OutboxInspector;
-use relevo_core::store::{DeadLetterAdmin, DeadLetterFilter, MarkRequest};
+use relevo_core::outbox::inspect::OutboxInspector;
 use tokio::time::Instant;
 
 use super::flow::{Flow, Waiting};

@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use relevo_core::Failure;
-use relevo_core::administer::{BrokerAdmin, TopologyItem, TopologyStatus};
-use relevo_core::operate::{Finding, Severity};
+use relevo_core::broker::admin::{BrokerAdmin, TopologyItem, TopologyStatus};
+use relevo_core::finding::{Finding, Severity};
 use tracing::{error, info, warn};
 
 use crate::broker::is_there;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
-use relevo_core::administer::BrokerAdmin;
+use relevo_core::broker::admin::BrokerAdmin;
 use relevo_core::store::StoreError;
 use relevo_core::{Broker, Class, Failure};
 use relevo_relay::Relay;

@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use relevo_core::Routes;
-use relevo_core::sample::{BrokerSample, DestinationSample, OutboxSample};
+use relevo_core::broker::sample::BrokerSample;
+use relevo_core::outbox::sample::{DestinationSample, OutboxSample};
 use relevo_observe::Slot;
 use relevo_observe::relay::Observed;
 use relevo_relay::{RelayStatus, RoutesHandle, Stats};

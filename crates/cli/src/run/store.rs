@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use relevo_core::operate::{OutboxAdmin, OutboxInspector};
-use relevo_core::sample::OutboxMonitor;
-use relevo_core::store::{RelayStore, StoreError};
+use relevo_core::outbox::RelayStore;
+use relevo_core::outbox::admin::OutboxAdmin;
+use relevo_core::outbox::inspect::OutboxInspector;
+use relevo_core::outbox::sample::OutboxMonitor;
+use relevo_core::store::StoreError;
 use relevo_store_postgres as postgres;
 use relevo_store_sqlite as sqlite;
 use tokio::time::timeout;

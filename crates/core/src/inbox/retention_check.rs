@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::operate::ConsumerSummary;
-use crate::operate::{Finding, Severity};
+use crate::finding::{Finding, Severity};
 
 /// The subject of every finding in this module.
 const SUBJECT: &str = "inbox retention";

@@ -11,7 +11,7 @@ use prometheus_client::encoding::{
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
-use relevo_core::sample::ConsumerSample;
+use relevo_core::outbox::sample::ConsumerSample;
 
 use super::Observed;
 use super::tables::{
@@ -201,7 +201,8 @@ fn labels(seen: &dyn Observed) -> [(&'static str, &str); 2] {
 mod tests {
     use prometheus_client::encoding::text::encode;
     use prometheus_client::registry::Registry;
-    use relevo_core::sample::{BrokerSample, DestinationSample, OutboxSample};
+    use relevo_core::broker::sample::BrokerSample;
+    use relevo_core::outbox::sample::{DestinationSample, OutboxSample};
     use relevo_relay::{RelayStatus, Stats};
 
     use super::*;

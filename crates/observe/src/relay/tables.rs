@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use relevo_core::histogram::HistogramSnapshot;
-use relevo_core::sample::ConsumerSample;
+use relevo_core::outbox::sample::ConsumerSample;
 
 use super::Observed;
 use crate::metrics;

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use bytestring::ByteString;
-use relevo_core::store::Lease;
+use relevo_core::outbox::leases::Lease;
 use uuid::Uuid;
 
 use crate::history::{self, MessageName, SimEvent};

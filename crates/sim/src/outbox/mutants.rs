@@ -5,12 +5,13 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use relevo_core::broker::OutcomeReceiver;
+use relevo_core::outbox::RelayStore;
+use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse, ShardLeases, TakenShard};
+use relevo_core::outbox::log::{OutboxReader, Page, PageRequest, SettleResult, Settlement};
+use relevo_core::outbox::maintenance::{Maintenance, MaintenanceReport};
+use relevo_core::outbox::parked::{ParkedBatch, ParkedReader, ParkedResult, ParkedSettlement};
 use relevo_core::slot::shard_of;
-use relevo_core::store::{
-    Lease, LeaseRequest, LeaseResponse, Maintenance, MaintenanceReport, OutboxReader, Page, PageRequest, ParkedBatch,
-    ParkedReader, ParkedResult, ParkedSettlement, RelayStore, SettleResult, Settlement, ShardLeases, StoreError,
-    TakenShard,
-};
+use relevo_core::store::StoreError;
 use relevo_core::{Broker, Capabilities, Class, Failure, OutcomeSender, Publication};
 use uuid::Uuid;
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use relevo_core::store::{DeadLetterAdmin, DeadLetterFilter, MarkRequest};
+use relevo_core::dead_letters::{DeadLetterAdmin, DeadLetterFilter, MarkRequest};
 use relevo_store_memory::{Database, MAIN, Store};
 use tokio::time::{Instant, sleep, sleep_until};
 

@@ -5,12 +5,13 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use bytestring::ByteString;
+use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse, ShardLeases, TakenShard};
+use relevo_core::outbox::log::{OutboxReader, Page, PageRequest, ParkAction, PublishFailure, SettleResult, Settlement};
+use relevo_core::outbox::maintenance::{Maintenance, MaintenanceReport};
+use relevo_core::outbox::parked::{ParkedBatch, ParkedReader, ParkedResult, ParkedSettlement};
+use relevo_core::outbox::{LogEntry, RelayStore};
 use relevo_core::slot::shard_of;
-use relevo_core::store::{
-    Lease, LeaseRequest, LeaseResponse, LogEntry, Maintenance, MaintenanceReport, OutboxReader, Page, PageRequest,
-    ParkAction, ParkedBatch, ParkedReader, ParkedResult, ParkedSettlement, PublishFailure, RelayStore, SettleResult,
-    Settlement, ShardLeases, StoreError, TakenShard,
-};
+use relevo_core::store::StoreError;
 use uuid::Uuid;
 
 use crate::history::{MessageName, lock};

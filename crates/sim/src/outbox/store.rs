@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use relevo_core::store::{
-    Lease, LeaseRequest, LeaseResponse, Maintenance, MaintenanceReport, OutboxReader, Page, PageRequest, ParkedBatch,
-    ParkedReader, ParkedResult, ParkedSettlement, SettleResult, Settlement, ShardLeases, StoreError, TakenShard,
-};
+use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse, ShardLeases, TakenShard};
+use relevo_core::outbox::log::{OutboxReader, Page, PageRequest, SettleResult, Settlement};
+use relevo_core::outbox::maintenance::{Maintenance, MaintenanceReport};
+use relevo_core::outbox::parked::{ParkedBatch, ParkedReader, ParkedResult, ParkedSettlement};
+use relevo_core::store::StoreError;
 use uuid::Uuid;
 
 use crate::link::FaultyLink;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use relevo_core::MessageId;
-use relevo_core::store::{DeadLetter, RelayStore};
+use relevo_core::dead_letters::DeadLetter;
+use relevo_core::outbox::RelayStore;
 use relevo_store_memory::{Config, Database, MAIN, ParkedKeyView, ParkedStateView};
 use tokio::runtime::Builder;
 use tokio::task::JoinSet;

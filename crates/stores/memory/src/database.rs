@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use relevo_core::inbox::InboxRetention;
 use relevo_core::inbox::source::OutboxRouting;
+use relevo_core::outbox::Position;
 use relevo_core::slot::SLOTS;
-use relevo_core::store::{Position, StoreError};
+use relevo_core::store::StoreError;
 
 use crate::config::{Config, MAIN, Start};
 use crate::emit::Transaction;

@@ -3,8 +3,10 @@
 use std::collections::BTreeSet;
 
 use jiff::Timestamp;
+use relevo_core::dead_letters::{DeadLetter, DeadLetterFilter, MarkRequest, OperatorMark};
+use relevo_core::outbox::LogEntry;
+use relevo_core::outbox::log::PublishFailure;
 use relevo_core::slot::shard_of;
-use relevo_core::store::{DeadLetter, DeadLetterFilter, LogEntry, MarkRequest, OperatorMark, PublishFailure};
 
 use crate::leases::DestinationTables;
 use crate::settle::{ParkedKey, ParkedState, SlotKey};

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use relevo_core::outbox::Position;
+use relevo_core::outbox::leases::{HeldAddress, Lease, LeaseRequest, LeaseResponse, TakenShard};
 use relevo_core::slot::shard_of;
-use relevo_core::store::{HeldAddress, Lease, LeaseRequest, LeaseResponse, Position, TakenShard};
 use uuid::Uuid;
 
 use crate::dead_letters::DeadLetterRow;

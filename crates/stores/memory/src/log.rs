@@ -4,8 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use relevo_core::Message;
+use relevo_core::outbox::leases::Lease;
+use relevo_core::outbox::log::{Page, PageRequest, WindowLimit};
+use relevo_core::outbox::{LogEntry, Position};
 use relevo_core::slot::{SLOTS, slot_of};
-use relevo_core::store::{Lease, LogEntry, Page, PageRequest, Position, StoreError, WindowLimit};
+use relevo_core::store::StoreError;
 
 use crate::state::Micros;
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use relevo_core::store::MaintenanceReport;
+use relevo_core::outbox::maintenance::MaintenanceReport;
 
 use crate::leases::{DestinationTables, ShardRow};
 use crate::state::{Micros, Tables, micros};

@@ -1,6 +1,7 @@
 //! Read access for tests and oracles.
 
-use relevo_core::store::{DeadLetter, DeadLetterFilter, LogEntry, Position};
+use relevo_core::dead_letters::{DeadLetter, DeadLetterFilter};
+use relevo_core::outbox::{LogEntry, Position};
 
 use crate::database::{Database, lock};
 use crate::leases::ShardRow;

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use relevo_core::outbox::leases::Lease;
+use relevo_core::outbox::log::{ParkAction, PublishFailure};
+use relevo_core::outbox::parked::{ParkedBatch, ParkedResult, ParkedSettlement};
 use relevo_core::slot::{shard_of, slot_of};
-use relevo_core::store::{Lease, ParkAction, ParkedBatch, ParkedResult, ParkedSettlement, PublishFailure};
 
 use crate::leases::DestinationTables;
 use crate::settle::{ParkedKey, ParkedState, SlotKey};

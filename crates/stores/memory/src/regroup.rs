@@ -1,6 +1,7 @@
 //! Resharding: changes the number of shards when all shards are at the same exhausted tick.
 
-use relevo_core::store::{Position, WindowLimit};
+use relevo_core::outbox::Position;
+use relevo_core::outbox::log::WindowLimit;
 
 use crate::leases::{DestinationTables, ShardRow};
 use crate::state::Micros;

@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytestring::ByteString;
+use relevo_core::outbox::leases::Lease;
+use relevo_core::outbox::log::{ParkAction, ParkedMessage, PublishFailure, SettleResult, Settlement};
+use relevo_core::outbox::{LogEntry, Position};
 use relevo_core::slot::shard_of;
-use relevo_core::store::{
-    Lease, LogEntry, ParkAction, ParkedMessage, Position, PublishFailure, SettleResult, Settlement, StoreError,
-};
+use relevo_core::store::StoreError;
 
 use crate::dead_letters::DeadState;
 use crate::leases::DestinationTables;

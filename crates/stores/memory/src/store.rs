@@ -3,12 +3,13 @@
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use relevo_core::store::WindowLimit;
-use relevo_core::store::{
-    DeadLetter, DeadLetterAdmin, DeadLetterFilter, Lease, LeaseRequest, LeaseResponse, Maintenance, MaintenanceReport,
-    MarkRequest, OutboxReader, Page, PageRequest, ParkedBatch, ParkedReader, ParkedResult, ParkedSettlement,
-    SettleResult, Settlement, ShardLeases, StoreError, TakenShard,
-};
+use relevo_core::dead_letters::{DeadLetter, DeadLetterAdmin, DeadLetterFilter, MarkRequest};
+use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse, ShardLeases, TakenShard};
+use relevo_core::outbox::log::WindowLimit;
+use relevo_core::outbox::log::{OutboxReader, Page, PageRequest, SettleResult, Settlement};
+use relevo_core::outbox::maintenance::{Maintenance, MaintenanceReport};
+use relevo_core::outbox::parked::{ParkedBatch, ParkedReader, ParkedResult, ParkedSettlement};
+use relevo_core::store::StoreError;
 use uuid::Uuid;
 
 use crate::database::lock;

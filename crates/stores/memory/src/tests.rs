@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
-use relevo_core::store::{
-    DeadLetterAdmin, DeadLetterFilter, Lease, LeaseRequest, LogEntry, MarkRequest, OutboxReader, PageRequest,
-    ParkAction, ParkedBatch, ParkedMessage, ParkedReader, ParkedResult, ParkedSettlement, Position, PublishFailure,
-    SettleResult, Settlement, ShardLeases, StoreError,
+use relevo_core::dead_letters::{DeadLetterAdmin, DeadLetterFilter, MarkRequest};
+use relevo_core::outbox::leases::{Lease, LeaseRequest, ShardLeases};
+use relevo_core::outbox::log::{
+    OutboxReader, PageRequest, ParkAction, ParkedMessage, PublishFailure, SettleResult, Settlement,
 };
+use relevo_core::outbox::parked::{ParkedBatch, ParkedReader, ParkedResult, ParkedSettlement};
+use relevo_core::outbox::{LogEntry, Position};
+use relevo_core::store::StoreError;
 use uuid::Uuid;
 
 use crate::{Config, Database, Draft, MAIN, ParkedStateView, Store, TransactionError};
@@ -43,7 +46,7 @@ impl Relay {
             after: self.position,
             messages_max: 100,
             bytes_max: usize::MAX,
-            window_limit: relevo_core::store::WindowLimit::Unlimited,
+            window_limit: relevo_core::outbox::log::WindowLimit::Unlimited,
         };
         let page = self.store.read(read).await.unwrap();
         let parks = page.entries.iter().map(|entry| ParkedMessage {

@@ -20,6 +20,7 @@ mod tick;
 pub use config::{Config, Schema};
 pub use emit::{EmitError, Emitter, Transaction, emit};
 pub use inspect::OutboxReplaySource;
-pub use relevo_core::operate::{Backlog, StartFrom};
+pub use relevo_core::outbox::admin::StartFrom;
+pub use relevo_core::outbox::inspect::Backlog;
 pub use relevo_core::{Draft, OnDuplicate};
 pub use store::Store;

@@ -1,8 +1,9 @@
 //! Operator commands for an outbox.
 
 use async_trait::async_trait;
-use relevo_core::operate::{OutboxAdmin, StartFrom};
-use relevo_core::store::{DeadLetter, DeadLetterAdmin, DeadLetterFilter, MarkRequest, StoreError};
+use relevo_core::dead_letters::{DeadLetter, DeadLetterAdmin, DeadLetterFilter, MarkRequest};
+use relevo_core::outbox::admin::{OutboxAdmin, StartFrom};
+use relevo_core::store::StoreError;
 use serde_json::json;
 
 use crate::queries::{self, column, json_literal, literal};

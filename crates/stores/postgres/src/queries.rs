@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use relevo_core::dead_letters::{DeadLetter, OperatorMark};
 use relevo_core::message::{Message, MessageId};
-use relevo_core::store::{
-    DeadLetter, HeldAddress, Lease, LeaseRequest, LeaseResponse, LogEntry, OperatorMark, PageRequest, ParkAction,
-    ParkedBatch, ParkedMessage, ParkedSettlement, Position, PublishFailure, SettleResult, Settlement, TakenShard,
-    WindowLimit,
+use relevo_core::outbox::leases::{HeldAddress, Lease, LeaseRequest, LeaseResponse, TakenShard};
+use relevo_core::outbox::log::{
+    PageRequest, ParkAction, ParkedMessage, PublishFailure, SettleResult, Settlement, WindowLimit,
 };
+use relevo_core::outbox::parked::{ParkedBatch, ParkedSettlement};
+use relevo_core::outbox::{LogEntry, Position};
 use serde_json::{Value, json};
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
@@ -415,7 +417,7 @@ pub(crate) fn settle_parked(schema: &str, destination: &str, advances: &[ParkedS
 pub(crate) fn select_dead_letters(
     schema: &str,
     destination: &str,
-    filter: &relevo_core::store::DeadLetterFilter,
+    filter: &relevo_core::dead_letters::DeadLetterFilter,
     limit: usize,
 ) -> String {
     let mut sql = format!(

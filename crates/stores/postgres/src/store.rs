@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use relevo_core::store::{
-    Lease, LeaseRequest, LeaseResponse, Maintenance, MaintenanceReport, OutboxReader, Page, PageRequest, ParkedBatch,
-    ParkedReader, ParkedResult, ParkedSettlement, Position, SettleResult, Settlement, ShardLeases, StoreError,
-    TakenShard, WindowLimit,
-};
+use relevo_core::outbox::Position;
+use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse, ShardLeases, TakenShard};
+use relevo_core::outbox::log::{OutboxReader, Page, PageRequest, SettleResult, Settlement, WindowLimit};
+use relevo_core::outbox::maintenance::{Maintenance, MaintenanceReport};
+use relevo_core::outbox::parked::{ParkedBatch, ParkedReader, ParkedResult, ParkedSettlement};
+use relevo_core::store::StoreError;
 use sqlx::Row as _;
 use uuid::Uuid;
 

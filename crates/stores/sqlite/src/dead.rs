@@ -1,6 +1,8 @@
 //! Dead letters: operators mark them, and the owner of their shard processes the marks.
 
-use relevo_core::store::{DeadLetter, DeadLetterFilter, Lease, MarkRequest, OperatorMark, PublishFailure};
+use relevo_core::dead_letters::{DeadLetter, DeadLetterFilter, MarkRequest, OperatorMark};
+use relevo_core::outbox::leases::Lease;
+use relevo_core::outbox::log::PublishFailure;
 use serde_json::json;
 use sqlx::sqlite::SqliteConnection;
 use uuid::Uuid;

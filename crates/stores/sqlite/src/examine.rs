@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use relevo_core::operate::{Finding, Severity};
+use relevo_core::finding::{Finding, Severity};
 use sqlx::ConnectOptions as _;
 use sqlx::sqlite::SqliteConnection;
 use tokio::time::Instant;

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use relevo_core::outbox::leases::{HeldAddress, Lease, LeaseRequest, LeaseResponse, TakenShard};
+use relevo_core::outbox::log::WindowLimit;
 use relevo_core::slot::shard_of;
-use relevo_core::store::{HeldAddress, Lease, LeaseRequest, LeaseResponse, TakenShard, WindowLimit};
 use serde_json::{Value, json};
 use sqlx::sqlite::SqliteConnection;
 use uuid::Uuid;

@@ -50,6 +50,7 @@ mod why;
 pub use config::{Config, connect_options};
 pub use emit::{BeginFuture, BeginImmediate, EmitError, Emitter, begin, cancel, describe_error, emit};
 pub use inbox::source::OutboxReplaySource;
-pub use relevo_core::operate::{Backlog, StartFrom};
+pub use relevo_core::outbox::admin::StartFrom;
+pub use relevo_core::outbox::inspect::Backlog;
 pub use relevo_core::{Draft, OnDuplicate};
 pub use store::Store;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use relevo_core::operate::{MessageStatus, MessageSummary};
+use relevo_core::outbox::inspect::{MessageStatus, MessageSummary};
 use relevo_core::slot::shard_of;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 

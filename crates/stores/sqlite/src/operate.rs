@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use relevo_core::MessageId;
-use relevo_core::operate::{
-    Backlog, DestinationInfo, Finding, KeyReport, MessageDetails, MessageFilter, OutboxAdmin, OutboxInspector,
-    SearchPage, ShardInfo, StartFrom, TimeRange, VerifyReport,
-};
+use relevo_core::finding::Finding;
+use relevo_core::outbox::admin::{OutboxAdmin, StartFrom};
+use relevo_core::outbox::inspect::{Backlog, DestinationInfo, KeyReport, MessageDetails, OutboxInspector, ShardInfo};
+use relevo_core::outbox::search::{MessageFilter, SearchPage, TimeRange, VerifyReport};
 use relevo_core::slot::SLOTS;
 use relevo_core::store::StoreError;
 use sqlx::sqlite::SqliteRow;

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use relevo_core::store::{Lease, ParkAction, ParkedBatch, ParkedResult, ParkedSettlement, PublishFailure};
+use relevo_core::outbox::leases::Lease;
+use relevo_core::outbox::log::{ParkAction, PublishFailure};
+use relevo_core::outbox::parked::{ParkedBatch, ParkedResult, ParkedSettlement};
 use serde_json::json;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 

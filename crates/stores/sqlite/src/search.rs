@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use relevo_core::MessageId;
-use relevo_core::operate::{MessageDetails, MessageFilter, MessageStatus, MessageSummary, SearchPage};
+use relevo_core::outbox::inspect::{MessageDetails, MessageStatus, MessageSummary};
+use relevo_core::outbox::search::{MessageFilter, SearchPage};
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use tokio::time::Instant;
 

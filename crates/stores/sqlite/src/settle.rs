@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use relevo_core::outbox::Position;
+use relevo_core::outbox::leases::Lease;
+use relevo_core::outbox::log::{ParkAction, ParkedMessage, PublishFailure, SettleResult, Settlement};
 use relevo_core::slot::shard_of;
-use relevo_core::store::{Lease, ParkAction, ParkedMessage, Position, PublishFailure, SettleResult, Settlement};
 use serde_json::{Value, json};
 use sqlx::sqlite::SqliteConnection;
 

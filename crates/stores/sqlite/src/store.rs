@@ -5,11 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use relevo_core::store::{
-    DeadLetter, DeadLetterAdmin, DeadLetterFilter, Lease, LeaseRequest, LeaseResponse, LogEntry, Maintenance,
-    MaintenanceReport, MarkRequest, OutboxReader, Page, PageRequest, ParkedBatch, ParkedReader, ParkedResult,
-    ParkedSettlement, Position, SettleResult, Settlement, ShardLeases, StoreError, TakenShard, WindowLimit,
-};
+use relevo_core::dead_letters::{DeadLetter, DeadLetterAdmin, DeadLetterFilter, MarkRequest};
+use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse, ShardLeases, TakenShard};
+use relevo_core::outbox::log::{OutboxReader, Page, PageRequest, SettleResult, Settlement, WindowLimit};
+use relevo_core::outbox::maintenance::{Maintenance, MaintenanceReport};
+use relevo_core::outbox::parked::{ParkedBatch, ParkedReader, ParkedResult, ParkedSettlement};
+use relevo_core::outbox::{LogEntry, Position};
+use relevo_core::store::StoreError;
 use sqlx::sqlite::SqliteConnection;
 use tokio::time::timeout;
 use uuid::Uuid;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use relevo_core::store::MaintenanceReport;
+use relevo_core::outbox::maintenance::MaintenanceReport;
 use sqlx::sqlite::SqliteConnection;
 use tokio::time::Instant;
 

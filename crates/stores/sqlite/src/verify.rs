@@ -1,8 +1,9 @@
 //! Compares committed with settled messages.
 
 use jiff::Timestamp;
-use relevo_core::operate::{Backlog, MessageStatus, TimeRange, VerifyReport};
-use relevo_core::store::Lease;
+use relevo_core::outbox::inspect::{Backlog, MessageStatus};
+use relevo_core::outbox::leases::Lease;
+use relevo_core::outbox::search::{TimeRange, VerifyReport};
 use sqlx::Row as _;
 use sqlx::sqlite::SqliteConnection;
 use uuid::Uuid;

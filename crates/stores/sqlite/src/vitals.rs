@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use relevo_core::sample::{ConsumerSample, DestinationSample, OutboxMonitor, OutboxSample};
+use relevo_core::outbox::sample::{ConsumerSample, DestinationSample, OutboxMonitor, OutboxSample};
 use relevo_core::store::StoreError;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 

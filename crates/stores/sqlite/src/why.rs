@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use relevo_core::operate::{KeyReport, MessageSummary, ShardInfo, WaitCause};
+use relevo_core::outbox::inspect::{KeyReport, MessageSummary, ShardInfo, WaitCause};
+use relevo_core::outbox::leases::HeldAddress;
 use relevo_core::slot::{shard_of, slot_of};
-use relevo_core::store::HeldAddress;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
 use crate::classify::Error;

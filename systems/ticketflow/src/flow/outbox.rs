@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use relevo::core::operate::{OutboxAdmin, StartFrom};
-use relevo::core::sample::OutboxMonitor;
-use relevo::core::store::RelayStore;
+use relevo::core::outbox::RelayStore;
+use relevo::core::outbox::admin::{OutboxAdmin, StartFrom};
+use relevo::core::outbox::sample::OutboxMonitor;
 use relevo::stores::{postgres, sqlite};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions as _};

@@ -3,7 +3,7 @@
 use async_nats::jetstream::consumer::{self, AckPolicy};
 use relevo_core::address_template::AddressTemplate;
 use relevo_core::finding::Findings;
-use relevo_core::operate::Severity;
+use relevo_core::finding::Severity;
 
 use crate::config::Config;
 use crate::server_state::ServerState;

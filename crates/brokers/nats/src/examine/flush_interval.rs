@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use relevo_core::finding::Findings;
-use relevo_core::operate::Severity;
+use relevo_core::finding::Severity;
 use serde::Deserialize;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;

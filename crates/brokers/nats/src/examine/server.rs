@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use relevo_core::finding::Findings;
-use relevo_core::operate::Severity;
+use relevo_core::finding::Severity;
 
 use crate::config::Config;
 use crate::connection;

@@ -5,9 +5,9 @@ use std::time::Duration;
 use async_nats::jetstream::consumer;
 use async_nats::jetstream::stream::{self, DiscardPolicy, PersistenceMode, RetentionPolicy, StorageType};
 use relevo_core::address_template::AddressTemplate;
-use relevo_core::administer::ExamineContext;
+use relevo_core::broker::admin::ExamineContext;
+use relevo_core::finding::Severity;
 use relevo_core::finding::{Findings, join_limited};
-use relevo_core::operate::Severity;
 
 use super::FlushInterval;
 use crate::server_state::ServerState;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use async_nats::jetstream::consumer;
 use async_nats::jetstream::stream::{self, DiscardPolicy, RetentionPolicy, StorageType};
-use relevo_core::administer::{Difference, TopologyItem, TopologyStatus};
+use relevo_core::broker::admin::{Difference, TopologyItem, TopologyStatus};
 
 use super::words::overlap;
 use super::{Discard, Retention, Storage, Stream, Topology};

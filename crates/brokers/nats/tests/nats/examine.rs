@@ -7,8 +7,8 @@ use async_nats::jetstream::consumer::{AckPolicy, pull};
 use async_nats::jetstream::stream::{self, DiscardPolicy, PersistenceMode, RetentionPolicy, StorageType};
 use relevo_broker_nats::{Admin, Auth, Config, Group, Stream, Topology};
 use relevo_core::Class;
-use relevo_core::administer::{BrokerAdmin as _, ExamineContext};
-use relevo_core::operate::Severity::{self, Danger, Note, Warning};
+use relevo_core::broker::admin::{BrokerAdmin as _, ExamineContext};
+use relevo_core::finding::Severity::{self, Danger, Note, Warning};
 use relevo_testkit::NatsVersion;
 use relevo_testkit::nats::{Private, Settings};
 

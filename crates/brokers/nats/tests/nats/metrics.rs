@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use relevo_broker_nats::{Admin, Config, Group, Monitor, Stream, Topology};
-use relevo_core::administer::BrokerAdmin as _;
-use relevo_core::sample::{BrokerMonitor as _, NodeCount};
+use relevo_core::broker::admin::BrokerAdmin as _;
+use relevo_core::broker::sample::{BrokerMonitor as _, NodeCount};
 use relevo_testkit::NatsVersion;
 use relevo_testkit::nats::{Cluster, Server, unique};
 use relevo_testkit::proxy::CutProxy;

@@ -6,8 +6,8 @@ use async_nats::jetstream::consumer::{AckPolicy, FromConsumer, IntoConsumerConfi
 use async_nats::jetstream::stream::{self, DiscardPolicy, PersistenceMode, RetentionPolicy, StorageType};
 use relevo_broker_nats::{Config, Group, Membership, Stream, Topology, declare_group};
 use relevo_core::Class;
-use relevo_core::administer::{BrokerAdmin as _, TopologyStatus};
-use relevo_core::operate::Severity::{Danger, Warning};
+use relevo_core::broker::admin::{BrokerAdmin as _, TopologyStatus};
+use relevo_core::finding::Severity::{Danger, Warning};
 use relevo_testkit::NatsVersion;
 use relevo_testkit::nats::{Cluster, Private, Settings};
 

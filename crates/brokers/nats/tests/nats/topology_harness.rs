@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use async_nats::jetstream::{self, stream};
 use relevo_broker_nats::{Admin, Config, Topology};
-use relevo_core::administer::{BrokerAdmin as _, ExamineContext};
-use relevo_core::operate::{Finding, Severity};
+use relevo_core::broker::admin::{BrokerAdmin as _, ExamineContext};
+use relevo_core::finding::{Finding, Severity};
 use relevo_testkit::NatsVersion;
 use relevo_testkit::nats::{Server, unique};
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use relevo_core::address_template::AddressTemplate;
 use relevo_core::finding::Findings;
-use relevo_core::operate::Severity;
+use relevo_core::finding::Severity;
 use serde_json::Value;
 
 use super::routes::ReachableQueues;
@@ -224,7 +224,7 @@ impl QueueCheck<'_> {
 
 #[cfg(test)]
 mod tests {
-    use relevo_core::operate::Finding;
+    use relevo_core::finding::Finding;
     use serde_json::json;
 
     use super::*;

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use lapin::uri::AMQPScheme;
 use relevo_core::finding::Findings;
-use relevo_core::operate::Severity;
+use relevo_core::finding::Severity;
 use serde_json::Value;
 
 use crate::config::Config;
@@ -104,7 +104,7 @@ fn is_loopback(host: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use relevo_core::operate::Finding;
+    use relevo_core::finding::Finding;
 
     use super::*;
     use crate::management::PolicyInfo;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use relevo_core::administer::{Difference, TopologyItem, TopologyStatus};
+use relevo_core::broker::admin::{Difference, TopologyItem, TopologyStatus};
 use serde_json::Value;
 
 use super::{BindingDeclaration, BindingTarget, Declarations, ExchangeDeclaration, Policy, QueueDeclaration};

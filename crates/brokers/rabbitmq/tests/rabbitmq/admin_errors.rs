@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use relevo_broker_rabbitmq::{Admin, Config, Identity, Membership, Queue, QueueKind, Tls, Topology, consumer};
 use relevo_conformance::broker::harness::assert_idle;
-use relevo_core::administer::{BrokerAdmin as _, ExamineContext, TopologyStatus};
-use relevo_core::operate::Severity::{Danger, Note, Warning};
+use relevo_core::broker::admin::{BrokerAdmin as _, ExamineContext, TopologyStatus};
+use relevo_core::finding::Severity::{Danger, Note, Warning};
 use relevo_core::{Class, Failure};
 use relevo_testkit::certs::Certs;
 use relevo_testkit::rabbitmq::{Cluster, Private, Settings};

@@ -4,8 +4,8 @@ use lapin::ExchangeKind as Kind;
 use lapin::options::{ExchangeBindOptions, ExchangeDeclareOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
 use relevo_broker_rabbitmq::{Binding, Config, Exchange, Queue, Topology};
-use relevo_core::administer::BrokerAdmin as _;
-use relevo_core::operate::Severity::{Danger, Note, Warning};
+use relevo_core::broker::admin::BrokerAdmin as _;
+use relevo_core::finding::Severity::{Danger, Note, Warning};
 use serde_json::{Value, json};
 
 use crate::topology_harness::TopologyHarness;

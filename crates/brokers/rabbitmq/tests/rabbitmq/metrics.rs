@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 
 use lapin::BasicProperties;
 use relevo_broker_rabbitmq::{Admin, Config, Queue, Topology};
-use relevo_core::administer::BrokerAdmin as _;
-use relevo_core::sample::{BrokerMonitor as _, BrokerSample};
+use relevo_core::broker::admin::BrokerAdmin as _;
+use relevo_core::broker::sample::{BrokerMonitor as _, BrokerSample};
 use relevo_testkit::proxy::CutProxy;
 
 use crate::harness::AmqpClient;

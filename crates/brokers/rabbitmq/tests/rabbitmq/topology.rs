@@ -10,7 +10,7 @@ use relevo_broker_rabbitmq::{
     Topology, consumer,
 };
 use relevo_conformance::broker::harness::within_timeout;
-use relevo_core::administer::{BrokerAdmin as _, TopologyItem, TopologyStatus};
+use relevo_core::broker::admin::{BrokerAdmin as _, TopologyItem, TopologyStatus};
 use relevo_core::{BrokerConsumer as _, Class, Failure};
 use serde_json::json;
 

@@ -4,8 +4,8 @@ use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptio
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Channel, Connection, ConnectionProperties, ExchangeKind};
 use relevo_broker_rabbitmq::{Admin, Config, Policy, Topology};
-use relevo_core::administer::{BrokerAdmin as _, ExamineContext};
-use relevo_core::operate::{Finding, Severity};
+use relevo_core::broker::admin::{BrokerAdmin as _, ExamineContext};
+use relevo_core::finding::{Finding, Severity};
 use relevo_testkit::rabbitmq::{Server, Vhost};
 use serde_json::Value;
 

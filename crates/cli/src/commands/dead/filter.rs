@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use jiff::Timestamp;
-use relevo_core::store::{DeadLetter, DeadLetterFilter};
+use relevo_core::dead_letters::{DeadLetter, DeadLetterFilter};
 
 use crate::commands::moment;
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use anyhow::Result;
 use relevo_core::MessageId;
-use relevo_core::store::{DeadLetterFilter, MarkRequest};
+use relevo_core::dead_letters::{DeadLetterFilter, MarkRequest};
 use serde_json::json;
 
 use super::EVERY;

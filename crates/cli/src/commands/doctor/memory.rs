@@ -5,8 +5,8 @@ use std::time::Duration;
 use anyhow::Result;
 use relevo_broker_nats::Retention;
 use relevo_core::RetryPolicy;
+use relevo_core::finding::{Finding, Severity};
 use relevo_core::inbox::retention_check::{self, RedeliveryWindow};
-use relevo_core::operate::{Finding, Severity};
 use relevo_core::store::StoreError;
 
 use super::Examined;

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use relevo_core::inbox::operate::{ConsumerDetails, ConsumerSummary, LaneInfo};
-use relevo_core::operate::{Backlog, DestinationInfo};
-use relevo_core::sample::{DestinationSample, OutboxSample};
+use relevo_core::outbox::inspect::{Backlog, DestinationInfo};
+use relevo_core::outbox::sample::{DestinationSample, OutboxSample};
 use tokio::time::Instant;
 
 use super::exposition::Exposition;

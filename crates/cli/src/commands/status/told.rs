@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use relevo_core::inbox::operate::{ConsumerDetails, ConsumerSummary, LaneInfo};
-use relevo_core::operate::ShardInfo;
+use relevo_core::outbox::inspect::ShardInfo;
 
 use super::moment::{At, Moment, Pace};
 use crate::commands::consumers::{ago, counted, state};

@@ -7,7 +7,7 @@ mod sessions;
 use std::cmp::Ordering;
 use std::time::Duration;
 
-use relevo_core::operate::{Finding, Severity};
+use relevo_core::finding::{Finding, Severity};
 
 use crate::binary_copy::CopyRows;
 use crate::classify::Error;

@@ -1,7 +1,8 @@
 //! Message status in SQL: joins the log, the side tables and the latest progress for a range of sequence numbers.
 
 use bytes::Bytes;
-use relevo_core::operate::{MessageFilter, MessageStatus, MessageSummary};
+use relevo_core::outbox::inspect::{MessageStatus, MessageSummary};
+use relevo_core::outbox::search::MessageFilter;
 use relevo_core::{Message, MessageId};
 
 use crate::binary_copy::{CopyRow, CopyRows};

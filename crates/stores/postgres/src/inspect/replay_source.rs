@@ -11,7 +11,7 @@ use relevo_core::Message;
 use relevo_core::inbox::source::{
     LogBounds, LogMessage, OutboxRouting, ReplayFilter, ReplayPage, ReplayReadRequest, ReplaySource, ReplaySourceError,
 };
-use relevo_core::operate::MessageFilter;
+use relevo_core::outbox::search::MessageFilter;
 use relevo_core::store::StoreError;
 
 use super::listing::{self, Sources, Sql};

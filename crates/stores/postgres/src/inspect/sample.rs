@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use relevo_core::operate::Backlog;
-use relevo_core::sample::{ConsumerSample, DestinationSample, OutboxMonitor, OutboxSample, VacuumHorizon};
+use relevo_core::outbox::inspect::Backlog;
+use relevo_core::outbox::sample::{ConsumerSample, DestinationSample, OutboxMonitor, OutboxSample, VacuumHorizon};
 use relevo_core::store::StoreError;
 
 use crate::binary_copy::CopyRows;

@@ -4,7 +4,8 @@
 use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
-use relevo_core::operate::{MessageFilter, MessageStatus, SearchPage};
+use relevo_core::outbox::inspect::MessageStatus;
+use relevo_core::outbox::search::{MessageFilter, SearchPage};
 
 use super::listing::{self, SeqRange, Sources, Sql};
 use crate::binary_copy::CopyRows;

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
 use relevo_core::MessageId;
-use relevo_core::operate::{MessageDetails, MessageFilter, MessageStatus, MessageSummary};
+use relevo_core::outbox::inspect::{MessageDetails, MessageStatus, MessageSummary};
+use relevo_core::outbox::search::MessageFilter;
 
 use super::listing::{self, SeqRange, Sources, Sql};
 use super::search::{ScanWidth, seq_and_time, seq_at};

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use jiff::Timestamp;
-use relevo_core::operate::{MessageFilter, MessageStatus, TimeRange, VerifyReport};
+use relevo_core::outbox::inspect::MessageStatus;
+use relevo_core::outbox::search::{MessageFilter, TimeRange, VerifyReport};
 
 use super::listing::{self, SeqRange, Sources, Sql};
 use super::search::{ScanWidth, minus_skew, plus_skew, seq_and_time, seq_at};

@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use relevo_core::MessageId;
-use relevo_core::operate::{KeyReport, MessageStatus, MessageSummary, ShardInfo, WaitCause};
+use relevo_core::outbox::inspect::{KeyReport, MessageStatus, MessageSummary, ShardInfo, WaitCause};
+use relevo_core::outbox::leases::HeldAddress;
 use relevo_core::slot::{shard_of, slot_of};
-use relevo_core::store::HeldAddress;
 
 use super::listing::{self, SeqRange, Sql};
 use super::search::{ScanWidth, seq_and_time};

@@ -1,7 +1,8 @@
 //! Tests each finding of `doctor` on a real server.
 
 use crate::relay_support::{MAIN, TestDatabase, execute, store};
-use relevo_core::operate::{Finding, OutboxInspector as _, Severity};
+use relevo_core::finding::{Finding, Severity};
+use relevo_core::outbox::inspect::OutboxInspector as _;
 use relevo_store_postgres::{Schema, Store, migrate};
 use relevo_testkit::PgVersion;
 use relevo_testkit::postgres::Private;

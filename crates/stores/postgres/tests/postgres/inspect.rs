@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use crate::relay_support::{MAIN, RunningRelay, TestDatabase, config, fast_retry_route, wait_until};
 use relevo_broker_memory::{Config as BrokerConfig, FailureRule, MemoryBroker, RuleTarget};
-use relevo_core::operate::{
-    DestinationInfo, KeyReport, MessageFilter, MessageStatus, OutboxInspector as _, SearchPage, WaitCause,
-};
-use relevo_core::store::{DeadLetterAdmin as _, DeadLetterFilter, MarkRequest, StoreError};
+use relevo_core::dead_letters::{DeadLetterAdmin as _, DeadLetterFilter, MarkRequest};
+use relevo_core::outbox::inspect::{DestinationInfo, KeyReport, MessageStatus, OutboxInspector as _, WaitCause};
+use relevo_core::outbox::search::{MessageFilter, SearchPage};
+use relevo_core::store::StoreError;
 use relevo_core::{AfterDead, Class, MessageId, RetryPolicy, Route, Routes};
 use relevo_relay::Config;
 use relevo_store_postgres::Store;

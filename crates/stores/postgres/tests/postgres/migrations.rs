@@ -8,8 +8,10 @@ use crate::relay_support::{
 };
 use relevo_broker_memory::{Config as BrokerConfig, MemoryBroker};
 use relevo_core::inbox::InboxRetention;
-use relevo_core::operate::{OutboxAdmin as _, OutboxInspector as _};
-use relevo_core::store::{Maintenance as _, StoreError};
+use relevo_core::outbox::admin::OutboxAdmin as _;
+use relevo_core::outbox::inspect::OutboxInspector as _;
+use relevo_core::outbox::maintenance::Maintenance as _;
+use relevo_core::store::StoreError;
 use relevo_store_postgres::inbox::{self, Inbox};
 use relevo_store_postgres::migrate::{BASELINE, Migration, OLDEST_SUPPORTED, VERSION, apply, migrate, sql_script};
 use relevo_store_postgres::{Config, Draft, Emitter, Schema, StartFrom, Store};

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::relay_support::{BackgroundWriters, RunningRelay, TestDatabase, config, fast_retry_route, wait_until};
 use relevo_broker_memory::{Config as BrokerConfig, FailureRule, MemoryBroker, RuleTarget};
-use relevo_core::operate::OutboxInspector as _;
-use relevo_core::store::{DeadLetterAdmin as _, DeadLetterFilter, MarkRequest};
+use relevo_core::dead_letters::{DeadLetterAdmin as _, DeadLetterFilter, MarkRequest};
+use relevo_core::outbox::inspect::OutboxInspector as _;
 use relevo_core::{Class, MessageId, RetryPolicy, Route, Routes};
 use relevo_relay::Config;
 use sqlx::Row as _;

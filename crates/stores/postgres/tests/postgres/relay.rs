@@ -8,7 +8,7 @@ use crate::relay_support::{
     BackgroundWriters, EmittedMessages, MAIN, RunningRelay, TestDatabase, config, store, wait_until,
 };
 use relevo_broker_memory::{Config as BrokerConfig, MemoryBroker};
-use relevo_core::operate::OutboxAdmin as _;
+use relevo_core::outbox::admin::OutboxAdmin as _;
 use relevo_core::slot::{shard_of, slot_of};
 use relevo_relay::Config;
 use relevo_testkit::PgVersion;

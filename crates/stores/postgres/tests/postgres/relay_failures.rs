@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::relay_support::{BackgroundWriters, RunningRelay, TestDatabase, config, fast_retry_route, wait_until};
 use relevo_broker_memory::{Config as BrokerConfig, FailureRule, MemoryBroker, RuleTarget};
-use relevo_core::store::{DeadLetterAdmin as _, DeadLetterFilter, MarkRequest};
+use relevo_core::dead_letters::{DeadLetterAdmin as _, DeadLetterFilter, MarkRequest};
 use relevo_core::{AfterDead, Class, MessageId, RetryPolicy, Route, Routes};
 use relevo_relay::Config;
 

@@ -7,7 +7,7 @@ use crate::relay_support::{
     BackgroundWriters, EmittedMessages, RunningRelay, TestDatabase, config, execute, short_leases, wait_until,
 };
 use relevo_broker_memory::{Config as BrokerConfig, MemoryBroker};
-use relevo_core::operate::OutboxAdmin as _;
+use relevo_core::outbox::admin::OutboxAdmin as _;
 use relevo_core::store::StoreError;
 use relevo_relay::{Config, RelayError};
 use tokio::sync::Notify;

@@ -1,7 +1,7 @@
 //! Rules A1 to A5: how ticks are created, and what a window contains. Each test shows what fails without the rule.
 
 use crate::sql_support::{Reader, SqlTest, code, emit};
-use relevo_core::store::Position;
+use relevo_core::outbox::Position;
 
 /// The pause that tests insert into functions: they wait for the session that holds this lock.
 const PAUSE: &str = "PERFORM pg_advisory_xact_lock(7);";

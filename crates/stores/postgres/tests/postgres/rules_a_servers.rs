@@ -1,9 +1,10 @@
 //! Rules A6 to A8, and other server events: crashes, standbys, history, other databases, two-phase commit, savepoints.
 
 use crate::sql_support::{Reader, Session, SqlTest, emit};
-use relevo_core::store::{
-    LeaseRequest, OutboxReader as _, PageRequest, Position, ShardLeases as _, StoreError, WindowLimit,
-};
+use relevo_core::outbox::Position;
+use relevo_core::outbox::leases::{LeaseRequest, ShardLeases as _};
+use relevo_core::outbox::log::{OutboxReader as _, PageRequest, WindowLimit};
+use relevo_core::store::StoreError;
 use relevo_store_postgres::{Config, Store};
 use relevo_testkit::PgVersion;
 use relevo_testkit::postgres::{Private, Server};

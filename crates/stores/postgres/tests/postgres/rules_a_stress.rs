@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::sql_support::{Reader, Session, SqlTest, code};
-use relevo_core::store::WindowLimit;
+use relevo_core::outbox::log::WindowLimit;
 use sqlx::Row as _;
 use tokio::task::JoinSet;
 use tokio::time::Instant;

@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use crate::sql_support::{Reader, Session, SqlTest};
-use relevo_core::store::{
-    LogEntry, OutboxReader as _, ParkAction, ParkedMessage, ParkedReader as _, Position, PublishFailure, SettleResult,
-    Settlement, ShardLeases as _, WindowLimit,
+use relevo_core::outbox::leases::ShardLeases as _;
+use relevo_core::outbox::log::{
+    OutboxReader as _, ParkAction, ParkedMessage, PublishFailure, SettleResult, Settlement, WindowLimit,
 };
+use relevo_core::outbox::parked::ParkedReader as _;
+use relevo_core::outbox::{LogEntry, Position};
 use serde_json::{Value, json};
 
 const OWNER: &str = "00000000-0000-4000-8000-00000000000a";

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::relay_support::{RunningRelay, TestDatabase, config, execute, expect_error, wait_until};
 use relevo_broker_memory::{Config as BrokerConfig, MemoryBroker};
-use relevo_core::store::Maintenance as _;
+use relevo_core::outbox::maintenance::Maintenance as _;
 use relevo_relay::Config;
 use sqlx::postgres::PgConnection;
 use tokio::task::JoinSet;

@@ -8,8 +8,11 @@ use crate::relay_support::{
     EmittedMessages, MAIN, RunningRelay, TestDatabase, config, execute, expect_error, store, wait_until,
 };
 use relevo_broker_memory::{Config as BrokerConfig, MemoryBroker};
-use relevo_core::operate::OutboxAdmin as _;
-use relevo_core::store::{LeaseRequest, OutboxReader as _, Position, Settlement, ShardLeases as _, StoreError};
+use relevo_core::outbox::Position;
+use relevo_core::outbox::admin::OutboxAdmin as _;
+use relevo_core::outbox::leases::{LeaseRequest, ShardLeases as _};
+use relevo_core::outbox::log::{OutboxReader as _, Settlement};
+use relevo_core::store::StoreError;
 use relevo_relay::{Config, RelayError};
 use relevo_store_postgres::Store;
 use relevo_testkit::PgVersion;

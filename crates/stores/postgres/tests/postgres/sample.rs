@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use relevo_broker_memory::{Config, FailureRule, MemoryBroker, RuleTarget};
 use relevo_core::Class;
-use relevo_core::sample::OutboxMonitor as _;
+use relevo_core::outbox::sample::OutboxMonitor as _;
 use relevo_testkit::PgVersion;
 use sqlx::ConnectOptions as _;
 

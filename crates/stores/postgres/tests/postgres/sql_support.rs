@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use relevo_core::store::{
-    Lease, LeaseRequest, OutboxReader as _, Page, PageRequest, Position, SettleResult, Settlement, ShardLeases as _,
-    WindowLimit,
-};
+use relevo_core::outbox::Position;
+use relevo_core::outbox::leases::{Lease, LeaseRequest, ShardLeases as _};
+use relevo_core::outbox::log::{OutboxReader as _, Page, PageRequest, SettleResult, Settlement, WindowLimit};
 use relevo_store_postgres::{Config, Schema, Store, migrate};
 use relevo_testkit::PgVersion;
 use relevo_testkit::postgres::{Database, Private, Server};

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use crate::relay_support::{RunningRelay, TestDatabase, config, fast_retry_route, wait_until};
 use relevo_broker_memory::{Config as BrokerConfig, FailureRule, MemoryBroker, RuleTarget};
-use relevo_core::operate::{MessageStatus, OutboxInspector as _, TimeRange, VerifyReport};
+use relevo_core::outbox::inspect::{MessageStatus, OutboxInspector as _};
+use relevo_core::outbox::search::{TimeRange, VerifyReport};
 use relevo_core::{Class, RetryPolicy, Route, Routes};
 use relevo_relay::Config;
 use relevo_store_postgres::Store;

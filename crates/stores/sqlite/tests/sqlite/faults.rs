@@ -5,7 +5,9 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::process::Command;
 
-use relevo_core::store::{Maintenance as _, ShardLeases as _, StoreError};
+use relevo_core::outbox::leases::ShardLeases as _;
+use relevo_core::outbox::maintenance::Maintenance as _;
+use relevo_core::store::StoreError;
 use relevo_store_sqlite::{Draft, begin, emit, migrate};
 use uuid::Uuid;
 
@@ -168,7 +170,7 @@ async fn a_long_write_transaction_does_not_block_lease_requests() {
     let scratch = TempDirectory::new();
     drop(outbox(&scratch.file(), 2).await);
     let store = open_with_short_wait(&scratch.file()).await;
-    let ask = relevo_core::store::LeaseRequest {
+    let ask = relevo_core::outbox::leases::LeaseRequest {
         owner: Uuid::new_v4(),
         name: "relay".to_owned(),
         duration: std::time::Duration::from_mins(1),
@@ -272,7 +274,7 @@ async fn an_unknown_destination_is_reported() {
     let store = open(&scratch.file()).await.unwrap();
     let error = store.standing(&[]).await.err();
     assert!(error.is_none(), "nothing was asked for");
-    let backlog = relevo_core::operate::OutboxInspector::backlog(&store).await.expect_err("no destination");
+    let backlog = relevo_core::outbox::inspect::OutboxInspector::backlog(&store).await.expect_err("no destination");
     assert_eq!(error_chain(&backlog), "destination `main` does not exist; hint: add it with `relevo destination add`");
 }
 

@@ -8,7 +8,7 @@ use jiff::{SignedDuration, Timestamp};
 use relevo_conformance::harness as suite;
 use relevo_conformance::harness::{Capabilities, DuplicateId, Harness, RETENTION, SHARDS, WriteTransaction};
 use relevo_core::MessageId;
-use relevo_core::operate::OutboxAdmin as _;
+use relevo_core::outbox::admin::OutboxAdmin as _;
 use relevo_store_sqlite::{Config, Draft, EmitError, OnDuplicate, StartFrom, Store, cancel, connect_options, emit};
 use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePoolOptions};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Row as _, Transaction};

@@ -3,15 +3,16 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
+use relevo_core::dead_letters::{DeadLetterAdmin as _, DeadLetterFilter, MarkRequest};
+use relevo_core::finding::Severity;
 use relevo_core::inbox::operate::{self as consumers, RemoveOutcome};
-use relevo_core::operate::{
-    MessageFilter, MessageStatus, OutboxAdmin as _, OutboxInspector as _, Severity, TimeRange, WaitCause,
-};
-use relevo_core::sample::OutboxMonitor as _;
-use relevo_core::store::{
-    DeadLetterAdmin as _, DeadLetterFilter, LogEntry, MarkRequest, ParkAction, ParkedMessage, ParkedReader as _,
-    PublishFailure,
-};
+use relevo_core::outbox::LogEntry;
+use relevo_core::outbox::admin::OutboxAdmin as _;
+use relevo_core::outbox::inspect::{MessageStatus, OutboxInspector as _, WaitCause};
+use relevo_core::outbox::log::{ParkAction, ParkedMessage, PublishFailure};
+use relevo_core::outbox::parked::ParkedReader as _;
+use relevo_core::outbox::sample::OutboxMonitor as _;
+use relevo_core::outbox::search::{MessageFilter, TimeRange};
 use relevo_store_sqlite::Draft;
 
 use crate::scratch::{Reader, TempDirectory, connect, draft, emit_one, outbox, run};

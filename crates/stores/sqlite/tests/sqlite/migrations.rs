@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use relevo_core::operate::OutboxInspector as _;
+use relevo_core::outbox::inspect::OutboxInspector as _;
 use relevo_core::store::StoreError;
 use relevo_store_sqlite::{connect_options, migrate};
 use sqlx::{ConnectOptions as _, Row as _};

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use relevo_broker_memory::{Config as BrokerConfig, FailureRule, MemoryBroker, RuleTarget};
-use relevo_core::operate::OutboxInspector as _;
-use relevo_core::store::{DeadLetterAdmin as _, DeadLetterFilter, LeaseRequest, MarkRequest, ShardLeases as _};
+use relevo_core::dead_letters::{DeadLetterAdmin as _, DeadLetterFilter, MarkRequest};
+use relevo_core::outbox::inspect::OutboxInspector as _;
+use relevo_core::outbox::leases::{LeaseRequest, ShardLeases as _};
 use relevo_core::{Class, MessageId};
 use relevo_relay::{Config as RelayConfig, Relay, RelayError};
 use relevo_store_sqlite::{Config, Store, begin, emit};
@@ -112,7 +113,7 @@ async fn committed_messages_arrive_in_order_through_changing_relays() {
         }
     }
     assert_eq!(arrived, committed);
-    assert_eq!(store.verify(relevo_core::operate::TimeRange::default()).await.unwrap().inconsistencies, [""; 0]);
+    assert_eq!(store.verify(relevo_core::outbox::search::TimeRange::default()).await.unwrap().inconsistencies, [""; 0]);
 }
 
 #[tokio::test]

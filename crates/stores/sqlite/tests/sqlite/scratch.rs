@@ -5,11 +5,13 @@ use std::process::Command;
 use std::time::Duration;
 
 use relevo_core::MessageId;
-use relevo_core::operate::OutboxAdmin as _;
-use relevo_core::store::{
-    Lease, LeaseRequest, LogEntry, OutboxReader as _, Page, PageRequest, ParkedMessage, Position, SettleResult,
-    Settlement, ShardLeases as _, StoreError, WindowLimit,
+use relevo_core::outbox::admin::OutboxAdmin as _;
+use relevo_core::outbox::leases::{Lease, LeaseRequest, ShardLeases as _};
+use relevo_core::outbox::log::{
+    OutboxReader as _, Page, PageRequest, ParkedMessage, SettleResult, Settlement, WindowLimit,
 };
+use relevo_core::outbox::{LogEntry, Position};
+use relevo_core::store::StoreError;
 use relevo_store_sqlite::{Config, Draft, StartFrom, Store, begin, connect_options, emit, migrate};
 use sqlx::sqlite::SqliteConnection;
 use sqlx::{ConnectOptions as _, Connection as _};

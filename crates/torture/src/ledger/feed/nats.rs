@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use async_nats::jetstream;
 use futures_util::TryStreamExt as _;
 use relevo_broker_nats::{Admin, Config, Group, Membership, Publisher, Stream, Topology, consumer as member};
-use relevo_core::administer::TopologyStatus;
+use relevo_core::broker::admin::TopologyStatus;
 use relevo_core::{Broker, BrokerAdmin as _, BrokerConsumer};
 
 use super::{Feed, Kind};

@@ -11,7 +11,7 @@ use relevo_broker_rabbitmq::{
     Admin, Binding, Config, Exchange, Membership, Publisher, Queue, Topology, consumer as member,
     dead_letter_queue_name,
 };
-use relevo_core::administer::TopologyStatus;
+use relevo_core::broker::admin::TopologyStatus;
 use relevo_core::{Broker, BrokerAdmin as _, BrokerConsumer};
 
 use super::{Feed, Kind};

@@ -1,7 +1,7 @@
 //! Checks the delivery limit of a queue.
 
 use relevo_core::finding::Findings;
-use relevo_core::operate::Severity;
+use relevo_core::finding::Severity;
 use serde_json::Value;
 
 use super::QueueCheck;

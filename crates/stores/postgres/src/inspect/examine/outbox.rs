@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use relevo_core::operate::{Finding, Severity};
+use relevo_core::finding::{Finding, Severity};
 
 use super::{Mended as _, finding, human_duration};
 use crate::binary_copy::CopyRows;

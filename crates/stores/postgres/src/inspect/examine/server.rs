@@ -1,7 +1,7 @@
 //! Checks the server: its version, settings, clock, database identity, and the privileges of this role.
 
 use jiff::{SignedDuration, Timestamp};
-use relevo_core::operate::{Finding, Severity};
+use relevo_core::finding::{Finding, Severity};
 
 use super::{Mended as _, finding};
 use crate::binary_copy::CopyRows;

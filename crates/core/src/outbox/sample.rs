@@ -1,12 +1,10 @@
-//! Monitoring ports: samples of outboxes and brokers. A sample has a bounded cost, so it can be taken at a fixed
-//! interval.
+//! Called by monitoring: figures of an outbox, at a fixed interval and a fixed cost.
 
 use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::failure::Failure;
-use crate::operate::Backlog;
+use crate::outbox::inspect::Backlog;
 use crate::store::StoreError;
 
 /// The state of an outbox for one destination.
@@ -75,29 +73,4 @@ pub trait OutboxMonitor: Send + Sync {
 
     /// Samples the state that all destinations share.
     async fn sample_outbox(&self) -> Result<OutboxSample, StoreError>;
-}
-
-/// The state of a broker, as far as it reports it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct BrokerSample {
-    /// The nodes of its cluster. `None` if the broker does not report them.
-    pub nodes: Option<NodeCount>,
-    /// Its dead-letter queues by name, with the number of messages in each.
-    pub dead_letter_queues: Vec<(String, u64)>,
-}
-
-/// The nodes of a cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NodeCount {
-    /// Running nodes.
-    pub running: u64,
-    /// Known nodes, running or not.
-    pub total: u64,
-}
-
-/// Samples a broker. Publishing does not depend on it.
-#[async_trait]
-pub trait BrokerMonitor: Send + Sync {
-    /// Samples the broker. Values that the broker does not report are omitted.
-    async fn sample(&self) -> Result<BrokerSample, Failure>;
 }

@@ -1,21 +1,15 @@
-//! Operator ports of an outbox. The CLI commands and the console use them.
+//! Called by operators: the state of destinations, shards, keys and messages. Nothing here changes anything.
 
 use std::time::Duration;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
 
+use crate::finding::Finding;
 use crate::message::{Message, MessageId};
-use crate::store::{HeldAddress, StoreError};
-
-/// The position where a new destination starts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StartFrom {
-    /// Messages that commit from now on.
-    Now,
-    /// The oldest retained message.
-    Oldest,
-}
+use crate::outbox::leases::HeldAddress;
+use crate::outbox::search::{MessageFilter, SearchPage, TimeRange, VerifyReport};
+use crate::store::StoreError;
 
 /// A destination and its settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -128,36 +122,6 @@ pub struct MessageSummary {
     pub published_at: Option<Timestamp>,
 }
 
-/// Selects messages. All set fields must match.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct MessageFilter {
-    /// With this key.
-    pub key: Option<String>,
-    /// With this topic.
-    pub topic: Option<String>,
-    /// With this type.
-    pub kind: Option<String>,
-    /// With this status.
-    pub status: Option<MessageStatus>,
-    /// Emitted at this time or later.
-    pub since: Option<Timestamp>,
-    /// Emitted before this time.
-    pub until: Option<Timestamp>,
-    /// Continues a search: the value of [`SearchPage::next`].
-    pub before_seq: Option<i64>,
-}
-
-/// One page of search results, newest first.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SearchPage {
-    /// The messages.
-    pub messages: Vec<MessageSummary>,
-    /// Where the search continues. `None` if the search is complete.
-    pub next: Option<i64>,
-    /// How far back the search came, if it ran out of time before it reached the limit.
-    pub searched_back_to: Option<Timestamp>,
-}
-
 /// One message with its status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MessageDetails {
@@ -246,54 +210,6 @@ pub struct KeyReport {
     pub shard: ShardInfo,
 }
 
-/// A range of the log, by emit time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TimeRange {
-    /// Start of the range. `None` means the oldest retained message.
-    pub since: Option<Timestamp>,
-    /// End of the range. `None` means now.
-    pub until: Option<Timestamp>,
-}
-
-/// The result of comparing committed with settled messages.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct VerifyReport {
-    /// Messages of the log in the range.
-    pub committed: u64,
-    /// The number of those messages per status, in the order of [`MessageStatus::ALL`].
-    pub by_status: Vec<(MessageStatus, u64)>,
-    /// The oldest unsettled message.
-    pub oldest_unsettled: Option<Timestamp>,
-    /// Inconsistencies, such as a waiting message that no relay will read, or a key that waits for nothing.
-    pub inconsistencies: Vec<String>,
-}
-
-/// The severity of a finding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Severity {
-    /// The check passed.
-    Ok,
-    /// Information.
-    Note,
-    /// Will become a problem.
-    Warning,
-    /// Violates a guarantee.
-    Danger,
-}
-
-/// The result of one check.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
-    /// Its severity.
-    pub severity: Severity,
-    /// What was checked, as a short stable name such as `synchronous_commit`.
-    pub subject: String,
-    /// The observed value.
-    pub detail: String,
-    /// The action that fixes it.
-    pub fix: Option<String>,
-}
-
 /// Read-only operator access to an outbox, for one destination. No method changes anything.
 #[async_trait]
 pub trait OutboxInspector: Send + Sync {
@@ -323,21 +239,4 @@ pub trait OutboxInspector: Send + Sync {
 
     /// Checks the settings that the guarantees depend on. Returns every check, passed or failed.
     async fn examine(&self) -> Result<Vec<Finding>, StoreError>;
-}
-
-/// Operator commands for an outbox, for one destination.
-#[async_trait]
-pub trait OutboxAdmin: Send + Sync {
-    /// Adds the destination. Returns whether it is new.
-    async fn add_destination(&self, shards: u16, start: StartFrom) -> Result<bool, StoreError>;
-
-    /// Deletes the destination and everything that waits for it, so that it no longer delays retention. Returns whether
-    /// it existed.
-    async fn remove_destination(&self) -> Result<bool, StoreError>;
-
-    /// Enables or disables the destination. Returns whether it exists.
-    async fn switch(&self, on: bool) -> Result<bool, StoreError>;
-
-    /// Requests another number of shards. The relays do the resharding. Returns whether the destination exists.
-    async fn regroup(&self, shards: u16) -> Result<bool, StoreError>;
 }

@@ -1,5 +1,4 @@
-//! The broker port for operators and for start-up checks: does the configured topology exist, and do the broker's
-//! settings support the guarantees?
+//! Called by operators and at start-up: the topology that the configuration names, and the settings that promises depend on.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::failure::Failure;
-use crate::operate::Finding;
+use crate::finding::Finding;
 
 /// One object that the configuration expects at the broker: an exchange, queue, binding, policy, stream or consumer.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,0 +1,132 @@
+//! Called by the relay: reads the log and settles what was read.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytestring::ByteString;
+
+use crate::outbox::leases::Lease;
+use crate::outbox::{LogEntry, Position};
+use crate::store::StoreError;
+
+/// One read request.
+#[derive(Clone, Debug)]
+pub struct PageRequest<'a> {
+    /// Shards at the same position.
+    pub leases: &'a [Lease],
+    /// Their position.
+    pub after: Position,
+    /// The maximum number of messages.
+    pub messages_max: usize,
+    /// Stop after this number of payload bytes. At least one message is always read.
+    pub bytes_max: usize,
+    /// How far new windows may extend.
+    pub window_limit: WindowLimit,
+}
+
+/// Messages of one window, in order.
+#[derive(Clone, Debug)]
+pub struct Page {
+    /// In sequence order. Empty if there is nothing new.
+    pub entries: Vec<LogEntry>,
+    /// The position of the shards after all entries are settled.
+    pub end: Position,
+}
+
+/// How far windows may extend while shards are being resharded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WindowLimit {
+    /// No limit.
+    #[default]
+    Unlimited,
+    /// Finish the current window, and open no new one.
+    CurrentWindow,
+    /// Windows end at this tick.
+    UntilTick(i64),
+}
+
+/// What happens to the failed head of a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ParkAction {
+    /// It is retried after this delay.
+    Retry {
+        /// From now, on the database's clock.
+        after: Duration,
+    },
+    /// Its address is held. `after` is the length of the hold, or the time until the next probe.
+    HoldAddress {
+        /// The address.
+        address: Arc<str>,
+        /// From now, on the database's clock.
+        after: Duration,
+    },
+    /// It broke connections, and is retried alone after this delay.
+    Quarantine {
+        /// From now, on the database's clock.
+        after: Duration,
+    },
+    /// Dead-lettered. The key waits for an operator.
+    DeadHold,
+    /// Dead-lettered. The key continues.
+    DeadContinue,
+}
+
+/// The failed head of a key, and the reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PublishFailure {
+    /// What happens to it.
+    pub action: ParkAction,
+    /// Counted attempts so far.
+    pub attempts: u32,
+    /// The name of the failure class.
+    pub class: &'static str,
+    /// The error text.
+    pub error: String,
+    /// The route that chose its address.
+    pub route: Arc<str>,
+}
+
+/// A message of a page that was not published.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParkedMessage {
+    /// Its number in the log.
+    pub seq: i64,
+    /// Its slot.
+    pub slot: u16,
+    /// Its key.
+    pub key: ByteString,
+    /// Why it failed. `None` if it only waits behind the parked head of its key.
+    pub failure: Option<PublishFailure>,
+}
+
+/// The result of messages that were read: the progress of the shards, and the messages to park.
+#[derive(Clone, Debug, Default)]
+pub struct Settlement {
+    /// The new position of each shard.
+    pub progress: Vec<(Lease, Position)>,
+    /// Messages up to those positions that were not confirmed, in sequence order.
+    pub parked: Vec<ParkedMessage>,
+}
+
+/// The result of a settlement.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SettleResult {
+    /// Shards whose lease was lost. Nothing was changed for them.
+    pub lost_shards: Vec<u16>,
+    /// Messages that should wait behind a head that is no longer parked. Nothing was changed for their shards. The
+    /// relay must publish them before later messages of their keys.
+    pub reread: Vec<i64>,
+}
+
+/// The log, as the relay reads and settles it on its hot path.
+#[async_trait]
+pub trait OutboxReader: Send + Sync {
+    /// Reads the next messages after a position, in commit order. The same call returns the same page while its window
+    /// is open.
+    async fn read(&self, read: PageRequest<'_>) -> Result<Page, StoreError>;
+
+    /// Records the results of messages, in one transaction that checks each lease. Changes each shard completely or not
+    /// at all, and returns the unchanged ones.
+    async fn settle(&self, settlement: Settlement) -> Result<SettleResult, StoreError>;
+}
