@@ -5,7 +5,7 @@ mod nats;
 mod rabbitmq;
 mod timed;
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -189,7 +189,7 @@ async fn latencies(
         let broker = Timed::new(kind.open().await?, Arc::clone(&receipts));
         let millis = broker.millis();
         whole.push(latency::at_rate(&bench, Arc::new(broker), &receipts, 1000, 4, LATENCY_TIME).await?);
-        let mut millis = std::mem::take(&mut *millis.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut millis = std::mem::take(&mut *millis.lock());
         millis.sort_by(f64::total_cmp);
         publishing.push(millis);
     }

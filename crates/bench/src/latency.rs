@@ -3,9 +3,10 @@
 mod rounds;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use relevo_core::{Broker, MessageId};
 use relevo_relay::{Config, Relay};
 use sqlx::postgres::PgConnectOptions;
@@ -46,7 +47,7 @@ async fn to_memory(server: &PgConnectOptions, rate: u32, clients: u32, time: Dur
     let broker = quick_broker();
     broker.on_receipt(move |publication| {
         let now = Instant::now();
-        seen.lock().unwrap_or_else(PoisonError::into_inner).entry(publication.message.id).or_insert(now);
+        seen.lock().entry(publication.message.id).or_insert(now);
     });
     at_rate(&bench, Arc::new(broker), &receipts, rate, clients, time).await
 }
@@ -70,7 +71,7 @@ pub(crate) async fn at_rate(
     while let Some(done) = tasks.join_next().await {
         done??;
     }
-    let receipts = receipts.lock().unwrap_or_else(PoisonError::into_inner);
+    let receipts = receipts.lock();
     // The first second is the warm-up of both sides.
     let mut millis = Vec::with_capacity(sent.len());
     let warm = sent.first().map(|(_, at)| *at + Duration::from_secs(1));

@@ -3,9 +3,10 @@
 pub mod admin;
 pub mod sample;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 
 use crate::failure::Outcome;
 use crate::header_rules::HeaderRules;
@@ -80,8 +81,8 @@ impl OutcomeSender {
     /// Reports several outcomes under one lock.
     pub fn report_all(&self, outcomes: impl IntoIterator<Item = (usize, Outcome)>) {
         let batch = self.batch;
-        lock(&self.queue.outcomes).extend(outcomes.into_iter().map(|(index, outcome)| (batch, index, outcome)));
-        if let Some(waker) = lock(&self.queue.waker).take() {
+        self.queue.outcomes.lock().extend(outcomes.into_iter().map(|(index, outcome)| (batch, index, outcome)));
+        if let Some(waker) = self.queue.waker.lock().take() {
             waker.wake();
         }
     }
@@ -99,21 +100,16 @@ impl OutcomeReceiver {
 
     /// Takes the outcomes reported since the last call.
     pub fn take(&self) -> Vec<ReportedOutcome> {
-        std::mem::take(&mut *lock(&self.0.outcomes))
+        std::mem::take(&mut *self.0.outcomes.lock())
     }
 
     /// Waits until there are outcomes to take.
     pub async fn ready(&self) {
         std::future::poll_fn(|context| {
             // Store the waker before checking, so that a report in between is not missed.
-            *lock(&self.0.waker) = Some(context.waker().clone());
-            if lock(&self.0.outcomes).is_empty() { std::task::Poll::Pending } else { std::task::Poll::Ready(()) }
+            *self.0.waker.lock() = Some(context.waker().clone());
+            if self.0.outcomes.lock().is_empty() { std::task::Poll::Pending } else { std::task::Poll::Ready(()) }
         })
         .await;
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // Poisoning is ignored: no code panics while it holds the lock, and each push leaves the list consistent.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

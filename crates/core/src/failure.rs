@@ -22,27 +22,7 @@ pub enum Class {
     Blocked,
 }
 
-/// How much a failure blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
-    /// This message and the later messages of its key.
-    Message,
-    /// Every message to the same address.
-    Address,
-    /// Every message to this destination.
-    Destination,
-}
-
 impl Class {
-    /// How much a failure of this class blocks.
-    pub const fn scope(self) -> Scope {
-        match self {
-            Self::Outage => Scope::Destination,
-            Self::Throttled(_) | Self::Blocked => Scope::Address,
-            Self::Unknown | Self::Transient | Self::Poison => Scope::Message,
-        }
-    }
-
     /// Whether the failure counts as an attempt.
     pub const fn counts_as_attempt(self) -> bool {
         match self {

@@ -44,6 +44,22 @@ impl Findings {
         self.problems.push(Finding { severity, subject: subject.to_owned(), detail: seen, fix: Some(fix) });
     }
 
+    /// Adds a check: passed if `ok`, otherwise a problem and the action that fixes it.
+    pub fn check(
+        &mut self,
+        ok: bool,
+        severity: Severity,
+        subject: &'static str,
+        passed: String,
+        problem: impl FnOnce() -> (String, String),
+    ) {
+        if ok {
+            return self.passed(subject, passed);
+        }
+        let (detail, fix) = problem();
+        self.problem(severity, subject, detail, fix);
+    }
+
     /// Adds a passed check. Repeats are ignored.
     pub fn passed(&mut self, subject: &'static str, what: String) {
         let known = self.passed.entry(subject).or_default();

@@ -8,7 +8,6 @@ pub mod address_template;
 pub mod broker;
 pub mod broker_consumer;
 pub mod dead_letters;
-pub mod delivery;
 pub mod draft;
 pub mod failure;
 pub mod finding;
@@ -32,7 +31,7 @@ pub use broker_consumer::{
     AckOutcome, BrokerConsumer, ConsumerCapabilities, DelayedRetry, Delivery, DeliveryTag, Lane, RawMessage,
 };
 pub use draft::{Draft, OnDuplicate};
-pub use failure::{Class, Failure, Outcome, Scope};
+pub use failure::{Class, Failure, Outcome};
 pub use header_rules::HeaderRules;
 pub use limits::Limits;
 pub use message::{Message, MessageId, TraceContext};

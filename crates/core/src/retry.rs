@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::failure::{Class, Outcome};
+use crate::failure::Class;
 
 /// How the delay grows from one attempt to the next.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +29,33 @@ impl Jitter {
     /// Creates jitter from a random number: 0 gives none, `u32::MAX` gives the policy's full share.
     pub fn from_random(random: u32) -> Self {
         Self(f64::from(random) / f64::from(u32::MAX))
+    }
+}
+
+/// Delays that double from one attempt to the next, for reconnecting and for calls that are repeated until they succeed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExponentialBackoff {
+    min: Duration,
+    max: Duration,
+    next: Duration,
+}
+
+impl ExponentialBackoff {
+    /// Creates a backoff whose first delay is `min` and whose longest is `max`.
+    pub fn new(min: Duration, max: Duration) -> Self {
+        Self { min, max, next: min.min(max) }
+    }
+
+    /// Returns the next delay. Full jitter shortens it by half, so that clients do not return at the same time.
+    pub fn next(&mut self, jitter: Jitter) -> Duration {
+        let delay = self.next;
+        self.next = delay.saturating_mul(2).min(self.max);
+        delay.mul_f64(1.0 - jitter.0 / 2.0)
+    }
+
+    /// Begins again with the shortest delay, after a success.
+    pub fn reset(&mut self) {
+        self.next = self.min.min(self.max);
     }
 }
 
@@ -59,11 +86,9 @@ impl Default for RetryPolicy {
     }
 }
 
-/// What happens to a message after an outcome.
+/// What happens to a message after a failed attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// The broker confirmed it.
-    Delivered,
     /// The broker is unreachable. Wait for it; no attempt is counted.
     WaitForBroker,
     /// The message may have arrived. Send it again soon with the same id; no attempt is counted.
@@ -89,9 +114,8 @@ impl RetryPolicy {
     }
 
     /// Decides after counted attempt number `attempt`, starting at 1.
-    pub fn decide(&self, attempt: u32, outcome: &Outcome, jitter: Jitter) -> Next {
-        let Err(failure) = outcome else { return Next::Delivered };
-        match failure.class() {
+    pub fn decide(&self, attempt: u32, class: Class, jitter: Jitter) -> Next {
+        match class {
             Class::Outage => Next::WaitForBroker,
             Class::Unknown => Next::Resend,
             Class::Throttled(pause) => Next::HoldAddress(Some(pause)),
@@ -143,7 +167,17 @@ impl RetryPolicy {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::failure::Failure;
+
+    #[test]
+    fn delays_double_to_the_longest_and_begin_again_after_a_reset() {
+        let (min, max) = (Duration::from_millis(100), Duration::from_millis(350));
+        let mut backoff = ExponentialBackoff::new(min, max);
+        let delays: Vec<Duration> = (0..4).map(|_| backoff.next(Jitter::NONE)).collect();
+        assert_eq!(delays, [min, min * 2, max, max]);
+        assert_eq!(backoff.next(Jitter::from_random(u32::MAX)), max / 2, "full jitter halves a delay");
+        backoff.reset();
+        assert_eq!(backoff.next(Jitter::NONE), min);
+    }
     use proptest::prelude::*;
 
     #[test]
@@ -164,14 +198,7 @@ mod tests {
         assert_eq!(pauses, [1_000, 5_000, 60_000, 2_000, 2_000, 2_000].map(ms));
         assert_eq!((policy.attempts_max, policy.total_delay_max()), (5, ms(68_000)));
         assert_eq!(RetryPolicy { attempts_max: 8, ..policy }.total_delay_max(), ms(74_000));
-        assert_eq!(
-            RetryPolicy::with_delays(Vec::new()).decide(1, &failed(Class::Transient), Jitter::NONE),
-            Next::DeadLetter
-        );
-    }
-
-    fn failed(class: Class) -> Outcome {
-        Err(Failure::new(class, "x"))
+        assert_eq!(RetryPolicy::with_delays(Vec::new()).decide(1, Class::Transient, Jitter::NONE), Next::DeadLetter);
     }
 
     fn policies() -> impl Strategy<Value = RetryPolicy> {
@@ -212,7 +239,7 @@ mod tests {
         #[test]
         fn only_counted_failures_are_dead_lettered(policy in policies(), attempt in 1u32..1000, random: u32) {
             for class in [Class::Outage, Class::Unknown, Class::Throttled(Duration::ZERO), Class::Blocked] {
-                let next = policy.decide(attempt, &failed(class), Jitter::from_random(random));
+                let next = policy.decide(attempt, class, Jitter::from_random(random));
                 prop_assert!(!matches!(next, Next::DeadLetter | Next::RetryAfter(_)), "{class:?} became {next:?}");
             }
         }
@@ -236,8 +263,8 @@ mod tests {
     #[test]
     fn the_last_attempt_and_poison_are_dead_lettered() {
         let policy = RetryPolicy { attempts_max: 3, ..RetryPolicy::default() };
-        assert_eq!(policy.decide(2, &failed(Class::Transient), Jitter::NONE), Next::RetryAfter(Duration::from_secs(2)));
-        assert_eq!(policy.decide(3, &failed(Class::Transient), Jitter::NONE), Next::DeadLetter);
-        assert_eq!(policy.decide(1, &failed(Class::Poison), Jitter::NONE), Next::DeadLetter);
+        assert_eq!(policy.decide(2, Class::Transient, Jitter::NONE), Next::RetryAfter(Duration::from_secs(2)));
+        assert_eq!(policy.decide(3, Class::Transient, Jitter::NONE), Next::DeadLetter);
+        assert_eq!(policy.decide(1, Class::Poison, Jitter::NONE), Next::DeadLetter);
     }
 }

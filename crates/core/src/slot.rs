@@ -17,6 +17,11 @@ pub fn shard_of(slot: u16, shards: u16) -> u16 {
     slot % shards
 }
 
+/// The lane of a key when its address has `lanes` lanes.
+pub fn lane_of(key: &str, lanes: u16) -> u16 {
+    shard_of(slot_of(key), lanes)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

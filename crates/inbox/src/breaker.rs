@@ -1,9 +1,10 @@
 //! Circuit breakers: after a handler reports an outage, its lane pauses and single messages probe the service.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use relevo_core::{Jitter, Lane, RetryPolicy};
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -57,7 +58,7 @@ impl Breakers {
 
     /// Whether messages of this lane may be handled.
     pub(crate) fn state(&self, lane: &Lane, now: Instant) -> BreakerState {
-        let lanes = self.lock();
+        let lanes = self.lanes.lock();
         let Some(breaker) = lanes.get(lane) else { return BreakerState::Closed };
         match (breaker.operator_override, breaker.probe_at) {
             (Some(false), _) | (None, None) => BreakerState::Closed,
@@ -71,12 +72,12 @@ impl Breakers {
 
     /// Claims the probe after [`gate`](Self::state) allowed one. Returns `false` if another worker was faster.
     pub(crate) fn begin_probe(&self, lane: &Lane) -> bool {
-        self.lock().get_mut(lane).is_some_and(|breaker| !std::mem::replace(&mut breaker.probing, true))
+        self.lanes.lock().get_mut(lane).is_some_and(|breaker| !std::mem::replace(&mut breaker.probing, true))
     }
 
     /// Records an outage and returns how long to wait.
     pub(crate) fn record_outage(&self, lane: &Lane, why: &str, now: Instant, jitter: Jitter) -> Duration {
-        let mut lanes = self.lock();
+        let mut lanes = self.lanes.lock();
         let breaker = lanes.entry(lane.clone()).or_default();
         breaker.reason = Some(why.to_owned());
         // Messages that were already running when it opened add no information.
@@ -97,7 +98,7 @@ impl Breakers {
 
     /// Records that a handler reached the services it needs.
     pub(crate) fn record_success(&self, lane: &Lane) {
-        let mut lanes = self.lock();
+        let mut lanes = self.lanes.lock();
         let Some(breaker) = lanes.get_mut(lane) else { return };
         if breaker.probe_at.is_some() {
             let forced = breaker.operator_override;
@@ -110,7 +111,7 @@ impl Breakers {
 
     /// Releases a probe that ended without an attempt.
     pub(crate) fn release_probe(&self, lane: &Lane) {
-        if let Some(breaker) = self.lock().get_mut(lane)
+        if let Some(breaker) = self.lanes.lock().get_mut(lane)
             && std::mem::take(&mut breaker.probing)
         {
             self.changed.notify_one();
@@ -119,7 +120,7 @@ impl Breakers {
 
     /// Applies the operator overrides. Lanes without one are automatic again.
     pub(crate) fn set_overrides(&self, orders: &[(Lane, bool)]) {
-        let mut lanes = self.lock();
+        let mut lanes = self.lanes.lock();
         for breaker in lanes.values_mut() {
             breaker.operator_override = None;
         }
@@ -134,19 +135,14 @@ impl Breakers {
 
     /// Lanes whose breaker is open, each with the reason.
     pub(crate) fn open_lanes(&self) -> Vec<(Lane, String)> {
-        open_lanes(&self.lock())
+        open_lanes(&self.lanes.lock())
     }
 
     /// When the next lane may be probed.
     pub(crate) fn wakes_at(&self, now: Instant) -> Option<Instant> {
-        let lanes = self.lock();
+        let lanes = self.lanes.lock();
         let waiting = lanes.values().filter(|breaker| breaker.operator_override.is_none());
         waiting.filter_map(|breaker| breaker.probe_at).filter(|until| *until > now).min()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Lane, Breaker>> {
-        // No code panics while it holds this lock.
-        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,8 +1,9 @@
 //! Heartbeats, sent independently of the handlers.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use relevo_core::Lane;
 use relevo_core::inbox::{Heartbeat, HeartbeatReply, Inbox};
 use tokio::sync::watch;
@@ -23,15 +24,7 @@ pub(crate) struct MemberReport {
 }
 
 /// Written by the loop, read by the heartbeat task.
-#[derive(Debug, Default)]
-pub(crate) struct SharedMemberReport(Mutex<MemberReport>);
-
-impl SharedMemberReport {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, MemberReport> {
-        // No code panics while it holds this lock.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+pub(crate) type SharedMemberReport = Mutex<MemberReport>;
 
 /// State after the last successful heartbeat.
 #[derive(Clone, Debug, Default)]

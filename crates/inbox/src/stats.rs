@@ -1,9 +1,9 @@
 //! Statistics and status of a consumer, for monitoring.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use relevo_core::Lane;
 use tokio::time::Instant;
 
@@ -152,7 +152,7 @@ impl ConsumerStatus {
 
     /// Time since the last successful heartbeat, or since the consumer was created if there was none.
     pub fn heartbeat_age(&self) -> Duration {
-        let beaten = *lock(&self.last_heartbeat);
+        let beaten = *self.last_heartbeat.lock();
         beaten.unwrap_or(self.created.0).elapsed()
     }
 
@@ -163,12 +163,12 @@ impl ConsumerStatus {
 
     /// Number of undelivered messages per lane, as the broker last reported. Empty while it is unknown.
     pub fn lag(&self) -> Vec<(Lane, u64)> {
-        lock(&self.lanes).lag.clone()
+        self.lanes.lock().lag.clone()
     }
 
     /// Lanes whose breaker is open, each with the reason.
     pub fn open_breakers(&self) -> Vec<(Lane, String)> {
-        lock(&self.lanes).open_breakers.clone()
+        self.lanes.lock().open_breakers.clone()
     }
 
     /// Records the duration of a finished handler attempt.
@@ -179,22 +179,17 @@ impl ConsumerStatus {
     /// Records a successful heartbeat.
     pub(crate) fn record_heartbeat(&self) {
         add(&self.heartbeats, 1);
-        *lock(&self.last_heartbeat) = Some(Instant::now());
+        *self.last_heartbeat.lock() = Some(Instant::now());
     }
 
     pub(crate) fn set_lag(&self, lag: Vec<(Lane, u64)>) {
-        lock(&self.lanes).lag = lag;
+        self.lanes.lock().lag = lag;
     }
 
     pub(crate) fn set_open_breakers(&self, open: Vec<(Lane, String)>) {
         set(&self.breakers_open, open.len());
-        lock(&self.lanes).open_breakers = open;
+        self.lanes.lock().open_breakers = open;
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code panics while it holds this lock.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Increments a gauge for as long as it lives.

@@ -2,8 +2,9 @@
 //! they expire.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use relevo_core::inbox::{CallClaim, ClaimedQueue, DedupId, Inbox};
 use relevo_core::store::StoreError;
 use tokio::task::JoinSet;
@@ -27,35 +28,30 @@ struct ClaimsInProgress {
 
 impl OpenClaims {
     pub(crate) fn add_attempt(&self, entry: DedupId, claim: Option<CallClaim>) {
-        self.lock().attempts.insert(entry, claim);
+        self.0.lock().attempts.insert(entry, claim);
     }
 
     /// Forgets an attempt that ended, successfully or not.
     pub(crate) fn remove_attempt(&self, entry: DedupId) {
-        self.lock().attempts.remove(&entry);
+        self.0.lock().attempts.remove(&entry);
     }
 
     pub(crate) fn add_queue(&self, due: &ClaimedQueue) {
         let bare = ClaimedQueue { queue: due.queue.clone(), token: due.token, messages: Vec::new() };
-        self.lock().queues.insert(due.token, bare);
+        self.0.lock().queues.insert(due.token, bare);
     }
 
     /// Forgets a queue whose worker ended, successfully or not.
     pub(crate) fn remove_queue(&self, token: Uuid) {
-        self.lock().queues.remove(&token);
+        self.0.lock().queues.remove(&token);
     }
 
     pub(crate) fn take_attempts(&self) -> BTreeMap<DedupId, Option<CallClaim>> {
-        std::mem::take(&mut self.lock().attempts)
+        std::mem::take(&mut self.0.lock().attempts)
     }
 
     pub(crate) fn take_queues(&self) -> BTreeMap<Uuid, ClaimedQueue> {
-        std::mem::take(&mut self.lock().queues)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, ClaimsInProgress> {
-        // No code panics while it holds this lock.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        std::mem::take(&mut self.0.lock().queues)
     }
 }
 

@@ -1,7 +1,8 @@
 //! State and store calls shared by the workers of live messages and of the retry table.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use relevo_core::inbox::{DedupId, EnterOutcome, Inbox, InboxFailure, InboxFailureAction, InboxMessage};
 use relevo_core::store::StoreError;
 use relevo_core::{AfterDead, Jitter};
@@ -239,8 +240,8 @@ where
         self.lock_random().uuid()
     }
 
-    fn lock_random(&self) -> std::sync::MutexGuard<'_, SplitMix64> {
+    fn lock_random(&self) -> parking_lot::MutexGuard<'_, SplitMix64> {
         // No code panics while it holds this lock.
-        self.random.lock().unwrap_or_else(PoisonError::into_inner)
+        self.random.lock()
     }
 }

@@ -1,8 +1,8 @@
 //! Stores a sample until the next one.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// Maximum age of a sample while later ones fail. The alert `RelevoSamplingStopped` starts at this age, so that no
@@ -31,7 +31,7 @@ impl<T> Default for Slot<T> {
 impl<T: Clone> Slot<T> {
     /// Stores a sample. `None` means that sampling failed.
     pub fn put(&self, sampled: Option<T>) {
-        let mut lying = self.lock();
+        let mut lying = self.0.lock();
         if sampled.is_some() {
             *lying = Lying { sampled, failed: false, since: Instant::now() };
         } else {
@@ -41,30 +41,25 @@ impl<T: Clone> Slot<T> {
 
     /// There is nothing to sample yet, which is not a failure: the age starts again.
     pub fn nothing_yet(&self) {
-        *self.lock() = Lying { sampled: None, failed: false, since: Instant::now() };
+        *self.0.lock() = Lying { sampled: None, failed: false, since: Instant::now() };
     }
 
     /// The result of the last attempt: `None` if it failed. For callers that act on the current state.
     pub fn get(&self) -> Option<T> {
-        let lying = self.lock();
+        let lying = self.0.lock();
         if lying.failed { None } else { lying.sampled.clone() }
     }
 
     /// The last successful sample, for up to a minute even if later attempts failed. For monitoring: a single failure
     /// must not end an alert, but no value is better than a stale one.
     pub fn last(&self) -> Option<T> {
-        let lying = self.lock();
+        let lying = self.0.lock();
         if lying.failed && lying.since.elapsed() >= KEPT { None } else { lying.sampled.clone() }
     }
 
     /// Time since the last sample, or since creation if there was none.
     pub fn age(&self) -> Duration {
-        self.lock().since.elapsed()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Lying<T>> {
-        // No code panics while it holds the lock, and the value is consistent after each change.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().since.elapsed()
     }
 }
 

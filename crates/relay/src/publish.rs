@@ -146,7 +146,7 @@ impl<S: RelayStore + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B>
                     // twice.
                     let rest: Vec<usize> = landed.map(|(item, _)| item).collect();
                     self.buffer.requeue(&key, rest.into_iter());
-                    self.failed(item, &key, failure);
+                    self.failed(item, &key, &failure);
                     return;
                 }
             }
@@ -178,7 +178,7 @@ impl<S: RelayStore + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B>
         }
     }
 
-    fn failed(&mut self, at: usize, key: &ByteString, failure: Failure) {
+    fn failed(&mut self, at: usize, key: &ByteString, failure: &Failure) {
         let now = Instant::now();
         let jitter = self.random.jitter();
         let item = &mut self.buffer.messages[at];
@@ -186,14 +186,11 @@ impl<S: RelayStore + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B>
         let class = failure.class();
         self.stats.failed(class);
         let message_id = item.entry.message.id;
-        let outcome = Err(failure);
-        let next = item.route.policy.decide(attempt, &outcome, jitter);
-        let Err(failure) = outcome else { unreachable!("it was made an error above") };
+        let next = item.route.policy.decide(attempt, class, jitter);
         if class != Class::Unknown {
             item.lost_confirms = 0;
         }
         let stop = match next {
-            Next::Delivered => unreachable!("a failure is never a delivery"),
             Next::WaitForBroker => {
                 if self.health.on_outage(at, now, self.config.outage_backoff_min, self.config.outage_backoff_max) {
                     add(&self.stats.broker_outages, 1);

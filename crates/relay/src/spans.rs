@@ -54,7 +54,7 @@ impl BufferedMessage {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+    use parking_lot::Mutex;
     use std::time::Duration;
 
     use jiff::Timestamp;
@@ -85,7 +85,7 @@ mod tests {
         }
 
         fn record(&self, span: SpanData) {
-            self.0.lock().unwrap().push((span.operation, span.destination.to_string()));
+            self.0.lock().push((span.operation, span.destination.to_string()));
         }
     }
 
@@ -103,14 +103,14 @@ mod tests {
         let relay = Relay::with_seed(Arc::new(outbox.store(MAIN)), broker, config, 7);
         let stop = CancellationToken::new();
         let until_told = async {
-            while recorder.0.lock().unwrap().len() < 2 {
+            while recorder.0.lock().len() < 2 {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
             stop.cancel();
         };
         let (ended, ()) = tokio::join!(relay.expect("a valid configuration").run(stop.clone()), until_told);
         ended.expect("an orderly end");
-        recorder.0.lock().unwrap().clone()
+        recorder.0.lock().clone()
     }
 
     #[tokio::test(start_paused = true)]

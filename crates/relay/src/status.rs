@@ -1,9 +1,9 @@
 //! The current state of a relay. Monitoring uses it to tell a stuck relay from a waiting one.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 /// The current state of one relay. Its [`Stats`](crate::Stats) count past events.
@@ -64,7 +64,7 @@ impl RelayStatus {
 
     fn lock_broker_down_since(&self) -> MutexGuard<'_, Option<Instant>> {
         // Poisoning is ignored: no code panics while it holds the lock, and each change leaves the value consistent.
-        self.broker_down_since.lock().unwrap_or_else(PoisonError::into_inner)
+        self.broker_down_since.lock()
     }
 
     pub(crate) fn set_database_up(&self, there: bool) {

@@ -3,10 +3,10 @@
 use std::collections::hash_map::DefaultHasher;
 use std::fmt;
 use std::hash::{Hash, Hasher};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytestring::ByteString;
+use parking_lot::Mutex;
 use relevo_core::{Message, MessageId};
 use tokio::time::Instant;
 
@@ -76,12 +76,12 @@ impl<E: SimEvent> History<E> {
     /// Records an event with the current time.
     pub fn record(&self, event: E) {
         let at = self.now();
-        lock(&self.events).push((at, event));
+        self.events.lock().push((at, event));
     }
 
     /// All events, in order.
     pub fn events(&self) -> Vec<(Duration, E)> {
-        lock(&self.events).clone()
+        self.events.lock().clone()
     }
 }
 
@@ -97,9 +97,4 @@ pub fn fingerprint_of(bytes: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     bytes.hash(&mut hasher);
     hasher.finish()
-}
-
-/// Locks a mutex. No code panics while it holds the lock.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,13 +1,14 @@
 //! The network between a process and a server. It loses, delays and cuts calls, and the server can be down.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use relevo_core::store::StoreError;
 use tokio::sync::oneshot;
 use tokio::time::sleep;
 
-use crate::history::{History, SimEvent, lock};
+use crate::history::{History, SimEvent};
 use crate::network::Network;
 use crate::time_range::TimeRange;
 use relevo_core::random::SplitMix64;
@@ -95,7 +96,7 @@ impl<E: SimEvent> FaultyLink<E> {
 
 impl<E: SimEvent> Inner<E> {
     fn plan(&self) -> CallPlan {
-        let mut random = lock(&self.random);
+        let mut random = self.random.lock();
         let mut plan = CallPlan { request_delay: random.millis(0, 4), reply_delay: random.millis(0, 4), fault: None };
         let LinkFaults { rates: faults, until, lease, .. } = &self.faults;
         if self.history.now() >= *until {

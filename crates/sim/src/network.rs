@@ -1,10 +1,9 @@
 //! The network. A message on the network arrives even if its sender dies.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::task::JoinSet;
-
-use crate::history::lock;
 
 /// All transfers in progress. Cheap to clone. Dropping the last clone ends them.
 #[derive(Clone, Debug, Default)]
@@ -19,14 +18,14 @@ struct Tasks {
 impl Network {
     /// Runs a transfer to its end.
     pub fn spawn(&self, journey: impl Future<Output = ()> + Send + 'static) {
-        let mut journeys = lock(&self.0);
+        let mut journeys = self.0.lock();
         journeys.reap();
         journeys.running.spawn(journey);
     }
 
     /// Whether a server panicked while it handled a transfer.
     pub fn has_panicked(&self) -> bool {
-        let mut journeys = lock(&self.0);
+        let mut journeys = self.0.lock();
         journeys.reap();
         journeys.panicked
     }

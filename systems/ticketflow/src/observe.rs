@@ -2,11 +2,12 @@
 //! question of anybody's waits for the database or the broker.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use relevo::core::outbox::sample::{OutboxMonitor, OutboxSample};
 use relevo::inbox::ConsumerStatus;
 use relevo::observe::consumer::Consumers;
@@ -103,7 +104,7 @@ impl Sampler {
     /// Since when the broker is away; `None` while it is there.
     pub fn broker_away_since(&self) -> Option<Timestamp> {
         // Nothing panics while it is held.
-        let mut away = self.away.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut away = self.away.lock();
         *away = if self.broker.is_up() { None } else { Some(away.unwrap_or_else(Timestamp::now)) };
         *away
     }

@@ -1,9 +1,10 @@
 //! A broker that records when each message was confirmed.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use relevo_core::broker::OutcomeReceiver;
 use relevo_core::{Broker, Capabilities, OutcomeSender, Publication};
 
@@ -30,8 +31,8 @@ impl Timed {
         let now = Instant::now();
         let reported = reports.take();
         let took = (now - began).as_secs_f64() * 1000.0;
-        lock(&self.millis).extend(reported.iter().map(|_| took));
-        let mut receipts = lock(&self.receipts);
+        self.millis.lock().extend(reported.iter().map(|_| took));
+        let mut receipts = self.receipts.lock();
         for (_, index, _) in reported.iter().filter(|(_, _, outcome)| outcome.is_ok()) {
             receipts.entry(batch[*index].message.id).or_insert(now);
         }
@@ -64,9 +65,4 @@ impl Broker for Timed {
         }
         self.pass_on(began, batch, &reports, confirms);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code panics while it holds the lock.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

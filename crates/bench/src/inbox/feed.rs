@@ -1,10 +1,11 @@
 //! A broker in memory that delivers messages as fast as they are consumed.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use relevo_core::message::Headers;
 use relevo_core::slot::shard_of;
 use relevo_core::{
@@ -39,11 +40,6 @@ impl Feed {
         let waiting = (0..count).map(|number| delivery(number, lanes)).collect();
         Self { inner: Mutex::new(Lanes { waiting, ..Lanes::default() }), settled: Notify::new() }
     }
-
-    fn lock(&self) -> MutexGuard<'_, Lanes> {
-        // No code panics while it holds the lock.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 #[async_trait]
@@ -55,7 +51,7 @@ impl BrokerConsumer for Feed {
     async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure> {
         loop {
             let settled = self.settled.notified();
-            let given = self.lock().give(limit);
+            let given = self.inner.lock().give(limit);
             if !given.is_empty() {
                 return Ok(given);
             }
@@ -64,7 +60,7 @@ impl BrokerConsumer for Feed {
     }
 
     async fn acknowledge(&self, tags: &[DeliveryTag]) -> Vec<AckOutcome> {
-        let mut lanes = self.lock();
+        let mut lanes = self.inner.lock();
         for tag in tags {
             if let Some(lane) = lanes.of.remove(tag) {
                 *lanes.out.entry(lane).or_default() -= 1;

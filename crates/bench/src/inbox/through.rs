@@ -1,10 +1,11 @@
 //! The latency from the writer's COMMIT to the handler's, through relay and broker.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use relevo_core::{AckOutcome, BrokerConsumer, ConsumerCapabilities, Delivery, DeliveryTag, Failure, Lane, MessageId};
 use relevo_inbox::MessageOrder;
 use sqlx::postgres::PgConnectOptions;
@@ -67,8 +68,8 @@ struct Watched {
 impl Watched {
     fn note(&self, tags: &[DeliveryTag]) {
         let now = Instant::now();
-        let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut receipts = self.receipts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut out = self.out.lock();
+        let mut receipts = self.receipts.lock();
         for tag in tags {
             if let Some(id) = out.remove(tag) {
                 receipts.entry(id).or_insert(now);
@@ -86,7 +87,7 @@ impl BrokerConsumer for Watched {
     async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure> {
         let deliveries = self.inner.receive(limit).await?;
         let ids = deliveries.iter().filter_map(|one| Some((one.tag, one.raw.decode().ok()?.message.id)));
-        self.out.lock().unwrap_or_else(PoisonError::into_inner).extend(ids);
+        self.out.lock().extend(ids);
         Ok(deliveries)
     }
 

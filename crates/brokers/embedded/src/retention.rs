@@ -1,8 +1,8 @@
 //! Deletes messages that no group needs.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use sqlx::Row as _;
 use tokio::time::Instant;
 
@@ -37,7 +37,7 @@ struct PruneState {
 impl PruneSchedule {
     /// If a sweep is due: the number of messages since the last one, and where to continue.
     fn due(&self, published: usize) -> Option<(usize, i64)> {
-        let mut sweeps = self.lock();
+        let mut sweeps = self.0.lock();
         let (at, before) = sweeps.last.unwrap_or_else(|| (Instant::now(), 0));
         let since = before + published;
         let due = at.elapsed() >= PRUNE_INTERVAL;
@@ -46,12 +46,7 @@ impl PruneSchedule {
     }
 
     fn continue_after(&self, seq: i64) {
-        self.lock().after = seq;
-    }
-
-    fn lock(&self) -> MutexGuard<'_, PruneState> {
-        // No code panics while it holds the lock.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().after = seq;
     }
 }
 

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use relevo_core::{Broker, Capabilities, Class, Failure, Message, MessageId, Outcome, OutcomeSender, Publication};
 use tokio::sync::watch;
 
@@ -116,11 +117,11 @@ impl MemoryBroker {
 
     /// The received messages in order, if the settings enable recording.
     pub fn received_messages(&self) -> Vec<ReceivedMessage> {
-        lock(&self.0.messages).clone()
+        self.0.messages.lock().clone()
     }
 
     fn change_faults(&self, change: impl FnOnce(&mut Faults)) {
-        let mut faults = lock(&self.0.faults);
+        let mut faults = self.0.faults.lock();
         change(&mut faults);
         let watched = faults.down || !faults.rules.is_empty() || faults.hook.is_some();
         self.0.has_faults.store(watched, Ordering::Release);
@@ -155,7 +156,7 @@ impl MemoryBroker {
         if !self.is_small(publication) {
             return Err(Failure::new(Class::Poison, "the payload is too large"));
         }
-        let mut faults = lock(&self.0.faults);
+        let mut faults = self.0.faults.lock();
         if faults.down {
             return Err(Failure::new(Class::Outage, "the broker is down"));
         }
@@ -177,7 +178,7 @@ impl MemoryBroker {
 
     fn receive(&self, batch: &[Publication]) {
         if self.0.config.keeps_messages {
-            lock(&self.0.messages).extend(batch.iter().map(|publication| ReceivedMessage {
+            self.0.messages.lock().extend(batch.iter().map(|publication| ReceivedMessage {
                 id: publication.message.id,
                 key: publication.message.key.to_string(),
                 address: Arc::clone(&publication.address),
@@ -211,9 +212,4 @@ impl Broker for MemoryBroker {
         }
         confirms.report_all(outcomes.into_iter().enumerate());
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code panics under these locks. Hooks run outside of them.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

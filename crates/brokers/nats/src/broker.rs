@@ -1,8 +1,9 @@
 //! Implements the broker port for the relay.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use relevo_core::{Broker, Capabilities, OutcomeSender, Publication};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -36,7 +37,7 @@ impl Publisher {
 
     /// Closes the connection. Messages in flight have an unknown outcome; later calls report an outage.
     pub async fn close(&self) {
-        let mut keeper = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut keeper = std::mem::take(&mut *self.tasks.lock());
         keeper.shutdown().await;
         if let BrokerConnection::Up(session) = &*self.connection.borrow() {
             session.unconfirmed.connection_lost();

@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_nats::Client;
@@ -32,6 +32,7 @@ mod window;
 pub use declare::declare_group;
 pub(crate) use declare::{bucket_config, context, is_stream_not_found};
 use lanes::LaneSlot;
+use parking_lot::Mutex;
 
 /// The options of a consumer in its group.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,7 +98,7 @@ pub async fn consumer(config: &Config, group: &Group, membership: Membership) ->
     let client = connection::connect_reporting_denials(config, record_fatal_error(&fault, &changed)).await?;
     let opened = open(client, config, group, membership, &fault, changed).await;
     // Without a permission the server does not respond to the request; it reports the violation separately.
-    opened.map_err(|error| lock(&fault).take().unwrap_or(error))
+    opened.map_err(|error| fault.lock().take().unwrap_or(error))
 }
 
 /// An error from a reader or the server that only an operator can fix.
@@ -107,7 +108,7 @@ type SharedError = Arc<Mutex<Option<Error>>>;
 fn record_fatal_error(fault: &SharedError, changed: &Arc<Notify>) -> impl Fn(Error) + Send + Sync + 'static {
     let (fault, changed) = (Arc::clone(fault), Arc::clone(changed));
     move |error| {
-        *lock(&fault) = Some(error);
+        *fault.lock() = Some(error);
         changed.notify_waiters();
     }
 }
@@ -158,7 +159,7 @@ fn new_member_id() -> String {
 
 impl ConsumerInner {
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> tokio::task::AbortHandle {
-        let mut tasks = lock(&self.tasks);
+        let mut tasks = self.tasks.lock();
         // Remove finished tasks.
         while tasks.try_join_next().is_some() {}
         tasks.spawn(task)
@@ -182,11 +183,6 @@ impl ConsumerInner {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code panics while it holds a lock.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl GroupConsumer {
     /// The name of the group.
     pub fn group(&self) -> &str {
@@ -203,7 +199,7 @@ impl fmt::Debug for GroupConsumer {
 impl Drop for GroupConsumer {
     fn drop(&mut self) {
         // The tasks hold references to the shared state and would keep it alive.
-        lock(&self.inner.tasks).abort_all();
+        self.inner.tasks.lock().abort_all();
     }
 }
 
@@ -241,10 +237,10 @@ impl BrokerConsumer for GroupConsumer {
         let deadline = self.inner.timeout;
         let left = tokio::time::timeout(deadline, self.inner.leave_group()).await;
         // Lanes that could not be released stay leased until the lease ends, so no task may renew them.
-        lock(&self.inner.tasks).abort_all();
+        self.inner.tasks.lock().abort_all();
         // Pending acknowledgements are not written any more. Dropping them informs their callers.
         for cell in &self.inner.lane_slots {
-            lock(&cell.settle_calls).clear();
+            cell.settle_calls.lock().clear();
         }
         Ok(left.unwrap_or(Err(Error::Unconfirmed(deadline)))?)
     }

@@ -1,7 +1,6 @@
 //! Samples metrics.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_nats::connection::State;
@@ -9,6 +8,7 @@ use async_nats::jetstream::context::GetStreamErrorKind;
 use async_nats::jetstream::{Context, ErrorCode, stream};
 use async_trait::async_trait;
 use futures_util::future::join_all;
+use parking_lot::Mutex;
 use relevo_core::broker::sample::{BrokerMonitor, BrokerSample, NodeCount};
 use relevo_core::failure::Failure;
 use tokio::sync::OnceCell;
@@ -54,7 +54,9 @@ impl Monitor {
         let topology = &self.config.topology;
         let groups = topology.groups.iter();
         if client.connection_state() != State::Connected {
-            let nodes = lock(&self.node_counts)
+            let nodes = self
+                .node_counts
+                .lock()
                 .values()
                 .map(|&known| NodeCount { running: 0, total: known })
                 .min_by_key(missing_nodes);
@@ -71,7 +73,7 @@ impl Monitor {
     /// The nodes of a stream. A replicated stream responds while most of its nodes run. If it does not respond, only
     /// the server of this connection is known to run.
     fn nodes_of(&self, name: &str, answer: &StreamResponse) -> Option<NodeCount> {
-        let mut all = lock(&self.node_counts);
+        let mut all = self.node_counts.lock();
         match answer {
             Ok(info) => {
                 let cluster = info.as_ref().and_then(|info| info.cluster.as_ref());
@@ -87,11 +89,6 @@ impl Monitor {
             }
         }
     }
-}
-
-fn lock<T>(map: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code panics while it holds the lock, and each change leaves the map consistent.
-    map.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 async fn stream_info(context: &Context, name: &str) -> StreamResponse {

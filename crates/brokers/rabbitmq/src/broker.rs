@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use async_trait::async_trait;
 use lapin::types::ShortString;
+use parking_lot::Mutex;
 use relevo_core::{Broker, Capabilities, OutcomeSender, Publication};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -73,7 +74,7 @@ impl Publisher {
     fn channel_tasks(&self, exchange: &str) -> Result<Vec<mpsc::Sender<Vec<QueuedMessage>>>, Error> {
         let PublisherInner { config, connection: state, exchanges, .. } = &*self.0;
         // No code panics while it holds the lock.
-        let mut exchanges = exchanges.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut exchanges = exchanges.lock();
         if let Some(owners) = exchanges.channel_tasks.get(exchange) {
             return Ok(owners.clone());
         }

@@ -3,12 +3,13 @@
 use std::io;
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd as _;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use lapin::protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError};
 use lapin::tcp::{AsyncTcpStream, RustlsConnector, RustlsConnectorConfig};
 use lapin::uri::{AMQPScheme, AMQPUri};
 use lapin::{Connection, ConnectionProperties, ErrorKind};
+use parking_lot::Mutex;
 use rustls::{AlertDescription, CertificateError};
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
@@ -98,11 +99,11 @@ struct SocketHandle(Arc<Mutex<Option<TcpStream>>>);
 
 impl SocketHandle {
     fn set(&self, stream: TcpStream) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(stream);
+        *self.0.lock() = Some(stream);
     }
 
     fn shut_down(&self) {
-        if let Some(stream) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(stream) = &*self.0.lock() {
             // It may already be closed.
             stream.shutdown(Shutdown::Both).ok();
         }

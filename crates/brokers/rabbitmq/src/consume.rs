@@ -11,7 +11,7 @@ mod side;
 
 use std::fmt;
 use std::pin::pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -33,6 +33,7 @@ use crate::config::Config;
 use crate::connection;
 use crate::group::Group;
 use lanes::LaneTable;
+use parking_lot::Mutex;
 use shared::{ConsumerInner, LaneConnection};
 use side::Side;
 

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
+use parking_lot::Mutex;
 use relevo_core::broker::sample::{BrokerMonitor, BrokerSample, NodeCount};
 use relevo_core::failure::Failure;
 use serde_json::Value;
@@ -48,20 +48,15 @@ pub(crate) struct Remembered {
 
 impl Remembered {
     fn keep(&self, dead: &[(String, u64)], now: Instant) {
-        *lock(&self.dead) = Some((now, dead.to_vec()));
+        *self.dead.lock() = Some((now, dead.to_vec()));
     }
 
     /// The last counts; empty if they are too old, and `None` if the queues were never counted.
     fn dead(&self, now: Instant) -> Option<QueueCounts> {
-        let dead = lock(&self.dead);
+        let dead = self.dead.lock();
         let (at, counted) = dead.as_ref()?;
         Some(if now.duration_since(*at) < KEPT { counted.clone() } else { QueueCounts::new() })
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code panics while it holds the lock, and each change leaves the value consistent.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Admin {
@@ -121,14 +116,14 @@ impl Admin {
 
     /// Counts over a connection that stays open while it works.
     async fn count_dead_letters(&self, names: &BTreeSet<String>) -> Result<QueueCounts, Error> {
-        let kept = lock(&self.remembered.counting).take().filter(TopologyConnection::is_connected);
+        let kept = self.remembered.counting.lock().take().filter(TopologyConnection::is_connected);
         let maker = match kept {
             Some(maker) => maker,
             None => TopologyConnection::open_named(&self.quick(), "relevo sampling").await?,
         };
         let late = |_| Err(Error::NoResponse(COUNT_TIMEOUT));
         let counted = timeout(COUNT_TIMEOUT, count_messages(&maker, names)).await.unwrap_or_else(late)?;
-        *lock(&self.remembered.counting) = Some(maker);
+        *self.remembered.counting.lock() = Some(maker);
         Ok(counted)
     }
 

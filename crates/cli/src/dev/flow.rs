@@ -1,9 +1,9 @@
 //! What is known of the flow: counts, latencies and what happens, for the screen and the page.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use relevo_core::MessageId;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -243,7 +243,7 @@ impl Flow {
 
     fn told(&self) -> MutexGuard<'_, Told> {
         // Nothing panics while it is held.
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+        self.told.lock()
     }
 }
 

@@ -2,9 +2,9 @@
 //! delivered again.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
+use parking_lot::{Mutex, MutexGuard};
 use relevo_core::Failure;
 use relevo_core::broker_consumer::{AckOutcome, BrokerConsumer, ConsumerCapabilities, Delivery, DeliveryTag, Lane};
 use relevo_core::random::SplitMix64;
@@ -35,7 +35,7 @@ impl<C> Forgetful<C> {
 
     fn state(&self) -> MutexGuard<'_, State> {
         // Nothing panics while it is held.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn take_again(&self, limit: usize) -> Vec<Delivery> {

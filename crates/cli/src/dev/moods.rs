@@ -1,9 +1,10 @@
 //! A broker with moods: it refuses on purpose what asks for it, so that parking and dead letters are seen.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use async_trait::async_trait;
+use parking_lot::{Mutex, MutexGuard};
 use relevo_core::broker::{Broker, Capabilities, OutcomeReceiver, OutcomeSender, Publication};
 use relevo_core::failure::Outcome;
 use relevo_core::{Class, Failure, MessageId};
@@ -61,7 +62,7 @@ impl<B> Moods<B> {
 
     fn refused(&self) -> MutexGuard<'_, HashMap<MessageId, u32>> {
         // Nothing panics while it is held.
-        self.refused.lock().unwrap_or_else(PoisonError::into_inner)
+        self.refused.lock()
     }
 }
 

@@ -1,7 +1,8 @@
 //! Whether every relay's loop still turns: a stuck one must not be hidden by others that do.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::seen::{Phase, Seen};
@@ -22,7 +23,7 @@ impl Pulse {
     /// For each relay, whether it turned since it was last looked at, or not long ago.
     pub(crate) fn take(&self, now: Instant) -> Vec<(&Seen, bool)> {
         // The list is whole after every change.
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last.lock();
         let pairs = self.relays.iter().zip(last.iter_mut());
         pairs
             .map(|(seen, (turns, at))| {

@@ -1,9 +1,10 @@
 //! One relay of the daemon, as others see it: how far it is, what it has done, its routes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use relevo_core::Routes;
 use relevo_core::broker::sample::BrokerSample;
 use relevo_core::outbox::sample::{DestinationSample, OutboxSample};
@@ -98,11 +99,11 @@ impl Seen {
     }
 
     pub(crate) fn phase(&self) -> Phase {
-        lock(&self.phase).clone()
+        self.phase.lock().clone()
     }
 
     pub(crate) fn enter(&self, phase: Phase) {
-        *lock(&self.phase) = phase;
+        *self.phase.lock() = phase;
         self.changed.notify_one();
     }
 
@@ -118,13 +119,13 @@ impl Seen {
 
     /// Whether the broker was there when it was tried before the relay was.
     pub(crate) fn broker_is(&self, there: bool) {
-        let mut since = lock(&self.broker_away_since);
+        let mut since = self.broker_away_since.lock();
         *since = if there { None } else { since.or_else(|| Some(Instant::now())) };
     }
 
     /// The relay is there.
     pub(crate) fn runs(&self, stats: Arc<Stats>, watched: Arc<RelayStatus>, handle: RoutesHandle) {
-        let mut routes = lock(&self.routes);
+        let mut routes = self.routes.lock();
         // They may have been exchanged while the database was waited for.
         if handle.current() != routes.0 {
             handle.replace(routes.0.clone());
@@ -138,7 +139,7 @@ impl Seen {
 
     /// Exchanges the routes; says whether they differ.
     pub(crate) fn exchange(&self, new: &Routes) -> bool {
-        let mut routes = lock(&self.routes);
+        let mut routes = self.routes.lock();
         if routes.0 == *new {
             return false;
         }
@@ -203,14 +204,14 @@ impl Observed for Seen {
     }
 
     fn broker_away_for(&self) -> Option<Duration> {
-        if let Some(since) = *lock(&self.broker_away_since) {
+        if let Some(since) = *self.broker_away_since.lock() {
             return Some(since.elapsed());
         }
         self.relay().map(|(_, watched)| watched.broker_down_for().unwrap_or_default())
     }
 
     fn is_broker_up(&self) -> Option<bool> {
-        let away = lock(&self.broker_away_since).is_some();
+        let away = self.broker_away_since.lock().is_some();
         if away { Some(false) } else { self.relay().map(|(_, watched)| !watched.is_broker_down()) }
     }
 
@@ -237,9 +238,4 @@ impl Observed for Seen {
     fn sampled_ago(&self) -> Option<Duration> {
         Some(self.vitals.age().max(self.shared.surroundings.age()))
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while it is held, and every value is whole after each change.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -43,6 +43,24 @@ pub struct Difference {
     pub actual: String,
 }
 
+impl Difference {
+    /// Compares one setting. `None` if the values are equal.
+    pub fn between<T: PartialEq + ToString + ?Sized>(setting: &str, expected: &T, actual: &T) -> Option<Self> {
+        (expected != actual).then(|| Self {
+            setting: setting.to_owned(),
+            expected: expected.to_string(),
+            actual: actual.to_string(),
+        })
+    }
+}
+
+impl From<Vec<Difference>> for TopologyStatus {
+    /// The state of an object that exists.
+    fn from(differences: Vec<Difference>) -> Self {
+        if differences.is_empty() { Self::Unchanged } else { Self::Different(differences) }
+    }
+}
+
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "`{}` is {}, wanted {}", self.setting, self.actual, self.expected)

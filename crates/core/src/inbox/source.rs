@@ -11,6 +11,7 @@ use jiff::Timestamp;
 
 use crate::broker::Publication;
 use crate::broker_consumer::{Lane, RawMessage};
+use crate::failure::{Class, Failure};
 use crate::message::Message;
 use crate::route::{self, Routes};
 use crate::store::StoreError;
@@ -129,6 +130,15 @@ pub enum ReplaySourceError {
     Store(#[from] StoreError),
 }
 
+impl From<Failure> for ReplaySourceError {
+    fn from(failure: Failure) -> Self {
+        match failure.class() {
+            Class::Outage | Class::Unknown | Class::Throttled(_) => Self::Unreachable(failure.into()),
+            Class::Transient | Class::Poison | Class::Blocked => Self::Failed(failure.into()),
+        }
+    }
+}
+
 impl ReplaySourceError {
     /// Whether a later retry may succeed.
     pub const fn is_retryable(&self) -> bool {
@@ -147,8 +157,21 @@ pub trait ReplaySource: Send + Sync {
     /// number; later messages are delivered live.
     async fn bounds(&self) -> Result<Option<LogBounds>, ReplaySourceError>;
 
-    /// Counts the selected messages.
-    async fn count(&self, filter: &ReplayFilter) -> Result<u64, ReplaySourceError>;
+    /// Counts the selected messages. The default reads them all.
+    async fn count(&self, filter: &ReplayFilter) -> Result<u64, ReplaySourceError> {
+        /// A page is limited by its bytes.
+        const LIMIT: usize = 10_000;
+        const BYTES_MAX: usize = 64 << 20;
+        let (mut count, mut after) = (0, 0);
+        loop {
+            let page = self.read(filter, ReplayReadRequest { after, limit: LIMIT, bytes: BYTES_MAX }).await?;
+            count += page.messages.len() as u64;
+            after = page.next;
+            if page.ended {
+                return Ok(count);
+            }
+        }
+    }
 
     /// Reads the next selected messages. One call scans a bounded part of the log, even if it selects few messages.
     async fn read(&self, filter: &ReplayFilter, ask: ReplayReadRequest) -> Result<ReplayPage, ReplaySourceError>;

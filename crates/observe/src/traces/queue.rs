@@ -1,9 +1,10 @@
 //! The engines' side of an exporter: a queue that never blocks.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use jiff::Timestamp;
+use parking_lot::{Mutex, MutexGuard};
 use relevo_core::trace::{SpanData, SpanId, SpanRecorder, TraceId};
 use tokio::sync::Notify;
 use uuid::Uuid;
@@ -66,7 +67,7 @@ impl Queue {
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
         // No code panics while it holds the lock.
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiting.lock()
     }
 }
 

@@ -4,9 +4,10 @@
 mod state;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use relevo_core::inbox::DedupId;
 use relevo_core::store::StoreError;
 use relevo_core::{AckOutcome, Delivery, DeliveryTag, Lane, RawMessage};
@@ -14,7 +15,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 use self::state::{ConnectionState, GroupState, LaneState, Outstanding, StoredMessage};
-use crate::history::{MessageName, lock};
+use crate::history::MessageName;
 use crate::inbox::event::{Case, Event, History};
 use crate::inbox::message_names::MessageNames;
 use crate::inbox::scenario::Scenario;
@@ -50,13 +51,13 @@ impl Group {
         self.names.insert(self.number, entry.id, name.clone());
         let kept =
             StoredMessage { offset: place, name, id: entry, raw, count: 0, retry_count: 0, due_at: Instant::now() };
-        lock(&self.state).lanes[lane].waiting.insert(place, kept);
+        self.state.lock().lanes[lane].waiting.insert(place, kept);
         self.changed.notify_waiters();
     }
 
     /// Connects a consumer.
     pub fn connect(&self) -> u64 {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.next += 1;
         let number = state.next;
         state.connections.insert(number, ConnectionState { present: true, ..ConnectionState::default() });
@@ -152,7 +153,7 @@ impl Group {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
             let due = {
-                let mut state = lock(&self.state);
+                let mut state = self.state.lock();
                 match state.connections.get(&connection) {
                     Some(connected) if !connected.closed && connected.present && connected.cuts == cuts => {}
                     Some(connected) if !connected.closed => {
@@ -264,13 +265,13 @@ impl Group {
 
     /// Whether every message was acknowledged.
     pub fn is_empty(&self) -> bool {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         state.outstanding.is_empty() && state.lanes.iter().all(|lane| lane.waiting.is_empty())
     }
 
     /// The published messages that the broker has not deleted, in the order of publication.
     pub fn log(&self) -> Vec<(usize, u64, DedupId, RawMessage)> {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         let waiting = state
             .lanes
             .iter()
@@ -298,7 +299,7 @@ impl Group {
     }
 
     fn change<T>(&self, deed: impl FnOnce(&mut GroupState, bool) -> T) -> T {
-        let done = deed(&mut lock(&self.state), self.is_shared());
+        let done = deed(&mut self.state.lock(), self.is_shared());
         self.changed.notify_waiters();
         done
     }

@@ -3,17 +3,17 @@
 use std::collections::BTreeMap;
 use std::future::pending;
 use std::panic::resume_unwind;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use relevo_core::inbox::DedupId;
 use relevo_inbox::{CallHandler, Handler, HandlerError, HandlerResult, Handlers, Incoming, Verdict};
 use tokio::sync::Notify;
 use tokio::time::sleep;
 use uuid::Uuid;
 
-use crate::history::lock;
 use crate::inbox::behaviour::HandlerBehaviour;
 use crate::inbox::broker::Group;
 use crate::inbox::event::{Case, Event, History};
@@ -73,7 +73,7 @@ impl SharedHandlerState {
 
     /// Makes poison messages succeed from now on.
     pub fn fix_poison(&self) {
-        lock(&self.state).poison_fixed = true;
+        self.state.lock().poison_fixed = true;
     }
 
     fn faults_ended(&self) -> bool {
@@ -120,22 +120,22 @@ impl SimHandler {
     fn begin(&self, incoming: &Incoming) -> (Case, HandlerAction) {
         let (trials, case) = (&self.0.shared, self.case(incoming));
         trials.history.record(Event::AttemptStarted(case.clone()));
-        let mut state = lock(&trials.state);
+        let mut state = trials.state.lock();
         let tries = *state.attempts.entry(case.clone()).and_modify(|tries| *tries += 1).or_insert(1);
         let act = match HandlerBehaviour::parse(incoming.kind()) {
             _ if trials.is_unavailable(self.0.consumer, incoming) => HandlerAction::Unavailable,
             HandlerBehaviour::Skip => HandlerAction::Skip,
             HandlerBehaviour::Poison if !state.poison_fixed => HandlerAction::Poison,
-            _ if trials.faults_ended() => HandlerAction::Done(lock(&self.0.random).millis(0, 60)),
+            _ if trials.faults_ended() => HandlerAction::Done(self.0.random.lock().millis(0, 60)),
             HandlerBehaviour::Fails(times) if tries <= times => HandlerAction::Retry,
             HandlerBehaviour::Panics(times) if tries <= times => HandlerAction::Panic,
             HandlerBehaviour::Hangs(times) if tries <= times => HandlerAction::Hang,
             HandlerBehaviour::Kills(times) if tries <= times => HandlerAction::Kill,
             HandlerBehaviour::Slow => {
                 let deadline = trials.scenario.consumers[self.0.consumer].config.handler_timeout;
-                HandlerAction::Done(lock(&self.0.random).time(deadline / 2, deadline * 5 / 4))
+                HandlerAction::Done(self.0.random.lock().time(deadline / 2, deadline * 5 / 4))
             }
-            _ => HandlerAction::Done(lock(&self.0.random).millis(0, 60)),
+            _ => HandlerAction::Done(self.0.random.lock().millis(0, 60)),
         };
         (case, act)
     }
@@ -211,7 +211,7 @@ impl CallHandler<Session> for SimHandler {
     async fn call(&self, incoming: &Incoming) -> Result<Verdict, HandlerError> {
         let (case, act) = self.begin(incoming);
         let id = if self.0.mutant == Some(Mutant::FreshIds) {
-            let mut random = lock(&self.0.random);
+            let mut random = self.0.random.lock();
             Uuid::from_u64_pair(random.next_u64(), random.next_u64())
         } else {
             incoming.idempotency_id()

@@ -1,12 +1,12 @@
 //! Maps the message ids of inboxes to the names of the history.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 
+use parking_lot::Mutex;
 use relevo_core::MessageId;
 use relevo_core::inbox::DedupId;
 
-use crate::history::{MessageName, lock};
+use crate::history::MessageName;
 use crate::inbox::event::Case;
 
 /// The names of all messages. A malformed message has a different id at each consumer.
@@ -16,12 +16,12 @@ pub struct MessageNames(Mutex<BTreeMap<(usize, MessageId), MessageName>>);
 impl MessageNames {
     /// Records the id under which a consumer knows this message.
     pub fn insert(&self, consumer: usize, id: MessageId, name: MessageName) {
-        lock(&self.0).insert((consumer, id), name);
+        self.0.lock().insert((consumer, id), name);
     }
 
     /// The case with this id. A message that was never published is named by its id.
     pub fn case(&self, consumer: usize, entry: DedupId) -> Case {
-        let known = lock(&self.0).get(&(consumer, entry.id)).cloned();
+        let known = self.0.lock().get(&(consumer, entry.id)).cloned();
         let name = known.unwrap_or_else(|| MessageName { id: entry.id, key: "unknown".into() });
         Case { consumer, replay: entry.replay, name }
     }

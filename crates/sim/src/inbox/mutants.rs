@@ -1,11 +1,11 @@
 //! Consumers that are broken on purpose, through their ports, to prove that the oracles detect the fault.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Mutex;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytestring::ByteString;
+use parking_lot::Mutex;
 use relevo_core::inbox::{
     BeginOutcome, CallClaim, ClaimOutcome, ClaimedQueue, DedupId, Enter, EnterOutcome, Heartbeat, HeartbeatReply,
     Inbox, InboxFailure, InboxFailureAction, InboxMessage, InboxState, LaneLease, QueuedMessage, RecordOutcome,
@@ -16,8 +16,6 @@ use relevo_core::{
 };
 use relevo_store_memory::{Inbox as Memory, Transaction};
 use uuid::Uuid;
-
-use crate::history::lock;
 
 /// Shorter than most handlers take.
 const SHORT_CLAIM: Duration = Duration::from_millis(20);
@@ -148,7 +146,7 @@ impl MutantInbox {
     /// Simulates a redrive of a message that was redriven before.
     pub fn redrive_again(&self, arrival: InboxMessage) {
         if self.is(Mutant::RedriveAgain) {
-            lock(&self.state).redriven_again.push(arrival);
+            self.state.lock().redriven_again.push(arrival);
         }
     }
 
@@ -162,7 +160,7 @@ impl MutantInbox {
 
     /// The claim to use for a call about a queue.
     fn claimed(&self, due: &ClaimedQueue) -> ClaimedQueue {
-        let current = lock(&self.state).claims.get(&due.queue).copied();
+        let current = self.state.lock().claims.get(&due.queue).copied();
         let token = current.filter(|_| self.is(Mutant::IgnoreClaims)).unwrap_or(due.token);
         ClaimedQueue { token, ..due.clone() }
     }
@@ -179,7 +177,7 @@ impl MutantInbox {
     /// Loses messages that were appended to a queue while it was emptied.
     async fn drop_stranded(&self, due: &mut ClaimedQueue) -> Result<(), StoreError> {
         while let Some(first) = due.messages.first()
-            && lock(&self.state).stranded.contains(&first.message.dedup_id)
+            && self.state.lock().stranded.contains(&first.message.dedup_id)
         {
             if let BeginOutcome::Open(transaction, _) = self.inner.begin_due(due, first.ordinal).await? {
                 self.inner.commit(transaction).await?;
@@ -203,7 +201,7 @@ impl Inbox for MutantInbox {
                     (Some(Mutant::ForgetHandled), EnterOutcome::Duplicate(InboxState::Done))
                     | (Some(Mutant::Overtake), EnterOutcome::QueuedBehind) => *entered = EnterOutcome::New,
                     (Some(Mutant::DeleteUnchecked), EnterOutcome::QueuedBehind) => {
-                        lock(&self.state).appended.entry(arrival.queue.clone()).or_default().push(arrival.dedup_id);
+                        self.state.lock().appended.entry(arrival.queue.clone()).or_default().push(arrival.dedup_id);
                     }
                     _ => {}
                 }
@@ -269,7 +267,7 @@ impl Inbox for MutantInbox {
     ) -> Result<RecordOutcome, StoreError> {
         let is_dead = !matches!(setback.action, InboxFailureAction::Retry { .. } | InboxFailureAction::Postpone { .. });
         if is_dead && self.is(Mutant::SplitDeadLetter) {
-            let buried = &mut lock(&self.state).dead_letters;
+            let buried = &mut self.state.lock().dead_letters;
             *buried += 1;
             if buried.is_multiple_of(3) {
                 // Simulates a crash between the two: the message has ended, and its dead letter was never stored.
@@ -293,11 +291,11 @@ impl Inbox for MutantInbox {
         let lasts = if self.is(Mutant::IgnoreClaims) { SHORT_CLAIM } else { lasts };
         let mut due = self.inner.claim_due(queues, messages, lasts).await?;
         for due in &mut due {
-            lock(&self.state).claims.insert(due.queue.clone(), due.token);
-            lock(&self.state).appended.remove(&due.queue);
+            self.state.lock().claims.insert(due.queue.clone(), due.token);
+            self.state.lock().appended.remove(&due.queue);
             self.drop_stranded(due).await?;
         }
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         for arrival in std::mem::take(&mut state.redriven_again) {
             let queue = arrival.queue.clone();
             state.running.insert(queue.clone(), arrival.clone());
@@ -310,7 +308,7 @@ impl Inbox for MutantInbox {
 
     async fn begin_due(&self, due: &ClaimedQueue, number: i64) -> Result<BeginOutcome<Transaction>, StoreError> {
         if due.token.is_nil() {
-            let arrival = lock(&self.state).running.get(&due.queue).cloned();
+            let arrival = self.state.lock().running.get(&due.queue).cloned();
             let Some(arrival) = arrival else { return Ok(BeginOutcome::Fenced) };
             return self.begin_unchecked(&arrival).await;
         }
@@ -331,7 +329,7 @@ impl Inbox for MutantInbox {
 
     async fn release_queue(&self, due: &ClaimedQueue) -> Result<(), StoreError> {
         if self.is(Mutant::DeleteUnchecked) {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             let appended = state.appended.remove(&due.queue).unwrap_or_default();
             state.stranded.extend(appended);
         }

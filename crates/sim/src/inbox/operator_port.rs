@@ -1,8 +1,9 @@
 //! The operator port. It records the effects of operators in the history.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use relevo_core::inbox::operate::{
     ConsumerControl, ConsumerDetails, DeadLetter, DeadLetterFilter, DeadLetterState, EnqueueOutcome, MarkRequest,
     Operate as _, Replay, ReplayBatch, ReplayPlan, ReplayState,
@@ -11,7 +12,6 @@ use relevo_core::inbox::{DedupId, InboxMessage};
 use relevo_core::store::StoreError;
 use relevo_store_memory::Operator;
 
-use crate::history::lock;
 use crate::inbox::event::{Case, Event, History};
 use crate::inbox::message_names::MessageNames;
 use crate::inbox::scenario::Scenario;
@@ -82,7 +82,7 @@ impl OperatorPort {
     /// Records changes of dead letters. No other task runs between the change and this.
     async fn record_dead_letters(&self) {
         let letters = self.dead_letters().await;
-        let mut known = lock(&self.known);
+        let mut known = self.known.lock();
         for (consumer, letter) in letters {
             let entry = letter.message.dedup_id;
             let is_archived = letter.state == DeadLetterState::Discarded;
@@ -143,7 +143,7 @@ impl OperatorPort {
         let portion = ReplayBatch { messages: &messages, cursor: from.as_deref(), next_cursor: to.as_deref() };
         let fed = self.operator.enqueue_replay(name, number, portion).await?;
         if fed == EnqueueOutcome::Enqueued {
-            let mut known = lock(&self.known);
+            let mut known = self.known.lock();
             for arrival in messages {
                 let case = self.names.case(consumer, DedupId { replay: number, ..arrival.dedup_id });
                 if known.enqueued.insert(case.clone()) {
@@ -173,7 +173,7 @@ impl OperatorPort {
     /// Records whether a replay was stopped or resumed.
     async fn record_replay(&self, consumer: usize, replay: u32) {
         let Some(shown) = self.replay(consumer, replay).await else { return };
-        let mut known = lock(&self.known);
+        let mut known = self.known.lock();
         if shown.state == ReplayState::Stopped {
             if known.stopped.insert((consumer, replay)) {
                 self.history.record(Event::ReplayStopped { consumer, replay });

@@ -1,17 +1,18 @@
 //! Publishers. They publish each key's messages in order, some of them twice.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use relevo_core::broker::Publication;
 use relevo_core::inbox::{DedupId, ids};
 use relevo_core::message::Headers;
 use relevo_core::{Message, MessageId, RawMessage, wire};
 use tokio::time::sleep;
 
-use crate::history::{MessageName, fingerprint_of, lock};
+use crate::history::{MessageName, fingerprint_of};
 use crate::inbox::behaviour::HandlerBehaviour;
 use crate::inbox::broker::{ADDRESS, Group};
 use crate::inbox::event::{Event, History};
@@ -35,7 +36,7 @@ pub struct Fanout {
 impl Fanout {
     /// Publishes a message of a key at the next place.
     fn publish(&self, key: usize, name: &MessageName, kind: HandlerBehaviour, raw: &RawMessage) {
-        let mut places = lock(&self.last_offset);
+        let mut places = self.last_offset.lock();
         *places += 1;
         let place = *places;
         for (number, group) in self.groups.iter().enumerate() {

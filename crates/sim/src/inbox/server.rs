@@ -1,10 +1,11 @@
 //! The store's server. It records the effect of each call at the moment of the effect.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytestring::ByteString;
+use parking_lot::Mutex;
 use relevo_core::Lane;
 use relevo_core::inbox::{
     BeginOutcome, CallClaim, ClaimOutcome, ClaimedQueue, DedupId, Enter, EnterOutcome, Heartbeat, HeartbeatReply,
@@ -15,7 +16,6 @@ use relevo_store_memory::Transaction;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use crate::history::lock;
 use crate::inbox::event::{self, Case, Dead, Event, History, LaneRef};
 use crate::inbox::message_names::MessageNames;
 use crate::inbox::mutants::MutantInbox;
@@ -66,7 +66,7 @@ impl Server {
         let now = Instant::now();
         let idle = |session: &mut Session| now.duration_since(session.touched) > self.idle_timeout;
         // Dropped outside of the lock, because the drop rolls back and wakes waiting transactions.
-        let ended: Vec<_> = lock(&self.sessions).open.extract_if(.., |_, session| idle(session)).collect();
+        let ended: Vec<_> = self.sessions.lock().open.extract_if(.., |_, session| idle(session)).collect();
         if !ended.is_empty() {
             self.history.record(Event::Fault("the server ends a transaction that stood still"));
         }
@@ -80,7 +80,7 @@ impl Server {
 
     /// Whether no transaction is open.
     pub fn is_idle(&self) -> bool {
-        lock(&self.sessions).open.is_empty()
+        self.sessions.lock().open.is_empty()
     }
 
     /// See [`relevo_core::inbox::Inbox::begin`].
@@ -124,7 +124,7 @@ impl Server {
         match begun {
             BeginOutcome::Open(transaction, entered) => {
                 let done = done(&entered);
-                let mut sessions = lock(&self.sessions);
+                let mut sessions = self.sessions.lock();
                 sessions.last += 1;
                 let number = sessions.last;
                 let grant = held.map(|held| LaneRef::of(self.consumer, held));
@@ -159,7 +159,7 @@ impl Server {
             session.events.push(Event::Skipped(self.case(entry)));
         }
         session.touched = Instant::now();
-        lock(&self.sessions).open.insert(number, session);
+        self.sessions.lock().open.insert(number, session);
         skipped
     }
 
@@ -244,7 +244,7 @@ impl Server {
             self.history.record(Event::QueueClaimed(self.claim_ref(due)));
             let messages =
                 due.messages.iter().map(|waiting| ((due.queue.clone(), waiting.ordinal), waiting.message.dedup_id));
-            lock(&self.sessions).queued.extend(messages);
+            self.sessions.lock().queued.extend(messages);
         }
         Ok(due)
     }
@@ -259,7 +259,7 @@ impl Server {
         let kept = self.inner.set_back_due(&due, number, &setback).await?;
         if kept == RecordOutcome::Recorded {
             self.history.record(Event::WroteInQueue(self.claim_ref(&due), "set a message back"));
-            let entry = lock(&self.sessions).queued.get(&(due.queue, number)).copied();
+            let entry = self.sessions.lock().queued.get(&(due.queue, number)).copied();
             if let Some(entry) = entry {
                 self.record_failure_event(entry, &setback);
             }
@@ -280,7 +280,7 @@ impl Server {
     /// See [`relevo_core::inbox::Inbox::acquire_lanes`].
     pub async fn acquire_lanes(&self, owner: Uuid, lanes: Vec<Lane>) -> Result<Vec<LaneLease>, StoreError> {
         let taken = self.inner.acquire_lanes(owner, &lanes).await?;
-        let mut sessions = lock(&self.sessions);
+        let mut sessions = self.sessions.lock();
         for held in &taken {
             let grant = (held.epoch, held.owner);
             if sessions.lanes.insert(held.lane.name().to_owned(), grant) != Some(grant) {
@@ -331,7 +331,7 @@ impl Server {
     }
 
     fn take_session(&self, number: u64) -> Option<Session> {
-        lock(&self.sessions).open.remove(&number)
+        self.sessions.lock().open.remove(&number)
     }
 
     fn with_session<T>(
@@ -339,7 +339,7 @@ impl Server {
         number: u64,
         deed: impl FnOnce(&mut Session) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let mut sessions = lock(&self.sessions);
+        let mut sessions = self.sessions.lock();
         let session = sessions.open.get_mut(&number).ok_or_else(session_lost)?;
         session.touched = Instant::now();
         deed(session)

@@ -1,8 +1,9 @@
 //! One run: executes a scenario until all messages are handled or the time is over.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use relevo_core::Lane;
 use relevo_core::inbox::operate::{ConsumerDetails, DeadLetter, DeadLetterState};
 use relevo_core::inbox::{Heartbeat, Inbox as _};

@@ -2,15 +2,16 @@
 //! that they were not sent.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use relevo_core::{Broker, Capabilities, Class, Failure, MessageId, Outcome, OutcomeSender, Publication};
 use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 
-use crate::history::{MessageName, fingerprint_of, lock};
+use crate::history::{MessageName, fingerprint_of};
 use crate::link::DELAY_MAX;
 use crate::network::Network;
 use crate::outbox::event::{Event, History};
@@ -68,7 +69,7 @@ impl SimBroker {
 
     /// Ends the faults. From now on only poison messages are rejected, and with `mended` not even those.
     pub fn stop_faults(&self, mended: bool) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.faults_ended = true;
         state.poison_fixed = mended;
     }
@@ -99,7 +100,7 @@ impl SimBroker {
         if let Some(span) = address.throttled.iter().find(|span| span.contains(now)) {
             return Some(Class::Throttled(span.to.saturating_sub(now).min(Duration::from_secs(2))));
         }
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         match BrokerBehaviour::of_message(&publication.message) {
             BrokerBehaviour::Plain => None,
             BrokerBehaviour::Poison => (!state.poison_fixed).then_some(Class::Poison),
@@ -123,7 +124,7 @@ impl Connection {
     }
 
     fn plan(&self) -> DeliveryPlan {
-        let mut random = lock(&self.random);
+        let mut random = self.random.lock();
         let (there, back) = (random.millis(0, 30), random.millis(0, 30));
         let mut plan = DeliveryPlan {
             request_delay: there,

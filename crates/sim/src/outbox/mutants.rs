@@ -1,9 +1,10 @@
 //! Relays that are broken on purpose, through their ports, to prove that the oracles detect the fault.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use relevo_core::broker::OutcomeReceiver;
 use relevo_core::outbox::RelayStore;
 use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse, ShardLeases, TakenShard};
@@ -14,8 +15,6 @@ use relevo_core::slot::shard_of;
 use relevo_core::store::StoreError;
 use relevo_core::{Broker, Capabilities, Class, Failure, OutcomeSender, Publication};
 use uuid::Uuid;
-
-use crate::history::lock;
 
 /// One fault of a relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,13 +88,13 @@ impl MutantStore {
     }
 
     fn current(&self, lease: Lease) -> Lease {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         let current = state.current.get(&lease.shard).filter(|current| current.shard_count == lease.shard_count);
         current.copied().unwrap_or(lease)
     }
 
     fn drop_below_floor(&self, leases: &[Lease], window: i64, page: &mut Page) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         for lease in leases {
             let (known, floor, high) = state.floors.entry(*lease).or_insert((window, 0, 0));
             if *known != window {
@@ -115,7 +114,7 @@ impl MutantStore {
 impl ShardLeases for MutantStore {
     async fn acquire_leases(&self, ask: LeaseRequest) -> Result<LeaseResponse, StoreError> {
         let leased = self.inner.acquire_leases(ask).await?;
-        lock(&self.state).current.extend(leased.leases.iter().map(|lease| (lease.shard, *lease)));
+        self.state.lock().current.extend(leased.leases.iter().map(|lease| (lease.shard, *lease)));
         Ok(leased)
     }
 

@@ -1,10 +1,11 @@
 //! The store's server. It records the effect of each call at the moment of the effect.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytestring::ByteString;
+use parking_lot::Mutex;
 use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse, ShardLeases, TakenShard};
 use relevo_core::outbox::log::{OutboxReader, Page, PageRequest, ParkAction, PublishFailure, SettleResult, Settlement};
 use relevo_core::outbox::maintenance::{Maintenance, MaintenanceReport};
@@ -14,7 +15,7 @@ use relevo_core::slot::shard_of;
 use relevo_core::store::StoreError;
 use uuid::Uuid;
 
-use crate::history::{MessageName, lock};
+use crate::history::MessageName;
 use crate::outbox::event::{Dead, Event, History, LeaseRef};
 
 /// A store that records every change in the history.
@@ -39,7 +40,7 @@ impl Server {
     }
 
     fn record_leases(&self, leased: &LeaseResponse) {
-        let mut known = lock(&self.known);
+        let mut known = self.known.lock();
         for lease in &leased.leases {
             if known.leases.insert(*lease) {
                 self.history.record(Event::LeaseTaken(LeaseRef::from(lease)));
@@ -54,7 +55,7 @@ impl Server {
     }
 
     fn record_read(&self, entries: &[LogEntry]) {
-        let mut known = lock(&self.known);
+        let mut known = self.known.lock();
         for entry in entries {
             known.by_seq.entry(entry.seq).or_insert_with(|| MessageName::of(&entry.message));
         }
@@ -80,7 +81,7 @@ impl Server {
             }
             self.history.record(Event::Wrote { lease: LeaseRef::from(lease), what: "settled" });
             for park in parks() {
-                let name = lock(&self.known).by_seq.get(&park.seq).cloned();
+                let name = self.known.lock().by_seq.get(&park.seq).cloned();
                 if let Some(stopped) = &park.failure {
                     self.record_parked(name, stopped);
                 }
@@ -95,7 +96,7 @@ impl Server {
             }
             self.history.record(Event::Wrote { lease: LeaseRef::from(&advance.lease), what: "advanced a parked key" });
             if let Some((number, stopped)) = &advance.failed {
-                let name = lock(&self.known).by_queue.get(&(advance.key.clone(), *number)).cloned();
+                let name = self.known.lock().by_queue.get(&(advance.key.clone(), *number)).cloned();
                 self.record_parked(name, stopped);
             }
         }
@@ -119,7 +120,7 @@ impl ShardLeases for Server {
     async fn release_leases(&self, owner: Uuid) -> Result<(), StoreError> {
         self.inner.release_leases(owner).await?;
         let leases: Vec<Lease> =
-            lock(&self.known).leases.iter().filter(|lease| lease.owner == owner).copied().collect();
+            self.known.lock().leases.iter().filter(|lease| lease.owner == owner).copied().collect();
         self.record_freed(&leases);
         Ok(())
     }
@@ -149,7 +150,7 @@ impl ParkedReader for Server {
         messages: usize,
     ) -> Result<Vec<ParkedBatch>, StoreError> {
         let runs = self.inner.read_parked(leases, keys, messages).await?;
-        let mut known = lock(&self.known);
+        let mut known = self.known.lock();
         for run in &runs {
             for (number, entry) in &run.messages {
                 known.by_queue.insert((run.key.clone(), *number), MessageName::of(&entry.message));

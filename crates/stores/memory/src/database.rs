@@ -1,8 +1,9 @@
 //! The outbox: administration and the start of transactions.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use relevo_core::inbox::InboxRetention;
 use relevo_core::inbox::source::OutboxRouting;
 use relevo_core::outbox::Position;
@@ -57,7 +58,7 @@ impl Database {
 
     /// The lines that applications committed to the ledger, in commit order.
     pub fn effects(&self) -> Vec<String> {
-        lock(&self.0).effects.clone()
+        self.0.lock().effects.clone()
     }
 
     /// A handle for a relay or an operator. If the destination does not exist, every call returns an error.
@@ -68,7 +69,7 @@ impl Database {
     /// Adds a destination with its own progress. Fails if it exists, has no shards, or has more shards than slots.
     pub fn add_destination(&self, name: &str, shards: u16, start: Start) -> Result<(), StoreError> {
         check_shards(shards)?;
-        let mut state = lock(&self.0);
+        let mut state = self.0.lock();
         if state.destinations.contains_key(name) {
             return Err(refused(format!("destination `{name}` exists")));
         }
@@ -83,7 +84,7 @@ impl Database {
 
     /// Removes a destination and all its data. Retention no longer waits for it.
     pub fn remove_destination(&self, name: &str) -> Result<(), StoreError> {
-        let mut state = lock(&self.0);
+        let mut state = self.0.lock();
         state.destination(name)?;
         state.destinations.remove(name);
         Ok(())
@@ -92,19 +93,19 @@ impl Database {
     /// Requests another number of shards. Lease requests perform the resharding once all shards are at the same tick.
     pub fn reshard(&self, name: &str, shards: u16) -> Result<(), StoreError> {
         check_shards(shards)?;
-        lock(&self.0).destination(name)?.request_resharding(shards);
+        self.0.lock().destination(name)?.request_resharding(shards);
         Ok(())
     }
 
     /// Enables or disables a destination. Shards of a disabled destination are not leased.
     pub fn set_enabled(&self, name: &str, on: bool) -> Result<(), StoreError> {
-        lock(&self.0).destination(name)?.enabled = on;
+        self.0.lock().destination(name)?.enabled = on;
         Ok(())
     }
 
     /// Simulates a server crash and restart: open transactions are lost, committed data stays.
     pub fn restart(&self) {
-        let mut state = lock(&self.0);
+        let mut state = self.0.lock();
         let tokens: Vec<u64> = state.open_transactions.keys().copied().collect();
         for token in tokens {
             state.rollback(token);
@@ -114,7 +115,7 @@ impl Database {
     /// Makes all data older for retention and pruning. Leases, claims and retries do not change.
     pub fn age(&self, time: Duration) {
         let by = micros(time);
-        let mut state = lock(&self.0);
+        let mut state = self.0.lock();
         for row in state.log.rows.values_mut() {
             row.inserted_at = row.inserted_at.saturating_sub(by);
         }
@@ -138,9 +139,4 @@ fn check_shards(shards: u16) -> Result<(), StoreError> {
 
 fn refused(what: String) -> StoreError {
     StoreError::Refused { reason: what }
-}
-
-pub(crate) fn lock(state: &Mutex<Tables>) -> MutexGuard<'_, Tables> {
-    // A panic under the lock is a bug that its own test reports. Other tests need not fail because of it.
-    state.lock().unwrap_or_else(PoisonError::into_inner)
 }

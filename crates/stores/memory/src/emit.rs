@@ -1,15 +1,15 @@
 //! Transactions of applications. Emitted messages enter the log at once and become visible on commit.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use relevo_core::inbox::{DedupId, InboxState as Known};
 use relevo_core::limits::LimitError;
 use relevo_core::message::Headers;
 use relevo_core::{Message, MessageId};
 
-use crate::database::lock;
 use crate::inbox::pending_writes::PendingWrites;
 use crate::state::{Micros, Tables, micros, timestamp};
 
@@ -129,7 +129,7 @@ pub(crate) struct Scheduled {
 
 impl Transaction {
     pub(crate) fn begin(state: &Arc<Mutex<Tables>>) -> Self {
-        let token = lock(state).open(None);
+        let token = state.lock().open(None);
         Self::with_token(state, token)
     }
 
@@ -140,37 +140,37 @@ impl Transaction {
 
     /// Emits a message. Its sequence number is assigned now, and it becomes visible on commit.
     pub fn emit(&mut self, draft: Draft) -> Result<MessageId, TransactionError> {
-        lock(&self.tables).emit(self.token, draft)
+        self.tables.lock().emit(self.token, draft)
     }
 
     /// Cancels a scheduled message on commit. Returns whether it was still waiting.
     pub fn cancel(&mut self, id: MessageId) -> Result<bool, TransactionError> {
-        lock(&self.tables).cancel(self.token, id)
+        self.tables.lock().cancel(self.token, id)
     }
 
     /// Writes a line into the ledger, which is the only application table here. It stands for a handler's effect.
     pub fn record_effect(&mut self, line: impl Into<String>) -> Result<(), TransactionError> {
-        lock(&self.tables).record_effect(self.token, line.into())
+        self.tables.lock().record_effect(self.token, line.into())
     }
 
     /// Changes the state that an inbox message gets on commit.
     pub(crate) fn set_inbox_state(&mut self, entry: DedupId, state: Known) -> Result<(), TransactionError> {
-        lock(&self.tables).set_inbox_state(self.token, entry, state)
+        self.tables.lock().set_inbox_state(self.token, entry, state)
     }
 
     /// Creates a savepoint.
     pub fn savepoint(&mut self) -> Savepoint {
-        Savepoint(lock(&self.tables).open_transactions.get(&self.token).map_or(0, |open| open.undo_steps.len()))
+        Savepoint(self.tables.lock().open_transactions.get(&self.token).map_or(0, |open| open.undo_steps.len()))
     }
 
     /// Undoes everything after the savepoint. The savepoint stays valid.
     pub fn rollback_to(&mut self, savepoint: Savepoint) {
-        lock(&self.tables).undo(self.token, savepoint.0);
+        self.tables.lock().undo(self.token, savepoint.0);
     }
 
     /// Commits. Everything becomes visible, or nothing if the outbox was restarted.
     pub fn commit(self) -> Result<(), TransactionError> {
-        lock(&self.tables).commit(self.token)
+        self.tables.lock().commit(self.token)
     }
 
     /// Rolls back, like dropping the transaction.
@@ -179,7 +179,7 @@ impl Transaction {
 
 impl Drop for Transaction {
     fn drop(&mut self) {
-        lock(&self.tables).rollback(self.token);
+        self.tables.lock().rollback(self.token);
     }
 }
 

@@ -15,10 +15,11 @@ pub(crate) mod tables;
 #[cfg(test)]
 mod tests;
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use relevo_core::broker_consumer::Lane;
 use relevo_core::inbox::{
     self, BeginOutcome, CallClaim, ClaimOutcome, ClaimedQueue, DedupId, Enter, EnterOutcome, Heartbeat, HeartbeatReply,
@@ -29,7 +30,6 @@ use uuid::Uuid;
 
 use self::lock_timeout::{LOCK_TIMEOUT, or_busy_error, with_lock_timeout};
 use self::tables::ConsumerTables;
-use crate::database::lock;
 use crate::emit::{Transaction, TransactionError};
 use crate::state::Tables;
 
@@ -69,7 +69,7 @@ impl Tables {
 impl Inbox {
     pub(crate) fn new(state: &Arc<Mutex<Tables>>, consumer: &str, keeping: InboxRetention) -> Self {
         let scope = ConsumerScope { consumer: consumer.into(), retention: keeping };
-        lock(state).tables(&scope);
+        state.lock().tables(&scope);
         Self { state: Arc::clone(state), scope }
     }
 
@@ -107,7 +107,7 @@ impl inbox::Inbox for Inbox {
     }
 
     async fn record_start(&self, arrival: &InboxMessage) -> Result<u32, StoreError> {
-        Ok(lock(&self.state).record_start(&self.scope, arrival))
+        Ok(self.state.lock().record_start(&self.scope, arrival))
     }
 
     async fn claim_call(
@@ -130,7 +130,7 @@ impl inbox::Inbox for Inbox {
     }
 
     async fn end_attempt(&self, entry: DedupId, claim: Option<CallClaim>) -> Result<(), StoreError> {
-        lock(&self.state).end_attempt(&self.scope, entry, claim);
+        self.state.lock().end_attempt(&self.scope, entry, claim);
         Ok(())
     }
 
@@ -153,7 +153,7 @@ impl inbox::Inbox for Inbox {
         messages: usize,
         lasts: Duration,
     ) -> Result<Vec<ClaimedQueue>, StoreError> {
-        Ok(lock(&self.state).claim_due(&self.scope, queues, messages, lasts))
+        Ok(self.state.lock().claim_due(&self.scope, queues, messages, lasts))
     }
 
     async fn begin_due(&self, due: &ClaimedQueue, number: i64) -> Result<BeginOutcome<Transaction>, StoreError> {
@@ -177,29 +177,29 @@ impl inbox::Inbox for Inbox {
     }
 
     async fn heartbeat(&self, beat: &Heartbeat) -> Result<HeartbeatReply, StoreError> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let now = state.now();
         Ok(state.tables(&self.scope).heartbeat(beat, now))
     }
 
     async fn acquire_lanes(&self, owner: Uuid, lanes: &[Lane]) -> Result<Vec<LaneLease>, StoreError> {
-        Ok(lock(&self.state).acquire_lanes(&self.scope, owner, lanes))
+        Ok(self.state.lock().acquire_lanes(&self.scope, owner, lanes))
     }
 
     async fn release_lanes(&self, owner: Uuid, lanes: &[Lane]) -> Result<(), StoreError> {
         // An open transaction in one of these lanes prevents other members from taking it until the transaction ends.
-        lock(&self.state).tables(&self.scope).release_lanes(owner, lanes);
+        self.state.lock().tables(&self.scope).release_lanes(owner, lanes);
         Ok(())
     }
 
     async fn leave(&self, owner: Uuid) -> Result<(), StoreError> {
         // A lane whose owner does not exist is free for any member.
-        lock(&self.state).tables(&self.scope).members.remove(&owner);
+        self.state.lock().tables(&self.scope).members.remove(&owner);
         Ok(())
     }
 
     async fn prune(&self, limit: usize) -> Result<bool, StoreError> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let now = state.now();
         Ok(state.tables(&self.scope).prune(&self.scope.retention, limit, now))
     }

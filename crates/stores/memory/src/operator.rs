@@ -3,7 +3,7 @@
 use relevo_core::dead_letters::{DeadLetter, DeadLetterFilter};
 use relevo_core::outbox::{LogEntry, Position};
 
-use crate::database::{Database, lock};
+use crate::database::Database;
 use crate::leases::ShardRow;
 use crate::settle::ParkedState;
 
@@ -36,24 +36,24 @@ pub struct ParkedKeyView {
 impl Database {
     /// Every message ever committed to the log, in commit order, including those deleted by retention.
     pub fn committed(&self) -> Vec<LogEntry> {
-        lock(self.tables()).log.history.clone()
+        self.tables().lock().log.history.clone()
     }
 
     /// The retained messages of the log, in sequence order.
     pub fn retained(&self) -> Vec<LogEntry> {
-        let state = lock(self.tables());
+        let state = self.tables().lock();
         let rows = state.log.rows.values().filter(|row| state.log.is_committed(row));
         rows.map(|row| row.entry.clone()).collect()
     }
 
     /// The number of scheduled messages.
     pub fn scheduled(&self) -> usize {
-        lock(self.tables()).scheduled.len()
+        self.tables().lock().scheduled.len()
     }
 
     /// The parked keys of a destination, ordered by slot and key. Empty if the destination does not exist.
     pub fn parked(&self, destination: &str) -> Vec<ParkedKeyView> {
-        let state = lock(self.tables());
+        let state = self.tables().lock();
         let parked = state.destinations.get(destination).into_iter().flat_map(|it| &it.parked);
         parked
             .map(|(key, header)| ParkedKeyView {
@@ -72,7 +72,7 @@ impl Database {
 
     /// The dead letters of a destination in any state, the oldest message first.
     pub fn dead_letters(&self, destination: &str) -> Vec<DeadLetter> {
-        let state = lock(self.tables());
+        let state = self.tables().lock();
         let letters = state.destinations.get(destination);
         letters
             .map(|it| it.dead_letters(&DeadLetterFilter::default(), usize::MAX, state.config.started_at))
@@ -81,7 +81,7 @@ impl Database {
 
     /// The positions of a destination's shards.
     pub fn progress(&self, destination: &str) -> Vec<Position> {
-        let state = lock(self.tables());
+        let state = self.tables().lock();
         let shards = state.destinations.get(destination).into_iter().flat_map(|it| &it.shards);
         shards.map(ShardRow::position).collect()
     }

@@ -1,8 +1,9 @@
 //! One destination of an outbox, as relays and operators use it.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use relevo_core::dead_letters::{DeadLetter, DeadLetterAdmin, DeadLetterFilter, MarkRequest};
 use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse, ShardLeases, TakenShard};
 use relevo_core::outbox::log::WindowLimit;
@@ -12,7 +13,6 @@ use relevo_core::outbox::parked::{ParkedBatch, ParkedReader, ParkedResult, Parke
 use relevo_core::store::StoreError;
 use uuid::Uuid;
 
-use crate::database::lock;
 use crate::dead_letters::DeadState;
 use crate::state::Tables;
 
@@ -32,7 +32,7 @@ impl Store {
 #[async_trait]
 impl ShardLeases for Store {
     async fn acquire_leases(&self, ask: LeaseRequest) -> Result<LeaseResponse, StoreError> {
-        let mut state = lock(&self.tables);
+        let mut state = self.tables.lock();
         let now = state.now();
         let destination = state.destination(&self.name)?;
         if !destination.enabled {
@@ -42,11 +42,11 @@ impl ShardLeases for Store {
     }
 
     async fn standing(&self, leases: &[Lease]) -> Result<Vec<TakenShard>, StoreError> {
-        Ok(lock(&self.tables).destination(&self.name)?.taken_shards(leases))
+        Ok(self.tables.lock().destination(&self.name)?.taken_shards(leases))
     }
 
     async fn release_leases(&self, owner: Uuid) -> Result<(), StoreError> {
-        lock(&self.tables).destination(&self.name)?.release_leases(owner);
+        self.tables.lock().destination(&self.name)?.release_leases(owner);
         Ok(())
     }
 }
@@ -54,7 +54,7 @@ impl ShardLeases for Store {
 #[async_trait]
 impl OutboxReader for Store {
     async fn read(&self, read: PageRequest<'_>) -> Result<Page, StoreError> {
-        let mut state = lock(&self.tables);
+        let mut state = self.tables.lock();
         state.destination(&self.name)?;
         if read.after.is_exhausted() && read.window_limit == WindowLimit::Unlimited {
             state.insert_due_messages();
@@ -64,7 +64,7 @@ impl OutboxReader for Store {
     }
 
     async fn settle(&self, settlement: Settlement) -> Result<SettleResult, StoreError> {
-        let mut state = lock(&self.tables);
+        let mut state = self.tables.lock();
         let now = state.now();
         let (log, destination) = state.split(&self.name)?;
         destination.settle(&settlement, log, now)
@@ -79,13 +79,13 @@ impl ParkedReader for Store {
         keys: usize,
         messages: usize,
     ) -> Result<Vec<ParkedBatch>, StoreError> {
-        let mut state = lock(&self.tables);
+        let mut state = self.tables.lock();
         let now = state.now();
         Ok(state.destination(&self.name)?.read_parked(leases, keys, messages, now))
     }
 
     async fn settle_parked(&self, advances: Vec<ParkedSettlement>) -> Result<Vec<ParkedResult>, StoreError> {
-        let mut state = lock(&self.tables);
+        let mut state = self.tables.lock();
         let now = state.now();
         let destination = state.destination(&self.name)?;
         Ok(advances.iter().map(|advance| destination.settle_parked(advance, now)).collect())
@@ -95,26 +95,26 @@ impl ParkedReader for Store {
 #[async_trait]
 impl Maintenance for Store {
     async fn maintain(&self) -> Result<MaintenanceReport, StoreError> {
-        Ok(lock(&self.tables).maintain())
+        Ok(self.tables.lock().maintain())
     }
 }
 
 #[async_trait]
 impl DeadLetterAdmin for Store {
     async fn list_dead_letters(&self, filter: &DeadLetterFilter, limit: usize) -> Result<Vec<DeadLetter>, StoreError> {
-        let mut state = lock(&self.tables);
+        let mut state = self.tables.lock();
         let started_at = state.config.started_at;
         Ok(state.destination(&self.name)?.dead_letters(filter, limit, started_at))
     }
 
     async fn redrive(&self, mark: &MarkRequest) -> Result<u64, StoreError> {
-        let mut state = lock(&self.tables);
+        let mut state = self.tables.lock();
         let now = state.now();
         Ok(state.destination(&self.name)?.mark(mark, DeadState::Redrive, now))
     }
 
     async fn discard(&self, mark: &MarkRequest) -> Result<u64, StoreError> {
-        let mut state = lock(&self.tables);
+        let mut state = self.tables.lock();
         let now = state.now();
         Ok(state.destination(&self.name)?.mark(mark, DeadState::Discard, now))
     }

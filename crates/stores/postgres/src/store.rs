@@ -1,11 +1,12 @@
 //! Implements the store ports with PostgreSQL.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use relevo_core::outbox::Position;
 use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse, ShardLeases, TakenShard};
 use relevo_core::outbox::log::{OutboxReader, Page, PageRequest, SettleResult, Settlement, WindowLimit};
@@ -76,7 +77,7 @@ impl Store {
 
     /// Clears the cached ticks after a break, because a promoted standby may number ticks differently.
     fn clear_ticks(&self) {
-        lock(&self.ticks).clear();
+        self.ticks.lock().clear();
     }
 
     fn store_error(&self, error: Error) -> StoreError {
@@ -109,7 +110,7 @@ impl Store {
     }
 
     async fn tick(&self, no: i64) -> Result<Arc<Tick>, Error> {
-        if let Some(tick) = lock(&self.ticks).get(&no) {
+        if let Some(tick) = self.ticks.lock().get(&no) {
             return Ok(Arc::clone(tick));
         }
         let sql = format!(
@@ -122,7 +123,7 @@ impl Store {
     }
 
     fn cache_tick(&self, tick: Tick) -> Arc<Tick> {
-        let mut ticks = lock(&self.ticks);
+        let mut ticks = self.ticks.lock();
         let tick = Arc::clone(ticks.entry(tick.id).or_insert_with(|| Arc::new(tick)));
         while ticks.len() > CACHED_TICKS_MAX {
             ticks.pop_first();
@@ -281,9 +282,4 @@ impl Maintenance for Store {
         };
         call.await.map_err(|error: Error| error.into())
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // The map of ticks is consistent after every change.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,9 +1,10 @@
 //! A broker consumer that reports received and acknowledged messages to the member's conduct.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use async_trait::async_trait;
+use parking_lot::{Mutex, MutexGuard};
 use relevo_core::{
     AckOutcome, BrokerConsumer, ConsumerCapabilities, DelayedRetry, Delivery, DeliveryTag, Failure, Lane,
 };
@@ -25,7 +26,7 @@ impl Watched {
 
     fn out(&self) -> MutexGuard<'_, BTreeMap<DeliveryTag, i64>> {
         // No code panics while it holds the lock.
-        self.out.lock().unwrap_or_else(PoisonError::into_inner)
+        self.out.lock()
     }
 
     /// At these two points, no handler can return a verdict.

@@ -1,10 +1,11 @@
 //! The broker, embedded or RabbitMQ: the rest of the program does not know which.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use parking_lot::{Mutex, MutexGuard};
 use relevo::brokers::embedded::{self, BrokerFile};
 use relevo::brokers::rabbitmq::{self, Admin, Publisher};
 use relevo::core::broker::admin::{BrokerAdmin, TopologyItem, TopologyStatus};
@@ -185,5 +186,5 @@ fn refuses(refusal: &Mutex<Option<String>>, why: Option<String>) {
 
 fn held(refusal: &Mutex<Option<String>>) -> MutexGuard<'_, Option<String>> {
     // Nothing panics while it is held.
-    refusal.lock().unwrap_or_else(PoisonError::into_inner)
+    refusal.lock()
 }

@@ -3,10 +3,10 @@
 //! lettre has a pool too. It takes back what a letter left half way when its time was over, and the next letter then reads the
 //! late answer to that one as its own. Here a connection comes back from a letter that was taken, and from no other.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use lettre::transport::smtp::client::AsyncSmtpConnection;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// The most that are kept.
@@ -22,7 +22,7 @@ impl Kept {
     /// One that still answers, if there is one.
     pub(super) async fn take(&self) -> Option<AsyncSmtpConnection> {
         loop {
-            let (mut connection, _) = self.lock().pop()?;
+            let (mut connection, _) = self.0.lock().pop()?;
             if connection.test_connected().await {
                 return Some(connection);
             }
@@ -32,15 +32,10 @@ impl Kept {
     /// Keeps one for the next letter.
     pub(super) fn put(&self, connection: AsyncSmtpConnection) {
         let now = Instant::now();
-        let mut kept = self.lock();
+        let mut kept = self.0.lock();
         kept.retain(|(_, since)| now.duration_since(*since) < IDLE_MAX);
         if kept.len() < CONNECTIONS_MAX {
             kept.push((connection, now));
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<(AsyncSmtpConnection, Instant)>> {
-        // Nothing panics while it is held.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

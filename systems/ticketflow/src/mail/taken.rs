@@ -4,9 +4,8 @@
 //! have to pass mail on to is refused by the same code as one who wants nothing of us. So others are asked for, whose letters were
 //! taken: if all of them are refused as well, it is about us.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use lettre::Address;
+use parking_lot::Mutex;
 
 /// The most that are remembered of one domain, so that a busy one does not make us forget the others. Two, because one of them may
 /// be whom the question is about.
@@ -27,7 +26,7 @@ impl Taken {
         if !is_plain(recipient) {
             return;
         }
-        let mut taken = self.lock();
+        let mut taken = self.0.lock();
         taken.retain(|known| known != recipient);
         let of_domain = |known: &Address| is_same_domain(known, recipient);
         if taken.iter().filter(|known| of_domain(known)).count() >= OF_A_DOMAIN_MAX
@@ -46,7 +45,7 @@ impl Taken {
     /// yet, the sender, if that is wanted.
     pub(super) fn instead_of(&self, recipient: &Address, sender: &Address, at_last: bool) -> Vec<Address> {
         let is_own = |address: &Address| is_same_domain(address, sender);
-        let taken = self.lock();
+        let taken = self.0.lock();
         let (mut alike, others): (Vec<_>, Vec<_>) = taken
             .iter()
             .rev()
@@ -60,11 +59,6 @@ impl Taken {
             asked.push(sender.clone());
         }
         asked
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Address>> {
-        // Nothing panics while it is held.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -127,6 +121,6 @@ mod tests {
         for number in 0..100 {
             known.note(&address(&format!("a@{number}.example")));
         }
-        assert_eq!(known.lock().len(), ALL_MAX);
+        assert_eq!(known.0.lock().len(), ALL_MAX);
     }
 }

@@ -28,7 +28,7 @@ pub(super) struct LaneSlot {
     /// Locked while memory and the record must agree.
     pub(super) owned: Mutex<Option<OwnedLane>>,
     /// Acknowledgements that the next write includes.
-    pub(super) settle_calls: std::sync::Mutex<Vec<SettleCall>>,
+    pub(super) settle_calls: parking_lot::Mutex<Vec<SettleCall>>,
 }
 
 impl LaneSlot {
@@ -39,7 +39,7 @@ impl LaneSlot {
             durable: group.durable(number),
             filters: group.filters(number),
             owned: Mutex::default(),
-            settle_calls: std::sync::Mutex::default(),
+            settle_calls: parking_lot::Mutex::default(),
         }
     }
 }

@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::count::{DeliveryCounter, Gap};
 use super::lanes::{LaneSlot, OwnedLane, durable_ns};
 use super::window::{Arrival, MessageContent, ServerAck};
-use super::{ConsumerInner, declare, lock};
+use super::{ConsumerInner, declare};
 use crate::classify::{Error, Source, api};
 use crate::connection;
 use crate::headers::decode_headers;
@@ -65,7 +65,7 @@ pub(super) async fn read_lane(shared: Arc<ConsumerInner>, number: u16, epoch: u6
         match reader.read_session().await {
             Err(ReaderExit::LaneLost) => return,
             Err(ReaderExit::Fatal(error)) => {
-                *lock(&shared.fatal_error) = Some(error);
+                *shared.fatal_error.lock() = Some(error);
                 shared.changed.notify_waiters();
             }
             Err(ReaderExit::Retry(error)) => {

@@ -7,9 +7,9 @@ use futures_util::future::join_all;
 use relevo_core::{Delivery, DeliveryTag};
 use tokio::sync::MutexGuard;
 
+use super::ConsumerInner;
 use super::lanes::{LaneSlot, OwnedLane};
 use super::window::LaneChange;
-use super::{ConsumerInner, lock};
 use crate::classify::Error;
 
 /// The result of one poll.
@@ -38,7 +38,7 @@ impl ConsumerInner {
             if *closed.borrow_and_update() {
                 return Ok(Vec::new());
             }
-            if let Some(error) = lock(&self.fatal_error).take() {
+            if let Some(error) = self.fatal_error.lock().take() {
                 return Err(error);
             }
             let look = tokio::select! {

@@ -7,9 +7,9 @@ use futures_util::future::join_all;
 use relevo_core::{AckOutcome, DeliveryTag};
 use tokio::sync::oneshot;
 
+use super::ConsumerInner;
 use super::lanes::{LaneSlot, OwnedLane};
 use super::window::LaneMessages;
-use super::{ConsumerInner, lock};
 use crate::classify::Error;
 
 /// The tags that are not outstanding, or the error of the write.
@@ -56,7 +56,7 @@ impl ConsumerInner {
     /// Queues acknowledgements for the next write of their lane, and starts a task that writes them.
     fn enqueue_acks(self: &Arc<Self>, cell: &LaneSlot, tags: Vec<DeliveryTag>) -> oneshot::Receiver<CallResult> {
         let (told, answer) = oneshot::channel();
-        let mut calls = lock(&cell.settle_calls);
+        let mut calls = cell.settle_calls.lock();
         // There are more calls than outstanding deliveries, so some calls were cancelled.
         if calls.len() >= self.membership.prefetch {
             calls.retain(|call| !call.reply.is_closed());
@@ -73,7 +73,7 @@ impl ConsumerInner {
     /// them.
     async fn write_calls(&self, cell: &LaneSlot) {
         let mut slot = cell.owned.lock().await;
-        let mut calls = std::mem::take(&mut *lock(&cell.settle_calls));
+        let mut calls = std::mem::take(&mut *cell.settle_calls.lock());
         calls.retain(|call| !call.reply.is_closed());
         if calls.is_empty() {
             return;

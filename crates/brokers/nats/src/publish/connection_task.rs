@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_nats::{Client, Event, ServerAddr, ServerError, Subject, Subscriber};
 use futures_util::StreamExt as _;
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use super::answer;
@@ -119,7 +120,7 @@ impl PublishConnection {
 
     /// Whether the server recently refused a publish to this subject.
     pub(crate) fn is_denied(&self, subject: &str) -> bool {
-        let denied = self.denied.lock().unwrap_or_else(PoisonError::into_inner);
+        let denied = self.denied.lock();
         !denied.is_empty() && denied.get(subject).is_some_and(|since| since.elapsed() < DENIED_TTL)
     }
 
@@ -128,7 +129,7 @@ impl PublishConnection {
         let ServerError::Other(text) = error else { return None };
         match connection::permission_error(text)? {
             Error::PublishDenied(subject) => {
-                let mut denied = self.denied.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut denied = self.denied.lock();
                 denied.retain(|_, since| since.elapsed() < DENIED_TTL);
                 if denied.len() < DENIED_MAX {
                     denied.insert(subject.clone(), Instant::now());

@@ -1,7 +1,6 @@
 //! Limits the messages in flight on one connection.
 
-use std::sync::{Mutex, PoisonError};
-
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 use super::pace::{WINDOW_MIN, WINDOW_START};
@@ -46,13 +45,13 @@ impl InFlightWindow {
 
     /// Releases capacity, except for the excess after the window shrank.
     pub(super) fn release(&self, weight: usize) {
-        self.release_in(&mut self.lock(), weight);
+        self.release_in(&mut self.size.lock(), weight);
     }
 
     /// Sets the window, within the limits.
     pub(super) fn resize(&self, window: usize) {
         let window = window.clamp(WINDOW_MIN.min(self.max), self.max);
-        let mut size = self.lock();
+        let mut size = self.size.lock();
         if window >= size.window {
             let more = window - size.window;
             self.release_in(&mut size, more);
@@ -72,11 +71,6 @@ impl InFlightWindow {
         let paid = size.excess.min(weight);
         size.excess -= paid;
         self.permits.add_permits(weight - paid);
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, WindowSize> {
-        // No code panics while it holds the lock.
-        self.size.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

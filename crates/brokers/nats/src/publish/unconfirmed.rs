@@ -1,10 +1,11 @@
 //! Messages of one connection that wait for their acknowledgement.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_nats::Subject;
+use parking_lot::Mutex;
 use relevo_core::{Outcome, OutcomeSender};
 use slab::Slab;
 use tokio::sync::{Notify, oneshot, watch};
@@ -122,7 +123,7 @@ impl UnconfirmedMessages {
 
     fn insert(&self, whose: AckOwner, subject: &Subject) -> Result<u64, Error> {
         let now = Instant::now();
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         if table.closed {
             return Err(Error::Disconnected);
         }
@@ -147,7 +148,7 @@ impl UnconfirmedMessages {
     /// Cancels a message that was not sent, which the caller then reports. Returns `false` if it already has an
     /// outcome.
     pub(crate) fn cancel(&self, token: u64) -> bool {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         let Some(waiting) = table.take(token) else { return false };
         table.update_ack_rate();
         drop(table);
@@ -160,7 +161,7 @@ impl UnconfirmedMessages {
 
     /// Whether the server was slow to acknowledge while enough messages were in flight.
     pub(crate) fn is_slow(&self) -> bool {
-        self.lock().ack_rate.is_slow()
+        self.table.lock().ack_rate.is_slow()
     }
 
     /// Whether this connection ever stored a message.
@@ -177,7 +178,7 @@ impl UnconfirmedMessages {
     /// Applies acknowledgements. Tokens that no longer wait are ignored.
     pub(crate) fn settle(&self, answers: impl IntoIterator<Item = (u64, Result<usize, Error>)>) {
         let now = Instant::now();
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         let mut settled = SettledAcks::default();
         for (token, answer) in answers {
             self.stored_any.fetch_or(answer.is_ok(), Ordering::Relaxed);
@@ -209,7 +210,7 @@ impl UnconfirmedMessages {
 
     /// Marks the connection as lost: waiting messages may have been stored, and no message can be added.
     pub(crate) fn connection_lost(&self) {
-        self.lock().closed = true;
+        self.table.lock().closed = true;
         self.window.close();
         self.connection_lost.send_replace(true);
         self.settle_where(|_| true, |_| Error::ConnectionLost);
@@ -217,7 +218,7 @@ impl UnconfirmedMessages {
 
     /// Removes the messages of a cancelled call.
     pub(crate) fn abandon(&self, flight: &Arc<PublishCall>) {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         let gone = |waiting: &PendingAck| match &waiting.owner {
             AckOwner::Message(whose, _) => Arc::ptr_eq(whose, flight),
             AckOwner::Batch(_, answer) => answer.is_closed(),
@@ -230,7 +231,7 @@ impl UnconfirmedMessages {
     }
 
     fn settle_where(&self, which: impl Fn(&PendingAck) -> bool, why: impl Fn(&PendingAck) -> Error) {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         let places: Vec<usize> =
             table.pending.iter().filter(|(_, waiting)| which(waiting)).map(|(place, _)| place).collect();
         let mut settled = SettledAcks::default();
@@ -252,11 +253,6 @@ impl UnconfirmedMessages {
             flight.confirms.report_all(outcomes);
             flight.complete(count);
         }
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, AckTable> {
-        // No code panics while it holds the lock.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

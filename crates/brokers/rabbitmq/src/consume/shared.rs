@@ -1,10 +1,11 @@
 //! State that a consumer and its tasks share.
 
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use lapin::Channel;
+use parking_lot::{Mutex, MutexGuard};
 use relevo_core::{Class, Delivery, Lane};
 use tokio::sync::{Notify, mpsc, watch};
 
@@ -54,7 +55,7 @@ pub(crate) enum LaneConnection {
 impl ConsumerInner {
     pub(crate) fn lane_table(&self) -> MutexGuard<'_, LaneTable> {
         // No code panics in the middle of a change.
-        self.lane_table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lane_table.lock()
     }
 
     pub(crate) fn channels(&self) -> Vec<Channel> {

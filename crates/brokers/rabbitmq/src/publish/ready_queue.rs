@@ -1,7 +1,9 @@
 //! Tracks which futures of one task must be polled, in the order of their wake-ups.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
+
+use parking_lot::Mutex;
 
 /// The queue of woken numbers.
 #[derive(Debug, Default)]
@@ -28,7 +30,7 @@ impl ReadyQueue {
 
     /// Takes all numbers woken since the last call, in order. `spent` is an empty list to use again.
     pub(crate) fn take_ready(&self, spent: Vec<usize>) -> Vec<usize> {
-        std::mem::replace(&mut self.lock().woken, spent)
+        std::mem::replace(&mut self.inner.lock().woken, spent)
     }
 
     /// Returns when a number can be taken.
@@ -37,7 +39,7 @@ impl ReadyQueue {
     }
 
     fn poll_ready(&self, context: &Context<'_>) -> Poll<()> {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         if !inner.woken.is_empty() {
             return Poll::Ready(());
         }
@@ -45,11 +47,6 @@ impl ReadyQueue {
             inner.task = Some(context.waker().clone());
         }
         Poll::Pending
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, ReadyState> {
-        // No code panics while it holds the lock.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -59,7 +56,7 @@ impl Wake for SlotWaker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        let mut inner = self.queue.lock();
+        let mut inner = self.queue.inner.lock();
         inner.woken.push(self.slot);
         // The first one wakes the task, which then takes all the others.
         let task = if inner.woken.len() == 1 { inner.task.take() } else { None };

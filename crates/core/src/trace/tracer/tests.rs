@@ -1,7 +1,7 @@
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use jiff::Timestamp;
+use parking_lot::Mutex;
 
 use super::*;
 use crate::trace::SpanId;
@@ -27,7 +27,7 @@ impl MemoryRecorder {
     }
 
     fn take(&self) -> Vec<SpanData> {
-        std::mem::take(&mut self.spans.lock().unwrap())
+        std::mem::take(&mut self.spans.lock())
     }
 }
 
@@ -45,7 +45,7 @@ impl SpanRecorder for MemoryRecorder {
     }
 
     fn record(&self, span: SpanData) {
-        self.spans.lock().unwrap().push(span);
+        self.spans.lock().push(span);
     }
 }
 

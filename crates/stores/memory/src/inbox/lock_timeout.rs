@@ -1,13 +1,13 @@
 //! Waits for other transactions, for a short time.
 
 use std::pin::pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use relevo_core::store::StoreError;
 use tokio::time::{Instant, timeout_at};
 
-use crate::database::lock;
 use crate::state::Tables;
 
 /// How long a call waits for another transaction before it returns busy.
@@ -19,13 +19,13 @@ pub(crate) async fn with_lock_timeout<T>(
     state: &Mutex<Tables>,
     mut attempt: impl FnMut(&mut Tables) -> Option<T>,
 ) -> Option<T> {
-    let ends = Arc::clone(&lock(state).transaction_ended);
+    let ends = Arc::clone(&state.lock().transaction_ended);
     let deadline = Instant::now() + LOCK_TIMEOUT;
     loop {
         let mut end = pin!(ends.notified());
         // Register now, so that no end of a transaction is missed before the await.
         end.as_mut().enable();
-        let answer = attempt(&mut lock(state));
+        let answer = attempt(&mut state.lock());
         if answer.is_some() || timeout_at(deadline, end).await.is_err() {
             return answer;
         }

@@ -1,9 +1,10 @@
 //! The operator port of the inboxes.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use relevo_core::MessageId;
 use relevo_core::inbox::operate::{
     ConsumerControl, ConsumerDetails, ConsumerSummary, DeadLetter, DeadLetterFilter, DeadLetterState, EnqueueOutcome,
@@ -14,7 +15,6 @@ use relevo_core::store::StoreError;
 
 use super::lock_timeout::or_busy_error;
 use super::tables::{self, ConsumerTables};
-use crate::database::lock;
 use crate::state::{Micros, Tables, timestamp};
 
 /// Counts of messages and dead letters stop here.
@@ -33,14 +33,14 @@ impl Operator {
 #[async_trait]
 impl Operate for Operator {
     async fn list_consumers(&self) -> Result<Vec<ConsumerSummary>, StoreError> {
-        let state = lock(&self.0);
+        let state = self.0.lock();
         let clock = Clock::of(&state);
         let known = state.consumers.iter().filter(|(_, desk)| desk.is_known());
         Ok(known.map(|(name, desk)| desk.summary(name, clock)).collect())
     }
 
     async fn get_consumer(&self, name: &str, limit: usize) -> Result<Option<ConsumerDetails>, StoreError> {
-        let state = lock(&self.0);
+        let state = self.0.lock();
         let clock = Clock::of(&state);
         Ok(state.known_consumer(name).map(|desk| ConsumerDetails {
             summary: desk.summary(name, clock),
@@ -56,17 +56,17 @@ impl Operate for Operator {
         lane: Option<&str>,
         order: ConsumerControl,
     ) -> Result<bool, StoreError> {
-        let mut state = lock(&self.0);
+        let mut state = self.0.lock();
         let desk = state.consumers.get_mut(consumer).filter(|desk| desk.is_known());
         Ok(desk.is_some_and(|desk| desk.set_control(lane, order)))
     }
 
     async fn remove_consumer(&self, consumer: &str) -> Result<RemoveOutcome, StoreError> {
-        Ok(lock(&self.0).remove_consumer(consumer))
+        Ok(self.0.lock().remove_consumer(consumer))
     }
 
     async fn list_dead_letters(&self, filter: &DeadLetterFilter, limit: usize) -> Result<Vec<DeadLetter>, StoreError> {
-        Ok(lock(&self.0).dead_letters(filter, limit))
+        Ok(self.0.lock().dead_letters(filter, limit))
     }
 
     async fn redrive(&self, mark: &MarkRequest) -> Result<u64, StoreError> {
@@ -78,7 +78,7 @@ impl Operate for Operator {
     }
 
     async fn trace(&self, id: MessageId) -> Result<Vec<Trace>, StoreError> {
-        let state = lock(&self.0);
+        let state = self.0.lock();
         let told = Clock::of(&state);
         let traces = state.consumers.iter().flat_map(|(consumer, desk)| {
             let of_id = desk.traces.iter().filter(|(entry, _)| entry.id == id);
@@ -88,7 +88,7 @@ impl Operate for Operator {
     }
 
     async fn find_message(&self, id: MessageId) -> Result<Vec<InboxRecord>, StoreError> {
-        let state = lock(&self.0);
+        let state = self.0.lock();
         let clock = Clock::of(&state);
         let known = state.consumers.iter().flat_map(|(consumer, desk)| {
             let of_id = desk.rows.iter().filter(|(entry, _)| entry.id == id);
@@ -104,7 +104,7 @@ impl Operate for Operator {
     }
 
     async fn create_replay(&self, plan: &ReplayPlan) -> Result<u32, StoreError> {
-        let mut state = lock(&self.0);
+        let mut state = self.0.lock();
         let now = state.now();
         Ok(state.consumers.entry(plan.consumer.clone()).or_default().create_replay(plan, now))
     }
@@ -153,12 +153,12 @@ impl Operate for Operator {
     }
 
     async fn resume_replay(&self, consumer: &str, number: u32, dead_more: u64) -> Result<bool, StoreError> {
-        let mut state = lock(&self.0);
+        let mut state = self.0.lock();
         Ok(state.consumers.get_mut(consumer).is_some_and(|desk| desk.resume_replay(number, dead_more)))
     }
 
     async fn list_replays(&self, consumer: &str) -> Result<Vec<Replay>, StoreError> {
-        Ok(lock(&self.0).list_replays(consumer))
+        Ok(self.0.lock().list_replays(consumer))
     }
 }
 

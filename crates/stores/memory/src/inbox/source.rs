@@ -1,14 +1,14 @@
 //! The outbox's log as a source of replays.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use relevo_core::Message;
 use relevo_core::inbox::source::{
     LogBounds, OutboxRouting, ReplayFilter, ReplayPage, ReplayReadRequest, ReplaySource, ReplaySourceError,
 };
 
-use crate::database::lock;
 use crate::state::Tables;
 
 /// The log of an outbox, with the routes and the source that its relay uses.
@@ -27,7 +27,7 @@ impl OutboxReplaySource {
 #[async_trait]
 impl ReplaySource for OutboxReplaySource {
     async fn bounds(&self) -> Result<Option<LogBounds>, ReplaySourceError> {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         let mut seqs = state.log.rows.values().filter(|row| state.log.is_committed(row)).map(|row| row.entry.seq);
         let Some(first) = seqs.next() else { return Ok(None) };
         let last = seqs.next_back().unwrap_or(first);
@@ -40,7 +40,7 @@ impl ReplaySource for OutboxReplaySource {
     }
 
     async fn read(&self, filter: &ReplayFilter, ask: ReplayReadRequest) -> Result<ReplayPage, ReplaySourceError> {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         let low = filter.start_after(ask.after);
         let mut read = ReplayPage { messages: Vec::new(), next: low, ended: false };
         let mut bytes = 0;

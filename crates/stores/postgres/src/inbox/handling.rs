@@ -5,10 +5,11 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::TryStreamExt as _;
+use parking_lot::Mutex;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgRow};
 use sqlx::{AssertSqlSafe, Connection as _, Either};
 use tokio::runtime::Handle;
@@ -47,7 +48,7 @@ impl ConnectionPool {
         let permit = Arc::clone(&self.permits).acquire_owned().await.expect("it is never closed");
         let sql = format!("BEGIN; {sql}");
         loop {
-            let idle = self.lock().pop();
+            let idle = self.idle.lock().pop();
             let was_idle = idle.is_some();
             let mut connection = match idle {
                 Some(connection) => connection,
@@ -63,17 +64,12 @@ impl ConnectionPool {
                 Err(error) => {
                     if error.leaves_connection_usable() {
                         run(&mut connection, "ROLLBACK".to_owned()).await?;
-                        self.lock().push(connection);
+                        self.idle.lock().push(connection);
                     }
                     return Err(error);
                 }
             }
         }
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<PgConnection>> {
-        // No code panics while it holds this lock.
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -151,7 +147,7 @@ impl Transaction {
     async fn end(mut self, sql: &str) -> Result<(), Error> {
         self.run(sql.to_owned()).await?;
         if let Some(PooledConnection { connection, permit }) = self.active.take() {
-            self.pool.lock().push(connection);
+            self.pool.idle.lock().push(connection);
             drop(permit);
         }
         Ok(())

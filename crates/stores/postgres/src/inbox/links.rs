@@ -1,8 +1,9 @@
 //! The connections of an inbox: some for handlers' transactions, some for calls.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use sqlx::AssertSqlSafe;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgRow};
 use tokio::sync::Semaphore;
@@ -112,7 +113,7 @@ impl Calling {
     async fn call(&self, sql: &str) -> Result<Vec<PgRow>, Error> {
         let _permit = self.permits.acquire().await.expect("it is never closed");
         loop {
-            let idle = self.lock().pop();
+            let idle = self.idle.lock().pop();
             let was_idle = idle.is_some();
             let mut connection = match idle {
                 Some(connection) => connection,
@@ -124,19 +125,14 @@ impl Calling {
                 Err(error) if was_idle && error.is_session_end() => {}
                 Err(error) if !error.leaves_connection_usable() => {
                     // The cause probably broke the other idle connections too.
-                    self.lock().clear();
+                    self.idle.lock().clear();
                     return Err(error);
                 }
                 result => {
-                    self.lock().push(connection);
+                    self.idle.lock().push(connection);
                     return result;
                 }
             }
         }
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<PgConnection>> {
-        // No code panics while it holds this lock.
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
