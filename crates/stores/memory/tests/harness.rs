@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use relevo_conformance::harness::{Draft, DuplicateId, Harness, OnRepeat, RETENTION, SHARDS, Start, WriteTransaction};
+use relevo_conformance::outbox::harness::{
+    Draft, DuplicateId, Harness, OnRepeat, RETENTION, SHARDS, Start, WriteTransaction,
+};
 use relevo_core::MessageId;
 use relevo_store_memory as memory;
 

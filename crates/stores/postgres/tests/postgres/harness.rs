@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use relevo_conformance::harness::{
+use relevo_conformance::outbox::harness::{
     Capabilities, Draft, DuplicateId, Harness, MAIN, OnRepeat, RETENTION, SHARDS, Start, WriteTransaction,
 };
 use relevo_core::MessageId;

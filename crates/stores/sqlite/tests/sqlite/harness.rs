@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use jiff::{SignedDuration, Timestamp};
-use relevo_conformance::harness as suite;
-use relevo_conformance::harness::{Capabilities, DuplicateId, Harness, RETENTION, SHARDS, WriteTransaction};
+use relevo_conformance::outbox::harness as suite;
+use relevo_conformance::outbox::harness::{Capabilities, DuplicateId, Harness, RETENTION, SHARDS, WriteTransaction};
 use relevo_core::MessageId;
 use relevo_core::outbox::admin::OutboxAdmin as _;
 use relevo_store_sqlite::{Config, Draft, EmitError, OnDuplicate, StartFrom, Store, cancel, connect_options, emit};

@@ -6,8 +6,8 @@ use relevo_core::MessageId;
 use relevo_core::dead_letters::{DeadLetterAdmin, DeadLetterFilter};
 use relevo_core::outbox::log::ParkAction;
 
-use crate::harness::{Draft, Harness, WriteTransaction};
-use crate::test_relay::{
+use crate::outbox::harness::{Draft, Harness, WriteTransaction};
+use crate::outbox::test_relay::{
     LEASE, LONG, TestRelay, batch_ids, batch_keys, emit_all, emit_draft, emit_during_write, failed, ids, must, park,
     park_behind, retry,
 };

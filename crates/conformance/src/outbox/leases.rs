@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use relevo_core::outbox::leases::{Lease, LeaseRequest, ShardLeases};
 use relevo_core::store::StoreError;
 
-use crate::harness::{Harness, MAIN, SHARDS};
-use crate::test_relay::{LEASE, LONG, TestRelay};
+use crate::outbox::harness::{Harness, MAIN, SHARDS};
+use crate::outbox::test_relay::{LEASE, LONG, TestRelay};
 
 fn shards(leases: &[Lease]) -> BTreeSet<u16> {
     leases.iter().map(|lease| lease.shard).collect()

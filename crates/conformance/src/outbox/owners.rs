@@ -7,8 +7,8 @@ use relevo_core::outbox::leases::ShardLeases;
 use relevo_core::outbox::log::{ParkAction, SettleResult};
 use relevo_core::outbox::parked::ParkedResult;
 
-use crate::harness::{Harness, MAIN, SHARDS, Start};
-use crate::test_relay::{
+use crate::outbox::harness::{Harness, MAIN, SHARDS, Start};
+use crate::outbox::test_relay::{
     LEASE, LONG, TestRelay, batch_ids, emit, emit_all, emit_and_park, failed, ids, must, park, park_behind, retry,
 };
 

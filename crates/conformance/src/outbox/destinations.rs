@@ -6,8 +6,8 @@ use relevo_core::MessageId;
 use relevo_core::dead_letters::{DeadLetterAdmin, DeadLetterFilter};
 use relevo_core::outbox::log::ParkAction;
 
-use crate::harness::{Draft, Harness, Start, WriteTransaction};
-use crate::test_relay::{TestRelay, batch_keys, emit, emit_all, failed, ids, must, park, retry};
+use crate::outbox::harness::{Draft, Harness, Start, WriteTransaction};
+use crate::outbox::test_relay::{TestRelay, batch_keys, emit, emit_all, failed, ids, must, park, retry};
 
 /// Both destinations read everything, each at its own pace and with its own leases.
 pub async fn each_destination_has_its_own_progress(h: &mut impl Harness) {

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use relevo_core::MessageId;
 use relevo_core::outbox::LogEntry;
 
-use crate::harness::{Draft, Harness, WriteTransaction};
-use crate::test_relay::{LONG, TestRelay};
+use crate::outbox::harness::{Draft, Harness, WriteTransaction};
+use crate::outbox::test_relay::{LONG, TestRelay};
 
 /// A small random generator, so that a failure can name its seed.
 struct Random(u64);

@@ -6,8 +6,10 @@ use relevo_core::dead_letters::{DeadLetterAdmin, DeadLetterFilter};
 use relevo_core::outbox::log::ParkAction;
 use relevo_core::outbox::maintenance::Maintenance;
 
-use crate::harness::{Draft, Harness, RETENTION, Start, WriteTransaction};
-use crate::test_relay::{TestRelay, batch_ids, emit, emit_all, emit_during_write, failed, ids, must, park, retry};
+use crate::outbox::harness::{Draft, Harness, RETENTION, Start, WriteTransaction};
+use crate::outbox::test_relay::{
+    TestRelay, batch_ids, emit, emit_all, emit_during_write, failed, ids, must, park, retry,
+};
 
 /// Makes all existing data old enough, in a partition that receives no more messages, and runs maintenance.
 async fn age_and_maintain(h: &impl Harness, store: &impl Maintenance) {

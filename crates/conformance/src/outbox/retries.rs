@@ -5,8 +5,8 @@ use std::time::Duration;
 use relevo_core::outbox::log::{ParkAction, SettleResult};
 use relevo_core::outbox::parked::{ParkedReader, ParkedResult};
 
-use crate::harness::Harness;
-use crate::test_relay::{
+use crate::outbox::harness::Harness;
+use crate::outbox::test_relay::{
     LONG, RETRY_DELAY, TestRelay, batch_ids, batch_keys, emit, emit_all, emit_and_park, failed, ids, must, park,
     park_behind, retry,
 };

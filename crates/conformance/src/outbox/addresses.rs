@@ -6,8 +6,8 @@ use relevo_core::outbox::leases::HeldAddress;
 use relevo_core::outbox::log::{ParkAction, PublishFailure, SettleResult};
 use relevo_core::outbox::parked::ParkedResult;
 
-use crate::harness::Harness;
-use crate::test_relay::{
+use crate::outbox::harness::Harness;
+use crate::outbox::test_relay::{
     LONG, RETRY_DELAY, TestRelay, batch_ids, batch_keys, emit_all, emit_and_park, failed, ids, park,
 };
 

@@ -8,8 +8,8 @@ use relevo_core::outbox::log::{OutboxReader, WindowLimit};
 use relevo_core::outbox::parked::ParkedReader;
 use relevo_core::outbox::{LogEntry, Position};
 
-use crate::harness::{Harness, MAIN, Start};
-use crate::test_relay::{LONG, TestRelay, batch_ids, batch_keys, emit_all, emit_and_park, ids, retry};
+use crate::outbox::harness::{Harness, MAIN, Start};
+use crate::outbox::test_relay::{LONG, TestRelay, batch_ids, batch_keys, emit_all, emit_and_park, ids, retry};
 
 /// One round of a relay: renew leases, then read and settle as far as the ceiling allows.
 async fn relay_round<S: ShardLeases + OutboxReader + ParkedReader>(

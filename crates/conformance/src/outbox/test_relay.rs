@@ -15,7 +15,7 @@ use relevo_core::slot::shard_of;
 use relevo_core::store::StoreError;
 use uuid::Uuid;
 
-use crate::harness::{Draft, Harness, WriteTransaction};
+use crate::outbox::harness::{Draft, Harness, WriteTransaction};
 
 /// More bytes than any page has.
 pub(crate) const ANY_BYTES: usize = 1 << 40;

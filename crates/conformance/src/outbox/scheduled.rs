@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use relevo_core::outbox::LogEntry;
 
-use crate::harness::{Draft, Harness, WriteTransaction};
-use crate::test_relay::{RETRY_DELAY, TestRelay, emit, emit_draft, ids};
+use crate::outbox::harness::{Draft, Harness, WriteTransaction};
+use crate::outbox::test_relay::{RETRY_DELAY, TestRelay, emit, emit_draft, ids};
 
 /// A pause in real time, for stores where stored times cannot change while a writer is open.
 const REAL_WAIT: Duration = Duration::from_secs(2);

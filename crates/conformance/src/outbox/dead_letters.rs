@@ -9,8 +9,8 @@ use relevo_core::message::Headers;
 use relevo_core::outbox::log::{ParkAction, PublishFailure, SettleResult};
 use relevo_core::outbox::parked::ParkedResult;
 
-use crate::harness::{Draft, Harness};
-use crate::test_relay::{
+use crate::outbox::harness::{Draft, Harness};
+use crate::outbox::test_relay::{
     TestRelay, batch_ids, batch_keys, emit, emit_all, emit_and_park, emit_draft, failed, ids, must, park, park_behind,
     retry,
 };

@@ -4,8 +4,8 @@ use relevo_core::MessageId;
 use relevo_core::outbox::Position;
 use relevo_core::outbox::log::{OutboxReader, PageRequest, WindowLimit};
 
-use crate::harness::{Draft, Harness, WriteTransaction};
-use crate::test_relay::{ANY_BYTES, TestRelay, emit, emit_all, emit_draft, emit_during_write, ids, must};
+use crate::outbox::harness::{Draft, Harness, WriteTransaction};
+use crate::outbox::test_relay::{ANY_BYTES, TestRelay, emit, emit_all, emit_draft, emit_during_write, ids, must};
 
 /// A rolled-back transaction leaves no messages, whether it ended before or after the tick.
 pub async fn a_rolled_back_message_is_never_read(h: &mut impl Harness) {
@@ -125,7 +125,7 @@ pub async fn a_position_within_a_window_survives_newer_ticks_and_sessions(h: &mu
     };
     open.commit().await;
     let young = emit_all(h, &["a", "b"]).await;
-    h.add_destination("other", 1, crate::harness::Start::Oldest).await;
+    h.add_destination("other", 1, crate::outbox::harness::Start::Oldest).await;
     let mut other = TestRelay::start(h.store_for("other").await, 9).await;
     assert_eq!(other.drain(100).await.len(), 8);
 

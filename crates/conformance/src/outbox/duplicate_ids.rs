@@ -2,8 +2,8 @@
 
 use relevo_core::MessageId;
 
-use crate::harness::{Draft, DuplicateId, Harness, OnRepeat, WriteTransaction};
-use crate::test_relay::{TestRelay, emit_draft, ids};
+use crate::outbox::harness::{Draft, DuplicateId, Harness, OnRepeat, WriteTransaction};
+use crate::outbox::test_relay::{TestRelay, emit_draft, ids};
 
 fn draft_with_id(id: MessageId, on_repeat: OnRepeat) -> Draft {
     Draft { id: Some(id), on_repeat, ..Draft::of("a") }
