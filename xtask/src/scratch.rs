@@ -4,11 +4,20 @@ use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 
 use anyhow::{Context as _, Result};
 
 use crate::account::Account;
 use crate::port::free_port;
+
+/// Where the directories are, if not where temporary files usually are.
+static PARENT: OnceLock<PathBuf> = OnceLock::new();
+
+/// Chooses where all later directories are.
+pub(crate) fn set_parent(path: PathBuf) {
+    PARENT.set(path).ok();
+}
 
 pub(crate) struct Scratch {
     path: PathBuf,
@@ -29,7 +38,8 @@ impl Scratch {
     }
 
     fn guarded(arguments: impl FnOnce(&Path) -> Vec<OsString>) -> Result<Self> {
-        let parent = std::env::temp_dir().canonicalize().context("no directory for temporary files")?;
+        let parent = PARENT.get().cloned().unwrap_or_else(std::env::temp_dir);
+        let parent = parent.canonicalize().context("no directory for temporary files")?;
         let path = parent.join(format!("relevo-xtask-{}-{}", std::process::id(), free_port()?));
         std::fs::create_dir(&path).with_context(|| format!("cannot make `{}`", path.display()))?;
         let watchdog = Command::new("sh")

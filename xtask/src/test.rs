@@ -1,5 +1,6 @@
 //! `cargo xtask test`.
 
+mod memory;
 mod program;
 mod report;
 mod schedule;
@@ -10,7 +11,7 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use crate::runner::Runner;
-use crate::{cargo, install, services};
+use crate::{cargo, install, scratch, services};
 use program::Program;
 use report::Report;
 
@@ -98,9 +99,15 @@ pub(crate) fn run(runner: &Runner, options: &Options) -> Result<ExitCode> {
     if runs_documentation(&selection) {
         programs.push(Program::documentation(&selection)?);
     }
+    let directory = memory::directory();
+    if let Some(directory) = &directory {
+        eprintln!("temporary files: `{}`", directory.display());
+        scratch::set_parent(directory.clone());
+    }
     let servers = installed.map(|installed| services::for_one_run(runner, &installed)).transpose()?;
     let variables: Vec<_> = servers.iter().flat_map(|servers| servers.variables.clone()).collect();
-    let commands = programs.into_iter().map(|program| program.command(&passed_on, &variables)).collect();
+    let commands =
+        programs.into_iter().map(|program| program.command(&passed_on, &variables, directory.as_deref())).collect();
     schedule::run(runner, options.jobs, commands, &mut report)?;
     Ok(conclude(options, &report))
 }

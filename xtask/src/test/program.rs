@@ -86,12 +86,19 @@ impl Program {
         }
     }
 
-    /// Runs the program as `cargo test` does: in the folder of its package, with these variables.
-    pub(super) fn command(self, arguments: &[&str], variables: &[(String, String)]) -> NamedCommand {
+    /// Runs the program as `cargo test` does: in the folder of its package, with these variables. Examples of the
+    /// documentation are compiled and executed where temporary files usually are.
+    pub(super) fn command(
+        self,
+        arguments: &[&str],
+        variables: &[(String, String)],
+        temporary: Option<&Path>,
+    ) -> NamedCommand {
         let (name, mut command) = match self {
             Self::Built { package, target, executable, directory } => {
                 let mut command = Command::new(executable);
                 command.current_dir(&directory).env("CARGO_MANIFEST_DIR", directory);
+                command.envs(temporary.map(|path| ("TMPDIR", path)));
                 // The times of single tests need an unstable option of the test harness. This variable permits it.
                 command.env("RUSTC_BOOTSTRAP", "1").args(["-Zunstable-options", "--report-time"]).args(arguments);
                 (format!("{package} {target}"), command)
@@ -124,7 +131,7 @@ mod tests {
                 "executable": "/target/debug/deps/postgres-1",
             })
         };
-        let program = Program::from_message(&artifact(true)).unwrap().command(&["leases"], &[]);
+        let program = Program::from_message(&artifact(true)).unwrap().command(&["leases"], &[], None);
         assert_eq!(program.name, "relevo-store-postgres postgres");
         assert_eq!(program.command.get_current_dir().unwrap().to_str(), Some("/src/crates/stores/postgres"));
         assert!(Program::from_message(&artifact(false)).is_none());
