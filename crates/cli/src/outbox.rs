@@ -7,11 +7,11 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use clap::Args;
 use relevo_core::dead_letters::DeadLetterAdmin;
-use relevo_core::inbox::operate as consumers;
-use relevo_core::inbox::source::{OutboxRouting, ReplaySource};
+use relevo_core::inbox::admin::Operate;
 use relevo_core::outbox::admin::OutboxAdmin;
 use relevo_core::outbox::inspect::{DestinationInfo, OutboxInspector};
 use relevo_core::outbox::sample::OutboxMonitor;
+use relevo_core::replay_source::{OutboxRouting, ReplaySource};
 use relevo_core::{Draft, MessageId};
 use relevo_store_postgres as postgres;
 use relevo_store_sqlite::{self as sqlite, EmitError};
@@ -113,12 +113,12 @@ impl Place {
     }
 
     /// The inboxes of the same database.
-    pub(crate) async fn consumers(&self) -> Result<Box<dyn consumers::Operate>> {
+    pub(crate) async fn consumers(&self) -> Result<Box<dyn Operate>> {
         self.consumers_within(ANSWER_DEADLINE).await
     }
 
     /// The same, with answers that may take so long.
-    pub(crate) async fn consumers_within(&self, deadline: Duration) -> Result<Box<dyn consumers::Operate>> {
+    pub(crate) async fn consumers_within(&self, deadline: Duration) -> Result<Box<dyn Operate>> {
         Ok(match self {
             Self::Postgres(place) => Box::new(place.open("", deadline).await?),
             Self::Sqlite(file) => Box::new(file.open("").await?),

@@ -4,21 +4,29 @@
 //! (consumer, message id, replay). The row, the handler's effect, its emitted messages and its verdict commit together.
 //! A message that cannot be handled now waits in a *queue* of the retry table, followed by later messages of its key.
 
+pub mod admin;
+pub mod attempts;
+pub mod dead_letters;
 pub mod ids;
-pub mod operate;
+pub mod members;
+pub mod replays;
 pub mod retention_check;
+pub mod retries;
 pub mod retry_policy;
-pub mod source;
+pub mod transactions;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytestring::ByteString;
-use jiff::Timestamp;
 use uuid::Uuid;
 
 use crate::broker_consumer::{Lane, RawMessage};
+use crate::inbox::attempts::{CallClaim, ClaimOutcome};
+use crate::inbox::members::{Heartbeat, HeartbeatReply};
+use crate::inbox::retries::{ClaimedQueue, InboxFailure, RecordOutcome};
+use crate::inbox::transactions::{BeginOutcome, Enter};
 use crate::message::MessageId;
 use crate::store::StoreError;
 
@@ -102,165 +110,6 @@ impl InboxState {
     pub fn parse(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|state| state.as_str() == word)
     }
-}
-
-/// Messages to enter into the inbox.
-#[derive(Clone, Copy, Debug)]
-pub struct Enter<'a> {
-    /// The lane of all these messages, if the consumer keeps order.
-    pub held: Option<&'a LaneLease>,
-    /// The messages, in order of arrival.
-    pub arrivals: &'a [InboxMessage],
-}
-
-/// The result of entering one message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EnterOutcome {
-    /// Handle it. It is done if the transaction commits.
-    New,
-    /// It was entered before. Only acknowledge it.
-    Duplicate(InboxState),
-    /// Its queue waits in the retry table. If the transaction commits, the message waits there too, behind the others.
-    QueuedBehind,
-}
-
-/// The result of opening a transaction for a handler.
-#[derive(Debug)]
-pub enum BeginOutcome<T> {
-    /// The transaction, and the result for each message in order.
-    Open(T, Vec<EnterOutcome>),
-    /// Another member owns the lane or the claim now. Nothing was changed.
-    Fenced,
-    /// Another worker has one of the messages, or its queue, in an open transaction. Nothing was changed. This is a
-    /// delay and does not count as an attempt.
-    Busy,
-}
-
-/// The right to call an external service for one message, until the claim expires.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CallClaim {
-    /// A random token, new for each claim.
-    pub token: Uuid,
-    /// How often handling of the message has started, including this time.
-    pub unfinished_starts: u32,
-}
-
-/// The result of a claim request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ClaimOutcome {
-    /// The caller owns the claim and may make the call.
-    Claimed(CallClaim),
-    /// It was entered before. Only acknowledge it.
-    Duplicate(InboxState),
-    /// Its queue waits in the retry table, and the message now waits there too.
-    QueuedBehind,
-    /// Another worker's call may still run, at most for this long.
-    Busy(Duration),
-    /// Another member owns the lane now. Nothing was changed.
-    Fenced,
-}
-
-/// What happens to a message that was not handled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum InboxFailureAction {
-    /// It waits in the retry table, followed by later messages of its queue.
-    Retry {
-        /// From now, on the database's clock.
-        after: Duration,
-    },
-    /// It was not tried. It keeps its place in the queue and its number of starts.
-    Postpone {
-        /// From now, on the database's clock.
-        after: Duration,
-    },
-    /// Dead-lettered. Its queue waits for an operator.
-    DeadHold,
-    /// Dead-lettered. Its queue continues.
-    DeadContinue,
-}
-
-/// A message that was not handled, and the reason.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InboxFailure {
-    /// What happens to it.
-    pub action: InboxFailureAction,
-    /// Counted attempts so far.
-    pub attempts: u32,
-    /// The class of the error.
-    pub class: &'static str,
-    /// The error text.
-    pub error: String,
-    /// The backtrace, if the handler panicked.
-    pub backtrace: Option<String>,
-}
-
-/// The result of a setback.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RecordOutcome {
-    /// It waits, or it is a dead letter. Acknowledge it.
-    Recorded,
-    /// It ended in the meantime. Acknowledge it.
-    Duplicate(InboxState),
-    /// Another member owns the lane or the claim now. Nothing was changed.
-    Fenced,
-    /// Another worker has it in an open transaction, or another worker's call may still run. Nothing was changed.
-    Busy,
-}
-
-/// A queue of the retry table that is due, claimed by one member.
-#[derive(Clone, Debug)]
-pub struct ClaimedQueue {
-    /// The queue.
-    pub queue: ByteString,
-    /// The claim. Every call for the queue includes it. After it expires, another member may claim the queue.
-    pub token: Uuid,
-    /// The first messages in order. Empty if the queue only has to be released.
-    pub messages: Vec<QueuedMessage>,
-}
-
-/// A message of a claimed queue, with its counters.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct QueuedMessage {
-    /// Its number in the queue.
-    pub ordinal: i64,
-    /// The message.
-    pub message: InboxMessage,
-    /// Counted attempts.
-    pub attempts: u32,
-    /// How often its handling started and did not end. For the first message, this includes the current start.
-    pub unfinished_starts: u32,
-    /// Whether an operator redrove it from the dead letters. Its age is then not checked.
-    pub reopened: bool,
-}
-
-/// The heartbeat of a member.
-#[derive(Clone, Debug)]
-pub struct Heartbeat {
-    /// A random token, new for each process.
-    pub owner: Uuid,
-    /// The member's name, for operators.
-    pub name: String,
-    /// How long the member counts as alive from now.
-    pub ttl: Duration,
-    /// The lanes that it owns. Everything up to the number is settled at the broker.
-    pub settled_offsets: Vec<(Lane, Option<u64>)>,
-    /// When it last received a message.
-    pub last_message_at: Option<Timestamp>,
-    /// Lanes whose breaker is open, with the reason.
-    pub breakers: Vec<(Lane, String)>,
-}
-
-/// Operator commands for a member.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct HeartbeatReply {
-    /// An operator paused the whole consumer.
-    pub paused: bool,
-    /// Lanes that an operator paused.
-    pub paused_lanes: Vec<Lane>,
-    /// Lanes whose breaker an operator forced open (`true`) or closed (`false`).
-    pub breaker_overrides: Vec<(Lane, bool)>,
-    /// Another member counted this one as dead, and may have taken its lanes.
-    pub expired: bool,
 }
 
 /// Retention settings, and whether traces are written.
@@ -360,7 +209,7 @@ pub trait Inbox: Send + Sync {
     /// commit, the message is done and leaves the queue.
     async fn begin_due(&self, due: &ClaimedQueue, number: i64) -> Result<BeginOutcome<Self::Transaction>, StoreError>;
 
-    /// Stores a message of a claimed queue that failed again. After [`InboxFailureAction::DeadContinue`] the next message may be
+    /// Stores a message of a claimed queue that failed again. After [`DeadContinue`](retries::InboxFailureAction::DeadContinue) the next message may be
     /// handled. Any other value ends the claim.
     async fn set_back_due(
         &self,
@@ -395,7 +244,8 @@ pub trait Inbox: Send + Sync {
 
 #[cfg(test)]
 mod tests {
-    use super::operate::{DeadLetterState, ReplayState};
+    use super::dead_letters::DeadLetterState;
+    use super::replays::ReplayState;
     use super::*;
 
     #[test]

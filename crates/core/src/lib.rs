@@ -18,6 +18,7 @@ pub mod limits;
 pub mod message;
 pub mod outbox;
 pub mod random;
+pub mod replay_source;
 pub mod retry;
 pub mod route;
 pub mod slot;

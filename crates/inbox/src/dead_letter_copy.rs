@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use relevo_core::broker::OutcomeReceiver;
-use relevo_core::inbox::{InboxFailure, InboxMessage};
+use relevo_core::inbox::InboxMessage;
+use relevo_core::inbox::retries::InboxFailure;
 use relevo_core::{HeaderRules, Message, MessageId, Publication};
 use tokio::time::{sleep, timeout};
 use tracing::field::display;

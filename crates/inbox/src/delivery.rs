@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use bytestring::ByteString;
 use relevo_core::DeliveryTag;
-use relevo_core::inbox::{CallClaim, InboxFailure, InboxMessage};
+use relevo_core::inbox::InboxMessage;
+use relevo_core::inbox::attempts::CallClaim;
+use relevo_core::inbox::retries::InboxFailure;
 use relevo_core::store::StoreError;
 use relevo_core::trace::ActiveSpan;
 

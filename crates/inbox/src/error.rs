@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::fmt;
 
-use relevo_core::inbox::{InboxFailure, InboxFailureAction};
+use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction};
 use relevo_core::{Class, Failure};
 
 /// The result of a handler: a verdict or an error.

@@ -6,8 +6,9 @@
 use std::time::Duration;
 
 use relevo_core::inbox::InboxMessage;
-use relevo_core::inbox::operate::{EnqueueOutcome, Operate, Replay, ReplayBatch, ReplayState};
-use relevo_core::inbox::source::{LogMessage, ReplayFilter, ReplayReadRequest, ReplaySource, ReplaySourceError};
+use relevo_core::inbox::admin::Operate;
+use relevo_core::inbox::replays::{EnqueueOutcome, Replay, ReplayBatch, ReplayState};
+use relevo_core::replay_source::{LogMessage, ReplayFilter, ReplayReadRequest, ReplaySource, ReplaySourceError};
 use relevo_core::store::StoreError;
 use relevo_core::{Delivery, DeliveryTag};
 use tokio::time::{Instant, sleep};

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use relevo_core::inbox::retries::{ClaimedQueue, InboxFailure, InboxFailureAction, RecordOutcome};
 use relevo_core::inbox::retry_policy::RetryStep;
-use relevo_core::inbox::{
-    BeginOutcome, ClaimedQueue, DedupId, Inbox, InboxFailure, InboxFailureAction, InboxMessage, RecordOutcome,
-};
+use relevo_core::inbox::transactions::BeginOutcome;
+use relevo_core::inbox::{DedupId, Inbox, InboxMessage};
 use relevo_core::store::StoreError;
 use tokio::sync::{SemaphorePermit, watch};
 use tokio::task::JoinSet;

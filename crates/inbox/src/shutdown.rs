@@ -1,6 +1,7 @@
 //! Shutdown: running handlers may finish, known attempts are recorded, all other messages return to the broker.
 
-use relevo_core::inbox::{Inbox, InboxFailure, InboxFailureAction};
+use relevo_core::inbox::Inbox;
+use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction};
 use relevo_core::store::StoreError;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tracing::warn;

@@ -3,7 +3,8 @@
 use std::slice;
 use std::time::Duration;
 
-use relevo_core::inbox::{BeginOutcome, Enter, EnterOutcome, Inbox, InboxMessage, LaneLease};
+use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
+use relevo_core::inbox::{Inbox, InboxMessage, LaneLease};
 use relevo_core::store::StoreError;
 use tokio::time::Instant;
 

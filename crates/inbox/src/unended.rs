@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use relevo_core::inbox::{CallClaim, ClaimedQueue, DedupId, Inbox};
+use relevo_core::inbox::attempts::CallClaim;
+use relevo_core::inbox::retries::ClaimedQueue;
+use relevo_core::inbox::{DedupId, Inbox};
 use relevo_core::store::StoreError;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use relevo_core::inbox::{DedupId, EnterOutcome, Inbox, InboxFailure, InboxFailureAction, InboxMessage};
+use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction};
+use relevo_core::inbox::transactions::EnterOutcome;
+use relevo_core::inbox::{DedupId, Inbox, InboxMessage};
 use relevo_core::store::StoreError;
 use relevo_core::{AfterDead, Jitter};
 use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, Semaphore, SemaphorePermit};

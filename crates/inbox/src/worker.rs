@@ -4,11 +4,11 @@ use std::slice;
 use std::time::Duration;
 
 use relevo_core::AfterDead;
+use relevo_core::inbox::attempts::{CallClaim, ClaimOutcome};
+use relevo_core::inbox::retries::{ClaimedQueue, InboxFailureAction, RecordOutcome};
 use relevo_core::inbox::retry_policy::{RetryStep, is_expired};
-use relevo_core::inbox::{
-    BeginOutcome, CallClaim, ClaimOutcome, ClaimedQueue, DedupId, Enter, EnterOutcome, Inbox, InboxFailureAction,
-    InboxMessage, InboxState, LaneLease, RecordOutcome,
-};
+use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
+use relevo_core::inbox::{DedupId, Inbox, InboxMessage, InboxState, LaneLease};
 use relevo_core::store::StoreError;
 use relevo_core::trace::ActiveSpan;
 use tokio::time::{Instant, sleep};

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::Result;
-use relevo_core::inbox::operate::{DeadLetterFilter, DeadLetterState, MarkRequest as Order};
+use relevo_core::inbox::dead_letters::{DeadLetterFilter, DeadLetterState, MarkRequest as Order};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 

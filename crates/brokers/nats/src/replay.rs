@@ -9,7 +9,7 @@ use async_nats::jetstream::{self, Context};
 use async_trait::async_trait;
 use futures_util::TryStreamExt as _;
 use jiff::Timestamp;
-use relevo_core::inbox::source::{
+use relevo_core::replay_source::{
     LogBounds, LogMessage, ReplayFilter, ReplayPage, ReplayReadRequest, ReplaySource, ReplaySourceError,
 };
 use relevo_core::{Class, Lane, RawMessage};

@@ -10,7 +10,7 @@ use std::io;
 use anyhow::Result;
 use clap::Subcommand;
 use jiff::Timestamp;
-use relevo_core::inbox::operate::{ConsumerSummary, Operate};
+use relevo_core::inbox::admin::{ConsumerSummary, Operate};
 use serde_json::{Value, json};
 
 use super::moment;

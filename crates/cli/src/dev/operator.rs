@@ -8,7 +8,8 @@ use std::time::Duration;
 use anyhow::Result;
 use relevo_core::MessageId;
 use relevo_core::dead_letters::{DeadLetterAdmin, DeadLetterFilter, MarkRequest};
-use relevo_core::inbox::operate as consumers;
+use relevo_core::inbox::admin::Operate;
+use relevo_core::inbox::dead_letters as consumers;
 use relevo_core::outbox::inspect::OutboxInspector;
 use tokio::time::Instant;
 
@@ -23,14 +24,14 @@ const LETTERS_MAX: usize = 100;
 pub(crate) struct Operator<S> {
     store: Arc<S>,
     /// Shipping's side.
-    consumers: Box<dyn consumers::Operate>,
+    consumers: Box<dyn Operate>,
     flow: Arc<Flow>,
     /// When dead letters were first seen.
     letters: BTreeMap<MessageId, Instant>,
 }
 
 impl<S: OutboxInspector + DeadLetterAdmin> Operator<S> {
-    pub(crate) fn new(store: Arc<S>, consumers: Box<dyn consumers::Operate>, flow: Arc<Flow>) -> Self {
+    pub(crate) fn new(store: Arc<S>, consumers: Box<dyn Operate>, flow: Arc<Flow>) -> Self {
         Self { store, consumers, flow, letters: BTreeMap::new() }
     }
 

@@ -1,6 +1,8 @@
 //! What every database must show of its consumers, and let people do with them.
 
-use relevo_core::inbox::{EnterOutcome, Inbox, InboxFailureAction, InboxState};
+use relevo_core::inbox::retries::InboxFailureAction;
+use relevo_core::inbox::transactions::EnterOutcome;
+use relevo_core::inbox::{Inbox, InboxState};
 use serde_json::{Value, json};
 
 use super::scene::{arrival, billing, fail_again, handle, hears, id, leaves, member, set_back};

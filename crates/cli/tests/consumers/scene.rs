@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use relevo_core::broker::Publication;
 use relevo_core::broker_consumer::{Lane, RawMessage};
-use relevo_core::inbox::{
-    BeginOutcome, DedupId, Enter, EnterOutcome, Heartbeat, HeartbeatReply, Inbox, InboxFailure, InboxFailureAction,
-    InboxMessage, RecordOutcome,
-};
+use relevo_core::inbox::members::{Heartbeat, HeartbeatReply};
+use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction, RecordOutcome};
+use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
+use relevo_core::inbox::{DedupId, Inbox, InboxMessage};
 use relevo_core::message::{Headers, Message, MessageId};
 use relevo_core::wire;
 

@@ -8,7 +8,7 @@ use relevo_store_postgres::inbox::{Config, Inbox};
 use super::cases::{self, Run};
 use super::scene::{arrival, billing, id, set_back};
 use super::support::{Cli, stable};
-use relevo_core::inbox::InboxFailureAction;
+use relevo_core::inbox::retries::InboxFailureAction;
 
 impl Run for Cli {
     fn run(&self, args: &[&str]) -> (i32, String, String) {

@@ -3,8 +3,11 @@
 use std::process::{Child, Output};
 use std::time::{Duration, Instant};
 
-use relevo_core::inbox::operate::{Operate, Replay};
-use relevo_core::inbox::{BeginOutcome, Inbox, InboxFailure, InboxFailureAction, InboxMessage, QueuedMessage};
+use relevo_core::inbox::admin::Operate;
+use relevo_core::inbox::replays::Replay;
+use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction, QueuedMessage};
+use relevo_core::inbox::transactions::BeginOutcome;
+use relevo_core::inbox::{Inbox, InboxMessage};
 use serde_json::{Value, json};
 
 use super::cases::Run;

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use relevo_core::inbox::{BeginOutcome, ClaimOutcome, Enter, EnterOutcome, Inbox, InboxState, RecordOutcome};
+use relevo_core::inbox::attempts::ClaimOutcome;
+use relevo_core::inbox::retries::RecordOutcome;
+use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
+use relevo_core::inbox::{Inbox, InboxState};
 
 use super::harness::Harness;
 use super::steps::{

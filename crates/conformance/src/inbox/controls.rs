@@ -3,8 +3,11 @@
 use std::time::Duration;
 
 use relevo_core::broker_consumer::Lane;
-use relevo_core::inbox::operate::{ConsumerControl, Operate, RemoveOutcome};
-use relevo_core::inbox::{Enter, EnterOutcome, Heartbeat, HeartbeatReply, Inbox, InboxFailureAction, InboxState};
+use relevo_core::inbox::admin::{ConsumerControl, Operate, RemoveOutcome};
+use relevo_core::inbox::members::{Heartbeat, HeartbeatReply};
+use relevo_core::inbox::retries::InboxFailureAction;
+use relevo_core::inbox::transactions::{Enter, EnterOutcome};
+use relevo_core::inbox::{Inbox, InboxState};
 
 use super::harness::Harness;
 use super::steps::{

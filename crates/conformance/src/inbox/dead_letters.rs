@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use relevo_core::broker_consumer::{Lane, RawMessage};
-use relevo_core::inbox::operate::{DeadLetter, DeadLetterFilter, DeadLetterState, MarkRequest, Operate};
-use relevo_core::inbox::{
-    EnterOutcome, Inbox, InboxFailure, InboxFailureAction, InboxMessage, InboxState, RecordOutcome,
-};
+use relevo_core::inbox::admin::Operate;
+use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterFilter, DeadLetterState, MarkRequest};
+use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction, RecordOutcome};
+use relevo_core::inbox::transactions::EnterOutcome;
+use relevo_core::inbox::{Inbox, InboxMessage, InboxState};
 
 use super::harness::Harness;
 use super::steps::{

@@ -1,6 +1,7 @@
 //! One row per message: the effect, the emitted messages and the verdict commit together with it, or not at all.
 
-use relevo_core::inbox::{Enter, EnterOutcome, Inbox, InboxMessage, InboxState};
+use relevo_core::inbox::transactions::{Enter, EnterOutcome};
+use relevo_core::inbox::{Inbox, InboxMessage, InboxState};
 
 use super::harness::Harness;
 use super::steps::{BILLING, begin, handle, handle_with_retries, inbox_message, line, lines, must, must_open};

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use relevo_core::inbox::{
-    CallClaim, ClaimOutcome, EnterOutcome, Inbox, InboxFailureAction, InboxMessage, InboxState, RecordOutcome,
-};
+use relevo_core::inbox::attempts::{CallClaim, ClaimOutcome};
+use relevo_core::inbox::retries::{InboxFailureAction, RecordOutcome};
+use relevo_core::inbox::transactions::EnterOutcome;
+use relevo_core::inbox::{Inbox, InboxMessage, InboxState};
 
 use super::harness::Harness;
 use super::steps::{

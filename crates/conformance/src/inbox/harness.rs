@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use relevo_core::MessageId;
-use relevo_core::inbox::operate::Operate;
+use relevo_core::inbox::admin::Operate;
 use relevo_core::inbox::{Inbox, InboxRetention};
 
 /// The transaction type of handlers in this harness.

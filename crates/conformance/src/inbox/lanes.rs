@@ -1,10 +1,12 @@
 //! Lanes: one member at a time, and a member that lost its lane cannot change anything.
 
 use relevo_core::broker_consumer::Lane;
-use relevo_core::inbox::operate::{DeadLetterFilter, Operate};
-use relevo_core::inbox::{
-    BeginOutcome, ClaimOutcome, Enter, EnterOutcome, Inbox, InboxFailureAction, InboxState, LaneLease, RecordOutcome,
-};
+use relevo_core::inbox::admin::Operate;
+use relevo_core::inbox::attempts::ClaimOutcome;
+use relevo_core::inbox::dead_letters::DeadLetterFilter;
+use relevo_core::inbox::retries::{InboxFailureAction, RecordOutcome};
+use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
+use relevo_core::inbox::{Inbox, InboxState, LaneLease};
 
 use super::harness::Harness;
 use super::steps::{

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use relevo_core::inbox::operate::{DeadLetterFilter, Operate};
-use relevo_core::inbox::{
-    BeginOutcome, ClaimOutcome, Enter, EnterOutcome, Inbox, InboxFailureAction, InboxMessage, InboxRetention,
-    InboxState,
-};
+use relevo_core::inbox::admin::Operate;
+use relevo_core::inbox::attempts::ClaimOutcome;
+use relevo_core::inbox::dead_letters::DeadLetterFilter;
+use relevo_core::inbox::retries::InboxFailureAction;
+use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
+use relevo_core::inbox::{Inbox, InboxMessage, InboxRetention, InboxState};
 
 use super::harness::{Harness, RETENTION};
 use super::steps::{

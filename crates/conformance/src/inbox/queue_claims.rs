@@ -3,7 +3,9 @@
 use std::pin::pin;
 use std::time::Duration;
 
-use relevo_core::inbox::{BeginOutcome, Enter, EnterOutcome, Inbox, RecordOutcome};
+use relevo_core::inbox::Inbox;
+use relevo_core::inbox::retries::RecordOutcome;
+use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
 
 use super::harness::Harness;
 use super::steps::{

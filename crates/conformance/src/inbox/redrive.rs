@@ -3,8 +3,11 @@
 use std::pin::pin;
 use std::time::Duration;
 
-use relevo_core::inbox::operate::{DeadLetter, DeadLetterFilter, DeadLetterState, MarkRequest, Operate};
-use relevo_core::inbox::{BeginOutcome, EnterOutcome, Inbox, InboxFailureAction, InboxState, RecordOutcome};
+use relevo_core::inbox::admin::Operate;
+use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterFilter, DeadLetterState, MarkRequest};
+use relevo_core::inbox::retries::{InboxFailureAction, RecordOutcome};
+use relevo_core::inbox::transactions::{BeginOutcome, EnterOutcome};
+use relevo_core::inbox::{Inbox, InboxState};
 
 use super::harness::Harness;
 use super::steps::{

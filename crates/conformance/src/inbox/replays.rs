@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
-use relevo_core::inbox::operate::{EnqueueOutcome, Operate, Replay, ReplayBatch, ReplayPlan, ReplayState};
-use relevo_core::inbox::{EnterOutcome, Inbox, InboxFailureAction, InboxMessage, InboxState};
+use relevo_core::inbox::admin::Operate;
+use relevo_core::inbox::replays::{EnqueueOutcome, Replay, ReplayBatch, ReplayPlan, ReplayState};
+use relevo_core::inbox::retries::InboxFailureAction;
+use relevo_core::inbox::transactions::EnterOutcome;
+use relevo_core::inbox::{Inbox, InboxMessage, InboxState};
 
 use super::harness::Harness;
 use super::steps::{

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use relevo_core::inbox::operate::{DeadLetterFilter, Operate};
-use relevo_core::inbox::{
-    BeginOutcome, ClaimOutcome, EnterOutcome, Inbox, InboxFailure, InboxFailureAction, InboxState, RecordOutcome,
-};
+use relevo_core::inbox::admin::Operate;
+use relevo_core::inbox::attempts::ClaimOutcome;
+use relevo_core::inbox::dead_letters::DeadLetterFilter;
+use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction, RecordOutcome};
+use relevo_core::inbox::transactions::{BeginOutcome, EnterOutcome};
+use relevo_core::inbox::{Inbox, InboxState};
 
 use super::harness::Harness;
 use super::steps::{

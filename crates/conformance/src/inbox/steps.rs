@@ -5,11 +5,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use relevo_core::MessageId;
 use relevo_core::broker_consumer::{Lane, RawMessage};
-use relevo_core::inbox::operate::{DeadLetterFilter, MarkRequest};
-use relevo_core::inbox::{
-    BeginOutcome, ClaimedQueue, DedupId, Enter, EnterOutcome, Heartbeat, Inbox, InboxFailure, InboxFailureAction,
-    InboxMessage, LaneLease, RecordOutcome,
-};
+use relevo_core::inbox::dead_letters::{DeadLetterFilter, MarkRequest};
+use relevo_core::inbox::members::Heartbeat;
+use relevo_core::inbox::retries::{ClaimedQueue, InboxFailure, InboxFailureAction, RecordOutcome};
+use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
+use relevo_core::inbox::{DedupId, Inbox, InboxMessage, LaneLease};
 use relevo_core::store::StoreError;
 use uuid::Uuid;
 

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use relevo_core::inbox::operate::{Operate, Trace};
-use relevo_core::inbox::{ClaimOutcome, Inbox, InboxFailureAction, InboxRetention, InboxState};
+use relevo_core::inbox::admin::{Operate, Trace};
+use relevo_core::inbox::attempts::ClaimOutcome;
+use relevo_core::inbox::retries::InboxFailureAction;
+use relevo_core::inbox::{Inbox, InboxRetention, InboxState};
 
 use super::harness::{Harness, RETENTION};
 use super::steps::{

@@ -1,6 +1,6 @@
 //! A filter reads and counts exactly the messages that match.
 
-use relevo_core::inbox::source::{ReplayFilter, ReplaySource};
+use relevo_core::replay_source::{ReplayFilter, ReplaySource};
 
 use super::harness::{Harness, draft, drafts, ids, read_all};
 

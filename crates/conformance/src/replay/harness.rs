@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use relevo_core::inbox::source::{LogMessage, ReplayFilter, ReplayReadRequest, ReplaySource};
+use relevo_core::replay_source::{LogMessage, ReplayFilter, ReplayReadRequest, ReplaySource};
 use relevo_core::{BrokerConsumer, Delivery, Draft, Message, MessageId, Publication};
 
 /// A log for one case, initially empty.

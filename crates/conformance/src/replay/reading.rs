@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use relevo_core::Draft;
-use relevo_core::inbox::source::{ReplayFilter, ReplayReadRequest, first_matching};
+use relevo_core::replay_source::{ReplayFilter, ReplayReadRequest, first_matching};
 
 use super::harness::{Harness, drafts, ids, read_all};
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::operate::ConsumerSummary;
+use super::admin::ConsumerSummary;
 use crate::finding::{Finding, Severity};
 
 /// The subject of every finding in this module.

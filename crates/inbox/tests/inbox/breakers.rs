@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use relevo_core::RetryPolicy;
-use relevo_core::inbox::operate::ConsumerControl;
+use relevo_core::inbox::admin::ConsumerControl;
 use relevo_core::inbox::retry_policy::HandlerRetryPolicy;
 use relevo_inbox::Config;
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use relevo_core::inbox::operate::ConsumerControl;
+use relevo_core::inbox::admin::ConsumerControl;
 use relevo_core::inbox::retry_policy::HandlerRetryPolicy;
 use relevo_core::message::Headers;
 use relevo_inbox::Config;

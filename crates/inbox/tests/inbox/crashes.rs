@@ -3,8 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction};
 use relevo_core::inbox::retry_policy::HandlerRetryPolicy;
-use relevo_core::inbox::{DedupId, Inbox as _, InboxFailure, InboxFailureAction, InboxMessage, InboxRetention};
+use relevo_core::inbox::{DedupId, Inbox as _, InboxMessage, InboxRetention};
 use relevo_core::message::Headers;
 use relevo_core::{BrokerConsumer as _, Lane, RawMessage};
 use relevo_inbox::{Config, HandlerOptions, Handlers, MessageOrder};

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use relevo_broker_memory::{Config as BrokerConfig, MemoryBroker};
-use relevo_core::inbox::operate::{DeadLetterFilter, MarkRequest, Operate as _};
+use relevo_core::inbox::admin::Operate as _;
+use relevo_core::inbox::dead_letters::{DeadLetterFilter, MarkRequest};
 use relevo_core::inbox::retry_policy::HandlerRetryPolicy;
 use relevo_core::{AfterDead, Broker, RawMessage, RetryPolicy};
 use relevo_inbox::{Config, DeadLetterCopy, ForeignMessages, HandlerOptions, Handlers, JsonSchemas};

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use relevo_core::inbox::operate::{DeadLetterFilter, MarkRequest, Operate as _};
+use relevo_core::inbox::admin::Operate as _;
+use relevo_core::inbox::dead_letters::{DeadLetterFilter, MarkRequest};
 use relevo_core::message::Headers;
 use relevo_inbox::{Clock, Config};
 

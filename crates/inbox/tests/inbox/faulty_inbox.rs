@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use relevo_core::Lane;
-use relevo_core::inbox::{
-    BeginOutcome, CallClaim, ClaimOutcome, ClaimedQueue, DedupId, Enter, Heartbeat, HeartbeatReply, Inbox,
-    InboxFailure, InboxMessage, LaneLease, RecordOutcome,
-};
+use relevo_core::inbox::attempts::{CallClaim, ClaimOutcome};
+use relevo_core::inbox::members::{Heartbeat, HeartbeatReply};
+use relevo_core::inbox::retries::{ClaimedQueue, InboxFailure, RecordOutcome};
+use relevo_core::inbox::transactions::{BeginOutcome, Enter};
+use relevo_core::inbox::{DedupId, Inbox, InboxMessage, LaneLease};
 use relevo_core::store::StoreError;
 use relevo_store_memory::{Inbox as Memory, Transaction};
 use uuid::Uuid;

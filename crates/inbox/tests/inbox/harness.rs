@@ -10,9 +10,8 @@ use bytes::Bytes;
 use jiff::Timestamp;
 use relevo_core::broker::Publication;
 use relevo_core::inbox::InboxRetention;
-use relevo_core::inbox::operate::{
-    ConsumerControl as Ordered, ConsumerDetails, DeadLetter, DeadLetterFilter, Operate as _,
-};
+use relevo_core::inbox::admin::{ConsumerControl as Ordered, ConsumerDetails, Operate as _};
+use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterFilter};
 use relevo_core::message::Headers;
 use relevo_core::{Message, MessageId, RawMessage, wire};
 use relevo_inbox::{

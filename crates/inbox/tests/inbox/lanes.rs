@@ -208,7 +208,7 @@ async fn an_expired_member_keeps_its_deliveries_and_acquires_its_lane_again() {
     tokio::time::sleep(Duration::from_secs(15)).await;
     let inbox = stage.outbox.inbox("billing", relevo_core::inbox::InboxRetention::default());
     let other = uuid::Uuid::from_u128(9);
-    let beat = relevo_core::inbox::Heartbeat {
+    let beat = relevo_core::inbox::members::Heartbeat {
         owner: other,
         name: "other".to_owned(),
         ttl: Duration::from_secs(5),

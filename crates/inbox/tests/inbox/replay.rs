@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use relevo_core::inbox::operate::{ConsumerControl as Ordered, Operate, Replay, ReplayPlan, ReplayState};
-use relevo_core::inbox::source::{OutboxRouting, ReplayFilter};
+use relevo_core::inbox::admin::{ConsumerControl as Ordered, Operate};
+use relevo_core::inbox::replays::{Replay, ReplayPlan, ReplayState};
+use relevo_core::replay_source::{OutboxRouting, ReplayFilter};
 use relevo_core::store::StoreError;
 use relevo_core::{MessageId, message::Headers};
 use relevo_inbox::{Config, ReplayEnd, ReplayJob, ReplayRunner, ReplayStep};
@@ -272,7 +273,7 @@ async fn a_queued_live_message_is_handled_live_and_replayed() {
     let waits =
         async || desk.get_consumer(CONSUMER, 9).await.is_ok_and(|shown| shown.is_some_and(|it| it.queues.len() == 1));
     wait_until("it waits in the retry table", waits).await;
-    let logged = relevo_core::inbox::source::LogMessage {
+    let logged = relevo_core::replay_source::LogMessage {
         number: 1,
         at: crate::harness::STARTED_AT,
         raw,
@@ -291,9 +292,9 @@ async fn a_queued_live_message_is_handled_live_and_replayed() {
         reason: String::new(),
     };
     let number = desk.create_replay(&plan).await.expect("the store answers");
-    let portion = relevo_core::inbox::operate::ReplayBatch { messages: &[arrival], cursor: None, next_cursor: None };
+    let portion = relevo_core::inbox::replays::ReplayBatch { messages: &[arrival], cursor: None, next_cursor: None };
     let fed: Result<_, StoreError> = desk.enqueue_replay(CONSUMER, number, portion).await;
-    assert_eq!(fed.expect("the store answers"), relevo_core::inbox::operate::EnqueueOutcome::Enqueued);
+    assert_eq!(fed.expect("the store answers"), relevo_core::inbox::replays::EnqueueOutcome::Enqueued);
     wait_until("both are handled", async || stage.effects().len() == 2).await;
     assert_eq!(stage.effects(), ["k:1", "k:1"]);
     let id: MessageId = desk.find_message(MessageId::v7(1, [7; 10])).await.expect("the store answers")[0].dedup_id.id;

@@ -6,10 +6,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytestring::ByteString;
 use parking_lot::Mutex;
-use relevo_core::inbox::{
-    BeginOutcome, CallClaim, ClaimOutcome, ClaimedQueue, DedupId, Enter, EnterOutcome, Heartbeat, HeartbeatReply,
-    Inbox, InboxFailure, InboxFailureAction, InboxMessage, InboxState, LaneLease, QueuedMessage, RecordOutcome,
-};
+use relevo_core::inbox::attempts::{CallClaim, ClaimOutcome};
+use relevo_core::inbox::members::{Heartbeat, HeartbeatReply};
+use relevo_core::inbox::retries::{ClaimedQueue, InboxFailure, InboxFailureAction, QueuedMessage, RecordOutcome};
+use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
+use relevo_core::inbox::{DedupId, Inbox, InboxMessage, InboxState, LaneLease};
 use relevo_core::store::StoreError;
 use relevo_core::{
     AckOutcome, BrokerConsumer, ConsumerCapabilities, DelayedRetry, Delivery, DeliveryTag, Failure, Lane,

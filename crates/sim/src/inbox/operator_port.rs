@@ -4,10 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use relevo_core::inbox::operate::{
-    ConsumerControl, ConsumerDetails, DeadLetter, DeadLetterFilter, DeadLetterState, EnqueueOutcome, MarkRequest,
-    Operate as _, Replay, ReplayBatch, ReplayPlan, ReplayState,
-};
+use relevo_core::inbox::admin::{ConsumerControl, ConsumerDetails, Operate as _};
+use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterFilter, DeadLetterState, MarkRequest};
+use relevo_core::inbox::replays::{EnqueueOutcome, Replay, ReplayBatch, ReplayPlan, ReplayState};
 use relevo_core::inbox::{DedupId, InboxMessage};
 use relevo_core::store::StoreError;
 use relevo_store_memory::Operator;
@@ -57,7 +56,7 @@ impl OperatorPort {
         numbered.filter_map(|(number, letter)| Some((number?, letter))).collect()
     }
 
-    /// See [`relevo_core::inbox::operate::Operate::redrive`].
+    /// See [`relevo_core::inbox::admin::Operate::redrive`].
     pub async fn redrive(&self, mark: MarkRequest) -> Result<u64, StoreError> {
         let count = self.operator.redrive(&mark).await?;
         if count == 0 {
@@ -72,7 +71,7 @@ impl OperatorPort {
         Ok(count)
     }
 
-    /// See [`relevo_core::inbox::operate::Operate::archive`].
+    /// See [`relevo_core::inbox::admin::Operate::archive`].
     pub async fn discard(&self, mark: MarkRequest) -> Result<u64, StoreError> {
         let count = self.operator.archive(&mark).await?;
         self.record_dead_letters().await;
@@ -97,7 +96,7 @@ impl OperatorPort {
         }
     }
 
-    /// See [`relevo_core::inbox::operate::Operate::set_control`].
+    /// See [`relevo_core::inbox::admin::Operate::set_control`].
     pub async fn set_control(&self, consumer: usize, lane: Option<&str>, order: ConsumerControl) {
         let what = match (lane.is_some(), order) {
             (false, ConsumerControl::Pause) => "pause",
@@ -119,7 +118,7 @@ impl OperatorPort {
         self.operator.get_consumer(&self.scenario.consumers[consumer].name, ALL).await.ok().flatten()
     }
 
-    /// See [`relevo_core::inbox::operate::Operate::create_replay`].
+    /// See [`relevo_core::inbox::admin::Operate::create_replay`].
     pub async fn create_replay(&self, plan: ReplayPlan) -> Result<u32, StoreError> {
         self.operator.create_replay(&plan).await
     }
@@ -130,7 +129,7 @@ impl OperatorPort {
         replays.into_iter().find(|replay| replay.number == number)
     }
 
-    /// See [`relevo_core::inbox::operate::Operate::enqueue_replay`].
+    /// See [`relevo_core::inbox::admin::Operate::enqueue_replay`].
     pub async fn enqueue_replay(
         &self,
         consumer: usize,
@@ -155,14 +154,14 @@ impl OperatorPort {
         Ok(fed)
     }
 
-    /// See [`relevo_core::inbox::operate::Operate::stop_replay`].
+    /// See [`relevo_core::inbox::admin::Operate::stop_replay`].
     pub async fn stop_replay(&self, consumer: usize, number: u32) -> Result<bool, StoreError> {
         let stopped = self.operator.stop_replay(&self.scenario.consumers[consumer].name, number).await?;
         self.record_replay(consumer, number).await;
         Ok(stopped)
     }
 
-    /// See [`relevo_core::inbox::operate::Operate::resume_replay`].
+    /// See [`relevo_core::inbox::admin::Operate::resume_replay`].
     pub async fn resume_replay(&self, consumer: usize, number: u32) -> Result<bool, StoreError> {
         let name = &self.scenario.consumers[consumer].name;
         let resumed = self.operator.resume_replay(name, number, ALL as u64).await?;

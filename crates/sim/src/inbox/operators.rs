@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use relevo_core::inbox::operate::{ConsumerControl, DeadLetter, DeadLetterFilter, DeadLetterState, MarkRequest};
+use relevo_core::inbox::admin::ConsumerControl;
+use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterFilter, DeadLetterState, MarkRequest};
 use relevo_core::store::StoreError;
 use tokio::time::sleep;
 

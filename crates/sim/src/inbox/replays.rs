@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use relevo_core::inbox::operate::{ReplayPlan, ReplayState};
+use relevo_core::inbox::replays::{ReplayPlan, ReplayState};
 use relevo_core::inbox::{DedupId, InboxMessage};
 use tokio::time::{Instant, sleep, sleep_until};
 

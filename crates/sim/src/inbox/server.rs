@@ -7,10 +7,11 @@ use std::time::Duration;
 use bytestring::ByteString;
 use parking_lot::Mutex;
 use relevo_core::Lane;
-use relevo_core::inbox::{
-    BeginOutcome, CallClaim, ClaimOutcome, ClaimedQueue, DedupId, Enter, EnterOutcome, Heartbeat, HeartbeatReply,
-    Inbox as _, InboxFailure, InboxFailureAction, InboxMessage, LaneLease, RecordOutcome,
-};
+use relevo_core::inbox::attempts::{CallClaim, ClaimOutcome};
+use relevo_core::inbox::members::{Heartbeat, HeartbeatReply};
+use relevo_core::inbox::retries::{ClaimedQueue, InboxFailure, InboxFailureAction, RecordOutcome};
+use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
+use relevo_core::inbox::{DedupId, Inbox as _, InboxMessage, LaneLease};
 use relevo_core::store::StoreError;
 use relevo_store_memory::Transaction;
 use tokio::time::Instant;

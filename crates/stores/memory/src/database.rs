@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use relevo_core::inbox::InboxRetention;
-use relevo_core::inbox::source::OutboxRouting;
 use relevo_core::outbox::Position;
+use relevo_core::replay_source::OutboxRouting;
 use relevo_core::slot::SLOTS;
 use relevo_core::store::StoreError;
 

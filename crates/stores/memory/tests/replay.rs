@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use relevo_conformance::replay::Harness;
-use relevo_core::inbox::source::{ReplaySource, Sending};
+use relevo_core::replay_source::{ReplaySource, OutboxRouting};
 use relevo_core::{Delivery, Draft, MessageId};
 use relevo_store_memory::{Draft as Emitted, Outbox, Settings};
 
@@ -16,7 +16,7 @@ async fn start() -> Memory {
 #[async_trait]
 impl Harness for Memory {
     async fn source(&self) -> Box<dyn ReplaySource> {
-        Box::new(self.0.log(Sending::default()))
+        Box::new(self.0.log(OutboxRouting::default()))
     }
 
     async fn put(&mut self, drafts: Vec<Draft>) -> Vec<MessageId> {

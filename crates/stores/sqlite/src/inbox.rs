@@ -24,10 +24,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use relevo_core::broker_consumer::Lane;
-use relevo_core::inbox::{
-    self as port, BeginOutcome, CallClaim, ClaimOutcome, ClaimedQueue, DedupId, Enter, EnterOutcome, Heartbeat,
-    HeartbeatReply, InboxFailure, InboxMessage, InboxRetention, LaneLease, RecordOutcome,
-};
+use relevo_core::inbox::attempts::{CallClaim, ClaimOutcome};
+use relevo_core::inbox::members::{Heartbeat, HeartbeatReply};
+use relevo_core::inbox::retries::{ClaimedQueue, InboxFailure, RecordOutcome};
+use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
+use relevo_core::inbox::{self as port, DedupId, InboxMessage, InboxRetention, LaneLease};
 use relevo_core::store::StoreError;
 use tokio::time::timeout;
 use uuid::Uuid;

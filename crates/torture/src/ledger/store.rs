@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::{Context as _, Result, bail};
-use relevo_core::inbox::operate::Operate;
+use relevo_core::inbox::admin::Operate;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{ConnectOptions as _, Row as _, SqliteConnection};
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use relevo_core::inbox::InboxRetention;
-use relevo_core::inbox::operate::{DeadLetterFilter, MarkRequest};
+use relevo_core::inbox::dead_letters::{DeadLetterFilter, MarkRequest};
 use relevo_inbox::Clock;
 use relevo_store_sqlite::connect_options;
 use relevo_torture::ledger::{Member, Steady, Store};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use relevo_core::AfterDead;
-use relevo_core::inbox::operate::{DeadLetterFilter, MarkRequest};
+use relevo_core::inbox::dead_letters::{DeadLetterFilter, MarkRequest};
 use relevo_inbox::HandlerError;
 use relevo_torture::ledger::{Conduct, Member, Point, Steady};
 

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use relevo_core::broker::{OutcomeReceiver, Publication};
-use relevo_core::inbox::operate::{DeadLetter, DeadLetterFilter, DeadLetterState, Operate};
+use relevo_core::inbox::admin::Operate;
+use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterFilter, DeadLetterState};
 use relevo_core::message::Headers;
 use relevo_core::{Broker, Message, MessageId};
 use relevo_torture::ledger::{Conduct, Feed, Member, Row, Running, Store};

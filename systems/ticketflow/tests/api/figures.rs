@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use relevo::core::inbox::operate::{DeadLetterFilter, MarkRequest, Operate};
+use relevo::core::inbox::admin::Operate;
+use relevo::core::inbox::dead_letters::{DeadLetterFilter, MarkRequest};
 use relevo::stores::{postgres, sqlite};
 use serde_json::{Value, json};
 use ticketflow::config::{Broker, Config, Database};

@@ -2,7 +2,8 @@
 
 use std::process::Command;
 
-use relevo::core::inbox::operate::{DeadLetterFilter, MarkRequest, Operate as _};
+use relevo::core::inbox::admin::Operate as _;
+use relevo::core::inbox::dead_letters::{DeadLetterFilter, MarkRequest};
 use relevo::stores::postgres;
 use serde_json::Value;
 use ticketflow::config::Role;

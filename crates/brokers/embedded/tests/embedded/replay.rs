@@ -5,7 +5,7 @@ use relevo_broker_embedded::{BrokerFile, Config, Error, Group, Membership};
 use relevo_conformance::replay::Harness;
 use relevo_conformance::replay::harness::{publications, receive};
 use relevo_core::broker::OutcomeReceiver;
-use relevo_core::inbox::source::ReplaySource;
+use relevo_core::replay_source::ReplaySource;
 use relevo_core::{Broker as _, Delivery, Draft, MessageId};
 
 use crate::directory::Directory;
@@ -61,7 +61,7 @@ async fn a_log_is_read_as_an_existing_group_sees_it() {
         .await;
     let source = harness.source().await;
     assert_eq!(
-        source.count(&relevo_core::inbox::source::ReplayFilter::default()).await.expect("a file"),
+        source.count(&relevo_core::replay_source::ReplayFilter::default()).await.expect("a file"),
         1,
         "its addresses"
     );

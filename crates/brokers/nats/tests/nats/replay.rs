@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use relevo_broker_nats::{Config, Group, Membership, Publisher, ReplayLog, consumer, declare_group};
 use relevo_conformance::replay::Harness;
 use relevo_conformance::replay::harness::{publications, receive};
-use relevo_core::inbox::source::{ReplayFilter, ReplaySource, ReplaySourceError};
+use relevo_core::replay_source::{ReplayFilter, ReplaySource, ReplaySourceError};
 use relevo_core::{Delivery, Draft, MessageId};
 use relevo_testkit::NatsVersion;
 use relevo_testkit::nats::{Private, Settings};
@@ -121,7 +121,7 @@ async fn reading_continues_without_a_gap_after_a_restart() {
     let drafts = |count: usize| (0..count).map(|number| Draft::json("orders.eu", &number.to_string(), "T", "{}"));
     let put = nats.publish(drafts(30).collect()).await;
     let source = nats.source().await;
-    let ask = |after| relevo_core::inbox::source::ReplayReadRequest { after, limit: 10, bytes: 1 << 20 };
+    let ask = |after| relevo_core::replay_source::ReplayReadRequest { after, limit: 10, bytes: 1 << 20 };
     let first = source.read(&ReplayFilter::default(), ask(0)).await.expect("a stream");
     nats.server.kill9().await;
     let cut =

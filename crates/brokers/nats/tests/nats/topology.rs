@@ -7,7 +7,7 @@ use async_nats::jetstream::stream;
 use relevo_broker_nats::{Admin, Auth, Config, Error, Group, Publisher, ReplayLog, Stream, Topology, declare_group};
 use relevo_core::Class;
 use relevo_core::broker::admin::{BrokerAdmin as _, TopologyItem, TopologyStatus};
-use relevo_core::inbox::source::{ReplayFilter, ReplayReadRequest, ReplaySource as _, ReplaySourceError};
+use relevo_core::replay_source::{ReplayFilter, ReplayReadRequest, ReplaySource as _, ReplaySourceError};
 use relevo_testkit::NatsVersion;
 
 use crate::topology_harness::TopologyHarness;

@@ -10,7 +10,7 @@ use anyhow::Result;
 use clap::Subcommand;
 use jiff::Timestamp;
 use relevo_core::MessageId;
-use relevo_core::inbox::operate::{DeadLetter, DeadLetterFilter, DeadLetterState};
+use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterFilter, DeadLetterState};
 
 use self::filter::Filter;
 use super::choose;

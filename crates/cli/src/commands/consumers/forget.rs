@@ -1,7 +1,7 @@
 //! `relevo consumers forget`: a consumer was taken away for good, and nobody is to be paged because it is silent.
 
 use anyhow::{Result, anyhow};
-use relevo_core::inbox::operate::{ConsumerSummary, RemoveOutcome};
+use relevo_core::inbox::admin::{ConsumerSummary, RemoveOutcome};
 
 use super::{counted, unknown};
 use crate::args::{Sure, Target};

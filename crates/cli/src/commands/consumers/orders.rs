@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use clap::ValueEnum;
-use relevo_core::inbox::operate::{ConsumerControl, ConsumerDetails, Operate};
+use relevo_core::inbox::admin::{ConsumerControl, ConsumerDetails, Operate};
 
 use super::unknown;
 use crate::args::Target;

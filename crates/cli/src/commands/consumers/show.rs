@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use anyhow::Result;
 use jiff::Timestamp;
-use relevo_core::inbox::operate::{ConsumerDetails, LaneInfo, MemberInfo, RetryQueueInfo};
+use relevo_core::inbox::admin::{ConsumerDetails, LaneInfo, MemberInfo, RetryQueueInfo};
 use serde_json::{Value, json};
 
 use super::{ago, counted, object, state, unknown};

@@ -4,8 +4,9 @@ use std::io::{self, IsTerminal as _, Write as _};
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
-use relevo_core::inbox::operate::{ConsumerSummary, Operate, Replay, ReplayState};
-use relevo_core::inbox::source::ReplaySource;
+use relevo_core::inbox::admin::{ConsumerSummary, Operate};
+use relevo_core::inbox::replays::{Replay, ReplayState};
+use relevo_core::replay_source::ReplaySource;
 use relevo_inbox::{ReplayEnd, ReplayError, ReplayJob, ReplayRunner, ReplayStep};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;

@@ -4,7 +4,8 @@ use std::io;
 
 use anyhow::Result;
 use jiff::Timestamp;
-use relevo_core::inbox::operate::{Operate, Replay, ReplayState};
+use relevo_core::inbox::admin::Operate;
+use relevo_core::inbox::replays::{Replay, ReplayState};
 use serde_json::{Value, json};
 
 use super::spec::Spec;

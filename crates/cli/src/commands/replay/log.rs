@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result, anyhow};
 use relevo_broker_embedded::{self as embedded, BrokerFile};
 use relevo_broker_nats::{self as nats, ReplayLog};
-use relevo_core::inbox::source::{OutboxRouting, ReplaySource, ReplaySourceError};
+use relevo_core::replay_source::{OutboxRouting, ReplaySource, ReplaySourceError};
 
 use super::spec::{Log, Spec};
 use crate::config::{self, Broker, Destination, Loaded, Sources};

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 use jiff::Timestamp;
-use relevo_core::inbox::operate::{self, ConsumerSummary, Operate};
-use relevo_core::inbox::source::{LogBounds, LogMessage, ReplayFilter, ReplaySource, first_matching};
+use relevo_core::inbox::admin::{ConsumerSummary, Operate};
+use relevo_core::inbox::replays;
+use relevo_core::replay_source::{LogBounds, LogMessage, ReplayFilter, ReplaySource, first_matching};
 use serde_json::{Value, json};
 
 use super::feed::{self, Pacing};
@@ -148,7 +149,7 @@ pub(super) async fn start(args: &Start) -> Result<Code> {
         drawn.pacing.told(drawn.count)
     );
     confirm(args.sure, &question)?;
-    let plan = operate::ReplayPlan {
+    let plan = replays::ReplayPlan {
         consumer: name.clone(),
         source: drawn.spec.kept(),
         count: drawn.count,

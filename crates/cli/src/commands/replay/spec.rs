@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result, bail};
 use jiff::Timestamp;
-use relevo_core::inbox::source::ReplayFilter;
+use relevo_core::replay_source::ReplayFilter;
 use relevo_inbox::{Config, ForeignMessages, MessageOrder};
 use serde_json::{Value, json};
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use jiff::Timestamp;
 use relevo_core::dead_letters::{DeadLetter, DeadLetterFilter};
-use relevo_core::inbox::operate::ConsumerDetails;
+use relevo_core::inbox::admin::ConsumerDetails;
 use relevo_core::outbox::inspect::{DestinationInfo, MessageStatus, MessageSummary, ShardInfo};
 use relevo_core::outbox::sample::{DestinationSample, OutboxSample};
 use relevo_core::outbox::search::MessageFilter;

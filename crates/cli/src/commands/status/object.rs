@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use relevo_core::inbox::operate::ConsumerDetails;
+use relevo_core::inbox::admin::ConsumerDetails;
 use serde_json::{Value, json};
 
 use super::moment::{At, Moment, Pace};

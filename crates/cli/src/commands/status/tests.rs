@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use relevo_core::inbox::operate::{ConsumerDetails, ConsumerSummary, LaneInfo};
+use relevo_core::inbox::admin::{ConsumerDetails, ConsumerSummary, LaneInfo};
 use relevo_core::outbox::inspect::{Backlog, DestinationInfo};
 use relevo_core::outbox::sample::{DestinationSample, OutboxSample};
 use tokio::time::Instant;

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use relevo_core::inbox::operate::{ConsumerDetails, ConsumerSummary, LaneInfo};
+use relevo_core::inbox::admin::{ConsumerDetails, ConsumerSummary, LaneInfo};
 use relevo_core::outbox::inspect::ShardInfo;
 
 use super::moment::{At, Moment, Pace};

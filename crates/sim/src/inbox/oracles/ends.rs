@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use relevo_core::inbox::operate::DeadLetterState;
+use relevo_core::inbox::dead_letters::DeadLetterState;
 
 use super::{Events, stopped_replays, violation_of};
 use crate::history::MessageName;

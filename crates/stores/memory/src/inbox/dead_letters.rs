@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use bytestring::ByteString;
 use jiff::Timestamp;
-use relevo_core::inbox::operate::{DeadLetter, DeadLetterFilter, DeadLetterState, MarkRequest};
+use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterFilter, DeadLetterState, MarkRequest};
 use relevo_core::inbox::{DedupId, InboxState as Known};
 
 use super::tables::{ConsumerTables, InboxDeadLetterRow, QueuedRow, RetryQueue};

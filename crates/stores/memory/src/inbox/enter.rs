@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use relevo_core::inbox::{
-    CallClaim, ClaimOutcome, DedupId, Enter, EnterOutcome, InboxMessage, InboxState as Known, LaneLease,
-};
+use relevo_core::inbox::attempts::{CallClaim, ClaimOutcome};
+use relevo_core::inbox::transactions::{Enter, EnterOutcome};
+use relevo_core::inbox::{DedupId, InboxMessage, InboxState as Known, LaneLease};
 
 use super::pending_writes::{PendingWrite, PendingWrites, WriteKind};
 use super::tables::{ConsumerTables, QueuedRow};

@@ -1,9 +1,8 @@
 //! Messages that were not handled: they wait or are dead-lettered.
 
-use relevo_core::inbox::{
-    CallClaim, ClaimedQueue, InboxFailure, InboxFailureAction, InboxMessage, InboxState as Known, LaneLease,
-    RecordOutcome,
-};
+use relevo_core::inbox::attempts::CallClaim;
+use relevo_core::inbox::retries::{ClaimedQueue, InboxFailure, InboxFailureAction, RecordOutcome};
+use relevo_core::inbox::{InboxMessage, InboxState as Known, LaneLease};
 
 use super::ConsumerScope;
 use super::tables::{ConsumerTables, QueuedRow, RetryQueue};

@@ -1,8 +1,10 @@
 //! Members and lanes: who is alive, and who may handle what.
 
 use relevo_core::broker_consumer::Lane;
-use relevo_core::inbox::operate::{DeadLetterState, RemoveOutcome};
-use relevo_core::inbox::{Heartbeat, HeartbeatReply, InboxState as Known, LaneLease};
+use relevo_core::inbox::admin::RemoveOutcome;
+use relevo_core::inbox::dead_letters::DeadLetterState;
+use relevo_core::inbox::members::{Heartbeat, HeartbeatReply};
+use relevo_core::inbox::{InboxState as Known, LaneLease};
 use uuid::Uuid;
 
 use super::ConsumerScope;

@@ -6,11 +6,12 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use parking_lot::Mutex;
 use relevo_core::MessageId;
-use relevo_core::inbox::operate::{
-    ConsumerControl, ConsumerDetails, ConsumerSummary, DeadLetter, DeadLetterFilter, DeadLetterState, EnqueueOutcome,
-    InboxRecord, LaneInfo, MarkRequest, MemberInfo, Operate, RemoveOutcome, Replay, ReplayBatch, ReplayPlan,
-    ReplayState, RetryQueueInfo, Trace,
+use relevo_core::inbox::admin::{
+    ConsumerControl, ConsumerDetails, ConsumerSummary, InboxRecord, LaneInfo, MemberInfo, Operate, RemoveOutcome,
+    RetryQueueInfo, Trace,
 };
+use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterFilter, DeadLetterState, MarkRequest};
+use relevo_core::inbox::replays::{EnqueueOutcome, Replay, ReplayBatch, ReplayPlan, ReplayState};
 use relevo_core::store::StoreError;
 
 use super::lock_timeout::or_busy_error;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use relevo_core::inbox::operate::DeadLetterState;
+use relevo_core::inbox::dead_letters::DeadLetterState;
 use relevo_core::inbox::{InboxRetention, InboxState as Known};
 
 use super::tables::ConsumerTables;

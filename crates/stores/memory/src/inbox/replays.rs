@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use relevo_core::inbox::operate::{self, ReplayBatch, ReplayPlan, ReplayState};
+use relevo_core::inbox::replays;
+use relevo_core::inbox::replays::{ReplayBatch, ReplayPlan, ReplayState};
 use relevo_core::inbox::{DedupId, InboxMessage, InboxState as Known};
 
 use super::tables::{ConsumerTables, QueuedRow, ReplayRow};
@@ -121,11 +122,11 @@ impl ConsumerTables {
 
 impl Tables {
     /// The replays of a consumer, newest first.
-    pub(crate) fn list_replays(&self, consumer: &str) -> Vec<operate::Replay> {
+    pub(crate) fn list_replays(&self, consumer: &str) -> Vec<replays::Replay> {
         let Some(desk) = self.consumers.get(consumer) else { return Vec::new() };
         let newest_first = desk.replays.iter().rev();
         newest_first
-            .map(|(number, replay)| operate::Replay {
+            .map(|(number, replay)| replays::Replay {
                 number: *number,
                 plan: replay.plan.clone(),
                 state: replay.state,

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use bytestring::ByteString;
-use relevo_core::inbox::{self, ClaimedQueue, DedupId, EnterOutcome, InboxState as Known};
+use relevo_core::inbox::retries::{ClaimedQueue, QueuedMessage};
+use relevo_core::inbox::transactions::EnterOutcome;
+use relevo_core::inbox::{DedupId, InboxState as Known};
 
 use super::enter::empty_writes;
 use super::pending_writes::{PendingWrite, PendingWrites, WriteKind};
@@ -35,7 +37,7 @@ impl Tables {
                     first.unfinished_starts += 1;
                 }
                 let reopened = |entry: DedupId| desk.rows.get(&entry).is_some_and(|row| row.state == Known::Redriven);
-                let waiting = |(number, waiting): (&i64, &QueuedRow)| inbox::QueuedMessage {
+                let waiting = |(number, waiting): (&i64, &QueuedRow)| QueuedMessage {
                     ordinal: *number,
                     message: waiting.message.clone(),
                     attempts: waiting.attempts,

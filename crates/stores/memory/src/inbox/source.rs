@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use relevo_core::Message;
-use relevo_core::inbox::source::{
+use relevo_core::replay_source::{
     LogBounds, OutboxRouting, ReplayFilter, ReplayPage, ReplayReadRequest, ReplaySource, ReplaySourceError,
 };
 

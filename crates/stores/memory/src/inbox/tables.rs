@@ -5,8 +5,11 @@ use std::time::Duration;
 
 use bytestring::ByteString;
 use relevo_core::broker_consumer::Lane;
-use relevo_core::inbox::operate::{DeadLetterState, ReplayPlan, ReplayState};
-use relevo_core::inbox::{CallClaim, DedupId, InboxFailure, InboxMessage, InboxState as Known, LaneLease};
+use relevo_core::inbox::attempts::CallClaim;
+use relevo_core::inbox::dead_letters::DeadLetterState;
+use relevo_core::inbox::replays::{ReplayPlan, ReplayState};
+use relevo_core::inbox::retries::InboxFailure;
+use relevo_core::inbox::{DedupId, InboxMessage, InboxState as Known, LaneLease};
 use uuid::Uuid;
 
 use crate::state::Micros;

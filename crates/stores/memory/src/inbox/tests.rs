@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use relevo_core::MessageId;
 use relevo_core::broker_consumer::{Lane, RawMessage};
-use relevo_core::inbox::operate::{EnqueueOutcome, Operate as _, ReplayBatch, ReplayPlan};
-use relevo_core::inbox::{
-    BeginOutcome, DedupId, Enter, EnterOutcome, Inbox as _, InboxFailure, InboxFailureAction, InboxMessage,
-    InboxRetention, InboxState,
-};
+use relevo_core::inbox::admin::Operate as _;
+use relevo_core::inbox::replays::{EnqueueOutcome, ReplayBatch, ReplayPlan};
+use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction};
+use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
+use relevo_core::inbox::{DedupId, Inbox as _, InboxMessage, InboxRetention, InboxState};
 use relevo_core::store::StoreError;
 use uuid::Uuid;
 

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use relevo_core::MessageId;
-use relevo_core::inbox::operate::{
-    ConsumerControl, ConsumerDetails, ConsumerSummary, DeadLetter, DeadLetterFilter, DeadLetterState, EnqueueOutcome,
-    InboxRecord, LaneInfo, MarkRequest, MemberInfo, Operate, RemoveOutcome, Replay, ReplayBatch, ReplayPlan,
-    ReplayState, RetryQueueInfo, Trace,
+use relevo_core::inbox::admin::{
+    ConsumerControl, ConsumerDetails, ConsumerSummary, InboxRecord, LaneInfo, MemberInfo, Operate, RemoveOutcome,
+    RetryQueueInfo, Trace,
 };
+use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterFilter, DeadLetterState, MarkRequest};
+use relevo_core::inbox::replays::{EnqueueOutcome, Replay, ReplayBatch, ReplayPlan, ReplayState};
 use relevo_core::inbox::{DedupId, InboxMessage};
 use relevo_core::store::StoreError;
 use serde_json::{Value, json};

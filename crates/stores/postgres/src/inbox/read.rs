@@ -6,9 +6,10 @@ use bytes::Bytes;
 use jiff::Timestamp;
 use relevo_core::MessageId;
 use relevo_core::broker_consumer::{Lane, RawMessage};
-use relevo_core::inbox::{
-    ClaimedQueue, DedupId, EnterOutcome, HeartbeatReply, InboxMessage, InboxState, QueuedMessage,
-};
+use relevo_core::inbox::members::HeartbeatReply;
+use relevo_core::inbox::retries::{ClaimedQueue, QueuedMessage};
+use relevo_core::inbox::transactions::EnterOutcome;
+use relevo_core::inbox::{DedupId, InboxMessage, InboxState};
 use serde_json::Value;
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;

@@ -4,10 +4,10 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use relevo_core::broker_consumer::Lane;
-use relevo_core::inbox::{
-    CallClaim, ClaimedQueue, DedupId, Heartbeat, InboxFailure, InboxFailureAction, InboxMessage, InboxRetention,
-    LaneLease,
-};
+use relevo_core::inbox::attempts::CallClaim;
+use relevo_core::inbox::members::Heartbeat;
+use relevo_core::inbox::retries::{ClaimedQueue, InboxFailure, InboxFailureAction};
+use relevo_core::inbox::{DedupId, InboxMessage, InboxRetention, LaneLease};
 use serde_json::{Value, json};
 use uuid::Uuid;
 

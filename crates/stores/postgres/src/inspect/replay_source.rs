@@ -8,10 +8,10 @@ use std::time::Instant;
 
 use async_trait::async_trait;
 use relevo_core::Message;
-use relevo_core::inbox::source::{
+use relevo_core::outbox::search::MessageFilter;
+use relevo_core::replay_source::{
     LogBounds, LogMessage, OutboxRouting, ReplayFilter, ReplayPage, ReplayReadRequest, ReplaySource, ReplaySourceError,
 };
-use relevo_core::outbox::search::MessageFilter;
 use relevo_core::store::StoreError;
 
 use super::listing::{self, Sources, Sql};

@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use relevo_core::MessageId;
 use relevo_core::broker_consumer::{Lane, RawMessage};
-use relevo_core::inbox::operate::{
-    ConsumerControl, DeadLetterFilter, EnqueueOutcome, MarkRequest, Operate, RemoveOutcome, ReplayBatch, ReplayPlan,
-};
-use relevo_core::inbox::{
-    BeginOutcome, ClaimOutcome, DedupId, Enter, Heartbeat, Inbox, InboxFailure, InboxFailureAction, InboxMessage,
-    RecordOutcome,
-};
+use relevo_core::inbox::admin::{ConsumerControl, Operate, RemoveOutcome};
+use relevo_core::inbox::attempts::ClaimOutcome;
+use relevo_core::inbox::dead_letters::{DeadLetterFilter, MarkRequest};
+use relevo_core::inbox::members::Heartbeat;
+use relevo_core::inbox::replays::{EnqueueOutcome, ReplayBatch, ReplayPlan};
+use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction, RecordOutcome};
+use relevo_core::inbox::transactions::{BeginOutcome, Enter};
+use relevo_core::inbox::{DedupId, Inbox, InboxMessage};
 use uuid::Uuid;
 
 const LASTS: Duration = Duration::from_mins(1);

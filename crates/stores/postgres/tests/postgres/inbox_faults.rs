@@ -7,10 +7,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use relevo_core::MessageId;
 use relevo_core::broker_consumer::{Lane, RawMessage};
-use relevo_core::inbox::{
-    BeginOutcome, DedupId, Enter, EnterOutcome, Heartbeat, Inbox as _, InboxFailure, InboxFailureAction, InboxMessage,
-    InboxRetention, InboxState,
-};
+use relevo_core::inbox::members::Heartbeat;
+use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction};
+use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
+use relevo_core::inbox::{DedupId, Inbox as _, InboxMessage, InboxRetention, InboxState};
 use relevo_core::store::StoreError;
 use relevo_store_postgres::inbox::{Config, Inbox, Transaction};
 use relevo_store_postgres::{Schema, migrate};

@@ -1,7 +1,9 @@
 //! Two more grants: a consumer may consume but reads no table, and an operator may read and run commands.
 
-use relevo_core::inbox::operate::{DeadLetterFilter, MarkRequest, Operate};
-use relevo_core::inbox::{BeginOutcome, Enter, Inbox as _, InboxRetention};
+use relevo_core::inbox::admin::Operate;
+use relevo_core::inbox::dead_letters::{DeadLetterFilter, MarkRequest};
+use relevo_core::inbox::transactions::{BeginOutcome, Enter};
+use relevo_core::inbox::{Inbox as _, InboxRetention};
 use relevo_store_postgres::inbox::{Config, Inbox};
 use relevo_store_postgres::{Config as StoreConfig, Schema, Store, migrate};
 use relevo_testkit::PgVersion;

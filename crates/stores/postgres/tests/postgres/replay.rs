@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use relevo_conformance::replay::Harness;
-use relevo_core::inbox::source::{OutboxRouting, ReplaySource};
+use relevo_core::replay_source::{OutboxRouting, ReplaySource};
 use relevo_core::{Delivery, Draft, MessageId};
 use relevo_store_postgres::{Config, OutboxReplaySource, Schema, Store, emit, migrate};
 use relevo_testkit::PgVersion;

@@ -1,6 +1,6 @@
 //! Dead letters of inboxes: list, redrive, discard.
 
-use relevo_core::inbox::operate::{DeadLetter, DeadLetterFilter, DeadLetterState, MarkRequest};
+use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterFilter, DeadLetterState, MarkRequest};
 use sqlx::query::Query;
 use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection, SqliteRow};
 

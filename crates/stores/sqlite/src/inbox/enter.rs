@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use relevo_core::inbox::{CallClaim, ClaimOutcome, DedupId, Enter, EnterOutcome, InboxMessage, InboxState, LaneLease};
+use relevo_core::inbox::attempts::{CallClaim, ClaimOutcome};
+use relevo_core::inbox::transactions::{Enter, EnterOutcome};
+use relevo_core::inbox::{DedupId, InboxMessage, InboxState, LaneLease};
 use serde_json::Value;
 use sqlx::sqlite::SqliteConnection;
 use uuid::Uuid;

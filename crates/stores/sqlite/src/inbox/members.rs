@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 
 use relevo_core::broker_consumer::Lane;
-use relevo_core::inbox::operate::RemoveOutcome;
-use relevo_core::inbox::{Heartbeat, HeartbeatReply, LaneLease};
+use relevo_core::inbox::LaneLease;
+use relevo_core::inbox::admin::RemoveOutcome;
+use relevo_core::inbox::members::{Heartbeat, HeartbeatReply};
 use serde_json::Value;
 use sqlx::Row as _;
 use sqlx::sqlite::SqliteConnection;

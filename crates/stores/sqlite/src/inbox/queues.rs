@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use relevo_core::inbox::{ClaimedQueue, InboxState, QueuedMessage};
+use relevo_core::inbox::InboxState;
+use relevo_core::inbox::retries::{ClaimedQueue, QueuedMessage};
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use uuid::Uuid;
 

@@ -1,6 +1,6 @@
 //! Replays that an operator requested: their messages enter the retry table under the number of the replay.
 
-use relevo_core::inbox::operate::{EnqueueOutcome, Replay, ReplayBatch, ReplayPlan, ReplayState};
+use relevo_core::inbox::replays::{EnqueueOutcome, Replay, ReplayBatch, ReplayPlan, ReplayState};
 use relevo_core::inbox::{DedupId, InboxMessage};
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 

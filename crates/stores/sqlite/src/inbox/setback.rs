@@ -1,8 +1,8 @@
 //! Messages whose handling failed: they wait in a retry queue, or become dead letters.
 
-use relevo_core::inbox::{
-    CallClaim, ClaimedQueue, InboxFailure, InboxFailureAction, InboxMessage, InboxState, LaneLease, RecordOutcome,
-};
+use relevo_core::inbox::attempts::CallClaim;
+use relevo_core::inbox::retries::{ClaimedQueue, InboxFailure, InboxFailureAction, RecordOutcome};
+use relevo_core::inbox::{InboxMessage, InboxState, LaneLease};
 use sqlx::sqlite::SqliteConnection;
 use uuid::Uuid;
 

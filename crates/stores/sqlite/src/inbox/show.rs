@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use relevo_core::MessageId;
 use relevo_core::inbox::DedupId;
-use relevo_core::inbox::operate::{
+use relevo_core::inbox::admin::{
     ConsumerControl, ConsumerDetails, ConsumerSummary, InboxRecord, LaneInfo, MemberInfo, RetryQueueInfo, Trace,
 };
 use sqlx::sqlite::{SqliteConnection, SqliteRow};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
-use relevo_core::inbox::source::{
+use relevo_core::replay_source::{
     LogBounds, OutboxRouting, ReplayFilter, ReplayPage, ReplayReadRequest, ReplaySource, ReplaySourceError,
 };
 use sqlx::sqlite::SqliteConnection;

@@ -4,7 +4,9 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use relevo_core::inbox::{BeginOutcome, Enter, EnterOutcome, Heartbeat, Inbox as _, InboxState};
+use relevo_core::inbox::members::Heartbeat;
+use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
+use relevo_core::inbox::{Inbox as _, InboxState};
 use relevo_core::store::StoreError;
 use relevo_store_sqlite::inbox::{Config, Inbox};
 use sqlx::Row as _;

@@ -5,7 +5,8 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use relevo_core::inbox::{BeginOutcome, Enter, EnterOutcome, Inbox as _, InboxState};
+use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
+use relevo_core::inbox::{Inbox as _, InboxState};
 
 use crate::inbox_support::{arrival, effect, effects, handle, inbox, prepare};
 use crate::scratch::{TempDirectory, child_command, child_role};

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use jiff::Timestamp;
-use relevo_core::inbox::operate::DeadLetterFilter;
+use relevo_core::inbox::dead_letters::DeadLetterFilter;
 
 use crate::commands::moment;
 

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use bytes::Bytes;
 use jiff::Timestamp;
-use relevo_core::inbox::operate::DeadLetter;
+use relevo_core::inbox::dead_letters::DeadLetter;
 use relevo_core::wire::CONTENT_TYPE;
 use serde_json::{Value, json};
 

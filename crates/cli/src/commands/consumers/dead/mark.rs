@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use anyhow::Result;
 use relevo_core::MessageId;
-use relevo_core::inbox::operate::{ConsumerSummary, DeadLetterFilter, DeadLetterState, MarkRequest, Operate};
+use relevo_core::inbox::admin::{ConsumerSummary, Operate};
+use relevo_core::inbox::dead_letters::{DeadLetterFilter, DeadLetterState, MarkRequest};
 use serde_json::json;
 
 use super::EVERY;

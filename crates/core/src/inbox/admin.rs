@@ -1,4 +1,4 @@
-//! Operator ports of consumers.
+//! Called by operators: consumers, their members, lanes and retry queues, and the state of single messages.
 
 use std::time::Duration;
 
@@ -6,7 +6,9 @@ use async_trait::async_trait;
 use bytestring::ByteString;
 use jiff::Timestamp;
 
-use super::{DedupId, InboxMessage, InboxState};
+use super::dead_letters::{DeadLetter, DeadLetterFilter, MarkRequest};
+use super::replays::{EnqueueOutcome, Replay, ReplayBatch, ReplayPlan};
+use super::{DedupId, InboxState};
 use crate::message::MessageId;
 use crate::store::StoreError;
 
@@ -119,97 +121,6 @@ pub enum RemoveOutcome {
     Unknown,
 }
 
-/// The state of a dead letter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum DeadLetterState {
-    /// It waits for an operator.
-    Dead,
-    /// An operator redrove it.
-    Redriven,
-    /// An operator archived it.
-    Discarded,
-}
-
-impl DeadLetterState {
-    /// Every state.
-    pub const ALL: [Self; 3] = [Self::Dead, Self::Redriven, Self::Discarded];
-
-    /// The name used in SQL, JSON and CLI output.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Dead => "dead",
-            Self::Redriven => "redriven",
-            Self::Discarded => "discarded",
-        }
-    }
-
-    /// Parses a name.
-    pub fn parse(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|fate| fate.as_str() == word)
-    }
-}
-
-/// A dead-lettered message of a consumer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeadLetter {
-    /// The consumer.
-    pub consumer: String,
-    /// The message, with its original headers and bytes.
-    pub message: InboxMessage,
-    /// The class of the error.
-    pub class: String,
-    /// The error.
-    pub error: String,
-    /// The backtrace, if the handler panicked.
-    pub backtrace: Option<String>,
-    /// Counted attempts.
-    pub attempts: u32,
-    /// When the consumer first received it.
-    pub arrived_at: Timestamp,
-    /// When it was dead-lettered. If it failed again after a redrive, the last time.
-    pub dead_at: Timestamp,
-    /// How often it was redriven.
-    pub redrives: u32,
-    /// Its state.
-    pub state: DeadLetterState,
-    /// Notes of operators.
-    pub reason: Option<String>,
-}
-
-/// Selects dead letters. All set fields must match.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DeadLetterFilter {
-    /// Of this consumer.
-    pub consumer: Option<String>,
-    /// Only these ids. Empty means any id.
-    pub ids: Vec<MessageId>,
-    /// Of this queue, which is the key for an ordered consumer.
-    pub queue: Option<String>,
-    /// With an error of this class.
-    pub class: Option<String>,
-    /// With this state.
-    pub state: Option<DeadLetterState>,
-    /// Dead-lettered at this time or later.
-    pub since: Option<Timestamp>,
-    /// Dead-lettered before this time.
-    pub until: Option<Timestamp>,
-}
-
-/// A redrive or archive request, with its author and reason.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MarkRequest {
-    /// Selects the dead letters. Only pending ones are changed.
-    pub filter: DeadLetterFilter,
-    /// Only count what would be changed.
-    pub dry_run: bool,
-    /// The number of messages to retry per second. `None` retries all at once.
-    pub rate_per_second: Option<u32>,
-    /// Who requested it.
-    pub by: String,
-    /// The reason. It is stored with the dead letter.
-    pub reason: String,
-}
-
 /// What a consumer did with a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
@@ -246,107 +157,6 @@ pub struct InboxRecord {
     pub unfinished_starts: u32,
     /// When it was entered or last changed. `None` for a waiting or dead message, if the store does not record it.
     pub at: Option<Timestamp>,
-}
-
-/// A requested replay to one consumer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ReplayPlan {
-    /// The consumer.
-    pub consumer: String,
-    /// The log and the filter, in a format that only the reader parses.
-    pub source: String,
-    /// The number of messages to replay.
-    pub count: u64,
-    /// The maximum number of messages per second.
-    pub rate: u32,
-    /// The replay stops after this number of new dead letters.
-    pub dead_letters_max: u64,
-    /// Who requested it.
-    pub requested_by: String,
-    /// Why.
-    pub reason: String,
-}
-
-/// The state of a replay.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReplayState {
-    /// Messages are being added to the retry table.
-    Running,
-    /// All messages were added.
-    Finished,
-    /// An operator or the dead-letter limit stopped it.
-    Stopped,
-}
-
-impl ReplayState {
-    /// Every state.
-    pub const ALL: [Self; 3] = [Self::Running, Self::Finished, Self::Stopped];
-
-    /// The name used in SQL, JSON and CLI output.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Running => "running",
-            Self::Finished => "finished",
-            Self::Stopped => "stopped",
-        }
-    }
-
-    /// Parses a name.
-    pub fn parse(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|state| state.as_str() == word)
-    }
-}
-
-/// A replay and its progress.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Replay {
-    /// Its number, above zero. Its messages are entered under this number.
-    pub number: u32,
-    /// The request.
-    pub plan: ReplayPlan,
-    /// Its state.
-    pub state: ReplayState,
-    /// The number of messages added to the retry table.
-    pub enqueued: u64,
-    /// How many of those were handled or skipped.
-    pub done: u64,
-    /// How many of those are dead letters.
-    pub dead: u64,
-    /// How many of those can be handled now, because they wait for no operator and no time. Counted up to 100 000.
-    pub ready: u64,
-    /// Where the reader continues.
-    pub cursor: Option<String>,
-    /// When it started.
-    pub started_at: Timestamp,
-}
-
-impl Replay {
-    /// The number of added messages that are not finished.
-    pub const fn waiting(&self) -> u64 {
-        self.enqueued.saturating_sub(self.done + self.dead)
-    }
-}
-
-/// Messages that a reader took from a log, in order, and the reader's progress.
-#[derive(Clone, Copy, Debug)]
-pub struct ReplayBatch<'a> {
-    /// The messages.
-    pub messages: &'a [InboxMessage],
-    /// The position where the reader started. It must equal the stored position. `None` at the beginning.
-    pub cursor: Option<&'a str>,
-    /// The position where the reader continues. `None` if it has read everything.
-    pub next_cursor: Option<&'a str>,
-}
-
-/// The result of adding a portion.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EnqueueOutcome {
-    /// The messages wait in the retry table, and the replay has moved to the end of the portion.
-    Enqueued,
-    /// Another reader has moved the replay. Nothing was changed.
-    CursorMoved,
-    /// The replay is not running. Nothing was changed, unless this call stopped it.
-    NotRunning,
 }
 
 /// Operator access to consumers.

@@ -1,0 +1,81 @@
+//! Messages that were not handled: the failure that is recorded, and the retry queue where they wait.
+
+use std::time::Duration;
+
+use bytestring::ByteString;
+use uuid::Uuid;
+
+use super::{InboxMessage, InboxState};
+
+/// What happens to a message that was not handled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InboxFailureAction {
+    /// It waits in the retry table, followed by later messages of its queue.
+    Retry {
+        /// From now, on the database's clock.
+        after: Duration,
+    },
+    /// It was not tried. It keeps its place in the queue and its number of starts.
+    Postpone {
+        /// From now, on the database's clock.
+        after: Duration,
+    },
+    /// Dead-lettered. Its queue waits for an operator.
+    DeadHold,
+    /// Dead-lettered. Its queue continues.
+    DeadContinue,
+}
+
+/// A message that was not handled, and the reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InboxFailure {
+    /// What happens to it.
+    pub action: InboxFailureAction,
+    /// Counted attempts so far.
+    pub attempts: u32,
+    /// The class of the error.
+    pub class: &'static str,
+    /// The error text.
+    pub error: String,
+    /// The backtrace, if the handler panicked.
+    pub backtrace: Option<String>,
+}
+
+/// The result of a setback.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordOutcome {
+    /// It waits, or it is a dead letter. Acknowledge it.
+    Recorded,
+    /// It ended in the meantime. Acknowledge it.
+    Duplicate(InboxState),
+    /// Another member owns the lane or the claim now. Nothing was changed.
+    Fenced,
+    /// Another worker has it in an open transaction, or another worker's call may still run. Nothing was changed.
+    Busy,
+}
+
+/// A queue of the retry table that is due, claimed by one member.
+#[derive(Clone, Debug)]
+pub struct ClaimedQueue {
+    /// The queue.
+    pub queue: ByteString,
+    /// The claim. Every call for the queue includes it. After it expires, another member may claim the queue.
+    pub token: Uuid,
+    /// The first messages in order. Empty if the queue only has to be released.
+    pub messages: Vec<QueuedMessage>,
+}
+
+/// A message of a claimed queue, with its counters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueuedMessage {
+    /// Its number in the queue.
+    pub ordinal: i64,
+    /// The message.
+    pub message: InboxMessage,
+    /// Counted attempts.
+    pub attempts: u32,
+    /// How often its handling started and did not end. For the first message, this includes the current start.
+    pub unfinished_starts: u32,
+    /// Whether an operator redrove it from the dead letters. Its age is then not checked.
+    pub reopened: bool,
+}
