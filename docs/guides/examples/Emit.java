@@ -14,10 +14,10 @@ public class Emit {
             PreparedStatement message = db.prepareStatement(
                 "SELECT relevo.emit(topic => 'orders', key => ?, type => 'OrderPaid',"
                     + " payload => ?::jsonb, headers => ?::jsonb)")) {
-            // First the row: whoever changes the same order waits here, until this transaction ends.
+            // First the row: other transactions that change this order wait here until this one ends.
             row.setString(1, order);
             row.executeUpdate();
-            // Then, in a later statement, the message. JDBC sends text: the casts make jsonb of it.
+            // Then, in a later statement, the message. JDBC sends text, and the casts convert it to jsonb.
             message.setString(1, order);
             message.setString(2, "{\"order\": \"" + order + "\"}");
             message.setString(3, "{\"x-actor\": \"java\"}");

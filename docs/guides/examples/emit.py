@@ -6,7 +6,7 @@ from psycopg.types.json import Jsonb
 
 def pay(conn: psycopg.Connection, order: str) -> str:
     with conn.transaction():
-        # First the row: whoever changes the same order waits here, until this transaction ends.
+        # First the row: other transactions that change this order wait here until this one ends.
         conn.execute(
             "INSERT INTO orders (id, status) VALUES (%s, 'paid')"
             " ON CONFLICT (id) DO UPDATE SET status = excluded.status",

@@ -1,7 +1,7 @@
 CREATE TABLE IF NOT EXISTS orders (id text PRIMARY KEY, status text NOT NULL);
 
 BEGIN;
--- First the row: whoever changes the same order waits here, until this transaction ends.
+-- First the row: other transactions that change this order wait here until this one ends.
 INSERT INTO orders (id, status) VALUES ('o-1', 'placed')
 ON CONFLICT (id) DO UPDATE SET status = excluded.status;
 -- Then, in a later statement, the message.

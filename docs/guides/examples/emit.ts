@@ -3,7 +3,7 @@ import { Client } from "pg";
 async function pay(db: Client, order: string): Promise<string> {
   await db.query("BEGIN");
   try {
-    // First the row: whoever changes the same order waits here, until this transaction ends.
+    // First the row: other transactions that change this order wait here until this one ends.
     await db.query(
       `INSERT INTO orders (id, status) VALUES ($1, 'paid')
        ON CONFLICT (id) DO UPDATE SET status = excluded.status`,

@@ -1,4 +1,4 @@
-"""Handles messages once: one JSON object a line on standard input stands for what a broker delivers."""
+"""Handles each message once. Each line of standard input is a JSON object and represents a delivery of a broker."""
 
 import json
 import os
@@ -11,7 +11,7 @@ BUSY = (psycopg.errors.LockNotAvailable, psycopg.errors.SerializationFailure, ps
 
 
 def handle(conn: psycopg.Connection, message: dict) -> str:
-    # One transaction: the entry, the effect and what is emitted commit together, or not at all.
+    # One transaction: the inbox entry, the effect and the emitted message commit together, or not at all.
     with conn.transaction():
         (is_new,) = conn.execute("SELECT relevo.inbox_insert('invoicing', %s)", [message["id"]]).fetchone()
         if not is_new:
@@ -28,7 +28,7 @@ with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as connection:
     for line in sys.stdin:
         message = json.loads(line)
         try:
-            print(message["id"], handle(connection, message))  # And only now: acknowledge it to the broker.
+            print(message["id"], handle(connection, message))  # Only now acknowledge it to the broker.
         except BUSY:
-            print(message["id"], "busy")  # Another worker has it: give it back to the broker, for a little later.
+            print(message["id"], "busy")  # Another worker has it: return it to the broker for a later retry.
         sys.stdout.flush()

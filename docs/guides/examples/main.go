@@ -11,7 +11,7 @@ import (
 
 func pay(ctx context.Context, db *pgx.Conn, order string) (id string, err error) {
 	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
-		// First the row: whoever changes the same order waits here, until this transaction ends.
+		// First the row: other transactions that change this order wait here until this one ends.
 		_, err := tx.Exec(ctx, `INSERT INTO orders (id, status) VALUES ($1, 'paid')
 			ON CONFLICT (id) DO UPDATE SET status = excluded.status`, order)
 		if err != nil {

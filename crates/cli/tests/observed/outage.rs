@@ -52,7 +52,7 @@ async fn a_stopped_broker_is_told_at_alertmanager_and_its_return_too() {
     assert_eq!(labels.as_object().map(serde_json::Map::len), Some(6), "no label besides: {fired}");
     let told = &fired["annotations"];
     assert_eq!(told["runbook_url"], "docs/runbooks/RelevoBrokerAway.md", "{fired}");
-    assert_eq!(told["summary"], "The broker of main is away", "{fired}");
+    assert_eq!(told["summary"], "The broker of main is unreachable", "{fired}");
     assert!(told["description"].as_str().is_some_and(|text| text.contains("main (nats)")), "{fired}");
 
     let metric = |name: &str| daemon.value(&format!("{name}{{"));
