@@ -6,16 +6,13 @@
 
 mod buffer;
 mod config;
-mod health;
 mod latency;
 mod log_throttle;
 mod parked;
 mod publish;
 mod relay;
 mod routes;
-mod runs;
 mod settle;
-mod spans;
 mod stats;
 mod status;
 mod store_calls;

@@ -1,5 +1,8 @@
 //! Publishes messages and acts on each outcome.
 
+pub(crate) mod health;
+mod spans;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,8 +16,8 @@ use tracing::field::display;
 use tracing::{debug, error, warn};
 
 use crate::buffer::{BufferedMessage, Origin};
-use crate::health::SendPermit;
-use crate::parked::HoldReason;
+use crate::parked::holds::HoldReason;
+use crate::publish::health::SendPermit;
 use crate::relay::{Relay, ResendMode};
 use crate::settle::EntryState;
 use crate::stats::add;

@@ -22,11 +22,12 @@ use uuid::Uuid;
 
 use crate::buffer::{Buffer, BufferedMessage, Origin};
 use crate::config::Config;
-use crate::health::BrokerHealth;
 use crate::log_throttle::LogThrottle;
-use crate::parked::{HeldAddresses, ParkedKeySet};
+use crate::parked::ParkedKeySet;
+use crate::parked::batches::ParkedBatches;
+use crate::parked::holds::HeldAddresses;
+use crate::publish::health::BrokerHealth;
 use crate::routes::RoutesHandle;
-use crate::runs::ParkedBatches;
 use crate::settle::{EntryState, OpenPages};
 use crate::stats::{Stats, add};
 use crate::status::RelayStatus;
