@@ -6,20 +6,16 @@
 
 mod buffer;
 mod config;
-mod latency;
 mod log_throttle;
 mod parked;
 mod publish;
 mod relay;
 mod routes;
 mod settle;
-mod stats;
 mod status;
 mod store_calls;
 
 pub use config::Config;
-pub use latency::Latencies;
 pub use relay::{Relay, RelayError};
 pub use routes::RoutesHandle;
-pub use stats::Stats;
 pub use status::RelayStatus;

@@ -20,7 +20,7 @@ use crate::parked::holds::HoldReason;
 use crate::publish::health::SendPermit;
 use crate::relay::{Relay, ResendMode};
 use crate::settle::EntryState;
-use crate::stats::add;
+use crate::status::add;
 
 /// The delay before a message with a lost confirmation is sent again. It doubles with each loss.
 const RESEND_DELAY_MIN: Duration = Duration::from_millis(50);
@@ -85,7 +85,7 @@ impl<S: RelayStore + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B>
             .map(|&at| {
                 let item = &mut self.buffer.messages[at];
                 if !std::mem::replace(&mut item.was_sent, true) {
-                    self.stats.latencies.observe_dispatched(item.entry.message.created_at, now);
+                    self.status.observe_dispatched(item.entry.message.created_at, now);
                 }
                 Publication {
                     message: item.outgoing(),
@@ -99,7 +99,7 @@ impl<S: RelayStore + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B>
         let number = self.next_batch;
         self.next_batch += 1;
         self.in_flight += items.len();
-        add(&self.stats.attempts, items.len());
+        add(&self.status.counters.attempts, items.len());
         self.batches.insert(number, items);
         let broker = Arc::clone(&self.broker);
         let confirms = self.outcomes.sender(number);
@@ -158,10 +158,10 @@ impl<S: RelayStore + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B>
     }
 
     fn delivered(&mut self, at: usize) {
-        add(&self.stats.published, 1);
+        add(&self.status.counters.published, 1);
         let proven = self.health.on_success(at);
         let item = self.buffer.messages.remove(at);
-        self.stats.latencies.observe_published(item.entry.message.created_at);
+        self.status.observe_published(item.entry.message.created_at);
         let released = item.is_probe.then(|| {
             self.held_addresses.release(&item.address);
             Arc::clone(&item.address)
@@ -187,7 +187,7 @@ impl<S: RelayStore + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B>
         let item = &mut self.buffer.messages[at];
         let attempt = item.attempts + 1;
         let class = failure.class();
-        self.stats.failed(class);
+        self.status.count_failure(class);
         let message_id = item.entry.message.id;
         let next = item.route.policy.decide(attempt, class, jitter);
         if class != Class::Unknown {
@@ -196,7 +196,7 @@ impl<S: RelayStore + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B>
         let stop = match next {
             Next::WaitForBroker => {
                 if self.health.on_outage(at, now, self.config.outage_backoff_min, self.config.outage_backoff_max) {
-                    add(&self.stats.broker_outages, 1);
+                    add(&self.status.counters.broker_outages, 1);
                     if let Some(times) = self.outage_log.occurred(now, self.config.outage_backoff_min) {
                         warn!(relay = %self.config.name, error = %failure.error_chain(), times, "the destination is away");
                     }
@@ -206,7 +206,7 @@ impl<S: RelayStore + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B>
             }
             Next::Resend => return self.resend(at, now),
             Next::RetryAfter(after) => {
-                add(&self.stats.retried, 1);
+                add(&self.status.counters.retried, 1);
                 ParkAction::Retry { after }
             }
             Next::HoldAddress(pause) => {
@@ -239,7 +239,6 @@ impl<S: RelayStore + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B>
 
     /// Handles a lost confirmation: sends the same id again soon, and alone after several consecutive losses.
     fn resend(&mut self, at: usize, now: Instant) {
-        add(&self.stats.unknown, 1);
         let item = &mut self.buffer.messages[at];
         item.lost_confirms += 1;
         if item.lost_confirms < self.config.lost_confirms_max {
@@ -288,11 +287,11 @@ impl<S: RelayStore + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B>
         let key = item.entry.message.key.clone();
         let goes_on = stopped.action == ParkAction::DeadContinue;
         if matches!(stopped.action, ParkAction::DeadHold | ParkAction::DeadContinue) {
-            add(&self.stats.dead_lettered, 1);
+            add(&self.status.counters.dead_lettered, 1);
             let trace_id = self.config.tracer.trace_id(&item.entry.message).map(display);
             error!(message_id = %item.entry.message.id, trace_id, attempts = stopped.attempts, error = %stopped.error, "message is dead");
         } else {
-            add(&self.stats.parked, 1);
+            add(&self.status.counters.parked, 1);
         }
         match item.origin {
             Origin::Log { page, index } => {
@@ -319,7 +318,7 @@ impl<S: RelayStore + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B>
     /// settled.
     pub(crate) fn wait_behind(&mut self, key: &ByteString, item: BufferedMessage) {
         let Origin::Log { page, index } = item.origin else { unreachable!("only the log's messages wait behind") };
-        add(&self.stats.parked, 1);
+        add(&self.status.counters.parked, 1);
         let at = self.buffer.messages.insert(item);
         self.waiting_behind.entry(key.clone()).or_default().push(at);
         self.pages.resolve(page, index, EntryState::WaitsBehind(at));

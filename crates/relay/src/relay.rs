@@ -29,8 +29,7 @@ use crate::parked::holds::HeldAddresses;
 use crate::publish::health::BrokerHealth;
 use crate::routes::RoutesHandle;
 use crate::settle::{EntryState, OpenPages};
-use crate::stats::{Stats, add};
-use crate::status::RelayStatus;
+use crate::status::{RelayStatus, add};
 use crate::store_calls::StoreReply;
 use relevo_core::random::SplitMix64;
 
@@ -62,7 +61,6 @@ pub struct Relay<S: ?Sized, B: ?Sized> {
     pub(crate) store: Arc<S>,
     pub(crate) broker: Arc<B>,
     pub(crate) config: Config,
-    pub(crate) stats: Arc<Stats>,
     pub(crate) status: Arc<RelayStatus>,
     /// Routes that replace the configured ones.
     new_routes: watch::Receiver<Routes>,
@@ -157,7 +155,6 @@ impl<S: RelayStore + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B>
         Ok(Self {
             store,
             broker,
-            stats: Arc::default(),
             status: Arc::default(),
             new_routes,
             routes_handle,
@@ -195,12 +192,7 @@ impl<S: RelayStore + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B>
         })
     }
 
-    /// The relay's counters. They stay valid after the relay has ended.
-    pub fn stats(&self) -> Arc<Stats> {
-        Arc::clone(&self.stats)
-    }
-
-    /// The relay's current state. It stays valid after the relay has ended.
+    /// The relay's counters and current state. They stay valid after the relay has ended.
     pub fn status(&self) -> Arc<RelayStatus> {
         Arc::clone(&self.status)
     }
@@ -291,7 +283,7 @@ impl<S: RelayStore + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B>
             self.finish_call(settle).await;
         }
         let leave = self.release_call();
-        add(&self.stats.lease_changes, self.leased_shards.len());
+        add(&self.status.counters.lease_changes, self.leased_shards.len());
         self.finish_call(Some(leave)).await;
         self.status.step(0, 0, self.is_broker_reported_up(Instant::now()));
         info!(relay = %self.config.name, "relay stopped");
@@ -386,9 +378,6 @@ impl<S: RelayStore + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B>
                 held.read_to = page.end;
             }
         }
-        if busy {
-            add(&self.stats.pages, 1);
-        }
         let number = self.pages.push(leases.to_owned(), after, &page);
         for (index, entry) in page.entries.into_iter().enumerate() {
             self.take_entry(number, index, entry, leases);
@@ -405,7 +394,7 @@ impl<S: RelayStore + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B>
         let shard = relevo_core::slot::shard_of(entry.slot, leases[0].shard_count);
         let lease = *leases.iter().find(|lease| lease.shard == shard).expect("a page holds its shards' messages only");
         let Some(route) = self.route(&entry.message) else {
-            add(&self.stats.unrouted, 1);
+            add(&self.status.counters.unrouted, 1);
             self.pages.resolve(page, index, EntryState::Done);
             return;
         };
@@ -439,7 +428,7 @@ impl<S: RelayStore + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B>
         if !error.is_retryable() {
             return Err(RelayError::Store(error));
         }
-        add(&self.stats.database_outages, 1);
+        add(&self.status.counters.database_outages, 1);
         let pause = self
             .config
             .outage_backoff_min

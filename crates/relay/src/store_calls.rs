@@ -23,7 +23,7 @@ use uuid::Uuid;
 use crate::buffer::{BufferedMessage, Origin};
 use crate::relay::{LeasedShard, Pending, Relay, RelayError};
 use crate::settle::PendingSettlement;
-use crate::stats::add;
+use crate::status::add;
 
 /// Kinds of maintenance warnings that are throttled separately. A destination has a few.
 const WARNING_KINDS_MAX: usize = 256;
@@ -221,7 +221,7 @@ impl<S: RelayStore + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B>
     ) {
         self.database_recovered();
         self.status.set_leased();
-        add(&self.stats.lease_changes, gave_back.len() + standings.len());
+        add(&self.status.counters.lease_changes, gave_back.len() + standings.len());
         for lease in gave_back {
             self.leased_shards.remove(&lease.shard);
             self.settled.remove(&lease.shard);
@@ -230,7 +230,7 @@ impl<S: RelayStore + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B>
         if lost > 0 {
             // These leases were resharded, or expired and taken, so nothing of them can be settled. Other messages in
             // flight are sent again.
-            self.count_lost_leases(lost);
+            self.status.count_lost_leases(lost);
             warn!(relay = %self.config.name, lost, "leases were lost");
             self.discard_unsettled();
             return;
@@ -289,14 +289,9 @@ impl<S: RelayStore + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B>
         }
     }
 
-    fn count_lost_leases(&self, leases: usize) {
-        add(&self.stats.leases_lost, leases);
-        add(&self.stats.lease_changes, leases);
-    }
-
     fn apply_settlement(&mut self, covered: &PendingSettlement, settled: &SettleResult) {
         if !settled.lost_shards.is_empty() {
-            self.count_lost_leases(settled.lost_shards.len());
+            self.status.count_lost_leases(settled.lost_shards.len());
             warn!(relay = %self.config.name, shards = ?settled.lost_shards, "a lease was lost, nothing of it was settled");
             self.discard_unsettled();
             return;
@@ -308,7 +303,7 @@ impl<S: RelayStore + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B>
             self.discard_unsettled();
             return;
         }
-        add(&self.stats.settlements, 1);
+        add(&self.status.counters.settlements, 1);
         for (lease, position) in &covered.settlement.progress {
             self.settled.insert(lease.shard, (*lease, *position));
         }
@@ -377,7 +372,7 @@ impl<S: RelayStore + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B>
 
     fn apply_parked(&mut self, told: &SentSettlements, answers: &[ParkedResult]) {
         if answers.contains(&ParkedResult::LeaseLost) {
-            self.count_lost_leases(1);
+            self.status.count_lost_leases(1);
             self.discard_unsettled();
             return;
         }

@@ -116,7 +116,7 @@ impl Parts {
         };
         let watched = relay.as_ref().map(|relay| {
             let kind = broker.kind();
-            Arc::new(Embedded::new("tickets", flow::DESTINATION, kind, relay.stats(), relay.status()))
+            Arc::new(Embedded::new("tickets", flow::DESTINATION, kind, relay.status()))
         });
         let stats = worker.as_ref().map(Worker::stats).unwrap_or_default();
         let metrics = Metrics::new(watched.as_ref(), &stats);
