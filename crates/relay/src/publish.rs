@@ -8,9 +8,8 @@ use std::time::Duration;
 
 use bytestring::ByteString;
 use jiff::Timestamp;
-use relevo_core::outbox::RelayStore;
 use relevo_core::outbox::log::{ParkAction, PublishFailure};
-use relevo_core::{AfterDead, Broker, Class, Failure, Next, Outcome, Publication};
+use relevo_core::{AfterDead, Class, Failure, Next, Outcome, Publication};
 use tokio::time::{Instant, timeout};
 use tracing::field::display;
 use tracing::{debug, error, warn};
@@ -25,7 +24,7 @@ use crate::status::add;
 /// The delay before a message with a lost confirmation is sent again. It doubles with each loss.
 const RESEND_DELAY_MIN: Duration = Duration::from_millis(50);
 
-impl<S: RelayStore + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
+impl Relay {
     /// Sends all messages that may be sent now.
     pub(crate) fn dispatch(&mut self, now: Instant) {
         let left = self.valid_until.saturating_duration_since(now);

@@ -57,9 +57,9 @@ pub(crate) struct LeasedShard {
 }
 
 /// A relay for one destination of one outbox.
-pub struct Relay<S: ?Sized, B: ?Sized> {
-    pub(crate) store: Arc<S>,
-    pub(crate) broker: Arc<B>,
+pub struct Relay {
+    pub(crate) store: Arc<dyn RelayStore>,
+    pub(crate) broker: Arc<dyn Broker>,
     pub(crate) config: Config,
     pub(crate) status: Arc<RelayStatus>,
     /// Routes that replace the configured ones.
@@ -139,15 +139,20 @@ impl Schedule {
     }
 }
 
-impl<S: RelayStore + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
+impl Relay {
     /// Creates a relay. Returns an error if the configuration is not [valid](Config::validate).
-    pub fn new(store: Arc<S>, broker: Arc<B>, config: Config) -> Result<Self, RelayError> {
+    pub fn new(store: Arc<dyn RelayStore>, broker: Arc<dyn Broker>, config: Config) -> Result<Self, RelayError> {
         let (high, low) = Uuid::new_v4().as_u64_pair();
         Self::with_seed(store, broker, config, high ^ low.rotate_left(32))
     }
 
     /// Creates a relay whose jitter and owner token come from a seed, so that a simulation can replay it.
-    pub fn with_seed(store: Arc<S>, broker: Arc<B>, config: Config, seed: u64) -> Result<Self, RelayError> {
+    pub fn with_seed(
+        store: Arc<dyn RelayStore>,
+        broker: Arc<dyn Broker>,
+        config: Config,
+        seed: u64,
+    ) -> Result<Self, RelayError> {
         config.validate()?;
         let now = Instant::now();
         let mut random = SplitMix64::new(seed);

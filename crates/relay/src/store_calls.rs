@@ -7,7 +7,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use relevo_core::Broker;
 use relevo_core::outbox::RelayStore;
 use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse, TakenShard};
 use relevo_core::outbox::log::{ParkAction, PublishFailure, SettleResult, WindowLimit};
@@ -42,7 +41,7 @@ pub(crate) enum StoreReply {
     Released,
 }
 
-impl<S: RelayStore + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
+impl Relay {
     /// Starts the most urgent call, unless one is running.
     pub(crate) fn start_call(&mut self, now: Instant) {
         if self.store_call.is_some() || self.stopping {
@@ -399,11 +398,7 @@ fn held_address(stopped: &PublishFailure) -> Option<&Arc<str>> {
     }
 }
 
-fn release_leases<S: RelayStore + ?Sized + 'static>(
-    store: Arc<S>,
-    owner: Uuid,
-    pause: Duration,
-) -> Pending<StoreReply> {
+fn release_leases(store: Arc<dyn RelayStore>, owner: Uuid, pause: Duration) -> Pending<StoreReply> {
     Box::pin(async move {
         sleep(pause).await;
         if let Err(error) = store.release_leases(owner).await {

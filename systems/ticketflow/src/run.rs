@@ -14,6 +14,7 @@ use anyhow::{Context as _, Result, bail};
 use axum::Router;
 use relevo::admin::{Limited, Limits};
 use relevo::observe::relay::Embedded;
+use relevo::relay::Relay;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -92,8 +93,6 @@ struct Parts {
     metrics: Metrics,
     faces: Vec<Face>,
 }
-
-type Relay = relevo::relay::Relay<dyn flow::Outbox, dyn relevo::core::Broker>;
 
 impl Parts {
     async fn open(config: &Config, sample: bool) -> Result<Self> {

@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use relevo_core::outbox::RelayStore;
 use relevo_core::trace::Operation;
-use relevo_core::{Broker, Message, Outcome};
+use relevo_core::{Message, Outcome};
 
 use crate::buffer::BufferedMessage;
 use crate::relay::Relay;
 
-impl<S: RelayStore + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
+impl Relay {
     /// Starts spans for messages that are about to be sent.
     pub(crate) fn start_spans(&mut self, items: &[usize]) {
         let traces = &self.config.tracer;
