@@ -3,12 +3,18 @@
 //!
 //! [`Relay::run`] repeats [`Relay::step`] until it is stopped. The relay spawns no task and owns all work in flight. A
 //! dropped relay therefore does nothing more, and a simulation can replay it.
+//!
+//! By file, in the order of a message: `leases` (which shards) → `read` (the next page) → `buffer` (one queue per key)
+//! → `publish` (batches and outcomes) → `settle` (progress) → `parked` (failed keys). `store_calls` makes one store
+//! call at a time.
 
 mod buffer;
 mod config;
+mod leases;
 mod log_throttle;
 mod parked;
 mod publish;
+mod read;
 mod relay;
 mod routes;
 mod settle;

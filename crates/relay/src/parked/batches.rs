@@ -1,4 +1,4 @@
-//! Runs: batches of parked keys that are being retried.
+//! Batches of parked keys that are being retried.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,13 +20,13 @@ struct OpenBatch {
     spans: Vec<ActiveSpan>,
 }
 
-/// Runs in flight, and the results of finished ones.
+/// Batches in flight, and the results of finished ones.
 #[derive(Debug, Default)]
 pub(crate) struct ParkedBatches {
     open: BTreeMap<u64, OpenBatch>,
     next_id: u64,
     finished: Vec<ParkedSettlement>,
-    /// Spans of the messages that finished runs delivered.
+    /// Spans of the messages that finished batches delivered.
     spans: Vec<ActiveSpan>,
 }
 
@@ -39,14 +39,14 @@ impl ParkedBatches {
         id
     }
 
-    /// Whether a run of this key is in flight, or its result is not recorded yet.
+    /// Whether a batch of this key is in flight, or its result is not recorded yet.
     pub(crate) fn holds_key(&self, key: &str) -> bool {
-        self.open.values().any(|flight| flight.key == key) || self.finished.iter().any(|ended| ended.key == key)
+        self.open.values().any(|open| open.key == key) || self.finished.iter().any(|finished| finished.key == key)
     }
 
     pub(crate) fn holds_shard(&self, shard: u16) -> bool {
-        self.open.values().any(|flight| flight.lease.shard == shard)
-            || self.finished.iter().any(|ended| ended.lease.shard == shard)
+        self.open.values().any(|open| open.lease.shard == shard)
+            || self.finished.iter().any(|finished| finished.lease.shard == shard)
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -57,51 +57,51 @@ impl ParkedBatches {
         !self.finished.is_empty()
     }
 
-    /// Releases the address that the run should probe, whatever the result of the run is.
-    pub(crate) fn release(&mut self, run: u64, address: Arc<str>) {
-        if let Some(flight) = self.open.get_mut(&run) {
-            flight.released = Some(address);
+    /// Releases the address that the batch should probe, whatever the result of the batch is.
+    pub(crate) fn release(&mut self, batch: u64, address: Arc<str>) {
+        if let Some(open) = self.open.get_mut(&batch) {
+            open.released = Some(address);
         }
     }
 
     /// Adds the span of a delivered message. It ends when the delivery is recorded.
-    pub(crate) fn attach_span(&mut self, run: u64, span: Option<ActiveSpan>) {
-        if let Some(flight) = self.open.get_mut(&run) {
-            flight.spans.extend(span);
+    pub(crate) fn attach_span(&mut self, batch: u64, span: Option<ActiveSpan>) {
+        if let Some(open) = self.open.get_mut(&batch) {
+            open.spans.extend(span);
         }
     }
 
-    /// Records that a message of the run was confirmed.
-    pub(crate) fn delivered(&mut self, run: u64, no: i64, released: Option<Arc<str>>) {
-        let Some(flight) = self.open.get_mut(&run) else { return };
-        flight.delivered.push(no);
-        flight.remaining -= 1;
+    /// Records that a message of the batch was confirmed.
+    pub(crate) fn delivered(&mut self, batch: u64, ordinal: i64, released: Option<Arc<str>>) {
+        let Some(open) = self.open.get_mut(&batch) else { return };
+        open.delivered.push(ordinal);
+        open.remaining -= 1;
         if released.is_some() {
-            flight.released = released;
+            open.released = released;
         }
-        if flight.remaining == 0 {
-            self.finish(run, None);
+        if open.remaining == 0 {
+            self.finish(batch, None);
         }
     }
 
-    /// Records that a message of the run failed. The messages after it stay parked.
-    pub(crate) fn failed(&mut self, run: u64, no: i64, stopped: PublishFailure) {
-        self.finish(run, Some((no, stopped)));
+    /// Records that a message of the batch failed. The messages after it stay parked.
+    pub(crate) fn failed(&mut self, batch: u64, ordinal: i64, failure: PublishFailure) {
+        self.finish(batch, Some((ordinal, failure)));
     }
 
-    /// Ends a run. If any message was confirmed, the run has a result to record.
-    pub(crate) fn abandon(&mut self, run: u64) {
-        if self.open.get(&run).is_some_and(|flight| !flight.delivered.is_empty()) {
-            self.finish(run, None);
+    /// Ends a batch. If any message was confirmed, the batch has a result to record.
+    pub(crate) fn abandon(&mut self, batch: u64) {
+        if self.open.get(&batch).is_some_and(|open| !open.delivered.is_empty()) {
+            self.finish(batch, None);
         }
-        self.open.remove(&run);
+        self.open.remove(&batch);
     }
 
-    /// Ends every run with the messages confirmed so far.
+    /// Ends every batch with the messages confirmed so far.
     pub(crate) fn finish_all(&mut self) {
         let open: Vec<u64> = self.open.keys().copied().collect();
-        for run in open {
-            self.abandon(run);
+        for batch in open {
+            self.abandon(batch);
         }
     }
 
@@ -113,10 +113,10 @@ impl ParkedBatches {
         std::mem::take(&mut self.spans)
     }
 
-    fn finish(&mut self, run: u64, stopped: Option<(i64, PublishFailure)>) {
-        let Some(flight) = self.open.remove(&run) else { return };
-        let OpenBatch { lease, key, delivered, released, spans, .. } = flight;
+    fn finish(&mut self, batch: u64, failed: Option<(i64, PublishFailure)>) {
+        let Some(open) = self.open.remove(&batch) else { return };
+        let OpenBatch { lease, key, delivered, released, spans, .. } = open;
         self.spans.extend(spans);
-        self.finished.push(ParkedSettlement { lease, key, delivered, failed: stopped, released_address: released });
+        self.finished.push(ParkedSettlement { lease, key, delivered, failed, released_address: released });
     }
 }

@@ -1,10 +1,14 @@
 //! Addresses that reject every message.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use relevo_core::Class;
 use relevo_core::outbox::leases::HeldAddress;
+use relevo_core::outbox::log::{ParkAction, PublishFailure};
+
+use crate::buffer::BufferedMessage;
 
 /// Why an address is held.
 #[derive(Clone, Debug)]
@@ -14,6 +18,29 @@ pub(crate) struct HoldReason {
     /// The time until the first probe. Zero for a hold that the store knows: if the store has released it meanwhile,
     /// the next message tests the address at once.
     pub(crate) probe_after: Duration,
+}
+
+impl HoldReason {
+    /// The failure of a message to the held address.
+    pub(crate) fn failure_of(&self, message: &BufferedMessage) -> PublishFailure {
+        PublishFailure {
+            action: ParkAction::HoldAddress { address: Arc::clone(&message.address), after: self.probe_after },
+            attempts: message.attempts,
+            class: self.class,
+            error: self.error.clone(),
+            route: message.route.name.as_str().into(),
+        }
+    }
+}
+
+/// The held address that stopped a message, if any.
+pub(crate) fn held_address(failure: &PublishFailure) -> Option<&Arc<str>> {
+    match &failure.action {
+        ParkAction::HoldAddress { address, .. } => Some(address),
+        ParkAction::Retry { .. } | ParkAction::Quarantine { .. } | ParkAction::DeadHold | ParkAction::DeadContinue => {
+            None
+        }
+    }
 }
 
 /// Addresses that reject every message.
@@ -31,21 +58,21 @@ pub(crate) struct HeldAddresses {
 impl HeldAddresses {
     /// Replaces the holds with those of the store.
     pub(crate) fn replace_stored(&mut self, holds: Vec<HeldAddress>) {
-        let held = |error| HoldReason { class: Class::Blocked.as_str(), error, probe_after: Duration::ZERO };
-        self.stored = holds.into_iter().map(|hold| (hold.address, held(hold.error))).collect();
-        self.released.retain(|_, told| !*told);
+        let reason = |error| HoldReason { class: Class::Blocked.as_str(), error, probe_after: Duration::ZERO };
+        self.stored = holds.into_iter().map(|hold| (hold.address, reason(hold.error))).collect();
+        self.released.retain(|_, recorded| !*recorded);
     }
 
-    pub(crate) fn add(&mut self, address: &str, held: HoldReason) {
+    pub(crate) fn add(&mut self, address: &str, reason: HoldReason) {
         self.released.remove(address);
-        self.unsettled.insert(address.to_owned(), held);
+        self.unsettled.insert(address.to_owned(), reason);
     }
 
     /// Marks these addresses as recorded in the store. Holds found during the settlement are not among them.
     pub(crate) fn mark_settled<'a>(&mut self, addresses: impl IntoIterator<Item = &'a str>) {
         for address in addresses {
-            if let Some((address, held)) = self.unsettled.remove_entry(address) {
-                self.stored.insert(address, HoldReason { probe_after: Duration::ZERO, ..held });
+            if let Some((address, reason)) = self.unsettled.remove_entry(address) {
+                self.stored.insert(address, HoldReason { probe_after: Duration::ZERO, ..reason });
             }
         }
     }
@@ -58,8 +85,8 @@ impl HeldAddresses {
 
     /// The store has recorded the release of this address. From now on, the store's data is current.
     pub(crate) fn confirm_release(&mut self, address: &str) {
-        if let Some(told) = self.released.get_mut(address) {
-            *told = true;
+        if let Some(recorded) = self.released.get_mut(address) {
+            *recorded = true;
         }
     }
 
@@ -79,13 +106,13 @@ mod tests {
     use super::*;
 
     fn stored_holds() -> Vec<HeldAddress> {
-        vec![HeldAddress { address: "x".to_owned(), error: "it was refused".to_owned() }]
+        vec![HeldAddress { address: "x".to_owned(), error: "access refused".to_owned() }]
     }
 
     fn new_hold() -> HoldReason {
         HoldReason {
             class: Class::Blocked.as_str(),
-            error: "it was refused".to_owned(),
+            error: "access refused".to_owned(),
             probe_after: Duration::from_secs(30),
         }
     }
@@ -110,11 +137,11 @@ mod tests {
     fn only_an_unsettled_hold_has_a_probe_delay() {
         let mut holds = HeldAddresses::default();
         holds.add("x", new_hold());
-        assert_eq!(holds.get("x").map(|held| held.probe_after), Some(Duration::from_secs(30)));
+        assert_eq!(holds.get("x").map(|reason| reason.probe_after), Some(Duration::from_secs(30)));
         holds.mark_settled(["x"]);
-        assert_eq!(holds.get("x").map(|held| held.probe_after), Some(Duration::ZERO));
+        assert_eq!(holds.get("x").map(|reason| reason.probe_after), Some(Duration::ZERO));
         holds.replace_stored(stored_holds());
-        assert_eq!(holds.get("x").map(|held| held.probe_after), Some(Duration::ZERO));
+        assert_eq!(holds.get("x").map(|reason| reason.probe_after), Some(Duration::ZERO));
     }
 
     #[test]
@@ -127,7 +154,7 @@ mod tests {
         holds.replace_stored(stored_holds());
         assert!(holds.get("x").is_some());
         assert_eq!(
-            holds.get("y").map(|held| held.probe_after),
+            holds.get("y").map(|reason| reason.probe_after),
             Some(Duration::from_secs(30)),
             "the store does not know it yet"
         );
