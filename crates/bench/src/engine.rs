@@ -19,29 +19,21 @@ use crate::report::Report;
 const COUNT: u32 = 400_000;
 
 /// Drains the backlog with one relay. Returns messages per second, from the first message to the last.
-pub(crate) async fn drain<B: Broker + ?Sized + 'static>(
-    store: Store,
-    broker: Arc<B>,
-    config: Config,
-    count: u64,
-) -> anyhow::Result<f64> {
+pub(crate) async fn drain(store: Store, broker: Arc<dyn Broker>, config: Config, count: u64) -> anyhow::Result<f64> {
     drain_with(Relay::new(Arc::new(store), broker, config)?, count).await
 }
 
 /// Like `drain`, with an existing relay.
-pub(crate) async fn drain_with<B: Broker + ?Sized + 'static>(
-    relay: Relay<Store, B>,
-    count: u64,
-) -> anyhow::Result<f64> {
-    let stats = relay.stats();
+pub(crate) async fn drain_with(relay: Relay, count: u64) -> anyhow::Result<f64> {
+    let status = relay.status();
     let stop = CancellationToken::new();
     let mut tasks = tokio::task::JoinSet::new();
     tasks.spawn(relay.run(stop.clone()));
-    while stats.published() + stats.parked() == 0 {
+    while status.published() + status.parked() == 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    let (began, first) = (Instant::now(), stats.published() + stats.parked());
-    while stats.published() + stats.parked() < count {
+    let (began, first) = (Instant::now(), status.published() + status.parked());
+    while status.published() + status.parked() < count {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     let rate = f64::from(u32::try_from(count - first)?) / began.elapsed().as_secs_f64();

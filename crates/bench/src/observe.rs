@@ -88,7 +88,7 @@ async fn round(bench: &mut Bench, watching: Watching) -> anyhow::Result<Round> {
     }
     let relay = Relay::new(Arc::new(bench.store().await?), Arc::new(quick_broker()), config)?;
     if watching != Watching::Nobody {
-        let seen = Arc::new(Embedded::new("bench", "main", "memory", relay.stats(), relay.status()));
+        let seen = Arc::new(Embedded::new("bench", "main", "memory", relay.status()));
         watch(bench, &seen, &stop, &mut beside).await?;
     }
     let rate = drain_with(relay, COUNT.into()).await?;

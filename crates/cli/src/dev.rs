@@ -257,7 +257,7 @@ impl Demo {
     }
 }
 
-async fn relay_runs(relay: Relay<Store, Moods<BrokerFile>>, stop: CancellationToken) -> Result<()> {
+async fn relay_runs(relay: Relay, stop: CancellationToken) -> Result<()> {
     Ok(relay.run(stop).await?)
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use relevo_core::broker::sample::BrokerSample;
 use relevo_core::outbox::sample::{DestinationSample, OutboxMonitor, OutboxSample};
-use relevo_relay::{RelayStatus, Stats};
+use relevo_relay::RelayStatus;
 use tokio::time::timeout;
 
 use crate::slot::Slot;
@@ -35,27 +35,27 @@ pub trait Observed: fmt::Debug + Send + Sync + 'static {
     /// not exported.
     fn broker_place(&self) -> &str;
 
-    /// Counters and current state. `None` while there is no relay yet.
-    fn relay(&self) -> Option<(&Stats, &RelayStatus)>;
+    /// Its status. `None` while there is no relay yet.
+    fn relay(&self) -> Option<&RelayStatus>;
 
     /// Whether it currently does its work.
     fn is_ready(&self) -> bool {
-        self.relay().is_some_and(|(_, watched)| watched.is_started() && !watched.is_database_down())
+        self.relay().is_some_and(|status| status.is_started() && !status.is_database_down())
     }
 
     /// How often the database was found unreachable.
     fn database_outages(&self) -> u64 {
-        self.relay().map_or(0, |(stats, _)| stats.database_outages())
+        self.relay().map_or(0, RelayStatus::database_outages)
     }
 
     /// How long the broker has been unreachable, if known. Zero while it is reachable.
     fn broker_away_for(&self) -> Option<Duration> {
-        self.relay().map(|(_, watched)| watched.broker_down_for().unwrap_or_default())
+        self.relay().map(|status| status.broker_down_for().unwrap_or_default())
     }
 
     /// Whether the broker was reachable at the last attempt, and no connection to it was lost since.
     fn is_broker_up(&self) -> Option<bool> {
-        self.relay().map(|(_, watched)| !watched.is_broker_down())
+        self.relay().map(|status| !status.is_broker_down())
     }
 
     /// The last sample of the outbox. `None` if it cannot be sampled.
@@ -90,7 +90,7 @@ pub struct Embedded {
     outbox: String,
     destination: String,
     broker: String,
-    relay: (Arc<Stats>, Arc<RelayStatus>),
+    relay: Arc<RelayStatus>,
     vitals: Slot<DestinationSample>,
     surroundings: Slot<OutboxSample>,
     broker_vitals: Slot<BrokerSample>,
@@ -99,13 +99,13 @@ pub struct Embedded {
 }
 
 impl Embedded {
-    /// Creates it from the relay's names and handles. `broker` is the kind of broker that it publishes to.
-    pub fn new(outbox: &str, destination: &str, broker: &str, stats: Arc<Stats>, watched: Arc<RelayStatus>) -> Self {
+    /// Creates it from the relay's names and status. `broker` is the kind of broker that it publishes to.
+    pub fn new(outbox: &str, destination: &str, broker: &str, relay: Arc<RelayStatus>) -> Self {
         Self {
             outbox: outbox.to_owned(),
             destination: destination.to_owned(),
             broker: broker.to_owned(),
-            relay: (stats, watched),
+            relay,
             vitals: Slot::default(),
             surroundings: Slot::default(),
             broker_vitals: Slot::default(),
@@ -146,8 +146,8 @@ impl Observed for Embedded {
         &self.broker
     }
 
-    fn relay(&self) -> Option<(&Stats, &RelayStatus)> {
-        Some((&self.relay.0, &self.relay.1))
+    fn relay(&self) -> Option<&RelayStatus> {
+        Some(&self.relay)
     }
 
     fn vitals(&self) -> Option<DestinationSample> {

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, DefaultHasher};
+use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 
 use bytestring::ByteString;
@@ -10,6 +11,17 @@ use relevo_core::outbox::leases::Lease;
 use relevo_core::trace::ActiveSpan;
 use relevo_core::{Outcome, Route};
 use slab::Slab;
+
+/// Identifies a message in memory until the message is removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct BufferId(usize);
+
+#[cfg(test)]
+impl From<usize> for BufferId {
+    fn from(index: usize) -> Self {
+        Self(index)
+    }
+}
 
 /// A message in memory without a final result.
 #[derive(Debug)]
@@ -31,7 +43,7 @@ pub(crate) struct BufferedMessage {
     pub(crate) was_sent: bool,
 }
 
-/// The origin of an item. Its result is recorded there.
+/// The origin of a message. Its result is recorded there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// The log.
@@ -43,7 +55,7 @@ pub(crate) enum Origin {
     },
     /// A parked key's queue.
     Parked {
-        /// The run.
+        /// The batch.
         batch: u64,
         /// Its number in the queue.
         ordinal: i64,
@@ -51,83 +63,121 @@ pub(crate) enum Origin {
 }
 
 impl Origin {
-    /// Sorts items of one key in the order of their source.
+    /// Sorts messages of one key in the order of their source.
     pub(crate) const fn order(self) -> (u64, usize, i64) {
         match self {
             Self::Log { page, index } => (page, index, 0),
-            Self::Parked { batch: run, ordinal: no } => (run, 0, no),
+            Self::Parked { batch, ordinal } => (batch, 0, ordinal),
         }
     }
 }
 
 /// A key with messages in memory.
 #[derive(Debug, Default)]
-pub(crate) struct KeyQueue {
-    /// Waiting items, in order. The first one is sent when none is in flight.
-    pub(crate) waiting: VecDeque<usize>,
-    /// Items in flight, in order, with their outcomes.
-    pub(crate) in_flight: Vec<(usize, Option<Outcome>)>,
+struct KeyQueue {
+    /// Waiting messages, in order. The first one is sent when none is in flight.
+    waiting: VecDeque<BufferId>,
+    /// Messages in flight, in order, with their outcomes.
+    in_flight: Vec<(BufferId, Option<Outcome>)>,
 }
 
-/// All messages in memory. A key has either at most one ready item or items in flight. No decision depends on the
+/// All messages in memory. A key has either at most one ready message or messages in flight. No decision depends on the
 /// iteration order of the map, so that a simulation can replay a run.
 #[derive(Debug, Default)]
 pub(crate) struct Buffer {
-    pub(crate) messages: Slab<BufferedMessage>,
+    messages: Slab<BufferedMessage>,
     queues: HashMap<ByteString, KeyQueue, BuildHasherDefault<DefaultHasher>>,
-    pub(crate) ready: VecDeque<usize>,
+    ready: VecDeque<BufferId>,
+}
+
+impl Index<BufferId> for Buffer {
+    type Output = BufferedMessage;
+
+    fn index(&self, id: BufferId) -> &BufferedMessage {
+        &self.messages[id.0]
+    }
+}
+
+impl IndexMut<BufferId> for Buffer {
+    fn index_mut(&mut self, id: BufferId) -> &mut BufferedMessage {
+        &mut self.messages[id.0]
+    }
 }
 
 impl Buffer {
     /// Adds a message behind the others of its key.
-    pub(crate) fn push(&mut self, item: BufferedMessage) -> usize {
-        let key = item.entry.message.key.clone();
-        let at = self.messages.insert(item);
+    pub(crate) fn push(&mut self, message: BufferedMessage) -> BufferId {
+        let key = message.entry.message.key.clone();
+        let id = self.insert(message);
         if let Some(queue) = self.queues.get_mut(&key) {
-            queue.waiting.push_back(at);
+            queue.waiting.push_back(id);
         } else {
             // A copy, because the message's own key shares the buffer of a whole page, and the queue of a busy key
             // outlives pages.
             self.queues.insert(ByteString::from(&*key), KeyQueue::default());
-            self.ready.push_back(at);
+            self.ready.push_back(id);
         }
-        at
+        id
     }
 
-    /// Puts an item in flight. With `run`, the following items of its key join it, as far as there is room.
-    pub(crate) fn start(&mut self, at: usize, run: bool, room: usize) -> Vec<usize> {
-        let key = self.messages[at].entry.message.key.clone();
-        let queue = self.queue(&key);
-        queue.in_flight.push((at, None));
-        let mut flying = vec![at];
-        while run && flying.len() < room {
+    /// Adds a message that is in no queue.
+    pub(crate) fn insert(&mut self, message: BufferedMessage) -> BufferId {
+        BufferId(self.messages.insert(message))
+    }
+
+    pub(crate) fn remove(&mut self, id: BufferId) -> BufferedMessage {
+        self.messages.remove(id.0)
+    }
+
+    pub(crate) fn has_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    pub(crate) fn take_ready(&mut self) -> Option<BufferId> {
+        self.ready.pop_front()
+    }
+
+    /// Makes a message ready after all others.
+    pub(crate) fn push_ready(&mut self, id: BufferId) {
+        self.ready.push_back(id);
+    }
+
+    /// Makes a message ready before all others.
+    pub(crate) fn push_ready_front(&mut self, id: BufferId) {
+        self.ready.push_front(id);
+    }
+
+    /// Puts a message in flight. With `and_successors`, the following messages of its key join it, as far as there is
+    /// room.
+    pub(crate) fn start(&mut self, id: BufferId, and_successors: bool, room: usize) -> Vec<BufferId> {
+        let queue = self.queue_of(id);
+        queue.in_flight.push((id, None));
+        let mut started = vec![id];
+        while and_successors && started.len() < room {
             let Some(next) = queue.waiting.pop_front() else { break };
             queue.in_flight.push((next, None));
-            flying.push(next);
+            started.push(next);
         }
-        flying
+        started
     }
 
-    /// Records an outcome. When the last item in flight of the key has one, returns all of its outcomes in order.
-    pub(crate) fn finish(&mut self, at: usize, outcome: Outcome) -> Option<Vec<(usize, Outcome)>> {
-        let key = self.messages[at].entry.message.key.clone();
-        let queue = self.queue(&key);
-        let flight = queue.in_flight.iter_mut().find(|(item, _)| *item == at)?;
-        if flight.1.is_none() {
-            flight.1 = Some(outcome);
-        }
+    /// Records an outcome. When every message in flight of the key has one, returns them with their outcomes, in order.
+    pub(crate) fn finish(&mut self, id: BufferId, outcome: Outcome) -> Option<Vec<(BufferId, Outcome)>> {
+        let queue = self.queue_of(id);
+        let (_, recorded) = queue.in_flight.iter_mut().find(|(other, _)| *other == id)?;
+        recorded.get_or_insert(outcome);
         if queue.in_flight.iter().any(|(_, outcome)| outcome.is_none()) {
             return None;
         }
-        let landed = std::mem::take(&mut queue.in_flight);
-        Some(landed.into_iter().filter_map(|(item, outcome)| Some((item, outcome?))).collect())
+        let finished = std::mem::take(&mut queue.in_flight);
+        Some(finished.into_iter().filter_map(|(id, outcome)| Some((id, outcome?))).collect())
     }
 
-    /// Puts items back at the front of their key's queue, in order. None of them becomes ready.
-    pub(crate) fn requeue(&mut self, key: &ByteString, items: impl DoubleEndedIterator<Item = usize>) {
+    /// Puts messages back at the front of their key's queue, in order. None of them becomes ready.
+    pub(crate) fn requeue(&mut self, key: &ByteString, ids: impl DoubleEndedIterator<Item = BufferId>) {
         let queue = self.queue(key);
-        for item in items.rev() {
-            queue.waiting.push_front(item);
+        for id in ids.rev() {
+            queue.waiting.push_front(id);
         }
     }
 
@@ -141,13 +191,18 @@ impl Buffer {
         }
     }
 
-    /// Takes everything that waits in a key's queue, and removes the key.
-    pub(crate) fn take_waiting(&mut self, key: &ByteString) -> VecDeque<usize> {
+    /// Takes all messages that wait in a key's queue, and removes the key.
+    pub(crate) fn take_waiting(&mut self, key: &ByteString) -> VecDeque<BufferId> {
         self.queues.remove(key).map(|queue| queue.waiting).unwrap_or_default()
     }
 
+    fn queue_of(&mut self, id: BufferId) -> &mut KeyQueue {
+        let key = self[id].entry.message.key.clone();
+        self.queue(&key)
+    }
+
     fn queue(&mut self, key: &ByteString) -> &mut KeyQueue {
-        self.queues.get_mut(key).expect("a key with an item in memory has a queue")
+        self.queues.get_mut(key).expect("a key with a message in memory has a queue")
     }
 }
 
@@ -162,7 +217,7 @@ mod tests {
 
     /// A message whose key shares a page's buffer, as stores return it.
     fn buffered_message(page: &Bytes) -> BufferedMessage {
-        let key = ByteString::try_from(page.slice(0..3)).expect("it is text");
+        let key = ByteString::try_from(page.slice(0..3)).expect("valid UTF-8");
         let message = Message {
             id: MessageId::v7(1, [0; 10]),
             kind: "OrderPlaced".into(),
@@ -189,12 +244,12 @@ mod tests {
 
     #[test]
     fn the_queue_of_a_busy_key_keeps_no_page_in_memory() {
-        let mut keys = Buffer::default();
+        let mut buffer = Buffer::default();
         let (first, second) = (Bytes::from(vec![b'x'; 4096]), Bytes::from(vec![b'x'; 4096]));
-        let at = keys.push(buffered_message(&first));
-        keys.push(buffered_message(&second));
-        drop(keys.messages.remove(at));
-        assert!(first.is_unique(), "the first page is needed by nothing");
+        let id = buffer.push(buffered_message(&first));
+        buffer.push(buffered_message(&second));
+        drop(buffer.remove(id));
+        assert!(first.is_unique(), "nothing refers to the first page");
         assert!(!second.is_unique());
     }
 }

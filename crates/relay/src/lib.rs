@@ -3,26 +3,25 @@
 //!
 //! [`Relay::run`] repeats [`Relay::step`] until it is stopped. The relay spawns no task and owns all work in flight. A
 //! dropped relay therefore does nothing more, and a simulation can replay it.
+//!
+//! By file, in the order of a message: `leases` (which shards) → `read` (the next page) → `buffer` (one queue per key)
+//! → `publish` (batches and outcomes) → `settle` (progress) → `parked` (failed keys). `store_calls` makes one store
+//! call at a time.
 
 mod buffer;
 mod config;
-mod health;
-mod latency;
+mod leases;
 mod log_throttle;
 mod parked;
 mod publish;
+mod read;
 mod relay;
 mod routes;
-mod runs;
 mod settle;
-mod spans;
-mod stats;
 mod status;
 mod store_calls;
 
 pub use config::Config;
-pub use latency::Latencies;
 pub use relay::{Relay, RelayError};
 pub use routes::RoutesHandle;
-pub use stats::Stats;
 pub use status::RelayStatus;

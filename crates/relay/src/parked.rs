@@ -1,12 +1,51 @@
-//! Parked keys and held addresses in the relay's memory.
+//! Keys whose first message failed: parking, retrying and freeing them.
+
+pub(crate) mod batches;
+pub(crate) mod holds;
 
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{BuildHasherDefault, DefaultHasher};
-use std::time::Duration;
+use std::sync::Arc;
 
-use relevo_core::Class;
-use relevo_core::outbox::leases::HeldAddress;
+use bytestring::ByteString;
+use relevo_core::outbox::leases::Lease;
+use relevo_core::outbox::log::{ParkAction, PublishFailure};
+use relevo_core::outbox::parked::{ParkedBatch, ParkedResult};
+use relevo_core::trace::ActiveSpan;
 use sha2::{Digest, Sha256};
+use tokio::time::Instant;
+use tracing::error;
+use tracing::field::display;
+
+use crate::buffer::{BufferId, BufferedMessage, Origin};
+use crate::parked::batches::ParkedBatches;
+use crate::parked::holds::{HeldAddresses, held_address};
+use crate::relay::{Pending, Relay};
+use crate::settle::EntryState;
+use crate::status::add;
+use crate::store_calls::StoreReply;
+
+/// Parked keys in memory.
+#[derive(Debug, Default)]
+pub(crate) struct Parked {
+    pub(crate) keys: ParkedKeySet,
+    /// Messages of open pages that wait behind a parked head of their key.
+    waiting_behind: BTreeMap<ByteString, Vec<BufferId>>,
+    pub(crate) held: HeldAddresses,
+    pub(crate) batches: ParkedBatches,
+}
+
+impl Parked {
+    /// Forgets a message that waited behind a parked head.
+    pub(crate) fn remove_waiting(&mut self, key: &ByteString, id: BufferId) {
+        if let Some(waiting) = self.waiting_behind.get_mut(key) {
+            waiting.retain(|other| *other != id);
+            if waiting.is_empty() {
+                self.waiting_behind.remove(key);
+            }
+        }
+    }
+}
 
 /// Parked keys as 128-bit hashes: 16 bytes per key of any length, and collisions are practically impossible.
 #[derive(Debug, Default)]
@@ -17,7 +56,7 @@ impl ParkedKeySet {
         self.0.insert(fingerprint(key));
     }
 
-    pub(crate) fn remove(&mut self, key: &str) {
+    fn remove(&mut self, key: &str) {
         self.0.remove(&fingerprint(key));
     }
 
@@ -37,130 +76,190 @@ fn fingerprint(key: &str) -> [u8; 16] {
     short
 }
 
-/// Why an address is held.
-#[derive(Clone, Debug)]
-pub(crate) struct HoldReason {
-    pub(crate) class: &'static str,
-    pub(crate) error: String,
-    /// The time until the first probe. Zero for a hold that the store knows: if the store has released it meanwhile,
-    /// the next message tests the address at once.
-    pub(crate) probe_after: Duration,
+/// A batch whose result was sent to the store.
+pub(crate) struct SentSettlement {
+    key: ByteString,
+    /// The address that it released.
+    released: Option<Arc<str>>,
+    /// The held address that stopped it.
+    held: Option<Arc<str>>,
 }
 
-/// Addresses that reject every message.
-#[derive(Debug, Default)]
-pub(crate) struct HeldAddresses {
-    /// Holds recorded in the store. The store schedules their probes.
-    stored: BTreeMap<String, HoldReason>,
-    /// Holds found by this relay and not settled yet, so the store does not know them.
-    unsettled: BTreeMap<String, HoldReason>,
-    /// Addresses that this relay found to accept messages again. The flag is whether the store has recorded it; until
-    /// then the store's data is older.
-    released: BTreeMap<String, bool>,
-}
-
-impl HeldAddresses {
-    /// Replaces the holds with those of the store.
-    pub(crate) fn replace_stored(&mut self, holds: Vec<HeldAddress>) {
-        let held = |error| HoldReason { class: Class::Blocked.as_str(), error, probe_after: Duration::ZERO };
-        self.stored = holds.into_iter().map(|hold| (hold.address, held(hold.error))).collect();
-        self.released.retain(|_, told| !*told);
+impl Relay {
+    /// Parked keys are not read while the broker is down, or while too many batches are in flight.
+    pub(crate) fn can_read_parked(&self, now: Instant) -> bool {
+        self.publisher.health.is_worth_trying(now) && 2 * self.parked.batches.len() <= self.config.parked_keys_per_poll
     }
 
-    pub(crate) fn add(&mut self, address: &str, held: HoldReason) {
-        self.released.remove(address);
-        self.unsettled.insert(address.to_owned(), held);
+    pub(crate) fn read_parked_call(&self) -> Pending<StoreReply> {
+        let store = Arc::clone(&self.store);
+        let leases: Vec<Lease> = self.leases.kept_shards().map(|shard| shard.lease).collect();
+        // Keys in flight are still due and are returned first. Request enough keys to get others too.
+        let (keys, messages) = (self.config.parked_keys_per_poll, self.config.parked_messages_per_key);
+        Box::pin(async move { StoreReply::Parked(store.read_parked(&leases, keys, messages).await) })
     }
 
-    /// Marks these addresses as recorded in the store. Holds found during the settlement are not among them.
-    pub(crate) fn mark_settled<'a>(&mut self, addresses: impl IntoIterator<Item = &'a str>) {
-        for address in addresses {
-            if let Some((address, held)) = self.unsettled.remove_entry(address) {
-                self.stored.insert(address, HoldReason { probe_after: Duration::ZERO, ..held });
+    pub(crate) fn take_parked_batches(&mut self, batches: Vec<ParkedBatch>) {
+        for batch in batches {
+            if self.parked.batches.holds_key(&batch.key) {
+                continue;
+            }
+            let Some(lease) = self.leases.of_slot(batch.slot) else { continue };
+            // Many keys may be due, so poll again at once while there are new ones.
+            self.store_calls.schedule.parked = Instant::now();
+            self.take_parked_batch(batch, lease);
+        }
+    }
+
+    fn take_parked_batch(&mut self, mut batch: ParkedBatch, lease: Lease) {
+        self.parked.keys.insert(&batch.key);
+        let number = self.parked.batches.start(lease, batch.key.clone(), batch.messages.len());
+        for (index, (ordinal, entry)) in batch.messages.into_iter().enumerate() {
+            let route = self.route(&entry.message);
+            let address = route.as_ref().map(|route| route.address_of(&entry.message));
+            let is_head = index == 0;
+            if is_head && batch.probe_address.as_deref() != address.as_deref() {
+                // The routes changed while it waited. Other messages that wait for the address may have a new address
+                // too.
+                self.release_address(number, batch.probe_address.take());
+            }
+            let (Some(route), Some(address)) = (route, address) else {
+                self.parked.batches.delivered(number, ordinal, None); // no route matches it any more
+                continue;
+            };
+            self.buffer.push(BufferedMessage {
+                entry,
+                lease,
+                route,
+                address,
+                origin: Origin::Parked { batch: number, ordinal },
+                attempts: if is_head { batch.attempts } else { 0 },
+                lost_confirms: if is_head && batch.quarantined { self.config.lost_confirms_max - 1 } else { 0 },
+                is_probe: batch.probe_address.is_some(),
+                span: None,
+                // Only the head was passed to the broker before. The messages behind it were not.
+                was_sent: is_head,
+            });
+        }
+    }
+
+    /// Releases the address that the batch should probe.
+    fn release_address(&mut self, batch: u64, address: Option<String>) {
+        if let Some(address) = address {
+            self.parked.held.release(&address);
+            self.parked.batches.release(batch, address.into());
+        }
+    }
+
+    /// Records the results of finished batches, if there are any.
+    pub(crate) fn settle_parked_call(&mut self) -> Option<Pending<StoreReply>> {
+        if !self.parked.batches.has_finished() {
+            return None;
+        }
+        let settlements = self.parked.batches.take_finished();
+        let sent = settlements
+            .iter()
+            .map(|settlement| SentSettlement {
+                key: settlement.key.clone(),
+                released: settlement.released_address.clone(),
+                held: settlement.failed.as_ref().and_then(|(_, failure)| held_address(failure)).cloned(),
+            })
+            .collect();
+        let spans = self.parked.batches.take_spans();
+        let store = Arc::clone(&self.store);
+        Some(Box::pin(async move {
+            StoreReply::ParkedSettlement { sent, spans, result: store.settle_parked(settlements).await }
+        }))
+    }
+
+    pub(crate) fn apply_parked_settlement(
+        &mut self,
+        sent: &[SentSettlement],
+        spans: Vec<ActiveSpan>,
+        results: &[ParkedResult],
+    ) {
+        if results.contains(&ParkedResult::LeaseLost) {
+            self.status.count_lost_leases(1);
+            self.discard_unsettled();
+            return;
+        }
+        spans.into_iter().for_each(ActiveSpan::end);
+        for (settlement, result) in sent.iter().zip(results) {
+            if let Some(address) = &settlement.released {
+                self.parked.held.confirm_release(address);
+            }
+            self.parked.held.mark_settled(settlement.held.as_deref());
+            // A head of the log that failed meanwhile, and is not settled yet, still blocks the key.
+            if *result == ParkedResult::KeyFreed && !self.pages.has_failed_entry(&settlement.key) {
+                self.unpark(&settlement.key);
             }
         }
     }
 
-    pub(crate) fn release(&mut self, address: &str) {
-        self.stored.remove(address);
-        self.unsettled.remove(address);
-        self.released.insert(address.to_owned(), false);
-    }
-
-    /// The store has recorded the release of this address. From now on, the store's data is current.
-    pub(crate) fn confirm_release(&mut self, address: &str) {
-        if let Some(told) = self.released.get_mut(address) {
-            *told = true;
+    /// Parks or dead-letters a message. Its key waits behind it or continues without it.
+    pub(crate) fn park_or_dead_letter(&mut self, id: BufferId, failure: PublishFailure) {
+        let message = self.buffer.remove(id);
+        let key = message.entry.message.key.clone();
+        let continues = failure.action == ParkAction::DeadContinue;
+        if matches!(failure.action, ParkAction::DeadHold | ParkAction::DeadContinue) {
+            add(&self.status.counters.dead_lettered, 1);
+            let message_id = message.entry.message.id;
+            let trace_id = self.config.tracer.trace_id(&message.entry.message).map(display);
+            error!(%message_id, trace_id, attempts = failure.attempts, error = %failure.error, "message dead-lettered");
+        } else {
+            add(&self.status.counters.parked, 1);
+        }
+        match message.origin {
+            Origin::Log { page, index } => {
+                self.pages.resolve(page, index, EntryState::Failed(Box::new(failure)));
+                if continues {
+                    self.buffer.release_next(&key);
+                    return;
+                }
+                self.parked.keys.insert(&key);
+            }
+            Origin::Parked { batch, ordinal } => self.parked.batches.failed(batch, ordinal, failure),
+        }
+        for waiting in self.buffer.take_waiting(&key) {
+            let message = self.buffer.remove(waiting);
+            match message.origin {
+                Origin::Log { .. } => self.wait_behind(&key, message),
+                // The remaining messages of the batch are still in the store's queue.
+                Origin::Parked { batch, .. } => self.parked.batches.abandon(batch),
+            }
         }
     }
 
-    /// Returns why an address is held, or `None` if it is not.
-    pub(crate) fn get(&self, address: &str) -> Option<&HoldReason> {
-        if self.stored.is_empty() && self.unsettled.is_empty() {
-            return None;
+    /// Records that a message of the log waits behind a parked head of its key. It stays in memory until this is
+    /// settled.
+    pub(crate) fn wait_behind(&mut self, key: &ByteString, message: BufferedMessage) {
+        let Origin::Log { page, index } = message.origin else { unreachable!("only messages of the log wait behind") };
+        add(&self.status.counters.parked, 1);
+        let id = self.buffer.insert(message);
+        self.parked.waiting_behind.entry(key.clone()).or_default().push(id);
+        self.pages.resolve(page, index, EntryState::WaitsBehind(id));
+    }
+
+    /// Frees a key whose parked head was removed. Messages that wait behind it in memory are published directly, before
+    /// later messages of the key.
+    fn unpark(&mut self, key: &ByteString) {
+        self.parked.keys.remove(key);
+        let mut waiting = self.parked.waiting_behind.remove(key).unwrap_or_default();
+        waiting.sort_by_key(|id| self.buffer[*id].origin.order());
+        for id in waiting {
+            let mut message = self.buffer.remove(id);
+            let Origin::Log { page, index } = message.origin else {
+                unreachable!("only messages of the log wait behind")
+            };
+            // The routes may have changed while it waited.
+            let Some(route) = self.route(&message.entry.message) else {
+                self.pages.resolve(page, index, EntryState::Done);
+                continue;
+            };
+            message.address = route.address_of(&message.entry.message);
+            message.route = route;
+            self.pages.resolve(page, index, EntryState::Pending);
+            self.buffer.push(message);
         }
-        self.unsettled
-            .get(address)
-            .or_else(|| if self.released.contains_key(address) { None } else { self.stored.get(address) })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn stored_holds() -> Vec<HeldAddress> {
-        vec![HeldAddress { address: "x".to_owned(), error: "it was refused".to_owned() }]
-    }
-
-    fn new_hold() -> HoldReason {
-        HoldReason {
-            class: Class::Blocked.as_str(),
-            error: "it was refused".to_owned(),
-            probe_after: Duration::from_secs(30),
-        }
-    }
-
-    #[test]
-    fn a_released_address_stays_free_until_the_store_reports_it_again() {
-        let mut holds = HeldAddresses::default();
-        holds.replace_stored(stored_holds());
-        assert!(holds.get("x").is_some());
-        holds.release("x");
-        // The store was read before it recorded the release.
-        holds.replace_stored(stored_holds());
-        assert!(holds.get("x").is_none());
-        holds.confirm_release("x");
-        assert!(holds.get("x").is_none());
-        // Meanwhile another relay has found the address held.
-        holds.replace_stored(stored_holds());
-        assert!(holds.get("x").is_some());
-    }
-
-    #[test]
-    fn only_an_unsettled_hold_has_a_probe_delay() {
-        let mut holds = HeldAddresses::default();
-        holds.add("x", new_hold());
-        assert_eq!(holds.get("x").map(|held| held.probe_after), Some(Duration::from_secs(30)));
-        holds.mark_settled(["x"]);
-        assert_eq!(holds.get("x").map(|held| held.probe_after), Some(Duration::ZERO));
-        holds.replace_stored(stored_holds());
-        assert_eq!(holds.get("x").map(|held| held.probe_after), Some(Duration::ZERO));
-    }
-
-    #[test]
-    fn an_address_that_is_found_during_a_settlement_stays_held() {
-        let mut holds = HeldAddresses::default();
-        holds.add("x", new_hold());
-        // The settlement with `x` is in progress.
-        holds.add("y", new_hold());
-        holds.mark_settled(["x"]);
-        holds.replace_stored(stored_holds());
-        assert!(holds.get("x").is_some());
-        assert_eq!(
-            holds.get("y").map(|held| held.probe_after),
-            Some(Duration::from_secs(30)),
-            "the store does not know it yet"
-        );
     }
 }

@@ -1,152 +1,216 @@
-//! Publishes messages and acts on each outcome.
+//! Publishes ready messages in batches and applies each outcome.
 
+pub(crate) mod health;
+mod spans;
+
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytestring::ByteString;
+use futures_util::stream::FuturesUnordered;
 use jiff::Timestamp;
-use relevo_core::outbox::RelayStore;
+use relevo_core::broker::OutcomeReceiver;
 use relevo_core::outbox::log::{ParkAction, PublishFailure};
-use relevo_core::{AfterDead, Broker, Class, Failure, Next, Outcome, Publication};
+use relevo_core::{AfterDead, Class, Failure, Next, Outcome, Publication};
 use tokio::time::{Instant, timeout};
 use tracing::field::display;
 use tracing::{debug, error, warn};
 
-use crate::buffer::{BufferedMessage, Origin};
-use crate::health::SendPermit;
-use crate::parked::HoldReason;
-use crate::relay::{Relay, ResendMode};
+use crate::buffer::{BufferId, Origin};
+use crate::config::Config;
+use crate::log_throttle::LogThrottle;
+use crate::parked::holds::HoldReason;
+use crate::publish::health::{BrokerHealth, SendPermit};
+use crate::relay::{Pending, Relay};
 use crate::settle::EntryState;
-use crate::stats::add;
+use crate::status::add;
 
 /// The delay before a message with a lost confirmation is sent again. It doubles with each loss.
 const RESEND_DELAY_MIN: Duration = Duration::from_millis(50);
 
-impl<S: RelayStore + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
+/// Messages in flight, and those that will be sent again.
+pub(crate) struct Publisher {
+    pub(crate) outcomes: OutcomeReceiver,
+    /// The messages of each batch. `None` after the outcome was reported.
+    batches: BTreeMap<u64, Vec<Option<BufferId>>>,
+    next_batch: u64,
+    pub(crate) calls: FuturesUnordered<Pending<u64>>,
+    pub(crate) in_flight: usize,
+    /// Messages that are sent again at a given time.
+    resends: BTreeMap<(Instant, BufferId), ResendMode>,
+    pub(crate) health: BrokerHealth,
+    outage_log: LogThrottle,
+}
+
+/// How a message is sent again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ResendMode {
+    /// With other messages.
+    Normal,
+    /// Alone.
+    Isolated,
+}
+
+impl Publisher {
+    pub(crate) fn new(config: &Config) -> Self {
+        Self {
+            outcomes: OutcomeReceiver::default(),
+            batches: BTreeMap::new(),
+            next_batch: 0,
+            calls: FuturesUnordered::new(),
+            in_flight: 0,
+            resends: BTreeMap::new(),
+            health: BrokerHealth::new(config.outage_backoff_min, config.outage_backoff_max),
+            outage_log: LogThrottle::default(),
+        }
+    }
+
+    pub(crate) fn reset(&mut self, now: Instant) {
+        self.outcomes = OutcomeReceiver::default();
+        self.batches.clear();
+        self.calls.clear();
+        self.in_flight = 0;
+        self.resends.clear();
+        self.health.reset(now);
+    }
+
+    /// When a resend or a probe is due next.
+    pub(crate) fn wake_at(&self, has_ready: bool) -> Option<Instant> {
+        let probe = if self.in_flight == 0 { self.health.wake_at(has_ready) } else { None };
+        let resend = self.resends.first_key_value().map(|((at, _), _)| *at);
+        probe.into_iter().chain(resend).min()
+    }
+
+    /// Returns the message of an outcome, and `None` if its outcome was reported before.
+    fn take_message(&mut self, batch: u64, index: usize) -> Option<BufferId> {
+        self.batches.get_mut(&batch)?.get_mut(index)?.take()
+    }
+}
+
+impl Relay {
+    /// A relay with nothing to send learns of an outage and of its end only from the connection.
+    pub(crate) fn is_broker_reported_up(&self, now: Instant) -> bool {
+        let publisher = &self.publisher;
+        let has_work = publisher.in_flight > 0 || self.buffer.has_ready() || !publisher.resends.is_empty();
+        publisher.health.is_reported_up(now, self.reader.caught_up && !has_work) && !self.broker.is_unreachable()
+    }
+
     /// Sends all messages that may be sent now.
-    pub(crate) fn dispatch(&mut self, now: Instant) {
-        let left = self.valid_until.saturating_duration_since(now);
-        if self.stopping || left.is_zero() {
+    pub(crate) fn publish_ready(&mut self, now: Instant) {
+        let lease_left = self.leases.valid_until.saturating_duration_since(now);
+        if self.stopping || lease_left.is_zero() {
             return;
         }
-        while self.in_flight < self.config.in_flight_messages_max {
-            let batch = match self.health.may_send(now, self.in_flight, !self.buffer.ready.is_empty()) {
+        while self.publisher.in_flight < self.config.in_flight_messages_max {
+            let room = self.config.in_flight_messages_max - self.publisher.in_flight;
+            let batch = match self.publisher.health.may_send(now, self.publisher.in_flight, self.buffer.has_ready()) {
                 SendPermit::Wait => return,
-                SendPermit::Isolated(item) => {
-                    self.health.isolated_sent(item);
-                    self.buffer.start(item, false, 1)
+                SendPermit::Isolated(id) => {
+                    self.publisher.health.isolated_sent(id);
+                    self.buffer.start(id, false, 1)
                 }
                 SendPermit::Probe => {
-                    let batch = self.fill(1);
+                    let batch = self.fill_batch(1);
                     if !batch.is_empty() {
-                        self.health.probe_sent();
+                        self.publisher.health.probe_sent();
                     }
                     batch
                 }
-                SendPermit::Any => {
-                    self.fill(self.config.batch_messages_max.min(self.config.in_flight_messages_max - self.in_flight))
-                }
+                SendPermit::Any => self.fill_batch(self.config.batch_messages_max.min(room)),
             };
             if batch.is_empty() {
                 return;
             }
-            self.send(batch, left);
+            self.send(batch, lease_left);
         }
     }
 
-    /// Takes at most `room` ready items. Parks items whose address is held.
-    fn fill(&mut self, room: usize) -> Vec<usize> {
-        let fenced = self.broker.capabilities().ordered_in_flight;
+    /// Takes at most `room` ready messages. Parks messages whose address is held.
+    fn fill_batch(&mut self, room: usize) -> Vec<BufferId> {
+        let ordered_in_flight = self.broker.capabilities().ordered_in_flight;
         let mut batch = Vec::new();
         while batch.len() < room {
-            let Some(at) = self.buffer.ready.pop_front() else { break };
-            let item = &self.buffer.messages[at];
-            match self.held_addresses.get(&item.address) {
-                Some(held) if !item.is_probe => {
-                    let stopped = held_address_failure(item, held);
-                    self.buffer.start(at, false, 1);
-                    self.buffer.finish(at, Ok(()));
-                    self.park_or_dead_letter(at, stopped);
+            let Some(id) = self.buffer.take_ready() else { break };
+            let message = &self.buffer[id];
+            match self.parked.held.get(&message.address) {
+                Some(reason) if !message.is_probe => {
+                    let failure = reason.failure_of(message);
+                    self.buffer.start(id, false, 1);
+                    self.buffer.finish(id, Ok(()));
+                    self.park_or_dead_letter(id, failure);
                 }
-                _ => batch.extend(self.buffer.start(at, fenced && room > 1, room - batch.len())),
+                _ => batch.extend(self.buffer.start(id, ordered_in_flight && room > 1, room - batch.len())),
             }
         }
         batch
     }
 
-    fn send(&mut self, items: Vec<usize>, lease_left: Duration) {
+    fn send(&mut self, batch: Vec<BufferId>, lease_left: Duration) {
         let now = Timestamp::now();
-        self.start_spans(&items);
-        let publications: Vec<Publication> = items
+        self.start_spans(&batch);
+        let publications: Vec<Publication> = batch
             .iter()
-            .map(|&at| {
-                let item = &mut self.buffer.messages[at];
-                if !std::mem::replace(&mut item.was_sent, true) {
-                    self.stats.latencies.observe_dispatched(item.entry.message.created_at, now);
+            .map(|&id| {
+                let message = &mut self.buffer[id];
+                if !std::mem::replace(&mut message.was_sent, true) {
+                    self.status.observe_dispatched(message.entry.message.created_at, now);
                 }
                 Publication {
-                    message: item.outgoing(),
-                    address: Arc::clone(&item.address),
-                    headers: Arc::clone(&item.route.headers),
-                    seq: item.entry.seq,
-                    epoch: item.lease.epoch,
+                    message: message.outgoing(),
+                    address: Arc::clone(&message.address),
+                    headers: Arc::clone(&message.route.headers),
+                    seq: message.entry.seq,
+                    epoch: message.lease.epoch,
                 }
             })
             .collect();
-        let number = self.next_batch;
-        self.next_batch += 1;
-        self.in_flight += items.len();
-        add(&self.stats.attempts, items.len());
-        self.batches.insert(number, items);
+        let number = self.publisher.next_batch;
+        self.publisher.next_batch += 1;
+        self.publisher.in_flight += batch.len();
+        add(&self.status.counters.attempts, batch.len());
+        self.publisher.batches.insert(number, batch.into_iter().map(Some).collect());
         let broker = Arc::clone(&self.broker);
-        let confirms = self.outcomes.sender(number);
+        let confirms = self.publisher.outcomes.sender(number);
         // Never longer than the lease: after it, another relay may publish the same messages.
-        let deadline = self.config.publish_timeout.min(lease_left);
-        self.publish_calls.push(Box::pin(async move {
+        let publish_timeout = self.config.publish_timeout.min(lease_left);
+        self.publisher.calls.push(Box::pin(async move {
             // Messages without a reported outcome by then may have arrived.
-            drop(timeout(deadline, broker.publish(&publications, &confirms)).await);
+            drop(timeout(publish_timeout, broker.publish(&publications, &confirms)).await);
             number
         }));
     }
 
     pub(crate) fn take_outcomes(&mut self) {
-        for (batch, index, outcome) in self.outcomes.take() {
-            let Some(item) = self.batches.get(&batch).and_then(|items| items.get(index)).copied() else { continue };
-            if item == usize::MAX {
-                continue; // an outcome was reported before
+        for (batch, index, outcome) in self.publisher.outcomes.take() {
+            if let Some(id) = self.publisher.take_message(batch, index) {
+                self.apply_outcome(id, outcome);
             }
-            if let Some(items) = self.batches.get_mut(&batch) {
-                items[index] = usize::MAX;
-            }
-            self.apply_outcome(item, outcome);
         }
     }
 
     /// Handles the end of a broker call. Messages without a reported outcome may have arrived.
-    pub(crate) fn batch_ended(&mut self, batch: u64) {
+    pub(crate) fn end_batch(&mut self, batch: u64) {
         self.take_outcomes();
-        for item in self.batches.remove(&batch).unwrap_or_default() {
-            if item != usize::MAX {
-                self.apply_outcome(item, Err(Failure::new(Class::Unknown, "the broker did not answer in time")));
-            }
+        for id in self.publisher.batches.remove(&batch).into_iter().flatten().flatten() {
+            self.apply_outcome(id, Err(Failure::new(Class::Unknown, "no confirmation before the timeout")));
         }
     }
 
-    fn apply_outcome(&mut self, at: usize, outcome: Outcome) {
-        self.in_flight -= 1;
-        self.buffer.messages[at].end_span(&outcome);
-        let Some(landed) = self.buffer.finish(at, outcome) else { return };
-        let key = self.buffer.messages[at].entry.message.key.clone();
-        let mut landed = landed.into_iter();
-        while let Some((item, outcome)) = landed.next() {
+    fn apply_outcome(&mut self, id: BufferId, outcome: Outcome) {
+        self.publisher.in_flight -= 1;
+        self.buffer[id].end_span(&outcome);
+        let Some(finished) = self.buffer.finish(id, outcome) else { return };
+        let key = self.buffer[id].entry.message.key.clone();
+        let mut finished = finished.into_iter();
+        while let Some((id, outcome)) = finished.next() {
             match outcome {
-                Ok(()) => self.delivered(item),
+                Ok(()) => self.on_confirmed(id),
                 Err(failure) => {
                     // Later messages in flight must follow the failed one, even if they succeeded. Those are then sent
                     // twice.
-                    let rest: Vec<usize> = landed.map(|(item, _)| item).collect();
+                    let rest: Vec<BufferId> = finished.map(|(id, _)| id).collect();
                     self.buffer.requeue(&key, rest.into_iter());
-                    self.failed(item, &key, &failure);
+                    self.on_failed(id, &failure);
                     return;
                 }
             }
@@ -154,203 +218,131 @@ impl<S: RelayStore + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B>
         self.buffer.release_next(&key);
     }
 
-    fn delivered(&mut self, at: usize) {
-        add(&self.stats.published, 1);
-        let proven = self.health.on_success(at);
-        let item = self.buffer.messages.remove(at);
-        self.stats.latencies.observe_published(item.entry.message.created_at);
-        let released = item.is_probe.then(|| {
-            self.held_addresses.release(&item.address);
-            Arc::clone(&item.address)
+    fn on_confirmed(&mut self, id: BufferId) {
+        add(&self.status.counters.published, 1);
+        let to_quarantine = self.publisher.health.on_success(id);
+        let message = self.buffer.remove(id);
+        self.status.observe_published(message.entry.message.created_at);
+        let released = message.is_probe.then(|| {
+            self.parked.held.release(&message.address);
+            Arc::clone(&message.address)
         });
-        match item.origin {
+        match message.origin {
             Origin::Log { page, index } => {
                 self.pages.resolve(page, index, EntryState::Done);
-                self.pages.attach_span(page, index, item.span);
+                self.pages.attach_span(page, index, message.span);
             }
-            Origin::Parked { batch: run, ordinal: no } => {
-                self.parked_batches.attach_span(run, item.span);
-                self.parked_batches.delivered(run, no, released);
+            Origin::Parked { batch, ordinal } => {
+                self.parked.batches.attach_span(batch, message.span);
+                self.parked.batches.delivered(batch, ordinal, released);
             }
         }
-        for guilty in proven {
-            self.quarantine(guilty);
+        for id in to_quarantine {
+            self.quarantine(id);
         }
     }
 
-    fn failed(&mut self, at: usize, key: &ByteString, failure: &Failure) {
+    fn on_failed(&mut self, id: BufferId, failure: &Failure) {
         let now = Instant::now();
         let jitter = self.random.jitter();
-        let item = &mut self.buffer.messages[at];
-        let attempt = item.attempts + 1;
         let class = failure.class();
-        self.stats.failed(class);
-        let message_id = item.entry.message.id;
-        let next = item.route.policy.decide(attempt, class, jitter);
+        self.status.count_failure(class);
+        let message = &mut self.buffer[id];
+        let attempt = message.attempts + 1;
         if class != Class::Unknown {
-            item.lost_confirms = 0;
+            message.lost_confirms = 0;
         }
-        let stop = match next {
-            Next::WaitForBroker => {
-                if self.health.on_outage(at, now, self.config.outage_backoff_min, self.config.outage_backoff_max) {
-                    add(&self.stats.broker_outages, 1);
-                    if let Some(times) = self.outage_log.occurred(now, self.config.outage_backoff_min) {
-                        warn!(relay = %self.config.name, error = %failure.error_chain(), times, "the destination is away");
-                    }
-                }
-                self.buffer.ready.push_front(at);
-                return;
-            }
-            Next::Resend => return self.resend(at, now),
+        let action = match message.route.policy.decide(attempt, class, jitter) {
+            Next::WaitForBroker => return self.wait_for_broker(id, now, failure),
+            Next::Resend => return self.resend(id, now),
             Next::RetryAfter(after) => {
-                add(&self.stats.retried, 1);
+                add(&self.status.counters.retried, 1);
                 ParkAction::Retry { after }
             }
             Next::HoldAddress(pause) => {
                 let after = pause.unwrap_or(self.config.blocked_probe_interval);
-                let held = HoldReason { class: class.as_str(), error: failure.error_chain(), probe_after: after };
-                self.held_addresses.add(&item.address, held);
+                let reason = HoldReason { class: class.as_str(), error: failure.error_chain(), probe_after: after };
+                self.parked.held.add(&message.address, reason);
                 if class == Class::Blocked {
-                    error!(address = %item.address, error = %failure.error_chain(), "nothing can pass to this address");
+                    error!(
+                        address = %message.address, error = %failure.error_chain(),
+                        "broker rejects every message to this address; its keys are parked until a probe succeeds"
+                    );
                 }
-                ParkAction::HoldAddress { address: Arc::clone(&item.address), after }
+                ParkAction::HoldAddress { address: Arc::clone(&message.address), after }
             }
-            Next::DeadLetter => match item.route.after_dead {
+            Next::DeadLetter => match message.route.after_dead {
                 AfterDead::Hold => ParkAction::DeadHold,
                 AfterDead::Continue => ParkAction::DeadContinue,
             },
         };
-        let trace_id = self.config.tracer.trace_id(&item.entry.message).map(display);
-        debug!(%message_id, trace_id, attempt, class = class.as_str(), error = %failure.error_chain(), ?stop, "not delivered");
-        self.health.on_rejection(at);
-        let stopped = PublishFailure {
-            action: stop,
-            attempts: if class.counts_as_attempt() { attempt } else { item.attempts },
+        let message_id = message.entry.message.id;
+        let trace_id = self.config.tracer.trace_id(&message.entry.message).map(display);
+        debug!(%message_id, trace_id, attempt, class = class.as_str(), error = %failure.error_chain(), ?action, "publish failed");
+        self.publisher.health.on_rejection(id);
+        let failure = PublishFailure {
+            action,
+            attempts: if class.counts_as_attempt() { attempt } else { message.attempts },
             class: class.as_str(),
             error: failure.error_chain(),
-            route: item.route.name.as_str().into(),
+            route: message.route.name.as_str().into(),
         };
-        debug_assert!(self.buffer.messages[at].entry.message.key == *key, "an item keeps its key");
-        self.park_or_dead_letter(at, stopped);
+        self.park_or_dead_letter(id, failure);
+    }
+
+    /// Handles an outage: the message stays the first one to send.
+    fn wait_for_broker(&mut self, id: BufferId, now: Instant, failure: &Failure) {
+        if self.publisher.health.on_outage(id, now) {
+            add(&self.status.counters.broker_outages, 1);
+            if let Some(times) = self.publisher.outage_log.occurred(now, self.config.outage_backoff_min) {
+                warn!(relay = %self.config.name, error = %failure.error_chain(), times, "broker unreachable, publishing paused");
+            }
+        }
+        self.buffer.push_ready_front(id);
     }
 
     /// Handles a lost confirmation: sends the same id again soon, and alone after several consecutive losses.
-    fn resend(&mut self, at: usize, now: Instant) {
-        add(&self.stats.unknown, 1);
-        let item = &mut self.buffer.messages[at];
-        item.lost_confirms += 1;
-        if item.lost_confirms < self.config.lost_confirms_max {
-            let pause = RESEND_DELAY_MIN * (1 << item.lost_confirms.min(6));
-            self.resends.insert((now + pause, at), ResendMode::Normal);
-        } else if self.health.isolate(at) {
+    fn resend(&mut self, id: BufferId, now: Instant) {
+        let message = &mut self.buffer[id];
+        message.lost_confirms += 1;
+        if message.lost_confirms < self.config.lost_confirms_max {
+            let delay = RESEND_DELAY_MIN * (1 << message.lost_confirms.min(6));
+            self.publisher.resends.insert((now + delay, id), ResendMode::Normal);
+        } else if self.publisher.health.isolate(id) {
             // It was lost again although it was sent alone. Quarantine it as soon as another message succeeds.
-            self.health.on_outage(at, now, self.config.outage_backoff_min, self.config.outage_backoff_max);
-            self.resends.insert((now + self.config.outage_backoff_max, at), ResendMode::Isolated);
+            self.publisher.health.on_outage(id, now);
+            self.publisher.resends.insert((now + self.config.outage_backoff_max, id), ResendMode::Isolated);
         }
-        self.health.on_lost_confirm(at, now, self.config.outage_backoff_min, self.config.outage_backoff_max);
+        self.publisher.health.on_lost_confirm(id, now);
     }
 
-    /// Makes items ready whose delay has ended.
+    /// Makes messages ready whose delay has ended.
     pub(crate) fn wake_resends(&mut self, now: Instant) {
-        while let Some(entry) = self.resends.first_entry() {
-            if entry.key().0 > now {
+        while let Some(resend) = self.publisher.resends.first_entry() {
+            if resend.key().0 > now {
                 return;
             }
-            let ((_, at), again) = entry.remove_entry();
-            match again {
-                ResendMode::Normal => self.buffer.ready.push_back(at),
-                ResendMode::Isolated => self.health.retry_candidate(at),
+            let ((_, id), mode) = resend.remove_entry();
+            match mode {
+                ResendMode::Normal => self.buffer.push_ready(id),
+                ResendMode::Isolated => self.publisher.health.retry_candidate(id),
             }
         }
     }
 
-    fn quarantine(&mut self, at: usize) {
-        self.resends.retain(|(_, item), _| *item != at);
-        let item = &self.buffer.messages[at];
-        let trace_id = self.config.tracer.trace_id(&item.entry.message).map(display);
-        error!(message_id = %item.entry.message.id, trace_id, "a message takes connections down with it, quarantined");
-        let stopped = PublishFailure {
+    fn quarantine(&mut self, id: BufferId) {
+        self.publisher.resends.retain(|(_, other), _| *other != id);
+        let message = &self.buffer[id];
+        let message_id = message.entry.message.id;
+        let trace_id = self.config.tracer.trace_id(&message.entry.message).map(display);
+        error!(%message_id, trace_id, "message quarantined: the broker never confirms it, even when it is sent alone");
+        let failure = PublishFailure {
             action: ParkAction::Quarantine { after: self.config.quarantine_probe_interval },
-            attempts: item.attempts,
+            attempts: message.attempts,
             class: Class::Unknown.as_str(),
-            error: "its answer was lost each time, even when it was sent alone".to_owned(),
-            route: item.route.name.as_str().into(),
+            error: "no confirmation after repeated attempts, even when sent alone".to_owned(),
+            route: message.route.name.as_str().into(),
         };
-        self.park_or_dead_letter(at, stopped);
-    }
-
-    /// Parks or dead-letters an item. Its key waits behind it or continues without it.
-    pub(crate) fn park_or_dead_letter(&mut self, at: usize, stopped: PublishFailure) {
-        let item = self.buffer.messages.remove(at);
-        let key = item.entry.message.key.clone();
-        let goes_on = stopped.action == ParkAction::DeadContinue;
-        if matches!(stopped.action, ParkAction::DeadHold | ParkAction::DeadContinue) {
-            add(&self.stats.dead_lettered, 1);
-            let trace_id = self.config.tracer.trace_id(&item.entry.message).map(display);
-            error!(message_id = %item.entry.message.id, trace_id, attempts = stopped.attempts, error = %stopped.error, "message is dead");
-        } else {
-            add(&self.stats.parked, 1);
-        }
-        match item.origin {
-            Origin::Log { page, index } => {
-                self.pages.resolve(page, index, EntryState::Failed(Box::new(stopped)));
-                if goes_on {
-                    self.buffer.release_next(&key);
-                    return;
-                }
-                self.parked_keys.insert(&key);
-            }
-            Origin::Parked { batch: run, ordinal: no } => self.parked_batches.failed(run, no, stopped),
-        }
-        for waiting in self.buffer.take_waiting(&key) {
-            let item = self.buffer.messages.remove(waiting);
-            match item.origin {
-                Origin::Log { .. } => self.wait_behind(&key, item),
-                // The remaining messages of the run are still in the store's queue.
-                Origin::Parked { batch: run, .. } => self.parked_batches.abandon(run),
-            }
-        }
-    }
-
-    /// Records that a message of the log waits behind a parked head of its key. It stays in memory until this is
-    /// settled.
-    pub(crate) fn wait_behind(&mut self, key: &ByteString, item: BufferedMessage) {
-        let Origin::Log { page, index } = item.origin else { unreachable!("only the log's messages wait behind") };
-        add(&self.stats.parked, 1);
-        let at = self.buffer.messages.insert(item);
-        self.waiting_behind.entry(key.clone()).or_default().push(at);
-        self.pages.resolve(page, index, EntryState::WaitsBehind(at));
-    }
-
-    /// Handles a parked head that is no longer in the way. Messages that wait behind it in memory are published
-    /// directly, before later messages of the key.
-    pub(crate) fn unpark(&mut self, key: &ByteString) {
-        self.parked_keys.remove(key);
-        let mut waiting = self.waiting_behind.remove(key).unwrap_or_default();
-        waiting.sort_by_key(|at| self.buffer.messages[*at].origin.order());
-        for at in waiting {
-            let mut item = self.buffer.messages.remove(at);
-            let Origin::Log { page, index } = item.origin else { unreachable!("only the log's messages wait behind") };
-            // The routes may have changed while it waited.
-            let Some(route) = self.route(&item.entry.message) else {
-                self.pages.resolve(page, index, EntryState::Done);
-                continue;
-            };
-            item.address = route.address_of(&item.entry.message);
-            item.route = route;
-            self.pages.resolve(page, index, EntryState::Pending);
-            self.buffer.push(item);
-        }
-    }
-}
-
-/// The parking reason of an item whose address is held.
-fn held_address_failure(item: &BufferedMessage, held: &HoldReason) -> PublishFailure {
-    PublishFailure {
-        action: ParkAction::HoldAddress { address: Arc::clone(&item.address), after: held.probe_after },
-        attempts: item.attempts,
-        class: held.class,
-        error: held.error.clone(),
-        route: item.route.name.as_str().into(),
+        self.park_or_dead_letter(id, failure);
     }
 }

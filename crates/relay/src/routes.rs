@@ -8,11 +8,6 @@ use tokio::sync::watch;
 pub struct RoutesHandle(watch::Sender<Routes>);
 
 impl RoutesHandle {
-    pub(crate) fn new(routes: Routes) -> (Self, watch::Receiver<Routes>) {
-        let (sender, receiver) = watch::channel(routes);
-        (Self(sender), receiver)
-    }
-
     /// Makes the relay use these routes from its next step. A message that already has an address keeps it and is
     /// published before later messages of its key. A parked message uses the new routes at its next attempt.
     pub fn replace(&self, routes: Routes) {
@@ -22,5 +17,28 @@ impl RoutesHandle {
     /// The current routes.
     pub fn current(&self) -> Routes {
         self.0.borrow().clone()
+    }
+}
+
+/// The relay's receiving end of [`RoutesHandle`].
+#[derive(Debug)]
+pub(crate) struct RoutesReceiver {
+    handle: RoutesHandle,
+    routes: watch::Receiver<Routes>,
+}
+
+impl RoutesReceiver {
+    pub(crate) fn new(routes: Routes) -> Self {
+        let (sender, receiver) = watch::channel(routes);
+        Self { handle: RoutesHandle(sender), routes: receiver }
+    }
+
+    pub(crate) fn handle(&self) -> RoutesHandle {
+        self.handle.clone()
+    }
+
+    /// The new routes, if they were replaced since the last call.
+    pub(crate) fn take_replaced(&mut self) -> Option<Routes> {
+        self.routes.has_changed().unwrap_or(false).then(|| self.routes.borrow_and_update().clone())
     }
 }

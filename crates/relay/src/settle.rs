@@ -1,13 +1,21 @@
-//! Pages in flight, and how much of them can be settled.
+//! Open pages, and how much of them can be settled.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use bytestring::ByteString;
-use relevo_core::outbox::Position;
 use relevo_core::outbox::leases::Lease;
-use relevo_core::outbox::log::{Page, ParkAction, ParkedMessage, PublishFailure, Settlement};
+use relevo_core::outbox::log::{Page, ParkAction, ParkedMessage, PublishFailure, SettleResult, Settlement};
+use relevo_core::outbox::{LogEntry, Position};
 use relevo_core::slot::shard_of;
 use relevo_core::trace::ActiveSpan;
+use tracing::{info, warn};
+
+use crate::buffer::BufferId;
+use crate::parked::holds::held_address;
+use crate::relay::{Pending, Relay};
+use crate::status::add;
+use crate::store_calls::StoreReply;
 
 /// The state of one entry of a page.
 #[derive(Clone, Debug)]
@@ -16,8 +24,8 @@ pub(crate) enum EntryState {
     Pending,
     /// Confirmed, or not matched by any route of this destination.
     Done,
-    /// Waits behind a parked head of its key. The item stays in memory until this is settled.
-    WaitsBehind(usize),
+    /// Waits behind a parked head of its key. The message stays in memory until this is settled.
+    WaitsBehind(BufferId),
     /// Failed.
     Failed(Box<PublishFailure>),
     /// Parked, and recorded in the store.
@@ -57,7 +65,7 @@ pub(crate) struct OpenPages {
 /// The content of a settlement. It is applied to the pages after the store has recorded it.
 #[derive(Debug)]
 pub(crate) struct PendingSettlement {
-    pub(crate) settlement: Settlement,
+    settlement: Settlement,
     /// The number of complete pages, from the front.
     pages: usize,
     /// The end of the last of these pages when the settlement was made.
@@ -78,7 +86,7 @@ impl OpenPages {
         }
         let id = self.next_id;
         self.next_id += 1;
-        let slot = |entry: &relevo_core::outbox::LogEntry| PageEntry {
+        let open_entry = |entry: &LogEntry| PageEntry {
             seq: entry.seq,
             slot: entry.slot,
             key: entry.message.key.clone(),
@@ -93,22 +101,23 @@ impl OpenPages {
             leases,
             window: (after.from_tick, page.end.to_tick),
             end: page.end,
-            entries: page.entries.iter().map(slot).collect(),
+            entries: page.entries.iter().map(open_entry).collect(),
             pending: page.entries.len(),
             bytes,
         });
         id
     }
 
-    pub(crate) fn resolve(&mut self, page: u64, index: usize, verdict: EntryState) {
-        let Some(flight) = self.page(page) else { return };
-        let slot = &mut flight.entries[index];
-        let was_pending = matches!(slot.state, EntryState::Pending);
-        let is_pending = matches!(verdict, EntryState::Pending);
-        slot.state = verdict;
+    /// Sets the state of an entry.
+    pub(crate) fn resolve(&mut self, page: u64, index: usize, state: EntryState) {
+        let Some(page) = self.page(page) else { return };
+        let entry = &mut page.entries[index];
+        let was_pending = matches!(entry.state, EntryState::Pending);
+        let is_pending = matches!(state, EntryState::Pending);
+        entry.state = state;
         match (was_pending, is_pending) {
-            (true, false) => flight.pending -= 1,
-            (false, true) => flight.pending += 1,
+            (true, false) => page.pending -= 1,
+            (false, true) => page.pending += 1,
             _ => {}
         }
     }
@@ -116,9 +125,9 @@ impl OpenPages {
     /// Adds the span of an entry that is done. It ends when the page is settled.
     pub(crate) fn attach_span(&mut self, page: u64, index: usize, span: Option<ActiveSpan>) {
         if let Some(span) = span
-            && let Some(flight) = self.page(page)
+            && let Some(page) = self.page(page)
         {
-            flight.entries[index].span = Some(span);
+            page.entries[index].span = Some(span);
         }
     }
 
@@ -135,75 +144,76 @@ impl OpenPages {
     }
 
     pub(crate) fn holds_shard(&self, shard: u16) -> bool {
-        self.pages.iter().any(|flight| flight.leases.iter().any(|lease| lease.shard == shard))
+        self.pages.iter().any(|page| page.leases.iter().any(|lease| lease.shard == shard))
     }
 
     /// Whether an unsettled message of this key failed and blocks its successors.
     pub(crate) fn has_failed_entry(&self, key: &str) -> bool {
-        let holds = |slot: &PageEntry| match &slot.state {
-            EntryState::Failed(stopped) => stopped.action != ParkAction::DeadContinue && slot.key == key,
+        let blocks_key = |entry: &PageEntry| match &entry.state {
+            EntryState::Failed(failure) => failure.action != ParkAction::DeadContinue && entry.key == key,
             EntryState::Pending | EntryState::Done | EntryState::WaitsBehind(_) | EntryState::Parked => false,
         };
-        self.pages.iter().flat_map(|flight| &flight.entries).any(holds)
+        self.pages.iter().flat_map(|page| &page.entries).any(blocks_key)
     }
 
     /// Whether the oldest pages are complete and contain messages. Empty pages are not worth a settlement.
     pub(crate) fn is_front_complete(&self) -> bool {
-        self.pages.iter().take_while(|flight| flight.pending == 0).any(|flight| !flight.entries.is_empty())
+        self.pages.iter().take_while(|page| page.pending == 0).any(|page| !page.entries.is_empty())
     }
 
     /// What can be settled: complete pages from the front, then each shard up to its first pending entry. A slow key
-    /// therefore delays only its own shard. `settled` is the position of each shard in the store.
-    pub(crate) fn settlement(&self, settled: &BTreeMap<u16, (Lease, Position)>) -> Option<PendingSettlement> {
+    /// therefore delays only its own shard. `settled_to` returns the position of a shard in the store.
+    fn settlement(&self, settled_to: impl Fn(u16) -> Option<Position>) -> Option<PendingSettlement> {
         let mut progress: BTreeMap<u16, (Lease, Position)> = BTreeMap::new();
-        let mut parks = Vec::new();
-        let mut held_up = BTreeSet::new();
-        let pages = self.pages.iter().take_while(|flight| flight.pending == 0).count();
-        for flight in &self.pages {
-            let reached = flight.settled_up_to(&mut held_up);
-            let covered = |slot: &&PageEntry| {
-                let shard = shard_of(slot.slot, flight.leases[0].shard_count);
-                reached.get(&shard).is_some_and(|(_, end)| *end == flight.end || slot.seq <= end.settled_seq)
+        let mut parked = Vec::new();
+        let mut blocked_shards = BTreeSet::new();
+        let pages = self.pages.iter().take_while(|page| page.pending == 0).count();
+        for page in &self.pages {
+            let complete = page.complete_to(&mut blocked_shards);
+            let is_complete = |entry: &&PageEntry| {
+                let shard = shard_of(entry.slot, page.leases[0].shard_count);
+                complete.get(&shard).is_some_and(|(_, end)| *end == page.end || entry.seq <= end.settled_seq)
             };
-            parks.extend(flight.entries.iter().filter(covered).filter_map(parked_message));
-            progress.extend(reached);
+            parked.extend(page.entries.iter().filter(is_complete).filter_map(parked_message));
+            progress.extend(complete);
         }
         // Skip a shard whose position has not changed, unless it has messages to park.
-        let has_parks =
-            |shard: u16, shards: u16| parks.iter().any(|park: &ParkedMessage| shard_of(park.slot, shards) == shard);
+        let has_parked = |shard: u16, shard_count: u16| {
+            parked.iter().any(|message: &ParkedMessage| shard_of(message.slot, shard_count) == shard)
+        };
         progress.retain(|shard, (lease, position)| {
-            settled.get(shard).is_none_or(|(_, known)| known != position) || has_parks(*shard, lease.shard_count)
+            settled_to(*shard).is_none_or(|settled| settled != *position) || has_parked(*shard, lease.shard_count)
         });
-        let settlement = Settlement { progress: progress.into_values().collect(), parked: parks };
-        let end = pages.checked_sub(1).and_then(|last| self.pages.get(last)).map(|flight| flight.end);
+        let settlement = Settlement { progress: progress.into_values().collect(), parked };
+        let end = pages.checked_sub(1).and_then(|last| self.pages.get(last)).map(|page| page.end);
         (pages > 0 || !settlement.progress.is_empty()).then_some(PendingSettlement { settlement, pages, end })
     }
 
-    /// Applies a recorded settlement. Returns the items that were kept because they waited behind a parked head.
-    pub(crate) fn apply_settlement(&mut self, covered: &PendingSettlement) -> Vec<usize> {
-        let parked: BTreeSet<i64> = covered.settlement.parked.iter().map(|park| park.seq).collect();
+    /// Applies a recorded settlement. Returns the messages that were kept because they waited behind a parked head.
+    fn apply_settlement(&mut self, pending: &PendingSettlement) -> Vec<BufferId> {
+        let parked: BTreeSet<i64> = pending.settlement.parked.iter().map(|message| message.seq).collect();
         let mut released = Vec::new();
         if !parked.is_empty() {
-            for slot in self.pages.iter_mut().flat_map(|flight| &mut flight.entries) {
-                if parked.contains(&slot.seq) {
-                    if let EntryState::WaitsBehind(item) = slot.state {
-                        released.push(item);
+            for entry in self.pages.iter_mut().flat_map(|page| &mut page.entries) {
+                if parked.contains(&entry.seq) {
+                    if let EntryState::WaitsBehind(id) = entry.state {
+                        released.push(id);
                     }
-                    slot.state = EntryState::Parked;
+                    entry.state = EntryState::Parked;
                 }
             }
         }
         let mut extended = None;
-        for mut flight in self.pages.drain(..covered.pages) {
-            self.bytes -= std::mem::take(&mut flight.bytes);
-            let lines = std::mem::take(&mut flight.entries);
-            self.messages -= lines.len();
-            lines.into_iter().filter_map(|line| line.span).for_each(ActiveSpan::end);
-            extended = Some(flight).filter(|last| Some(last.end) != covered.end);
+        for mut page in self.pages.drain(..pending.pages) {
+            self.bytes -= std::mem::take(&mut page.bytes);
+            let entries = std::mem::take(&mut page.entries);
+            self.messages -= entries.len();
+            entries.into_iter().filter_map(|entry| entry.span).for_each(ActiveSpan::end);
+            extended = Some(page).filter(|last| Some(last.end) != pending.end);
         }
         // The last page was extended during the settlement. Its new end is still to be settled.
-        if let Some(flight) = extended {
-            self.pages.push_front(flight);
+        if let Some(page) = extended {
+            self.pages.push_front(page);
         }
         released
     }
@@ -215,40 +225,83 @@ impl OpenPages {
 }
 
 impl OpenPage {
-    /// The position up to which each shard is complete. A shard with a pending entry is added to `held_up`.
-    fn settled_up_to(&self, held_up: &mut BTreeSet<u16>) -> BTreeMap<u16, (Lease, Position)> {
-        let (from, to) = self.window;
-        let free = self.leases.iter().filter(|lease| !held_up.contains(&lease.shard));
+    /// The position up to which each shard is complete. A shard with a pending entry is added to `blocked_shards`.
+    fn complete_to(&self, blocked_shards: &mut BTreeSet<u16>) -> BTreeMap<u16, (Lease, Position)> {
+        let (from_tick, to_tick) = self.window;
+        let leases = self.leases.iter().filter(|lease| !blocked_shards.contains(&lease.shard));
         if self.pending == 0 {
-            return free.map(|lease| (lease.shard, (*lease, self.end))).collect();
+            return leases.map(|lease| (lease.shard, (*lease, self.end))).collect();
         }
-        let mut reached: BTreeMap<u16, (Lease, Position)> = free
-            .map(|lease| (lease.shard, (*lease, Position { from_tick: from, to_tick: to, settled_seq: 0 })))
-            .collect();
-        for slot in &self.entries {
-            let shard = shard_of(slot.slot, self.leases[0].shard_count);
-            let Some((_, position)) = reached.get_mut(&shard).filter(|_| !held_up.contains(&shard)) else { continue };
-            if matches!(slot.state, EntryState::Pending) {
-                held_up.insert(shard);
+        let start = Position { from_tick, to_tick, settled_seq: 0 };
+        let mut complete: BTreeMap<u16, (Lease, Position)> =
+            leases.map(|lease| (lease.shard, (*lease, start))).collect();
+        for entry in &self.entries {
+            let shard = shard_of(entry.slot, self.leases[0].shard_count);
+            let Some((_, position)) = complete.get_mut(&shard).filter(|_| !blocked_shards.contains(&shard)) else {
+                continue;
+            };
+            if matches!(entry.state, EntryState::Pending) {
+                blocked_shards.insert(shard);
             } else {
-                position.settled_seq = slot.seq;
+                position.settled_seq = entry.seq;
             }
         }
-        reached.retain(|shard, (_, position)| {
-            if !held_up.contains(shard) {
+        complete.retain(|shard, (_, position)| {
+            if !blocked_shards.contains(shard) {
                 *position = self.end;
             }
-            !held_up.contains(shard) || position.settled_seq > 0
+            !blocked_shards.contains(shard) || position.settled_seq > 0
         });
-        reached
+        complete
     }
 }
 
-fn parked_message(slot: &PageEntry) -> Option<ParkedMessage> {
-    let stopped = match &slot.state {
+fn parked_message(entry: &PageEntry) -> Option<ParkedMessage> {
+    let failure = match &entry.state {
         EntryState::WaitsBehind(_) => None,
-        EntryState::Failed(stopped) => Some((**stopped).clone()),
+        EntryState::Failed(failure) => Some((**failure).clone()),
         EntryState::Pending | EntryState::Done | EntryState::Parked => return None,
     };
-    Some(ParkedMessage { seq: slot.seq, slot: slot.slot, key: slot.key.clone(), failure: stopped })
+    Some(ParkedMessage { seq: entry.seq, slot: entry.slot, key: entry.key.clone(), failure })
+}
+
+impl Relay {
+    /// Settles all progress, if there is any.
+    pub(crate) fn settle_call(&self) -> Option<Pending<StoreReply>> {
+        let settled_to = |shard| self.leases.shards.get(&shard).map(|shard| shard.settled_to);
+        let pending = self.pages.settlement(settled_to)?;
+        let store = Arc::clone(&self.store);
+        Some(Box::pin(async move {
+            let result = store.settle(pending.settlement.clone()).await;
+            StoreReply::Settlement { pending, result }
+        }))
+    }
+
+    pub(crate) fn apply_settlement(&mut self, pending: &PendingSettlement, result: &SettleResult) {
+        if !result.lost_shards.is_empty() {
+            self.status.count_lost_leases(result.lost_shards.len());
+            warn!(relay = %self.config.name, shards = ?result.lost_shards, "leases lost, settlement rejected");
+            self.discard_unsettled();
+            return;
+        }
+        if !result.reread.is_empty() {
+            // An operator freed the head. Reading again publishes the messages that waited behind it before later ones
+            // of their key.
+            info!(relay = %self.config.name, messages = result.reread.len(), "parked key was freed, reading again");
+            self.discard_unsettled();
+            return;
+        }
+        add(&self.status.counters.settlements, 1);
+        for (lease, position) in &pending.settlement.progress {
+            if let Some(shard) = self.leases.shards.get_mut(&lease.shard) {
+                shard.settled_to = *position;
+            }
+        }
+        for id in self.pages.apply_settlement(pending) {
+            let message = self.buffer.remove(id);
+            self.parked.remove_waiting(&message.entry.message.key, id);
+        }
+        let failures = pending.settlement.parked.iter().filter_map(|message| message.failure.as_ref());
+        self.parked.held.mark_settled(failures.filter_map(held_address).map(|address| &**address));
+    }
 }

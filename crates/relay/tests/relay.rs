@@ -95,7 +95,7 @@ async fn an_outage_counts_no_attempt_and_loses_no_message() {
 }
 
 /// Lets a relay work for this time and then stops calling it.
-async fn run_for(relay: &mut Relay<memory::Store, MemoryBroker>, span: Duration) {
+async fn run_for(relay: &mut Relay, span: Duration) {
     let end = tokio::time::Instant::now() + span;
     while let Ok(stepped) = tokio::time::timeout_at(end, relay.step()).await {
         stepped.expect("the store serves it");

@@ -14,6 +14,7 @@ use anyhow::{Context as _, Result, bail};
 use axum::Router;
 use relevo::admin::{Limited, Limits};
 use relevo::observe::relay::Embedded;
+use relevo::relay::Relay;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -93,8 +94,6 @@ struct Parts {
     faces: Vec<Face>,
 }
 
-type Relay = relevo::relay::Relay<dyn flow::Outbox, dyn relevo::core::Broker>;
-
 impl Parts {
     async fn open(config: &Config, sample: bool) -> Result<Self> {
         config.make_folders()?;
@@ -116,7 +115,7 @@ impl Parts {
         };
         let watched = relay.as_ref().map(|relay| {
             let kind = broker.kind();
-            Arc::new(Embedded::new("tickets", flow::DESTINATION, kind, relay.stats(), relay.status()))
+            Arc::new(Embedded::new("tickets", flow::DESTINATION, kind, relay.status()))
         });
         let stats = worker.as_ref().map(Worker::stats).unwrap_or_default();
         let metrics = Metrics::new(watched.as_ref(), &stats);

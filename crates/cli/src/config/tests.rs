@@ -195,7 +195,7 @@ fn a_level_that_nothing_would_be_logged_with_is_refused() {
         let told = problems(&format!("{SMALL}[log]\nlevel = \"{level}\"\n")).join("\n");
         assert!(told.contains("is no `level` that is known at relevo.toml:6; hint: "), "`{level}`: {told}");
     }
-    for level in ["info", "WARN", "info,relevo_relay=debug", "off, relevo_relay::clerk = trace"] {
+    for level in ["info", "WARN", "info,relevo_relay=debug", "off, relevo_relay::publish = trace"] {
         assert_eq!(problems(&format!("{SMALL}[log]\nlevel = \"{level}\"\n")), [""; 0], "`{level}`");
     }
     let told = load(SMALL, &[("RELEVO_LOG", "zork")], &[]).unwrap_err();

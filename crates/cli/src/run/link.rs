@@ -53,7 +53,7 @@ async fn carry_on(
         both = both => both?,
     };
     let relay = Relay::new(store, broker, destination.relay.clone())?;
-    seen.runs(relay.stats(), relay.status(), relay.routes_handle());
+    seen.runs(relay.status(), relay.routes_handle());
     info!(at = %outbox.database, "relay started");
     Ok(relay.run(stop).await?)
 }

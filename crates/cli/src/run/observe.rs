@@ -75,11 +75,9 @@ impl Observer {
 fn database(seen: &Seen) -> Part {
     let (ok, told) = match (seen.phase(), seen.relay()) {
         (Phase::Waiting(For::Database, what), _) => (false, what),
-        (Phase::Running, Some((_, watched))) if watched.is_database_down() => {
-            (false, "away, will begin again".to_owned())
-        }
-        (Phase::Running, Some((_, watched))) if watched.is_started() => {
-            (true, format!("answers, {} shards are held", watched.leases()))
+        (Phase::Running, Some(status)) if status.is_database_down() => (false, "away, will begin again".to_owned()),
+        (Phase::Running, Some(status)) if status.is_started() => {
+            (true, format!("answers, {} shards are held", status.leases()))
         }
         (Phase::Ended, _) => (false, "the relay has ended".to_owned()),
         _ => (false, "was not asked yet".to_owned()),

@@ -10,7 +10,7 @@ use relevo_core::broker::sample::BrokerSample;
 use relevo_core::outbox::sample::{DestinationSample, OutboxSample};
 use relevo_observe::Slot;
 use relevo_observe::relay::Observed;
-use relevo_relay::{RelayStatus, RoutesHandle, Stats};
+use relevo_relay::{RelayStatus, RoutesHandle};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -68,7 +68,7 @@ pub(crate) struct Seen {
     away: AtomicU64,
     /// Since when they have found the broker away.
     broker_away_since: Mutex<Option<Instant>>,
-    relay: OnceLock<(Arc<Stats>, Arc<RelayStatus>)>,
+    relay: OnceLock<Arc<RelayStatus>>,
     routes: Mutex<(Routes, Option<RoutesHandle>)>,
     pub(crate) vitals: Arc<Slot<DestinationSample>>,
     shared: Shared,
@@ -124,7 +124,7 @@ impl Seen {
     }
 
     /// The relay is there.
-    pub(crate) fn runs(&self, stats: Arc<Stats>, watched: Arc<RelayStatus>, handle: RoutesHandle) {
+    pub(crate) fn runs(&self, relay: Arc<RelayStatus>, handle: RoutesHandle) {
         let mut routes = self.routes.lock();
         // They may have been exchanged while the database was waited for.
         if handle.current() != routes.0 {
@@ -133,7 +133,7 @@ impl Seen {
         routes.1 = Some(handle);
         drop(routes);
         // It is set once: one relay is made for each of these.
-        self.relay.set((stats, watched)).ok();
+        self.relay.set(relay).ok();
         self.enter(Phase::Running);
     }
 
@@ -152,7 +152,7 @@ impl Seen {
 
     /// Grows for as long as something turns here.
     pub(crate) fn turns(&self) -> u64 {
-        self.turns.load(Ordering::Relaxed) + self.relay().map_or(0, |(_, watched)| watched.steps())
+        self.turns.load(Ordering::Relaxed) + self.relay().map_or(0, RelayStatus::steps)
     }
 
     /// Whether the relay does its work at the moment, and what is seen of it.
@@ -160,13 +160,13 @@ impl Seen {
         match (self.phase(), self.relay()) {
             (Phase::Waiting(_, what), _) => (false, what),
             (Phase::Ended, _) => (false, "ended".to_owned()),
-            (Phase::Running, Some((_, watched))) if watched.is_database_down() => {
+            (Phase::Running, Some(status)) if status.is_database_down() => {
                 (false, "the database is away, will begin again".to_owned())
             }
-            (Phase::Running, Some((_, watched))) if watched.is_started() => {
+            (Phase::Running, Some(status)) if status.is_started() => {
                 // An outage is not a failure: it is told, and waited for.
-                let far = if watched.is_broker_down() { ", the destination is away" } else { "" };
-                (true, format!("holds {} shards{far}", watched.leases()))
+                let far = if status.is_broker_down() { ", the destination is away" } else { "" };
+                (true, format!("holds {} shards{far}", status.leases()))
             }
             (Phase::Starting | Phase::Running, _) => (false, "starting".to_owned()),
         }
@@ -190,8 +190,8 @@ impl Observed for Seen {
         &self.named.place
     }
 
-    fn relay(&self) -> Option<(&Stats, &RelayStatus)> {
-        self.relay.get().map(|(stats, watched)| (&**stats, &**watched))
+    fn relay(&self) -> Option<&RelayStatus> {
+        self.relay.get().map(Arc::as_ref)
     }
 
     fn is_ready(&self) -> bool {
@@ -200,19 +200,19 @@ impl Observed for Seen {
 
     fn database_outages(&self) -> u64 {
         // Also before the relay was there.
-        self.away.load(Ordering::Relaxed) + self.relay().map_or(0, |(stats, _)| stats.database_outages())
+        self.away.load(Ordering::Relaxed) + self.relay().map_or(0, RelayStatus::database_outages)
     }
 
     fn broker_away_for(&self) -> Option<Duration> {
         if let Some(since) = *self.broker_away_since.lock() {
             return Some(since.elapsed());
         }
-        self.relay().map(|(_, watched)| watched.broker_down_for().unwrap_or_default())
+        self.relay().map(|status| status.broker_down_for().unwrap_or_default())
     }
 
     fn is_broker_up(&self) -> Option<bool> {
         let away = self.broker_away_since.lock().is_some();
-        if away { Some(false) } else { self.relay().map(|(_, watched)| !watched.is_broker_down()) }
+        if away { Some(false) } else { self.relay().map(|status| !status.is_broker_down()) }
     }
 
     fn vitals(&self) -> Option<DestinationSample> {

@@ -19,7 +19,7 @@ async fn a_good_file_exchanges_routes_and_names_what_needs_a_restart() {
     assert_eq!(daemon.line(READ)["exchanged"], 1);
     let restart = daemon.line("changes that need a restart were not taken");
     assert_eq!(restart["keys"], "relay.pages_max");
-    daemon.line("routes were exchanged");
+    daemon.line("routes replaced");
     world.emit("orders", 10).await;
     World::delivered(&daemon, "shop", 20);
     assert_eq!(daemon.metric("relevo_config_reloads_total{"), Some(1));
@@ -55,7 +55,7 @@ async fn a_bad_file_changes_nothing_and_is_told_whole() {
     let file = world.config(&format!("{ROUTE}\"third\"\n"));
     assert_eq!(relevo(&file, &["config", "check"]).0, 0);
     daemon.signal("HUP");
-    daemon.line("routes were exchanged");
+    daemon.line("routes replaced");
     until("it is told as good", || daemon.metric("relevo_config_last_reload_successful{") == Some(1));
     world.emit("orders", 5).await;
     World::delivered(&daemon, "shop", 10);

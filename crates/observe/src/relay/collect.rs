@@ -203,7 +203,7 @@ mod tests {
     use prometheus_client::registry::Registry;
     use relevo_core::broker::sample::BrokerSample;
     use relevo_core::outbox::sample::{DestinationSample, OutboxSample};
-    use relevo_relay::{RelayStatus, Stats};
+    use relevo_relay::RelayStatus;
 
     use super::*;
 
@@ -232,7 +232,7 @@ mod tests {
             self.place
         }
 
-        fn relay(&self) -> Option<(&Stats, &RelayStatus)> {
+        fn relay(&self) -> Option<&RelayStatus> {
             None
         }
 

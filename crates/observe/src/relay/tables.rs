@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use relevo_core::histogram::HistogramSnapshot;
 use relevo_core::outbox::sample::ConsumerSample;
+use relevo_relay::RelayStatus;
 
 use super::Observed;
 use crate::metrics;
@@ -25,7 +26,7 @@ pub(super) type SecondsOfConsumer = (&'static str, &'static str, fn(&ConsumerSam
 
 macro_rules! counted {
     ($name:ident) => {
-        |seen| seen.relay().map_or(0, |(stats, _)| stats.$name())
+        |seen| seen.relay().map_or(0, RelayStatus::$name)
     };
 }
 
@@ -36,7 +37,7 @@ pub(super) const COUNTERS: &[Counter] = &[
     (metrics::PARKED, "Messages that were parked, at the head of a key or behind one", counted!(parked)),
     (metrics::FAILED_PERMANENT, "Messages that went to the dead letters", counted!(dead_lettered)),
     (metrics::SKIPPED, "Messages that no route wanted", counted!(unrouted)),
-    (metrics::UNKNOWN, "Answers of the broker that were lost", counted!(unknown)),
+    (metrics::UNKNOWN, "Answers of the broker that were lost", counted!(unknown_outcomes)),
     (metrics::OUTAGES, "Times that the destination was found away", counted!(broker_outages)),
     (metrics::DATABASE_AWAY, "Times that the database was found away", |seen| seen.database_outages()),
     (metrics::LEASES_LOST, "Leases that were lost before they were given back", counted!(leases_lost)),
@@ -57,18 +58,18 @@ pub(super) const HISTOGRAMS: &[Histogram] = &[
     (
         metrics::PUBLISH_LATENCY,
         "From emit to the broker's confirmation; between the clocks of database and relay, never below zero",
-        |seen| seen.relay().map(|(stats, _)| stats.latencies().published().snapshot()),
+        |seen| seen.relay().map(|status| status.publish_latency().snapshot()),
     ),
     (
         metrics::DISPATCH_LATENCY,
         "From emit to the first hand-over to the broker; between the clocks of database and relay, never below zero",
-        |seen| seen.relay().map(|(stats, _)| stats.latencies().dispatched().snapshot()),
+        |seen| seen.relay().map(|status| status.dispatch_latency().snapshot()),
     ),
 ];
 
-macro_rules! now {
-    (|$watched:ident| $value:expr) => {
-        |seen| seen.relay().map(|(_, $watched)| whole($value))
+macro_rules! current {
+    ($name:ident) => {
+        |seen| seen.relay().map(|status| whole(status.$name()))
     };
 }
 
@@ -79,8 +80,8 @@ macro_rules! sampled {
 }
 
 pub(super) const GAUGES: &[Gauge] = &[
-    (metrics::LEASES, "Shards that this relay holds", now!(|watched| watched.leases())),
-    (metrics::IN_FLIGHT, "Messages that wait for their confirmation", now!(|watched| watched.in_flight())),
+    (metrics::LEASES, "Shards that this relay holds", current!(leases)),
+    (metrics::IN_FLIGHT, "Messages that wait for their confirmation", current!(in_flight)),
     (metrics::READY, "Whether the relay does its work", |seen| Some(i64::from(seen.is_ready()))),
     (
         metrics::BACKLOG,

@@ -2,13 +2,14 @@
 //! that they were not sent.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use relevo_core::{Broker, Capabilities, Class, Failure, MessageId, Outcome, OutcomeSender, Publication};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc};
 use tokio::time::sleep;
 
 use crate::history::{MessageName, fingerprint_of};
@@ -40,8 +41,9 @@ pub struct Connection {
     broker: Arc<SimBroker>,
     network: Network,
     random: Mutex<SplitMix64>,
-    /// Counts how often the connection broke.
-    disconnects: watch::Sender<u64>,
+    /// Ends every call in progress when the connection breaks, in the order of the calls. A `watch` channel would wake
+    /// them in a random order, and a seed could not be replayed.
+    disconnects: Arc<Notify>,
 }
 
 /// What happens to one message on its way.
@@ -120,7 +122,7 @@ impl SimBroker {
 impl Connection {
     /// Creates a connection with its own random numbers.
     pub fn new(broker: Arc<SimBroker>, network: Network, random: SplitMix64) -> Self {
-        Self { broker, network, random: Mutex::new(random), disconnects: watch::Sender::new(0) }
+        Self { broker, network, random: Mutex::new(random), disconnects: Arc::default() }
     }
 
     fn plan(&self) -> DeliveryPlan {
@@ -163,7 +165,8 @@ impl Connection {
     /// Sends one key's messages in order. If the broker guarantees order in flight, the first failure fails the others.
     fn send(&self, messages: Vec<(usize, Publication)>, answers: &mpsc::Sender<(usize, Outcome)>) {
         let plans: Vec<DeliveryPlan> = messages.iter().map(|_| self.plan()).collect();
-        let (far_side, cuts, answers) = (Arc::clone(&self.broker), self.disconnects.clone(), answers.clone());
+        let (far_side, disconnects, answers) =
+            (Arc::clone(&self.broker), Arc::clone(&self.disconnects), answers.clone());
         self.network.spawn(async move {
             let mut failed = false;
             for ((index, publication), plan) in messages.into_iter().zip(plans) {
@@ -182,7 +185,7 @@ impl Connection {
                     return hang(plan, &answers).await;
                 }
                 let Some(outcome) = far_side.receive(&publication) else {
-                    cuts.send_modify(|count| *count += 1);
+                    disconnects.notify_waiters();
                     return;
                 };
                 if failed {
@@ -191,7 +194,7 @@ impl Connection {
                 failed = outcome.is_err();
                 sleep(plan.reply_delay).await;
                 if plan.disconnects {
-                    cuts.send_modify(|count| *count += 1);
+                    disconnects.notify_waiters();
                 }
                 if plan.reply_lost {
                     return hang(plan, &answers).await;
@@ -217,7 +220,8 @@ impl Broker for Connection {
     }
 
     async fn publish(&self, batch: &[Publication], confirms: &OutcomeSender) {
-        let mut cuts = self.disconnects.subscribe();
+        let mut disconnected = pin!(self.disconnects.notified());
+        disconnected.as_mut().enable();
         let (answers, mut answered) = mpsc::channel(batch.len().max(1));
         let keys: BTreeSet<&str> = batch.iter().map(|publication| &*publication.message.key).collect();
         for key in keys {
@@ -229,10 +233,56 @@ impl Broker for Connection {
             let answer = tokio::select! {
                 biased; // a fixed order, so that a run can be repeated
                 answer = answered.recv() => answer,
-                _ = cuts.changed() => return, // messages without a reported outcome may have arrived
+                () = &mut disconnected => return, // messages without a reported outcome may have arrived
             };
             let Some((index, outcome)) = answer else { return };
             confirms.report(index, outcome);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use jiff::Timestamp;
+    use relevo_core::broker::OutcomeReceiver;
+    use relevo_core::message::Headers;
+    use relevo_core::{HeaderRules, Message};
+    use tokio::task::JoinSet;
+
+    use super::*;
+
+    fn publication() -> Publication {
+        let message = Message {
+            id: MessageId::v7(1, [0; 10]),
+            kind: "T".into(),
+            key: "k".into(),
+            topic: "orders".into(),
+            payload: Bytes::new(),
+            content_type: "text/plain".into(),
+            headers: Headers::new(),
+            created_at: Timestamp::UNIX_EPOCH,
+        };
+        let headers = Arc::new(HeaderRules::default());
+        Publication { message: Arc::new(message), address: "orders".into(), headers, seq: 1, epoch: 1 }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_disconnect_ends_the_calls_in_their_order() {
+        let broker = Arc::new(SimBroker::new(Arc::new(History::begin()), Arc::new(Scenario::of(0))));
+        let connection = Arc::new(Connection::new(broker, Network::default(), SplitMix64::new(0)));
+        let ended = Arc::new(Mutex::new(Vec::new()));
+        let mut calls = JoinSet::new();
+        for number in 0..20 {
+            let (connection, ended) = (Arc::clone(&connection), Arc::clone(&ended));
+            calls.spawn(async move {
+                connection.publish(&[publication()], &OutcomeReceiver::default().sender(number)).await;
+                ended.lock().push(number);
+            });
+        }
+        tokio::task::yield_now().await;
+        connection.disconnects.notify_waiters();
+        while calls.join_next().await.is_some() {}
+        assert_eq!(*ended.lock(), (0..20).collect::<Vec<u64>>());
     }
 }

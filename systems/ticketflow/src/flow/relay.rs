@@ -14,7 +14,7 @@ pub fn relay(
     outbox: Arc<dyn Outbox>,
     broker: Arc<dyn core::Broker>,
     config: &config::Outbox,
-) -> Result<Relay<dyn Outbox, dyn core::Broker>, RelayError> {
+) -> Result<Relay, RelayError> {
     Relay::new(outbox, broker, settings(config))
 }
 

@@ -121,7 +121,7 @@ async fn a_relay_suspended_past_its_lease_settles_nothing() {
     let mut ledger = world.emit_many(200, 20).await;
     let sleeper = Relay::new(world.store().await, Arc::new(broker.clone()), short_leases());
     let sleeper = sleeper.expect("a valid configuration");
-    let stats = sleeper.stats();
+    let stats = sleeper.status();
     let stop = CancellationToken::new();
     let mut sleeper = Box::pin(sleeper.run(stop.clone()));
     tokio::select! {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use relevo_broker_memory::MemoryBroker;
 use relevo_core::{MessageId, RetryPolicy, Route, Routes};
-use relevo_relay::{Config as RelayConfig, Relay, RelayError, Stats};
+use relevo_relay::{Config as RelayConfig, Relay, RelayError, RelayStatus};
 use relevo_store_postgres::{Config, Schema, Store, migrate};
 use relevo_testkit::PgVersion;
 use relevo_testkit::postgres::{Database, Private, Server};
@@ -272,7 +272,7 @@ pub(crate) fn fast_retry_route() -> Route {
 pub(crate) struct RunningRelay {
     stop: CancellationToken,
     task: JoinSet<Result<(), RelayError>>,
-    pub(crate) stats: Arc<Stats>,
+    pub(crate) stats: Arc<RelayStatus>,
 }
 
 impl RunningRelay {
@@ -287,7 +287,7 @@ impl RunningRelay {
         stop: CancellationToken,
     ) -> Self {
         let relay = Relay::new(store, Arc::new(broker.clone()), config).expect("a valid configuration");
-        let stats = relay.stats();
+        let stats = relay.status();
         let mut task = JoinSet::new();
         task.spawn(relay.run(stop.clone()));
         Self { stop, task, stats }

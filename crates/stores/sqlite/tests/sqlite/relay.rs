@@ -43,7 +43,7 @@ impl RunningRelays {
         for _ in 0..count {
             let store = Arc::new(Store::open(Config::new(file, MAIN)).await.expect("a migrated file"));
             let config = RelayConfig { parked_poll_interval: Duration::from_millis(20), ..RelayConfig::default() };
-            let relay = Relay::new(store, Arc::clone(broker), config).expect("a valid configuration");
+            let relay = Relay::new(store, broker.clone(), config).expect("a valid configuration");
             relays.spawn(relay.run(stop.clone()));
         }
         Self { stop, relays }

@@ -2,20 +2,24 @@
 
 use std::time::Duration;
 
+use relevo_core::retry::{ExponentialBackoff, Jitter};
 use tokio::time::Instant;
+
+use crate::buffer::BufferId;
 
 /// The state of the broker, as far as the relay knows.
 #[derive(Debug)]
 pub(crate) struct BrokerHealth {
     state: BrokerState,
-    backoff_count: u32,
-    /// Items that must be sent with nothing else in flight, in order.
-    to_isolate: Vec<usize>,
-    /// Items whose confirmation was lost although they were sent alone. They are quarantined as soon as another message
+    /// The pauses of an outage.
+    backoff: ExponentialBackoff,
+    /// Messages that must be sent with nothing else in flight, in order.
+    to_isolate: Vec<BufferId>,
+    /// Messages whose confirmation was lost although they were sent alone. They are quarantined as soon as another message
     /// succeeds.
-    quarantine_candidates: Vec<usize>,
-    /// The item that is in flight alone.
-    isolated: Option<usize>,
+    quarantine_candidates: Vec<BufferId>,
+    /// The message that is in flight alone.
+    isolated: Option<BufferId>,
 }
 
 #[derive(Debug)]
@@ -34,17 +38,17 @@ pub(crate) enum SendPermit {
     Any,
     /// The first ready message only.
     Probe,
-    /// This item, alone.
-    Isolated(usize),
+    /// This message, alone.
+    Isolated(BufferId),
     /// Nothing.
     Wait,
 }
 
 impl BrokerHealth {
-    pub(crate) const fn new() -> Self {
+    pub(crate) fn new(backoff_min: Duration, backoff_max: Duration) -> Self {
         Self {
             state: BrokerState::Up,
-            backoff_count: 0,
+            backoff: ExponentialBackoff::new(backoff_min, backoff_max),
             to_isolate: Vec::new(),
             quarantine_candidates: Vec::new(),
             isolated: None,
@@ -65,7 +69,7 @@ impl BrokerHealth {
             None if self.isolated.is_some() => SendPermit::Wait,
             None => SendPermit::Any,
             Some(_) if in_flight > 0 => SendPermit::Wait,
-            Some(&item) => SendPermit::Isolated(item),
+            Some(&id) => SendPermit::Isolated(id),
         }
     }
 
@@ -74,88 +78,85 @@ impl BrokerHealth {
         self.state = BrokerState::Probing;
     }
 
-    pub(crate) fn isolated_sent(&mut self, item: usize) {
-        self.to_isolate.retain(|suspect| *suspect != item);
-        self.isolated = Some(item);
+    pub(crate) fn isolated_sent(&mut self, id: BufferId) {
+        self.to_isolate.retain(|other| *other != id);
+        self.isolated = Some(id);
         if matches!(self.state, BrokerState::Down(_)) {
             self.state = BrokerState::Probing;
         }
     }
 
-    /// Records a success. Returns the items that must have failed on their own, because the broker works.
-    pub(crate) fn on_success(&mut self, item: usize) -> Vec<usize> {
+    /// Records a success. Returns the messages that must have failed on their own, because the broker works.
+    pub(crate) fn on_success(&mut self, id: BufferId) -> Vec<BufferId> {
         self.state = BrokerState::Up;
-        self.backoff_count = 0;
-        self.clear_isolated(item);
+        self.backoff.reset();
+        self.clear_isolated(id);
         std::mem::take(&mut self.quarantine_candidates)
     }
 
     /// Records a response other than an outage. The broker is reachable, even if it rejected this message.
-    pub(crate) fn on_rejection(&mut self, item: usize) {
+    pub(crate) fn on_rejection(&mut self, id: BufferId) {
         self.state = BrokerState::Up;
-        self.backoff_count = 0;
-        self.clear_isolated(item);
+        self.backoff.reset();
+        self.clear_isolated(id);
     }
 
     /// Records an outage. The pause doubles each time. Returns whether the broker was up before.
-    pub(crate) fn on_outage(&mut self, item: usize, now: Instant, min: Duration, max: Duration) -> bool {
-        self.clear_isolated(item);
-        let news = matches!(self.state, BrokerState::Up);
+    pub(crate) fn on_outage(&mut self, id: BufferId, now: Instant) -> bool {
+        self.clear_isolated(id);
+        let was_up = matches!(self.state, BrokerState::Up);
         if let BrokerState::Down(until) = self.state
             && now < until
         {
             return false;
         }
-        let pause =
-            2u32.checked_pow(self.backoff_count).and_then(|times| min.checked_mul(times)).unwrap_or(max).min(max);
-        self.backoff_count = self.backoff_count.saturating_add(1);
-        self.state = BrokerState::Down(now + pause);
-        news
+        self.state = BrokerState::Down(now + self.backoff.next(Jitter::NONE));
+        was_up
     }
 
-    /// Records a lost confirmation, which proves nothing. If the item was the probe of an outage, the outage continues.
-    pub(crate) fn on_lost_confirm(&mut self, item: usize, now: Instant, min: Duration, max: Duration) {
-        self.clear_isolated(item);
+    /// Records a lost confirmation, which proves nothing. If the message was the probe of an outage, the outage continues.
+    pub(crate) fn on_lost_confirm(&mut self, id: BufferId, now: Instant) {
+        self.clear_isolated(id);
         if matches!(self.state, BrokerState::Probing) {
-            self.on_outage(item, now, min, max);
+            self.on_outage(id, now);
         }
     }
 
-    /// Records too many lost confirmations of an item. It will be sent alone. If it already was alone, it waits for
+    /// Records too many lost confirmations of a message. It will be sent alone. If it already was alone, it waits for
     /// quarantine. Returns whether it was alone.
-    pub(crate) fn isolate(&mut self, item: usize) -> bool {
-        if self.isolated == Some(item) {
+    pub(crate) fn isolate(&mut self, id: BufferId) -> bool {
+        if self.isolated == Some(id) {
             self.isolated = None;
-            self.quarantine_candidates.push(item);
+            self.quarantine_candidates.push(id);
             true
         } else {
-            self.to_isolate.push(item);
+            self.to_isolate.push(id);
             false
         }
     }
 
-    /// Whether an item waits for another message to succeed before it is quarantined.
+    /// Whether a message waits for another message to succeed before it is quarantined.
     pub(crate) const fn has_quarantine_candidates(&self) -> bool {
         !self.quarantine_candidates.is_empty()
     }
 
-    /// Sends an item alone again, because no other message was available to prove that the broker works.
-    pub(crate) fn retry_candidate(&mut self, item: usize) {
-        if let Some(at) = self.quarantine_candidates.iter().position(|accused| *accused == item) {
-            self.quarantine_candidates.remove(at);
-            self.to_isolate.push(item);
+    /// Sends a message alone again, because no other message was available to prove that the broker works.
+    pub(crate) fn retry_candidate(&mut self, id: BufferId) {
+        if let Some(index) = self.quarantine_candidates.iter().position(|other| *other == id) {
+            self.quarantine_candidates.remove(index);
+            self.to_isolate.push(id);
         }
     }
 
-    /// Removes every item. The broker's state stays, because a database outage says nothing about the broker.
+    /// Removes every message. The broker's state stays, because a database outage says nothing about the broker.
     pub(crate) fn reset(&mut self, now: Instant) {
-        let state = match self.state {
-            BrokerState::Up => BrokerState::Up,
-            BrokerState::Down(until) => BrokerState::Down(until),
+        if matches!(self.state, BrokerState::Probing) {
             // The relay will not receive the probe's outcome, so the next message becomes the probe.
-            BrokerState::Probing => BrokerState::Down(now),
-        };
-        *self = Self { state, backoff_count: self.backoff_count, ..Self::new() };
+            self.state = BrokerState::Down(now);
+        }
+        self.to_isolate.clear();
+        self.quarantine_candidates.clear();
+        self.isolated = None;
     }
 
     /// Whether to report the broker as up. Only a published message proves that an outage is over, so an idle relay
@@ -180,15 +181,15 @@ impl BrokerHealth {
     }
 
     /// When the pause ends. `None` if there is nothing to send then.
-    pub(crate) fn wakes_at(&self, ready: bool) -> Option<Instant> {
+    pub(crate) fn wake_at(&self, ready: bool) -> Option<Instant> {
         match self.state {
             BrokerState::Down(until) if ready || !self.to_isolate.is_empty() => Some(until),
             BrokerState::Up | BrokerState::Down(_) | BrokerState::Probing => None,
         }
     }
 
-    fn clear_isolated(&mut self, item: usize) {
-        if self.isolated == Some(item) {
+    fn clear_isolated(&mut self, id: BufferId) {
+        if self.isolated == Some(id) {
             self.isolated = None;
         }
     }
@@ -198,43 +199,42 @@ impl BrokerHealth {
 mod tests {
     use super::*;
 
+    const PAUSE: Duration = Duration::from_secs(1);
+
     #[test]
-    fn an_outage_survives_a_reset_and_one_message_ends_it() {
-        let (now, pause) = (Instant::now(), Duration::from_secs(1));
-        let mut health = BrokerHealth::new();
-        health.isolate(7);
-        assert!(health.on_outage(3, now, pause, pause));
+    fn an_outage_survives_a_reset_and_one_success_ends_it() {
+        let now = Instant::now();
+        let mut health = BrokerHealth::new(PAUSE, PAUSE);
+        health.isolate(7.into());
+        assert!(health.on_outage(3.into(), now));
         health.reset(now);
-        assert!(!health.is_reported_up(now, false), "the database went away, which says nothing about the destination");
+        assert!(!health.is_reported_up(now, false), "a database outage does not change the broker's state");
         assert_eq!(health.may_send(now, 0, true), SendPermit::Wait);
-        assert_eq!(health.may_send(now + pause, 0, false), SendPermit::Probe, "nobody is suspected any more");
+        assert_eq!(health.may_send(now + PAUSE, 0, false), SendPermit::Probe, "no message is suspected after a reset");
         health.probe_sent();
-        health.reset(now + pause);
+        health.reset(now + PAUSE);
         assert_eq!(
-            (health.is_reported_up(now + pause, false), health.may_send(now + pause, 0, true)),
+            (health.is_reported_up(now + PAUSE, false), health.may_send(now + PAUSE, 0, true)),
             (false, SendPermit::Probe),
-            "its answer is not heard"
+            "the outcome of the first probe is lost"
         );
-        health.on_success(0);
-        assert!(health.is_reported_up(now + pause, false));
+        health.on_success(0.into());
+        assert!(health.is_reported_up(now + PAUSE, false));
     }
 
     #[test]
     fn an_outage_is_reported_while_a_message_waits() {
-        let (now, pause) = (Instant::now(), Duration::from_secs(1));
-        let mut health = BrokerHealth::new();
-        assert!(health.on_outage(3, now, pause, pause));
+        let now = Instant::now();
+        let mut health = BrokerHealth::new(PAUSE, PAUSE);
+        assert!(health.on_outage(3.into(), now));
         assert!(!health.is_reported_up(now, true), "the pause has just begun");
-        assert!(!health.is_reported_up(now + pause, false), "a message waits, and its try will tell");
-        assert!(
-            health.is_reported_up(now + pause, true),
-            "nothing will be tried, so nothing would ever end the outage"
-        );
-        assert_eq!(health.may_send(now + pause, 0, true), SendPermit::Probe, "one message finds out all the same");
+        assert!(!health.is_reported_up(now + PAUSE, false), "a message waits, and its attempt decides");
+        assert!(health.is_reported_up(now + PAUSE, true), "without a message, no attempt would ever end the outage");
+        assert_eq!(health.may_send(now + PAUSE, 0, true), SendPermit::Probe);
         health.probe_sent();
-        assert!(!health.is_reported_up(now + pause, true), "its answer is awaited");
-        health.on_outage(4, now + pause, pause, pause);
-        health.isolate(4);
-        assert!(!health.is_reported_up(now + 3 * pause, true), "a message waits to be sent alone");
+        assert!(!health.is_reported_up(now + PAUSE, true), "the probe has no outcome yet");
+        health.on_outage(4.into(), now + PAUSE);
+        health.isolate(4.into());
+        assert!(!health.is_reported_up(now + 3 * PAUSE, true), "a message waits to be sent alone");
     }
 }

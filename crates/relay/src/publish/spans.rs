@@ -2,29 +2,28 @@
 
 use std::sync::Arc;
 
-use relevo_core::outbox::RelayStore;
 use relevo_core::trace::Operation;
-use relevo_core::{Broker, Message, Outcome};
+use relevo_core::{Message, Outcome};
 
-use crate::buffer::BufferedMessage;
+use crate::buffer::{BufferId, BufferedMessage};
 use crate::relay::Relay;
 
-impl<S: RelayStore + ?Sized + 'static, B: Broker + ?Sized + 'static> Relay<S, B> {
+impl Relay {
     /// Starts spans for messages that are about to be sent.
-    pub(crate) fn start_spans(&mut self, items: &[usize]) {
-        let traces = &self.config.tracer;
-        if !traces.is_enabled() {
+    pub(crate) fn start_spans(&mut self, batch: &[BufferId]) {
+        let tracer = &self.config.tracer;
+        if !tracer.is_enabled() {
             return;
         }
-        for &at in items {
-            let item = &mut self.buffer.messages[at];
-            item.span = traces.start(Operation::Send, &item.entry.message, &item.address);
-            if let Some(span) = &mut item.span {
-                // Only the route knows whether its address contains the key. Another part of the address may equal the
-                // key by chance.
-                let without_key = item.route.address_without_key(&item.entry.message);
-                span.destination(without_key.unwrap_or_else(|| Arc::clone(&item.address)));
-                span.attempt(item.attempts + 1);
+        for &id in batch {
+            let message = &mut self.buffer[id];
+            message.span = tracer.start(Operation::Send, &message.entry.message, &message.address);
+            if let Some(span) = &mut message.span {
+                // Only the route knows whether its address contains the key. Another part of the address may be equal
+                // to the key.
+                let without_key = message.route.address_without_key(&message.entry.message);
+                span.destination(without_key.unwrap_or_else(|| Arc::clone(&message.address)));
+                span.attempt(message.attempts + 1);
             }
         }
     }
@@ -54,10 +53,10 @@ impl BufferedMessage {
 
 #[cfg(test)]
 mod tests {
-    use parking_lot::Mutex;
     use std::time::Duration;
 
     use jiff::Timestamp;
+    use parking_lot::Mutex;
     use relevo_broker_memory::{Config as BrokerConfig, MemoryBroker};
     use relevo_core::trace::{CommonAttributes, SpanData, SpanId, SpanRecorder, TraceId};
     use relevo_core::{Route, Routes, Tracer};
@@ -93,33 +92,33 @@ mod tests {
     async fn recorded_spans(address: &str) -> Vec<(Operation, String)> {
         let outbox = Database::new(memory::Config::default());
         let mut tx = outbox.begin();
-        tx.emit(Draft::new("sales.eu", "eu", "T", "{}")).expect("a good message");
+        tx.emit(Draft::new("sales.eu", "eu", "T", "{}")).expect("a valid message");
         tx.commit().expect("an open transaction");
         let recorder = Arc::new(DestinationRecorder::default());
-        let traces = Tracer::new(Arc::clone(&recorder) as Arc<dyn SpanRecorder>, CommonAttributes::default());
+        let tracer = Tracer::new(Arc::clone(&recorder) as Arc<dyn SpanRecorder>, CommonAttributes::default());
         let routes = Routes::new(vec![Route { address: address.to_owned(), ..Route::catch_all() }]);
-        let config = Config { routes, tracer: traces, ..Config::default() };
+        let config = Config { routes, tracer, ..Config::default() };
         let broker = Arc::new(MemoryBroker::new(BrokerConfig::default()));
         let relay = Relay::with_seed(Arc::new(outbox.store(MAIN)), broker, config, 7);
         let stop = CancellationToken::new();
-        let until_told = async {
+        let until_recorded = async {
             while recorder.0.lock().len() < 2 {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
             stop.cancel();
         };
-        let (ended, ()) = tokio::join!(relay.expect("a valid configuration").run(stop.clone()), until_told);
-        ended.expect("an orderly end");
+        let (result, ()) = tokio::join!(relay.expect("a valid configuration").run(stop.clone()), until_recorded);
+        result.expect("a clean shutdown");
         recorder.0.lock().clone()
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_recorded_address_hides_the_key_only_where_its_route_puts_it() {
-        for (address, told) in
+        for (address, recorded) in
             [("orders.eu", "orders.eu"), ("{topic}", "sales.eu"), ("{topic}.{key}", "sales.eu.{key}"), ("eu", "eu")]
         {
-            let both = [Operation::Send, Operation::Settle].map(|operation| (operation, told.to_owned()));
-            assert_eq!(recorded_spans(address).await, both, "{address}");
+            let expected = [Operation::Send, Operation::Settle].map(|operation| (operation, recorded.to_owned()));
+            assert_eq!(recorded_spans(address).await, expected, "{address}");
         }
     }
 }

@@ -1,0 +1,164 @@
+//! Reads the next page of the leased shards.
+
+use std::sync::Arc;
+
+use relevo_core::outbox::leases::Lease;
+use relevo_core::outbox::log::{Page, PageRequest};
+use relevo_core::outbox::{LogEntry, Position};
+use relevo_core::retry::{ExponentialBackoff, Jitter};
+use relevo_core::slot::shard_of;
+use relevo_core::store::StoreError;
+use tokio::time::Instant;
+
+use crate::buffer::{BufferedMessage, Origin};
+use crate::config::Config;
+use crate::relay::{Pending, Relay, RelayError};
+use crate::settle::EntryState;
+use crate::status::add;
+
+/// A page, its shards, and their position before it.
+pub(crate) struct ReadReply {
+    leases: Vec<Lease>,
+    after: Position,
+    page: Result<Page, StoreError>,
+}
+
+/// The read call, and when the next one starts.
+pub(crate) struct Reader {
+    pub(crate) call: Option<Pending<ReadReply>>,
+    /// The shards that are being read.
+    pub(crate) shards: Vec<u16>,
+    pub(crate) next_at: Instant,
+    /// The pauses between reads when there is nothing to do.
+    idle_backoff: ExponentialBackoff,
+    /// Whether the relay has read to the end of its shards since the last reset.
+    pub(crate) caught_up: bool,
+}
+
+impl Reader {
+    pub(crate) fn new(config: &Config, now: Instant) -> Self {
+        let idle_backoff = ExponentialBackoff::new(config.poll_interval_min, config.poll_interval_max);
+        Self { call: None, shards: Vec::new(), next_at: now, idle_backoff, caught_up: false }
+    }
+
+    /// Drops the call, if there is one.
+    pub(crate) fn cancel(&mut self) {
+        self.call = None;
+        self.shards.clear();
+    }
+
+    pub(crate) fn reset(&mut self, now: Instant) {
+        self.cancel();
+        self.next_at = now;
+        self.caught_up = false;
+    }
+}
+
+impl Relay {
+    pub(crate) fn start_read(&mut self, now: Instant) {
+        if !self.can_read() || now < self.reader.next_at || now >= self.leases.valid_until {
+            return;
+        }
+        let Some((after, leases)) = self.next_read() else { return };
+        let store = Arc::clone(&self.store);
+        let (messages_max, bytes_max) = (self.config.page_messages, self.config.memory_max / 2);
+        let window_limit = self.leases.window_limit;
+        self.reader.shards = leases.iter().map(|lease| lease.shard).collect();
+        self.reader.call = Some(Box::pin(async move {
+            let request = PageRequest { leases: &leases, after, messages_max, bytes_max, window_limit };
+            let page = store.read(request).await;
+            ReadReply { leases, after, page }
+        }));
+    }
+
+    pub(crate) fn can_read(&self) -> bool {
+        self.reader.call.is_none()
+            && !self.stopping
+            && (self.pages.messages() < self.config.pages_max * self.config.page_messages || self.needs_other_message())
+            && self.pages.bytes() < self.config.memory_max
+            && self.parked.keys.len() < self.config.parked_keys_max
+    }
+
+    /// Whether only a message outside of memory could prove that the broker works, and so unblock the pages.
+    fn needs_other_message(&self) -> bool {
+        self.publisher.health.has_quarantine_candidates() && !self.buffer.has_ready() && self.publisher.in_flight == 0
+    }
+
+    /// The next shards to read. Shards at the same position are read together, and the ones that lag behind come first.
+    fn next_read(&self) -> Option<(Position, Vec<Lease>)> {
+        // Also read shards that are to be released, because their messages may prove that the broker works.
+        let all = self.needs_other_message();
+        let shards = || self.leases.shards.values().filter(|shard| all || !shard.releasing);
+        let after = shards().map(|shard| (shard.read_to.is_exhausted(), shard.read_to)).min()?.1;
+        Some((after, shards().filter(|shard| shard.read_to == after).map(|shard| shard.lease).collect()))
+    }
+
+    pub(crate) fn apply_read(&mut self, reply: ReadReply) -> Result<(), RelayError> {
+        let ReadReply { leases, after, page } = reply;
+        match page {
+            Ok(page) => self.take_page(&leases, after, page),
+            Err(error) => self.store_failed(error)?,
+        }
+        Ok(())
+    }
+
+    fn take_page(&mut self, leases: &[Lease], after: Position, page: Page) {
+        let now = Instant::now();
+        if !page.entries.is_empty() {
+            self.reader.next_at = now;
+            self.reader.idle_backoff.reset();
+        } else if self.has_lagging_shard() {
+            self.reader.next_at = now; // do not pause until all shards are at the same position
+        } else {
+            self.reader.caught_up = true;
+            self.reader.next_at = now + self.reader.idle_backoff.next(Jitter::NONE);
+        }
+        if page.end == after {
+            return;
+        }
+        for lease in leases {
+            if let Some(shard) = self.leases.shards.get_mut(&lease.shard) {
+                shard.read_to = page.end;
+            }
+        }
+        let id = self.pages.push(leases.to_owned(), after, &page);
+        for (index, entry) in page.entries.into_iter().enumerate() {
+            self.take_entry(id, index, entry, leases);
+        }
+    }
+
+    /// Whether the shards are at different positions.
+    fn has_lagging_shard(&self) -> bool {
+        let mut positions = self.leases.kept_shards().map(|shard| shard.read_to);
+        positions.next().is_some_and(|first| positions.any(|position| position != first))
+    }
+
+    fn take_entry(&mut self, page: u64, index: usize, entry: LogEntry, leases: &[Lease]) {
+        let shard = shard_of(entry.slot, leases[0].shard_count);
+        let lease = *leases.iter().find(|lease| lease.shard == shard).expect("a page has only messages of its shards");
+        let Some(route) = self.route(&entry.message) else {
+            add(&self.status.counters.unrouted, 1);
+            self.pages.resolve(page, index, EntryState::Done);
+            return;
+        };
+        let address = route.address_of(&entry.message);
+        let key = entry.message.key.clone();
+        let message = BufferedMessage {
+            entry,
+            lease,
+            route,
+            address,
+            origin: Origin::Log { page, index },
+            attempts: 0,
+            lost_confirms: 0,
+            is_probe: false,
+            span: None,
+            was_sent: false,
+        };
+        if self.parked.keys.contains(&key) {
+            self.wait_behind(&key, message);
+        } else {
+            self.buffer.push(message);
+        }
+    }
+}
