@@ -4,6 +4,7 @@ use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::time::Duration;
 
 use async_nats::{Client, ConnectOptions, Event, ServerAddr, ServerError};
+use tokio::sync::watch;
 
 use crate::classify::Error;
 use crate::config::{Auth, Config};
@@ -18,16 +19,22 @@ pub(crate) async fn connect(config: &Config) -> Result<Client, Error> {
     options(config)?.connect(servers(config)?).await.map_err(tls::connect_error)
 }
 
-/// Opens a connection that also reports permission errors, for calls that would otherwise wait without a response.
+/// Opens a connection that also reports permission errors, for calls that would otherwise wait without a response. Each
+/// time it is restored, it notifies `connected`.
 pub(crate) async fn connect_reporting_denials(
     config: &Config,
-    tell: impl Fn(Error) + Send + Sync + 'static,
+    report: impl Fn(Error) + Send + Sync + 'static,
+    connected: watch::Sender<()>,
 ) -> Result<Client, Error> {
     let options = options(config)?.event_callback(move |event| {
-        if let Event::ServerError(ServerError::Other(text)) = event
-            && let Some(error) = permission_error(&text)
-        {
-            tell(error);
+        match event {
+            Event::Connected => drop(connected.send_replace(())),
+            Event::ServerError(ServerError::Other(text)) => {
+                if let Some(error) = permission_error(&text) {
+                    report(error);
+                }
+            }
+            _ => {}
         }
         std::future::ready(())
     });

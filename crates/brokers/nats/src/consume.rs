@@ -60,6 +60,8 @@ pub struct GroupConsumer {
 /// State that the consumer and its tasks share.
 pub(crate) struct ConsumerInner {
     client: Client,
+    /// Changes when the connection was restored. Deliveries to the lost connection may be missing.
+    connected: watch::Receiver<()>,
     stream: stream::Stream<()>,
     lane_store: LaneStore,
     group: Group,
@@ -95,8 +97,9 @@ pub async fn consumer(config: &Config, group: &Group, membership: Membership) ->
     }
     let fault = SharedError::default();
     let changed = Arc::new(Notify::new());
-    let client = connection::connect_reporting_denials(config, record_fatal_error(&fault, &changed)).await?;
-    let opened = open(client, config, group, membership, &fault, changed).await;
+    let (sender, connected) = watch::channel(());
+    let client = connection::connect_reporting_denials(config, record_fatal_error(&fault, &changed), sender).await?;
+    let opened = open(client, connected, config, group, membership, &fault, changed).await;
     // Without a permission the server does not respond to the request; it reports the violation separately.
     opened.map_err(|error| fault.lock().take().unwrap_or(error))
 }
@@ -115,6 +118,7 @@ fn record_fatal_error(fault: &SharedError, changed: &Arc<Notify>) -> impl Fn(Err
 
 async fn open(
     client: Client,
+    connected: watch::Receiver<()>,
     config: &Config,
     group: &Group,
     membership: Membership,
@@ -129,6 +133,7 @@ async fn open(
     let bucket = LaneStore::open(&context, group, config.confirm_timeout).await?;
     let shared = Arc::new(ConsumerInner {
         client,
+        connected,
         stream,
         lane_store: bucket,
         lane_slots: (0..group.lane_count()).map(|number| LaneSlot::new(group, number)).collect(),

@@ -86,6 +86,8 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     async fn read_session(&mut self) -> Result<(), ReaderExit> {
+        let mut connected = self.consumer.connected.clone();
+        connected.mark_unchanged();
         self.reload_unacknowledged().await?;
         self.catch_up_with_server().await?;
         let consumer: PullConsumer = self.consumer.stream.get_consumer(&self.lane.durable).await.map_err(asking)?;
@@ -106,7 +108,10 @@ impl Reader<'_> {
                     Some(chunk) => self.accept(chunk, &mut count).await?,
                     None => return Ok(()),
                 },
-                // A delivery may have been lost without a later one that would show the gap.
+                // Deliveries to the lost connection may be missing, without a later one that would show the gap. The
+                // connection is subscribed again before this request, so nothing is lost after it.
+                Ok(()) = connected.changed() => self.catch_up_with_server().await?,
+                // A delivery may be lost in other ways, for example between the servers of a cluster.
                 () = sleep_until(Instant::now() + idle) => self.catch_up_with_server().await?,
             }
         }
