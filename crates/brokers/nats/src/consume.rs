@@ -9,30 +9,27 @@ use std::time::Duration;
 use async_nats::Client;
 use async_nats::jetstream::stream;
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use relevo_core::{AckOutcome, BrokerConsumer, ConsumerCapabilities, Delivery, DeliveryTag, Failure, Lane};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
 use crate::classify::{Error, api};
 use crate::config::Config;
-use crate::connection;
-use crate::group::Group;
-use crate::lanes::LaneStore;
+use crate::connection::{self, jetstream};
+use crate::topology::Group;
+use crate::topology::apply::verify_group;
 
 mod assignment;
-mod count;
-mod declare;
 mod lag;
-mod lanes;
+pub(crate) mod lane_messages;
+pub(crate) mod lane_store;
+pub(crate) mod lanes;
 mod reader;
 mod receive;
-mod settle;
-mod window;
 
-pub use declare::declare_group;
-pub(crate) use declare::{bucket_config, context, is_stream_not_found};
-use lanes::LaneSlot;
-use parking_lot::Mutex;
+use self::lane_store::LaneStore;
+use self::lanes::LaneSlot;
 
 /// The options of a consumer in its group.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,15 +62,15 @@ pub(crate) struct ConsumerInner {
     stream: stream::Stream<()>,
     lane_store: LaneStore,
     group: Group,
-    membership: Membership,
+    pub(crate) membership: Membership,
     /// Unique to this consumer.
     id: String,
     timeout: Duration,
-    lane_slots: Vec<LaneSlot>,
+    pub(crate) lane_slots: Vec<LaneSlot>,
     /// Notified when messages may be available, or when a lane was claimed or lost.
-    changed: Arc<Notify>,
+    pub(crate) changed: Arc<Notify>,
     /// Requests a rebalance before the next heartbeat.
-    rebalance_now: Notify,
+    pub(crate) rebalance_now: Notify,
     /// Allows one rebalance at a time.
     rebalance_lock: tokio::sync::Mutex<assignment::Participation>,
     /// Allows one poll for deliveries at a time.
@@ -126,8 +123,8 @@ async fn open(
     changed: Arc<Notify>,
 ) -> Result<GroupConsumer, Error> {
     group.check_record(client.max_payload())?;
-    let context = declare::context(&client, config);
-    declare::verify_group(&context, group).await?;
+    let context = jetstream(&client, config);
+    verify_group(&context, group).await?;
     let stream = context.get_stream_no_info(&group.stream).await;
     let stream = stream.map_err(|error| api("looking for the stream", error))?;
     let bucket = LaneStore::open(&context, group, config.confirm_timeout).await?;
@@ -163,14 +160,14 @@ fn new_member_id() -> String {
 }
 
 impl ConsumerInner {
-    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> tokio::task::AbortHandle {
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> tokio::task::AbortHandle {
         let mut tasks = self.tasks.lock();
         // Remove finished tasks.
         while tasks.try_join_next().is_some() {}
         tasks.spawn(task)
     }
 
-    fn is_closed(&self) -> bool {
+    pub(crate) fn is_closed(&self) -> bool {
         *self.closed.borrow()
     }
 

@@ -9,9 +9,9 @@ use relevo_core::finding::{Finding, Severity};
 use relevo_core::finding::{Findings, join_limited};
 
 use crate::config::Config;
-use crate::lanes;
+use crate::consume::lane_store;
 use crate::server_state::ServerState;
-use crate::topology::words;
+use crate::topology::validate::words;
 
 mod consumers;
 mod flush_interval;
@@ -37,7 +37,7 @@ pub(crate) fn examine(
         names.insert(group.stream.clone());
     }
     if !config.topology.groups.is_empty()
-        && let Some(bucket) = seen.streams.get(&lanes::stream_name())
+        && let Some(bucket) = seen.streams.get(&lane_store::stream_name())
     {
         streams::examine_bucket(bucket, seen, &mut report);
     }

@@ -18,11 +18,11 @@ use tokio::time::timeout;
 
 use crate::classify::{Error, api};
 use crate::config::Config;
-use crate::connection;
-use crate::consume::{context, is_stream_not_found};
-use crate::group::Group;
+use crate::connection::{self, jetstream};
+use crate::consume::lane_store::next_message;
 use crate::headers::decode_headers;
-use crate::lanes::next_message;
+use crate::topology::Group;
+use crate::topology::apply::is_stream_not_found;
 
 /// The number of messages that one call reads.
 const CHUNK: usize = 1_000;
@@ -55,7 +55,7 @@ impl ReplayLog {
     pub async fn open(config: &Config, group: &Group) -> Result<Self, ReplaySourceError> {
         group.validate().map_err(source_error)?;
         let client = connection::connect(config).await.map_err(source_error)?;
-        let context = context(&client, config);
+        let context = jetstream(&client, config);
         let log = Self { context, group: group.clone(), timeout: config.confirm_timeout, reader: Mutex::default() };
         let retention = log.info().await?.config.retention;
         if retention != RetentionPolicy::Limits {

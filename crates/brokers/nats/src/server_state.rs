@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use async_nats::jetstream::context::ContextBuilder;
-use async_nats::jetstream::{Context, consumer, stream};
+use async_nats::jetstream::{consumer, stream};
 use async_nats::{Client, ServerInfo};
 use futures_util::TryStreamExt as _;
 
 use crate::classify::{Error, api};
 use crate::config::Config;
+use crate::connection::jetstream;
 
 /// The streams and consumers of an account at one moment.
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ impl ServerState {
         config: &Config,
         looked_at: impl Fn(&stream::Config) -> bool,
     ) -> Result<Self, Error> {
-        let context = context(client, config);
+        let context = jetstream(client, config);
         let server = client.server_info();
         let streams: Vec<stream::Info> =
             context.streams().try_collect().await.map_err(|error| api("listing the streams", error))?;
@@ -44,11 +44,6 @@ impl ServerState {
         let streams = streams.into_iter().map(|info| (info.config.name.clone(), info)).collect();
         Ok(Self { streams, consumers, version: version(&server.version), server })
     }
-}
-
-/// The context of every API call.
-pub(crate) fn context(client: &Client, config: &Config) -> Context {
-    ContextBuilder::new().timeout(config.confirm_timeout).build(client.clone())
 }
 
 /// The major and minor version; zeros if the text is not a version.

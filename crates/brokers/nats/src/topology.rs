@@ -1,15 +1,17 @@
 //! The configured topology: streams and consumer groups, as plain data.
 
-use crate::group::Group;
+use std::time::Duration;
 
+use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, ReplayPolicy, pull};
+use relevo_core::slot::SLOTS;
+
+use crate::classify::Error;
+
+pub(crate) mod apply;
 mod compare;
-mod stream;
-mod validate;
-mod words;
+pub(crate) mod validate;
 
 pub(crate) use compare::ATOMIC_FROM;
-pub use stream::{Discard, Retention, Storage, Stream};
-pub(crate) use words::words;
 
 /// The configured topology.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,4 +20,276 @@ pub struct Topology {
     pub streams: Vec<Stream>,
     /// The groups, each with its durable consumers.
     pub groups: Vec<Group>,
+}
+
+/// A stream. By default it keeps every confirmed message until an operator deletes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stream {
+    /// The name.
+    pub name: String,
+    /// The subjects that it stores, with the NATS wildcards `*` and `>`.
+    pub subjects: Vec<String>,
+    /// Where messages are stored.
+    pub storage: Storage,
+    /// The number of replicas in a cluster.
+    pub replicas: usize,
+    /// When messages are deleted.
+    pub retention: Retention,
+    /// The maximum age of a message.
+    pub max_age: Option<Duration>,
+    /// The maximum size in bytes.
+    pub max_bytes: Option<u64>,
+    /// The maximum number of messages.
+    pub max_messages: Option<u64>,
+    /// The maximum size of a message.
+    pub max_message_bytes: Option<u32>,
+    /// What happens when the stream is full.
+    pub discard: Discard,
+    /// How long the server detects duplicates.
+    pub duplicate_window: Duration,
+    /// Whether atomic batches are enabled, if the server supports them (2.12 and later).
+    pub allow_atomic_publish: bool,
+}
+
+impl Stream {
+    /// A stream with file storage, one replica, no limits and a duplicate window of ten minutes.
+    pub fn new<S: Into<String>>(name: impl Into<String>, subjects: impl IntoIterator<Item = S>) -> Self {
+        Self {
+            name: name.into(),
+            subjects: subjects.into_iter().map(Into::into).collect(),
+            storage: Storage::File,
+            replicas: 1,
+            retention: Retention::Limits,
+            max_age: None,
+            max_bytes: None,
+            max_messages: None,
+            max_message_bytes: None,
+            discard: Discard::New,
+            duplicate_window: Duration::from_mins(10),
+            allow_atomic_publish: true,
+        }
+    }
+}
+
+/// Where a stream stores its messages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Storage {
+    /// In files.
+    #[default]
+    File,
+    /// In memory: lost when the server stops.
+    Memory,
+}
+
+/// When a stream deletes messages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Retention {
+    /// Only by the limits of age and size.
+    #[default]
+    Limits,
+    /// Also when every consumer has acknowledged the message. Without consumers nothing is stored.
+    Interest,
+    /// Also when its one consumer has acknowledged the message.
+    WorkQueue,
+}
+
+/// What a full stream does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Discard {
+    /// Refuses new messages.
+    #[default]
+    New,
+    /// Drops the oldest messages, consumed or not.
+    Old,
+}
+
+/// The bucket in which consumers lease their lanes and record unacknowledged messages.
+pub(crate) const BUCKET: &str = "relevo-lanes";
+/// The record of a lane lists its unacknowledged messages. This many fit into a message with the default `max_payload`.
+const ACK_PENDING_MAX: usize = 10_000;
+/// The maximum size of one entry in the record: a number of 20 digits and a comma.
+const OPEN_BYTES_MAX: usize = 21;
+/// The maximum size of the rest of a record, with its headers.
+const RECORD_BYTES_MAX: usize = 1_000;
+/// The maximum length of a name, which the server uses in file names.
+const NAME_BYTES_MAX: usize = 200;
+
+/// A group of consumers that share the messages of a stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// The name. The durable consumers are named `name-0`, `name-1` … with lanes, and `name` without.
+    pub name: String,
+    /// The stream that the group reads.
+    pub stream: String,
+    /// The subjects of the stream to read, without the lane token. Empty means all. More than one needs a server from
+    /// 2.10 on.
+    pub subjects: Vec<String>,
+    /// The number of lanes that publishers use in the subject.
+    pub lanes: Option<u16>,
+    /// How long the server waits for an acknowledgement or a progress signal before it redelivers a message.
+    pub ack_wait: Duration,
+    /// The maximum number of unacknowledged messages per lane.
+    /// It must be at least a consumer's prefetch, and at most 10 000.
+    pub max_ack_pending: usize,
+    /// The number of deliveries after which the server stops delivering a message. Relevo does not need this limit: the
+    /// inbox stores messages that cannot be handled.
+    pub max_deliver: Option<u32>,
+}
+
+impl Group {
+    /// A group without lanes that reads all messages of a stream whose subject matches.
+    pub fn new<S: Into<String>>(
+        name: impl Into<String>,
+        stream: impl Into<String>,
+        subjects: impl IntoIterator<Item = S>,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            stream: stream.into(),
+            subjects: subjects.into_iter().map(Into::into).collect(),
+            lanes: None,
+            ack_wait: Duration::from_secs(30),
+            max_ack_pending: 1_000,
+            max_deliver: None,
+        }
+    }
+
+    /// Rejects an invalid group.
+    pub(crate) fn validate(&self) -> Result<(), Error> {
+        let malformed = |why: &str| Err(Error::Config(format!("the group `{}` {why}", self.name)));
+        if !is_name(&self.name) || !is_name(&self.stream) {
+            return malformed("and its stream need names of letters, digits, `-` and `_`, at most 200");
+        }
+        if self.lanes.is_some_and(|lanes| !(1..=SLOTS).contains(&lanes)) {
+            return malformed("needs 1 to 256 lanes, or none");
+        }
+        if self.lanes.is_some() && (self.subjects.is_empty() || self.subjects.iter().any(|one| one.ends_with('>'))) {
+            return malformed("has lanes, so it needs subjects that do not end in `>`: the lane is the last word");
+        }
+        if self.subjects.iter().any(|one| !is_filter(one)) {
+            return malformed("has a subject that is none");
+        }
+        if !(1..=ACK_PENDING_MAX).contains(&self.max_ack_pending) {
+            return malformed("needs a `max_ack_pending` of 1 to 10000");
+        }
+        if self.ack_wait < Duration::from_secs(1) {
+            return malformed("needs an `ack_wait` of at least one second");
+        }
+        Ok(())
+    }
+
+    /// Checks that the largest possible lane record fits into this many bytes.
+    pub(crate) fn check_record(&self, bytes_max: usize) -> Result<(), Error> {
+        let most = bytes_max.saturating_sub(RECORD_BYTES_MAX) / OPEN_BYTES_MAX;
+        if self.max_ack_pending <= most {
+            return Ok(());
+        }
+        let Self { name, max_ack_pending, .. } = self;
+        Err(Error::Config(format!(
+            "the group `{name}` has a `max_ack_pending` of {max_ack_pending}, and what is known of so many does not fit \
+             into a message of this server: make it {most} or less, or the server's `max_payload` larger"
+        )))
+    }
+
+    /// The number of lanes: one for a group without lanes.
+    pub(crate) fn lane_count(&self) -> u16 {
+        self.lanes.unwrap_or(1)
+    }
+
+    /// The name of a lane's durable consumer.
+    pub(crate) fn durable(&self, lane: u16) -> String {
+        if self.lanes.is_some() { format!("{}-{lane}", self.name) } else { self.name.clone() }
+    }
+
+    /// The subjects that a lane's consumer reads. Empty means all.
+    pub(crate) fn filters(&self, lane: u16) -> Vec<String> {
+        let lane_word = |subject: &String| match self.lanes {
+            Some(_) => format!("{subject}.{lane}"),
+            None => subject.clone(),
+        };
+        self.subjects.iter().map(lane_word).collect()
+    }
+
+    /// The configuration of a lane's durable consumer.
+    pub(crate) fn consumer_config(&self, lane: u16) -> pull::Config {
+        let filters = self.filters(lane);
+        let (filter_subject, filter_subjects) = match <[String; 1]>::try_from(filters) {
+            Ok([one]) => (one, Vec::new()),
+            Err(filters) => (String::new(), filters),
+        };
+        pull::Config {
+            durable_name: Some(self.durable(lane)),
+            deliver_policy: DeliverPolicy::All,
+            ack_policy: AckPolicy::Explicit,
+            ack_wait: self.ack_wait,
+            max_deliver: self.max_deliver.map_or(-1, i64::from),
+            filter_subject,
+            filter_subjects,
+            replay_policy: ReplayPolicy::Instant,
+            max_ack_pending: i64::try_from(self.max_ack_pending).unwrap_or(i64::MAX),
+            ..pull::Config::default()
+        }
+    }
+}
+
+/// Names become parts of subjects and of file names.
+fn is_name(name: &str) -> bool {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    !name.is_empty() && name.len() <= NAME_BYTES_MAX && name.bytes().all(fits)
+}
+
+fn is_filter(subject: &str) -> bool {
+    let words: Vec<&str> = subject.split('.').collect();
+    let is_word = |word: &&str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_graphic());
+    let is_wild = |word: &str| word.contains(['*', '>']);
+    let last = words.len() - 1;
+    words.iter().all(is_word)
+        && words.iter().enumerate().all(|(at, word)| !is_wild(word) || *word == "*" || (*word == ">" && at == last))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_lane_has_a_durable_consumer_with_the_lane_as_last_word() {
+        let group = Group { lanes: Some(4), ..Group::new("billing", "ORDERS", ["orders", "invoices.*"]) };
+        assert_eq!(group.durable(3), "billing-3");
+        assert_eq!(group.filters(3), ["orders.3", "invoices.*.3"]);
+        assert_eq!(group.consumer_config(3).filter_subjects, ["orders.3", "invoices.*.3"]);
+    }
+
+    #[test]
+    fn without_lanes_a_group_is_one_consumer_of_its_name() {
+        let group = Group::new("billing", "ORDERS", ["orders"]);
+        assert_eq!((group.lane_count(), group.durable(0)), (1, "billing".to_owned()));
+        let config = group.consumer_config(0);
+        // A single subject uses the field that every server version supports.
+        assert_eq!((config.filter_subject.as_str(), config.filter_subjects.len()), ("orders", 0));
+        assert_eq!(config.ack_policy, AckPolicy::Explicit);
+    }
+
+    #[test]
+    fn an_impossible_group_is_rejected() {
+        let good = Group { lanes: Some(4), ..Group::new("billing", "ORDERS", ["orders.*"]) };
+        good.validate().expect("a good one");
+        Group::new("billing", "ORDERS", ["orders.>"]).validate().expect("without lanes any rest can be read");
+        let bad = [
+            Group { name: "a.b".to_owned(), ..good.clone() },
+            Group { name: "x".repeat(201), ..good.clone() },
+            Group { stream: String::new(), ..good.clone() },
+            Group { subjects: vec!["orders.>".to_owned()], ..good.clone() },
+            Group { subjects: vec!["a..b".to_owned()], ..good.clone() },
+            Group { subjects: vec!["a b".to_owned()], ..good.clone() },
+            Group { subjects: vec!["a.b*".to_owned()], ..good.clone() },
+            Group { subjects: Vec::new(), ..good.clone() },
+            Group { lanes: Some(0), ..good.clone() },
+            Group { lanes: Some(257), ..good.clone() },
+            Group { max_ack_pending: 0, ..good.clone() },
+            Group { ack_wait: Duration::from_millis(999), ..good },
+        ];
+        for group in bad {
+            assert_eq!(group.validate().expect_err("a bad one").class(), relevo_core::Class::Blocked, "{group:?}");
+        }
+    }
 }

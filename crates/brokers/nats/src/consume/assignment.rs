@@ -11,11 +11,11 @@ use futures_util::StreamExt as _;
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::lane_messages::{LaneChange, LaneMessages};
+use super::lane_store::{LaneRecord, MemberHeartbeat, RecordWrite, StoredRecord};
 use super::lanes::{LaneSlot, OwnedLane, durable_ns, is_same_durable};
-use super::window::{LaneChange, LaneMessages};
 use super::{ConsumerInner, reader};
 use crate::classify::{Error, api};
-use crate::lanes::{LaneRecord, MemberHeartbeat, RecordWrite, StoredRecord};
 
 /// A new consumer waits at most this long for others to release its share.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(1);

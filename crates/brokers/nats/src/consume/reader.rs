@@ -19,14 +19,14 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use relevo_core::{Class, RawMessage};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::count::{DeliveryCounter, Gap};
+use super::ConsumerInner;
+use super::lane_messages::{Arrival, MessageContent, ServerAck};
+use super::lane_store::{next_message, none_if_missing};
 use super::lanes::{LaneSlot, OwnedLane, durable_ns};
-use super::window::{Arrival, MessageContent, ServerAck};
-use super::{ConsumerInner, declare};
 use crate::classify::{Error, Source, api};
 use crate::connection;
 use crate::headers::decode_headers;
-use crate::lanes::{next_message, none_if_missing};
+use crate::topology::apply::is_consumer_not_found;
 
 /// The lifetime of a pull request, after which it is renewed. An abandoned request expires by then.
 const PULL_EXPIRES: Duration = Duration::from_secs(10);
@@ -152,7 +152,7 @@ impl Reader<'_> {
     async fn last_delivered(&self) -> Result<u64, ReaderExit> {
         let info = match self.consumer.stream.consumer_info(&self.lane.durable).await {
             Ok(info) => info,
-            Err(error) if declare::is_consumer_not_found(&error) => {
+            Err(error) if is_consumer_not_found(&error) => {
                 return Err(ReaderExit::Fatal(Error::GroupNotFound(self.consumer.group.name.clone())));
             }
             Err(error) => return Err(asking(error).into()),
@@ -266,3 +266,32 @@ impl Reader<'_> {
 fn asking(error: impl Into<Source>) -> Error {
     api("asking for messages", error)
 }
+
+/// The number of the last delivery, if every first delivery up to it was seen.
+#[derive(Debug, Default)]
+pub(super) struct DeliveryCounter(Option<u64>);
+
+/// What must be read from the stream before a delivery is accepted.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Gap {
+    /// Nothing.
+    None,
+    /// All messages before it: the server makes first deliveries in stream order.
+    Before,
+    /// All messages that the server has ever delivered: a redelivery does not show which messages came before it.
+    Delivered,
+}
+
+impl DeliveryCounter {
+    /// Records a delivery. A reported gap must be closed now, or this counter discarded.
+    pub(super) fn record(&mut self, number: u64, is_first: bool) -> Gap {
+        match self.0.replace(number) {
+            Some(last) if last + 1 == number => Gap::None,
+            _ if is_first => Gap::Before,
+            _ => Gap::Delivered,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

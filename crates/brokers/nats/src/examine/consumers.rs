@@ -7,7 +7,7 @@ use relevo_core::finding::Severity;
 
 use crate::config::Config;
 use crate::server_state::ServerState;
-use crate::topology::words;
+use crate::topology::validate::words;
 
 /// Checks one durable consumer, including those that Relevo did not create.
 pub(super) fn examine(info: &consumer::Info, report: &mut Findings) {

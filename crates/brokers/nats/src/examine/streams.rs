@@ -11,7 +11,7 @@ use relevo_core::finding::{Findings, join_limited};
 
 use super::FlushInterval;
 use crate::server_state::ServerState;
-use crate::topology::words;
+use crate::topology::validate::words;
 
 /// A shorter retention is reported.
 const SHORT_RETENTION: Duration = Duration::from_hours(24);

@@ -6,11 +6,10 @@ use async_nats::jetstream::consumer;
 use async_nats::jetstream::stream::{self, DiscardPolicy, RetentionPolicy, StorageType};
 use relevo_core::broker::admin::{Difference, TopologyItem, TopologyStatus};
 
-use super::words::overlap;
-use super::{Discard, Retention, Storage, Stream, Topology};
-use crate::consume::bucket_config;
-use crate::group::{BUCKET, Group};
-use crate::lanes;
+use super::apply::bucket_config;
+use super::validate::overlap;
+use super::{BUCKET, Discard, Group, Retention, Storage, Stream, Topology};
+use crate::consume::lane_store;
 use crate::server_state::ServerState;
 
 /// The first server version with atomic batches.
@@ -90,7 +89,7 @@ fn foreign_subjects(name: &str, wanted: &[String], seen: &ServerState) -> Topolo
 
 /// The bucket of lanes. Its replica count and duplicate window may differ, because they do not affect its purpose.
 fn bucket_item(seen: &ServerState) -> TopologyItem {
-    let state = match seen.streams.get(&lanes::stream_name()) {
+    let state = match seen.streams.get(&lane_store::stream_name()) {
         None => TopologyStatus::Missing,
         Some(stream::Info { config: found, .. }) => {
             let wanted = stream::Config {

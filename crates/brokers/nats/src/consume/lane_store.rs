@@ -16,7 +16,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::classify::{Error, api};
-use crate::group::{BUCKET, Group};
+use crate::topology::{BUCKET, Group};
 
 /// The record of a lane.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
