@@ -12,6 +12,7 @@ use async_nats::jetstream::stream::{
 };
 use async_nats::jetstream::{self, ErrorCode};
 use async_nats::{ConnectError, RequestError, RequestErrorKind};
+use relevo_core::inbox::source::ReplaySourceError;
 use relevo_core::{Class, Failure};
 
 /// Any error of a library.
@@ -320,6 +321,12 @@ const NO_LIMITS: u64 = 10_120;
 const DUPLICATE_IN_PROCESS: u64 = 10_158;
 const TOO_MANY_REQUESTS: u64 = 10_167;
 const STREAM_OFFLINE_REASON: u64 = 10_194;
+
+impl From<Error> for ReplaySourceError {
+    fn from(error: Error) -> Self {
+        Failure::from(error).into()
+    }
+}
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {

@@ -1,7 +1,6 @@
 //! Connections to a server, their TLS settings, and the meaning of connect errors.
 
 use std::error::Error as _;
-use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::time::Duration;
 
 use async_nats::jetstream::Context;
@@ -10,14 +9,16 @@ use async_nats::rustls::pki_types::pem::PemObject as _;
 use async_nats::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use async_nats::rustls::{AlertDescription, ClientConfig, Error as TlsError, RootCertStore, crypto};
 use async_nats::{Client, ConnectError, ConnectErrorKind, ConnectOptions, Event, ServerAddr, ServerError};
+use parking_lot::Mutex;
+use relevo_core::retry::{ExponentialBackoff, Jitter};
 use tokio::sync::watch;
 
 use crate::classify::Error;
 use crate::config::{Auth, Config, Tls};
 
-/// The longest pause between two attempts to connect.
-const PAUSE_MAX: Duration = Duration::from_secs(2);
-const PAUSE_MIN: Duration = Duration::from_millis(20);
+/// The shortest and the longest delay between two attempts to connect.
+const DELAY_MIN: Duration = Duration::from_millis(20);
+const DELAY_MAX: Duration = Duration::from_secs(2);
 
 /// Opens a connection that the library restores when it is lost. The first attempt must succeed.
 pub(crate) async fn connect(config: &Config) -> Result<Client, Error> {
@@ -76,7 +77,7 @@ pub(crate) fn options(config: &Config) -> Result<ConnectOptions, Error> {
         .connection_timeout(config.connect_timeout)
         .request_timeout(Some(config.confirm_timeout))
         .ping_interval(config.ping_interval)
-        .reconnect_delay_callback(pause)
+        .reconnect_delay_callback(reconnect_delays())
         .require_tls(encrypted)
         .tls_client_config(client_config(&config.tls)?);
     let options = if config.tls.handshake_first { options.tls_first() } else { options };
@@ -123,30 +124,25 @@ fn server(url: &str) -> Result<ServerAddr, Error> {
     Ok(server)
 }
 
-/// The pause before an attempt to connect. It grows with each attempt and is random, so that clients do not reconnect
-/// together.
-pub(crate) fn pause(attempt: usize) -> Duration {
-    let exponent = u32::try_from(attempt.saturating_sub(1)).unwrap_or(u32::MAX);
-    let most = PAUSE_MIN.saturating_mul(2_u32.saturating_pow(exponent)).min(PAUSE_MAX);
-    // The random keys of a hasher are sufficient here.
-    let random = RandomState::new().build_hasher().finish() % 1_000;
-    most / 2 + (most / 2).mul_f64(f64::from(u32::try_from(random).unwrap_or_default()) / 1_000.0)
+/// The delays before attempts to connect.
+pub(crate) fn backoff() -> ExponentialBackoff {
+    ExponentialBackoff::new(DELAY_MIN, DELAY_MAX)
 }
 
-/// After a session of this length, the next pause is the shortest one again.
-const STABLE: Duration = Duration::from_secs(10);
-
-/// The pauses between sessions that keep ending.
-#[derive(Debug, Default)]
-pub(crate) struct Backoff {
-    attempt: usize,
+/// A random part of a delay, so that clients do not reconnect together.
+pub(crate) fn jitter() -> Jitter {
+    Jitter::from_random(fastrand::u32(..))
 }
 
-impl Backoff {
-    /// The pause after a session of this length.
-    pub(crate) fn after(&mut self, lasted: Duration) -> Duration {
-        self.attempt = if lasted >= STABLE { 1 } else { self.attempt + 1 };
-        pause(self.attempt)
+/// The delays of the library, which numbers its attempts from 1 after each loss of the connection.
+fn reconnect_delays() -> impl Fn(usize) -> Duration + Send + Sync + 'static {
+    let backoff = Mutex::new(backoff());
+    move |attempt| {
+        let mut backoff = backoff.lock();
+        if attempt <= 1 {
+            backoff.reset();
+        }
+        backoff.next(jitter())
     }
 }
 
@@ -247,23 +243,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stable_session_resets_the_backoff() {
-        let mut backoff = Backoff::default();
-        for _ in 0..20 {
-            backoff.after(Duration::ZERO);
+    fn each_loss_of_the_connection_begins_with_short_delays() {
+        let delay = reconnect_delays();
+        for _ in 0..2 {
+            assert!(delay(1) <= DELAY_MIN);
+            for attempt in 2..20 {
+                assert!((DELAY_MIN / 2..=DELAY_MAX).contains(&delay(attempt)));
+            }
+            assert!(delay(20) >= DELAY_MAX / 2);
         }
-        assert!(backoff.after(Duration::ZERO) >= PAUSE_MAX / 2);
-        assert!(backoff.after(STABLE) <= PAUSE_MIN);
-        assert!(backoff.after(Duration::ZERO) <= PAUSE_MIN * 2, "and it grows from there");
-    }
-
-    #[test]
-    fn pauses_grow_and_stay_below_their_limit() {
-        for attempt in 0..100 {
-            let pause = pause(attempt);
-            assert!(pause >= PAUSE_MIN / 2 && pause <= PAUSE_MAX, "{attempt}: {pause:?}");
-        }
-        assert!(pause(20) >= PAUSE_MAX / 2);
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! A consumer of one group.
 
 use std::fmt;
-use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::Duration;
@@ -136,7 +135,7 @@ async fn open(
         lane_slots: (0..group.lane_count()).map(|number| LaneSlot::new(group, number)).collect(),
         group: group.clone(),
         membership,
-        id: new_member_id(),
+        id: uuid::Uuid::new_v4().simple().to_string(),
         timeout: config.confirm_timeout,
         changed,
         rebalance_now: Notify::new(),
@@ -151,12 +150,6 @@ async fn open(
     let consumer = GroupConsumer { inner: shared };
     assignment::join_group(&consumer.inner).await?;
     Ok(consumer)
-}
-
-/// Random enough to be unique among consumers.
-fn new_member_id() -> String {
-    let random = || RandomState::new().build_hasher().finish();
-    format!("{:016x}{:016x}", random(), random())
 }
 
 impl ConsumerInner {

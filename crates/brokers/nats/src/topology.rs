@@ -131,9 +131,6 @@ pub struct Group {
     /// The maximum number of unacknowledged messages per lane.
     /// It must be at least a consumer's prefetch, and at most 10 000.
     pub max_ack_pending: usize,
-    /// The number of deliveries after which the server stops delivering a message. Relevo does not need this limit: the
-    /// inbox stores messages that cannot be handled.
-    pub max_deliver: Option<u32>,
 }
 
 impl Group {
@@ -150,7 +147,6 @@ impl Group {
             lanes: None,
             ack_wait: Duration::from_secs(30),
             max_ack_pending: 1_000,
-            max_deliver: None,
         }
     }
 
@@ -222,7 +218,8 @@ impl Group {
             deliver_policy: DeliverPolicy::All,
             ack_policy: AckPolicy::Explicit,
             ack_wait: self.ack_wait,
-            max_deliver: self.max_deliver.map_or(-1, i64::from),
+            // Without a limit: the inbox dead-letters messages that cannot be handled, the server would drop them.
+            max_deliver: -1,
             filter_subject,
             filter_subjects,
             replay_policy: ReplayPolicy::Instant,

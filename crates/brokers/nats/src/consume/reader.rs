@@ -36,6 +36,8 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 const PULL_MAX: usize = 500;
 /// The number of concurrent reads from the stream.
 const PARALLEL_READS: usize = 32;
+/// After a session of this length, the next delay is the shortest one again.
+const STABLE_AFTER: Duration = Duration::from_secs(10);
 /// The maximum number of received messages that are processed together.
 const CHUNK: usize = 256;
 
@@ -59,7 +61,7 @@ impl From<Error> for ReaderExit {
 pub(super) async fn read_lane(shared: Arc<ConsumerInner>, number: u16, epoch: u64) {
     let cell = &shared.lane_slots[usize::from(number)];
     let mut reader = Reader { consumer: &shared, lane: cell, epoch };
-    let mut backoff = connection::Backoff::default();
+    let mut backoff = connection::backoff();
     loop {
         let began = Instant::now();
         match reader.read_session().await {
@@ -74,7 +76,10 @@ pub(super) async fn read_lane(shared: Arc<ConsumerInner>, number: u16, epoch: u6
             // The library ended its message stream: request a new one.
             Ok(()) => {}
         }
-        sleep(backoff.after(began.elapsed())).await;
+        if began.elapsed() >= STABLE_AFTER {
+            backoff.reset();
+        }
+        sleep(backoff.next(connection::jitter())).await;
     }
 }
 

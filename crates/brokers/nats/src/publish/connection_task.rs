@@ -163,6 +163,8 @@ const STABLE_AFTER: Duration = Duration::from_secs(5);
 pub(crate) async fn maintain(config: Config, configured: Vec<ServerAddr>, state: watch::Sender<BrokerConnection>) {
     let mut servers = configured.clone();
     let mut failures = 0;
+    let mut backoff = connection::backoff();
+    let mut delay = Duration::ZERO;
     loop {
         let server = servers[failures % servers.len()].clone();
         let why = match PublishConnection::open(&config, &server).await {
@@ -176,6 +178,7 @@ pub(crate) async fn maintain(config: Config, configured: Vec<ServerAddr>, state:
                 // Keep the failure count if the server accepts and then closes connections, so that the pauses grow.
                 if session.unconfirmed.has_stored() || began.elapsed() >= STABLE_AFTER {
                     failures = 0;
+                    backoff.reset();
                 }
                 why
             }
@@ -193,13 +196,12 @@ pub(crate) async fn maintain(config: Config, configured: Vec<ServerAddr>, state:
         }
         failures += 1;
         state.send_replace(BrokerConnection::Down(Arc::new(why)));
-        tokio::time::sleep(reconnect_delay(failures, servers.len())).await;
+        // Every server is tried once before the delay grows.
+        if failures == 1 || failures.is_multiple_of(servers.len()) {
+            delay = backoff.next(connection::jitter());
+        }
+        tokio::time::sleep(delay).await;
     }
-}
-
-/// Every server is tried once before the pauses grow.
-fn reconnect_delay(failures: usize, servers: usize) -> Duration {
-    connection::pause(failures / servers + 1)
 }
 
 /// The configured servers, and those that the cluster announces.
