@@ -13,7 +13,7 @@ use relevo_core::{AckOutcome, BrokerConsumer, ConsumerCapabilities, Delivery, De
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
-use crate::classify::{Error, api};
+use crate::classify::{Error, api_error};
 use crate::config::Config;
 use crate::connection::{self, jetstream};
 use crate::topology::Group;
@@ -121,11 +121,11 @@ async fn open(
     fault: &SharedError,
     changed: Arc<Notify>,
 ) -> Result<GroupConsumer, Error> {
-    group.check_record(client.max_payload())?;
+    group.validate_record_size(client.max_payload())?;
     let context = jetstream(&client, config);
     verify_group(&context, group).await?;
     let stream = context.get_stream_no_info(&group.stream).await;
-    let stream = stream.map_err(|error| api("looking for the stream", error))?;
+    let stream = stream.map_err(|error| api_error("get the stream", error))?;
     let bucket = LaneStore::open(&context, group, config.confirm_timeout).await?;
     let shared = Arc::new(ConsumerInner {
         client,

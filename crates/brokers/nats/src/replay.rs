@@ -16,7 +16,7 @@ use relevo_core::{Lane, RawMessage};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
-use crate::classify::{Error, api};
+use crate::classify::{Error, api_error};
 use crate::config::Config;
 use crate::connection::{self, jetstream};
 use crate::consume::lane_store::next_message;
@@ -68,7 +68,7 @@ impl ReplayLog {
     }
 
     async fn stream(&self) -> Result<Stream<()>, Error> {
-        self.context.get_stream_no_info(&self.group.stream).await.map_err(|error| api("looking for the stream", error))
+        self.context.get_stream_no_info(&self.group.stream).await.map_err(|error| api_error("get the stream", error))
     }
 
     async fn info(&self) -> Result<stream::Info, ReplaySourceError> {
@@ -78,7 +78,7 @@ impl ReplayLog {
                 "there is no stream `{}` at the server; hint: `relevo topology plan` compares what there should be",
                 self.group.stream
             ))),
-            Err(error) => Err(api("looking for the stream", error).into()),
+            Err(error) => Err(api_error("get the stream", error).into()),
         }
     }
 
@@ -119,7 +119,7 @@ impl ReplayLog {
             ..pull::Config::default()
         };
         let made = self.stream().await?.create_consumer(config).await;
-        let consumer = made.map_err(|error| api("making a reader of the stream", error))?;
+        let consumer = made.map_err(|error| api_error("create a reader of the stream", error))?;
         Ok(Reader { consumer, last_sequence: start, delivered: 0 })
     }
 
@@ -150,10 +150,10 @@ impl ReplayLog {
     ) -> Result<(ReplayPage, bool), Error> {
         let mut read = ReplayPage { messages: Vec::new(), next: reader.last_sequence, ended: false };
         let asked = reader.consumer.fetch().max_messages(limit).messages().await;
-        let mut messages = asked.map_err(|error| api("reading the stream", error))?;
+        let mut messages = asked.map_err(|error| api_error("read the stream", error))?;
         let (mut bytes, mut looked) = (0, 0);
-        while let Some(message) = messages.try_next().await.map_err(|error| api("reading the stream", error))? {
-            let info = message.info().map_err(|error| api("reading a delivery", error))?;
+        while let Some(message) = messages.try_next().await.map_err(|error| api_error("read the stream", error))? {
+            let info = message.info().map_err(|error| api_error("parse a delivery", error))?;
             let (sequence, pending) = (info.stream_sequence, info.pending);
             // A message was lost on the way: a new reader must request it again.
             if info.consumer_sequence != reader.delivered + 1 {
@@ -177,7 +177,7 @@ impl ReplayLog {
             }
         }
         if looked == 0 {
-            let info = reader.consumer.info().await.map_err(|error| api("looking at the reader", error))?;
+            let info = reader.consumer.info().await.map_err(|error| api_error("get the reader", error))?;
             read.ended = info.num_pending == 0;
         }
         Ok((read, true))

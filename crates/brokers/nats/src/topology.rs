@@ -3,9 +3,6 @@
 use std::time::Duration;
 
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, ReplayPolicy, pull};
-use relevo_core::slot::SLOTS;
-
-use crate::classify::Error;
 
 pub(crate) mod apply;
 mod compare;
@@ -105,14 +102,6 @@ pub enum Discard {
 
 /// The bucket in which consumers lease their lanes and record unacknowledged messages.
 pub(crate) const BUCKET: &str = "relevo-lanes";
-/// The record of a lane lists its unacknowledged messages. This many fit into a message with the default `max_payload`.
-const ACK_PENDING_MAX: usize = 10_000;
-/// The maximum size of one entry in the record: a number of 20 digits and a comma.
-const OPEN_BYTES_MAX: usize = 21;
-/// The maximum size of the rest of a record, with its headers.
-const RECORD_BYTES_MAX: usize = 1_000;
-/// The maximum length of a name, which the server uses in file names.
-const NAME_BYTES_MAX: usize = 200;
 
 /// A group of consumers that share the messages of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -150,43 +139,6 @@ impl Group {
         }
     }
 
-    /// Rejects an invalid group.
-    pub(crate) fn validate(&self) -> Result<(), Error> {
-        let malformed = |why: &str| Err(Error::Config(format!("the group `{}` {why}", self.name)));
-        if !is_name(&self.name) || !is_name(&self.stream) {
-            return malformed("and its stream need names of letters, digits, `-` and `_`, at most 200");
-        }
-        if self.lanes.is_some_and(|lanes| !(1..=SLOTS).contains(&lanes)) {
-            return malformed("needs 1 to 256 lanes, or none");
-        }
-        if self.lanes.is_some() && (self.subjects.is_empty() || self.subjects.iter().any(|one| one.ends_with('>'))) {
-            return malformed("has lanes, so it needs subjects that do not end in `>`: the lane is the last word");
-        }
-        if self.subjects.iter().any(|one| !is_filter(one)) {
-            return malformed("has a subject that is none");
-        }
-        if !(1..=ACK_PENDING_MAX).contains(&self.max_ack_pending) {
-            return malformed("needs a `max_ack_pending` of 1 to 10000");
-        }
-        if self.ack_wait < Duration::from_secs(1) {
-            return malformed("needs an `ack_wait` of at least one second");
-        }
-        Ok(())
-    }
-
-    /// Checks that the largest possible lane record fits into this many bytes.
-    pub(crate) fn check_record(&self, bytes_max: usize) -> Result<(), Error> {
-        let most = bytes_max.saturating_sub(RECORD_BYTES_MAX) / OPEN_BYTES_MAX;
-        if self.max_ack_pending <= most {
-            return Ok(());
-        }
-        let Self { name, max_ack_pending, .. } = self;
-        Err(Error::Config(format!(
-            "the group `{name}` has a `max_ack_pending` of {max_ack_pending}, and what is known of so many does not fit \
-             into a message of this server: make it {most} or less, or the server's `max_payload` larger"
-        )))
-    }
-
     /// The number of lanes: one for a group without lanes.
     pub(crate) fn lane_count(&self) -> u16 {
         self.lanes.unwrap_or(1)
@@ -199,11 +151,11 @@ impl Group {
 
     /// The subjects that a lane's consumer reads. Empty means all.
     pub(crate) fn filters(&self, lane: u16) -> Vec<String> {
-        let lane_word = |subject: &String| match self.lanes {
+        let with_lane = |subject: &String| match self.lanes {
             Some(_) => format!("{subject}.{lane}"),
             None => subject.clone(),
         };
-        self.subjects.iter().map(lane_word).collect()
+        self.subjects.iter().map(with_lane).collect()
     }
 
     /// The configuration of a lane's durable consumer.
@@ -229,27 +181,12 @@ impl Group {
     }
 }
 
-/// Names become parts of subjects and of file names.
-fn is_name(name: &str) -> bool {
-    let fits = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
-    !name.is_empty() && name.len() <= NAME_BYTES_MAX && name.bytes().all(fits)
-}
-
-fn is_filter(subject: &str) -> bool {
-    let words: Vec<&str> = subject.split('.').collect();
-    let is_word = |word: &&str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_graphic());
-    let is_wild = |word: &str| word.contains(['*', '>']);
-    let last = words.len() - 1;
-    words.iter().all(is_word)
-        && words.iter().enumerate().all(|(at, word)| !is_wild(word) || *word == "*" || (*word == ">" && at == last))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn each_lane_has_a_durable_consumer_with_the_lane_as_last_word() {
+    fn each_lane_has_a_durable_consumer_with_the_lane_as_last_token() {
         let group = Group { lanes: Some(4), ..Group::new("billing", "ORDERS", ["orders", "invoices.*"]) };
         assert_eq!(group.durable(3), "billing-3");
         assert_eq!(group.filters(3), ["orders.3", "invoices.*.3"]);
@@ -257,36 +194,12 @@ mod tests {
     }
 
     #[test]
-    fn without_lanes_a_group_is_one_consumer_of_its_name() {
+    fn a_group_without_lanes_is_one_durable_consumer_of_its_name() {
         let group = Group::new("billing", "ORDERS", ["orders"]);
         assert_eq!((group.lane_count(), group.durable(0)), (1, "billing".to_owned()));
         let config = group.consumer_config(0);
         // A single subject uses the field that every server version supports.
         assert_eq!((config.filter_subject.as_str(), config.filter_subjects.len()), ("orders", 0));
         assert_eq!(config.ack_policy, AckPolicy::Explicit);
-    }
-
-    #[test]
-    fn an_impossible_group_is_rejected() {
-        let good = Group { lanes: Some(4), ..Group::new("billing", "ORDERS", ["orders.*"]) };
-        good.validate().expect("a good one");
-        Group::new("billing", "ORDERS", ["orders.>"]).validate().expect("without lanes any rest can be read");
-        let bad = [
-            Group { name: "a.b".to_owned(), ..good.clone() },
-            Group { name: "x".repeat(201), ..good.clone() },
-            Group { stream: String::new(), ..good.clone() },
-            Group { subjects: vec!["orders.>".to_owned()], ..good.clone() },
-            Group { subjects: vec!["a..b".to_owned()], ..good.clone() },
-            Group { subjects: vec!["a b".to_owned()], ..good.clone() },
-            Group { subjects: vec!["a.b*".to_owned()], ..good.clone() },
-            Group { subjects: Vec::new(), ..good.clone() },
-            Group { lanes: Some(0), ..good.clone() },
-            Group { lanes: Some(257), ..good.clone() },
-            Group { max_ack_pending: 0, ..good.clone() },
-            Group { ack_wait: Duration::from_millis(999), ..good },
-        ];
-        for group in bad {
-            assert_eq!(group.validate().expect_err("a bad one").class(), relevo_core::Class::Blocked, "{group:?}");
-        }
     }
 }

@@ -23,7 +23,7 @@ use super::ConsumerInner;
 use super::lane_messages::{Arrival, MessageContent, ServerAck};
 use super::lane_store::{next_message, none_if_missing};
 use super::lanes::{LaneSlot, OwnedLane, durable_ns};
-use crate::classify::{Error, Source, api};
+use crate::classify::{Error, Source, api_error};
 use crate::connection;
 use crate::headers::decode_headers;
 use crate::topology::apply::is_consumer_not_found;
@@ -95,7 +95,8 @@ impl Reader<'_> {
         connected.mark_unchanged();
         self.reload_unacknowledged().await?;
         self.catch_up_with_server().await?;
-        let consumer: PullConsumer = self.consumer.stream.get_consumer(&self.lane.durable).await.map_err(asking)?;
+        let consumer: PullConsumer =
+            self.consumer.stream.get_consumer(&self.lane.durable).await.map_err(request_error)?;
         let messages = consumer
             .stream()
             .max_messages_per_batch(self.consumer.group.max_ack_pending.min(PULL_MAX))
@@ -103,7 +104,7 @@ impl Reader<'_> {
             .heartbeat(HEARTBEAT)
             .messages()
             .await
-            .map_err(asking)?;
+            .map_err(request_error)?;
         let mut chunks = messages.ready_chunks(CHUNK);
         let mut count = DeliveryCounter::default();
         let idle = (self.consumer.group.ack_wait / 4).max(HEARTBEAT);
@@ -160,7 +161,7 @@ impl Reader<'_> {
             Err(error) if is_consumer_not_found(&error) => {
                 return Err(ReaderExit::Fatal(Error::GroupNotFound(self.consumer.group.name.clone())));
             }
-            Err(error) => return Err(asking(error).into()),
+            Err(error) => return Err(request_error(error).into()),
         };
         let mut slot = self.lane.owned.lock().await;
         if self.owned_lane(&mut slot)?.belongs_to(durable_ns(&info)) {
@@ -211,11 +212,11 @@ impl Reader<'_> {
                 Err(error) if error.kind() == MessagesErrorKind::ConsumerDeleted => {
                     return Err(ReaderExit::Fatal(Error::GroupNotFound(self.consumer.group.name.clone())));
                 }
-                Err(error) => return Err(asking(error).into()),
+                Err(error) => return Err(request_error(error).into()),
             };
             let (seq, gap) = match message.info() {
                 Ok(info) => (info.stream_sequence, count.record(info.consumer_sequence, info.delivered <= 1)),
-                Err(error) => return Err(api("reading a delivery", error).into()),
+                Err(error) => return Err(api_error("parse a delivery", error).into()),
             };
             if gap != Gap::None {
                 self.insert_messages(std::mem::take(&mut together)).await?;
@@ -268,8 +269,8 @@ impl Reader<'_> {
     }
 }
 
-fn asking(error: impl Into<Source>) -> Error {
-    api("asking for messages", error)
+fn request_error(error: impl Into<Source>) -> Error {
+    api_error("request messages", error)
 }
 
 /// The number of the last delivery, if every first delivery up to it was seen.
