@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use relevo_core::slot::{shard_of, slot_of};
+use relevo_core::slot::lane_of;
 
 use crate::classify::Error;
 
@@ -12,33 +12,28 @@ const BYTES_MAX: usize = 3_900;
 
 /// The subject of an address, followed by the lane token if there are lanes.
 pub(crate) fn subject(address: &str, key: &str, lanes: Option<u16>) -> Result<String, Error> {
-    let wrong = |why| Err(Error::InvalidAddress { address: truncated(address), why });
+    let invalid = |reason| Err(Error::InvalidAddress { address: truncated(address), reason });
     if address.len() > BYTES_MAX {
-        return wrong("it is longer than a line of the protocol");
+        return invalid("it is too long for a protocol line");
     }
     if address.contains(|char: char| char.is_whitespace() || char.is_control()) {
-        return wrong("it holds white space or a control character");
+        return invalid("it contains white space or a control character");
     }
     if address.split('.').any(str::is_empty) {
-        return wrong("a word between its dots is empty");
+        return invalid("a token between its dots is empty");
     }
-    if address.split('.').any(|word| word == "*" || word == ">") {
-        return wrong("it holds a wildcard, which only receivers may use");
+    if address.split('.').any(|token| token == "*" || token == ">") {
+        return invalid("it contains a wildcard, which only receivers may use");
     }
     if ["$JS", "$SYS"].contains(&address.split('.').next().unwrap_or_default()) {
-        return wrong("it is the server's own");
+        return invalid("the prefix is reserved for the server");
     }
     let mut subject = String::with_capacity(address.len() + 4);
     subject.push_str(address);
     if let Some(lanes) = lanes {
-        write!(subject, ".{}", lane(key, lanes)).expect("a string takes any text");
+        write!(subject, ".{}", lane_of(key, lanes)).expect("writing to a string cannot fail");
     }
     Ok(subject)
-}
-
-/// The lane of a key.
-pub(crate) fn lane(key: &str, lanes: u16) -> u16 {
-    shard_of(slot_of(key), lanes)
 }
 
 fn truncated(address: &str) -> String {
@@ -68,14 +63,14 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_contains_a_wildcard_character_is_a_subject() {
+    fn a_token_that_contains_a_wildcard_character_is_a_subject() {
         for address in ["a", "a.b-c_d.E", "a*b", "a.b>", "ñ.鍵", "$KV.bucket.key"] {
             assert_eq!(subject(address, "k", None).expect("a subject"), address);
         }
     }
 
     #[test]
-    fn the_lane_of_the_key_is_the_last_word_of_the_subject() {
+    fn the_lane_of_the_key_is_the_last_token_of_the_subject() {
         // The same slots as everywhere in Relevo: 92 and 43.
         assert_eq!(subject("orders", "o-1", Some(4)).expect("a subject"), "orders.0");
         assert_eq!(subject("orders", "o-2", Some(4)).expect("a subject"), "orders.3");

@@ -12,6 +12,7 @@ use async_nats::jetstream::stream::{
 };
 use async_nats::jetstream::{self, ErrorCode};
 use async_nats::{ConnectError, RequestError, RequestErrorKind};
+use relevo_core::inbox::source::ReplaySourceError;
 use relevo_core::{Class, Failure};
 
 /// Any error of a library.
@@ -21,54 +22,54 @@ pub(crate) type Source = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The configuration is invalid.
-    #[error("the configuration of NATS is wrong: {0}")]
+    #[error("invalid NATS configuration: {0}")]
     Config(String),
     /// The first connection does not exist yet. Nothing was sent.
     #[error("not connected to NATS yet")]
     Connecting,
     /// No server can be reached. Nothing was sent.
-    #[error("no NATS server can be reached")]
+    #[error("NATS is unreachable")]
     Unreachable(#[source] ConnectError),
     /// The connection was lost and not restored yet. Nothing was sent.
     #[error("the connection to NATS is lost")]
     Disconnected,
     /// The connection accepts no more data. The message was not sent.
-    #[error("the connection to NATS took nothing for {} ms", .0.as_millis())]
+    #[error("the connection to NATS accepted no data for {} ms", .0.as_millis())]
     SendTimeout(Duration),
     /// The server refused the credentials.
-    #[error("NATS refuses the login: user, password, token, key or their rights are wrong")]
+    #[error("NATS refused the login: check the user, password, token or key, and its permissions")]
     LoginRefused(#[source] ConnectError),
     /// The server's certificate is expired, is for another host or has an untrusted issuer.
-    #[error("the certificate of the NATS server is not accepted")]
+    #[error("the certificate of the NATS server is not trusted")]
     ServerCertificate(#[source] ConnectError),
     /// The server refused the client certificate, or requires one.
-    #[error("the NATS server does not accept our certificate")]
+    #[error("NATS refused the client certificate")]
     ClientCertificate(#[source] ConnectError),
     /// The TLS handshake failed.
-    #[error("no encrypted connection to NATS can be made")]
+    #[error("the TLS handshake with NATS failed")]
     Tls(#[source] ConnectError),
     /// The account has no permission to publish to the subject.
-    #[error("NATS does not permit us to publish to `{0}`")]
+    #[error("no permission to publish to `{0}`")]
     PublishDenied(String),
     /// The account has no permission to receive acknowledgements.
-    #[error("NATS does not permit us to subscribe to our own inbox `{0}`, where acknowledgements come")]
+    #[error("no permission to subscribe to the reply inbox `{0}`, which receives acknowledgements")]
     ReplyInboxDenied(String),
     /// The account has no permission to subscribe to the subject.
-    #[error("NATS does not permit us to subscribe to `{0}`")]
+    #[error("no permission to subscribe to `{0}`")]
     SubscribeDenied(String),
     /// The address is not a valid subject.
-    #[error("`{address}` is no subject: {why}")]
+    #[error("`{address}` is not a valid subject: {reason}")]
     InvalidAddress {
         /// The address.
         address: String,
         /// Why it is invalid.
-        why: &'static str,
+        reason: &'static str,
     },
     /// The header name is not valid in NATS.
-    #[error("the header name `{0}` cannot be sent: NATS takes visible ASCII without a colon")]
+    #[error("invalid header name `{0}`: NATS requires visible ASCII characters without a colon")]
     InvalidHeaders(String),
     /// The message exceeds the limit of the configuration or the server.
-    #[error("the message is {bytes} bytes with its headers, more than the {max} that are allowed")]
+    #[error("the message has {bytes} bytes with its headers; the limit is {max}")]
     TooLarge {
         /// The size of the message.
         bytes: usize,
@@ -76,42 +77,42 @@ pub enum Error {
         max: usize,
     },
     /// The message exceeds the limit of its stream.
-    #[error("the message is larger than its stream allows: {0}")]
+    #[error("the message exceeds the limit of its stream: {0}")]
     TooLargeForStream(String),
     /// The headers exceed the limit of JetStream.
-    #[error("the headers are larger than JetStream stores: {0}")]
+    #[error("the headers exceed the limit of JetStream: {0}")]
     HeadersTooLarge(String),
     /// No stream stores the subject. Nothing was stored.
-    #[error("no stream listens to the subject")]
+    #[error("no stream stores the subject")]
     NoStream,
     /// A different stream than the expected one stores the subject. Nothing was stored.
-    #[error("the subject belongs to another stream than the expected one: {0}")]
+    #[error("a different stream than the expected one stores the subject: {0}")]
     WrongStream(String),
     /// The settings of the stream do not allow new messages. Nothing was stored.
-    #[error("the stream takes no messages: {0}")]
+    #[error("the stream does not allow new messages: {0}")]
     StreamSealed(String),
     /// JetStream is disabled for the server or the account.
     #[error("JetStream is not enabled: {0}")]
     JetStreamDisabled(String),
     /// The stream is full or not writable. Nothing was stored.
-    #[error("the stream is full or cannot be written: {0}")]
+    #[error("the stream is full or not writable: {0}")]
     StreamFull(String),
     /// The stream has been full or not writable for too long. Nothing was stored.
-    #[error("the stream has been full or could not be written for {} s: {why}", .lasted.as_secs())]
+    #[error("the stream has been full or not writable for {} s: {description}", .lasted.as_secs())]
     StreamStaysFull {
         /// How long it has lasted, at least.
         lasted: Duration,
         /// The description from JetStream.
-        why: String,
+        description: String,
     },
     /// The server or the account is out of resources. Nothing was stored.
-    #[error("JetStream has no room left: {0}")]
+    #[error("JetStream is out of resources: {0}")]
     InsufficientResources(String),
     /// The stream or JetStream is temporarily unavailable. Nothing was stored.
-    #[error("JetStream is not available: {0}")]
+    #[error("JetStream is unavailable: {0}")]
     Unavailable(String),
     /// The server refused the message with any other code. Nothing was stored.
-    #[error("JetStream refused it with code {code}: {description}")]
+    #[error("JetStream refused the request with code {code}: {description}")]
     Refused {
         /// The error code of JetStream.
         code: u64,
@@ -125,36 +126,36 @@ pub enum Error {
     #[error("NATS did not acknowledge within {} ms", .0.as_millis())]
     Unconfirmed(Duration),
     /// The server is still processing an earlier copy of the message. It may have been stored.
-    #[error("NATS has not finished with the same message, sent earlier: {0}")]
+    #[error("NATS is still processing an earlier copy of the message: {0}")]
     DuplicateInProcess(String),
     /// The acknowledgement is invalid. The message may have been stored.
-    #[error("the acknowledgement cannot be read: {0}")]
+    #[error("invalid acknowledgement: {0}")]
     InvalidAck(String),
     /// One error for everything that waited together: messages for a connection, or acknowledgements for one write.
     #[error(transparent)]
     Shared(Arc<Error>),
     /// The consumer was closed before the acknowledgements were confirmed. They may have been recorded.
-    #[error("the consumer was closed before the answers were confirmed")]
+    #[error("the consumer was closed before the acknowledgements were confirmed")]
     Closed,
     /// The group is missing or incomplete: a durable consumer or the bucket of lanes does not exist.
-    #[error("the group `{0}` is not at the server, or not whole")]
+    #[error("consumer group `{0}` is missing or incomplete on the server")]
     GroupNotFound(String),
     /// Something on the server has different settings, or the server ignored a setting.
-    #[error("{what} differs from what was asked for: {difference}")]
+    #[error("{object} has different settings: {difference}")]
     Mismatch {
         /// The object that differs.
-        what: String,
+        object: String,
         /// The existing and the requested settings.
         difference: String,
     },
     /// The record of a lane is invalid: another program or a newer version wrote it.
-    #[error("the record of the lane `{0}` cannot be read")]
+    #[error("invalid lane record `{0}`")]
     InvalidLaneRecord(String),
     /// A JetStream API call failed. The server may have executed it.
-    #[error("{what} failed")]
+    #[error("cannot {operation}")]
     Api {
-        /// A short name of the call.
-        what: &'static str,
+        /// What the call does, such as "get the stream".
+        operation: &'static str,
         /// The error of the library.
         #[source]
         source: Source,
@@ -202,7 +203,7 @@ impl Error {
             | Self::InvalidAck(_)
             | Self::Closed
             | Self::Api { .. } => Class::Unknown,
-            Self::Shared(reason) => reason.class(),
+            Self::Shared(error) => error.class(),
         }
     }
 }
@@ -216,8 +217,8 @@ impl Error {
     /// The same error for another message of the batch.
     pub(crate) fn for_another_message(&self) -> Self {
         match self {
-            Self::Unconfirmed(within) => Self::Unconfirmed(*within),
-            Self::InvalidAck(why) => Self::InvalidAck(why.clone()),
+            Self::Unconfirmed(timeout) => Self::Unconfirmed(*timeout),
+            Self::InvalidAck(reason) => Self::InvalidAck(reason.clone()),
             _ => Self::ConnectionLost,
         }
     }
@@ -250,12 +251,12 @@ pub(crate) fn from_api_code(code: u64, description: String) -> Error {
 
 /// Maps a failed JetStream API call. A refusal has the class of its code. After any other failure it is unknown whether
 /// the server executed the call.
-pub(crate) fn api(what: &'static str, error: impl Into<Source>) -> Error {
+pub(crate) fn api_error(operation: &'static str, error: impl Into<Source>) -> Error {
     let source: Source = error.into();
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&*source);
     while let Some(error) = cause {
         if let Some(code) = refusal(error) {
-            let description = format!("{what}: {error}");
+            let description = format!("cannot {operation}: {error}");
             return match code {
                 // For a publish, this code means that another stream stores the subject. For an API call, the stream
                 // does not exist.
@@ -263,13 +264,13 @@ pub(crate) fn api(what: &'static str, error: impl Into<Source>) -> Error {
                 code => from_api_code(code.0, description),
             };
         }
-        let unanswered = error.downcast_ref::<RequestError>();
-        if unanswered.is_some_and(|error| error.kind() == RequestErrorKind::NoResponders) {
-            return Error::JetStreamDisabled(format!("{what}: nobody answers at this server for our account"));
+        let request = error.downcast_ref::<RequestError>();
+        if request.is_some_and(|error| error.kind() == RequestErrorKind::NoResponders) {
+            return Error::JetStreamDisabled(format!("cannot {operation}: no responder for this account"));
         }
         cause = error.source();
     }
-    Error::Api { what, source }
+    Error::Api { operation, source }
 }
 
 /// The error code of a refusal. The library stores it in the kind of its errors, not in their sources.
@@ -320,6 +321,12 @@ const NO_LIMITS: u64 = 10_120;
 const DUPLICATE_IN_PROCESS: u64 = 10_158;
 const TOO_MANY_REQUESTS: u64 = 10_167;
 const STREAM_OFFLINE_REASON: u64 = 10_194;
+
+impl From<Error> for ReplaySourceError {
+    fn from(error: Error) -> Self {
+        Failure::from(error).into()
+    }
+}
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {

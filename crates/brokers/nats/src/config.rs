@@ -9,6 +9,7 @@ use crate::classify::Error;
 use crate::connection;
 use crate::publish::IN_FLIGHT_MAX;
 use crate::topology::Topology;
+use crate::topology::validate::is_stream_name;
 
 /// The servers, the credentials and the limits.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,8 +29,8 @@ pub struct Config {
     pub stream: Option<String>,
     /// The time limit of one attempt to connect.
     pub connect_timeout: Duration,
-    /// The time limit of an acknowledgement. It must be shorter than the relay's own deadline, so that the cause is
-    /// known.
+    /// The time limit of an acknowledgement. It must be shorter than the relay's own timeout, so that the
+    /// cause is known.
     pub confirm_timeout: Duration,
     /// The maximum number of unacknowledged messages per connection.
     pub in_flight_max: usize,
@@ -68,20 +69,18 @@ impl Config {
 
     /// Rejects invalid settings, for the publisher and for the administrator. It sends no request to the server.
     pub(crate) fn validate(&self) -> Result<(), Error> {
-        let wrong = |what: String| Err(Error::Config(what));
+        let invalid = |reason: String| Err(Error::Config(reason));
         if !(1..=IN_FLIGHT_MAX).contains(&self.in_flight_max) {
-            return wrong(format!("`in_flight_max` is {}, not between 1 and {IN_FLIGHT_MAX}", self.in_flight_max));
+            return invalid(format!("`in_flight_max` is {}, not between 1 and {IN_FLIGHT_MAX}", self.in_flight_max));
         }
         if self.lanes.is_some_and(|lanes| !(1..=SLOTS).contains(&lanes)) {
-            return wrong(format!("`lanes` is not between 1 and {SLOTS}"));
+            return invalid(format!("`lanes` is not between 1 and {SLOTS}"));
         }
         if self.confirm_timeout.is_zero() || self.connect_timeout.is_zero() || self.ping_interval.is_zero() {
-            return wrong("a deadline or interval is zero".to_owned());
+            return invalid("a timeout or interval is zero".to_owned());
         }
-        if let Some(stream) = &self.stream
-            && (stream.is_empty() || stream.contains(|char: char| !char.is_ascii_graphic() || ".*>/\\".contains(char)))
-        {
-            return wrong(format!("`{stream}` cannot be the name of a stream"));
+        if let Some(stream) = self.stream.as_ref().filter(|stream| !is_stream_name(stream)) {
+            return invalid(format!("`{stream}` is not a valid stream name"));
         }
         connection::servers(self)?;
         // An invalid key or certificate is reported here, not at the first connection.

@@ -1,37 +1,55 @@
-//! Connections to a server.
+//! Connections to a server, their TLS settings, and the meaning of connect errors.
 
-use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::error::Error as _;
 use std::time::Duration;
 
-use async_nats::{Client, ConnectOptions, Event, ServerAddr, ServerError};
+use async_nats::jetstream::Context;
+use async_nats::jetstream::context::ContextBuilder;
+use async_nats::rustls::pki_types::pem::PemObject as _;
+use async_nats::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use async_nats::rustls::{AlertDescription, ClientConfig, Error as TlsError, RootCertStore, crypto};
+use async_nats::{Client, ConnectError, ConnectErrorKind, ConnectOptions, Event, ServerAddr, ServerError};
+use parking_lot::Mutex;
+use relevo_core::retry::{ExponentialBackoff, Jitter};
+use tokio::sync::watch;
 
 use crate::classify::Error;
-use crate::config::{Auth, Config};
-use crate::tls;
+use crate::config::{Auth, Config, Tls};
 
-/// The longest pause between two attempts to connect.
-const PAUSE_MAX: Duration = Duration::from_secs(2);
-const PAUSE_MIN: Duration = Duration::from_millis(20);
+/// The shortest and the longest delay between two attempts to connect.
+const DELAY_MIN: Duration = Duration::from_millis(20);
+const DELAY_MAX: Duration = Duration::from_secs(2);
 
 /// Opens a connection that the library restores when it is lost. The first attempt must succeed.
 pub(crate) async fn connect(config: &Config) -> Result<Client, Error> {
-    options(config)?.connect(servers(config)?).await.map_err(tls::connect_error)
+    options(config)?.connect(servers(config)?).await.map_err(connect_error)
 }
 
-/// Opens a connection that also reports permission errors, for calls that would otherwise wait without a response.
+/// Opens a connection that also reports permission errors, for calls that would otherwise wait without a response. Each
+/// time it is restored, it notifies `connected`.
 pub(crate) async fn connect_reporting_denials(
     config: &Config,
-    tell: impl Fn(Error) + Send + Sync + 'static,
+    report: impl Fn(Error) + Send + Sync + 'static,
+    connected: watch::Sender<()>,
 ) -> Result<Client, Error> {
     let options = options(config)?.event_callback(move |event| {
-        if let Event::ServerError(ServerError::Other(text)) = event
-            && let Some(error) = permission_error(&text)
-        {
-            tell(error);
+        match event {
+            Event::Connected => drop(connected.send_replace(())),
+            Event::ServerError(ServerError::Other(text)) => {
+                if let Some(error) = permission_error(&text) {
+                    report(error);
+                }
+            }
+            _ => {}
         }
         std::future::ready(())
     });
-    options.connect(servers(config)?).await.map_err(tls::connect_error)
+    options.connect(servers(config)?).await.map_err(connect_error)
+}
+
+/// The context of every JetStream API call.
+pub(crate) fn jetstream(client: &Client, config: &Config) -> Context {
+    ContextBuilder::new().timeout(config.confirm_timeout).build(client.clone())
 }
 
 /// The missing permission, if the server reports a violation.
@@ -59,9 +77,9 @@ pub(crate) fn options(config: &Config) -> Result<ConnectOptions, Error> {
         .connection_timeout(config.connect_timeout)
         .request_timeout(Some(config.confirm_timeout))
         .ping_interval(config.ping_interval)
-        .reconnect_delay_callback(pause)
+        .reconnect_delay_callback(reconnect_delays())
         .require_tls(encrypted)
-        .tls_client_config(tls::client_config(&config.tls)?);
+        .tls_client_config(client_config(&config.tls)?);
     let options = if config.tls.handshake_first { options.tls_first() } else { options };
     Ok(match &config.auth {
         Auth::None => options,
@@ -106,31 +124,118 @@ fn server(url: &str) -> Result<ServerAddr, Error> {
     Ok(server)
 }
 
-/// The pause before an attempt to connect. It grows with each attempt and is random, so that clients do not reconnect
-/// together.
-pub(crate) fn pause(attempt: usize) -> Duration {
-    let exponent = u32::try_from(attempt.saturating_sub(1)).unwrap_or(u32::MAX);
-    let most = PAUSE_MIN.saturating_mul(2_u32.saturating_pow(exponent)).min(PAUSE_MAX);
-    // The random keys of a hasher are sufficient here.
-    let random = RandomState::new().build_hasher().finish() % 1_000;
-    most / 2 + (most / 2).mul_f64(f64::from(u32::try_from(random).unwrap_or_default()) / 1_000.0)
+/// The delays before attempts to connect.
+pub(crate) fn backoff() -> ExponentialBackoff {
+    ExponentialBackoff::new(DELAY_MIN, DELAY_MAX)
 }
 
-/// After a session of this length, the next pause is the shortest one again.
-const STABLE: Duration = Duration::from_secs(10);
-
-/// The pauses between sessions that keep ending.
-#[derive(Debug, Default)]
-pub(crate) struct Backoff {
-    attempt: usize,
+/// A random part of a delay, so that clients do not reconnect together.
+pub(crate) fn jitter() -> Jitter {
+    Jitter::from_random(fastrand::u32(..))
 }
 
-impl Backoff {
-    /// The pause after a session of this length.
-    pub(crate) fn after(&mut self, lasted: Duration) -> Duration {
-        self.attempt = if lasted >= STABLE { 1 } else { self.attempt + 1 };
-        pause(self.attempt)
+/// The delays of the library, which numbers its attempts from 1 after each loss of the connection.
+fn reconnect_delays() -> impl Fn(usize) -> Duration + Send + Sync + 'static {
+    let backoff = Mutex::new(backoff());
+    move |attempt| {
+        let mut backoff = backoff.lock();
+        if attempt <= 1 {
+            backoff.reset();
+        }
+        backoff.next(jitter())
     }
+}
+
+/// The TLS configuration for the client library.
+pub(crate) fn client_config(tls: &Tls) -> Result<ClientConfig, Error> {
+    // Set explicitly, so that a provider installed by another part of the program has no effect.
+    let provider = crypto::ring::default_provider();
+    let builder = ClientConfig::builder_with_provider(provider.into())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| config_error("tls", &error))?
+        .with_root_certificates(roots(tls)?);
+    let Some(identity) = &tls.identity else { return Ok(builder.with_no_client_auth()) };
+    let chain = certificates(&identity.cert_chain, "the client certificate")?;
+    let key = PrivateKeyDer::from_pem_slice(identity.key.as_bytes())
+        .map_err(|error| config_error("the client key", &error))?;
+    builder
+        .with_client_auth_cert(chain, key)
+        .map_err(|error| config_error("the client certificate and its key", &error))
+}
+
+fn roots(tls: &Tls) -> Result<RootCertStore, Error> {
+    let mut roots = RootCertStore::empty();
+    if let Some(ca) = &tls.ca {
+        for certificate in certificates(ca, "the certificate authority")? {
+            roots.add(certificate).map_err(|error| config_error("the certificate authority", &error))?;
+        }
+    } else {
+        // On a system without certificates, the TLS handshake fails with an error that says so.
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    }
+    Ok(roots)
+}
+
+fn certificates(pem: &str, what: &str) -> Result<Vec<CertificateDer<'static>>, Error> {
+    let certificates: Vec<_> = CertificateDer::pem_slice_iter(pem.as_bytes())
+        .collect::<Result<_, _>>()
+        .map_err(|error| config_error(what, &error))?;
+    if certificates.is_empty() {
+        return Err(Error::Config(format!("{what} holds no certificate")));
+    }
+    Ok(certificates)
+}
+
+fn config_error(what: &str, error: &dyn std::fmt::Display) -> Error {
+    Error::Config(format!("{what} cannot be used: {error}"))
+}
+
+/// Maps a failed attempt to connect.
+pub(crate) fn connect_error(error: ConnectError) -> Error {
+    match (error.kind(), tls_cause(&error)) {
+        (ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication, _) => Error::LoginRefused(error),
+        (_, Some(TlsCause::Server)) => Error::ServerCertificate(error),
+        (_, Some(TlsCause::Client)) => Error::ClientCertificate(error),
+        (ConnectErrorKind::Tls, _) | (_, Some(TlsCause::Handshake)) => Error::Tls(error),
+        (ConnectErrorKind::ServerParse, _) => Error::Config(error.to_string()),
+        (
+            ConnectErrorKind::Dns | ConnectErrorKind::TimedOut | ConnectErrorKind::Io | ConnectErrorKind::MaxReconnects,
+            None,
+        ) => Error::Unreachable(error),
+    }
+}
+
+enum TlsCause {
+    Server,
+    Client,
+    Handshake,
+}
+
+fn tls_cause(error: &ConnectError) -> Option<TlsCause> {
+    let mut cause = error.source();
+    while let Some(source) = cause {
+        let inner = source.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+        let tls = inner.and_then(|inner| inner.downcast_ref()).or_else(|| source.downcast_ref::<TlsError>());
+        if let Some(tls) = tls {
+            return Some(match tls {
+                TlsError::InvalidCertificate(_) => TlsCause::Server,
+                TlsError::AlertReceived(
+                    AlertDescription::BadCertificate
+                    | AlertDescription::UnsupportedCertificate
+                    | AlertDescription::CertificateRevoked
+                    | AlertDescription::CertificateExpired
+                    | AlertDescription::CertificateUnknown
+                    | AlertDescription::CertificateRequired
+                    | AlertDescription::NoCertificate
+                    | AlertDescription::UnknownCA
+                    | AlertDescription::AccessDenied,
+                ) => TlsCause::Client,
+                _ => TlsCause::Handshake,
+            });
+        }
+        cause = source.source();
+    }
+    None
 }
 
 #[cfg(test)]
@@ -138,23 +243,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stable_session_resets_the_backoff() {
-        let mut backoff = Backoff::default();
-        for _ in 0..20 {
-            backoff.after(Duration::ZERO);
+    fn each_loss_of_the_connection_begins_with_short_delays() {
+        let delay = reconnect_delays();
+        for _ in 0..2 {
+            assert!(delay(1) <= DELAY_MIN);
+            for attempt in 2..20 {
+                assert!((DELAY_MIN / 2..=DELAY_MAX).contains(&delay(attempt)));
+            }
+            assert!(delay(20) >= DELAY_MAX / 2);
         }
-        assert!(backoff.after(Duration::ZERO) >= PAUSE_MAX / 2);
-        assert!(backoff.after(STABLE) <= PAUSE_MIN);
-        assert!(backoff.after(Duration::ZERO) <= PAUSE_MIN * 2, "and it grows from there");
-    }
-
-    #[test]
-    fn pauses_grow_and_stay_below_their_limit() {
-        for attempt in 0..100 {
-            let pause = pause(attempt);
-            assert!(pause >= PAUSE_MIN / 2 && pause <= PAUSE_MAX, "{attempt}: {pause:?}");
-        }
-        assert!(pause(20) >= PAUSE_MAX / 2);
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! A consumer of one group.
 
 use std::fmt;
-use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::Duration;
@@ -9,30 +8,27 @@ use std::time::Duration;
 use async_nats::Client;
 use async_nats::jetstream::stream;
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use relevo_core::{AckOutcome, BrokerConsumer, ConsumerCapabilities, Delivery, DeliveryTag, Failure, Lane};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
-use crate::classify::{Error, api};
+use crate::classify::{Error, api_error};
 use crate::config::Config;
-use crate::connection;
-use crate::group::Group;
-use crate::lanes::LaneStore;
+use crate::connection::{self, jetstream};
+use crate::topology::Group;
+use crate::topology::apply::verify_group;
 
 mod assignment;
-mod count;
-mod declare;
 mod lag;
-mod lanes;
+pub(crate) mod lane_messages;
+pub(crate) mod lane_store;
+pub(crate) mod lanes;
 mod reader;
 mod receive;
-mod settle;
-mod window;
 
-pub use declare::declare_group;
-pub(crate) use declare::{bucket_config, context, is_stream_not_found};
-use lanes::LaneSlot;
-use parking_lot::Mutex;
+use self::lane_store::LaneStore;
+use self::lanes::LaneSlot;
 
 /// The options of a consumer in its group.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,18 +56,20 @@ pub struct GroupConsumer {
 /// State that the consumer and its tasks share.
 pub(crate) struct ConsumerInner {
     client: Client,
+    /// Changes when the connection was restored. Deliveries to the lost connection may be missing.
+    connected: watch::Receiver<()>,
     stream: stream::Stream<()>,
     lane_store: LaneStore,
     group: Group,
-    membership: Membership,
+    pub(crate) membership: Membership,
     /// Unique to this consumer.
     id: String,
     timeout: Duration,
-    lane_slots: Vec<LaneSlot>,
+    pub(crate) lane_slots: Vec<LaneSlot>,
     /// Notified when messages may be available, or when a lane was claimed or lost.
-    changed: Arc<Notify>,
+    pub(crate) changed: Arc<Notify>,
     /// Requests a rebalance before the next heartbeat.
-    rebalance_now: Notify,
+    pub(crate) rebalance_now: Notify,
     /// Allows one rebalance at a time.
     rebalance_lock: tokio::sync::Mutex<assignment::Participation>,
     /// Allows one poll for deliveries at a time.
@@ -95,8 +93,9 @@ pub async fn consumer(config: &Config, group: &Group, membership: Membership) ->
     }
     let fault = SharedError::default();
     let changed = Arc::new(Notify::new());
-    let client = connection::connect_reporting_denials(config, record_fatal_error(&fault, &changed)).await?;
-    let opened = open(client, config, group, membership, &fault, changed).await;
+    let (sender, connected) = watch::channel(());
+    let client = connection::connect_reporting_denials(config, record_fatal_error(&fault, &changed), sender).await?;
+    let opened = open(client, connected, config, group, membership, &fault, changed).await;
     // Without a permission the server does not respond to the request; it reports the violation separately.
     opened.map_err(|error| fault.lock().take().unwrap_or(error))
 }
@@ -115,26 +114,28 @@ fn record_fatal_error(fault: &SharedError, changed: &Arc<Notify>) -> impl Fn(Err
 
 async fn open(
     client: Client,
+    connected: watch::Receiver<()>,
     config: &Config,
     group: &Group,
     membership: Membership,
     fault: &SharedError,
     changed: Arc<Notify>,
 ) -> Result<GroupConsumer, Error> {
-    group.check_record(client.max_payload())?;
-    let context = declare::context(&client, config);
-    declare::verify_group(&context, group).await?;
+    group.validate_record_size(client.max_payload())?;
+    let context = jetstream(&client, config);
+    verify_group(&context, group).await?;
     let stream = context.get_stream_no_info(&group.stream).await;
-    let stream = stream.map_err(|error| api("looking for the stream", error))?;
+    let stream = stream.map_err(|error| api_error("get the stream", error))?;
     let bucket = LaneStore::open(&context, group, config.confirm_timeout).await?;
     let shared = Arc::new(ConsumerInner {
         client,
+        connected,
         stream,
         lane_store: bucket,
         lane_slots: (0..group.lane_count()).map(|number| LaneSlot::new(group, number)).collect(),
         group: group.clone(),
         membership,
-        id: new_member_id(),
+        id: uuid::Uuid::new_v4().simple().to_string(),
         timeout: config.confirm_timeout,
         changed,
         rebalance_now: Notify::new(),
@@ -151,21 +152,15 @@ async fn open(
     Ok(consumer)
 }
 
-/// Random enough to be unique among consumers.
-fn new_member_id() -> String {
-    let random = || RandomState::new().build_hasher().finish();
-    format!("{:016x}{:016x}", random(), random())
-}
-
 impl ConsumerInner {
-    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> tokio::task::AbortHandle {
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> tokio::task::AbortHandle {
         let mut tasks = self.tasks.lock();
         // Remove finished tasks.
         while tasks.try_join_next().is_some() {}
         tasks.spawn(task)
     }
 
-    fn is_closed(&self) -> bool {
+    pub(crate) fn is_closed(&self) -> bool {
         *self.closed.borrow()
     }
 

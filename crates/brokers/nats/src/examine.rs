@@ -1,17 +1,16 @@
-//! Checks whether the server's settings keep the guarantees. Each failed check says how to fix it.
+//! Checks whether the server's settings keep the guarantees. Each failed check has a fix.
 
 use std::collections::BTreeSet;
 
 use async_nats::jetstream::stream;
 use relevo_core::address_template::AddressTemplate;
 use relevo_core::broker::admin::ExamineContext;
-use relevo_core::finding::{Finding, Severity};
-use relevo_core::finding::{Findings, join_limited};
+use relevo_core::finding::{Finding, Findings, Severity, join_limited};
 
 use crate::config::Config;
-use crate::lanes;
+use crate::consume::lane_store;
 use crate::server_state::ServerState;
-use crate::topology::words;
+use crate::topology::validate::pattern_words;
 
 mod consumers;
 mod flush_interval;
@@ -23,43 +22,38 @@ pub(crate) use flush_interval::FlushInterval;
 /// Runs all checks.
 pub(crate) fn examine(
     config: &Config,
-    expectations: &ExamineContext,
-    seen: &ServerState,
-    sync: &FlushInterval,
+    context: &ExamineContext,
+    server: &ServerState,
+    flush_interval: &FlushInterval,
 ) -> Vec<Finding> {
-    let mut report = Findings::default();
-    server::examine(config, seen, &mut report);
-    let mut names: BTreeSet<String> = BTreeSet::new();
-    for stream in &config.topology.streams {
-        names.insert(stream.name.clone());
-    }
-    for group in &config.topology.groups {
-        names.insert(group.stream.clone());
-    }
-    if !config.topology.groups.is_empty()
-        && let Some(bucket) = seen.streams.get(&lanes::stream_name())
+    let mut findings = Findings::default();
+    server::examine(config, server, &mut findings);
+    let topology = &config.topology;
+    let mut names: BTreeSet<String> = topology.streams.iter().map(|stream| stream.name.clone()).collect();
+    names.extend(topology.groups.iter().map(|group| group.stream.clone()));
+    if !topology.groups.is_empty()
+        && let Some(bucket) = server.streams.get(&lane_store::stream_name())
     {
-        streams::examine_bucket(bucket, seen, &mut report);
+        streams::examine_bucket(bucket, server, &mut findings);
     }
-    for address in &expectations.addresses {
-        names.extend(examine_address(config, address, seen, &mut report));
+    for address in &context.addresses {
+        names.extend(examine_address(config, address, server, &mut findings));
     }
-    let sent: Vec<String> = expectations.addresses.iter().flat_map(|address| subjects(config, address)).collect();
+    let published: Vec<String> = context.addresses.iter().flat_map(|address| subjects(config, address)).collect();
     for name in names {
-        let Some(info) = seen.streams.get(&name) else {
-            let what = format!("stream `{name}` of the topology is not there");
-            report.problem(Severity::Warning, "stream-missing", what, "run `relevo topology apply`".to_owned());
+        let Some(info) = server.streams.get(&name) else {
+            let problem = format!("stream `{name}` of the topology does not exist");
+            findings.problem(Severity::Warning, "stream-missing", problem, "run `relevo topology apply`".to_owned());
             continue;
         };
-        streams::examine(info, &sent, seen, expectations, sync, &mut report);
-        let of_it = seen.consumers.iter().filter(|((stream, _), _)| *stream == name);
-        for (_, consumer) in of_it {
-            consumers::examine(consumer, &mut report);
+        streams::examine(info, &published, server, context, flush_interval, &mut findings);
+        for (_, consumer) in server.consumers.iter().filter(|((stream, _), _)| *stream == name) {
+            consumers::examine(consumer, &mut findings);
         }
     }
-    consumers::examine_groups(config, seen, &mut report);
-    consumers::examine_lanes(config, &expectations.addresses, seen, &mut report);
-    report.into_sorted()
+    consumers::examine_groups(config, server, &mut findings);
+    consumers::examine_lanes(config, &context.addresses, server, &mut findings);
+    findings.into_sorted()
 }
 
 /// Whether a stream could store one of these addresses.
@@ -77,40 +71,36 @@ fn subjects(config: &Config, address: &str) -> Vec<String> {
 
 fn stores_subject(stream: &stream::Config, subject: &str) -> bool {
     let template = AddressTemplate::new(subject);
-    stream.subjects.iter().any(|pattern| template.can_match(&words(pattern)))
+    stream.subjects.iter().any(|pattern| template.can_match(&pattern_words(pattern)))
 }
 
-/// Returns the streams that store a route's address. Reports a finding if none does.
-fn examine_address(config: &Config, address: &str, seen: &ServerState, report: &mut Findings) -> BTreeSet<String> {
+/// Returns the streams that store a route's address. Reports a problem if none does, or not the expected one.
+fn examine_address(config: &Config, address: &str, server: &ServerState, findings: &mut Findings) -> BTreeSet<String> {
     let mut reached = BTreeSet::new();
     let mut unbound = Vec::new();
-    let mut elsewhere = BTreeSet::new();
+    let mut unexpected = BTreeSet::new();
     for subject in subjects(config, address) {
-        let takes = |info: &&stream::Info| stores_subject(&info.config, &subject);
-        let streams: Vec<String> = seen.streams.values().filter(takes).map(|info| info.config.name.clone()).collect();
+        let stores = |info: &&stream::Info| stores_subject(&info.config, &subject);
+        let streams: Vec<String> =
+            server.streams.values().filter(stores).map(|info| info.config.name.clone()).collect();
         if streams.is_empty() {
             unbound.push(format!("`{subject}`"));
         }
         if config.stream.as_ref().is_some_and(|expected| !streams.contains(expected)) {
-            elsewhere.extend(streams.iter().map(|name| format!("`{name}`")));
+            unexpected.extend(streams.iter().map(|name| format!("`{name}`")));
         }
         reached.extend(streams);
     }
-    let fix = || "declare a stream with that subject in the topology, or mend the route's address".to_owned();
-    match &config.stream {
-        _ if !unbound.is_empty() => {
-            let what = format!("address `{address}`: no stream stores the subject {}", join_limited(&unbound));
-            report.problem(Severity::Danger, "route-unbound", what, fix());
-        }
-        Some(expected) if !elsewhere.is_empty() => {
-            let streams: Vec<String> = elsewhere.into_iter().collect();
-            let what = format!(
-                "address `{address}` is stored by {}, not by the expected `{expected}`",
-                join_limited(&streams)
-            );
-            report.problem(Severity::Danger, "route-unbound", what, fix());
-        }
-        _ => report.passed("route-unbound", format!("address `{address}`")),
-    }
+    let is_good = unbound.is_empty() && unexpected.is_empty();
+    findings.check(is_good, Severity::Danger, "route-unbound", format!("address `{address}`"), || {
+        let problem = if unbound.is_empty() {
+            let streams: Vec<String> = unexpected.into_iter().collect();
+            let expected = config.stream.as_deref().unwrap_or_default();
+            format!("address `{address}` is stored by {}, not by the expected `{expected}`", join_limited(&streams))
+        } else {
+            format!("address `{address}`: no stream stores the subject {}", join_limited(&unbound))
+        };
+        (problem, "declare a stream with that subject in the topology, or correct the route's address".to_owned())
+    });
     reached
 }

@@ -21,30 +21,25 @@
 //! ```
 
 mod address;
-mod administer;
-mod broker;
 mod classify;
 mod config;
 mod connection;
 mod consume;
 mod examine;
-mod group;
 mod headers;
-mod lanes;
 mod metrics;
 mod publish;
 mod replay;
 mod server_state;
-mod tls;
+mod settle;
 mod topology;
 
-pub use administer::Admin;
-pub use broker::Publisher;
 pub use classify::Error;
 pub use config::{AtomicBatches, Auth, Config, Identity, Tls};
-pub use consume::{GroupConsumer, Membership, consumer, declare_group};
-pub use group::Group;
+pub use consume::{GroupConsumer, Membership, consumer};
 pub use headers::decode_headers;
 pub use metrics::Monitor;
+pub use publish::Publisher;
 pub use replay::ReplayLog;
-pub use topology::{Discard, Retention, Storage, Stream, Topology};
+pub use topology::apply::{Admin, declare_group};
+pub use topology::{Discard, Group, Retention, Storage, Stream, Topology};

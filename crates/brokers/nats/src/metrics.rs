@@ -16,8 +16,7 @@ use tokio::time::timeout;
 
 use crate::classify::Error;
 use crate::config::Config;
-use crate::connection;
-use crate::server_state::context;
+use crate::connection::{self, jetstream};
 
 /// Replicas respond to their leader about once a second. The server reports a killed one as offline only after a
 /// minute.
@@ -62,7 +61,7 @@ impl Monitor {
                 .min_by_key(missing_nodes);
             return Ok(BrokerSample { nodes, dead_letter_queues: Vec::new() });
         }
-        let context = context(client, &self.config);
+        let context = jetstream(client, &self.config);
         let mut streams: BTreeSet<String> = groups.map(|group| group.stream.clone()).collect();
         streams.extend(topology.streams.iter().map(|stream| stream.name.clone()));
         let answers = join_all(streams.iter().map(|name| stream_info(&context, name))).await;

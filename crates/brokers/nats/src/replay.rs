@@ -12,17 +12,18 @@ use jiff::Timestamp;
 use relevo_core::replay_source::{
     LogBounds, LogMessage, ReplayFilter, ReplayPage, ReplayReadRequest, ReplaySource, ReplaySourceError,
 };
-use relevo_core::{Class, Lane, RawMessage};
+use relevo_core::{Lane, RawMessage};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
-use crate::classify::{Error, api};
+use crate::classify::{Error, api_error};
 use crate::config::Config;
-use crate::connection;
-use crate::consume::{context, is_stream_not_found};
-use crate::group::Group;
+use crate::connection::{self, jetstream};
+use crate::consume::lane_store::next_message;
 use crate::headers::decode_headers;
-use crate::lanes::next_message;
+use crate::topology::Group;
+use crate::topology::apply::is_stream_not_found;
+use crate::topology::validate::overlap;
 
 /// The number of messages that one call reads.
 const CHUNK: usize = 1_000;
@@ -42,8 +43,6 @@ pub struct ReplayLog {
 #[derive(Debug)]
 struct Reader {
     consumer: Consumer<pull::Config>,
-    /// Whether it also receives payloads.
-    payloads: bool,
     /// The stream sequence of its last message.
     last_sequence: u64,
     /// The number of messages that it delivered.
@@ -53,9 +52,9 @@ struct Reader {
 impl ReplayLog {
     /// Opens the log with the subjects of this group. The group need not exist on the server.
     pub async fn open(config: &Config, group: &Group) -> Result<Self, ReplaySourceError> {
-        group.validate().map_err(source_error)?;
-        let client = connection::connect(config).await.map_err(source_error)?;
-        let context = context(&client, config);
+        group.validate()?;
+        let client = connection::connect(config).await?;
+        let context = jetstream(&client, config);
         let log = Self { context, group: group.clone(), timeout: config.confirm_timeout, reader: Mutex::default() };
         let retention = log.info().await?.config.retention;
         if retention != RetentionPolicy::Limits {
@@ -69,7 +68,7 @@ impl ReplayLog {
     }
 
     async fn stream(&self) -> Result<Stream<()>, Error> {
-        self.context.get_stream_no_info(&self.group.stream).await.map_err(|error| api("looking for the stream", error))
+        self.context.get_stream_no_info(&self.group.stream).await.map_err(|error| api_error("get the stream", error))
     }
 
     async fn info(&self) -> Result<stream::Info, ReplaySourceError> {
@@ -79,7 +78,7 @@ impl ReplayLog {
                 "there is no stream `{}` at the server; hint: `relevo topology plan` compares what there should be",
                 self.group.stream
             ))),
-            Err(error) => Err(source_error(api("looking for the stream", error))),
+            Err(error) => Err(api_error("get the stream", error).into()),
         }
     }
 
@@ -89,12 +88,12 @@ impl ReplayLog {
         let (Some(since), Some(extent)) = (filter.since.filter(|_| after == 0), self.bounds().await?) else {
             return Ok(low);
         };
-        let stream = self.stream().await.map_err(source_error)?;
+        let stream = self.stream().await?;
         let (mut low, mut high) = (low.max(extent.first - 1), extent.last);
         // The first message is after `low`, and not after `high`.
         while low < high {
             let middle = low + (high - low) / 2;
-            let found = next_message(&stream, ">", middle + 1).await.map_err(source_error)?;
+            let found = next_message(&stream, ">", middle + 1).await?;
             match found.map(|message| (message.sequence, timestamp(message.time.unix_timestamp_nanos()))) {
                 Some((sequence, at)) if at < since => low = sequence,
                 _ => high = middle,
@@ -103,7 +102,7 @@ impl ReplayLog {
         Ok(low)
     }
 
-    async fn open_reader(&self, start: u64, payloads: bool) -> Result<Reader, Error> {
+    async fn open_reader(&self, start: u64) -> Result<Reader, Error> {
         // An old server does not support several filters: it would accept them and deliver everything.
         let filter_subject = match self.group.subjects.as_slice() {
             [one] => lane_filter(one, self.group.lanes),
@@ -116,31 +115,24 @@ impl ReplayLog {
             inactive_threshold: READER_INACTIVE_MAX,
             memory_storage: true,
             num_replicas: 1,
-            headers_only: !payloads,
             filter_subject,
             ..pull::Config::default()
         };
         let made = self.stream().await?.create_consumer(config).await;
-        let consumer = made.map_err(|error| api("making a reader of the stream", error))?;
-        Ok(Reader { consumer, payloads, last_sequence: start, delivered: 0 })
+        let consumer = made.map_err(|error| api_error("create a reader of the stream", error))?;
+        Ok(Reader { consumer, last_sequence: start, delivered: 0 })
     }
 
-    async fn read_page(
-        &self,
-        filter: &ReplayFilter,
-        ask: ReplayReadRequest,
-        payloads: bool,
-    ) -> Result<ReplayPage, ReplaySourceError> {
+    async fn read_page(&self, filter: &ReplayFilter, ask: ReplayReadRequest) -> Result<ReplayPage, ReplaySourceError> {
         let mut slot = self.reader.lock().await;
         let start = self.start_after(filter, ask.after).await?;
         let mut reader = match slot.take() {
-            Some(reader) if reader.last_sequence == start && reader.payloads == payloads => reader,
-            _ => self.open_reader(start, payloads).await.map_err(source_error)?,
+            Some(reader) if reader.last_sequence == start => reader,
+            _ => self.open_reader(start).await?,
         };
         let limit = ask.limit.clamp(1, CHUNK);
         let fetched = timeout(self.timeout * 2, self.fetch(&mut reader, filter, ask, limit)).await;
-        let (read, is_whole) =
-            fetched.map_err(|_| source_error(Error::Unconfirmed(self.timeout * 2)))?.map_err(source_error)?;
+        let (read, is_whole) = fetched.map_err(|_| Error::Unconfirmed(self.timeout * 2))??;
         if is_whole {
             *slot = Some(reader);
         }
@@ -158,10 +150,10 @@ impl ReplayLog {
     ) -> Result<(ReplayPage, bool), Error> {
         let mut read = ReplayPage { messages: Vec::new(), next: reader.last_sequence, ended: false };
         let asked = reader.consumer.fetch().max_messages(limit).messages().await;
-        let mut messages = asked.map_err(|error| api("reading the stream", error))?;
+        let mut messages = asked.map_err(|error| api_error("read the stream", error))?;
         let (mut bytes, mut looked) = (0, 0);
-        while let Some(message) = messages.try_next().await.map_err(|error| api("reading the stream", error))? {
-            let info = message.info().map_err(|error| api("reading a delivery", error))?;
+        while let Some(message) = messages.try_next().await.map_err(|error| api_error("read the stream", error))? {
+            let info = message.info().map_err(|error| api_error("parse a delivery", error))?;
             let (sequence, pending) = (info.stream_sequence, info.pending);
             // A message was lost on the way: a new reader must request it again.
             if info.consumer_sequence != reader.delivered + 1 {
@@ -185,7 +177,7 @@ impl ReplayLog {
             }
         }
         if looked == 0 {
-            let info = reader.consumer.info().await.map_err(|error| api("looking at the reader", error))?;
+            let info = reader.consumer.info().await.map_err(|error| api_error("get the reader", error))?;
             read.ended = info.num_pending == 0;
         }
         Ok((read, true))
@@ -196,7 +188,7 @@ impl ReplayLog {
         let message = message.message;
         let subject = message.subject.as_str();
         let subjects = &self.group.subjects;
-        if !subjects.is_empty() && !subjects.iter().any(|one| matches(&lane_filter(one, self.group.lanes), subject)) {
+        if !subjects.is_empty() && !subjects.iter().any(|one| overlap(&lane_filter(one, self.group.lanes), subject)) {
             return None;
         }
         let (address, lane) = match self.group.lanes {
@@ -220,30 +212,8 @@ fn lane_filter(subject: &str, lanes: Option<u16>) -> String {
     if lanes.is_some() { format!("{subject}.*") } else { subject.to_owned() }
 }
 
-/// Whether a NATS filter matches a subject: `*` for one token, `>` for the rest.
-fn matches(filter: &str, subject: &str) -> bool {
-    let mut words = subject.split('.');
-    for part in filter.split('.') {
-        match (part, words.next()) {
-            (">", Some(_)) => return true,
-            ("*", Some(_)) => {}
-            (part, Some(word)) if part == word => {}
-            _ => return false,
-        }
-    }
-    words.next().is_none()
-}
-
 fn timestamp(nanos: i128) -> Timestamp {
     Timestamp::from_nanosecond(nanos).unwrap_or(Timestamp::UNIX_EPOCH)
-}
-
-/// Converts a server error for the reader of the log.
-fn source_error(error: Error) -> ReplaySourceError {
-    match error.class() {
-        Class::Outage | Class::Unknown | Class::Throttled(_) => ReplaySourceError::Unreachable(error.into()),
-        Class::Transient | Class::Poison | Class::Blocked => ReplaySourceError::Failed(error.into()),
-    }
 }
 
 #[async_trait]
@@ -254,40 +224,7 @@ impl ReplaySource for ReplayLog {
         Ok((state.messages > 0).then_some(extent))
     }
 
-    async fn count(&self, filter: &ReplayFilter) -> Result<u64, ReplaySourceError> {
-        let (mut counted, mut after) = (0, 0);
-        loop {
-            let read =
-                self.read_page(filter, ReplayReadRequest { after, limit: CHUNK, bytes: usize::MAX }, false).await?;
-            counted += read.messages.len() as u64;
-            after = read.next;
-            if read.ended {
-                return Ok(counted);
-            }
-        }
-    }
-
     async fn read(&self, filter: &ReplayFilter, ask: ReplayReadRequest) -> Result<ReplayPage, ReplaySourceError> {
-        self.read_page(filter, ask, true).await
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn subjects_match_word_by_word() {
-        for (filter, subject, expected) in [
-            ("orders", "orders", true),
-            ("orders.*", "orders.3", true),
-            ("orders.*", "orders", false),
-            ("orders.>", "orders.eu.3", true),
-            ("orders.>", "orders", false),
-            ("orders.*", "orders.eu.3", false),
-            (">", "anything.at.all", true),
-        ] {
-            assert_eq!(matches(filter, subject), expected, "{filter} {subject}");
-        }
+        self.read_page(filter, ask).await
     }
 }

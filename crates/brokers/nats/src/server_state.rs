@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use async_nats::jetstream::context::ContextBuilder;
-use async_nats::jetstream::{Context, consumer, stream};
+use async_nats::jetstream::{consumer, stream};
 use async_nats::{Client, ServerInfo};
 use futures_util::TryStreamExt as _;
 
-use crate::classify::{Error, api};
+use crate::classify::{Error, api_error};
 use crate::config::Config;
+use crate::connection::jetstream;
 
 /// The streams and consumers of an account at one moment.
 #[derive(Debug, Default)]
@@ -28,27 +28,22 @@ impl ServerState {
         config: &Config,
         looked_at: impl Fn(&stream::Config) -> bool,
     ) -> Result<Self, Error> {
-        let context = context(client, config);
+        let context = jetstream(client, config);
         let server = client.server_info();
         let streams: Vec<stream::Info> =
-            context.streams().try_collect().await.map_err(|error| api("listing the streams", error))?;
+            context.streams().try_collect().await.map_err(|error| api_error("list the streams", error))?;
         let mut consumers = BTreeMap::new();
         for info in streams.iter().filter(|info| looked_at(&info.config)) {
             let name = &info.config.name;
             let stream = context.get_stream_no_info(name).await;
-            let stream = stream.map_err(|error| api("looking for a stream", error))?;
+            let stream = stream.map_err(|error| api_error("get the stream", error))?;
             let of_it: Vec<consumer::Info> =
-                stream.consumers().try_collect().await.map_err(|error| api("listing the consumers", error))?;
+                stream.consumers().try_collect().await.map_err(|error| api_error("list the consumers", error))?;
             consumers.extend(of_it.into_iter().map(|consumer| ((name.clone(), consumer.name.clone()), consumer)));
         }
         let streams = streams.into_iter().map(|info| (info.config.name.clone(), info)).collect();
         Ok(Self { streams, consumers, version: version(&server.version), server })
     }
-}
-
-/// The context of every API call.
-pub(crate) fn context(client: &Client, config: &Config) -> Context {
-    ContextBuilder::new().timeout(config.confirm_timeout).build(client.clone())
 }
 
 /// The major and minor version; zeros if the text is not a version.

@@ -11,11 +11,11 @@ use futures_util::StreamExt as _;
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::lane_messages::{LaneChange, LaneMessages};
+use super::lane_store::{LaneRecord, MemberHeartbeat, RecordWrite, StoredRecord};
 use super::lanes::{LaneSlot, OwnedLane, durable_ns, is_same_durable};
-use super::window::{LaneChange, LaneMessages};
 use super::{ConsumerInner, reader};
-use crate::classify::{Error, api};
-use crate::lanes::{LaneRecord, MemberHeartbeat, RecordWrite, StoredRecord};
+use crate::classify::{Error, api_error};
 
 /// A new consumer waits at most this long for others to release its share.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -34,7 +34,7 @@ pub(super) enum Participation {
 /// Runs the first rebalance and starts the tasks that repeat it.
 pub(super) async fn join_group(shared: &Arc<ConsumerInner>) -> Result<(), Error> {
     let subscribed = shared.client.subscribe(shared.lane_store.member_subjects()).await;
-    let members = subscribed.map_err(|error| api("listening to the other members", error))?;
+    let members = subscribed.map_err(|error| api_error("subscribe to the members of the group", error))?;
     let share = shared.rebalance(true).await?;
     shared.spawn(heartbeat(Arc::clone(shared), members));
     shared.spawn(send_in_progress(Arc::clone(shared)));
@@ -230,7 +230,7 @@ impl ConsumerInner {
     /// Claims a lane, unless another consumer claims it first.
     async fn claim_lane(self: &Arc<Self>, cell: &LaneSlot, found: Option<StoredRecord>) -> Result<(), Error> {
         let info = self.stream.consumer_info(&cell.durable).await;
-        let info = info.map_err(|error| api("looking at a lane's consumer", error))?;
+        let info = info.map_err(|error| api_error("get a durable consumer", error))?;
         let durable_ns = durable_ns(&info);
         let (revision, mut record) = found.map_or((0, LaneRecord::default()), |found| (found.revision, found.record));
         if !is_same_durable(record.durable_ns, durable_ns) {

@@ -8,11 +8,11 @@ use tokio::sync::Mutex;
 use tokio::task::AbortHandle;
 
 use super::ConsumerInner;
-use super::settle::SettleCall;
-use super::window::{LaneChange, LaneMessages, ServerAck};
+use super::lane_messages::{LaneChange, LaneMessages, ServerAck};
+use super::lane_store::{LaneRecord, RecordWrite};
 use crate::classify::Error;
-use crate::group::Group;
-use crate::lanes::{LaneRecord, RecordWrite};
+use crate::settle::SettleCall;
+use crate::topology::Group;
 
 /// The number of attempts to write a record when our own earlier write, which seemed lost, arrived first.
 const WRITE_ATTEMPTS_MAX: usize = 3;
@@ -20,19 +20,19 @@ const WRITE_ATTEMPTS_MAX: usize = 3;
 const CREATED_TOLERANCE_NS: u64 = 100_000_000;
 
 /// A lane of the group, owned by this consumer or not.
-pub(super) struct LaneSlot {
-    pub(super) number: u16,
-    pub(super) lane: Lane,
-    pub(super) durable: String,
-    pub(super) filters: Vec<String>,
+pub(crate) struct LaneSlot {
+    pub(crate) number: u16,
+    pub(crate) lane: Lane,
+    pub(crate) durable: String,
+    pub(crate) filters: Vec<String>,
     /// Locked while memory and the record must agree.
-    pub(super) owned: Mutex<Option<OwnedLane>>,
+    pub(crate) owned: Mutex<Option<OwnedLane>>,
     /// Acknowledgements that the next write includes.
-    pub(super) settle_calls: parking_lot::Mutex<Vec<SettleCall>>,
+    pub(crate) settle_calls: parking_lot::Mutex<Vec<SettleCall>>,
 }
 
 impl LaneSlot {
-    pub(super) fn new(group: &Group, number: u16) -> Self {
+    pub(crate) fn new(group: &Group, number: u16) -> Self {
         Self {
             number,
             lane: Lane::new(number.to_string()),
@@ -45,17 +45,17 @@ impl LaneSlot {
 }
 
 /// A lane that this consumer owns, as far as it knows.
-pub(super) struct OwnedLane {
-    pub(super) epoch: u64,
-    pub(super) revision: u64,
-    pub(super) durable_ns: i64,
-    pub(super) messages: LaneMessages,
+pub(crate) struct OwnedLane {
+    pub(crate) epoch: u64,
+    pub(crate) revision: u64,
+    pub(crate) durable_ns: i64,
+    pub(crate) messages: LaneMessages,
     /// A write started and its result is unknown: the record must be read before any other change.
-    pub(super) uncertain: bool,
+    pub(crate) uncertain: bool,
     /// The lane is released to another consumer when no delivery is outstanding.
-    pub(super) releasing: bool,
-    pub(super) paused: bool,
-    pub(super) reader: AbortHandle,
+    pub(crate) releasing: bool,
+    pub(crate) paused: bool,
+    pub(crate) reader: AbortHandle,
 }
 
 impl Drop for OwnedLane {
@@ -65,18 +65,18 @@ impl Drop for OwnedLane {
 }
 
 /// The creation time of a durable consumer, which identifies it among consumers of the same name.
-pub(super) fn durable_ns(info: &Info) -> i64 {
+pub(crate) fn durable_ns(info: &Info) -> i64 {
     i64::try_from(info.created.unix_timestamp_nanos()).unwrap_or_default()
 }
 
 /// Whether two creation times identify the same durable consumer.
-pub(super) fn is_same_durable(one_ns: i64, other_ns: i64) -> bool {
+pub(crate) fn is_same_durable(one_ns: i64, other_ns: i64) -> bool {
     one_ns.abs_diff(other_ns) <= CREATED_TOLERANCE_NS
 }
 
 impl OwnedLane {
     /// Whether this state belongs to the durable consumer with this creation time.
-    pub(super) fn belongs_to(&self, durable_ns: i64) -> bool {
+    pub(crate) fn belongs_to(&self, durable_ns: i64) -> bool {
         is_same_durable(self.durable_ns, durable_ns)
     }
 
@@ -95,7 +95,7 @@ impl OwnedLane {
 
 impl ConsumerInner {
     /// Reloads an uncertain lane from its record. Removes the lane if another consumer owns it now.
-    pub(super) async fn reload_if_uncertain(&self, cell: &LaneSlot, slot: &mut Option<OwnedLane>) -> Result<(), Error> {
+    pub(crate) async fn reload_if_uncertain(&self, cell: &LaneSlot, slot: &mut Option<OwnedLane>) -> Result<(), Error> {
         let Some(held) = slot.as_mut().filter(|held| held.uncertain) else { return Ok(()) };
         let found = self.lane_store.read_lane(cell.number).await?;
         match found.filter(|found| self.is_own_record(&found.record, held)) {
@@ -114,7 +114,7 @@ impl ConsumerInner {
         record.owner.as_ref() == Some(&self.id) && record.epoch == held.epoch && record.durable_ns == held.durable_ns
     }
 
-    pub(super) fn drop_lane(&self, cell: &LaneSlot, slot: &mut Option<OwnedLane>) {
+    pub(crate) fn drop_lane(&self, cell: &LaneSlot, slot: &mut Option<OwnedLane>) {
         *slot = None;
         tracing::info!(group = self.group.name, lane = %cell.lane, "lane lost");
         self.changed.notify_waiters();
@@ -124,7 +124,7 @@ impl ConsumerInner {
     /// reloaded.
     ///
     /// Cancelling leaves the lane uncertain; the next call reloads it.
-    pub(super) async fn write_record(
+    pub(crate) async fn write_record(
         &self,
         cell: &LaneSlot,
         held: &mut OwnedLane,
@@ -144,7 +144,7 @@ impl ConsumerInner {
 
     /// Writes the change that `plan` computes to the record, and returns it for the caller to apply. `None` means that
     /// another consumer owns the lane.
-    pub(super) async fn write_change(
+    pub(crate) async fn write_change(
         &self,
         cell: &LaneSlot,
         slot: &mut Option<OwnedLane>,
@@ -162,7 +162,7 @@ impl ConsumerInner {
     }
 
     /// Releases a lane and records its state.
-    pub(super) async fn release(&self, cell: &LaneSlot, slot: &mut Option<OwnedLane>) -> Result<(), Error> {
+    pub(crate) async fn release(&self, cell: &LaneSlot, slot: &mut Option<OwnedLane>) -> Result<(), Error> {
         for _ in 0..WRITE_ATTEMPTS_MAX {
             self.reload_if_uncertain(cell, slot).await?;
             let Some(held) = slot else { return Ok(()) };
@@ -178,7 +178,7 @@ impl ConsumerInner {
 
     /// Sends acknowledgements to the server. The record is authoritative: if an acknowledgement is lost, the server
     /// redelivers the message after `ack_wait`, and this consumer acknowledges it again.
-    pub(super) async fn ack_at_server(&self, cell: &LaneSlot, words: Vec<ServerAck>) {
+    pub(crate) async fn ack_at_server(&self, cell: &LaneSlot, words: Vec<ServerAck>) {
         let all = async {
             for ServerAck { seq, reply } in words {
                 let reply = reply.unwrap_or_else(|| self.ack_subject(cell, seq));
@@ -194,7 +194,7 @@ impl ConsumerInner {
     }
 
     /// The reply subject of a message that was delivered to another consumer. The server uses only the sequence.
-    pub(super) fn ack_subject(&self, cell: &LaneSlot, seq: u64) -> Subject {
+    pub(crate) fn ack_subject(&self, cell: &LaneSlot, seq: u64) -> Subject {
         format!("$JS.ACK.{}.{}.1.{seq}.1.1.0", self.group.stream, cell.durable).into()
     }
 }

@@ -19,14 +19,14 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use relevo_core::{Class, RawMessage};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::count::{DeliveryCounter, Gap};
+use super::ConsumerInner;
+use super::lane_messages::{Arrival, MessageContent, ServerAck};
+use super::lane_store::{next_message, none_if_missing};
 use super::lanes::{LaneSlot, OwnedLane, durable_ns};
-use super::window::{Arrival, MessageContent, ServerAck};
-use super::{ConsumerInner, declare};
-use crate::classify::{Error, Source, api};
+use crate::classify::{Error, Source, api_error};
 use crate::connection;
 use crate::headers::decode_headers;
-use crate::lanes::{next_message, none_if_missing};
+use crate::topology::apply::is_consumer_not_found;
 
 /// The lifetime of a pull request, after which it is renewed. An abandoned request expires by then.
 const PULL_EXPIRES: Duration = Duration::from_secs(10);
@@ -36,6 +36,8 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 const PULL_MAX: usize = 500;
 /// The number of concurrent reads from the stream.
 const PARALLEL_READS: usize = 32;
+/// After a session of this length, the next delay is the shortest one again.
+const STABLE_AFTER: Duration = Duration::from_secs(10);
 /// The maximum number of received messages that are processed together.
 const CHUNK: usize = 256;
 
@@ -59,7 +61,7 @@ impl From<Error> for ReaderExit {
 pub(super) async fn read_lane(shared: Arc<ConsumerInner>, number: u16, epoch: u64) {
     let cell = &shared.lane_slots[usize::from(number)];
     let mut reader = Reader { consumer: &shared, lane: cell, epoch };
-    let mut backoff = connection::Backoff::default();
+    let mut backoff = connection::backoff();
     loop {
         let began = Instant::now();
         match reader.read_session().await {
@@ -74,7 +76,10 @@ pub(super) async fn read_lane(shared: Arc<ConsumerInner>, number: u16, epoch: u6
             // The library ended its message stream: request a new one.
             Ok(()) => {}
         }
-        sleep(backoff.after(began.elapsed())).await;
+        if began.elapsed() >= STABLE_AFTER {
+            backoff.reset();
+        }
+        sleep(backoff.next(connection::jitter())).await;
     }
 }
 
@@ -86,9 +91,12 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     async fn read_session(&mut self) -> Result<(), ReaderExit> {
+        let mut connected = self.consumer.connected.clone();
+        connected.mark_unchanged();
         self.reload_unacknowledged().await?;
         self.catch_up_with_server().await?;
-        let consumer: PullConsumer = self.consumer.stream.get_consumer(&self.lane.durable).await.map_err(asking)?;
+        let consumer: PullConsumer =
+            self.consumer.stream.get_consumer(&self.lane.durable).await.map_err(request_error)?;
         let messages = consumer
             .stream()
             .max_messages_per_batch(self.consumer.group.max_ack_pending.min(PULL_MAX))
@@ -96,7 +104,7 @@ impl Reader<'_> {
             .heartbeat(HEARTBEAT)
             .messages()
             .await
-            .map_err(asking)?;
+            .map_err(request_error)?;
         let mut chunks = messages.ready_chunks(CHUNK);
         let mut count = DeliveryCounter::default();
         let idle = (self.consumer.group.ack_wait / 4).max(HEARTBEAT);
@@ -106,7 +114,10 @@ impl Reader<'_> {
                     Some(chunk) => self.accept(chunk, &mut count).await?,
                     None => return Ok(()),
                 },
-                // A delivery may have been lost without a later one that would show the gap.
+                // Deliveries to the lost connection may be missing, without a later one that would show the gap. The
+                // connection is subscribed again before this request, so nothing is lost after it.
+                Ok(()) = connected.changed() => self.catch_up_with_server().await?,
+                // A delivery may be lost in other ways, for example between the servers of a cluster.
                 () = sleep_until(Instant::now() + idle) => self.catch_up_with_server().await?,
             }
         }
@@ -147,10 +158,10 @@ impl Reader<'_> {
     async fn last_delivered(&self) -> Result<u64, ReaderExit> {
         let info = match self.consumer.stream.consumer_info(&self.lane.durable).await {
             Ok(info) => info,
-            Err(error) if declare::is_consumer_not_found(&error) => {
+            Err(error) if is_consumer_not_found(&error) => {
                 return Err(ReaderExit::Fatal(Error::GroupNotFound(self.consumer.group.name.clone())));
             }
-            Err(error) => return Err(asking(error).into()),
+            Err(error) => return Err(request_error(error).into()),
         };
         let mut slot = self.lane.owned.lock().await;
         if self.owned_lane(&mut slot)?.belongs_to(durable_ns(&info)) {
@@ -201,11 +212,11 @@ impl Reader<'_> {
                 Err(error) if error.kind() == MessagesErrorKind::ConsumerDeleted => {
                     return Err(ReaderExit::Fatal(Error::GroupNotFound(self.consumer.group.name.clone())));
                 }
-                Err(error) => return Err(asking(error).into()),
+                Err(error) => return Err(request_error(error).into()),
             };
             let (seq, gap) = match message.info() {
                 Ok(info) => (info.stream_sequence, count.record(info.consumer_sequence, info.delivered <= 1)),
-                Err(error) => return Err(api("reading a delivery", error).into()),
+                Err(error) => return Err(api_error("parse a delivery", error).into()),
             };
             if gap != Gap::None {
                 self.insert_messages(std::mem::take(&mut together)).await?;
@@ -258,6 +269,35 @@ impl Reader<'_> {
     }
 }
 
-fn asking(error: impl Into<Source>) -> Error {
-    api("asking for messages", error)
+fn request_error(error: impl Into<Source>) -> Error {
+    api_error("request messages", error)
 }
+
+/// The number of the last delivery, if every first delivery up to it was seen.
+#[derive(Debug, Default)]
+pub(super) struct DeliveryCounter(Option<u64>);
+
+/// What must be read from the stream before a delivery is accepted.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Gap {
+    /// Nothing.
+    None,
+    /// All messages before it: the server makes first deliveries in stream order.
+    Before,
+    /// All messages that the server has ever delivered: a redelivery does not show which messages came before it.
+    Delivered,
+}
+
+impl DeliveryCounter {
+    /// Records a delivery. A reported gap must be closed now, or this counter discarded.
+    pub(super) fn record(&mut self, number: u64, is_first: bool) -> Gap {
+        match self.0.replace(number) {
+            Some(last) if last + 1 == number => Gap::None,
+            _ if is_first => Gap::Before,
+            _ => Gap::Delivered,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

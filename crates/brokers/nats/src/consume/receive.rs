@@ -8,8 +8,8 @@ use relevo_core::{Delivery, DeliveryTag};
 use tokio::sync::MutexGuard;
 
 use super::ConsumerInner;
+use super::lane_messages::LaneChange;
 use super::lanes::{LaneSlot, OwnedLane};
-use super::window::LaneChange;
 use crate::classify::Error;
 
 /// The result of one poll.

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use async_nats::header::HeaderName;
+use async_nats::header::{NATS_BATCH_COMMIT, NATS_BATCH_COMMIT_FINAL, NATS_BATCH_ID, NATS_BATCH_SEQUENCE};
 use async_nats::{Client, jetstream};
 use tracing::{debug, info};
 
@@ -24,10 +24,6 @@ const QUERY_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 pub(super) const MESSAGES_MAX: usize = 1_000;
 /// Our limit per batch: the server buffers a batch in memory until it is complete.
 const BYTES_MAX: usize = 8 << 20;
-
-const BATCH_ID: HeaderName = HeaderName::from_static("Nats-Batch-Id");
-const BATCH_SEQUENCE: HeaderName = HeaderName::from_static("Nats-Batch-Sequence");
-const BATCH_COMMIT: HeaderName = HeaderName::from_static("Nats-Batch-Commit");
 
 /// Whether the stream of a connection accepts batches.
 #[derive(Debug, Default)]
@@ -149,10 +145,10 @@ impl BatchPublisher<'_> {
         let batch_id = uuid::Uuid::new_v4().simple().to_string();
         for (number, (_, message)) in messages.into_iter().enumerate() {
             let EncodedMessage { subject, mut headers, payload, .. } = message;
-            headers.insert(BATCH_ID, batch_id.as_str());
-            headers.insert(BATCH_SEQUENCE, (number + 1).to_string());
+            headers.insert(NATS_BATCH_ID, batch_id.as_str());
+            headers.insert(NATS_BATCH_SEQUENCE, (number + 1).to_string());
             let written = if number + 1 == count {
-                headers.insert(BATCH_COMMIT, "1");
+                headers.insert(NATS_BATCH_COMMIT, NATS_BATCH_COMMIT_FINAL);
                 let reply = self.connection.reply_subject(token);
                 self.write_in_time(client.publish_with_reply_and_headers(subject, reply, headers, payload)).await
             } else {

@@ -1,4 +1,4 @@
-//! One connection for publishing, until it is lost.
+//! Maintains the connection for publishing. A lost connection is replaced by a new one.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -8,14 +8,15 @@ use std::time::{Duration, Instant};
 use async_nats::{Client, Event, ServerAddr, ServerError, Subject, Subscriber};
 use futures_util::StreamExt as _;
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
+use tracing::{info, warn};
 
-use super::answer;
 use super::atomic_batches::BatchSupport;
+use super::encode::parse_ack;
 use super::unconfirmed::UnconfirmedMessages;
 use crate::classify::Error;
 use crate::config::Config;
-use crate::{connection, tls};
+use crate::connection;
 
 /// How often overdue acknowledgements are checked.
 const EXPIRE_INTERVAL: Duration = Duration::from_millis(100);
@@ -60,7 +61,7 @@ impl PublishConnection {
                 sender.try_send(event).ok();
                 std::future::ready(())
             });
-        let client = options.connect(server.clone()).await.map_err(tls::connect_error)?;
+        let client = options.connect(server.clone()).await.map_err(connection::connect_error)?;
         let inbox = client.new_inbox() + ".";
         // This fails only if the connection is already lost.
         let answers = client.subscribe(format!("{inbox}*")).await.map_err(|_| Error::Disconnected)?;
@@ -102,7 +103,7 @@ impl PublishConnection {
                 some = answers.next() => match some {
                     Some(some) => self.unconfirmed.settle(some.iter().filter_map(|message| {
                         let token = message.subject.strip_prefix(self.reply_inbox.as_str())?.parse().ok()?;
-                        Some((token, answer::parse_ack(message)))
+                        Some((token, parse_ack(message)))
                     })),
                     None => break Error::Disconnected,
                 },
@@ -150,4 +151,77 @@ pub(crate) enum BrokerConnection {
     Up(Arc<PublishConnection>),
     /// Not connected, with the cause.
     Down(Arc<Error>),
+}
+
+/// The maximum number of servers that are used in addition to the configured ones.
+const DISCOVERED_MAX: usize = 64;
+
+/// A connection of this length counts as stable.
+const STABLE_AFTER: Duration = Duration::from_secs(5);
+
+/// Runs until it is dropped.
+pub(crate) async fn maintain(config: Config, configured: Vec<ServerAddr>, state: watch::Sender<BrokerConnection>) {
+    let mut servers = configured.clone();
+    let mut failures = 0;
+    let mut backoff = connection::backoff();
+    let mut delay = Duration::ZERO;
+    loop {
+        let server = servers[failures % servers.len()].clone();
+        let why = match PublishConnection::open(&config, &server).await {
+            Ok((session, ears)) => {
+                info!(server = server.host(), port = server.port(), "connected to NATS");
+                servers = known_servers(&configured, &session);
+                let session = Arc::new(session);
+                let began = Instant::now();
+                state.send_replace(BrokerConnection::Up(Arc::clone(&session)));
+                let why = session.run(ears, &config).await;
+                // Keep the failure count if the server accepts and then closes connections, so that the pauses grow.
+                if session.unconfirmed.has_stored() || began.elapsed() >= STABLE_AFTER {
+                    failures = 0;
+                    backoff.reset();
+                }
+                why
+            }
+            // That server is not in the configuration, so its TLS error is no configuration error.
+            Err(error @ (Error::ServerCertificate(_) | Error::ClientCertificate(_) | Error::Tls(_)))
+                if !configured.contains(&server) =>
+            {
+                warn!(server = server.host(), port = server.port(), error = %error_chain(&error), "a server of the cluster refuses us");
+                Error::Disconnected
+            }
+            Err(error) => error,
+        };
+        if failures == 0 {
+            warn!(server = server.host(), port = server.port(), error = %error_chain(&why), "no connection to NATS, trying again");
+        }
+        failures += 1;
+        state.send_replace(BrokerConnection::Down(Arc::new(why)));
+        // Every server is tried once before the delay grows.
+        if failures == 1 || failures.is_multiple_of(servers.len()) {
+            delay = backoff.next(connection::jitter());
+        }
+        tokio::time::sleep(delay).await;
+    }
+}
+
+/// The configured servers, and those that the cluster announces.
+fn known_servers(configured: &[ServerAddr], session: &PublishConnection) -> Vec<ServerAddr> {
+    let mut servers = configured.to_vec();
+    for url in session.client.server_info().connect_urls.iter().take(DISCOVERED_MAX) {
+        match url.parse::<ServerAddr>() {
+            Ok(server) if !servers.contains(&server) => servers.push(server),
+            _ => {}
+        }
+    }
+    servers
+}
+
+fn error_chain(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(source) = cause {
+        text = format!("{text}: {source}");
+        cause = source.source();
+    }
+    text
 }

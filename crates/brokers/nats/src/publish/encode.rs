@@ -1,15 +1,16 @@
-//! Encodes messages for the wire.
+//! Encodes messages for the wire, and decodes their acknowledgements.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
 use async_nats::header::{NATS_EXPECTED_STREAM, NATS_MESSAGE_ID};
-use async_nats::{HeaderMap, Subject};
+use async_nats::{HeaderMap, Message, StatusCode, Subject};
 use bytes::Bytes;
 use relevo_core::{Publication, wire};
+use serde::Deserialize;
 
 use crate::address;
-use crate::classify::Error;
+use crate::classify::{Error, from_api_code};
 use crate::config::Config;
 use crate::headers::HeaderWriter;
 
@@ -47,4 +48,37 @@ pub(crate) fn message_id(publication: &Publication) -> String {
     let mut id = String::with_capacity(37 + publication.address.len());
     write!(id, "{}/{}", publication.message.id, publication.address).expect("a string takes any text");
     id
+}
+
+#[derive(Deserialize)]
+struct AckResponse<'a> {
+    #[serde(borrow)]
+    error: Option<ApiError<'a>>,
+    seq: Option<u64>,
+    /// The number of messages in the batch.
+    count: Option<usize>,
+}
+
+#[derive(Deserialize)]
+struct ApiError<'a> {
+    #[serde(default)]
+    err_code: u64,
+    #[serde(borrow, default)]
+    description: Cow<'a, str>,
+}
+
+/// The number of stored messages: the batch size, or one without a batch. A duplicate counts as stored.
+pub(crate) fn parse_ack(message: &Message) -> Result<usize, Error> {
+    if message.status == Some(StatusCode::NO_RESPONDERS) {
+        return Err(Error::NoStream);
+    }
+    let answer: AckResponse<'_> =
+        serde_json::from_slice(&message.payload).map_err(|error| Error::InvalidAck(error.to_string()))?;
+    match answer {
+        AckResponse { error: Some(refusal), .. } => {
+            Err(from_api_code(refusal.err_code, refusal.description.into_owned()))
+        }
+        AckResponse { seq: Some(_), count, .. } => Ok(count.unwrap_or(1)),
+        AckResponse { seq: None, .. } => Err(Error::InvalidAck("it names no sequence".to_owned())),
+    }
 }

@@ -50,28 +50,32 @@ impl SubjectFailures {
     }
 
     /// Adjusts the error of a response, depending on earlier responses.
-    pub(super) fn classify<T>(&mut self, subject: &str, answer: Result<T, Error>, now: Instant) -> Result<T, Error> {
-        match answer {
+    pub(super) fn classify<T>(&mut self, subject: &str, response: Result<T, Error>, now: Instant) -> Result<T, Error> {
+        match response {
             Err(Error::NoStream) => {
                 self.full_since.clear(subject);
                 Err(self.no_stream_error(subject, now))
             }
-            Err(Error::StreamFull(why)) => {
+            Err(Error::StreamFull(description)) => {
                 self.no_stream.clear(subject);
                 let lasted = self.full_since.lasting(subject, now);
-                Err(if lasted < FULL_MAX { Error::StreamFull(why) } else { Error::StreamStaysFull { lasted, why } })
+                Err(if lasted < FULL_MAX {
+                    Error::StreamFull(description)
+                } else {
+                    Error::StreamStaysFull { lasted, description }
+                })
             }
-            answer => {
+            response => {
                 self.no_stream.clear(subject);
                 self.full_since.clear(subject);
-                answer
+                response
             }
         }
     }
 
     fn no_stream_error(&mut self, subject: &str, now: Instant) -> Error {
         if self.clustered && self.no_stream.lasting(subject, now) < ELECTION_MAX {
-            Error::Unavailable("nobody listens to the subject, perhaps its stream elects a leader".to_owned())
+            Error::Unavailable("no stream responds for the subject; it may be electing a leader".to_owned())
         } else {
             Error::NoStream
         }
@@ -92,8 +96,8 @@ mod tests {
             Self(SubjectFailures::new(clustered), Instant::now())
         }
 
-        fn classify(&mut self, subject: &str, answer: Result<(), Error>, after: u64) -> Option<Class> {
-            self.0.classify(subject, answer, self.1 + Duration::from_secs(after)).err().map(|error| error.class())
+        fn classify(&mut self, subject: &str, response: Result<(), Error>, after: u64) -> Option<Class> {
+            self.0.classify(subject, response, self.1 + Duration::from_secs(after)).err().map(|error| error.class())
         }
     }
 
@@ -108,23 +112,23 @@ mod tests {
 
     #[test]
     fn in_a_cluster_a_missing_responder_is_throttled_during_an_election() {
-        let mut told = TestFailures::new(true);
-        let nobody = || Err(Error::NoStream);
-        assert!(matches!(told.classify("a", nobody(), 0), Some(Class::Throttled(_))));
-        assert!(matches!(told.classify("a", nobody(), 14), Some(Class::Throttled(_))));
-        assert!(matches!(told.classify("b", nobody(), 15), Some(Class::Throttled(_))));
-        assert_eq!(told.classify("a", nobody(), 15), Some(Class::Blocked));
-        assert_eq!(told.classify("a", Ok(()), 16), None);
-        assert!(matches!(told.classify("a", nobody(), 16), Some(Class::Throttled(_))));
+        let mut failures = TestFailures::new(true);
+        let no_stream = || Err(Error::NoStream);
+        assert!(matches!(failures.classify("a", no_stream(), 0), Some(Class::Throttled(_))));
+        assert!(matches!(failures.classify("a", no_stream(), 14), Some(Class::Throttled(_))));
+        assert!(matches!(failures.classify("b", no_stream(), 15), Some(Class::Throttled(_))));
+        assert_eq!(failures.classify("a", no_stream(), 15), Some(Class::Blocked));
+        assert_eq!(failures.classify("a", Ok(()), 16), None);
+        assert!(matches!(failures.classify("a", no_stream(), 16), Some(Class::Throttled(_))));
     }
 
     #[test]
     fn a_stream_that_stays_full_for_minutes_needs_an_operator() {
-        let mut told = TestFailures::new(false);
-        assert!(matches!(told.classify("a", stream_full(), 0), Some(Class::Throttled(_))));
-        assert!(matches!(told.classify("a", stream_full(), 299), Some(Class::Throttled(_))));
-        assert_eq!(told.classify("a", stream_full(), 300), Some(Class::Blocked));
-        assert_eq!(told.classify("a", Ok(()), 301), None);
-        assert!(matches!(told.classify("a", stream_full(), 302), Some(Class::Throttled(_))));
+        let mut failures = TestFailures::new(false);
+        assert!(matches!(failures.classify("a", stream_full(), 0), Some(Class::Throttled(_))));
+        assert!(matches!(failures.classify("a", stream_full(), 299), Some(Class::Throttled(_))));
+        assert_eq!(failures.classify("a", stream_full(), 300), Some(Class::Blocked));
+        assert_eq!(failures.classify("a", Ok(()), 301), None);
+        assert!(matches!(failures.classify("a", stream_full(), 302), Some(Class::Throttled(_))));
     }
 }

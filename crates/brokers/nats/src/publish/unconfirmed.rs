@@ -1,49 +1,22 @@
 //! Messages of one connection that wait for their acknowledgement.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use async_nats::Subject;
 use parking_lot::Mutex;
-use relevo_core::{Outcome, OutcomeSender};
+use relevo_core::Outcome;
 use slab::Slab;
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 
-use super::in_flight_window::InFlightWindow;
-use super::pace::AckRate;
+use super::call::PublishCall;
+use super::in_flight_window::{AckRate, InFlightWindow};
 use super::subject_failures::SubjectFailures;
 use crate::classify::Error;
 
 /// The outcome of a batch.
 pub(crate) type BatchAck = oneshot::Receiver<Result<(), Error>>;
-
-/// A call of `publish` with messages in flight.
-#[derive(Debug)]
-pub(crate) struct PublishCall {
-    confirms: OutcomeSender,
-    /// The number of messages without an outcome, plus one while the call is still sending.
-    pending: AtomicUsize,
-    finished: Notify,
-}
-
-impl PublishCall {
-    pub(crate) fn new(confirms: &OutcomeSender) -> Arc<Self> {
-        Arc::new(Self { confirms: confirms.clone(), pending: AtomicUsize::new(1), finished: Notify::new() })
-    }
-
-    /// Completes when every message has an outcome. Must be called once, after the last message was sent.
-    pub(crate) async fn finished(&self) {
-        self.complete(1);
-        self.finished.notified().await;
-    }
-
-    fn complete(&self, count: usize) {
-        if self.pending.fetch_sub(count, Ordering::AcqRel) == count {
-            self.finished.notify_one();
-        }
-    }
-}
 
 /// The receiver of an outcome.
 #[derive(Debug)]
@@ -128,7 +101,7 @@ impl UnconfirmedMessages {
             return Err(Error::Disconnected);
         }
         if let AckOwner::Message(flight, _) = &whose {
-            flight.pending.fetch_add(1, Ordering::AcqRel);
+            flight.add();
         }
         table.generation += 1;
         let turn = table.generation;
@@ -249,9 +222,7 @@ impl UnconfirmedMessages {
     fn report(&self, settled: SettledAcks) {
         self.window.release(settled.weight);
         for (flight, outcomes) in settled.calls {
-            let count = outcomes.len();
-            flight.confirms.report_all(outcomes);
-            flight.complete(count);
+            flight.report(outcomes);
         }
     }
 }

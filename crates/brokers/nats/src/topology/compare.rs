@@ -2,15 +2,14 @@
 
 use std::time::Duration;
 
-use async_nats::jetstream::consumer;
+use async_nats::jetstream::consumer::{self, IntoConsumerConfig as _};
 use async_nats::jetstream::stream::{self, DiscardPolicy, RetentionPolicy, StorageType};
 use relevo_core::broker::admin::{Difference, TopologyItem, TopologyStatus};
 
-use super::words::overlap;
-use super::{Discard, Retention, Storage, Stream, Topology};
-use crate::consume::bucket_config;
-use crate::group::{BUCKET, Group};
-use crate::lanes;
+use super::apply::bucket_config;
+use super::validate::overlap;
+use super::{BUCKET, Discard, Group, Retention, Storage, Stream, Topology};
+use crate::consume::lane_store;
 use crate::server_state::ServerState;
 
 /// The first server version with atomic batches.
@@ -18,27 +17,26 @@ pub(crate) const ATOMIC_FROM: (u32, u32) = (2, 12);
 
 impl Topology {
     /// The state of every part, in the order of creation.
-    pub(crate) fn compare(&self, seen: &ServerState) -> Vec<TopologyItem> {
-        let mut pieces: Vec<TopologyItem> = self.streams.iter().map(|stream| stream.compare(seen)).collect();
+    pub(crate) fn compare(&self, server: &ServerState) -> Vec<TopologyItem> {
+        let mut items: Vec<TopologyItem> = self.streams.iter().map(|stream| stream.compare(server)).collect();
         if !self.groups.is_empty() {
-            pieces.push(bucket_item(seen));
+            items.push(bucket_item(server));
         }
         for group in &self.groups {
-            let is_known = self.streams.iter().any(|stream| stream.name == group.stream);
-            pieces.extend((0..group.lane_count()).map(|lane| consumer_item(group, lane, seen, is_known)));
+            let creates_stream = self.streams.iter().any(|stream| stream.name == group.stream);
+            items.extend((0..group.lane_count()).map(|lane| consumer_item(group, lane, server, creates_stream)));
         }
-        pieces
+        items
     }
 }
 
 impl Stream {
-    fn compare(&self, seen: &ServerState) -> TopologyItem {
-        let wanted = self.config(seen.version);
-        let state = match seen.streams.get(&self.name) {
-            None => foreign_subjects(&self.name, &self.subjects, seen),
-            Some(found) => of(differences(&wanted, &found.config)),
+    fn compare(&self, server: &ServerState) -> TopologyItem {
+        let status = match server.streams.get(&self.name) {
+            None => missing_stream(&self.name, &self.subjects, server),
+            Some(info) => stream_differences(&self.config(server.version), &info.config).into(),
         };
-        TopologyItem { name: format!("stream `{}`", self.name), status: state }
+        TopologyItem { name: format!("stream `{}`", self.name), status }
     }
 
     /// The stream configuration to request. Settings that the server version does not support are left out.
@@ -74,116 +72,112 @@ impl Stream {
 }
 
 /// The state of a missing stream, whose subjects another stream may store.
-fn foreign_subjects(name: &str, wanted: &[String], seen: &ServerState) -> TopologyStatus {
-    let has = |other: &&stream::Info| {
-        let theirs = &other.config.subjects;
-        other.config.name != name && theirs.iter().any(|their| wanted.iter().any(|ours| overlap(ours, their)))
+fn missing_stream(name: &str, subjects: &[String], server: &ServerState) -> TopologyStatus {
+    let overlaps = |info: &&stream::Info| {
+        let theirs = &info.config.subjects;
+        info.config.name != name && theirs.iter().any(|their| subjects.iter().any(|own| overlap(own, their)))
     };
-    match seen.streams.values().find(has) {
-        None => TopologyStatus::Missing,
-        Some(other) => {
-            let found = format!("stored by stream `{}` as {}", other.config.name, other.config.subjects.join(", "));
-            TopologyStatus::Different(vec![difference("subjects", &wanted.join(", "), &found)])
-        }
-    }
+    let Some(other) = server.streams.values().find(overlaps) else { return TopologyStatus::Missing };
+    let actual = format!("stored by stream `{}` as {}", other.config.name, other.config.subjects.join(", "));
+    TopologyStatus::Different(Difference::between("subjects", &subjects.join(", "), &actual).into_iter().collect())
 }
 
 /// The bucket of lanes. Its replica count and duplicate window may differ, because they do not affect its purpose.
-fn bucket_item(seen: &ServerState) -> TopologyItem {
-    let state = match seen.streams.get(&lanes::stream_name()) {
+fn bucket_item(server: &ServerState) -> TopologyItem {
+    let status = match server.streams.get(&lane_store::stream_name()) {
         None => TopologyStatus::Missing,
-        Some(stream::Info { config: found, .. }) => {
-            let wanted = stream::Config {
-                duplicate_window: found.duplicate_window,
-                allow_atomic_publish: found.allow_atomic_publish,
-                ..bucket_config(found.num_replicas)
+        Some(stream::Info { config: actual, .. }) => {
+            let expected = stream::Config {
+                duplicate_window: actual.duplicate_window,
+                allow_atomic_publish: actual.allow_atomic_publish,
+                ..bucket_config(actual.num_replicas)
             };
-            of(differences(&wanted, found))
+            stream_differences(&expected, actual).into()
         }
     };
-    TopologyItem { name: format!("bucket `{BUCKET}`"), status: state }
+    TopologyItem { name: format!("bucket `{BUCKET}`"), status }
 }
 
 /// A durable consumer. Its stream must exist, unless the topology creates it first.
-fn consumer_item(group: &Group, lane: u16, seen: &ServerState, is_known: bool) -> TopologyItem {
+fn consumer_item(group: &Group, lane: u16, server: &ServerState, creates_stream: bool) -> TopologyItem {
     let name = group.durable(lane);
-    let state = match seen.consumers.get(&(group.stream.clone(), name.clone())) {
-        None if !is_known && !seen.streams.contains_key(&group.stream) => TopologyStatus::Different(vec![difference(
-            "stream",
-            &group.stream,
-            "neither at the server nor in the topology",
-        )]),
+    let status = match server.consumers.get(&(group.stream.clone(), name.clone())) {
+        None if !creates_stream && !server.streams.contains_key(&group.stream) => {
+            let actual = "missing on the server and in the topology";
+            Difference::between("stream", group.stream.as_str(), actual).into_iter().collect::<Vec<_>>().into()
+        }
         None => TopologyStatus::Missing,
-        Some(found) => of(consumer_differences(group, lane, &found.config)),
+        Some(info) => {
+            let mut differences = consumer_differences(group, lane, &info.config);
+            differences.extend(replica_difference(info.config.num_replicas));
+            differences.into()
+        }
     };
-    TopologyItem { name: format!("consumer `{name}` of stream `{}`", group.stream), status: state }
+    TopologyItem { name: format!("consumer `{name}` of stream `{}`", group.stream), status }
 }
 
-fn differences(wanted: &stream::Config, found: &stream::Config) -> Vec<Difference> {
-    let no_limit = |limit: i64| if limit <= 0 { "none".to_owned() } else { limit.to_string() };
+fn stream_differences(expected: &stream::Config, actual: &stream::Config) -> Vec<Difference> {
+    let limit = |limit: i64| if limit <= 0 { "none".to_owned() } else { limit.to_string() };
     let time = |time: Duration| if time.is_zero() { "none".to_owned() } else { format!("{time:?}") };
-    let rows = [
-        ("storage", format!("{:?}", wanted.storage), format!("{:?}", found.storage)),
-        ("num_replicas", wanted.num_replicas.to_string(), found.num_replicas.to_string()),
-        ("retention", format!("{:?}", wanted.retention), format!("{:?}", found.retention)),
-        ("max_age", time(wanted.max_age), time(found.max_age)),
-        ("max_bytes", no_limit(wanted.max_bytes), no_limit(found.max_bytes)),
-        ("max_msgs", no_limit(wanted.max_messages), no_limit(found.max_messages)),
-        ("max_msgs_per_subject", no_limit(wanted.max_messages_per_subject), no_limit(found.max_messages_per_subject)),
-        ("max_msg_size", no_limit(wanted.max_message_size.into()), no_limit(found.max_message_size.into())),
-        ("discard", format!("{:?}", wanted.discard), format!("{:?}", found.discard)),
-        ("duplicate_window", time(wanted.duplicate_window), time(found.duplicate_window)),
-        ("no_ack", wanted.no_ack.to_string(), found.no_ack.to_string()),
-        ("sealed", wanted.sealed.to_string(), found.sealed.to_string()),
-        ("mirror", "none".to_owned(), found.mirror.as_ref().map_or("none".to_owned(), |mirror| mirror.name.clone())),
-        ("allow_atomic_publish", wanted.allow_atomic_publish.to_string(), found.allow_atomic_publish.to_string()),
-    ];
-    let first = subjects(&wanted.subjects, &found.subjects);
-    first.into_iter().chain(rows.into_iter().filter_map(row)).collect()
-}
-
-/// The differences of a durable consumer. The start position is not compared: its creator chooses it.
-fn consumer_differences(group: &Group, lane: u16, found: &consumer::Config) -> Vec<Difference> {
-    let wanted = group.consumer_config(lane);
-    let filters = |one: &str, many: &[String]| if one.is_empty() { many.to_vec() } else { vec![one.to_owned()] };
-    let first = subjects(
-        &filters(&wanted.filter_subject, &wanted.filter_subjects),
-        &filters(&found.filter_subject, &found.filter_subjects),
-    );
-    let push = found.deliver_subject.clone().unwrap_or_else(|| "none".to_owned());
-    let replicas = |own| if own == 0 { "those of the stream".to_owned() } else { format!("{own}") };
-    let rows = [
-        ("ack_policy", format!("{:?}", wanted.ack_policy), format!("{:?}", found.ack_policy)),
-        ("ack_wait", format!("{:?}", wanted.ack_wait), format!("{:?}", found.ack_wait)),
-        ("max_ack_pending", wanted.max_ack_pending.to_string(), found.max_ack_pending.to_string()),
-        ("max_deliver", wanted.max_deliver.to_string(), found.max_deliver.to_string()),
-        ("deliver_subject", "none".to_owned(), push),
-        ("headers_only", wanted.headers_only.to_string(), found.headers_only.to_string()),
-        ("inactive_threshold", format!("{:?}", wanted.inactive_threshold), format!("{:?}", found.inactive_threshold)),
-        ("mem_storage", wanted.memory_storage.to_string(), found.memory_storage.to_string()),
-        // Without a value of its own, the consumer uses that of its stream.
-        ("num_replicas", "those of the stream".to_owned(), replicas(found.num_replicas)),
-    ];
-    first.into_iter().chain(rows.into_iter().filter_map(row)).collect()
-}
-
-fn subjects(wanted: &[String], found: &[String]) -> Option<Difference> {
-    let listed = |subjects: &[String]| {
-        let mut subjects = subjects.to_vec();
-        subjects.sort_unstable();
-        if subjects.is_empty() { "all".to_owned() } else { subjects.join(", ") }
+    let mirror = |config: &stream::Config| config.mirror.as_ref().map_or("none".to_owned(), |one| one.name.clone());
+    let settings = |config: &stream::Config| {
+        [
+            ("subjects", list_subjects(&config.subjects)),
+            ("storage", format!("{:?}", config.storage)),
+            ("num_replicas", config.num_replicas.to_string()),
+            ("retention", format!("{:?}", config.retention)),
+            ("max_age", time(config.max_age)),
+            ("max_bytes", limit(config.max_bytes)),
+            ("max_msgs", limit(config.max_messages)),
+            ("max_msgs_per_subject", limit(config.max_messages_per_subject)),
+            ("max_msg_size", limit(config.max_message_size.into())),
+            ("discard", format!("{:?}", config.discard)),
+            ("duplicate_window", time(config.duplicate_window)),
+            ("no_ack", config.no_ack.to_string()),
+            ("sealed", config.sealed.to_string()),
+            ("mirror", mirror(config)),
+            ("allow_atomic_publish", config.allow_atomic_publish.to_string()),
+        ]
     };
-    row(("subjects", listed(wanted), listed(found)))
+    differences(settings(expected), settings(actual))
 }
 
-fn row((setting, wanted, found): (&str, String, String)) -> Option<Difference> {
-    (wanted != found).then(|| difference(setting, &wanted, &found))
+/// The differences that change what a consumer receives. The start position is not compared: its creator chooses it.
+pub(super) fn consumer_differences(group: &Group, lane: u16, actual: &consumer::Config) -> Vec<Difference> {
+    let settings = |config: &consumer::Config| {
+        let filters = if config.filter_subject.is_empty() {
+            list_subjects(&config.filter_subjects)
+        } else {
+            config.filter_subject.clone()
+        };
+        [
+            ("subjects", filters),
+            ("ack_policy", format!("{:?}", config.ack_policy)),
+            ("ack_wait", format!("{:?}", config.ack_wait)),
+            ("max_ack_pending", config.max_ack_pending.to_string()),
+            ("max_deliver", config.max_deliver.to_string()),
+            ("deliver_subject", config.deliver_subject.clone().unwrap_or_else(|| "none".to_owned())),
+            ("headers_only", config.headers_only.to_string()),
+            ("inactive_threshold", format!("{:?}", config.inactive_threshold)),
+            ("mem_storage", config.memory_storage.to_string()),
+        ]
+    };
+    differences(settings(&group.consumer_config(lane).into_consumer_config()), settings(actual))
 }
 
-fn difference(setting: &str, wanted: &str, found: &str) -> Difference {
-    Difference { setting: setting.to_owned(), expected: wanted.to_owned(), actual: found.to_owned() }
+/// A replica count of its own, which makes a consumer less safe than its stream.
+fn replica_difference(replicas: usize) -> Option<Difference> {
+    let actual = if replicas == 0 { "that of the stream".to_owned() } else { replicas.to_string() };
+    Difference::between("num_replicas", "that of the stream", &actual)
 }
 
-fn of(differences: Vec<Difference>) -> TopologyStatus {
-    if differences.is_empty() { TopologyStatus::Unchanged } else { TopologyStatus::Different(differences) }
+fn differences<const N: usize>(expected: [(&str, String); N], actual: [(&str, String); N]) -> Vec<Difference> {
+    let pairs = expected.into_iter().zip(actual);
+    pairs.filter_map(|((name, expected), (_, actual))| Difference::between(name, &expected, &actual)).collect()
+}
+
+fn list_subjects(subjects: &[String]) -> String {
+    let mut subjects = subjects.to_vec();
+    subjects.sort_unstable();
+    if subjects.is_empty() { "all".to_owned() } else { subjects.join(", ") }
 }

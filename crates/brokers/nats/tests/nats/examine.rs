@@ -264,5 +264,5 @@ async fn a_server_without_jetstream_or_permissions_is_explained() {
     assert!(failure.error_chain().contains("JetStream is not enabled"), "{}", failure.error_chain());
     let denied = Admin::new(config("b")).expect("a configuration that can be").examine(&expectations).await;
     let findings = denied.expect("findings");
-    assert!(matches!(&findings[..], [one] if one.severity == Note && one.subject == "not-looked-at"), "{findings:?}");
+    assert!(matches!(&findings[..], [one] if one.severity == Note && one.subject == "not-examined"), "{findings:?}");
 }

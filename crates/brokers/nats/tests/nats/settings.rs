@@ -160,7 +160,7 @@ async fn assert_refused(stage: &TopologyHarness, group: &Group, setting: &str) {
     for refused in [opened, declare_group(&stage.config(), group).await] {
         let error = refused.expect_err(setting);
         assert_eq!(error.class(), Class::Blocked, "{setting}");
-        assert!(error.to_string().contains(&format!("{setting} is ")), "{setting}: {error}");
+        assert!(error.to_string().contains(&format!("`{setting}` is ")), "{setting}: {error}");
     }
 }
 

@@ -158,12 +158,6 @@ pub(crate) const GROUP: &[Key] = &[
     ),
     Key::number("ack_wait_ms", 100, "30000", "How long the server waits for an answer before it delivers again."),
     Key::number("max_ack_pending", 1, "1000", "At most so many deliveries of a lane are out."),
-    Key::unset(
-        "max_deliver",
-        Kind::Integer { min: 1, max: 2_147_483_647 },
-        "20",
-        "After so many deliveries the server gives a message up.",
-    ),
 ];
 
 pub(super) fn resolve(reader: &mut Reader<'_>, path: &Path, publish_deadline: Duration) -> Option<Config> {
@@ -261,7 +255,6 @@ fn topology(reader: &mut Reader<'_>, path: &Path) -> Topology {
             lanes: reader.find_number(&at.name("lanes")),
             ack_wait: reader.millis(&at.name("ack_wait_ms")),
             max_ack_pending: reader.integer(&at.name("max_ack_pending")),
-            max_deliver: reader.find_number(&at.name("max_deliver")),
         });
     }
     topology

@@ -169,7 +169,6 @@ subjects = [\"orders.eu\"]
 lanes = 2
 ack_wait_ms = 1000
 max_ack_pending = 7
-max_deliver = 8
 ";
     let Broker::Nats(config) = broker(&inside, behind).0 else { panic!("of another kind") };
     let password = std::env::var("PATH").unwrap().trim().to_owned();
@@ -189,7 +188,7 @@ max_deliver = 8
     };
     let group = &config.topology.groups[0];
     assert_eq!((group.name.as_str(), group.stream.as_str(), group.lanes), ("billing", "ORDERS", Some(2)));
-    assert_eq!((group.ack_wait, group.max_ack_pending, group.max_deliver), (millis(1000), 7, Some(8)));
+    assert_eq!((group.ack_wait, group.max_ack_pending), (millis(1000), 7));
     assert_eq!(group.subjects, ["orders.eu"]);
     let expected = nats::Config {
         auth: nats::Auth::UserPassword { user: "u".into(), password },

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use relevo_core::RawMessage;
 
-use super::super::window::{Arrival, LaneMessages, MessageContent};
+use super::super::lane_messages::{Arrival, LaneMessages, MessageContent};
 use super::*;
 
 /// An action of the server or the reader.

@@ -7,16 +7,16 @@ use futures_util::future::join_all;
 use relevo_core::{AckOutcome, DeliveryTag};
 use tokio::sync::oneshot;
 
-use super::ConsumerInner;
-use super::lanes::{LaneSlot, OwnedLane};
-use super::window::LaneMessages;
 use crate::classify::Error;
+use crate::consume::ConsumerInner;
+use crate::consume::lane_messages::LaneMessages;
+use crate::consume::lanes::{LaneSlot, OwnedLane};
 
 /// The tags that are not outstanding, or the error of the write.
 type CallResult = Result<HashSet<DeliveryTag>, Arc<Error>>;
 
 /// The part of an `acknowledge` call that concerns one lane.
-pub(super) struct SettleCall {
+pub(crate) struct SettleCall {
     tags: Vec<DeliveryTag>,
     reply: oneshot::Sender<CallResult>,
 }
@@ -29,7 +29,7 @@ impl SettleCall {
 }
 
 impl ConsumerInner {
-    pub(super) async fn acknowledge(self: &Arc<Self>, tags: &[DeliveryTag]) -> Vec<AckOutcome> {
+    pub(crate) async fn acknowledge(self: &Arc<Self>, tags: &[DeliveryTag]) -> Vec<AckOutcome> {
         let mut by_lane: BTreeMap<u64, Vec<DeliveryTag>> = BTreeMap::new();
         for tag in tags {
             by_lane.entry(tag.number() & 0xffff).or_default().push(*tag);

@@ -9,13 +9,13 @@ use std::sync::Arc;
 use async_nats::Subject;
 use relevo_core::{DeliveryTag, RawMessage};
 
-use crate::lanes::LaneRecord;
+use super::lane_store::LaneRecord;
 
 /// The content of a message.
 #[derive(Debug)]
-pub(super) struct MessageContent {
-    pub(super) raw: RawMessage,
-    pub(super) address: Arc<str>,
+pub(crate) struct MessageContent {
+    pub(crate) raw: RawMessage,
+    pub(crate) address: Arc<str>,
 }
 
 /// An unacknowledged message.
@@ -33,7 +33,7 @@ struct LaneMessage {
 
 /// The unacknowledged messages of a lane.
 #[derive(Debug, Default)]
-pub(super) struct LaneMessages {
+pub(crate) struct LaneMessages {
     /// The last message that was delivered, according to the record.
     handed_out_to: u64,
     /// The last message that was seen.
@@ -44,30 +44,30 @@ pub(super) struct LaneMessages {
 
 /// A planned change.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct LaneChange {
-    pub(super) handed_out: Vec<u64>,
+pub(crate) struct LaneChange {
+    pub(crate) handed_out: Vec<u64>,
     done: BTreeSet<u64>,
     /// Acknowledgements of deliveries that are no longer outstanding, by their index in the request.
-    pub(super) stale: BTreeSet<usize>,
+    pub(crate) stale: BTreeSet<usize>,
 }
 
 impl LaneChange {
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.handed_out.is_empty() && self.done.is_empty()
     }
 }
 
 /// An acknowledgement to send to the server.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct ServerAck {
-    pub(super) seq: u64,
+pub(crate) struct ServerAck {
+    pub(crate) seq: u64,
     /// The reply subject, if this consumer received the delivery.
-    pub(super) reply: Option<Subject>,
+    pub(crate) reply: Option<Subject>,
 }
 
 /// The state of a message that the server delivered.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Arrival {
+pub(crate) enum Arrival {
     New,
     /// It is already in the window.
     Duplicate,
@@ -77,32 +77,32 @@ pub(super) enum Arrival {
 
 impl LaneMessages {
     /// Creates the window from a record. Its unacknowledged messages must be read again.
-    pub(super) fn new(record: &LaneRecord) -> Self {
+    pub(crate) fn new(record: &LaneRecord) -> Self {
         let entry = || LaneMessage { content: None, redelivered: true, out: None, reply: None };
         let messages = record.open.iter().map(|seq| (*seq, entry())).collect();
         Self { handed_out_to: record.high, seen_to: record.high, messages, tags: HashMap::new() }
     }
 
-    pub(super) fn seen_to(&self) -> u64 {
+    pub(crate) fn seen_to(&self) -> u64 {
         self.seen_to
     }
 
-    pub(super) fn outstanding(&self) -> usize {
+    pub(crate) fn outstanding(&self) -> usize {
         self.tags.len()
     }
 
     /// The number of messages that wait for delivery.
-    pub(super) fn ready_count(&self) -> usize {
+    pub(crate) fn ready_count(&self) -> usize {
         self.messages.values().filter(|entry| entry.out.is_none()).count()
     }
 
     /// The messages that must be read again.
-    pub(super) fn unread(&self) -> Vec<u64> {
+    pub(crate) fn unread(&self) -> Vec<u64> {
         self.messages.iter().filter(|(_, entry)| entry.content.is_none()).map(|(seq, _)| *seq).collect()
     }
 
     /// Adds a message that the server delivered, or that was read again.
-    pub(super) fn insert(&mut self, seq: u64, content: MessageContent, reply: Option<Subject>) -> Arrival {
+    pub(crate) fn insert(&mut self, seq: u64, content: MessageContent, reply: Option<Subject>) -> Arrival {
         if let Some(entry) = self.messages.get_mut(&seq) {
             entry.content.get_or_insert_with(|| Arc::new(content));
             if reply.is_some() {
@@ -120,12 +120,12 @@ impl LaneMessages {
     }
 
     /// Removes a message that the limits of the stream deleted.
-    pub(super) fn drop_missing(&mut self, seq: u64) {
+    pub(crate) fn drop_missing(&mut self, seq: u64) {
         self.messages.remove(&seq);
     }
 
     /// Plans the next deliveries, at most `limit`.
-    pub(super) fn ready(&self, limit: usize) -> LaneChange {
+    pub(crate) fn ready(&self, limit: usize) -> LaneChange {
         // Messages after one that is not read yet may have the same key.
         let read = self.messages.iter().take_while(|(_, entry)| entry.content.is_some());
         let ready = read.filter(|(_, entry)| entry.out.is_none()).map(|(seq, _)| *seq);
@@ -133,7 +133,7 @@ impl LaneMessages {
     }
 
     /// Plans the change for these acknowledgements.
-    pub(super) fn plan_acks(&self, tags: impl IntoIterator<Item = DeliveryTag>) -> LaneChange {
+    pub(crate) fn plan_acks(&self, tags: impl IntoIterator<Item = DeliveryTag>) -> LaneChange {
         let mut plan = LaneChange::default();
         for (place, tag) in tags.into_iter().enumerate() {
             match self.tags.get(&tag) {
@@ -145,14 +145,14 @@ impl LaneMessages {
     }
 
     /// The record after the plan is applied.
-    pub(super) fn record(&self, plan: &LaneChange) -> (u64, Vec<u64>) {
+    pub(crate) fn record(&self, plan: &LaneChange) -> (u64, Vec<u64>) {
         let high = plan.handed_out.iter().copied().max().unwrap_or_default().max(self.handed_out_to);
         let open = self.messages.range(..=high).map(|(seq, _)| *seq).filter(|seq| !plan.done.contains(seq));
         (high, open.collect())
     }
 
     /// Applies the plan after it was stored. Returns the acknowledgements for the server.
-    pub(super) fn apply(&mut self, plan: LaneChange) -> Vec<ServerAck> {
+    pub(crate) fn apply(&mut self, plan: LaneChange) -> Vec<ServerAck> {
         self.handed_out_to = plan.handed_out.iter().copied().max().unwrap_or_default().max(self.handed_out_to);
         let mut words = Vec::new();
         for seq in plan.done {
@@ -167,7 +167,7 @@ impl LaneMessages {
     }
 
     /// Marks a message as outstanding. Returns its content, and whether it may have been delivered before.
-    pub(super) fn mark_handed_out(&mut self, seq: u64, tag: DeliveryTag) -> Option<(Arc<MessageContent>, bool)> {
+    pub(crate) fn mark_handed_out(&mut self, seq: u64, tag: DeliveryTag) -> Option<(Arc<MessageContent>, bool)> {
         let entry = self.messages.get_mut(&seq)?;
         let content = Arc::clone(entry.content.as_ref()?);
         entry.out = Some(tag);
@@ -176,7 +176,7 @@ impl LaneMessages {
     }
 
     /// Adopts the record after a write with an unknown result. Returns the acknowledgements for the server.
-    pub(super) fn adopt_record(&mut self, record: &LaneRecord) -> Vec<ServerAck> {
+    pub(crate) fn adopt_record(&mut self, record: &LaneRecord) -> Vec<ServerAck> {
         let open: HashSet<u64> = record.open.iter().copied().collect();
         let done = self.messages.range(..=record.high).map(|(seq, _)| *seq).filter(|seq| !open.contains(seq));
         let plan = LaneChange { done: done.collect(), ..LaneChange::default() };
@@ -190,7 +190,7 @@ impl LaneMessages {
     }
 
     /// The messages for which the server needs a progress signal.
-    pub(super) fn in_progress(&self) -> Vec<(u64, Option<Subject>)> {
+    pub(crate) fn in_progress(&self) -> Vec<(u64, Option<Subject>)> {
         self.messages.iter().map(|(seq, entry)| (*seq, entry.reply.clone())).collect()
     }
 }

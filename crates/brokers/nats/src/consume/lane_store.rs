@@ -15,8 +15,8 @@ use async_nats::jetstream::{Context, stream};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::classify::{Error, api};
-use crate::group::{BUCKET, Group};
+use crate::classify::{Error, api_error};
+use crate::topology::{BUCKET, Group};
 
 /// The record of a lane.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,7 +79,7 @@ impl LaneStore {
         let stream = context
             .get_stream_no_info(stream_name())
             .await
-            .map_err(|error| api("looking for the bucket of lanes", error))?;
+            .map_err(|error| api_error("get the bucket of lanes", error))?;
         let prefix = format!("$KV.{BUCKET}.{}.{}", group.stream, group.name);
         Ok(Self { context: context.clone(), stream, prefix, timeout: deadline })
     }
@@ -152,7 +152,7 @@ impl LaneStore {
     /// Deletes a member and its heartbeat.
     pub(crate) async fn remove_member(&self, id: &str) -> Result<(), Error> {
         let purged = self.stream.purge().filter(self.member_subject(id)).await;
-        purged.map(drop).map_err(|error| api("leaving the group", error))
+        purged.map(drop).map_err(|error| api_error("delete a member of the group", error))
     }
 
     async fn next(&self, subjects: &str, from: u64) -> Result<Option<StreamMessage>, Error> {
@@ -172,7 +172,7 @@ impl LaneStore {
                     .to_owned(),
             )),
             PublishErrorKind::WrongLastMessageId | PublishErrorKind::MaxAckPending | PublishErrorKind::Other => {
-                WriteError::Other(api("writing a lane", error))
+                WriteError::Other(api_error("write a lane record", error))
             }
         };
         let sent = self.context.publish_with_headers(subject, headers, payload);
@@ -208,7 +208,7 @@ pub(crate) fn none_if_missing(answer: Result<StreamMessage, RawMessageError>) ->
     match answer {
         Ok(message) => Ok(Some(message)),
         Err(error) if error.kind() == RawMessageErrorKind::NoMessageFound => Ok(None),
-        Err(error) => Err(api("reading a message", error)),
+        Err(error) => Err(api_error("read a message", error)),
     }
 }
 
