@@ -54,9 +54,8 @@ struct Connections {
 impl Inbox {
     /// Connects and checks the schema version.
     pub async fn open(config: &Config, consumer: &str, keeping: InboxRetention) -> Result<Self, StoreError> {
-        let pool = |connections_max| {
-            ConnectionPool::new(config.connect_options.clone(), connections_max, config.call_timeout)
-        };
+        let pool =
+            |connections_max| ConnectionPool::new(config.connect_options.clone(), connections_max, config.call_timeout);
         let connections = Connections {
             handlers: Arc::new(pool(config.handler_connections_max)),
             calls: pool(config.call_connections_max),
@@ -99,7 +98,8 @@ impl Inbox {
     }
 
     async fn insert(&self, enter: Enter<'_>) -> Result<BeginOutcome<Transaction>, Error> {
-        let begun = self.connections.handlers.begin(&self.statements.insert(enter.held, &deduplicated(enter.arrivals))).await;
+        let begun =
+            self.connections.handlers.begin(&self.statements.insert(enter.held, &deduplicated(enter.arrivals))).await;
         self.decode_insert(enter, begun).await
     }
 
@@ -284,7 +284,9 @@ impl port::Inbox for Inbox {
         messages: usize,
         lasts: Duration,
     ) -> Result<Vec<ClaimedQueue>, StoreError> {
-        Ok(read::claimed_queues(&self.connections.calls.query(&self.statements.claim_due_queues(queues, messages, lasts)).await?)?)
+        Ok(read::claimed_queues(
+            &self.connections.calls.query(&self.statements.claim_due_queues(queues, messages, lasts)).await?,
+        )?)
     }
 
     async fn begin_due(&self, due: &ClaimedQueue, number: i64) -> Result<BeginOutcome<Transaction>, StoreError> {
@@ -306,7 +308,9 @@ impl port::Inbox for Inbox {
     }
 
     async fn heartbeat(&self, beat: &Heartbeat) -> Result<HeartbeatReply, StoreError> {
-        let answer = json_response(&self.connections.heartbeats.query(connection::read_committed(&self.statements.heartbeat(beat))).await?)?;
+        let answer = json_response(
+            &self.connections.heartbeats.query(connection::read_committed(&self.statements.heartbeat(beat))).await?,
+        )?;
         // A deleted member still reports marks for its lanes. They show that this is not its first heartbeat.
         Ok(read::heartbeat_reply(&answer, !beat.settled_offsets.is_empty())?)
     }
