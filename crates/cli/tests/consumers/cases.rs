@@ -161,7 +161,7 @@ pub(crate) async fn a_redrive_happens_once_and_what_fails_again_is_seen(cli: &im
     let (_, told) = cli.ok(&redrive);
     assert!(told.starts_with("1 dead letter redriven\na member of `billing` handles them"), "{told}");
     let (_, told) = cli.ok(&redrive);
-    assert_eq!(told, format!("{letter} is `redriven` already\nnothing was pending, nothing is redriven\n"));
+    assert_eq!(told, format!("{letter} is `redriven` already\nno matching dead letter is in state `dead`; none was redriven\n"));
     fail_again(inbox).await;
     let (list, told) = cli.ok(&["consumers", "dead", "list", "--key", "o-3"]);
     assert!(told.starts_with("1 dead letter, of which 1 failed again after a redrive"), "{told}");
@@ -171,7 +171,7 @@ pub(crate) async fn a_redrive_happens_once_and_what_fails_again_is_seen(cli: &im
     assert_eq!(again["note"], json!("the street is there now"));
 }
 
-pub(crate) async fn what_is_archived_lets_its_key_go_on(cli: &impl Run, inbox: &impl Inbox) {
+pub(crate) async fn a_discarded_dead_letter_lets_its_key_continue(cli: &impl Run, inbox: &impl Inbox) {
     billing(inbox).await;
     let (held, letter) = (arrival(id(5), "o-3", "{}"), id(3).to_string());
     assert_eq!(handle(inbox, &held).await, EnterOutcome::QueuedBehind);
@@ -179,7 +179,7 @@ pub(crate) async fn what_is_archived_lets_its_key_go_on(cli: &impl Run, inbox: &
     let answer = &cli.objects(&archive)[0];
     let expected = json!({ "consumer": "billing", "mark": "archive", "dry_run": false, "count": 1, "unmatched": [] });
     assert_eq!(*answer, expected);
-    assert_eq!(cli.ok(&archive).1, "nothing was pending, nothing is archived\n");
+    assert_eq!(cli.ok(&archive).1, "no matching dead letter is in state `dead`; none was discarded\n");
     assert_eq!(inbox.claim_due(10, 10, std::time::Duration::from_secs(9)).await.expect("it is due").len(), 1);
     assert_eq!(cli.objects(&["consumers", "dead", "list"]).len(), 1);
     let history = cli.objects(&["consumers", "dead", "list", "--history", "--key", "o-3"]);

@@ -83,9 +83,9 @@ async fn two_operators_who_redrive_at_once_do_it_once() {
 }
 
 #[tokio::test]
-async fn what_is_archived_lets_its_key_go_on() {
+async fn a_discarded_dead_letter_lets_its_key_continue() {
     let (cli, inbox) = stage().await;
-    cases::what_is_archived_lets_its_key_go_on(&cli, &inbox).await;
+    cases::a_discarded_dead_letter_lets_its_key_continue(&cli, &inbox).await;
 }
 
 #[tokio::test]

@@ -55,9 +55,9 @@ async fn a_redrive_happens_once_and_what_fails_again_is_seen() {
 }
 
 #[tokio::test]
-async fn what_is_archived_lets_its_key_go_on() {
+async fn a_discarded_dead_letter_lets_its_key_continue() {
     let (file, inbox) = stage("archive").await;
-    cases::what_is_archived_lets_its_key_go_on(&file, &inbox).await;
+    cases::a_discarded_dead_letter_lets_its_key_continue(&file, &inbox).await;
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! Maps database errors to the failure classes of the relay.
 
 use relevo_core::store::StoreError;
+use sqlx::postgres::PgSeverity;
 
 /// An error of a database call.
 #[derive(Debug, thiserror::Error)]
@@ -66,9 +67,9 @@ impl Error {
     /// Whether the connection is still usable.
     pub(crate) fn leaves_connection_usable(&self) -> bool {
         match self {
-            // 57P0x: the server is shutting down or crashed. 25P03: it ended a session that was idle in a transaction.
+            // The server ends the session after FATAL and PANIC. 08: a pooler lost its connection to the server.
             Self::Server(error) => {
-                !error.code().starts_with("57P0") && !error.code().starts_with("08") && error.code() != "25P03"
+                !matches!(error.severity(), PgSeverity::Fatal | PgSeverity::Panic) && !error.code().starts_with("08")
             }
             Self::UnexpectedResponse(_)
             | Self::UnknownDestination(_)
@@ -107,8 +108,8 @@ fn from_server(error: Box<sqlx::postgres::PgDatabaseError>) -> StoreError {
         "3F000" | "42P01" | "42883" | "42703" => {
             StoreError::SchemaMismatch { reason: format!("{sentence}; hint: run `relevo migrate`") }
         }
-        // Another transaction blocked this one, or it was idle for too long and was aborted. It changed nothing.
-        "55P03" | "40001" | "40P01" | "57014" | "25P03" => StoreError::Unavailable(error),
+        // Another transaction blocked this one, or it took too long and was aborted. It changed nothing.
+        "55P03" | "40001" | "40P01" | "57014" | "25P03" | "25P04" => StoreError::Unavailable(error),
         code if code.starts_with("57P0") || code.starts_with("08") || code.starts_with("53") => {
             StoreError::Unavailable(error)
         }

@@ -37,6 +37,11 @@ fn keepalives(deadline: Duration) -> String {
     )
 }
 
+/// Prefixes a statement that must see concurrent commits, whatever the default isolation level of the database is.
+pub(crate) fn read_committed(sql: &str) -> String {
+    format!("SET TRANSACTION ISOLATION LEVEL READ COMMITTED; {sql}")
+}
+
 /// A connection that serves one call at a time.
 ///
 /// A call that fails because the connection broke returns an error. Only the next call reconnects, so that the relay

@@ -5,8 +5,6 @@
 //! operation is one statement in the simple protocol, so that it works behind a pooler in transaction mode.
 
 mod config;
-mod handling;
-mod links;
 mod operate;
 mod read;
 mod sql;
@@ -27,12 +25,13 @@ use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
 pub use self::config::Config;
-pub use self::handling::Transaction;
-use self::links::Links;
 use self::read::InsertResult;
 use self::sql::InboxStatements;
 use crate::classify::Error;
+use crate::connection::{self, Connection};
 use crate::migrate;
+use crate::pool::ConnectionPool;
+pub use crate::pool::Transaction;
 use crate::queries::{column, json_response};
 
 /// Maximum number of attempts for a claim whose retry queue is deleted in the meantime.
@@ -40,24 +39,38 @@ const CLAIM_ATTEMPTS_MAX: usize = 3;
 
 /// The inbox of one consumer.
 pub struct Inbox {
-    links: Arc<Links>,
+    connections: Arc<Connections>,
     statements: InboxStatements,
     lock_timeout: Duration,
+}
+
+/// The connections of one process to the inboxes of one schema.
+struct Connections {
+    handlers: Arc<ConnectionPool>,
+    calls: ConnectionPool,
+    /// A separate connection, so that heartbeats never wait for other calls.
+    heartbeats: Connection,
 }
 
 impl Inbox {
     /// Connects and checks the schema version.
     pub async fn open(config: &Config, consumer: &str, keeping: InboxRetention) -> Result<Self, StoreError> {
-        let links = Arc::new(Links::new(config));
-        let rows = links.call(migrate::exists_query(&config.schema)).await?;
+        let pool =
+            |connections_max| ConnectionPool::new(config.connect_options.clone(), connections_max, config.call_timeout);
+        let connections = Connections {
+            handlers: Arc::new(pool(config.handler_connections_max)),
+            calls: pool(config.call_connections_max),
+            heartbeats: Connection::new(config.connect_options.clone(), config.call_timeout),
+        };
+        let rows = connections.calls.query(&migrate::exists_query(&config.schema)).await?;
         let mut newest = None;
         if read::scalar::<Option<String>>(&rows)?.is_some() {
-            let rows = links.call(migrate::applied_query(&config.schema)).await?;
+            let rows = connections.calls.query(&migrate::applied_query(&config.schema)).await?;
             newest = rows.last().map(|row| Ok::<_, Error>((column(row, 0)?, column(row, 1)?))).transpose()?;
         }
         migrate::check(&config.schema, newest)?;
         Ok(Self {
-            links,
+            connections: Arc::new(connections),
             statements: InboxStatements::new(config, consumer, keeping),
             lock_timeout: config.lock_timeout,
         })
@@ -67,7 +80,7 @@ impl Inbox {
     #[must_use]
     pub fn for_consumer(&self, consumer: &str, keeping: InboxRetention) -> Self {
         Self {
-            links: Arc::clone(&self.links),
+            connections: Arc::clone(&self.connections),
             statements: self.statements.for_consumer(consumer, keeping),
             lock_timeout: self.lock_timeout,
         }
@@ -75,18 +88,19 @@ impl Inbox {
 
     /// Begins a transaction. Keeps it open only if its first statement returned true.
     async fn begin_if(&self, sql: String) -> Result<BeginOutcome<Transaction>, Error> {
-        match none_if_contended(self.links.begin(&sql).await)? {
+        match none_if_contended(self.connections.handlers.begin(&sql).await)? {
             None => Ok(BeginOutcome::Busy),
             Some((tx, rows)) if read::scalar(&rows)? => Ok(BeginOutcome::Open(tx, vec![EnterOutcome::New])),
             Some((tx, _)) => {
-                self.links.roll_back(tx).await?;
+                tx.roll_back().await?;
                 Ok(BeginOutcome::Fenced)
             }
         }
     }
 
     async fn insert(&self, enter: Enter<'_>) -> Result<BeginOutcome<Transaction>, Error> {
-        let begun = self.links.begin(&self.statements.insert(enter.held, &deduplicated(enter.arrivals))).await;
+        let begun =
+            self.connections.handlers.begin(&self.statements.insert(enter.held, &deduplicated(enter.arrivals))).await;
         self.decode_insert(enter, begun).await
     }
 
@@ -104,14 +118,14 @@ impl Inbox {
                 let behind: Vec<_> =
                     told.filter(|told| *told.1 == EnterOutcome::QueuedBehind).map(|told| told.0).collect();
                 if !behind.is_empty() {
-                    self.links.run(&mut tx, self.statements.append(&behind)).await?;
+                    tx.run(self.statements.append(&behind)).await?;
                 }
                 return Ok(BeginOutcome::Open(tx, entered));
             }
             InsertResult::Fenced => BeginOutcome::Fenced,
             InsertResult::Busy => BeginOutcome::Busy,
         };
-        self.links.roll_back(tx).await?;
+        tx.roll_back().await?;
         Ok(refused)
     }
 
@@ -122,7 +136,7 @@ impl Inbox {
         lasts: Duration,
     ) -> Result<ClaimOutcome, Error> {
         for _ in 0..CLAIM_ATTEMPTS_MAX {
-            let rows = match self.links.call(self.statements.claim_call(arrival, held, lasts)).await {
+            let rows = match self.connections.calls.query(&self.statements.claim_call(arrival, held, lasts)).await {
                 Err(error) if error.is_contention() => return Ok(ClaimOutcome::Busy(self.lock_timeout)),
                 rows => rows?,
             };
@@ -148,20 +162,20 @@ impl Inbox {
             };
             match entered {
                 Some(EnterOutcome::QueuedBehind) => {
-                    return self.links.commit(tx).await.map(|()| ClaimOutcome::QueuedBehind);
+                    return tx.commit().await.map(|()| ClaimOutcome::QueuedBehind);
                 }
                 Some(EnterOutcome::Duplicate(state)) => {
-                    return self.links.commit(tx).await.map(|()| ClaimOutcome::Duplicate(state));
+                    return tx.commit().await.map(|()| ClaimOutcome::Duplicate(state));
                 }
                 // The queue was deleted in the meantime.
-                Some(EnterOutcome::New) | None => self.links.roll_back(tx).await?,
+                Some(EnterOutcome::New) | None => tx.roll_back().await?,
             }
         }
         Ok(ClaimOutcome::Busy(self.lock_timeout))
     }
 
     async fn record(&self, sql: String) -> Result<RecordOutcome, Error> {
-        let rows = match self.links.call(sql).await {
+        let rows = match self.connections.calls.query(&sql).await {
             Err(error) if error.is_contention() => return Ok(RecordOutcome::Busy),
             rows => rows?,
         };
@@ -199,12 +213,12 @@ impl port::Inbox for Inbox {
     }
 
     async fn skip(&self, transaction: &mut Transaction, entry: DedupId) -> Result<(), StoreError> {
-        self.links.run(transaction, self.statements.mark_skipped(entry)).await?;
+        transaction.run(self.statements.mark_skipped(entry)).await?;
         Ok(())
     }
 
     async fn commit(&self, transaction: Transaction) -> Result<(), StoreError> {
-        Ok(self.links.commit(transaction).await?)
+        Ok(transaction.commit().await?)
     }
 
     async fn commit_and_begin(
@@ -213,19 +227,19 @@ impl port::Inbox for Inbox {
         next: Enter<'_>,
     ) -> Result<Result<BeginOutcome<Transaction>, StoreError>, StoreError> {
         let sql = self.statements.insert(next.held, &deduplicated(next.arrivals));
-        let begun = self.links.commit_and_begin(transaction, &sql).await?;
+        let begun = transaction.commit_and_begin(&sql).await?;
         Ok(self.decode_insert(next, begun).await.map_err(StoreError::from))
     }
 
     async fn rollback(&self, transaction: Transaction) -> Result<(), StoreError> {
-        Ok(self.links.roll_back(transaction).await?)
+        Ok(transaction.roll_back().await?)
     }
 
     async fn record_start(&self, arrival: &InboxMessage) -> Result<u32, StoreError> {
-        let rows = match self.links.call(self.statements.record_start(arrival.dedup_id)).await {
+        let rows = match self.connections.calls.query(&self.statements.record_start(arrival.dedup_id)).await {
             // Another worker has the message in an open transaction, so this start is not counted.
             Err(error) if error.is_contention() => {
-                self.links.call(self.statements.unfinished_starts(arrival.dedup_id)).await?
+                self.connections.calls.query(&self.statements.unfinished_starts(arrival.dedup_id)).await?
             }
             rows => rows?,
         };
@@ -251,7 +265,7 @@ impl port::Inbox for Inbox {
     }
 
     async fn end_attempt(&self, entry: DedupId, claim: Option<CallClaim>) -> Result<(), StoreError> {
-        self.links.call(self.statements.end_attempt(entry, claim)).await?;
+        self.connections.calls.query(&self.statements.end_attempt(entry, claim)).await?;
         Ok(())
     }
 
@@ -271,7 +285,9 @@ impl port::Inbox for Inbox {
         messages: usize,
         lasts: Duration,
     ) -> Result<Vec<ClaimedQueue>, StoreError> {
-        Ok(read::claimed_queues(&self.links.call(self.statements.claim_due_queues(queues, messages, lasts)).await?)?)
+        Ok(read::claimed_queues(
+            &self.connections.calls.query(&self.statements.claim_due_queues(queues, messages, lasts)).await?,
+        )?)
     }
 
     async fn begin_due(&self, due: &ClaimedQueue, number: i64) -> Result<BeginOutcome<Transaction>, StoreError> {
@@ -288,18 +304,20 @@ impl port::Inbox for Inbox {
     }
 
     async fn release_queue(&self, due: &ClaimedQueue) -> Result<(), StoreError> {
-        self.links.call(self.statements.release_queue(due)).await?;
+        self.connections.calls.query(&self.statements.release_queue(due)).await?;
         Ok(())
     }
 
     async fn heartbeat(&self, beat: &Heartbeat) -> Result<HeartbeatReply, StoreError> {
-        let answer = json_response(&self.links.beat(&self.statements.heartbeat(beat)).await?)?;
+        let answer = json_response(
+            &self.connections.heartbeats.query(connection::read_committed(&self.statements.heartbeat(beat))).await?,
+        )?;
         // A deleted member still reports marks for its lanes. They show that this is not its first heartbeat.
         Ok(read::heartbeat_reply(&answer, !beat.settled_offsets.is_empty())?)
     }
 
     async fn acquire_lanes(&self, owner: Uuid, lanes: &[Lane]) -> Result<Vec<LaneLease>, StoreError> {
-        let rows = self.links.call(self.statements.acquire_lanes(owner, lanes)).await?;
+        let rows = self.connections.calls.query(&self.statements.acquire_lanes(owner, lanes)).await?;
         let held = rows.iter().map(|row| {
             Ok::<_, Error>(LaneLease { lane: Lane::new(column::<&str>(row, 0)?), epoch: column(row, 1)?, owner })
         });
@@ -307,16 +325,16 @@ impl port::Inbox for Inbox {
     }
 
     async fn release_lanes(&self, owner: Uuid, lanes: &[Lane]) -> Result<(), StoreError> {
-        self.links.call(self.statements.release_lanes(owner, Some(lanes))).await?;
+        self.connections.calls.query(&self.statements.release_lanes(owner, Some(lanes))).await?;
         Ok(())
     }
 
     async fn leave(&self, owner: Uuid) -> Result<(), StoreError> {
-        self.links.call(self.statements.release_lanes(owner, None)).await?;
+        self.connections.calls.query(&self.statements.release_lanes(owner, None)).await?;
         Ok(())
     }
 
     async fn prune(&self, limit: usize) -> Result<bool, StoreError> {
-        Ok(read::scalar(&self.links.call(self.statements.prune(limit)).await?)?)
+        Ok(read::scalar(&self.connections.calls.query(&self.statements.prune(limit)).await?)?)
     }
 }

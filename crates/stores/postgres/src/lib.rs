@@ -13,6 +13,7 @@ pub mod inbox;
 mod inspect;
 pub mod migrate;
 mod operate;
+mod pool;
 mod queries;
 mod store;
 mod tick;

@@ -49,7 +49,7 @@ pub(crate) struct List {
     consumer: Option<String>,
     #[command(flatten)]
     filter: Filter,
-    /// Those that were redriven or archived too.
+    /// Those that were redriven or discarded too.
     #[arg(long)]
     history: bool,
     /// At most so many.

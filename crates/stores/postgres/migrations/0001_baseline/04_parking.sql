@@ -152,11 +152,10 @@ DECLARE
     ok park_request[];
     existing text[];
 BEGIN
-    -- Holds before keys: a transaction that releases an address locks its hold, then its keys.
-    PERFORM 1 FROM address_hold AS h
-    WHERE h.destination = p_destination
-        AND h.address = ANY (ARRAY(SELECT p.address FROM unnest(all_parks) AS p WHERE p.stop = 'held'))
-    ORDER BY h.address FOR UPDATE;
+    -- Lock order of all functions: holds by address, then parked keys by key, then new keys. New holds are inserted first too, because
+    -- another transaction may wait for them.
+    PERFORM hold_address(p_destination, p, false)
+    FROM (SELECT DISTINCT ON (o.address) o FROM unnest(all_parks) AS o WHERE o.stop = 'held' ORDER BY o.address, o.seq) AS first(p);
     -- Locked against unparking until this transaction ends. The next statement reads the keys with a new snapshot.
     PERFORM 1 FROM parked_key AS k
     WHERE k.destination = p_destination AND k.key = ANY (ARRAY(SELECT p.key FROM unnest(all_parks) AS p))
@@ -199,8 +198,15 @@ BEGIN
     WHERE p.stop = 'dead_continue' OR (p.stop = 'dead_hold' AND p.key <> ALL (existing))
     ON CONFLICT (destination, id) DO UPDATE
     SET state = 'dead', class = excluded.class, error = excluded.error, dead_at = clock_timestamp();
-    PERFORM hold_address(p_destination, p, false)
-    FROM (SELECT DISTINCT ON (o.address) o FROM unnest(ok) AS o WHERE o.stop = 'held' ORDER BY o.address, o.seq) AS first(p);
+    IF cardinality(passed) > 0 THEN
+        -- Nothing is parked for these addresses now. Their holds are locked, so that no other transaction parks a key for them.
+        DELETE FROM address_hold AS h
+        WHERE h.destination = p_destination
+            AND h.address = ANY (ARRAY(SELECT p.address FROM unnest(all_parks) AS p WHERE p.stop = 'held'))
+            AND NOT EXISTS (
+                SELECT 1 FROM parked_key AS k
+                WHERE k.destination = p_destination AND k.address = h.address AND k.state = 'held');
+    END IF;
     RETURN passed;
 END $$;
 
@@ -222,15 +228,24 @@ CREATE FUNCTION apply_marks(p_destination text, p_shards smallint, p_held smalli
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
+    marked_keys text[] := ARRAY(
+        SELECT d.key FROM dead_letter AS d
+        WHERE d.destination = p_destination AND d.state IN ('redriving', 'discarding') AND d.slot % p_shards = ANY (p_held));
     d dead_letter;
 BEGIN
-    -- In descending order: each goes to the front of its key's queue, so that the first ends up in front.
+    IF cardinality(marked_keys) = 0 THEN
+        RETURN;
+    END IF;
+    PERFORM 1 FROM parked_key AS k
+    WHERE k.destination = p_destination AND k.key = ANY (marked_keys) ORDER BY k.key FOR UPDATE;
+    -- By key, because missing keys are inserted. In descending order within a key: each message goes to the front of the queue, so that
+    -- the first ends up in front.
     FOR d IN
         SELECT * FROM dead_letter
         WHERE destination = p_destination AND state IN ('redriving', 'discarding') AND slot % p_shards = ANY (p_held)
-        ORDER BY seq DESC FOR UPDATE SKIP LOCKED
+            AND key = ANY (marked_keys)
+        ORDER BY key, seq DESC FOR UPDATE SKIP LOCKED
     LOOP
-        PERFORM 1 FROM parked_key WHERE destination = p_destination AND key = d.key FOR UPDATE;
         IF d.state = 'redriving' THEN
             -- A key that another dead letter blocks stays blocked. This message then waits in front.
             INSERT INTO parked_key AS k (destination, key, slot, state, attempts, next_at, route, class, error)
@@ -307,13 +322,16 @@ BEGIN
         ORDER BY r.next_at, r.key, m.ordinal;
 END $$;
 
--- Locks what retries may change, in the order that all functions keep: first the holds by address, then the keys by name. A new hold is
--- inserted here, so that two transactions cannot wait for each other's. The keys' own addresses count too: their holds may be released.
-CREATE FUNCTION lock_parked(p_destination text, p_runs jsonb) RETURNS void
+-- Locks the rows that settling retries may change, in the lock order of all functions: holds by address, then parked keys by key. A new
+-- hold is inserted here. The addresses of the settled keys count too, because another transaction may release them. Returns the locked
+-- addresses: a hold that another transaction released meanwhile is missing.
+CREATE FUNCTION lock_parked(p_destination text, p_runs jsonb) RETURNS text[]
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
     run_keys text[] := ARRAY(SELECT r ->> 'key' FROM jsonb_array_elements(p_runs) AS r);
+    released text[] := ARRAY(SELECT r ->> 'released' FROM jsonb_array_elements(p_runs) AS r WHERE r ->> 'released' IS NOT NULL);
+    locked text[] := '{}';
     a record;
 BEGIN
     FOR a IN
@@ -321,7 +339,7 @@ BEGIN
             SELECT r -> 'park' ->> 'address' AS address, r -> 'park' AS park FROM jsonb_array_elements(p_runs) AS r
             WHERE r -> 'park' ->> 'stop' = 'held'
             UNION ALL
-            SELECT r ->> 'released', NULL FROM jsonb_array_elements(p_runs) AS r
+            SELECT unnest(released), NULL
             UNION ALL
             SELECT k.address, NULL FROM parked_key AS k WHERE k.destination = p_destination AND k.key = ANY (run_keys)
         ) AS w
@@ -332,9 +350,22 @@ BEGIN
         ELSE
             PERFORM 1 FROM address_hold AS h WHERE h.destination = p_destination AND h.address = a.address FOR UPDATE;
         END IF;
+        IF FOUND THEN
+            locked := locked || a.address;
+        END IF;
     END LOOP;
-    PERFORM 1 FROM parked_key AS k
-    WHERE k.destination = p_destination AND k.key = ANY (run_keys) ORDER BY k.key FOR UPDATE;
+    released := ARRAY(SELECT r FROM unnest(released) AS r WHERE r = ANY (locked));
+    IF cardinality(released) = 0 THEN
+        PERFORM 1 FROM parked_key AS k
+        WHERE k.destination = p_destination AND k.key = ANY (run_keys) ORDER BY k.key FOR UPDATE;
+    ELSE
+        -- Their holds are locked: no other transaction can park a key for them after this statement.
+        PERFORM 1 FROM parked_key AS k
+        WHERE k.destination = p_destination
+            AND (k.key = ANY (run_keys) OR (k.state = 'held' AND k.address = ANY (released)))
+        ORDER BY k.key FOR UPDATE;
+    END IF;
+    RETURN locked;
 END $$;
 
 -- Records the results of retries: {"leases": …, "shards": n, "runs": [{"key", "shard", "delivered": [ordinal, …],
@@ -348,13 +379,14 @@ DECLARE
     run jsonb;
     p park_request;
     of_key text;
+    locked text[];
     dead_letter_id uuid;
     overtaken boolean;
 BEGIN
     IF current_setting('synchronous_commit') IN ('off', 'local') THEN
         PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
-    PERFORM lock_parked(p_destination, (
+    locked := lock_parked(p_destination, (
         SELECT jsonb_agg(r) FROM jsonb_array_elements(p_request -> 'runs') AS r WHERE (r ->> 'shard')::smallint = ANY (held)));
     FOR run IN SELECT r FROM jsonb_array_elements(p_request -> 'runs') AS r LOOP
         IF (run ->> 'shard')::smallint <> ALL (held) THEN
@@ -362,15 +394,11 @@ BEGIN
             CONTINUE;
         END IF;
         of_key := run ->> 'key';
-        IF run ->> 'released' IS NOT NULL THEN
-            -- The hold first: a transaction that parks a key for it waits here, and the next statement sees the key.
+        IF run ->> 'released' = ANY (locked) THEN
             DELETE FROM address_hold WHERE destination = p_destination AND address = run ->> 'released';
-            PERFORM 1 FROM parked_key
-            WHERE destination = p_destination AND state = 'held' AND address = run ->> 'released' ORDER BY key FOR UPDATE;
             UPDATE parked_key SET state = 'retrying', next_at = clock_timestamp(), address = NULL
             WHERE destination = p_destination AND state = 'held' AND address = run ->> 'released';
         END IF;
-        PERFORM 1 FROM parked_key AS k WHERE k.destination = p_destination AND k.key = of_key FOR UPDATE;
         WITH gone AS (
             DELETE FROM parked_message AS m
             WHERE m.destination = p_destination AND m.key = of_key
@@ -416,7 +444,7 @@ BEGIN
     RETURN answers;
 END $$;
 
--- Moves a parked message to the dead letters. A letter that was redriven before is dead again.
+-- Moves a parked message to the dead letters. A dead letter that was redriven is dead again.
 CREATE FUNCTION move_to_dead_letters(p_destination text, p_key text, p_ordinal bigint, p_park park_request) RETURNS uuid
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$

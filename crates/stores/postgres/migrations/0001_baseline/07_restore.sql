@@ -84,7 +84,11 @@ BEGIN
             AND NOT (m.seq <= p.settled_seq AND m.seq <= t.max_seq AND pg_visible_in_snapshot(m.xid, t.snapshot))
     ) THEN r ELSE '3'::xid8 END;
     SELECT count(*) INTO waiting FROM message WHERE xid = r;
+    -- A logical copy has rows, but may not have the values of sequences. A smaller ordinal would overtake the queue of its key.
     PERFORM setval('message_seq', greatest(last_seq(), (SELECT max(seq) FROM message), 1));
+    PERFORM setval('parked_seq', greatest(nextval('parked_seq'), (SELECT max(ordinal) FROM parked_message)));
+    PERFORM setval('inbox_seq', greatest(
+        nextval('inbox_seq'), (SELECT max(ordinal) FROM inbox_retry_message), (SELECT max(ordinal) FROM inbox_dead_letter)));
     SELECT max(tick) + 1 INTO next_tick FROM tick;
     DELETE FROM tick WHERE tick <> 0;
     INSERT INTO tick (tick, snapshot, max_seq, late_xids, timeline)

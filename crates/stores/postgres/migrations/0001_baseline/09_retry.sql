@@ -398,7 +398,7 @@ CREATE FUNCTION inbox_dead_letter_matches(p_filter jsonb, p_letter inbox_dead_le
 LANGUAGE sql STABLE
 AS $$
     SELECT (p_filter ->> 'consumer' IS NULL OR p_letter.consumer = p_filter ->> 'consumer')
-        AND (jsonb_array_length(p_filter -> 'ids') = 0 OR p_filter -> 'ids' ? p_letter.id::text)
+        AND (coalesce(p_filter -> 'ids', 'null') IN ('null', '[]') OR p_filter -> 'ids' ? p_letter.id::text)
         AND (p_filter ->> 'queue' IS NULL OR p_letter.queue = p_filter ->> 'queue')
         AND (p_filter ->> 'class' IS NULL OR p_letter.class = p_filter ->> 'class')
         AND (p_filter ->> 'state' IS NULL OR p_letter.state = p_filter ->> 'state')

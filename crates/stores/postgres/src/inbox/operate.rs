@@ -15,10 +15,10 @@ use relevo_core::store::StoreError;
 use serde_json::{Value, json};
 use sqlx::postgres::PgRow;
 
-use super::links::read_committed;
 use super::read::{self, count_u32, count_u64, inbox_message, scalar, timestamp};
 use super::sql::{Body, message_array};
 use crate::classify::Error;
+use crate::connection::read_committed;
 use crate::queries::{column, json_literal, json_response, literal};
 use crate::store::Store;
 

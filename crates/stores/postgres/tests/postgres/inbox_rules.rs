@@ -249,6 +249,35 @@ async fn e3_a_redrive_that_deletes_the_row_lets_the_duplicate_through() {
     assert_eq!(session.scalar::<i64>("SELECT count(*) FROM relevo.inbox_retry_message").await, 1);
 }
 
+/// A filter without ids selects by its other fields.
+#[tokio::test]
+async fn e3_dead_letters_are_selected_without_ids() {
+    let bed = sql_test().await;
+    let mut session = bed.session().await;
+    for number in 1..=6 {
+        session.run(&set_back(number, NO_LANE, "dead_continue")).await;
+    }
+    session.run("UPDATE relevo.inbox_dead_letter SET class = 'other' WHERE ordinal % 2 = 0").await;
+    let count = "SELECT count(*) FROM relevo.inbox_dead_letter WHERE class = 'other'";
+    let expected = session.scalar::<i64>(count).await;
+    assert!((1..6).contains(&expected), "{expected}");
+    for function in ["inbox_redrive", "inbox_discard"] {
+        for (filter, matching) in [
+            (r#"{"class": "other"}"#, expected),
+            (r#"{"class": "other", "ids": null}"#, expected),
+            (r#"{"class": "other", "ids": []}"#, expected),
+            (r#"{"consumer": "shipping"}"#, 0),
+            ("{}", 6),
+        ] {
+            let call = format!("SELECT relevo.{function}('{filter}', 'ana', 'fixed', true)");
+            assert_eq!(session.scalar::<i64>(&call).await, matching, "{call}");
+        }
+    }
+    let call = r#"SELECT relevo.inbox_discard('{"class": "other"}', 'ana', 'fixed')"#;
+    assert_eq!(session.scalar::<i64>(call).await, expected);
+    assert_eq!(session.scalar::<i64>(call).await, 0, "they are discarded");
+}
+
 /// A lane whose owner is dead.
 async fn with_a_dead_owner() -> SqlTest {
     let bed = sql_test().await;

@@ -228,6 +228,33 @@ async fn a_sequence_that_went_back_is_noticed_by_the_next_tick() {
 }
 
 /// A clone does not differ from the original. Only an operator knows, and disables the destination.
+/// Logical replication copies rows without the values of sequences.
+#[tokio::test]
+async fn a_logical_copy_whose_sequences_are_behind_emits_again_after_a_rebase() {
+    let world = TestDatabase::new().await;
+    world.emit_many(10, 10).await;
+    world
+        .run(
+            "INSERT INTO relevo.parked_key (destination, key, slot, state, attempts, route, class, error) \
+             VALUES ('main', 'k', 0, 'dead', 0, 'r', 'poison', 'no'); \
+             INSERT INTO relevo.parked_message (destination, key, ordinal, seq, slot, id, created_at, topic, type, content_type, payload) \
+             VALUES ('main', 'k', 50, 1, 0, gen_random_uuid(), now(), 't', 'T', 'c', ''); \
+             INSERT INTO relevo.inbox_retry_queue (consumer, queue, next_at) VALUES ('billing', 'k', now()); \
+             INSERT INTO relevo.inbox_retry_message (consumer, queue, ordinal, id, replay, header_names, header_values, payload, address, lane) \
+             VALUES ('billing', 'k', 70, gen_random_uuid(), 0, '{}', '{}', '', 'orders', '0'); \
+             SELECT setval('relevo.message_seq', 1, false)",
+        )
+        .await;
+    let mut session = world.connect().await;
+    let emit = "SELECT relevo.emit('t', 'k', 'T', '{}')";
+    let error = execute(&mut session, emit).await.expect_err("the number is taken");
+    assert_eq!(error.as_database_error().and_then(|error| error.code()).as_deref(), Some("23505"));
+    world.store().await.rebase().await.expect("a migrated database");
+    execute(&mut session, emit).await.expect("a new number");
+    assert!(world.number("SELECT nextval('relevo.parked_seq')").await > 50);
+    assert!(world.number("SELECT nextval('relevo.inbox_seq')").await > 70);
+}
+
 #[tokio::test]
 async fn a_physical_clone_keeps_the_identity_and_is_stopped_by_disabling_it() {
     let world = TestDatabase::on_private_server().await;

@@ -81,7 +81,7 @@ impl Wish {
     const fn past(self) -> &'static str {
         match self {
             Self::Redrive { .. } => "redriven",
-            Self::Archive => "archived",
+            Self::Archive => "discarded",
         }
     }
 
@@ -128,7 +128,7 @@ async fn mark(args: &Args, wish: Wish) -> Result<Code> {
         let (word, name) = (wish.word(), &consumer.name);
         confirm(args.sure, &format!("{word} {} of consumer `{name}`? {}", counted(would), wish.means()))?;
     }
-    // Asked even where nothing is pending: the answer is the database's, and not what was true a moment ago.
+    // Asked even where no dead letter matches: the answer is the database's, and not what was true a moment ago.
     let count = if args.dry_run { would } else { wish.ask(&*consumers, mark(false)).await? };
     answer(args, wish, &consumer, count, &unmatched)?;
     Ok(Code::Done)
@@ -171,7 +171,7 @@ fn answer(args: &Args, wish: Wish, consumer: &ConsumerSummary, count: u64, unmat
     }
     let past = wish.past();
     if count == 0 {
-        say(&format!("nothing was pending, nothing is {past}"));
+        say(&format!("no matching dead letter is in state `dead`; none was {past}"));
     } else if args.dry_run {
         say(&format!("{} would be {past}, nothing was changed", counted(count)));
     } else {
