@@ -5,18 +5,6 @@
 //! fast, and must not write to the file in any other way.
 
 mod config;
-mod dead;
-mod enter;
-mod handlers;
-mod members;
-mod operate;
-mod prune;
-mod queues;
-mod replays;
-mod rows;
-mod setback;
-mod show;
-pub(crate) mod source;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -33,10 +21,10 @@ use tokio::time::timeout;
 use uuid::Uuid;
 
 pub use self::config::Config;
-use self::handlers::{HandlerConnection, HandlerTransaction};
-use self::rows::Asking;
 use crate::classify::Error;
 use crate::connection::{Connection, Durability};
+use crate::pool::{HandlerConnection, HandlerTransaction};
+use crate::queries::inbox::{Asking, enter, members, prune, retry};
 use crate::store::DISK_TIMEOUT;
 use crate::{classify, disk};
 
@@ -246,7 +234,7 @@ impl port::Inbox for Inbox {
     ) -> Result<RecordOutcome, StoreError> {
         let asking = self.asking();
         let keep = change!(self, short_wait, Full, session, async {
-            setback::record_failure(&mut session, asking, arrival, held, claim, setback).await
+            retry::record_failure(&mut session, asking, arrival, held, claim, setback).await
         });
         self.connections.with_timeout(or_if_busy(keep, RecordOutcome::Busy)).await
     }
@@ -258,16 +246,14 @@ impl port::Inbox for Inbox {
         lasts: Duration,
     ) -> Result<Vec<ClaimedQueue>, StoreError> {
         let due = change!(self, long_wait, Normal, session, async {
-            queues::claim_due_queues(&mut session, &self.consumer, queues, messages, lasts).await
+            retry::claim_due_queues(&mut session, &self.consumer, queues, messages, lasts).await
         });
         self.connections.with_timeout(due).await
     }
 
     async fn begin_due(&self, due: &ClaimedQueue, number: i64) -> Result<BeginOutcome<HandlerTransaction>, StoreError> {
-        open!(self, tx, async {
-            queues::complete_first(&mut tx, self.asking(), due, number).await.map(new_if_inserted)
-        })
-        .await
+        open!(self, tx, async { retry::complete_first(&mut tx, self.asking(), due, number).await.map(new_if_inserted) })
+            .await
     }
 
     async fn set_back_due(
@@ -278,14 +264,14 @@ impl port::Inbox for Inbox {
     ) -> Result<RecordOutcome, StoreError> {
         let asking = self.asking();
         let keep = change!(self, short_wait, Full, session, async {
-            setback::record_queued_failure(&mut session, asking, due, number, setback).await
+            retry::record_queued_failure(&mut session, asking, due, number, setback).await
         });
         self.connections.with_timeout(or_if_busy(keep, RecordOutcome::Busy)).await
     }
 
     async fn release_queue(&self, due: &ClaimedQueue) -> Result<(), StoreError> {
         let release =
-            change!(self, long_wait, Normal, session, queues::release_queue(&mut session, &self.consumer, due));
+            change!(self, long_wait, Normal, session, retry::release_queue(&mut session, &self.consumer, due));
         self.connections.with_timeout(release).await
     }
 

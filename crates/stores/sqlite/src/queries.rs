@@ -1,5 +1,14 @@
 //! Code that all statements share, and the decoding of their rows.
 
+pub(crate) mod consumers;
+pub(crate) mod dead_letters;
+pub(crate) mod inbox;
+pub(crate) mod leases;
+pub(crate) mod parked;
+pub(crate) mod retention;
+pub(crate) mod settle;
+pub(crate) mod status;
+
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -19,8 +19,8 @@ use uuid::Uuid;
 use crate::classify::Error;
 use crate::config::Config;
 use crate::connection::{Connection, Durability};
-use crate::queries::{self, column, now};
-use crate::{classify, dead, disk, leases, runs, settle, upkeep};
+use crate::queries::{self, column, dead_letters, leases, now, parked, retention, settle};
+use crate::{classify, disk};
 
 /// Maximum number of scheduled messages that one transaction moves into the log.
 const SCHEDULED_BATCH: i64 = 1000;
@@ -244,35 +244,43 @@ impl ParkedReader for Store {
         if leases.is_empty() {
             return Ok(Vec::new());
         }
-        self.with_timeout(runs::read_parked(&self.write_connection, &self.destination, leases, keys, messages)).await
+        self.with_timeout(parked::read_parked(&self.write_connection, &self.destination, leases, keys, messages)).await
     }
 
     async fn settle_parked(&self, advances: Vec<ParkedSettlement>) -> Result<Vec<ParkedResult>, StoreError> {
         if advances.is_empty() {
             return Ok(Vec::new());
         }
-        self.with_timeout(runs::settle_parked(&self.write_connection, &self.destination, &advances)).await
+        self.with_timeout(parked::settle_parked(&self.write_connection, &self.destination, &advances)).await
     }
 }
 
 #[async_trait]
 impl Maintenance for Store {
     async fn maintain(&self) -> Result<MaintenanceReport, StoreError> {
-        self.with_timeout(upkeep::maintain(&self.write_connection)).await
+        self.with_timeout(retention::maintain(&self.write_connection)).await
     }
 }
 
 #[async_trait]
 impl DeadLetterAdmin for Store {
     async fn list_dead_letters(&self, filter: &DeadLetterFilter, limit: usize) -> Result<Vec<DeadLetter>, StoreError> {
-        self.with_timeout(dead::list_dead_letters(&self.write_connection, &self.destination, filter, limit)).await
+        self.with_timeout(dead_letters::list_dead_letters(&self.write_connection, &self.destination, filter, limit))
+            .await
     }
 
     async fn redrive(&self, mark: &MarkRequest) -> Result<u64, StoreError> {
-        self.with_timeout(dead::mark_dead_letters(&self.write_connection, &self.destination, "redriving", mark)).await
+        self.with_timeout(dead_letters::mark_dead_letters(&self.write_connection, &self.destination, "redriving", mark))
+            .await
     }
 
     async fn discard(&self, mark: &MarkRequest) -> Result<u64, StoreError> {
-        self.with_timeout(dead::mark_dead_letters(&self.write_connection, &self.destination, "discarding", mark)).await
+        self.with_timeout(dead_letters::mark_dead_letters(
+            &self.write_connection,
+            &self.destination,
+            "discarding",
+            mark,
+        ))
+        .await
     }
 }

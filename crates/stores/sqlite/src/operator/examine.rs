@@ -86,7 +86,7 @@ fn synchronous() -> Finding {
 
 async fn version(connection: &mut SqliteConnection) -> Result<Finding, Error> {
     let found = migrate::newest(connection).await?;
-    let good = found.is_some_and(super::migrate::SchemaVersion::is_compatible);
+    let good = found.is_some_and(migrate::SchemaVersion::is_compatible);
     let severity = if good { Severity::Ok } else { Severity::Danger };
     let version = found.map_or(0, |found| found.version);
     let seen = format!("{version}, this program's is {}", migrate::VERSION);

@@ -10,8 +10,7 @@ use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
 use crate::classify::Error;
 use crate::connection::{Connection, Durability};
-use crate::dead;
-use crate::queries::{self, column, now, number, parked_state};
+use crate::queries::{self, column, dead_letters, now, number, parked_state};
 
 /// Applies the marks of operators, then returns the due runs.
 pub(crate) async fn read_parked(
@@ -28,7 +27,7 @@ pub(crate) async fn read_parked(
         session.release();
         session = link.begin(Durability::Full).await?;
         let (held, now) = queries::held_leases(&mut session, destination, leases).await?;
-        dead::apply_marks(&mut session, destination, &held, now).await?;
+        dead_letters::apply_marks(&mut session, destination, &held, now).await?;
         session.commit().await?;
         session = link.acquire().await?;
     }
@@ -161,7 +160,7 @@ impl RetryWriter<'_> {
             // The outcome is unknown, as in an outage. The key stays as it was.
             None => {}
         }
-        if dead::unpark_if_empty(connection, self.destination, &self.settlement.key).await? {
+        if dead_letters::unpark_if_empty(connection, self.destination, &self.settlement.key).await? {
             return Ok(ParkedResult::KeyFreed);
         }
         let sql = "SELECT EXISTS (SELECT 1 FROM relevo_parked_key WHERE destination = ?1 AND key = ?2)";
@@ -198,7 +197,7 @@ impl RetryWriter<'_> {
 
     /// Makes the next message of the queue due now.
     async fn make_due_now(&self, connection: &mut SqliteConnection) -> Result<(), Error> {
-        dead::make_due_now(connection, self.destination, &self.settlement.key, self.now).await
+        dead_letters::make_due_now(connection, self.destination, &self.settlement.key, self.now).await
     }
 
     async fn record_failure(
@@ -212,7 +211,8 @@ impl RetryWriter<'_> {
             ParkAction::DeadHold | ParkAction::DeadContinue => {
                 let key = &*self.settlement.key;
                 let Some(id) =
-                    dead::move_to_dead_letters(connection, self.destination, key, no, stopped, self.now).await?
+                    dead_letters::move_to_dead_letters(connection, self.destination, key, no, stopped, self.now)
+                        .await?
                 else {
                     return Ok(());
                 };

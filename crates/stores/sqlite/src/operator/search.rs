@@ -10,7 +10,7 @@ use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use tokio::time::Instant;
 
 use crate::classify::Error;
-use crate::listing::{Lines, Progress};
+use crate::queries::status::{Lines, Progress};
 use crate::queries::{self, column, time};
 use crate::store::Store;
 

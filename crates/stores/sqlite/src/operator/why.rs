@@ -9,9 +9,9 @@ use relevo_core::slot::{shard_of, slot_of};
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
 use crate::classify::Error;
-use crate::listing::{Lines, Progress};
+use crate::operator::search::scheduled_summary;
+use crate::queries::status::{Lines, Progress};
 use crate::queries::{self, column, now, number, optional_time, time};
-use crate::search::scheduled_summary;
 use crate::store::Store;
 
 /// Counting of waiting messages stops here.

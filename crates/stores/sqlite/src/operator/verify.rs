@@ -9,7 +9,7 @@ use sqlx::sqlite::SqliteConnection;
 use uuid::Uuid;
 
 use crate::classify::Error;
-use crate::listing::Progress;
+use crate::queries::status::Progress;
 use crate::queries::{self, column, number, optional_time};
 use crate::store::Store;
 

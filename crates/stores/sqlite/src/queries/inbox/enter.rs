@@ -8,13 +8,13 @@ use serde_json::Value;
 use sqlx::sqlite::SqliteConnection;
 use uuid::Uuid;
 
-use super::rows::{Asking, append, bind_dedup_id, clock, note, note_repeat, state};
+use super::{Asking, append, bind_dedup_id, clock, note, note_repeat, state};
 use crate::classify::Error;
 use crate::queries::{column, millis, now, number};
 
 /// Whether the owner still has the lane. No other member can acquire it before the transaction ends. True without a
 /// lane.
-pub(super) async fn holds_lane(
+pub(crate) async fn holds_lane(
     connection: &mut SqliteConnection,
     consumer: &str,
     held: Option<&LaneLease>,
@@ -26,7 +26,7 @@ pub(super) async fn holds_lane(
 }
 
 /// Inserts messages in the given order. Returns `None` if the lane is lost.
-pub(super) async fn insert_messages(
+pub(crate) async fn insert_messages(
     connection: &mut SqliteConnection,
     asking: Asking<'_>,
     enter: Enter<'_>,
@@ -107,7 +107,7 @@ async fn queue_behind(
 }
 
 /// Changes an inserted message from done to skipped.
-pub(super) async fn mark_skipped(
+pub(crate) async fn mark_skipped(
     connection: &mut SqliteConnection,
     consumer: &str,
     entry: DedupId,
@@ -125,7 +125,7 @@ pub(super) async fn mark_skipped(
 
 /// Records that handling starts. Returns how often it has started. A message that is settled, waiting or in a call is
 /// not changed.
-pub(super) async fn record_start(
+pub(crate) async fn record_start(
     connection: &mut SqliteConnection,
     consumer: &str,
     entry: DedupId,
@@ -142,7 +142,7 @@ pub(super) async fn record_start(
 }
 
 /// Handling ended without a result: resets the number of starts, and releases the claim of this token.
-pub(super) async fn end_attempt(
+pub(crate) async fn end_attempt(
     connection: &mut SqliteConnection,
     consumer: &str,
     entry: DedupId,
@@ -157,7 +157,7 @@ pub(super) async fn end_attempt(
 }
 
 /// Claims a message for a call to an external service.
-pub(super) async fn claim_call(
+pub(crate) async fn claim_call(
     connection: &mut SqliteConnection,
     asking: Asking<'_>,
     arrival: &InboxMessage,
@@ -194,7 +194,7 @@ pub(super) async fn claim_call(
 }
 
 /// Inserts the result of a call. Returns false if the lane or the claim is lost.
-pub(super) async fn complete_call(
+pub(crate) async fn complete_call(
     connection: &mut SqliteConnection,
     asking: Asking<'_>,
     arrival: &InboxMessage,

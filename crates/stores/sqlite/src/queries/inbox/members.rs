@@ -10,12 +10,12 @@ use sqlx::Row as _;
 use sqlx::sqlite::SqliteConnection;
 use uuid::Uuid;
 
-use super::rows::clock;
+use super::clock;
 use crate::classify::Error;
 use crate::queries::{column, millis};
 
 /// Records a member's heartbeat and state. Returns the controls that operators set.
-pub(super) async fn heartbeat(
+pub(crate) async fn heartbeat(
     connection: &mut SqliteConnection,
     consumer: &str,
     beat: &Heartbeat,
@@ -79,7 +79,7 @@ async fn heartbeat_reply(connection: &mut SqliteConnection, consumer: &str) -> R
 
 /// Acquires lanes for a live member: its own, free ones, and those of dead owners. No handler's transaction is open at
 /// the same time.
-pub(super) async fn acquire_lanes(
+pub(crate) async fn acquire_lanes(
     connection: &mut SqliteConnection,
     consumer: &str,
     owner: Uuid,
@@ -109,7 +109,7 @@ pub(super) async fn acquire_lanes(
 }
 
 /// Releases lanes of a member, or all of them if none are named.
-pub(super) async fn release_lanes(
+pub(crate) async fn release_lanes(
     connection: &mut SqliteConnection,
     consumer: &str,
     owner: Uuid,
@@ -123,7 +123,7 @@ pub(super) async fn release_lanes(
 }
 
 /// Releases the lanes of a member and removes it.
-pub(super) async fn leave(connection: &mut SqliteConnection, consumer: &str, owner: Uuid) -> Result<(), Error> {
+pub(crate) async fn leave(connection: &mut SqliteConnection, consumer: &str, owner: Uuid) -> Result<(), Error> {
     release_lanes(connection, consumer, owner, None).await?;
     let delete = sqlx::query("DELETE FROM relevo_inbox_member WHERE consumer = ?1 AND owner = ?2");
     delete.bind(consumer).bind(owner).execute(connection).await?;
@@ -131,7 +131,7 @@ pub(super) async fn leave(connection: &mut SqliteConnection, consumer: &str, own
 }
 
 /// Removes a consumer without live members. No handler's transaction is open at the same time.
-pub(super) async fn remove_consumer(connection: &mut SqliteConnection, consumer: &str) -> Result<RemoveOutcome, Error> {
+pub(crate) async fn remove_consumer(connection: &mut SqliteConnection, consumer: &str) -> Result<RemoveOutcome, Error> {
     let known = sqlx::query("SELECT 1 FROM relevo_inbox_consumer_name WHERE name = ?1").bind(consumer);
     if known.fetch_optional(&mut *connection).await?.is_none() {
         return Ok(RemoveOutcome::Unknown);

@@ -4,8 +4,8 @@ use relevo_core::inbox::operate::{DeadLetter, DeadLetterFilter, DeadLetterState,
 use sqlx::query::Query;
 use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection, SqliteRow};
 
-use super::queues::{delete_empty_queue, ensure_queue, queue_due_at};
-use super::rows::{clock, hex_ids, inbox_message};
+use super::retry::{delete_empty_queue, ensure_queue, queue_due_at};
+use super::{clock, hex_ids, inbox_message};
 use crate::classify::Error;
 use crate::queries::{column, now, number, time};
 
@@ -32,7 +32,7 @@ fn bind_filter<'q>(sql: &'static str, filter: &'q DeadLetterFilter) -> Query<'q,
 }
 
 /// Lists dead letters, oldest first.
-pub(super) async fn list_dead_letters(
+pub(crate) async fn list_dead_letters(
     connection: &mut SqliteConnection,
     filter: &DeadLetterFilter,
     limit: usize,
@@ -65,7 +65,7 @@ fn dead_letter(row: &SqliteRow) -> Result<DeadLetter, Error> {
 }
 
 /// Counts the pending dead letters that match a filter.
-pub(super) async fn count_dead_letters(
+pub(crate) async fn count_dead_letters(
     connection: &mut SqliteConnection,
     filter: &DeadLetterFilter,
 ) -> Result<u64, Error> {
@@ -83,7 +83,7 @@ struct DeadLetterRow {
 }
 
 /// Redrives or discards pending dead letters. Returns their number.
-pub(super) async fn mark_dead_letters(
+pub(crate) async fn mark_dead_letters(
     connection: &mut SqliteConnection,
     fate: DeadLetterState,
     mark: &MarkRequest,

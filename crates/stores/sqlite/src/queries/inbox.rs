@@ -1,4 +1,11 @@
-//! Writes messages to rows and reads them back.
+//! Code that all statements of the inbox share.
+
+pub(crate) mod dead_letters;
+pub(crate) mod enter;
+pub(crate) mod members;
+pub(crate) mod prune;
+pub(crate) mod replays;
+pub(crate) mod retry;
 
 use std::fmt::Write as _;
 
@@ -14,29 +21,29 @@ use crate::queries::{column, id, now, number};
 
 /// The consumer whose rows are used, and whether its messages are traced.
 #[derive(Clone, Copy)]
-pub(super) struct Asking<'a> {
-    pub(super) consumer: &'a str,
-    pub(super) traced: bool,
+pub(crate) struct Asking<'a> {
+    pub(crate) consumer: &'a str,
+    pub(crate) traced: bool,
 }
 
 type Statement<'q> = Query<'q, Sqlite, SqliteArguments>;
 
 /// Builds a statement whose first three parameters are consumer, id and replay.
-pub(super) fn bind_dedup_id<'q>(sql: &'static str, consumer: &'q str, entry: DedupId) -> Statement<'q> {
+pub(crate) fn bind_dedup_id<'q>(sql: &'static str, consumer: &'q str, entry: DedupId) -> Statement<'q> {
     sqlx::query(sql).bind(consumer).bind(*entry.id.as_uuid()).bind(i64::from(entry.replay))
 }
 
 /// Reads the database clock.
-pub(super) async fn clock(connection: &mut SqliteConnection) -> Result<i64, Error> {
+pub(crate) async fn clock(connection: &mut SqliteConnection) -> Result<i64, Error> {
     column(&sqlx::query(concat!("SELECT ", now!())).fetch_one(connection).await?, 0)
 }
 
-pub(super) fn state(row: &SqliteRow, index: usize) -> Result<InboxState, Error> {
+pub(crate) fn state(row: &SqliteRow, index: usize) -> Result<InboxState, Error> {
     InboxState::parse(column(row, index)?).ok_or_else(|| Error::unexpected_response("a state is not known"))
 }
 
 /// Reads the columns id, replay, headers, payload, address, lane, place, correlation, queue.
-pub(super) fn inbox_message(row: &SqliteRow, first: usize) -> Result<InboxMessage, Error> {
+pub(crate) fn inbox_message(row: &SqliteRow, first: usize) -> Result<InboxMessage, Error> {
     Ok(InboxMessage {
         dedup_id: DedupId { id: id(row, first)?, replay: number(row, first + 1)? },
         raw: RawMessage {
@@ -53,7 +60,7 @@ pub(super) fn inbox_message(row: &SqliteRow, first: usize) -> Result<InboxMessag
 }
 
 /// Appends a message to its queue and returns its number.
-pub(super) async fn append(
+pub(crate) async fn append(
     connection: &mut SqliteConnection,
     consumer: &str,
     arrival: &InboxMessage,
@@ -69,7 +76,7 @@ pub(super) async fn append(
 }
 
 /// Records the state of a message in the trace, if tracing is on.
-pub(super) async fn note(
+pub(crate) async fn note(
     connection: &mut SqliteConnection,
     asking: Asking<'_>,
     arrival: &InboxMessage,
@@ -85,7 +92,7 @@ pub(super) async fn note(
 }
 
 /// Counts a repeat of a message in the trace.
-pub(super) async fn note_repeat(
+pub(crate) async fn note_repeat(
     connection: &mut SqliteConnection,
     asking: Asking<'_>,
     arrival: &InboxMessage,
@@ -137,7 +144,7 @@ fn decode_headers(text: &str) -> Option<Vec<(String, Bytes)>> {
 }
 
 /// Returns ids as a JSON array of hexadecimal digits, as SQLite's `hex` prints them. `None` if there are none.
-pub(super) fn hex_ids(ids: &[MessageId]) -> Option<String> {
+pub(crate) fn hex_ids(ids: &[MessageId]) -> Option<String> {
     let hex = |id: &MessageId| id.as_uuid().simple().to_string().to_uppercase();
     let list: serde_json::Value = ids.iter().map(hex).collect();
     (!ids.is_empty()).then(|| list.to_string())

@@ -4,8 +4,8 @@ use relevo_core::inbox::operate::{EnqueueOutcome, Replay, ReplayBatch, ReplayPla
 use relevo_core::inbox::{DedupId, InboxMessage};
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
-use super::queues::{delete_empty_queue, ensure_queue};
-use super::rows::{append, bind_dedup_id, clock};
+use super::retry::{delete_empty_queue, ensure_queue};
+use super::{append, bind_dedup_id, clock};
 use crate::classify::Error;
 use crate::queries::{column, now, number, time};
 
@@ -17,7 +17,7 @@ macro_rules! dead {
     };
 }
 /// Creates a replay and returns its number.
-pub(super) async fn create(connection: &mut SqliteConnection, plan: &ReplayPlan) -> Result<u32, Error> {
+pub(crate) async fn create(connection: &mut SqliteConnection, plan: &ReplayPlan) -> Result<u32, Error> {
     let insert = sqlx::query("INSERT OR IGNORE INTO relevo_inbox_consumer (name) VALUES (?1)");
     insert.bind(&plan.consumer).execute(&mut *connection).await?;
     let now = clock(connection).await?;
@@ -37,7 +37,7 @@ pub(super) async fn create(connection: &mut SqliteConnection, plan: &ReplayPlan)
 
 /// Appends new messages to their queues if the replay is running and its cursor is where they begin. Stops a replay
 /// that has too many dead letters.
-pub(super) async fn enqueue(
+pub(crate) async fn enqueue(
     connection: &mut SqliteConnection,
     consumer: &str,
     replay: u32,
@@ -81,7 +81,7 @@ pub(super) async fn enqueue(
 
 /// Stops a replay. Removes its waiting messages that were never started, as if they had not been fed. The cursor moves
 /// back before the first of them.
-pub(super) async fn stop(connection: &mut SqliteConnection, consumer: &str, replay: u32) -> Result<bool, Error> {
+pub(crate) async fn stop(connection: &mut SqliteConnection, consumer: &str, replay: u32) -> Result<bool, Error> {
     let of_replay = |sql: &'static str| sqlx::query(sql).bind(consumer).bind(i64::from(replay));
     let sql =
         "UPDATE relevo_inbox_replay SET state = 'stopped' WHERE consumer = ?1 AND number = ?2 AND state = 'running'";
@@ -119,7 +119,7 @@ pub(super) async fn stop(connection: &mut SqliteConnection, consumer: &str, repl
 }
 
 /// Resumes a stopped replay with a limit of `dead_more` additional dead letters.
-pub(super) async fn resume(
+pub(crate) async fn resume(
     connection: &mut SqliteConnection,
     consumer: &str,
     replay: u32,
@@ -137,7 +137,7 @@ pub(super) async fn resume(
 }
 
 /// Lists the replays of a consumer, newest first. A fed message that is neither waiting nor dead counts as done.
-pub(super) async fn list(connection: &mut SqliteConnection, consumer: &str) -> Result<Vec<Replay>, Error> {
+pub(crate) async fn list(connection: &mut SqliteConnection, consumer: &str) -> Result<Vec<Replay>, Error> {
     let sql = concat!(
         "SELECT r.number, r.source, r.count, r.rate, r.dead_letters_max, r.requested_by, r.reason, r.state, r.fed, \
          (SELECT count(*) FROM relevo_inbox_retry_message AS w \

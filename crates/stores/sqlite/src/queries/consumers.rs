@@ -9,12 +9,12 @@ use relevo_core::inbox::operate::{
 };
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
-use super::rows::{clock, state};
 use crate::classify::Error;
+use crate::queries::inbox::{clock, state};
 use crate::queries::{column, id, number, optional_time, time};
 
 /// Lists all consumers, or only the one with this name.
-pub(super) async fn consumers(
+pub(crate) async fn consumers(
     connection: &mut SqliteConnection,
     only: Option<&str>,
 ) -> Result<Vec<ConsumerSummary>, Error> {
@@ -48,7 +48,7 @@ pub(super) async fn consumers(
 }
 
 /// Returns one consumer with its members, its lanes and its first queues.
-pub(super) async fn consumer_details(
+pub(crate) async fn consumer_details(
     connection: &mut SqliteConnection,
     name: &str,
     limit: usize,
@@ -126,7 +126,7 @@ async fn queues(connection: &mut SqliteConnection, consumer: &str, limit: usize)
 }
 
 /// Records a control, which members read with their next heartbeat. Returns false if the consumer does not exist.
-pub(super) async fn set_control(
+pub(crate) async fn set_control(
     connection: &mut SqliteConnection,
     consumer: &str,
     lane: Option<&str>,
@@ -158,7 +158,7 @@ const UPDATE_BREAKER: &str =
     "UPDATE relevo_inbox_lane SET breaker_forced = ?3 WHERE consumer = ?1 AND (?2 IS NULL OR lane = ?2)";
 
 /// Returns the trace of a message in all consumers.
-pub(super) async fn traces(connection: &mut SqliteConnection, message: MessageId) -> Result<Vec<Trace>, Error> {
+pub(crate) async fn traces(connection: &mut SqliteConnection, message: MessageId) -> Result<Vec<Trace>, Error> {
     let sql = "SELECT consumer, replay, state, repeats, address, lane, broker_offset, correlation, at_ms FROM \
                relevo_inbox_trace \
                WHERE id = ?1 ORDER BY consumer, replay";
@@ -181,7 +181,7 @@ pub(super) async fn traces(connection: &mut SqliteConnection, message: MessageId
 
 /// Returns the inbox rows of a message. The primary key begins with the consumer, so the query looks the id up for each
 /// consumer.
-pub(super) async fn find_message(
+pub(crate) async fn find_message(
     connection: &mut SqliteConnection,
     message: MessageId,
 ) -> Result<Vec<InboxRecord>, Error> {

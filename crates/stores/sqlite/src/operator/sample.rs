@@ -8,10 +8,10 @@ use relevo_core::store::StoreError;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
 use crate::classify::Error;
-use crate::listing::Progress;
+use crate::operator::verify::slots_of;
+use crate::queries::status::Progress;
 use crate::queries::{column, now, number};
 use crate::store::Store;
-use crate::verify::slots_of;
 
 /// Counting stops here.
 const COUNT_MAX: i64 = 10_000;

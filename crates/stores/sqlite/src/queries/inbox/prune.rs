@@ -6,7 +6,7 @@ use std::time::Duration;
 use relevo_core::inbox::InboxRetention;
 use sqlx::sqlite::SqliteConnection;
 
-use super::rows::clock;
+use super::clock;
 use crate::classify::Error;
 use crate::queries::millis;
 
@@ -14,7 +14,7 @@ use crate::queries::millis;
 const EXPIRED_MEMBER_RETENTION: Duration = Duration::from_hours(24);
 
 /// Deletes rows that are older than their retention, at most `limit` of each kind. Returns whether there may be more.
-pub(super) async fn prune(
+pub(crate) async fn prune(
     connection: &mut SqliteConnection,
     consumer: &str,
     keeping: InboxRetention,
