@@ -11,43 +11,45 @@ use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use uuid::Uuid;
 
 use super::enter::holds_lane;
-use super::{Asking, append, bind_dedup_id, clock, inbox_message, note, note_repeat, state};
+use super::{ConsumerContext, append, bind_dedup_id, inbox_message, note, note_repeat, state};
 use crate::classify::Error;
-use crate::queries::{column, millis, number};
+use crate::queries::{clock, column, millis, number};
 
-/// Appends a live message to its retry queue, or makes it a dead letter.
+/// Appends a message from the broker to its retry queue, or makes it a dead letter.
 pub(crate) async fn record_failure(
     connection: &mut SqliteConnection,
-    asking: Asking<'_>,
-    arrival: &InboxMessage,
-    held: Option<&LaneLease>,
+    context: ConsumerContext<'_>,
+    message: &InboxMessage,
+    lane: Option<&LaneLease>,
     claim: Option<CallClaim>,
-    setback: &InboxFailure,
+    failure: &InboxFailure,
 ) -> Result<RecordOutcome, Error> {
-    let consumer = asking.consumer;
-    if !holds_lane(connection, consumer, held).await? {
+    let consumer = context.consumer;
+    if !holds_lane(connection, consumer, lane).await? {
         return Ok(RecordOutcome::Fenced);
     }
     let now = clock(connection).await?;
     let sql = "SELECT state, claim_token, entered_at_ms, claim_expires_at_ms, unfinished_starts FROM relevo_inbox \
                WHERE consumer = ?1 AND message_id = ?2 AND replay = ?3";
-    let row = bind_dedup_id(sql, consumer, arrival.dedup_id).fetch_optional(&mut *connection).await?;
-    let started: i64 = row.as_ref().map_or(Ok(0), |row| column(row, 4))?;
+    let row = bind_dedup_id(sql, consumer, message.dedup_id).fetch_optional(&mut *connection).await?;
+    let starts: i64 = row.as_ref().map_or(Ok(0), |row| column(row, 4))?;
     let arrived = match row {
         None if claim.is_none() => now,
         None => return Ok(RecordOutcome::Fenced),
         Some(row) => {
             let token: Option<Uuid> = column(&row, 1)?;
-            let until: Option<i64> = column(&row, 3)?;
+            let expires_at: Option<i64> = column(&row, 3)?;
             match (state(&row, 0)?, claim) {
                 (InboxState::Started, None) => column(&row, 2)?,
                 // The claim has expired, so its caller is dead.
-                (InboxState::Calling, None) if until.is_none_or(|until| until <= now) => column(&row, 2)?,
+                (InboxState::Calling, None) if expires_at.is_none_or(|expires_at| expires_at <= now) => {
+                    column(&row, 2)?
+                }
                 (InboxState::Calling, None) => return Ok(RecordOutcome::Busy),
                 (InboxState::Calling, Some(claim)) if token == Some(claim.token) => column(&row, 2)?,
                 (InboxState::Started | InboxState::Calling, _) => return Ok(RecordOutcome::Fenced),
                 (state, _) => {
-                    note_repeat(connection, asking, arrival, state).await?;
+                    note_repeat(connection, context, message, state).await?;
                     return Ok(RecordOutcome::Duplicate(state));
                 }
             }
@@ -57,27 +59,27 @@ pub(crate) async fn record_failure(
                'waiting', ?4) \
                ON CONFLICT (consumer, message_id, replay) DO UPDATE \
                SET state = 'waiting', unfinished_starts = 0, claim_token = NULL, claim_expires_at_ms = NULL";
-    bind_dedup_id(sql, consumer, arrival.dedup_id).bind(now).execute(&mut *connection).await?;
-    let not_before = match setback.action {
+    bind_dedup_id(sql, consumer, message.dedup_id).bind(now).execute(&mut *connection).await?;
+    let not_before = match failure.action {
         InboxFailureAction::Retry { after } | InboxFailureAction::Postpone { after } => Some(now + millis(after)),
         InboxFailureAction::DeadHold | InboxFailureAction::DeadContinue => None,
     };
-    if setback.action != InboxFailureAction::DeadContinue {
-        ensure_queue(connection, consumer, &arrival.queue, not_before.unwrap_or(now)).await?;
+    if failure.action != InboxFailureAction::DeadContinue {
+        ensure_queue(connection, consumer, &message.queue, not_before.unwrap_or(now)).await?;
     }
-    let no = append(connection, consumer, arrival, arrived).await?;
+    let ordinal = append(connection, consumer, message, arrived).await?;
     let sql = "UPDATE relevo_inbox_retry_message SET unfinished_starts = ?2 WHERE ordinal = ?1";
-    sqlx::query(sql).bind(no).bind(started).execute(&mut *connection).await?;
-    record_attempt(connection, no, setback, not_before).await?;
-    if let InboxFailureAction::Retry { .. } | InboxFailureAction::Postpone { .. } = setback.action {
-        note(connection, asking, arrival, InboxState::Waiting).await?;
+    sqlx::query(sql).bind(ordinal).bind(starts).execute(&mut *connection).await?;
+    record_attempt(connection, ordinal, failure, not_before).await?;
+    if let InboxFailureAction::Retry { .. } | InboxFailureAction::Postpone { .. } = failure.action {
+        note(connection, context, message, InboxState::Waiting).await?;
     } else {
-        move_to_dead_letters(connection, asking, no, setback, now).await?;
+        move_to_dead_letters(connection, context, ordinal, failure, now).await?;
     }
-    if setback.action == InboxFailureAction::DeadHold {
+    if failure.action == InboxFailureAction::DeadHold {
         let sql =
             "UPDATE relevo_inbox_retry_queue SET next_at_ms = NULL, blocked = 1 WHERE consumer = ?1 AND queue = ?2";
-        sqlx::query(sql).bind(consumer).bind(&*arrival.queue).execute(connection).await?;
+        sqlx::query(sql).bind(consumer).bind(&*message.queue).execute(connection).await?;
     }
     Ok(RecordOutcome::Recorded)
 }
@@ -85,42 +87,42 @@ pub(crate) async fn record_failure(
 /// Records a failure of the first message of a claimed queue.
 pub(crate) async fn record_queued_failure(
     connection: &mut SqliteConnection,
-    asking: Asking<'_>,
-    due: &ClaimedQueue,
-    no: i64,
-    setback: &InboxFailure,
+    context: ConsumerContext<'_>,
+    queue: &ClaimedQueue,
+    ordinal: i64,
+    failure: &InboxFailure,
 ) -> Result<RecordOutcome, Error> {
-    let consumer = asking.consumer;
-    if !is_claimed(connection, consumer, due, None).await?
-        || first_ordinal(connection, consumer, &due.queue).await? != Some(no)
+    let consumer = context.consumer;
+    if !is_claimed(connection, consumer, queue, None).await?
+        || first_ordinal(connection, consumer, &queue.queue).await? != Some(ordinal)
     {
         return Ok(RecordOutcome::Fenced);
     }
     let now = clock(connection).await?;
-    let not_before = match setback.action {
+    let not_before = match failure.action {
         InboxFailureAction::Retry { after } => Some(now + millis(after)),
         InboxFailureAction::Postpone { .. } | InboxFailureAction::DeadHold | InboxFailureAction::DeadContinue => None,
     };
-    record_attempt(connection, no, setback, not_before).await?;
-    let next = match setback.action {
+    record_attempt(connection, ordinal, failure, not_before).await?;
+    let next = match failure.action {
         InboxFailureAction::Retry { after } | InboxFailureAction::Postpone { after } => {
-            if asking.traced {
-                let waiting = load_message(connection, no).await?;
-                note(connection, asking, &waiting, InboxState::Waiting).await?;
+            if context.traced {
+                let waiting = load_message(connection, ordinal).await?;
+                note(connection, context, &waiting, InboxState::Waiting).await?;
             }
             Some(now + millis(after))
         }
         InboxFailureAction::DeadHold | InboxFailureAction::DeadContinue => {
-            move_to_dead_letters(connection, asking, no, setback, now).await?;
+            move_to_dead_letters(connection, context, ordinal, failure, now).await?;
             None
         }
     };
-    if setback.action != InboxFailureAction::DeadContinue {
+    if failure.action != InboxFailureAction::DeadContinue {
         // A queue that a dead letter blocks is never due, whatever else changes.
         let sql = "UPDATE relevo_inbox_retry_queue SET claim_token = NULL, claim_expires_at_ms = NULL, blocked = \
                    blocked OR ?3 IS NULL, \
                    next_at_ms = CASE WHEN NOT blocked THEN ?3 END WHERE consumer = ?1 AND queue = ?2";
-        sqlx::query(sql).bind(consumer).bind(&*due.queue).bind(next).execute(connection).await?;
+        sqlx::query(sql).bind(consumer).bind(&*queue.queue).bind(next).execute(connection).await?;
     }
     Ok(RecordOutcome::Recorded)
 }
@@ -128,40 +130,40 @@ pub(crate) async fn record_queued_failure(
 /// Records a failure in the row of the message. If `not_before` is `None`, the stored time is kept.
 async fn record_attempt(
     connection: &mut SqliteConnection,
-    no: i64,
-    setback: &InboxFailure,
+    ordinal: i64,
+    failure: &InboxFailure,
     not_before: Option<i64>,
 ) -> Result<(), Error> {
-    // `Wait` defers a message that was not tried: the start of its claim is not counted, and the last error is kept.
+    // `Postpone` defers a message that was not tried: the start of its claim is not counted, and the last error is kept.
     let sql = "UPDATE relevo_inbox_retry_message SET attempts = ?2, \
                class = CASE WHEN ?5 AND attempts > 0 THEN class ELSE ?3 END, \
                error = CASE WHEN ?5 AND attempts > 0 THEN error ELSE ?4 END, \
                unfinished_starts = CASE WHEN ?5 THEN max(unfinished_starts - 1, 0) ELSE 0 END, not_before_ms = coalesce(?6, not_before_ms) \
                WHERE ordinal = ?1";
-    let update = sqlx::query(sql).bind(no).bind(i64::from(setback.attempts)).bind(setback.class);
+    let update = sqlx::query(sql).bind(ordinal).bind(i64::from(failure.attempts)).bind(failure.class);
     let update = update
-        .bind(&setback.error)
-        .bind(matches!(setback.action, InboxFailureAction::Postpone { .. }))
+        .bind(&failure.error)
+        .bind(matches!(failure.action, InboxFailureAction::Postpone { .. }))
         .bind(not_before);
     update.execute(connection).await?;
     Ok(())
 }
 
-async fn load_message(connection: &mut SqliteConnection, no: i64) -> Result<InboxMessage, Error> {
+async fn load_message(connection: &mut SqliteConnection, ordinal: i64) -> Result<InboxMessage, Error> {
     let sql = "SELECT id, replay, headers, payload, address, lane, broker_offset, correlation, queue \
                FROM relevo_inbox_retry_message WHERE ordinal = ?1";
-    inbox_message(&sqlx::query(sql).bind(no).fetch_one(connection).await?, 0)
+    inbox_message(&sqlx::query(sql).bind(ordinal).fetch_one(connection).await?, 0)
 }
 
-/// Moves a message of a retry queue to the dead letters. An existing dead letter of it becomes pending again.
+/// Moves a message of a retry queue to the dead letters. An existing dead letter of it is dead again.
 async fn move_to_dead_letters(
     connection: &mut SqliteConnection,
-    asking: Asking<'_>,
-    no: i64,
-    setback: &InboxFailure,
+    context: ConsumerContext<'_>,
+    ordinal: i64,
+    failure: &InboxFailure,
     now: i64,
 ) -> Result<(), Error> {
-    let dead = load_message(connection, no).await?;
+    let dead = load_message(connection, ordinal).await?;
     let sql = "INSERT INTO relevo_inbox_dead_letter (consumer, id, replay, queue, ordinal, headers, payload, \
                address, lane, broker_offset, \
                correlation, class, error, attempts, arrived_at_ms, backtrace, dead_at_ms, blocks_queue) \
@@ -171,13 +173,13 @@ async fn move_to_dead_letters(
                ON CONFLICT (consumer, id, replay) DO UPDATE SET state = 'dead', class = excluded.class, \
                error = excluded.error, backtrace = excluded.backtrace, attempts = excluded.attempts, \
                dead_at_ms = excluded.dead_at_ms, blocks_queue = excluded.blocks_queue";
-    let insert = sqlx::query(sql).bind(no).bind(setback.backtrace.as_deref()).bind(now);
-    insert.bind(setback.action == InboxFailureAction::DeadHold).execute(&mut *connection).await?;
+    let insert = sqlx::query(sql).bind(ordinal).bind(failure.backtrace.as_deref()).bind(now);
+    insert.bind(failure.action == InboxFailureAction::DeadHold).execute(&mut *connection).await?;
     let delete = sqlx::query("DELETE FROM relevo_inbox_retry_message WHERE ordinal = ?1");
-    delete.bind(no).execute(&mut *connection).await?;
+    delete.bind(ordinal).execute(&mut *connection).await?;
     let sql = "UPDATE relevo_inbox SET state = 'dead' WHERE consumer = ?1 AND message_id = ?2 AND replay = ?3";
-    bind_dedup_id(sql, asking.consumer, dead.dedup_id).execute(&mut *connection).await?;
-    note(connection, asking, &dead, InboxState::Dead).await
+    bind_dedup_id(sql, context.consumer, dead.dedup_id).execute(&mut *connection).await?;
+    note(connection, context, &dead, InboxState::Dead).await
 }
 
 /// Creates a queue that is due at this time, unless it exists.
@@ -185,10 +187,10 @@ pub(crate) async fn ensure_queue(
     connection: &mut SqliteConnection,
     consumer: &str,
     queue: &str,
-    at: i64,
+    due_at: i64,
 ) -> Result<(), Error> {
     let sql = "INSERT OR IGNORE INTO relevo_inbox_retry_queue (consumer, queue, next_at_ms) VALUES (?1, ?2, ?3)";
-    sqlx::query(sql).bind(consumer).bind(queue).bind(at).execute(connection).await?;
+    sqlx::query(sql).bind(consumer).bind(queue).bind(due_at).execute(connection).await?;
     Ok(())
 }
 
@@ -209,18 +211,18 @@ pub(crate) async fn claim_due_queues(
     consumer: &str,
     queues: usize,
     messages: usize,
-    lasts: Duration,
+    duration: Duration,
 ) -> Result<Vec<ClaimedQueue>, Error> {
     let now = clock(connection).await?;
     let sql = "SELECT queue FROM relevo_inbox_retry_queue WHERE consumer = ?1 AND next_at_ms <= ?2 \
                AND (claim_expires_at_ms IS NULL OR claim_expires_at_ms <= ?2) ORDER BY next_at_ms, queue LIMIT ?3";
     let limit = i64::try_from(queues).unwrap_or(i64::MAX);
     let rows = sqlx::query(sql).bind(consumer).bind(now).bind(limit).fetch_all(&mut *connection).await?;
-    let mut dues = Vec::with_capacity(rows.len());
+    let mut claimed = Vec::with_capacity(rows.len());
     for row in &rows {
-        dues.push(claim_queue(connection, consumer, column(row, 0)?, messages, now, now + millis(lasts)).await?);
+        claimed.push(claim_queue(connection, consumer, column(row, 0)?, messages, now, now + millis(duration)).await?);
     }
-    Ok(dues)
+    Ok(claimed)
 }
 
 /// Claims one queue. Its messages end before the first that is not due.
@@ -230,11 +232,11 @@ async fn claim_queue(
     queue: &str,
     messages: usize,
     now: i64,
-    until: i64,
+    expires_at: i64,
 ) -> Result<ClaimedQueue, Error> {
     let token = Uuid::new_v4();
     let sql = "UPDATE relevo_inbox_retry_queue SET claim_token = ?3, claim_expires_at_ms = ?4 WHERE consumer = ?1 AND queue = ?2";
-    sqlx::query(sql).bind(consumer).bind(queue).bind(token).bind(until).execute(&mut *connection).await?;
+    sqlx::query(sql).bind(consumer).bind(queue).bind(token).bind(expires_at).execute(&mut *connection).await?;
     let sql = "UPDATE relevo_inbox_retry_message SET unfinished_starts = unfinished_starts + 1 WHERE ordinal = ( \
                SELECT min(ordinal) FROM relevo_inbox_retry_message WHERE consumer = ?1 AND queue = ?2) \
                AND coalesce(not_before_ms, 0) <= ?3";
@@ -269,12 +271,12 @@ fn queued_message(row: &SqliteRow) -> Result<QueuedMessage, Error> {
 pub(crate) async fn is_claimed(
     connection: &mut SqliteConnection,
     consumer: &str,
-    due: &ClaimedQueue,
+    queue: &ClaimedQueue,
     at: Option<i64>,
 ) -> Result<bool, Error> {
     let sql = "SELECT 1 FROM relevo_inbox_retry_queue WHERE consumer = ?1 AND queue = ?2 AND claim_token = ?3 \
                AND (?4 IS NULL OR claim_expires_at_ms > ?4)";
-    let select = sqlx::query(sql).bind(consumer).bind(&*due.queue).bind(due.token).bind(at);
+    let select = sqlx::query(sql).bind(consumer).bind(&*queue.queue).bind(queue.token).bind(at);
     Ok(select.fetch_optional(connection).await?.is_some())
 }
 
@@ -292,28 +294,28 @@ pub(crate) async fn first_ordinal(
 /// expired, or if another message is the first.
 pub(crate) async fn complete_first(
     connection: &mut SqliteConnection,
-    asking: Asking<'_>,
-    due: &ClaimedQueue,
-    no: i64,
+    context: ConsumerContext<'_>,
+    queue: &ClaimedQueue,
+    ordinal: i64,
 ) -> Result<bool, Error> {
-    let consumer = asking.consumer;
+    let consumer = context.consumer;
     let now = clock(connection).await?;
-    if !is_claimed(connection, consumer, due, Some(now)).await?
-        || first_ordinal(connection, consumer, &due.queue).await? != Some(no)
+    if !is_claimed(connection, consumer, queue, Some(now)).await?
+        || first_ordinal(connection, consumer, &queue.queue).await? != Some(ordinal)
     {
         return Ok(false);
     }
     let sql = "DELETE FROM relevo_inbox_retry_message WHERE ordinal = ?1 \
                RETURNING id, replay, headers, payload, address, lane, broker_offset, correlation, queue";
-    let arrival = inbox_message(&sqlx::query(sql).bind(no).fetch_one(&mut *connection).await?, 0)?;
+    let message = inbox_message(&sqlx::query(sql).bind(ordinal).fetch_one(&mut *connection).await?, 0)?;
     let sql = "UPDATE relevo_inbox SET state = 'done', entered_at_ms = ?4 WHERE consumer = ?1 AND message_id = ?2 \
                AND replay = ?3 \
                AND state IN ('waiting', 'redriven')";
-    let update = bind_dedup_id(sql, consumer, arrival.dedup_id).bind(now).execute(&mut *connection).await?;
+    let update = bind_dedup_id(sql, consumer, message.dedup_id).bind(now).execute(&mut *connection).await?;
     if update.rows_affected() == 0 {
         return Ok(false);
     }
-    note(connection, asking, &arrival, InboxState::Done).await?;
+    note(connection, context, &message, InboxState::Done).await?;
     Ok(true)
 }
 
@@ -334,21 +336,21 @@ pub(crate) async fn queue_due_at(
 pub(crate) async fn release_queue(
     connection: &mut SqliteConnection,
     consumer: &str,
-    due: &ClaimedQueue,
+    queue: &ClaimedQueue,
 ) -> Result<(), Error> {
-    if !is_claimed(connection, consumer, due, None).await?
-        || delete_empty_queue(connection, consumer, &due.queue).await?
+    if !is_claimed(connection, consumer, queue, None).await?
+        || delete_empty_queue(connection, consumer, &queue.queue).await?
     {
         return Ok(());
     }
     let now = clock(connection).await?;
-    let next = queue_due_at(connection, consumer, &due.queue, now).await?;
+    let next = queue_due_at(connection, consumer, &queue.queue, now).await?;
     let sql = "UPDATE relevo_inbox_retry_queue SET claim_token = NULL, claim_expires_at_ms = NULL, next_at_ms = \
                CASE WHEN NOT blocked THEN ?3 END \
                WHERE consumer = ?1 AND queue = ?2";
-    sqlx::query(sql).bind(consumer).bind(&*due.queue).bind(next).execute(&mut *connection).await?;
+    sqlx::query(sql).bind(consumer).bind(&*queue.queue).bind(next).execute(&mut *connection).await?;
     // The worker released the queue properly, so unfinished starts do not count.
     let sql = "UPDATE relevo_inbox_retry_message SET unfinished_starts = 0 WHERE consumer = ?1 AND queue = ?2 AND unfinished_starts > 0";
-    sqlx::query(sql).bind(consumer).bind(&*due.queue).execute(connection).await?;
+    sqlx::query(sql).bind(consumer).bind(&*queue.queue).execute(connection).await?;
     Ok(())
 }
