@@ -12,7 +12,7 @@ use async_nats::jetstream::stream::{
 };
 use async_nats::jetstream::{self, ErrorCode};
 use async_nats::{ConnectError, RequestError, RequestErrorKind};
-use relevo_core::inbox::source::ReplaySourceError;
+use relevo_core::replay_source::ReplaySourceError;
 use relevo_core::{Class, Failure};
 
 /// Any error of a library.

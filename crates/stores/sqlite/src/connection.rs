@@ -50,6 +50,29 @@ impl Connection {
         Self { file: file.to_owned(), busy_timeout, options, slot: Mutex::new(None) }
     }
 
+    /// Runs `work` without a transaction: each statement sees its own state of the file. An error closes the connection.
+    pub(crate) async fn read<T>(
+        &self,
+        work: impl AsyncFnOnce(&mut SqliteConnection) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let mut guard = self.acquire().await?;
+        let result = work(&mut guard).await?;
+        guard.release();
+        Ok(result)
+    }
+
+    /// Runs `work` in one transaction that holds the write lock. An error closes the connection, which rolls back.
+    pub(crate) async fn write<T>(
+        &self,
+        durability: Durability,
+        work: impl AsyncFnOnce(&mut SqliteConnection) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let mut guard = self.begin(durability).await?;
+        let result = work(&mut guard).await?;
+        guard.commit().await?;
+        Ok(result)
+    }
+
     /// Acquires the connection for one call. Dropping it without releasing it closes it and rolls back an open
     /// transaction. Errors and cancelled calls do this.
     pub(crate) async fn acquire(&self) -> Result<ConnectionGuard<'_>, Error> {
@@ -65,13 +88,13 @@ impl Connection {
 
     /// Acquires the connection and begins a transaction that holds the write lock.
     pub(crate) async fn begin(&self, durability: Durability) -> Result<ConnectionGuard<'_>, Error> {
-        let mut session = self.with_durability(durability).await?;
-        match sqlx::query("BEGIN IMMEDIATE").execute(&mut *session).await.map_err(Error::from) {
-            Ok(_) => Ok(session),
+        let mut guard = self.with_durability(durability).await?;
+        match sqlx::query("BEGIN IMMEDIATE").execute(&mut *guard).await.map_err(Error::from) {
+            Ok(_) => Ok(guard),
             Err(error) => {
                 // No transaction began, so the connection is reusable.
                 if matches!(error, Error::Busy) {
-                    session.release();
+                    guard.release();
                 }
                 Err(error)
             }
@@ -80,15 +103,15 @@ impl Connection {
 
     /// Like `begin`, but does not wait for another writer. Returns `None` if there is one.
     pub(crate) async fn try_begin(&self, durability: Durability) -> Result<Option<ConnectionGuard<'_>>, Error> {
-        let mut session = self.with_durability(durability).await?;
-        sqlx::query("PRAGMA busy_timeout = 0").execute(&mut *session).await?;
-        let begun = sqlx::query("BEGIN IMMEDIATE").execute(&mut *session).await.map_err(Error::from);
+        let mut guard = self.with_durability(durability).await?;
+        sqlx::query("PRAGMA busy_timeout = 0").execute(&mut *guard).await?;
+        let begun = sqlx::query("BEGIN IMMEDIATE").execute(&mut *guard).await.map_err(Error::from);
         let restore = format!("PRAGMA busy_timeout = {}", self.busy_timeout.as_millis());
-        sqlx::query(AssertSqlSafe(restore)).execute(&mut *session).await?;
+        sqlx::query(AssertSqlSafe(restore)).execute(&mut *guard).await?;
         match begun {
-            Ok(_) => Ok(Some(session)),
+            Ok(_) => Ok(Some(guard)),
             Err(Error::Busy) => {
-                session.release();
+                guard.release();
                 Ok(None)
             }
             Err(error) => Err(error),
@@ -96,16 +119,16 @@ impl Connection {
     }
 
     async fn with_durability(&self, durability: Durability) -> Result<ConnectionGuard<'_>, Error> {
-        let mut session = self.acquire().await?;
-        if session.open.durability != durability {
-            let level = match durability {
+        let mut guard = self.acquire().await?;
+        if guard.open.durability != durability {
+            let pragma = match durability {
                 Durability::Normal => "PRAGMA main.synchronous = NORMAL",
                 Durability::Full => "PRAGMA main.synchronous = FULL",
             };
-            sqlx::query(level).execute(&mut *session).await?;
-            session.open.durability = durability;
+            sqlx::query(pragma).execute(&mut *guard).await?;
+            guard.open.durability = durability;
         }
-        Ok(session)
+        Ok(guard)
     }
 
     async fn connect(&self, identity: (u64, u64)) -> Result<OpenConnection, Error> {

@@ -1,22 +1,10 @@
 //! The SQLite inbox: each handler's effects are applied once.
 //!
-//! A handler works in an sqlx transaction, which [`Outbox::emit`](crate::Emitter::emit) accepts too. It holds the file's
+//! A handler works in an sqlx transaction, which [`Emitter::emit`](crate::Emitter::emit) accepts too. It holds the file's
 //! only write lock from its beginning, and all other writers wait for it. There is no other locking. Handlers should be
 //! fast, and must not write to the file in any other way.
 
 mod config;
-mod dead;
-mod enter;
-mod handlers;
-mod members;
-mod operate;
-mod prune;
-mod queues;
-mod replays;
-mod rows;
-mod setback;
-mod show;
-pub(crate) mod source;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -30,14 +18,15 @@ use relevo_core::inbox::retries::{ClaimedQueue, InboxFailure, RecordOutcome};
 use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
 use relevo_core::inbox::{self as port, DedupId, InboxMessage, InboxRetention, LaneLease};
 use relevo_core::store::StoreError;
+use sqlx::sqlite::SqliteConnection;
 use tokio::time::timeout;
 use uuid::Uuid;
 
 pub use self::config::Config;
-use self::handlers::{HandlerConnection, HandlerTransaction};
-use self::rows::Asking;
 use crate::classify::Error;
 use crate::connection::{Connection, Durability};
+use crate::pool::{HandlerConnection, HandlerTransaction};
+use crate::queries::inbox::{ConsumerContext, enter, members, prune, retry};
 use crate::store::DISK_TIMEOUT;
 use crate::{classify, disk};
 
@@ -45,7 +34,7 @@ use crate::{classify, disk};
 pub struct Inbox {
     connections: Arc<InboxConnections>,
     consumer: String,
-    keeping: InboxRetention,
+    retention: InboxRetention,
 }
 
 /// The connections of one process to the inboxes of one file.
@@ -62,74 +51,56 @@ struct InboxConnections {
     timeout: Duration,
 }
 
-/// Runs work in its own transaction on one of the links.
-macro_rules! change {
-    ($inbox:expr, $link:ident, $durability:ident, $session:ident, $work:expr) => {
-        async {
-            let mut $session = $inbox.connections.$link.begin(Durability::$durability).await?;
-            let done = $work.await?;
-            $session.commit().await?;
-            Ok(done)
-        }
-    };
-}
-
-/// Begins a handler's transaction. Its first statements return what was inserted, or `None` if it must not continue.
-macro_rules! open {
-    ($inbox:expr, $tx:ident, $work:expr) => {
-        $inbox.connections.with_timeout(async {
-            let Some(mut $tx) = $inbox.connections.handlers.begin().await? else { return Ok(BeginOutcome::Busy) };
-            let entered = $work.await;
-            $inbox.finish_begin($tx, entered).await
-        })
-    };
-}
-
 impl Inbox {
     /// Opens the file. Checks that this program supports its schema version and that it is on a local disk.
-    pub async fn open(config: &Config, consumer: &str, keeping: InboxRetention) -> Result<Self, StoreError> {
+    pub async fn open(config: &Config, consumer: &str, retention: InboxRetention) -> Result<Self, StoreError> {
         classify::check_local(&config.path, config.allow_network_file_system)?;
-        let link = |wait| Connection::new(&config.path, wait);
-        let links = InboxConnections {
+        let connection = |busy_timeout| Connection::new(&config.path, busy_timeout);
+        let connections = InboxConnections {
             file: config.path.clone(),
             handlers: HandlerConnection::new(&config.path, config.lock_timeout),
-            short_wait: link(config.lock_timeout),
-            long_wait: link(config.busy_timeout),
-            heartbeat: link(config.busy_timeout),
+            short_wait: connection(config.lock_timeout),
+            long_wait: connection(config.busy_timeout),
+            heartbeat: connection(config.busy_timeout),
             lock_timeout: config.lock_timeout,
             timeout: config.busy_timeout.max(config.lock_timeout * 2) + DISK_TIMEOUT,
         };
-        links.check_writable().await.map_err(|error| error.at_open(&links.file))?;
-        Ok(Self { connections: Arc::new(links), consumer: consumer.to_owned(), keeping })
+        connections.check_writable().await.map_err(|error| error.at_open(&connections.file))?;
+        Ok(Self { connections: Arc::new(connections), consumer: consumer.to_owned(), retention })
     }
 
     /// Returns the inbox of another consumer, on the same connections.
     #[must_use]
-    pub fn for_consumer(&self, consumer: &str, keeping: InboxRetention) -> Self {
-        Self { connections: Arc::clone(&self.connections), consumer: consumer.to_owned(), keeping }
+    pub fn for_consumer(&self, consumer: &str, retention: InboxRetention) -> Self {
+        Self { connections: Arc::clone(&self.connections), consumer: consumer.to_owned(), retention }
     }
 
-    fn asking(&self) -> Asking<'_> {
-        Asking { consumer: &self.consumer, traced: self.keeping.trace.is_some() }
+    fn context(&self) -> ConsumerContext<'_> {
+        ConsumerContext { consumer: &self.consumer, traced: self.retention.trace.is_some() }
     }
 
-    /// Returns the transaction for the handler, or rolls it back if its first statements returned `None`.
-    async fn finish_begin(
+    /// Begins a handler's transaction. `insert` runs its first statements. It returns the outcomes of the messages, or
+    /// `None` if the handler must not run.
+    async fn begin_handler(
         &self,
-        tx: HandlerTransaction,
-        entered: Result<Option<Vec<EnterOutcome>>, Error>,
-    ) -> Result<BeginOutcome<HandlerTransaction>, Error> {
-        match entered {
-            Ok(Some(entered)) => Ok(BeginOutcome::Open(tx, entered)),
-            Ok(None) => {
-                self.connections.roll_back(tx).await;
-                Ok(BeginOutcome::Fenced)
+        insert: impl AsyncFnOnce(&mut SqliteConnection) -> Result<Option<Vec<EnterOutcome>>, Error>,
+    ) -> Result<BeginOutcome<HandlerTransaction>, StoreError> {
+        let connections = &self.connections;
+        let begin = async {
+            let Some(mut transaction) = connections.handlers.begin().await? else { return Ok(BeginOutcome::Busy) };
+            match insert(&mut transaction).await {
+                Ok(Some(outcomes)) => Ok(BeginOutcome::Open(transaction, outcomes)),
+                Ok(None) => {
+                    connections.roll_back(transaction).await;
+                    Ok(BeginOutcome::Fenced)
+                }
+                Err(error) => {
+                    connections.handlers.close().await;
+                    Err(error)
+                }
             }
-            Err(error) => {
-                self.connections.handlers.close().await;
-                Err(error)
-            }
-        }
+        };
+        connections.with_timeout(begin).await
     }
 }
 
@@ -147,8 +118,33 @@ impl InboxConnections {
         result.map_err(|error| error.after_open(&self.file))
     }
 
-    async fn commit(&self, tx: HandlerTransaction) -> Result<(), Error> {
-        let committed = tx.commit().await;
+    /// Runs `work` in its own transaction on one of the connections.
+    async fn write<T>(
+        &self,
+        connection: &Connection,
+        durability: Durability,
+        work: impl AsyncFnOnce(&mut SqliteConnection) -> Result<T, Error>,
+    ) -> Result<T, StoreError> {
+        self.with_timeout(connection.write(durability, work)).await
+    }
+
+    /// Runs `work` in its own durable transaction. Returns `busy` if another connection held the write lock for too long.
+    async fn write_or_busy<T>(
+        &self,
+        busy: T,
+        work: impl AsyncFnOnce(&mut SqliteConnection) -> Result<T, Error>,
+    ) -> Result<T, StoreError> {
+        let write = async {
+            match self.short_wait.write(Durability::Full, work).await {
+                Err(Error::Busy) => Ok(busy),
+                other => other,
+            }
+        };
+        self.with_timeout(write).await
+    }
+
+    async fn commit(&self, transaction: HandlerTransaction) -> Result<(), Error> {
+        let committed = transaction.commit().await;
         if committed.is_err() {
             // It is unknown whether SQLite has ended the transaction.
             self.handlers.close().await;
@@ -156,38 +152,30 @@ impl InboxConnections {
         Ok(committed?)
     }
 
-    async fn roll_back(&self, tx: HandlerTransaction) {
+    async fn roll_back(&self, transaction: HandlerTransaction) {
         // SQLite may have rolled back already, for example because the disk is full. Closing the connection rolls back
         // in any case.
-        if tx.rollback().await.is_err() {
+        if transaction.rollback().await.is_err() {
             self.handlers.close().await;
         }
     }
 }
 
-/// Returns the result, or `busy` if another connection held the write lock for too long.
-async fn or_if_busy<T>(work: impl Future<Output = Result<T, Error>>, busy: T) -> Result<T, Error> {
-    match work.await {
-        Err(Error::Busy) => Ok(busy),
-        other => other,
-    }
-}
-
 /// The result for the one message of a transaction.
-fn new_if_inserted(entered: bool) -> Option<Vec<EnterOutcome>> {
-    entered.then(|| vec![EnterOutcome::New])
+fn new_if_inserted(inserted: bool) -> Option<Vec<EnterOutcome>> {
+    inserted.then(|| vec![EnterOutcome::New])
 }
 
 #[async_trait]
 impl port::Inbox for Inbox {
     type Transaction = HandlerTransaction;
 
-    async fn begin(&self, arrivals: Enter<'_>) -> Result<BeginOutcome<HandlerTransaction>, StoreError> {
-        open!(self, tx, enter::insert_messages(&mut tx, self.asking(), arrivals)).await
+    async fn begin(&self, request: Enter<'_>) -> Result<BeginOutcome<HandlerTransaction>, StoreError> {
+        self.begin_handler(async |c| enter::insert_messages(c, self.context(), request).await).await
     }
 
-    async fn skip(&self, transaction: &mut HandlerTransaction, entry: DedupId) -> Result<(), StoreError> {
-        self.connections.with_timeout(enter::mark_skipped(transaction, &self.consumer, entry)).await
+    async fn skip(&self, transaction: &mut HandlerTransaction, id: DedupId) -> Result<(), StoreError> {
+        self.connections.with_timeout(enter::mark_skipped(transaction, &self.consumer, id)).await
     }
 
     async fn commit(&self, transaction: HandlerTransaction) -> Result<(), StoreError> {
@@ -199,124 +187,118 @@ impl port::Inbox for Inbox {
         Ok(())
     }
 
-    async fn record_start(&self, arrival: &InboxMessage) -> Result<u32, StoreError> {
-        let start = change!(
-            self,
-            long_wait,
-            Full,
-            session,
-            enter::record_start(&mut session, &self.consumer, arrival.dedup_id)
-        );
-        self.connections.with_timeout(start).await
+    async fn record_start(&self, message: &InboxMessage) -> Result<u32, StoreError> {
+        let record = async |c: &mut SqliteConnection| enter::record_start(c, &self.consumer, message.dedup_id).await;
+        self.connections.write(&self.connections.long_wait, Durability::Full, record).await
     }
 
     async fn claim_call(
         &self,
-        arrival: &InboxMessage,
-        held: Option<&LaneLease>,
-        lasts: Duration,
+        message: &InboxMessage,
+        lane: Option<&LaneLease>,
+        duration: Duration,
     ) -> Result<ClaimOutcome, StoreError> {
-        let claim = change!(self, short_wait, Full, s, enter::claim_call(&mut s, self.asking(), arrival, held, lasts));
-        self.connections.with_timeout(or_if_busy(claim, ClaimOutcome::Busy(self.connections.lock_timeout))).await
+        let busy = ClaimOutcome::Busy(self.connections.lock_timeout);
+        let claim =
+            async |c: &mut SqliteConnection| enter::claim_call(c, self.context(), message, lane, duration).await;
+        self.connections.write_or_busy(busy, claim).await
     }
 
     async fn begin_claimed(
         &self,
-        arrival: &InboxMessage,
-        held: Option<&LaneLease>,
+        message: &InboxMessage,
+        lane: Option<&LaneLease>,
         claim: CallClaim,
     ) -> Result<BeginOutcome<HandlerTransaction>, StoreError> {
-        open!(self, tx, async {
-            enter::complete_call(&mut tx, self.asking(), arrival, held, claim).await.map(new_if_inserted)
+        self.begin_handler(async |c| {
+            let inserted = enter::complete_call(c, self.context(), message, lane, claim).await?;
+            Ok(new_if_inserted(inserted))
         })
         .await
     }
 
-    async fn end_attempt(&self, entry: DedupId, claim: Option<CallClaim>) -> Result<(), StoreError> {
-        let end =
-            change!(self, long_wait, Normal, session, enter::end_attempt(&mut session, &self.consumer, entry, claim));
-        self.connections.with_timeout(end).await
+    async fn end_attempt(&self, id: DedupId, claim: Option<CallClaim>) -> Result<(), StoreError> {
+        let end = async |c: &mut SqliteConnection| enter::end_attempt(c, &self.consumer, id, claim).await;
+        self.connections.write(&self.connections.long_wait, Durability::Normal, end).await
     }
 
     async fn set_back(
         &self,
-        arrival: &InboxMessage,
-        held: Option<&LaneLease>,
+        message: &InboxMessage,
+        lane: Option<&LaneLease>,
         claim: Option<CallClaim>,
-        setback: &InboxFailure,
+        failure: &InboxFailure,
     ) -> Result<RecordOutcome, StoreError> {
-        let asking = self.asking();
-        let keep = change!(self, short_wait, Full, session, async {
-            setback::record_failure(&mut session, asking, arrival, held, claim, setback).await
-        });
-        self.connections.with_timeout(or_if_busy(keep, RecordOutcome::Busy)).await
+        let record = async |c: &mut SqliteConnection| {
+            retry::record_failure(c, self.context(), message, lane, claim, failure).await
+        };
+        self.connections.write_or_busy(RecordOutcome::Busy, record).await
     }
 
     async fn claim_due(
         &self,
         queues: usize,
         messages: usize,
-        lasts: Duration,
+        duration: Duration,
     ) -> Result<Vec<ClaimedQueue>, StoreError> {
-        let due = change!(self, long_wait, Normal, session, async {
-            queues::claim_due_queues(&mut session, &self.consumer, queues, messages, lasts).await
-        });
-        self.connections.with_timeout(due).await
+        let claim = async |c: &mut SqliteConnection| {
+            retry::claim_due_queues(c, &self.consumer, queues, messages, duration).await
+        };
+        self.connections.write(&self.connections.long_wait, Durability::Normal, claim).await
     }
 
-    async fn begin_due(&self, due: &ClaimedQueue, number: i64) -> Result<BeginOutcome<HandlerTransaction>, StoreError> {
-        open!(self, tx, async {
-            queues::complete_first(&mut tx, self.asking(), due, number).await.map(new_if_inserted)
+    async fn begin_due(
+        &self,
+        queue: &ClaimedQueue,
+        ordinal: i64,
+    ) -> Result<BeginOutcome<HandlerTransaction>, StoreError> {
+        self.begin_handler(async |c| {
+            let inserted = retry::complete_first(c, self.context(), queue, ordinal).await?;
+            Ok(new_if_inserted(inserted))
         })
         .await
     }
 
     async fn set_back_due(
         &self,
-        due: &ClaimedQueue,
-        number: i64,
-        setback: &InboxFailure,
+        queue: &ClaimedQueue,
+        ordinal: i64,
+        failure: &InboxFailure,
     ) -> Result<RecordOutcome, StoreError> {
-        let asking = self.asking();
-        let keep = change!(self, short_wait, Full, session, async {
-            setback::record_queued_failure(&mut session, asking, due, number, setback).await
-        });
-        self.connections.with_timeout(or_if_busy(keep, RecordOutcome::Busy)).await
+        let record = async |c: &mut SqliteConnection| {
+            retry::record_queued_failure(c, self.context(), queue, ordinal, failure).await
+        };
+        self.connections.write_or_busy(RecordOutcome::Busy, record).await
     }
 
-    async fn release_queue(&self, due: &ClaimedQueue) -> Result<(), StoreError> {
-        let release =
-            change!(self, long_wait, Normal, session, queues::release_queue(&mut session, &self.consumer, due));
-        self.connections.with_timeout(release).await
+    async fn release_queue(&self, queue: &ClaimedQueue) -> Result<(), StoreError> {
+        let release = async |c: &mut SqliteConnection| retry::release_queue(c, &self.consumer, queue).await;
+        self.connections.write(&self.connections.long_wait, Durability::Normal, release).await
     }
 
-    async fn heartbeat(&self, beat: &Heartbeat) -> Result<HeartbeatReply, StoreError> {
-        let beat = change!(self, heartbeat, Normal, session, members::heartbeat(&mut session, &self.consumer, beat));
-        self.connections.with_timeout(beat).await
+    async fn heartbeat(&self, heartbeat: &Heartbeat) -> Result<HeartbeatReply, StoreError> {
+        let record = async |c: &mut SqliteConnection| members::heartbeat(c, &self.consumer, heartbeat).await;
+        self.connections.write(&self.connections.heartbeat, Durability::Normal, record).await
     }
 
     async fn acquire_lanes(&self, owner: Uuid, lanes: &[Lane]) -> Result<Vec<LaneLease>, StoreError> {
-        let take =
-            change!(self, long_wait, Full, session, members::acquire_lanes(&mut session, &self.consumer, owner, lanes));
-        self.connections.with_timeout(take).await
+        let acquire = async |c: &mut SqliteConnection| members::acquire_lanes(c, &self.consumer, owner, lanes).await;
+        self.connections.write(&self.connections.long_wait, Durability::Full, acquire).await
     }
 
     async fn release_lanes(&self, owner: Uuid, lanes: &[Lane]) -> Result<(), StoreError> {
-        let give = change!(self, long_wait, Normal, session, async {
-            members::release_lanes(&mut session, &self.consumer, owner, Some(lanes)).await
-        });
-        self.connections.with_timeout(give).await
+        let release =
+            async |c: &mut SqliteConnection| members::release_lanes(c, &self.consumer, owner, Some(lanes)).await;
+        self.connections.write(&self.connections.long_wait, Durability::Normal, release).await
     }
 
     async fn leave(&self, owner: Uuid) -> Result<(), StoreError> {
-        let leave = change!(self, long_wait, Normal, session, members::leave(&mut session, &self.consumer, owner));
-        self.connections.with_timeout(leave).await
+        let leave = async |c: &mut SqliteConnection| members::leave(c, &self.consumer, owner).await;
+        self.connections.write(&self.connections.long_wait, Durability::Normal, leave).await
     }
 
     async fn prune(&self, limit: usize) -> Result<bool, StoreError> {
-        let prune = change!(self, long_wait, Normal, session, async {
-            prune::prune(&mut session, &self.consumer, self.keeping, limit).await
-        });
-        self.connections.with_timeout(prune).await
+        let prune = async |c: &mut SqliteConnection| prune::prune(c, &self.consumer, self.retention, limit).await;
+        self.connections.write(&self.connections.long_wait, Durability::Normal, prune).await
     }
 }

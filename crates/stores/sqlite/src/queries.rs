@@ -1,5 +1,16 @@
 //! Code that all statements share, and the decoding of their rows.
 
+pub(crate) mod consumers;
+pub(crate) mod dead_letters;
+pub(crate) mod destinations;
+pub(crate) mod inbox;
+pub(crate) mod leases;
+pub(crate) mod parked;
+pub(crate) mod read;
+pub(crate) mod retention;
+pub(crate) mod settle;
+pub(crate) mod status;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +29,9 @@ use uuid::Uuid;
 
 use crate::classify::Error;
 
+/// Counting for operators stops here.
+pub(crate) const COUNT_MAX: i64 = 10_000;
+
 /// An SQL expression for the clock that every condition uses, in milliseconds since 1970.
 macro_rules! now {
     () => {
@@ -25,6 +39,11 @@ macro_rules! now {
     };
 }
 pub(crate) use now;
+
+/// Reads the database clock.
+pub(crate) async fn clock(connection: &mut SqliteConnection) -> Result<i64, Error> {
+    column(&sqlx::query(concat!("SELECT ", now!())).fetch_one(connection).await?, 0)
+}
 
 pub(crate) fn column<'r, T>(row: &'r SqliteRow, index: usize) -> Result<T, Error>
 where
@@ -87,7 +106,7 @@ pub(crate) fn entry(row: &SqliteRow, first: usize) -> Result<LogEntry, Error> {
     })
 }
 
-/// Reads three columns: from, to, place.
+/// Reads three columns: first number of the window, last number of the window, settled number.
 pub(crate) fn position(row: &SqliteRow, first: usize) -> Result<Position, Error> {
     Ok(Position {
         from_tick: column(row, first)?,
@@ -154,8 +173,8 @@ pub(crate) fn millis(duration: Duration) -> i64 {
 }
 
 /// The parked state of a key after its head failed: state, next attempt, address.
-pub(crate) fn parked_state(stopped: &PublishFailure, now: i64) -> (&'static str, Option<i64>, Option<&str>) {
-    match &stopped.action {
+pub(crate) fn parked_state(failure: &PublishFailure, now: i64) -> (&'static str, Option<i64>, Option<&str>) {
+    match &failure.action {
         ParkAction::Retry { after } => ("retrying", Some(now + millis(*after)), None),
         ParkAction::Quarantine { after } => ("quarantined", Some(now + millis(*after)), None),
         ParkAction::HoldAddress { address, .. } => ("held", None, Some(address)),
@@ -169,16 +188,16 @@ pub(crate) fn parked_state(stopped: &PublishFailure, now: i64) -> (&'static str,
 pub(crate) async fn hold_address(
     connection: &mut SqliteConnection,
     destination: &str,
-    stopped: &PublishFailure,
+    failure: &PublishFailure,
     now: i64,
     probed: bool,
 ) -> Result<(), Error> {
-    let ParkAction::HoldAddress { address, after } = &stopped.action else { return Ok(()) };
+    let ParkAction::HoldAddress { address, after } = &failure.action else { return Ok(()) };
     let sql = "INSERT INTO relevo_address_hold AS h (destination, address, class, error, since_ms, next_at_ms) \
                VALUES (?1, ?2, ?3, ?4, ?5, ?6) ON CONFLICT (destination, address) DO UPDATE \
                SET class = excluded.class, error = excluded.error, next_at_ms = excluded.next_at_ms \
                WHERE ?7 AND h.next_at_ms <= ?5";
-    let insert = sqlx::query(sql).bind(destination).bind(&**address).bind(stopped.class).bind(&stopped.error);
+    let insert = sqlx::query(sql).bind(destination).bind(&**address).bind(failure.class).bind(&failure.error);
     insert.bind(now).bind(now + millis(*after)).bind(probed).execute(connection).await?;
     Ok(())
 }
@@ -199,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn one_number_tells_how_far_a_shard_is_settled() {
+    fn a_shard_is_settled_up_to_one_number() {
         assert_eq!(settled_through(&Position::at(7)), 7);
         assert_eq!(settled_through(&Position { from_tick: 7, to_tick: 20, settled_seq: 0 }), 7);
         assert_eq!(settled_through(&Position { from_tick: 7, to_tick: 20, settled_seq: 12 }), 12);

@@ -1,31 +1,31 @@
-//! Implements the store ports with SQLite.
+//! Implements the relay ports with SQLite.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use relevo_core::dead_letters::{DeadLetter, DeadLetterAdmin, DeadLetterFilter, MarkRequest};
+use relevo_core::outbox::Position;
 use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse, ShardLeases, TakenShard};
 use relevo_core::outbox::log::{OutboxReader, Page, PageRequest, SettleResult, Settlement, WindowLimit};
 use relevo_core::outbox::maintenance::{Maintenance, MaintenanceReport};
 use relevo_core::outbox::parked::{ParkedBatch, ParkedReader, ParkedResult, ParkedSettlement};
-use relevo_core::outbox::{LogEntry, Position};
 use relevo_core::store::StoreError;
 use sqlx::sqlite::SqliteConnection;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
 use crate::classify::Error;
 use crate::config::Config;
 use crate::connection::{Connection, Durability};
-use crate::queries::{self, column, now};
-use crate::{classify, dead, disk, leases, runs, settle, upkeep};
+use crate::queries::leases::{self, LeaseTable};
+use crate::queries::{parked, read, retention, settle};
+use crate::{classify, disk};
 
-/// Maximum number of scheduled messages that one transaction moves into the log.
-const SCHEDULED_BATCH: i64 = 1000;
 /// The time that one call may take on the disk, in addition to the busy timeout.
 pub(crate) const DISK_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time limit of one maintenance call. It is short because the same connection renews the relay's leases.
+const MAINTENANCE_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// The outbox of one destination, as a relay uses it.
 ///
@@ -33,8 +33,8 @@ pub(crate) const DISK_TIMEOUT: Duration = Duration::from_secs(30);
 pub struct Store {
     pub(crate) file: PathBuf,
     pub(crate) destination: String,
-    pub(crate) read_connection: Connection,
-    pub(crate) write_connection: Connection,
+    read_connection: Connection,
+    write_connection: Connection,
     timeout: Duration,
     /// Everything up to this number survives a power failure.
     flushed_to: AtomicI64,
@@ -61,18 +61,14 @@ impl Store {
         Ok(store)
     }
 
-    /// Reads, and acquires the write lock briefly, so that a read-only file fails now. If another connection holds the
-    /// lock, the write check is skipped.
+    /// Connects, and acquires the write lock briefly, so that a read-only file fails now. If another connection holds
+    /// the lock, the write check is skipped.
     async fn check_writable(&self) -> Result<(), Error> {
         self.read_connection.acquire().await?.release();
-        let mut session = match self.write_connection.begin(Durability::Normal).await {
-            Ok(session) => session,
-            Err(Error::Busy) => return Ok(()),
-            Err(error) => return Err(error),
-        };
-        // The UPDATE changes nothing, but it needs a writable file. On a read-only file BEGIN alone succeeds as a read.
-        sqlx::query("UPDATE relevo_settings SET only_row = 1 WHERE false").execute(&mut *session).await?;
-        session.commit().await
+        match self.write_connection.write(Durability::Normal, async |c| read::check_writable(c).await).await {
+            Err(Error::Busy) => Ok(()),
+            other => other,
+        }
     }
 
     /// Runs one call with the deadline. Errors name the file.
@@ -85,64 +81,64 @@ impl Store {
         })
     }
 
+    /// Runs statements that only read, for operators. They wait for no writer.
+    pub(crate) async fn inspect<T>(
+        &self,
+        work: impl AsyncFnOnce(&mut SqliteConnection) -> Result<T, Error>,
+    ) -> Result<T, StoreError> {
+        self.with_timeout(self.read_connection.read(work)).await
+    }
+
+    /// Runs statements in one transaction that survives a power failure, for operators.
+    pub(crate) async fn change<T>(
+        &self,
+        work: impl AsyncFnOnce(&mut SqliteConnection) -> Result<T, Error>,
+    ) -> Result<T, StoreError> {
+        self.with_timeout(self.write_connection.write(Durability::Full, work)).await
+    }
+
+    /// Relays call this often, so that free shards are acquired soon. Without changes it only reads, so an application
+    /// that writes for seconds does not block the relay's leases.
+    async fn renew_leases(&self, request: &LeaseRequest) -> Result<LeaseResponse, Error> {
+        let destination = &*self.destination;
+        let load = self.write_connection.read(async |c| LeaseTable::load(c, destination, request).await);
+        let table = load.await?;
+        if table.needs_no_write(request) {
+            return Ok(table.response(request));
+        }
+        // A power failure may undo an acquisition, but it also ends every process that has seen it.
+        let acquire = async |c: &mut SqliteConnection| leases::acquire(c, destination, request).await;
+        self.write_connection.write(Durability::Normal, acquire).await
+    }
+
     /// Returns the highest committed number. If scheduled messages are due, moves them into the log first.
     async fn newest_with_scheduled(&self) -> Result<i64, Error> {
-        let (newest, due) = self.newest_seq().await?;
+        let (newest, due) = self.read_connection.read(async |c| read::newest_and_due(c).await).await?;
         if !due {
             return Ok(newest);
         }
         // Another writer delays scheduled messages, but not the messages of the log.
-        if self.move_due_scheduled().await? { Ok(self.newest_seq().await?.0) } else { Ok(newest) }
+        let Some(mut guard) = self.write_connection.try_begin(Durability::Full).await? else { return Ok(newest) };
+        read::move_due_scheduled(&mut guard).await?;
+        guard.commit().await?;
+        self.read_connection.read(async |c| read::newest_seq(c).await).await
     }
 
-    /// Polls for new and due messages. It costs two B-tree lookups.
-    async fn newest_seq(&self) -> Result<(i64, bool), Error> {
-        let sql = concat!(
-            "SELECT coalesce((SELECT max(seq) FROM relevo_message), 0), \
-             coalesce((SELECT min(due_at_ms) FROM relevo_scheduled) <= ",
-            now!(),
-            ", 0)"
-        );
-        let mut session = self.read_connection.acquire().await?;
-        let row = sqlx::query(sql).fetch_one(&mut *session).await?;
-        session.release();
-        Ok((column(&row, 0)?, column(&row, 1)?))
-    }
-
-    /// Moves due scheduled messages to the log in order of their due times. Returns false while another connection
-    /// writes.
-    async fn move_due_scheduled(&self) -> Result<bool, Error> {
-        let Some(mut session) = self.write_connection.try_begin(Durability::Full).await? else { return Ok(false) };
-        let now: i64 = column(&sqlx::query(concat!("SELECT ", now!())).fetch_one(&mut *session).await?, 0)?;
-        for sql in [
-            "INSERT INTO relevo_message (slot, id, created_at_ms, topic, key, type, content_type, headers, payload) \
-             SELECT slot, id, ?1, topic, key, type, content_type, headers, payload FROM relevo_scheduled \
-             WHERE due_at_ms <= ?1 ORDER BY due_at_ms, ordinal LIMIT ?2",
-            "DELETE FROM relevo_scheduled WHERE ordinal IN ( \
-             SELECT ordinal FROM relevo_scheduled WHERE due_at_ms <= ?1 ORDER BY due_at_ms, ordinal LIMIT ?2)",
-        ] {
-            sqlx::query(sql).bind(now).bind(SCHEDULED_BATCH).execute(&mut *session).await?;
-        }
-        session.commit().await?;
-        Ok(true)
-    }
-
-    async fn read_page(&self, read: PageRequest<'_>) -> Result<Page, Error> {
-        let mut window = read.after;
+    async fn read_page(&self, request: PageRequest<'_>) -> Result<Page, Error> {
+        let mut window = request.after;
         if window.is_exhausted() {
-            let to = match read.window_limit {
+            let to = match request.window_limit {
                 WindowLimit::Unlimited => self.newest_with_scheduled().await?,
                 WindowLimit::CurrentWindow => window.from_tick,
                 WindowLimit::UntilTick(tick) => tick,
             };
             window = Position { from_tick: window.from_tick, to_tick: to.max(window.from_tick), settled_seq: 0 };
         }
-        if window.is_exhausted() || read.leases.is_empty() {
-            return Ok(Page { entries: Vec::new(), end: read.after });
+        if window.is_exhausted() || request.leases.is_empty() {
+            return Ok(Page { entries: Vec::new(), end: request.after });
         }
-        let mut session = self.read_connection.acquire().await?;
-        let (entries, is_cut) = page(&mut session, &read, window).await?;
-        session.release();
+        let page = self.read_connection.read(async |c| read::page(c, &request, window).await);
+        let (entries, is_cut) = page.await?;
         let end = match entries.last() {
             Some(last) if is_cut => Position { settled_seq: last.seq, ..window },
             _ => Position::at(window.to_tick),
@@ -161,75 +157,78 @@ impl Store {
         }
         Ok(())
     }
-}
 
-/// Reads the messages of a window after its position. Returns whether there may be more.
-async fn page(
-    connection: &mut SqliteConnection,
-    read: &PageRequest<'_>,
-    window: Position,
-) -> Result<(Vec<LogEntry>, bool), Error> {
-    let limit = read.messages_max.max(1);
-    // Payloads up to this length cannot exceed the byte limit, even in a full page. Larger ones are left out, so that
-    // the size of the page is limited before it is known.
-    let small = i64::try_from((read.bytes_max / limit).max(1)).unwrap_or(i64::MAX);
-    let sql = "SELECT seq, slot, id, created_at_ms, topic, key, type, content_type, headers, \
-               CASE WHEN length(payload) <= ?4 THEN payload END, length(payload) FROM relevo_message \
-               WHERE seq > ?1 AND seq <= ?2 AND (?5 IS NULL OR slot IN (SELECT value FROM json_each(?5))) \
-               ORDER BY seq LIMIT ?3";
-    let select = sqlx::query(sql).bind(queries::settled_through(&window)).bind(window.to_tick);
-    let select = select.bind(i64::try_from(limit).unwrap_or(i64::MAX)).bind(small).bind(queries::slots(read.leases));
-    let rows = select.fetch_all(&mut *connection).await?;
-    let mut entries = Vec::with_capacity(rows.len());
-    let mut bytes = 0;
-    for row in &rows {
-        if bytes >= read.bytes_max {
-            break;
-        }
-        let length: i64 = column(row, 10)?;
-        bytes += usize::try_from(length).unwrap_or(0);
-        let mut entry = queries::entry(row, 0)?;
-        if length > small {
-            entry = full_entry(connection, entry.seq).await?;
-        }
-        entries.push(entry);
+    async fn settle_window(&self, settlement: &Settlement) -> Result<SettleResult, Error> {
+        // A power failure may undo progress: it causes repeats, which have the same id. It must not undo parked messages.
+        let durability = if settlement.parked.is_empty() { Durability::Normal } else { Durability::Full };
+        let settle = async |c: &mut SqliteConnection| settle::settle(c, &self.destination, settlement).await;
+        self.write_connection.write(durability, settle).await
     }
-    let is_cut = rows.len() >= limit || entries.len() < rows.len();
-    Ok((entries, is_cut))
-}
 
-async fn full_entry(connection: &mut SqliteConnection, seq: i64) -> Result<LogEntry, Error> {
-    let sql = "SELECT seq, slot, id, created_at_ms, topic, key, type, content_type, headers, payload \
-               FROM relevo_message WHERE seq = ?1";
-    queries::entry(&sqlx::query(sql).bind(seq).fetch_one(connection).await?, 0)
+    /// Applies the marks of operators, then returns the due messages.
+    async fn load_parked(&self, leases: &[Lease], keys: usize, messages: usize) -> Result<Vec<ParkedBatch>, Error> {
+        let (connection, destination) = (&self.write_connection, &*self.destination);
+        let (marked, due) = connection.read(async |c| parked::has_marks_or_due(c, destination).await).await?;
+        if marked {
+            // Only marks change rows. Reading due messages needs no write lock.
+            let apply = async |c: &mut SqliteConnection| parked::apply_marks(c, destination, leases).await;
+            connection.write(Durability::Full, apply).await?;
+        }
+        if !marked && !due {
+            return Ok(Vec::new());
+        }
+        connection.read(async |c| parked::load_due(c, destination, leases, keys, messages).await).await
+    }
+
+    /// Deletes old messages and prunes history. If another writer holds the lock, the next call continues.
+    async fn apply_retention(&self) -> Result<MaintenanceReport, Error> {
+        let mut report = MaintenanceReport::default();
+        let started = Instant::now();
+        while started.elapsed() < MAINTENANCE_TIME_MAX {
+            let delete = async |c: &mut SqliteConnection| retention::delete_batch(c).await;
+            let deleted = match self.write_connection.write(Durability::Normal, delete).await {
+                Ok(deleted) => deleted,
+                Err(Error::Busy) => return Ok(MaintenanceReport { skipped: true, ..report }),
+                Err(error) => return Err(error),
+            };
+            report.dropped = report.dropped.saturating_add(u32::try_from(deleted.messages).unwrap_or(u32::MAX));
+            if !deleted.may_have_more {
+                break;
+            }
+        }
+        report.warnings = self.write_connection.read(async |c| retention::warnings(c).await).await?;
+        Ok(report)
+    }
 }
 
 #[async_trait]
 impl ShardLeases for Store {
-    async fn acquire_leases(&self, ask: LeaseRequest) -> Result<LeaseResponse, StoreError> {
-        self.with_timeout(leases::acquire_leases(&self.write_connection, &self.destination, &ask)).await
+    async fn acquire_leases(&self, request: LeaseRequest) -> Result<LeaseResponse, StoreError> {
+        self.with_timeout(self.renew_leases(&request)).await
     }
 
     async fn standing(&self, leases: &[Lease]) -> Result<Vec<TakenShard>, StoreError> {
-        self.with_timeout(leases::shard_positions(&self.write_connection, &self.destination, leases)).await
+        let load = async |c: &mut SqliteConnection| leases::shard_positions(c, &self.destination, leases).await;
+        self.with_timeout(self.write_connection.read(load)).await
     }
 
     async fn release_leases(&self, owner: Uuid) -> Result<(), StoreError> {
-        self.with_timeout(leases::release_leases(&self.write_connection, &self.destination, owner)).await
+        let release = async |c: &mut SqliteConnection| leases::release_all(c, &self.destination, owner).await;
+        self.with_timeout(self.write_connection.write(Durability::Normal, release)).await
     }
 }
 
 #[async_trait]
 impl OutboxReader for Store {
-    async fn read(&self, read: PageRequest<'_>) -> Result<Page, StoreError> {
-        self.with_timeout(self.read_page(read)).await
+    async fn read(&self, request: PageRequest<'_>) -> Result<Page, StoreError> {
+        self.with_timeout(self.read_page(request)).await
     }
 
     async fn settle(&self, settlement: Settlement) -> Result<SettleResult, StoreError> {
         if settlement.progress.is_empty() {
             return Ok(SettleResult::default());
         }
-        self.with_timeout(settle::settle(&self.write_connection, &self.destination, &settlement)).await
+        self.with_timeout(self.settle_window(&settlement)).await
     }
 }
 
@@ -244,35 +243,20 @@ impl ParkedReader for Store {
         if leases.is_empty() {
             return Ok(Vec::new());
         }
-        self.with_timeout(runs::read_parked(&self.write_connection, &self.destination, leases, keys, messages)).await
+        self.with_timeout(self.load_parked(leases, keys, messages)).await
     }
 
-    async fn settle_parked(&self, advances: Vec<ParkedSettlement>) -> Result<Vec<ParkedResult>, StoreError> {
-        if advances.is_empty() {
+    async fn settle_parked(&self, settlements: Vec<ParkedSettlement>) -> Result<Vec<ParkedResult>, StoreError> {
+        if settlements.is_empty() {
             return Ok(Vec::new());
         }
-        self.with_timeout(runs::settle_parked(&self.write_connection, &self.destination, &advances)).await
+        self.change(async |c| parked::settle(c, &self.destination, &settlements).await).await
     }
 }
 
 #[async_trait]
 impl Maintenance for Store {
     async fn maintain(&self) -> Result<MaintenanceReport, StoreError> {
-        self.with_timeout(upkeep::maintain(&self.write_connection)).await
-    }
-}
-
-#[async_trait]
-impl DeadLetterAdmin for Store {
-    async fn list_dead_letters(&self, filter: &DeadLetterFilter, limit: usize) -> Result<Vec<DeadLetter>, StoreError> {
-        self.with_timeout(dead::list_dead_letters(&self.write_connection, &self.destination, filter, limit)).await
-    }
-
-    async fn redrive(&self, mark: &MarkRequest) -> Result<u64, StoreError> {
-        self.with_timeout(dead::mark_dead_letters(&self.write_connection, &self.destination, "redriving", mark)).await
-    }
-
-    async fn discard(&self, mark: &MarkRequest) -> Result<u64, StoreError> {
-        self.with_timeout(dead::mark_dead_letters(&self.write_connection, &self.destination, "discarding", mark)).await
+        self.with_timeout(self.apply_retention()).await
     }
 }

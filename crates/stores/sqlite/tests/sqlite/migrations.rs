@@ -1,10 +1,9 @@
 //! Schema versions in the file.
 
-use std::time::Duration;
-
 use relevo_core::outbox::inspect::OutboxInspector as _;
 use relevo_core::store::StoreError;
 use relevo_store_sqlite::{connect_options, migrate};
+use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{ConnectOptions as _, Row as _};
 
 use crate::scratch::{TempDirectory, child_command, child_role, connect, error_chain, open, outbox, run};
@@ -99,8 +98,7 @@ async fn a_newer_file_is_rejected_and_an_older_one_names_the_command() {
 async fn a_file_with_another_journal_mode_is_rejected_until_it_is_migrated() {
     let scratch = TempDirectory::new();
     drop(outbox(&scratch.file(), 1).await);
-    let options = connect_options(scratch.file()).busy_timeout(Duration::from_secs(5));
-    let mut connection = options.pragma("journal_mode", "DELETE").connect().await.unwrap();
+    let mut connection = SqliteConnectOptions::new().filename(scratch.file()).connect().await.unwrap();
     // Connections of the store close on their own threads, and this change needs exclusive access to the file.
     let mode = loop {
         match sqlx::query("PRAGMA journal_mode = DELETE").fetch_one(&mut connection).await {

@@ -11,50 +11,55 @@ use sqlx::Row as _;
 use sqlx::sqlite::SqliteConnection;
 use uuid::Uuid;
 
-use super::rows::clock;
 use crate::classify::Error;
-use crate::queries::{column, millis};
+use crate::queries::{clock, column, millis};
 
 /// Records a member's heartbeat and state. Returns the controls that operators set.
-pub(super) async fn heartbeat(
+pub(crate) async fn heartbeat(
     connection: &mut SqliteConnection,
     consumer: &str,
-    beat: &Heartbeat,
+    heartbeat: &Heartbeat,
 ) -> Result<HeartbeatReply, Error> {
     let now = clock(connection).await?;
     let sql = "INSERT INTO relevo_inbox_consumer AS c (name) VALUES (?1) \
                ON CONFLICT (name) DO UPDATE SET removed_at_ms = NULL WHERE c.removed_at_ms IS NOT NULL";
     sqlx::query(sql).bind(consumer).execute(&mut *connection).await?;
     let sql = "SELECT expires_at_ms FROM relevo_inbox_member WHERE consumer = ?1 AND owner = ?2";
-    let row = sqlx::query(sql).bind(consumer).bind(beat.owner).fetch_optional(&mut *connection).await?;
-    let before: Option<i64> = row.map(|row| column(&row, 0)).transpose()?;
+    let row = sqlx::query(sql).bind(consumer).bind(heartbeat.owner).fetch_optional(&mut *connection).await?;
+    let expires_at: Option<i64> = row.map(|row| column(&row, 0)).transpose()?;
     let sql = "INSERT INTO relevo_inbox_member AS m (consumer, owner, name, expires_at_ms, beat_at_ms, \
                last_message_at_ms) \
                VALUES (?1, ?2, ?3, ?4, ?5, ?6) ON CONFLICT (consumer, owner) DO UPDATE SET name = excluded.name, \
                expires_at_ms = excluded.expires_at_ms, beat_at_ms = excluded.beat_at_ms, \
                last_message_at_ms = coalesce(excluded.last_message_at_ms, m.last_message_at_ms)";
-    let upsert = sqlx::query(sql).bind(consumer).bind(beat.owner).bind(&beat.name).bind(now + millis(beat.ttl));
-    let last = beat.last_message_at.map(jiff::Timestamp::as_millisecond);
+    let upsert =
+        sqlx::query(sql).bind(consumer).bind(heartbeat.owner).bind(&heartbeat.name).bind(now + millis(heartbeat.ttl));
+    let last = heartbeat.last_message_at.map(jiff::Timestamp::as_millisecond);
     upsert.bind(now).bind(last).execute(&mut *connection).await?;
-    record_lane_status(connection, consumer, beat).await?;
-    let mut orders = heartbeat_reply(connection, consumer).await?;
+    record_lane_status(connection, consumer, heartbeat).await?;
+    let mut reply = heartbeat_reply(connection, consumer).await?;
     // A member without a row that reports lanes had a heartbeat before, so its row was deleted.
-    orders.expired = before.map_or(!beat.settled_offsets.is_empty(), |until| until <= now);
-    Ok(orders)
+    reply.expired = expires_at.map_or(!heartbeat.settled_offsets.is_empty(), |expires_at| expires_at <= now);
+    Ok(reply)
 }
 
-/// Writes marks and breakers of the member's own lanes. A breaker that it does not report is closed.
-async fn record_lane_status(connection: &mut SqliteConnection, consumer: &str, beat: &Heartbeat) -> Result<(), Error> {
+/// Writes the settled offsets and breakers of the member's own lanes. A breaker that it does not report is closed.
+async fn record_lane_status(
+    connection: &mut SqliteConnection,
+    consumer: &str,
+    heartbeat: &Heartbeat,
+) -> Result<(), Error> {
     let sql = "SELECT lane FROM relevo_inbox_lane WHERE consumer = ?1 AND owner = ?2";
-    let rows = sqlx::query(sql).bind(consumer).bind(beat.owner).fetch_all(&mut *connection).await?;
+    let rows = sqlx::query(sql).bind(consumer).bind(heartbeat.owner).fetch_all(&mut *connection).await?;
     for row in &rows {
         let lane: &str = column(row, 0)?;
-        let mark = beat.settled_offsets.iter().find(|(named, _)| named.name() == lane).and_then(|(_, mark)| *mark);
-        let breaker = beat.breakers.iter().find(|(named, _)| named.name() == lane).map(|(_, why)| why);
+        let offset =
+            heartbeat.settled_offsets.iter().find(|(named, _)| named.name() == lane).and_then(|(_, offset)| *offset);
+        let breaker = heartbeat.breakers.iter().find(|(named, _)| named.name() == lane).map(|(_, reason)| reason);
         let sql = "UPDATE relevo_inbox_lane SET settled_offset = coalesce(?3, settled_offset), breaker_reason = ?4 \
                    WHERE consumer = ?1 AND lane = ?2 \
                    AND (settled_offset IS NOT coalesce(?3, settled_offset) OR breaker_reason IS NOT ?4)";
-        let update = sqlx::query(sql).bind(consumer).bind(lane).bind(mark.map(u64::cast_signed)).bind(breaker);
+        let update = sqlx::query(sql).bind(consumer).bind(lane).bind(offset.map(u64::cast_signed)).bind(breaker);
         update.execute(&mut *connection).await?;
     }
     Ok(())
@@ -65,22 +70,22 @@ async fn heartbeat_reply(connection: &mut SqliteConnection, consumer: &str) -> R
     let paused = column(&select.fetch_one(&mut *connection).await?, 0)?;
     let sql = "SELECT lane, paused, breaker_forced FROM relevo_inbox_lane \
                WHERE consumer = ?1 AND (paused OR breaker_forced IS NOT NULL) ORDER BY lane";
-    let mut orders = HeartbeatReply { paused, ..HeartbeatReply::default() };
+    let mut reply = HeartbeatReply { paused, ..HeartbeatReply::default() };
     for row in &sqlx::query(sql).bind(consumer).fetch_all(connection).await? {
         let lane = Lane::new(column::<&str>(row, 0)?);
         if column(row, 1)? {
-            orders.paused_lanes.push(lane.clone());
+            reply.paused_lanes.push(lane.clone());
         }
         if let Some(open) = column(row, 2)? {
-            orders.breaker_overrides.push((lane, open));
+            reply.breaker_overrides.push((lane, open));
         }
     }
-    Ok(orders)
+    Ok(reply)
 }
 
 /// Acquires lanes for a live member: its own, free ones, and those of dead owners. No handler's transaction is open at
 /// the same time.
-pub(super) async fn acquire_lanes(
+pub(crate) async fn acquire_lanes(
     connection: &mut SqliteConnection,
     consumer: &str,
     owner: Uuid,
@@ -110,7 +115,7 @@ pub(super) async fn acquire_lanes(
 }
 
 /// Releases lanes of a member, or all of them if none are named.
-pub(super) async fn release_lanes(
+pub(crate) async fn release_lanes(
     connection: &mut SqliteConnection,
     consumer: &str,
     owner: Uuid,
@@ -124,7 +129,7 @@ pub(super) async fn release_lanes(
 }
 
 /// Releases the lanes of a member and removes it.
-pub(super) async fn leave(connection: &mut SqliteConnection, consumer: &str, owner: Uuid) -> Result<(), Error> {
+pub(crate) async fn leave(connection: &mut SqliteConnection, consumer: &str, owner: Uuid) -> Result<(), Error> {
     release_lanes(connection, consumer, owner, None).await?;
     let delete = sqlx::query("DELETE FROM relevo_inbox_member WHERE consumer = ?1 AND owner = ?2");
     delete.bind(consumer).bind(owner).execute(connection).await?;
@@ -132,7 +137,7 @@ pub(super) async fn leave(connection: &mut SqliteConnection, consumer: &str, own
 }
 
 /// Removes a consumer without live members. No handler's transaction is open at the same time.
-pub(super) async fn remove_consumer(connection: &mut SqliteConnection, consumer: &str) -> Result<RemoveOutcome, Error> {
+pub(crate) async fn remove_consumer(connection: &mut SqliteConnection, consumer: &str) -> Result<RemoveOutcome, Error> {
     let known = sqlx::query("SELECT 1 FROM relevo_inbox_consumer_name WHERE name = ?1").bind(consumer);
     if known.fetch_optional(&mut *connection).await?.is_none() {
         return Ok(RemoveOutcome::Unknown);

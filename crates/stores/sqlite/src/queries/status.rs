@@ -1,10 +1,17 @@
-//! Message status: combines the log, the progress and the side tables.
+//! The status of messages: combines the log, the progress and the tables of parked and dead messages.
+
+pub(crate) mod key;
+pub(crate) mod sample;
+pub(crate) mod search;
+pub(crate) mod verify;
 
 use std::collections::BTreeMap;
 
 use relevo_core::outbox::inspect::{MessageStatus, MessageSummary};
+use relevo_core::outbox::leases::Lease;
 use relevo_core::slot::shard_of;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
+use uuid::Uuid;
 
 use crate::classify::Error;
 use crate::queries::{self, column, number, optional_time, time};
@@ -23,12 +30,12 @@ impl Progress {
                    JOIN relevo_progress AS p ON p.destination = d.name WHERE d.name = ?1 ORDER BY p.shard";
         let rows = sqlx::query(sql).bind(destination).fetch_all(connection).await?;
         let first = rows.first().ok_or_else(|| queries::unknown_destination(destination))?;
-        let (on, shards) = (column(first, 0)?, number(first, 1)?);
-        let upto = rows
+        let (enabled, shards) = (column(first, 0)?, number(first, 1)?);
+        let settled_through = rows
             .iter()
             .map(|row| Ok(queries::settled_through(&queries::position(row, 3)?)))
             .collect::<Result<_, Error>>()?;
-        Ok(Self { enabled: on, shards, settled_through: upto })
+        Ok(Self { enabled, shards, settled_through })
     }
 
     /// Everything of this slot is settled up to this number.
@@ -39,25 +46,31 @@ impl Progress {
     /// Groups shards by position.
     pub(crate) fn groups(&self) -> BTreeMap<i64, Vec<u16>> {
         let mut groups: BTreeMap<i64, Vec<u16>> = BTreeMap::new();
-        for (shard, upto) in (0..self.shards).zip(&self.settled_through) {
-            groups.entry(*upto).or_default().push(shard);
+        for (shard, settled_seq) in (0..self.shards).zip(&self.settled_through) {
+            groups.entry(*settled_seq).or_default().push(shard);
         }
         groups
     }
+
+    /// The slots of these shards. `None` for all of them.
+    pub(crate) fn slots(&self, shards: &[u16]) -> Option<String> {
+        let lease = |shard: &u16| Lease { shard: *shard, shard_count: self.shards, epoch: 0, owner: Uuid::nil() };
+        queries::slots(&shards.iter().map(lease).collect::<Vec<_>>())
+    }
 }
 
-/// A message of a list, with what is needed to find its publish time.
-pub(crate) struct Line {
-    pub(crate) listed: MessageSummary,
+/// A message with its status, and the values that its publish time is found by.
+pub(crate) struct StatusRow {
+    pub(crate) summary: MessageSummary,
     slot: u16,
     created_at_ms: i64,
     /// Whether it was parked before it was published.
-    delivered: bool,
+    was_parked: bool,
 }
 
 /// Selects messages. All given conditions must hold.
 #[derive(Default)]
-pub(crate) struct Lines<'a> {
+pub(crate) struct StatusQuery<'a> {
     /// Inclusive.
     pub(crate) from: i64,
     /// Exclusive.
@@ -69,14 +82,25 @@ pub(crate) struct Lines<'a> {
     pub(crate) until_ms: Option<i64>,
 }
 
-impl Lines<'_> {
+impl StatusQuery<'_> {
+    /// Loads the message with this number.
+    pub(crate) async fn load_one(
+        connection: &mut SqliteConnection,
+        destination: &str,
+        progress: &Progress,
+        seq: i64,
+    ) -> Result<Option<StatusRow>, Error> {
+        let query = Self { from: seq, before: seq + 1, ..Self::default() };
+        Ok(query.load(connection, destination, progress).await?.pop())
+    }
+
     /// Loads the messages, newest first. Includes parked and dead messages that retention deleted from the log.
     pub(crate) async fn load(
         &self,
         connection: &mut SqliteConnection,
         destination: &str,
         progress: &Progress,
-    ) -> Result<Vec<Line>, Error> {
+    ) -> Result<Vec<StatusRow>, Error> {
         let sql = "WITH m AS ( \
                        SELECT seq, slot, id, topic, key, type, created_at_ms FROM relevo_message \
                        WHERE seq >= ?2 AND seq < ?3 \
@@ -101,13 +125,13 @@ impl Lines<'_> {
                    ORDER BY m.seq DESC";
         let select = sqlx::query(sql).bind(destination).bind(self.from).bind(self.before);
         let select = select.bind(self.key).bind(self.topic).bind(self.kind).bind(self.since_ms).bind(self.until_ms);
-        select.fetch_all(connection).await?.iter().map(|row| line(row, progress)).collect()
+        select.fetch_all(connection).await?.iter().map(|row| status_row(row, progress)).collect()
     }
 }
 
-fn line(row: &SqliteRow, progress: &Progress) -> Result<Line, Error> {
+fn status_row(row: &SqliteRow, progress: &Progress) -> Result<StatusRow, Error> {
     let (seq, slot): (i64, u16) = (column(row, 0)?, number(row, 1)?);
-    let mut listed = MessageSummary {
+    let mut summary = MessageSummary {
         seq: Some(seq),
         id: queries::id(row, 2)?,
         topic: column(row, 3)?,
@@ -124,45 +148,63 @@ fn line(row: &SqliteRow, progress: &Progress) -> Result<Line, Error> {
     let key_state: Option<&str> = column(row, 8)?;
     let dead_state: Option<&str> = column(row, 12)?;
     if let (Some(is_head), Some(state)) = (is_head, key_state) {
-        listed.status = match state {
+        summary.status = match state {
             "retrying" if is_head => MessageStatus::Retrying,
             "held" if is_head => MessageStatus::Held,
             "quarantined" if is_head => MessageStatus::Quarantined,
             _ => MessageStatus::Waiting,
         };
-        if listed.status != MessageStatus::Waiting {
-            listed.attempts = number(row, 9)?;
-            listed.next_attempt_at = optional_time(row, 10)?;
-            listed.last_error = column(row, 11)?;
+        if summary.status != MessageStatus::Waiting {
+            summary.attempts = number(row, 9)?;
+            summary.next_attempt_at = optional_time(row, 10)?;
+            summary.last_error = column(row, 11)?;
         }
     } else if let Some(state) = dead_state {
-        listed.status = if state == "discarded" { MessageStatus::Discarded } else { MessageStatus::Dead };
-        listed.attempts = number(row, 13)?;
-        listed.last_error = column(row, 14)?;
+        summary.status = if state == "discarded" { MessageStatus::Discarded } else { MessageStatus::Dead };
+        summary.attempts = number(row, 13)?;
+        summary.last_error = column(row, 14)?;
     }
-    let delivered_at = optional_time(row, 15)?.filter(|_| listed.status == MessageStatus::Published);
-    listed.published_at = delivered_at;
-    Ok(Line { listed, slot, created_at_ms: column(row, 6)?, delivered: delivered_at.is_some() })
+    let published_at = optional_time(row, 15)?.filter(|_| summary.status == MessageStatus::Published);
+    summary.published_at = published_at;
+    Ok(StatusRow { summary, slot, created_at_ms: column(row, 6)?, was_parked: published_at.is_some() })
 }
 
-impl Line {
+impl StatusRow {
     /// Adds the publish time, as long as the history contains it.
-    pub(crate) async fn complete(
+    pub(crate) async fn with_publish_time(
         self,
         connection: &mut SqliteConnection,
         destination: &str,
     ) -> Result<MessageSummary, Error> {
-        let mut listed = self.listed;
-        if listed.status != MessageStatus::Published || self.delivered {
-            return Ok(listed);
+        let mut summary = self.summary;
+        if summary.status != MessageStatus::Published || self.was_parked {
+            return Ok(summary);
         }
         let sql = "SELECT settled_at_ms FROM relevo_settle_history \
                    WHERE destination = ?1 AND settled_at_ms >= ?2 AND settled_seq >= ?3 \
                    AND (shard_list IS NULL OR instr(shard_list, ',' || (?4 % shards) || ',') > 0) \
                    ORDER BY settled_at_ms LIMIT 1";
-        let select = sqlx::query(sql).bind(destination).bind(self.created_at_ms).bind(listed.seq);
+        let select = sqlx::query(sql).bind(destination).bind(self.created_at_ms).bind(summary.seq);
         let row = select.bind(i64::from(self.slot)).fetch_optional(connection).await?;
-        listed.published_at = row.map(|row| time(&row, 0)).transpose()?;
-        Ok(listed)
+        summary.published_at = row.map(|row| time(&row, 0)).transpose()?;
+        Ok(summary)
     }
+}
+
+/// Reads a scheduled message. The columns are id, topic, key, type, emit time, due time.
+fn scheduled_summary(row: &SqliteRow, columns: [usize; 6]) -> Result<MessageSummary, Error> {
+    let [id, topic, key, kind, created_at, due_at] = columns;
+    Ok(MessageSummary {
+        seq: None,
+        id: queries::id(row, id)?,
+        topic: column(row, topic)?,
+        key: column(row, key)?,
+        kind: column(row, kind)?,
+        created_at: time(row, created_at)?,
+        status: MessageStatus::Scheduled,
+        attempts: 0,
+        next_attempt_at: Some(time(row, due_at)?),
+        last_error: None,
+        published_at: None,
+    })
 }

@@ -9,29 +9,26 @@ use relevo_core::inbox::admin::{
 };
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
-use super::rows::{clock, state};
 use crate::classify::Error;
-use crate::queries::{column, id, number, optional_time, time};
+use crate::queries::inbox::state;
+use crate::queries::{COUNT_MAX, clock, column, id, number, optional_time, time};
 
 /// Lists all consumers, or only the one with this name.
-pub(super) async fn consumers(
-    connection: &mut SqliteConnection,
-    only: Option<&str>,
-) -> Result<Vec<ConsumerSummary>, Error> {
+pub(crate) async fn list(connection: &mut SqliteConnection, only: Option<&str>) -> Result<Vec<ConsumerSummary>, Error> {
     let sql = "SELECT n.name, coalesce(c.paused, 0), \
                (SELECT count(*) FROM relevo_inbox_member AS m WHERE m.consumer = n.name AND m.expires_at_ms > ?2), \
                (SELECT max(m.beat_at_ms) FROM relevo_inbox_member AS m WHERE m.consumer = n.name), \
                (SELECT max(m.last_message_at_ms) FROM relevo_inbox_member AS m WHERE m.consumer = n.name), \
                (SELECT count(*) FROM ( \
-                   SELECT 1 FROM relevo_inbox_retry_message AS w WHERE w.consumer = n.name LIMIT 10000)), \
+                   SELECT 1 FROM relevo_inbox_retry_message AS w WHERE w.consumer = n.name LIMIT ?3)), \
                (SELECT count(*) FROM ( \
                    SELECT 1 FROM relevo_inbox_dead_letter AS d WHERE d.consumer = n.name AND d.state = 'dead' \
-                   LIMIT 10000)), \
+                   LIMIT ?3)), \
                c.done_retention_ms \
                FROM relevo_inbox_consumer_name AS n LEFT JOIN relevo_inbox_consumer AS c ON c.name = n.name \
                WHERE ?1 IS NULL OR n.name = ?1 ORDER BY n.name";
     let now = clock(connection).await?;
-    let rows = sqlx::query(sql).bind(only).bind(now).fetch_all(connection).await?;
+    let rows = sqlx::query(sql).bind(only).bind(now).bind(COUNT_MAX).fetch_all(connection).await?;
     let consumer = |row| {
         Ok(ConsumerSummary {
             name: column(row, 0)?,
@@ -48,12 +45,12 @@ pub(super) async fn consumers(
 }
 
 /// Returns one consumer with its members, its lanes and its first queues.
-pub(super) async fn consumer_details(
+pub(crate) async fn details(
     connection: &mut SqliteConnection,
     name: &str,
     limit: usize,
 ) -> Result<Option<ConsumerDetails>, Error> {
-    let Some(consumer) = consumers(connection, Some(name)).await?.pop() else { return Ok(None) };
+    let Some(consumer) = list(connection, Some(name)).await?.pop() else { return Ok(None) };
     let members = members(connection, name).await?;
     let lanes = lanes(connection, name).await?;
     Ok(Some(ConsumerDetails { summary: consumer, members, lanes, queues: queues(connection, name, limit).await? }))
@@ -98,8 +95,7 @@ async fn lanes(connection: &mut SqliteConnection, consumer: &str) -> Result<Vec<
 /// The head of a blocked queue is the dead letter that blocks it.
 async fn queues(connection: &mut SqliteConnection, consumer: &str, limit: usize) -> Result<Vec<RetryQueueInfo>, Error> {
     let sql = "SELECT q.queue, q.next_at_ms, (SELECT count(*) FROM ( \
-                   SELECT 1 FROM relevo_inbox_retry_message AS b WHERE b.consumer = ?1 AND b.queue = q.queue LIMIT \
-                   10000)), \
+                   SELECT 1 FROM relevo_inbox_retry_message AS b WHERE b.consumer = ?1 AND b.queue = q.queue LIMIT ?3)), \
                coalesce(d.id, w.id), coalesce(d.replay, w.replay), coalesce(d.attempts, w.attempts), \
                coalesce(d.error, w.error) \
                FROM (SELECT queue, next_at_ms FROM relevo_inbox_retry_queue WHERE consumer = ?1 \
@@ -111,7 +107,7 @@ async fn queues(connection: &mut SqliteConnection, consumer: &str, limit: usize)
                    q.queue) \
                WHERE coalesce(d.id, w.id) IS NOT NULL ORDER BY q.next_at_ms NULLS LAST, q.queue";
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let rows = sqlx::query(sql).bind(consumer).bind(limit).fetch_all(connection).await?;
+    let rows = sqlx::query(sql).bind(consumer).bind(limit).bind(COUNT_MAX).fetch_all(connection).await?;
     let queue = |row: &SqliteRow| {
         Ok(RetryQueueInfo {
             queue: column::<String>(row, 0)?.into(),
@@ -126,22 +122,22 @@ async fn queues(connection: &mut SqliteConnection, consumer: &str, limit: usize)
 }
 
 /// Records a control, which members read with their next heartbeat. Returns false if the consumer does not exist.
-pub(super) async fn set_control(
+pub(crate) async fn set_control(
     connection: &mut SqliteConnection,
     consumer: &str,
     lane: Option<&str>,
-    order: ConsumerControl,
+    control: ConsumerControl,
 ) -> Result<bool, Error> {
-    if consumers(connection, Some(consumer)).await?.is_empty() {
+    if list(connection, Some(consumer)).await?.is_empty() {
         return Ok(false);
     }
-    if let (None, ConsumerControl::Pause | ConsumerControl::Resume) = (lane, order) {
+    if let (None, ConsumerControl::Pause | ConsumerControl::Resume) = (lane, control) {
         let sql = "INSERT INTO relevo_inbox_consumer (name, paused) VALUES (?1, ?2) \
                    ON CONFLICT (name) DO UPDATE SET paused = excluded.paused";
-        sqlx::query(sql).bind(consumer).bind(order == ConsumerControl::Pause).execute(connection).await?;
+        sqlx::query(sql).bind(consumer).bind(control == ConsumerControl::Pause).execute(connection).await?;
         return Ok(true);
     }
-    let (sql, value) = match order {
+    let (sql, value) = match control {
         ConsumerControl::Pause => (UPDATE_PAUSED, Some(true)),
         ConsumerControl::Resume => (UPDATE_PAUSED, Some(false)),
         ConsumerControl::OpenBreaker => (UPDATE_BREAKER, Some(true)),
@@ -158,7 +154,7 @@ const UPDATE_BREAKER: &str =
     "UPDATE relevo_inbox_lane SET breaker_forced = ?3 WHERE consumer = ?1 AND (?2 IS NULL OR lane = ?2)";
 
 /// Returns the trace of a message in all consumers.
-pub(super) async fn traces(connection: &mut SqliteConnection, message: MessageId) -> Result<Vec<Trace>, Error> {
+pub(crate) async fn traces(connection: &mut SqliteConnection, message: MessageId) -> Result<Vec<Trace>, Error> {
     let sql = "SELECT consumer, replay, state, repeats, address, lane, broker_offset, correlation, at_ms FROM \
                relevo_inbox_trace \
                WHERE id = ?1 ORDER BY consumer, replay";
@@ -181,7 +177,7 @@ pub(super) async fn traces(connection: &mut SqliteConnection, message: MessageId
 
 /// Returns the inbox rows of a message. The primary key begins with the consumer, so the query looks the id up for each
 /// consumer.
-pub(super) async fn find_message(
+pub(crate) async fn find_message(
     connection: &mut SqliteConnection,
     message: MessageId,
 ) -> Result<Vec<InboxRecord>, Error> {
@@ -194,7 +190,7 @@ pub(super) async fn find_message(
                SELECT i.consumer, i.replay, i.state, i.unfinished_starts, i.entered_at_ms \
                FROM step CROSS JOIN relevo_inbox AS i ON i.consumer = step.name AND i.message_id = ?1 ORDER BY i.consumer, i.replay";
     let rows = sqlx::query(sql).bind(*message.as_uuid()).fetch_all(connection).await?;
-    let known = |row| {
+    let record = |row| {
         Ok(InboxRecord {
             consumer: column(row, 0)?,
             dedup_id: DedupId { id: message, replay: number(row, 1)? },
@@ -203,5 +199,5 @@ pub(super) async fn find_message(
             at: optional_time(row, 4)?,
         })
     };
-    rows.iter().map(known).collect()
+    rows.iter().map(record).collect()
 }

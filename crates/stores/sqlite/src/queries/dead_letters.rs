@@ -8,7 +8,6 @@ use sqlx::sqlite::SqliteConnection;
 use uuid::Uuid;
 
 use crate::classify::Error;
-use crate::connection::{Connection, Durability};
 use crate::queries::{self, column, number, optional_time, time};
 
 /// The condition of a filter. Parameters 1 to 4: destination, ids, key, route.
@@ -25,8 +24,8 @@ fn id_filter(filter: &DeadLetterFilter) -> Option<String> {
 }
 
 /// Lists dead letters in all states, oldest first.
-pub(crate) async fn list_dead_letters(
-    link: &Connection,
+pub(crate) async fn list(
+    connection: &mut SqliteConnection,
     destination: &str,
     filter: &DeadLetterFilter,
     limit: usize,
@@ -38,12 +37,10 @@ pub(crate) async fn list_dead_letters(
         filter!(),
         "AND (NOT ?6 OR state = 'dead') ORDER BY seq LIMIT ?5"
     );
-    let mut session = link.acquire().await?;
     let select = sqlx::query(sql).bind(destination).bind(id_filter(filter)).bind(&filter.key).bind(&filter.route);
     let select = select.bind(i64::try_from(limit).unwrap_or(i64::MAX)).bind(filter.unmarked);
-    let rows = select.fetch_all(&mut *session).await?;
-    session.release();
-    let letter = |row| {
+    let rows = select.fetch_all(connection).await?;
+    let dead_letter = |row| {
         let marked = match (optional_time(row, 6)?, column(row, 7)?, column(row, 8)?) {
             (Some(at), Some(by), Some(reason)) => Some(OperatorMark { at, by, reason }),
             _ => None,
@@ -59,40 +56,47 @@ pub(crate) async fn list_dead_letters(
             message: queries::message(row, 9)?,
         })
     };
-    rows.iter().map(letter).collect()
+    rows.iter().map(dead_letter).collect()
 }
 
 /// Marks dead letters that have no mark yet and returns their number. A second call marks nothing.
-pub(crate) async fn mark_dead_letters(
-    link: &Connection,
+pub(crate) async fn mark(
+    connection: &mut SqliteConnection,
     destination: &str,
     state: &str,
-    mark: &MarkRequest,
+    request: &MarkRequest,
 ) -> Result<u64, Error> {
-    if mark.by.is_empty() || mark.reason.is_empty() {
-        return Err(Error::Refused("the requester and the reason of a mark are required".to_owned()));
-    }
-    let filter = &mark.filter;
-    if mark.dry_run {
-        let sql = concat!("SELECT count(*) FROM relevo_dead_letter WHERE state = 'dead' AND", filter!());
-        let mut session = link.acquire().await?;
-        let count = sqlx::query(sql).bind(destination).bind(id_filter(filter)).bind(&filter.key).bind(&filter.route);
-        let row = count.fetch_one(&mut *session).await?;
-        session.release();
-        return number(&row, 0);
-    }
+    validate(request)?;
     let sql = concat!(
         "UPDATE relevo_dead_letter SET state = ?5, marked_by = ?6, reason = ?7, marked_at_ms = ",
         queries::now!(),
         " WHERE state = 'dead' AND",
         filter!()
     );
-    let mut session = link.begin(Durability::Full).await?;
+    let filter = &request.filter;
     let update = sqlx::query(sql).bind(destination).bind(id_filter(filter)).bind(&filter.key).bind(&filter.route);
-    let update = update.bind(state).bind(&mark.by).bind(&mark.reason);
-    let marked = update.execute(&mut *session).await?.rows_affected();
-    session.commit().await?;
-    Ok(marked)
+    let update = update.bind(state).bind(&request.by).bind(&request.reason);
+    Ok(update.execute(connection).await?.rows_affected())
+}
+
+fn validate(request: &MarkRequest) -> Result<(), Error> {
+    if request.by.is_empty() || request.reason.is_empty() {
+        return Err(Error::Refused("the requester and the reason of a mark are required".to_owned()));
+    }
+    Ok(())
+}
+
+/// Counts the dead letters that [`mark`] would mark.
+pub(crate) async fn count_unmarked(
+    connection: &mut SqliteConnection,
+    destination: &str,
+    request: &MarkRequest,
+) -> Result<u64, Error> {
+    validate(request)?;
+    let filter = &request.filter;
+    let sql = concat!("SELECT count(*) FROM relevo_dead_letter WHERE state = 'dead' AND", filter!());
+    let count = sqlx::query(sql).bind(destination).bind(id_filter(filter)).bind(&filter.key).bind(&filter.route);
+    number(&count.fetch_one(connection).await?, 0)
 }
 
 /// Applies the marks of these shards.
@@ -193,8 +197,8 @@ pub(crate) async fn move_to_dead_letters(
     connection: &mut SqliteConnection,
     destination: &str,
     key: &str,
-    no: i64,
-    stopped: &PublishFailure,
+    ordinal: i64,
+    failure: &PublishFailure,
     now: i64,
 ) -> Result<Option<Uuid>, Error> {
     let sql = "INSERT INTO relevo_dead_letter AS d (destination, id, seq, slot, created_at_ms, topic, key, type, \
@@ -204,10 +208,10 @@ pub(crate) async fn move_to_dead_letters(
                ON CONFLICT (destination, id) DO UPDATE SET state = 'dead', class = excluded.class, \
                error = excluded.error, attempts = d.attempts + excluded.attempts, dead_at_ms = excluded.dead_at_ms \
                RETURNING id";
-    let insert = sqlx::query(sql).bind(destination).bind(key).bind(no).bind(&*stopped.route).bind(stopped.class);
-    let insert = insert.bind(&stopped.error).bind(i64::from(stopped.attempts)).bind(now);
+    let insert = sqlx::query(sql).bind(destination).bind(key).bind(ordinal).bind(&*failure.route).bind(failure.class);
+    let insert = insert.bind(&failure.error).bind(i64::from(failure.attempts)).bind(now);
     let Some(row) = insert.fetch_optional(&mut *connection).await? else { return Ok(None) };
     let delete = sqlx::query("DELETE FROM relevo_parked_message WHERE destination = ?1 AND key = ?2 AND ordinal = ?3");
-    delete.bind(destination).bind(key).bind(no).execute(connection).await?;
+    delete.bind(destination).bind(key).bind(ordinal).execute(connection).await?;
     Ok(Some(column(&row, 0)?))
 }

@@ -1,4 +1,4 @@
-//! Settles shards: records their progress and parks messages, in one transaction with the write lock.
+//! Settles shards: records their progress and messages messages. The transaction holds the write lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,72 +10,69 @@ use serde_json::{Value, json};
 use sqlx::sqlite::SqliteConnection;
 
 use crate::classify::Error;
-use crate::connection::{Connection, Durability};
 use crate::queries::{self, column, parked_state, settled_through};
 
 /// Checks each shard's lease and the heads that its messages queue behind. Then changes all of the shard, or nothing.
 pub(crate) async fn settle(
-    link: &Connection,
+    connection: &mut SqliteConnection,
     destination: &str,
     settlement: &Settlement,
 ) -> Result<SettleResult, Error> {
     validate(settlement)?;
-    // A power failure may undo progress: it causes repeats, which have the same id. It must not undo parked messages.
-    let durability = if settlement.parked.is_empty() { Durability::Normal } else { Durability::Full };
-    let mut session = link.begin(durability).await?;
     let leases: Vec<Lease> = settlement.progress.iter().map(|(lease, _)| *lease).collect();
-    let (held, now) = queries::held_leases(&mut session, destination, &leases).await?;
+    let (held, now) = queries::held_leases(connection, destination, &leases).await?;
     let mut settled = SettleResult {
         lost_shards: leases.iter().filter(|lease| !held.contains(lease)).map(|lease| lease.shard).collect(),
         reread: Vec::new(),
     };
-    let mut parks: Vec<&ParkedMessage> =
-        settlement.parked.iter().filter(|park| held.iter().any(|lease| belongs_to(park, lease))).collect();
+    let mut messages: Vec<&ParkedMessage> =
+        settlement.parked.iter().filter(|message| held.iter().any(|lease| belongs_to(message, lease))).collect();
     let mut progress: Vec<(Lease, Position)> =
         settlement.progress.iter().filter(|(lease, _)| held.contains(lease)).copied().collect();
-    if !parks.is_empty() {
-        let existing = already_parked(&mut session, destination, &parks).await?;
-        settled.reread = reread(&parks, &existing);
-        let stays: Vec<Lease> = held
+    if !messages.is_empty() {
+        let existing = already_parked(connection, destination, &messages).await?;
+        settled.reread = reread(&messages, &existing);
+        let unchanged: Vec<Lease> = held
             .iter()
-            .filter(|lease| parks.iter().any(|park| belongs_to(park, lease) && settled.reread.contains(&park.seq)))
+            .filter(|lease| {
+                messages.iter().any(|message| belongs_to(message, lease) && settled.reread.contains(&message.seq))
+            })
             .copied()
             .collect();
-        parks.retain(|park| !stays.iter().any(|lease| belongs_to(park, lease)));
-        progress.retain(|(lease, _)| !stays.contains(lease));
-        ParkWriter { destination, already_parked: existing, now }.park(&mut session, &parks).await?;
+        messages.retain(|message| !unchanged.iter().any(|lease| belongs_to(message, lease)));
+        progress.retain(|(lease, _)| !unchanged.contains(lease));
+        ParkWriter { destination, already_parked: existing, now }.park(connection, &messages).await?;
     }
     if !progress.is_empty() {
-        record_progress(&mut session, destination, &progress, now).await?;
+        record_progress(connection, destination, &progress, now).await?;
     }
-    session.commit().await?;
     Ok(settled)
 }
 
-fn belongs_to(park: &ParkedMessage, lease: &Lease) -> bool {
-    shard_of(park.slot, lease.shard_count) == lease.shard
+fn belongs_to(message: &ParkedMessage, lease: &Lease) -> bool {
+    shard_of(message.slot, lease.shard_count) == lease.shard
 }
 
 /// Rejects an invalid request before anything is changed.
 fn validate(settlement: &Settlement) -> Result<(), Error> {
-    for park in &settlement.parked {
-        if !settlement.progress.iter().any(|(lease, _)| belongs_to(park, lease)) {
+    for message in &settlement.parked {
+        if !settlement.progress.iter().any(|(lease, _)| belongs_to(message, lease)) {
             return Err(Error::unexpected_response(format!(
                 "message {} is parked, and its shard is not settled",
-                park.seq
+                message.seq
             )));
         }
     }
     Ok(())
 }
 
-/// Returns those keys of the parks that are parked already.
+/// Returns those keys of the messages that are parked already.
 async fn already_parked(
     connection: &mut SqliteConnection,
     destination: &str,
-    parks: &[&ParkedMessage],
+    messages: &[&ParkedMessage],
 ) -> Result<BTreeSet<String>, Error> {
-    let keys: BTreeSet<&str> = parks.iter().map(|park| &*park.key).collect();
+    let keys: BTreeSet<&str> = messages.iter().map(|message| &*message.key).collect();
     let sql = "SELECT k.key FROM json_each(?2) AS w JOIN relevo_parked_key AS k \
                ON k.destination = ?1 AND k.key = w.value";
     let select = sqlx::query(sql).bind(destination).bind(json!(keys).to_string());
@@ -83,19 +80,19 @@ async fn already_parked(
 }
 
 /// Returns messages that would queue behind a head that no longer exists.
-fn reread(parks: &[&ParkedMessage], existing: &BTreeSet<String>) -> Vec<i64> {
+fn reread(messages: &[&ParkedMessage], existing: &BTreeSet<String>) -> Vec<i64> {
     let mut created = BTreeSet::new();
-    let mut passed = Vec::new();
-    for park in parks {
-        match &park.failure {
-            None if !existing.contains(&*park.key) && !created.contains(&*park.key) => passed.push(park.seq),
+    let mut seqs = Vec::new();
+    for message in messages {
+        match &message.failure {
+            None if !existing.contains(&*message.key) && !created.contains(&*message.key) => seqs.push(message.seq),
             Some(PublishFailure { action: ParkAction::DeadContinue, .. }) | None => {}
             Some(_) => {
-                created.insert(&*park.key);
+                created.insert(&*message.key);
             }
         }
     }
-    passed
+    seqs
 }
 
 /// Parks messages, under new keys and under keys that are parked already.
@@ -106,41 +103,41 @@ struct ParkWriter<'a> {
 }
 
 impl ParkWriter<'_> {
-    async fn park(mut self, connection: &mut SqliteConnection, parks: &[&ParkedMessage]) -> Result<(), Error> {
-        let (mut heads, mut queued, mut buried) = (Vec::new(), Vec::new(), Vec::new());
-        for park in parks {
-            let Some(stopped) = &park.failure else {
-                queued.push(park.seq);
+    async fn park(mut self, connection: &mut SqliteConnection, messages: &[&ParkedMessage]) -> Result<(), Error> {
+        let (mut heads, mut queued, mut dead) = (Vec::new(), Vec::new(), Vec::new());
+        for message in messages {
+            let Some(failure) = &message.failure else {
+                queued.push(message.seq);
                 continue;
             };
-            queries::hold_address(connection, self.destination, stopped, self.now, false).await?;
-            if stopped.action == ParkAction::DeadContinue {
-                buried.push(dead_letter_json(park.seq, stopped));
-            } else if self.already_parked.contains(&*park.key) {
+            queries::hold_address(connection, self.destination, failure, self.now, false).await?;
+            if failure.action == ParkAction::DeadContinue {
+                dead.push(dead_letter_json(message.seq, failure));
+            } else if self.already_parked.contains(&*message.key) {
                 // Even a message that can never succeed waits its turn. As a dead letter it could not block the key
                 // after the head is delivered.
-                queued.push(park.seq);
+                queued.push(message.seq);
             } else {
-                heads.push(self.head(park, stopped));
-                self.already_parked.insert(park.key.to_string());
-                if stopped.action == ParkAction::DeadHold {
-                    buried.push(dead_letter_json(park.seq, stopped));
+                heads.push(self.head(message, failure));
+                self.already_parked.insert(message.key.to_string());
+                if failure.action == ParkAction::DeadHold {
+                    dead.push(dead_letter_json(message.seq, failure));
                 } else {
-                    queued.push(park.seq);
+                    queued.push(message.seq);
                 }
             }
         }
         self.add_heads(connection, heads).await?;
         self.queue(connection, &queued).await?;
-        self.dead_letter(connection, buried).await
+        self.dead_letter(connection, dead).await
     }
 
-    fn head(&self, park: &ParkedMessage, stopped: &PublishFailure) -> Value {
-        let (state, next_at, address) = parked_state(stopped, self.now);
+    fn head(&self, message: &ParkedMessage, failure: &PublishFailure) -> Value {
+        let (state, next_at, address) = parked_state(failure, self.now);
         json!({
-            "key": &*park.key, "slot": park.slot, "state": state, "attempts": stopped.attempts, "next_at": next_at,
-            "address": address, "seq": park.seq, "route": &*stopped.route, "class": stopped.class,
-            "error": stopped.error,
+            "key": &*message.key, "slot": message.slot, "state": state, "attempts": failure.attempts, "next_at": next_at,
+            "address": address, "seq": message.seq, "route": &*failure.route, "class": failure.class,
+            "error": failure.error,
         })
     }
 
@@ -180,11 +177,11 @@ impl ParkWriter<'_> {
         Ok(())
     }
 
-    async fn dead_letter(&self, connection: &mut SqliteConnection, letters: Vec<Value>) -> Result<(), Error> {
-        if letters.is_empty() {
+    async fn dead_letter(&self, connection: &mut SqliteConnection, dead: Vec<Value>) -> Result<(), Error> {
+        if dead.is_empty() {
             return Ok(());
         }
-        let count = letters.len();
+        let count = dead.len();
         let sql = "INSERT INTO relevo_dead_letter (destination, id, seq, slot, created_at_ms, topic, key, type, \
                    content_type, headers, payload, route, class, error, attempts, dead_at_ms) \
                    SELECT ?1, m.id, m.seq, m.slot, m.created_at_ms, m.topic, m.key, m.type, m.content_type, m.headers, \
@@ -192,20 +189,20 @@ impl ParkWriter<'_> {
                    FROM json_each(?2) AS l JOIN relevo_message AS m ON m.seq = l.value ->> 'seq' WHERE true \
                    ON CONFLICT (destination, id) DO UPDATE \
                    SET state = 'dead', class = excluded.class, error = excluded.error, dead_at_ms = excluded.dead_at_ms";
-        let insert = sqlx::query(sql).bind(self.destination).bind(Value::Array(letters).to_string());
+        let insert = sqlx::query(sql).bind(self.destination).bind(Value::Array(dead).to_string());
         require_all_found(count, insert.bind(self.now).execute(connection).await?.rows_affected())
     }
 }
 
-fn dead_letter_json(seq: i64, stopped: &PublishFailure) -> Value {
+fn dead_letter_json(seq: i64, failure: &PublishFailure) -> Value {
     json!({
-        "seq": seq, "route": &*stopped.route, "class": stopped.class, "error": stopped.error,
-        "attempts": stopped.attempts,
+        "seq": seq, "route": &*failure.route, "class": failure.class, "error": failure.error,
+        "attempts": failure.attempts,
     })
 }
 
-fn require_all_found(wanted: usize, found: u64) -> Result<(), Error> {
-    if u64::try_from(wanted) == Ok(found) {
+fn require_all_found(expected: usize, found: u64) -> Result<(), Error> {
+    if u64::try_from(expected) == Ok(found) {
         Ok(())
     } else {
         Err(Error::unexpected_response("a parked message is not in the log"))
@@ -225,17 +222,17 @@ async fn record_progress(
                w.value ->> 3, \
                settled_at_ms = ?3 FROM json_each(?2) AS w WHERE p.destination = ?1 AND p.shard = w.value ->> 0";
     sqlx::query(sql).bind(destination).bind(rows.to_string()).bind(now).execute(&mut *connection).await?;
-    let mut lines: BTreeMap<i64, Vec<u16>> = BTreeMap::new();
+    let mut groups: BTreeMap<i64, Vec<u16>> = BTreeMap::new();
     for (lease, position) in progress {
-        lines.entry(settled_through(position)).or_default().push(lease.shard);
+        groups.entry(settled_through(position)).or_default().push(lease.shard);
     }
     let shards = progress.first().map_or(1, |(lease, _)| lease.shard_count);
-    for (upto, settled) in lines {
+    for (settled_seq, settled) in groups {
         let all = settled.len() >= usize::from(shards);
         let list = settled.iter().map(u16::to_string).collect::<Vec<_>>().join(",");
         let sql = "INSERT INTO relevo_settle_history (destination, settled_at_ms, settled_seq, shards, shard_list) \
                    VALUES (?1, ?2, ?3, ?4, ?5)";
-        let insert = sqlx::query(sql).bind(destination).bind(now).bind(upto).bind(i64::from(shards));
+        let insert = sqlx::query(sql).bind(destination).bind(now).bind(settled_seq).bind(i64::from(shards));
         insert.bind((!all).then(|| format!(",{list},"))).execute(&mut *connection).await?;
     }
     Ok(())

@@ -12,14 +12,14 @@ use crate::classify::Error;
 use crate::{config, connection, migrate};
 
 /// The transaction in which a handler works.
-pub(super) type HandlerTransaction = Transaction<'static, Sqlite>;
+pub(crate) type HandlerTransaction = Transaction<'static, Sqlite>;
 
 /// A single connection, because only one transaction can write at a time. Handlers of this process wait for it in
 /// order.
 ///
 /// Its commits must survive a power failure, because an acknowledgement follows them. SQLite does not change that
 /// setting inside a transaction, and handlers get the connection only inside one.
-pub(super) struct HandlerConnection {
+pub(crate) struct HandlerConnection {
     file: PathBuf,
     options: SqliteConnectOptions,
     lock_timeout: Duration,
@@ -34,7 +34,7 @@ struct OpenPool {
 
 impl HandlerConnection {
     /// Creates a pool that connects on first use.
-    pub(super) fn new(file: &Path, lock_timeout: Duration) -> Self {
+    pub(crate) fn new(file: &Path, lock_timeout: Duration) -> Self {
         let options = config::connect_options_without_wal(file)
             .busy_timeout(lock_timeout)
             .synchronous(SqliteSynchronous::Full)
@@ -43,7 +43,7 @@ impl HandlerConnection {
     }
 
     /// Begins a transaction with the write lock. Returns `None` if another connection held the lock for too long.
-    pub(super) async fn begin(&self) -> Result<Option<HandlerTransaction>, Error> {
+    pub(crate) async fn begin(&self) -> Result<Option<HandlerTransaction>, Error> {
         match self.try_begin().await {
             // An earlier transaction left the connection in an unknown state, for example because the disk was full.
             Err(Error::Driver(DriverError::InvalidSavePointStatement | DriverError::WorkerCrashed)) => {
@@ -90,7 +90,7 @@ impl HandlerConnection {
     }
 
     /// Closes the connection and any open transaction on it. The next handler gets a new connection.
-    pub(super) async fn close(&self) {
+    pub(crate) async fn close(&self) {
         *self.pool.lock().await = None;
     }
 }

@@ -1,4 +1,11 @@
-//! Writes messages to rows and reads them back.
+//! Code that all statements of the inbox share.
+
+pub(crate) mod dead_letters;
+pub(crate) mod enter;
+pub(crate) mod members;
+pub(crate) mod prune;
+pub(crate) mod replays;
+pub(crate) mod retry;
 
 use std::fmt::Write as _;
 
@@ -14,29 +21,24 @@ use crate::queries::{column, id, now, number};
 
 /// The consumer whose rows are used, and whether its messages are traced.
 #[derive(Clone, Copy)]
-pub(super) struct Asking<'a> {
-    pub(super) consumer: &'a str,
-    pub(super) traced: bool,
+pub(crate) struct ConsumerContext<'a> {
+    pub(crate) consumer: &'a str,
+    pub(crate) traced: bool,
 }
 
 type Statement<'q> = Query<'q, Sqlite, SqliteArguments>;
 
 /// Builds a statement whose first three parameters are consumer, id and replay.
-pub(super) fn bind_dedup_id<'q>(sql: &'static str, consumer: &'q str, entry: DedupId) -> Statement<'q> {
-    sqlx::query(sql).bind(consumer).bind(*entry.id.as_uuid()).bind(i64::from(entry.replay))
+pub(crate) fn bind_dedup_id<'q>(sql: &'static str, consumer: &'q str, id: DedupId) -> Statement<'q> {
+    sqlx::query(sql).bind(consumer).bind(*id.id.as_uuid()).bind(i64::from(id.replay))
 }
 
-/// Reads the database clock.
-pub(super) async fn clock(connection: &mut SqliteConnection) -> Result<i64, Error> {
-    column(&sqlx::query(concat!("SELECT ", now!())).fetch_one(connection).await?, 0)
+pub(crate) fn state(row: &SqliteRow, index: usize) -> Result<InboxState, Error> {
+    InboxState::parse(column(row, index)?).ok_or_else(|| Error::unexpected_response("an inbox state is unknown"))
 }
 
-pub(super) fn state(row: &SqliteRow, index: usize) -> Result<InboxState, Error> {
-    InboxState::parse(column(row, index)?).ok_or_else(|| Error::unexpected_response("a state is not known"))
-}
-
-/// Reads the columns id, replay, headers, payload, address, lane, place, correlation, queue.
-pub(super) fn inbox_message(row: &SqliteRow, first: usize) -> Result<InboxMessage, Error> {
+/// Reads the columns id, replay, headers, payload, address, lane, offset, correlation, queue.
+pub(crate) fn inbox_message(row: &SqliteRow, first: usize) -> Result<InboxMessage, Error> {
     Ok(InboxMessage {
         dedup_id: DedupId { id: id(row, first)?, replay: number(row, first + 1)? },
         raw: RawMessage {
@@ -53,26 +55,26 @@ pub(super) fn inbox_message(row: &SqliteRow, first: usize) -> Result<InboxMessag
 }
 
 /// Appends a message to its queue and returns its number.
-pub(super) async fn append(
+pub(crate) async fn append(
     connection: &mut SqliteConnection,
     consumer: &str,
-    arrival: &InboxMessage,
-    arrived: i64,
+    message: &InboxMessage,
+    arrived_at: i64,
 ) -> Result<i64, Error> {
     let sql = "INSERT INTO relevo_inbox_retry_message (consumer, id, replay, headers, payload, address, lane, \
                broker_offset, \
                correlation, queue, arrived_at_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11) RETURNING ordinal";
-    let insert = bind_dedup_id(sql, consumer, arrival.dedup_id).bind(encode_headers(&arrival.raw.headers));
-    let insert = insert.bind(&*arrival.raw.payload).bind(&*arrival.address).bind(arrival.lane.name());
-    let insert = insert.bind(arrival.offset.map(u64::cast_signed)).bind(arrival.correlation.as_deref());
-    column(&insert.bind(&*arrival.queue).bind(arrived).fetch_one(connection).await?, 0)
+    let insert = bind_dedup_id(sql, consumer, message.dedup_id).bind(encode_headers(&message.raw.headers));
+    let insert = insert.bind(&*message.raw.payload).bind(&*message.address).bind(message.lane.name());
+    let insert = insert.bind(message.offset.map(u64::cast_signed)).bind(message.correlation.as_deref());
+    column(&insert.bind(&*message.queue).bind(arrived_at).fetch_one(connection).await?, 0)
 }
 
 /// Records the state of a message in the trace, if tracing is on.
-pub(super) async fn note(
+pub(crate) async fn note(
     connection: &mut SqliteConnection,
-    asking: Asking<'_>,
-    arrival: &InboxMessage,
+    context: ConsumerContext<'_>,
+    message: &InboxMessage,
     state: InboxState,
 ) -> Result<(), Error> {
     let sql = concat!(
@@ -81,14 +83,14 @@ pub(super) async fn note(
         now!(),
         ") ON CONFLICT (id, consumer, replay) DO UPDATE SET state = excluded.state, at_ms = excluded.at_ms"
     );
-    trace(connection, sql, asking, arrival, state).await
+    trace(connection, sql, context, message, state).await
 }
 
 /// Counts a repeat of a message in the trace.
-pub(super) async fn note_repeat(
+pub(crate) async fn note_repeat(
     connection: &mut SqliteConnection,
-    asking: Asking<'_>,
-    arrival: &InboxMessage,
+    context: ConsumerContext<'_>,
+    message: &InboxMessage,
     state: InboxState,
 ) -> Result<(), Error> {
     let sql = concat!(
@@ -98,20 +100,21 @@ pub(super) async fn note_repeat(
         now!(),
         ", 1) ON CONFLICT (id, consumer, replay) DO UPDATE SET repeats = repeats + 1"
     );
-    trace(connection, sql, asking, arrival, state).await
+    trace(connection, sql, context, message, state).await
 }
 
 async fn trace(
     connection: &mut SqliteConnection,
     sql: &'static str,
-    asking: Asking<'_>,
-    arrival: &InboxMessage,
+    context: ConsumerContext<'_>,
+    message: &InboxMessage,
     state: InboxState,
 ) -> Result<(), Error> {
-    if asking.traced {
-        let insert = bind_dedup_id(sql, asking.consumer, arrival.dedup_id).bind(state.as_str()).bind(&*arrival.address);
-        let insert = insert.bind(arrival.lane.name()).bind(arrival.offset.map(u64::cast_signed));
-        insert.bind(arrival.correlation.as_deref()).execute(connection).await?;
+    if context.traced {
+        let insert =
+            bind_dedup_id(sql, context.consumer, message.dedup_id).bind(state.as_str()).bind(&*message.address);
+        let insert = insert.bind(message.lane.name()).bind(message.offset.map(u64::cast_signed));
+        insert.bind(message.correlation.as_deref()).execute(connection).await?;
     }
     Ok(())
 }
@@ -121,7 +124,7 @@ fn encode_headers(headers: &[(String, Bytes)]) -> String {
     let hex = |value: &Bytes| {
         let mut text = String::with_capacity(value.len() * 2);
         for byte in value {
-            write!(text, "{byte:02x}").expect("a string takes everything");
+            write!(text, "{byte:02x}").expect("writing to a string does not fail");
         }
         text
     };
@@ -137,7 +140,7 @@ fn decode_headers(text: &str) -> Option<Vec<(String, Bytes)>> {
 }
 
 /// Returns ids as a JSON array of hexadecimal digits, as SQLite's `hex` prints them. `None` if there are none.
-pub(super) fn hex_ids(ids: &[MessageId]) -> Option<String> {
+pub(crate) fn hex_ids(ids: &[MessageId]) -> Option<String> {
     let hex = |id: &MessageId| id.as_uuid().simple().to_string().to_uppercase();
     let list: serde_json::Value = ids.iter().map(hex).collect();
     (!ids.is_empty()).then(|| list.to_string())

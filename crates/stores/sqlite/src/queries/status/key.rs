@@ -1,58 +1,33 @@
-//! Explains why a key is blocked, and lists the owners of shards.
+//! Statements that explain why a key waits.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
-use relevo_core::outbox::inspect::{KeyReport, MessageSummary, ShardInfo, WaitCause};
+use relevo_core::outbox::inspect::{MessageSummary, ShardInfo, WaitCause};
 use relevo_core::outbox::leases::HeldAddress;
-use relevo_core::slot::{shard_of, slot_of};
+use relevo_core::slot::slot_of;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
+use super::{Progress, StatusQuery, scheduled_summary};
 use crate::classify::Error;
-use crate::listing::{Lines, Progress};
-use crate::queries::{self, column, now, number, optional_time, time};
-use crate::search::scheduled_summary;
-use crate::store::Store;
+use crate::queries::{self, COUNT_MAX, column, now, number, optional_time, time};
 
-/// Counting of waiting messages stops here.
-const COUNT_MAX: i64 = 10_000;
-
-/// The cause, the first message, since when the key waits, and how many messages wait.
-type KeyWait = (WaitCause, Option<MessageSummary>, Option<Timestamp>, u64);
-
-impl Store {
-    pub(crate) async fn list_shards(&self) -> Result<Vec<ShardInfo>, Error> {
-        let mut session = self.read_connection.acquire().await?;
-        let progress = Progress::load(&mut session, &self.destination).await?;
-        let shards = shards(&mut session, &self.destination, progress.shards).await?;
-        session.release();
-        Ok(shards)
-    }
-
-    pub(crate) async fn why(&self, key: &str) -> Result<KeyReport, Error> {
-        let mut session = self.read_connection.acquire().await?;
-        let destination = &*self.destination;
-        let progress = Progress::load(&mut session, destination).await?;
-        let shard = shard_of(slot_of(key), progress.shards);
-        let mut shards = shards(&mut session, destination, progress.shards).await?;
-        let shard = shards.swap_remove(shards.iter().position(|row| row.shard == shard).unwrap_or(0));
-        let mut found = parked(&mut session, destination, &progress, key).await?;
-        if found.is_none() {
-            found = unread(&mut session, destination, &progress, key, &shard).await?;
-        }
-        let (mut cause, head, since, waiting) = match found {
-            Some(found) => found,
-            None => scheduled(&mut session, key).await?,
-        };
-        session.release();
-        if !progress.enabled && !matches!(cause, WaitCause::Idle | WaitCause::Scheduled { .. }) {
-            cause = WaitCause::Disabled;
-        }
-        Ok(KeyReport { cause, head, waiting, since, shard })
-    }
+/// Why a key waits.
+pub(crate) struct KeyWait {
+    pub(crate) cause: WaitCause,
+    /// The first message of the key.
+    pub(crate) head: Option<MessageSummary>,
+    pub(crate) since: Option<Timestamp>,
+    /// The number of waiting messages, up to [`COUNT_MAX`].
+    pub(crate) waiting: u64,
 }
 
-async fn shards(connection: &mut SqliteConnection, destination: &str, count: u16) -> Result<Vec<ShardInfo>, Error> {
+/// Lists the shards of a destination with their owners.
+pub(crate) async fn shards(
+    connection: &mut SqliteConnection,
+    destination: &str,
+    count: u16,
+) -> Result<Vec<ShardInfo>, Error> {
     let sql = concat!(
         "SELECT l.shard, m.name, l.epoch, l.expires_at_ms - ",
         now!(),
@@ -67,13 +42,13 @@ async fn shards(connection: &mut SqliteConnection, destination: &str, count: u16
     let shard = |row: &SqliteRow| {
         let is_owned: bool = column(row, 5)?;
         let name: Option<String> = column(row, 1)?;
-        let lasts = u64::try_from(column::<i64>(row, 3)?).unwrap_or(0);
+        let remaining = u64::try_from(column::<i64>(row, 3)?).unwrap_or(0);
         Ok(ShardInfo {
             shard: number(row, 0)?,
             // The owner has no row in the table of relays: it died, and no relay has acquired the shard yet.
             owner: is_owned.then(|| name.unwrap_or_else(|| "a stopped relay".to_owned())),
             epoch: column(row, 2)?,
-            lease_remaining: if is_owned { Duration::from_millis(lasts) } else { Duration::ZERO },
+            lease_remaining: if is_owned { Duration::from_millis(remaining) } else { Duration::ZERO },
             settled_at: optional_time(row, 4)?,
             parked_keys: number(row, 6)?,
         })
@@ -81,7 +56,8 @@ async fn shards(connection: &mut SqliteConnection, destination: &str, count: u16
     rows.iter().map(shard).collect()
 }
 
-async fn parked(
+/// Why a parked key waits. `None` if it is not parked.
+pub(crate) async fn parked(
     connection: &mut SqliteConnection,
     destination: &str,
     progress: &Progress,
@@ -100,46 +76,37 @@ async fn parked(
     let select = sqlx::query(sql).bind(destination).bind(key).bind(COUNT_MAX);
     let Some(row) = select.fetch_optional(&mut *connection).await? else { return Ok(None) };
     let since: Timestamp = time(&row, 2)?;
-    let at = optional_time(&row, 1)?.unwrap_or(since);
-    let waits: u64 = number(&row, 10)?;
+    let retry_at = optional_time(&row, 1)?.unwrap_or(since);
+    let queued: u64 = number(&row, 10)?;
     let dead_seq: Option<i64> = column(&row, 7)?;
     let (cause, head, waiting) = match column::<&str>(&row, 0)? {
         "held" => {
-            let hold = HeldAddress {
+            let held_address = HeldAddress {
                 address: column::<Option<String>>(&row, 3)?.unwrap_or_default(),
                 error: column::<Option<String>>(&row, 4)?.unwrap_or_default(),
             };
-            (WaitCause::AddressHeld { held_address: hold, probe_at: optional_time(&row, 5)? }, column(&row, 9)?, waits)
+            (WaitCause::AddressHeld { held_address, probe_at: optional_time(&row, 5)? }, column(&row, 9)?, queued)
         }
-        "quarantined" => (WaitCause::Quarantined { at }, column(&row, 9)?, waits),
+        "quarantined" => (WaitCause::Quarantined { at: retry_at }, column(&row, 9)?, queued),
         "dead" => {
             let id = queries::id(&row, 6)?;
             let cause = match column::<Option<String>>(&row, 8)? {
                 Some(mark) if mark == "redriving" || mark == "discarding" => WaitCause::MarkNotApplied { id, mark },
                 _ => WaitCause::DeadLetter { id },
             };
-            (cause, dead_seq, waits + 1)
+            (cause, dead_seq, queued + 1)
         }
-        _ => (WaitCause::Retrying { at }, column(&row, 9)?, waits),
+        _ => (WaitCause::Retrying { at: retry_at }, column(&row, 9)?, queued),
     };
     let head = match head {
-        Some(seq) => oldest_parked(connection, destination, progress, seq).await?,
+        Some(seq) => StatusQuery::load_one(connection, destination, progress, seq).await?.map(|row| row.summary),
         None => None,
     };
-    Ok(Some((cause, head, Some(since), waiting)))
+    Ok(Some(KeyWait { cause, head, since: Some(since), waiting }))
 }
 
-async fn oldest_parked(
-    connection: &mut SqliteConnection,
-    destination: &str,
-    progress: &Progress,
-    seq: i64,
-) -> Result<Option<MessageSummary>, Error> {
-    let lines = Lines { from: seq, before: seq + 1, ..Lines::default() };
-    Ok(lines.load(connection, destination, progress).await?.pop().map(|line| line.listed))
-}
-
-async fn unread(
+/// Why the unsettled messages of a key wait. `None` if it has none.
+pub(crate) async fn unread(
     connection: &mut SqliteConnection,
     destination: &str,
     progress: &Progress,
@@ -151,20 +118,26 @@ async fn unread(
     let select = sqlx::query(sql).bind(progress.settled_through(slot_of(key))).bind(key).bind(COUNT_MAX);
     let row = select.fetch_one(&mut *connection).await?;
     let Some(first) = column::<Option<i64>>(&row, 0)? else { return Ok(None) };
-    let head = oldest_parked(connection, destination, progress, first).await?;
+    let head = StatusQuery::load_one(connection, destination, progress, first).await?.map(|row| row.summary);
     let cause = if shard.lease_remaining.is_zero() { WaitCause::NoRelay } else { WaitCause::NotReadYet };
     let since = head.as_ref().map(|head| head.created_at);
-    Ok(Some((cause, head, since, number(&row, 1)?)))
+    Ok(Some(KeyWait { cause, head, since, waiting: number(&row, 1)? }))
 }
 
-async fn scheduled(connection: &mut SqliteConnection, key: &str) -> Result<KeyWait, Error> {
+/// The first scheduled message of a key, or [`WaitCause::Idle`].
+pub(crate) async fn scheduled(connection: &mut SqliteConnection, key: &str) -> Result<KeyWait, Error> {
     let sql = "SELECT id, topic, key, type, created_at_ms, due_at_ms, \
                (SELECT count(*) FROM relevo_scheduled WHERE key = ?1) \
                FROM relevo_scheduled WHERE key = ?1 ORDER BY due_at_ms, ordinal LIMIT 1";
     let Some(row) = sqlx::query(sql).bind(key).fetch_optional(connection).await? else {
-        return Ok((WaitCause::Idle, None, None, 0));
+        return Ok(KeyWait { cause: WaitCause::Idle, head: None, since: None, waiting: 0 });
     };
     let head = scheduled_summary(&row, [0, 1, 2, 3, 4, 5])?;
     let since = Some(head.created_at);
-    Ok((WaitCause::Scheduled { at: time(&row, 5)? }, Some(head), since, number(&row, 6)?))
+    Ok(KeyWait {
+        cause: WaitCause::Scheduled { at: time(&row, 5)? },
+        head: Some(head),
+        since,
+        waiting: number(&row, 6)?,
+    })
 }

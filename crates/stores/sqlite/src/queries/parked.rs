@@ -1,4 +1,4 @@
-//! Retry runs: parked messages that are due, and their outcomes.
+//! Parked messages that are due, and the outcomes of their retries.
 
 use std::collections::BTreeSet;
 
@@ -9,42 +9,13 @@ use serde_json::json;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
 use crate::classify::Error;
-use crate::connection::{Connection, Durability};
-use crate::dead;
-use crate::queries::{self, column, now, number, parked_state};
+use crate::queries::{self, column, dead_letters, now, number, parked_state};
 
-/// Applies the marks of operators, then returns the due runs.
-pub(crate) async fn read_parked(
-    link: &Connection,
+/// Whether a mark waits to be applied, and whether a parked key is due. An idle relay polls this five times a second.
+pub(crate) async fn has_marks_or_due(
+    connection: &mut SqliteConnection,
     destination: &str,
-    leases: &[Lease],
-    keys: usize,
-    messages: usize,
-) -> Result<Vec<ParkedBatch>, Error> {
-    let mut session = link.acquire().await?;
-    let (marked, due) = has_marks_or_due(&mut session, destination).await?;
-    if marked {
-        // Only marks change rows. Reading runs needs no write lock.
-        session.release();
-        session = link.begin(Durability::Full).await?;
-        let (held, now) = queries::held_leases(&mut session, destination, leases).await?;
-        dead::apply_marks(&mut session, destination, &held, now).await?;
-        session.commit().await?;
-        session = link.acquire().await?;
-    }
-    let mut runs = Vec::new();
-    if due || marked {
-        let (held, now) = queries::held_leases(&mut session, destination, leases).await?;
-        if !held.is_empty() {
-            runs = load_due(&mut session, destination, &held, now, keys, messages).await?;
-        }
-    }
-    session.release();
-    Ok(runs)
-}
-
-/// Whether a mark or a run is due. An idle relay polls this five times a second.
-async fn has_marks_or_due(connection: &mut SqliteConnection, destination: &str) -> Result<(bool, bool), Error> {
+) -> Result<(bool, bool), Error> {
     let sql = concat!(
         "SELECT EXISTS (SELECT 1 FROM relevo_dead_letter \
             WHERE destination = ?1 AND state IN ('redriving', 'discarding')), \
@@ -58,14 +29,28 @@ async fn has_marks_or_due(connection: &mut SqliteConnection, destination: &str) 
     Ok((column(&row, 0)?, column(&row, 1)?))
 }
 
-async fn load_due(
+/// Applies the marks of operators in these shards.
+pub(crate) async fn apply_marks(
     connection: &mut SqliteConnection,
     destination: &str,
-    held: &[Lease],
-    now: i64,
+    leases: &[Lease],
+) -> Result<(), Error> {
+    let (held, now) = queries::held_leases(connection, destination, leases).await?;
+    dead_letters::apply_marks(connection, destination, &held, now).await
+}
+
+/// Loads the due messages of these shards, the longest waiting key first.
+pub(crate) async fn load_due(
+    connection: &mut SqliteConnection,
+    destination: &str,
+    leases: &[Lease],
     keys: usize,
     messages: usize,
 ) -> Result<Vec<ParkedBatch>, Error> {
+    let (held, now) = queries::held_leases(connection, destination, leases).await?;
+    if held.is_empty() {
+        return Ok(Vec::new());
+    }
     // One probe per address, by the key that has waited longest. Probes of other keys would fail too.
     let sql = "WITH ready AS ( \
                    SELECT * FROM (SELECT k.key, k.slot, k.attempts, k.state, k.address, k.next_at_ms AS at \
@@ -93,19 +78,23 @@ async fn load_due(
                AND (r.state NOT IN ('held', 'quarantined') OR m.ordinal = ( \
                    SELECT min(q.ordinal) FROM relevo_parked_message AS q WHERE q.destination = ?1 AND q.key = r.key)) \
                ORDER BY r.at, r.key, m.ordinal";
-    let limit = |most: usize| i64::try_from(most.max(1)).unwrap_or(i64::MAX);
-    let select = sqlx::query(sql).bind(destination).bind(now).bind(queries::slots(held));
+    let limit = |count: usize| i64::try_from(count.max(1)).unwrap_or(i64::MAX);
+    let select = sqlx::query(sql).bind(destination).bind(now).bind(queries::slots(&held));
     let rows = select.bind(limit(keys)).bind(limit(messages)).fetch_all(connection).await?;
-    let mut runs: Vec<ParkedBatch> = Vec::new();
+    let mut batches: Vec<ParkedBatch> = Vec::new();
     for row in &rows {
         let key: &str = column(row, 0)?;
-        if runs.last().is_none_or(|run| &*run.key != key) {
-            runs.push(parked_batch(row, key)?);
+        if batches.last().is_none_or(|batch| &*batch.key != key) {
+            batches.push(parked_batch(row, key)?);
         }
         let message = (column(row, 5)?, queries::entry(row, 6)?);
-        runs.last_mut().ok_or_else(|| Error::unexpected_response("a run is missing"))?.messages.push(message);
+        batches
+            .last_mut()
+            .ok_or_else(|| Error::unexpected_response("a parked message has no key"))?
+            .messages
+            .push(message);
     }
-    Ok(runs)
+    Ok(batches)
 }
 
 fn parked_batch(row: &SqliteRow, key: &str) -> Result<ParkedBatch, Error> {
@@ -120,29 +109,27 @@ fn parked_batch(row: &SqliteRow, key: &str) -> Result<ParkedBatch, Error> {
     })
 }
 
-/// Records the outcomes of runs.
-pub(crate) async fn settle_parked(
-    link: &Connection,
+/// Records the outcomes of due messages.
+pub(crate) async fn settle(
+    connection: &mut SqliteConnection,
     destination: &str,
-    advances: &[ParkedSettlement],
+    settlements: &[ParkedSettlement],
 ) -> Result<Vec<ParkedResult>, Error> {
-    let mut session = link.begin(Durability::Full).await?;
-    let leases: BTreeSet<Lease> = advances.iter().map(|advance| advance.lease).collect();
+    let leases: BTreeSet<Lease> = settlements.iter().map(|settlement| settlement.lease).collect();
     let leases: Vec<Lease> = leases.into_iter().collect();
-    let (held, now) = queries::held_leases(&mut session, destination, &leases).await?;
-    let mut answers = Vec::with_capacity(advances.len());
-    for advance in advances {
-        answers.push(if held.contains(&advance.lease) {
-            RetryWriter { destination, now, settlement: advance }.settle(&mut session).await?
+    let (held, now) = queries::held_leases(connection, destination, &leases).await?;
+    let mut results = Vec::with_capacity(settlements.len());
+    for settlement in settlements {
+        results.push(if held.contains(&settlement.lease) {
+            RetryWriter { destination, now, settlement }.settle(connection).await?
         } else {
             ParkedResult::LeaseLost
         });
     }
-    session.commit().await?;
-    Ok(answers)
+    Ok(results)
 }
 
-/// Records the outcome of one run.
+/// Records the outcome of one key.
 struct RetryWriter<'a> {
     destination: &'a str,
     now: i64,
@@ -156,12 +143,12 @@ impl RetryWriter<'_> {
         }
         self.remove_published(connection).await?;
         match &self.settlement.failed {
-            Some((no, stopped)) => self.record_failure(connection, *no, stopped).await?,
+            Some((ordinal, failure)) => self.record_failure(connection, *ordinal, failure).await?,
             None if !self.settlement.delivered.is_empty() => self.make_due_now(connection).await?,
             // The outcome is unknown, as in an outage. The key stays as it was.
             None => {}
         }
-        if dead::unpark_if_empty(connection, self.destination, &self.settlement.key).await? {
+        if dead_letters::unpark_if_empty(connection, self.destination, &self.settlement.key).await? {
             return Ok(ParkedResult::KeyFreed);
         }
         let sql = "SELECT EXISTS (SELECT 1 FROM relevo_parked_key WHERE destination = ?1 AND key = ?2)";
@@ -198,57 +185,58 @@ impl RetryWriter<'_> {
 
     /// Makes the next message of the queue due now.
     async fn make_due_now(&self, connection: &mut SqliteConnection) -> Result<(), Error> {
-        dead::make_due_now(connection, self.destination, &self.settlement.key, self.now).await
+        dead_letters::make_due_now(connection, self.destination, &self.settlement.key, self.now).await
     }
 
     async fn record_failure(
         &self,
         connection: &mut SqliteConnection,
-        no: i64,
-        stopped: &PublishFailure,
+        ordinal: i64,
+        failure: &PublishFailure,
     ) -> Result<(), Error> {
-        queries::hold_address(connection, self.destination, stopped, self.now, true).await?;
-        match stopped.action {
+        queries::hold_address(connection, self.destination, failure, self.now, true).await?;
+        match failure.action {
             ParkAction::DeadHold | ParkAction::DeadContinue => {
                 let key = &*self.settlement.key;
                 let Some(id) =
-                    dead::move_to_dead_letters(connection, self.destination, key, no, stopped, self.now).await?
+                    dead_letters::move_to_dead_letters(connection, self.destination, key, ordinal, failure, self.now)
+                        .await?
                 else {
                     return Ok(());
                 };
-                if stopped.action == ParkAction::DeadContinue {
+                if failure.action == ParkAction::DeadContinue {
                     return self.make_due_now(connection).await;
                 }
-                self.park_again(connection, stopped, Some(id)).await
+                self.park_again(connection, failure, Some(id)).await
             }
             ParkAction::Retry { .. } | ParkAction::HoldAddress { .. } | ParkAction::Quarantine { .. } => {
                 // A redriven message was inserted at the front in the meantime. It goes first, with its own attempts.
-                if self.is_overtaken(connection, no).await? {
+                if self.is_overtaken(connection, ordinal).await? {
                     return self.make_due_now(connection).await;
                 }
-                self.park_again(connection, stopped, None).await
+                self.park_again(connection, failure, None).await
             }
         }
     }
 
-    async fn is_overtaken(&self, connection: &mut SqliteConnection, no: i64) -> Result<bool, Error> {
+    async fn is_overtaken(&self, connection: &mut SqliteConnection, ordinal: i64) -> Result<bool, Error> {
         let sql = "SELECT min(ordinal) < ?3 FROM relevo_parked_message WHERE destination = ?1 AND key = ?2";
-        let row = sqlx::query(sql).bind(self.destination).bind(&*self.settlement.key).bind(no);
+        let row = sqlx::query(sql).bind(self.destination).bind(&*self.settlement.key).bind(ordinal);
         Ok(column::<Option<bool>>(&row.fetch_one(connection).await?, 0)?.unwrap_or(false))
     }
 
     async fn park_again(
         &self,
         connection: &mut SqliteConnection,
-        stopped: &PublishFailure,
+        failure: &PublishFailure,
         dead_id: Option<uuid::Uuid>,
     ) -> Result<(), Error> {
-        let (state, next_at, address) = parked_state(stopped, self.now);
+        let (state, next_at, address) = parked_state(failure, self.now);
         let sql = "UPDATE relevo_parked_key SET state = ?3, attempts = ?4, next_at_ms = ?5, address = ?6, dead_id = ?7, \
                    route = ?8, class = ?9, error = ?10 WHERE destination = ?1 AND key = ?2";
         let update = sqlx::query(sql).bind(self.destination).bind(&*self.settlement.key).bind(state);
-        let update = update.bind(i64::from(stopped.attempts)).bind(next_at).bind(address).bind(dead_id);
-        update.bind(&*stopped.route).bind(stopped.class).bind(&stopped.error).execute(connection).await?;
+        let update = update.bind(i64::from(failure.attempts)).bind(next_at).bind(address).bind(dead_id);
+        update.bind(&*failure.route).bind(failure.class).bind(&failure.error).execute(connection).await?;
         Ok(())
     }
 }

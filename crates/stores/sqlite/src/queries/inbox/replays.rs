@@ -4,10 +4,10 @@ use relevo_core::inbox::replays::{EnqueueOutcome, Replay, ReplayBatch, ReplayPla
 use relevo_core::inbox::{DedupId, InboxMessage};
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
-use super::queues::{delete_empty_queue, ensure_queue};
-use super::rows::{append, bind_dedup_id, clock};
+use super::retry::{delete_empty_queue, ensure_queue};
+use super::{append, bind_dedup_id};
 use crate::classify::Error;
-use crate::queries::{column, now, number, time};
+use crate::queries::{clock, column, now, number, time};
 
 /// Counts the dead letters of a replay that no operator redrove.
 macro_rules! dead {
@@ -16,8 +16,9 @@ macro_rules! dead {
          WHERE d.consumer = ?1 AND d.replay = ?2 AND d.replay > 0 AND d.state <> 'redriven')"
     };
 }
+
 /// Creates a replay and returns its number.
-pub(super) async fn create(connection: &mut SqliteConnection, plan: &ReplayPlan) -> Result<u32, Error> {
+pub(crate) async fn create(connection: &mut SqliteConnection, plan: &ReplayPlan) -> Result<u32, Error> {
     let insert = sqlx::query("INSERT OR IGNORE INTO relevo_inbox_consumer (name) VALUES (?1)");
     insert.bind(&plan.consumer).execute(&mut *connection).await?;
     let now = clock(connection).await?;
@@ -37,11 +38,11 @@ pub(super) async fn create(connection: &mut SqliteConnection, plan: &ReplayPlan)
 
 /// Appends new messages to their queues if the replay is running and its cursor is where they begin. Stops a replay
 /// that has too many dead letters.
-pub(super) async fn enqueue(
+pub(crate) async fn enqueue(
     connection: &mut SqliteConnection,
     consumer: &str,
     replay: u32,
-    portion: ReplayBatch<'_>,
+    batch: ReplayBatch<'_>,
 ) -> Result<EnqueueOutcome, Error> {
     let sql = concat!(
         "SELECT max(r.dead_letters_max, 1) <= ",
@@ -54,34 +55,34 @@ pub(super) async fn enqueue(
         stop(connection, consumer, replay).await?;
         return Ok(EnqueueOutcome::NotRunning);
     }
-    if column::<Option<&str>>(&row, 1)? != portion.cursor {
+    if column::<Option<&str>>(&row, 1)? != batch.cursor {
         return Ok(EnqueueOutcome::CursorMoved);
     }
     let now = clock(connection).await?;
     let mut new = 0;
-    for arrival in portion.messages {
-        let arrival = InboxMessage { dedup_id: DedupId { replay, ..arrival.dedup_id }, ..arrival.clone() };
+    for message in batch.messages {
+        let message = InboxMessage { dedup_id: DedupId { replay, ..message.dedup_id }, ..message.clone() };
         let sql = "INSERT OR IGNORE INTO relevo_inbox (consumer, message_id, replay, state, entered_at_ms) \
                    VALUES (?1, ?2, ?3, 'waiting', ?4)";
-        let insert = bind_dedup_id(sql, consumer, arrival.dedup_id).bind(now).execute(&mut *connection).await?;
+        let insert = bind_dedup_id(sql, consumer, message.dedup_id).bind(now).execute(&mut *connection).await?;
         if insert.rows_affected() > 0 {
-            ensure_queue(connection, consumer, &arrival.queue, now).await?;
-            let no = append(connection, consumer, &arrival, now).await?;
+            ensure_queue(connection, consumer, &message.queue, now).await?;
+            let ordinal = append(connection, consumer, &message, now).await?;
             let sql = "UPDATE relevo_inbox_retry_message SET fed_cursor = ?2 WHERE ordinal = ?1";
-            sqlx::query(sql).bind(no).bind(portion.cursor).execute(&mut *connection).await?;
+            sqlx::query(sql).bind(ordinal).bind(batch.cursor).execute(&mut *connection).await?;
             new += 1;
         }
     }
     let sql = "UPDATE relevo_inbox_replay SET fed = fed + ?3, cursor = coalesce(?4, cursor), \
                state = CASE WHEN ?4 IS NULL THEN 'finished' ELSE state END WHERE consumer = ?1 AND number = ?2";
-    let update = sqlx::query(sql).bind(consumer).bind(i64::from(replay)).bind(new).bind(portion.next_cursor);
+    let update = sqlx::query(sql).bind(consumer).bind(i64::from(replay)).bind(new).bind(batch.next_cursor);
     update.execute(connection).await?;
     Ok(EnqueueOutcome::Enqueued)
 }
 
-/// Stops a replay. Removes its waiting messages that were never started, as if they had not been fed. The cursor moves
+/// Stops a replay. Removes its waiting messages that were never started, as if they had not been enqueued. The cursor moves
 /// back before the first of them.
-pub(super) async fn stop(connection: &mut SqliteConnection, consumer: &str, replay: u32) -> Result<bool, Error> {
+pub(crate) async fn stop(connection: &mut SqliteConnection, consumer: &str, replay: u32) -> Result<bool, Error> {
     let of_replay = |sql: &'static str| sqlx::query(sql).bind(consumer).bind(i64::from(replay));
     let sql =
         "UPDATE relevo_inbox_replay SET state = 'stopped' WHERE consumer = ?1 AND number = ?2 AND state = 'running'";
@@ -91,39 +92,39 @@ pub(super) async fn stop(connection: &mut SqliteConnection, consumer: &str, repl
     let sql = "DELETE FROM relevo_inbox_retry_message WHERE consumer = ?1 AND replay = ?2 AND replay > 0 AND \
                unfinished_starts = 0 \
                AND attempts = 0 AND NOT redriven RETURNING queue, id, ordinal, fed_cursor";
-    let gone = of_replay(sql).fetch_all(&mut *connection).await?;
+    let removed = of_replay(sql).fetch_all(&mut *connection).await?;
     let mut first: Option<(i64, Option<String>)> = None;
-    for row in &gone {
-        let entry = DedupId { id: crate::queries::id(row, 1)?, replay };
+    for row in &removed {
+        let dedup_id = DedupId { id: crate::queries::id(row, 1)?, replay };
         // No broker redelivers a replayed message, so the row is not needed for deduplication.
         let sql =
             "DELETE FROM relevo_inbox WHERE consumer = ?1 AND message_id = ?2 AND replay = ?3 AND state = 'waiting'";
-        bind_dedup_id(sql, consumer, entry).execute(&mut *connection).await?;
+        bind_dedup_id(sql, consumer, dedup_id).execute(&mut *connection).await?;
         // If a member has claimed the queue, the member releases it.
         let queue: &str = column(row, 0)?;
         let sql = "SELECT 1 FROM relevo_inbox_retry_queue WHERE consumer = ?1 AND queue = ?2 AND claim_token IS NULL";
         if sqlx::query(sql).bind(consumer).bind(queue).fetch_optional(&mut *connection).await?.is_some() {
             delete_empty_queue(connection, consumer, queue).await?;
         }
-        let no: i64 = column(row, 2)?;
-        if first.as_ref().is_none_or(|(before, _)| no < *before) {
-            first = Some((no, column(row, 3)?));
+        let ordinal: i64 = column(row, 2)?;
+        if first.as_ref().is_none_or(|(before, _)| ordinal < *before) {
+            first = Some((ordinal, column(row, 3)?));
         }
     }
-    if let Some((_, fed_from)) = first {
-        let taken = i64::try_from(gone.len()).unwrap_or(i64::MAX);
+    if let Some((_, cursor)) = first {
+        let count = i64::try_from(removed.len()).unwrap_or(i64::MAX);
         let sql = "UPDATE relevo_inbox_replay SET fed = fed - ?3, cursor = ?4 WHERE consumer = ?1 AND number = ?2";
-        of_replay(sql).bind(taken).bind(fed_from).execute(connection).await?;
+        of_replay(sql).bind(count).bind(cursor).execute(connection).await?;
     }
     Ok(true)
 }
 
-/// Resumes a stopped replay with a limit of `dead_more` additional dead letters.
-pub(super) async fn resume(
+/// Resumes a stopped replay with a limit of `more_dead_letters` additional dead letters.
+pub(crate) async fn resume(
     connection: &mut SqliteConnection,
     consumer: &str,
     replay: u32,
-    dead_more: u64,
+    more_dead_letters: u64,
 ) -> Result<bool, Error> {
     let sql = concat!(
         "UPDATE relevo_inbox_replay SET state = 'running', dead_letters_max = ?3 + ",
@@ -131,13 +132,13 @@ pub(super) async fn resume(
         " WHERE consumer = ?1 AND number = ?2 AND state = 'stopped'"
     );
     // Half of the range, so that the sum does not overflow.
-    let dead_more = i64::try_from(dead_more).unwrap_or(i64::MAX).min(i64::MAX / 2);
-    let update = sqlx::query(sql).bind(consumer).bind(i64::from(replay)).bind(dead_more);
+    let more_dead_letters = i64::try_from(more_dead_letters).unwrap_or(i64::MAX).min(i64::MAX / 2);
+    let update = sqlx::query(sql).bind(consumer).bind(i64::from(replay)).bind(more_dead_letters);
     Ok(update.execute(connection).await?.rows_affected() > 0)
 }
 
-/// Lists the replays of a consumer, newest first. A fed message that is neither waiting nor dead counts as done.
-pub(super) async fn list(connection: &mut SqliteConnection, consumer: &str) -> Result<Vec<Replay>, Error> {
+/// Lists the replays of a consumer, newest first. An enqueued message that is neither waiting nor dead counts as done.
+pub(crate) async fn list(connection: &mut SqliteConnection, consumer: &str) -> Result<Vec<Replay>, Error> {
     let sql = concat!(
         "SELECT r.number, r.source, r.count, r.rate, r.dead_letters_max, r.requested_by, r.reason, r.state, r.fed, \
          (SELECT count(*) FROM relevo_inbox_retry_message AS w \
@@ -169,7 +170,7 @@ fn replay(row: &SqliteRow, consumer: &str) -> Result<Replay, Error> {
             reason: column(row, 6)?,
         },
         state: ReplayState::parse(column(row, 7)?)
-            .ok_or_else(|| Error::unexpected_response("a replay's state is not known"))?,
+            .ok_or_else(|| Error::unexpected_response("a replay's state is unknown"))?,
         enqueued: fed,
         done: fed.saturating_sub(waiting + dead),
         dead,

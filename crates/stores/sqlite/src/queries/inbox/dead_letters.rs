@@ -4,10 +4,10 @@ use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterFilter, DeadLetterS
 use sqlx::query::Query;
 use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection, SqliteRow};
 
-use super::queues::{delete_empty_queue, ensure_queue, queue_due_at};
-use super::rows::{clock, hex_ids, inbox_message};
+use super::retry::{delete_empty_queue, ensure_queue, queue_due_at};
+use super::{hex_ids, inbox_message};
 use crate::classify::Error;
-use crate::queries::{column, now, number, time};
+use crate::queries::{clock, column, now, number, time};
 
 /// The condition of a filter. Parameters 1 to 7.
 macro_rules! filter {
@@ -32,7 +32,7 @@ fn bind_filter<'q>(sql: &'static str, filter: &'q DeadLetterFilter) -> Query<'q,
 }
 
 /// Lists dead letters, oldest first.
-pub(super) async fn list_dead_letters(
+pub(crate) async fn list(
     connection: &mut SqliteConnection,
     filter: &DeadLetterFilter,
     limit: usize,
@@ -58,22 +58,19 @@ fn dead_letter(row: &SqliteRow) -> Result<DeadLetter, Error> {
         dead_at: time(row, 6)?,
         redrives: number(row, 7)?,
         state: DeadLetterState::parse(column(row, 8)?)
-            .ok_or_else(|| Error::unexpected_response("a fate is not known"))?,
+            .ok_or_else(|| Error::unexpected_response("a dead letter's state is unknown"))?,
         reason: column(row, 9)?,
         message: inbox_message(row, 10)?,
     })
 }
 
-/// Counts the pending dead letters that match a filter.
-pub(super) async fn count_dead_letters(
-    connection: &mut SqliteConnection,
-    filter: &DeadLetterFilter,
-) -> Result<u64, Error> {
+/// Counts the unmarked dead letters that match a filter.
+pub(crate) async fn count(connection: &mut SqliteConnection, filter: &DeadLetterFilter) -> Result<u64, Error> {
     let sql = concat!("SELECT count(*) FROM relevo_inbox_dead_letter WHERE state = 'dead' AND", filter!());
     number(&bind_filter(sql, filter).fetch_one(connection).await?, 0)
 }
 
-/// A pending dead letter that a mark changes.
+/// An unmarked dead letter that a mark changes.
 struct DeadLetterRow {
     row: i64,
     consumer: String,
@@ -82,21 +79,21 @@ struct DeadLetterRow {
     blocks_queue: bool,
 }
 
-/// Redrives or discards pending dead letters. Returns their number.
-pub(super) async fn mark_dead_letters(
+/// Redrives or discards unmarked dead letters. Returns their number.
+pub(crate) async fn mark(
     connection: &mut SqliteConnection,
-    fate: DeadLetterState,
-    mark: &MarkRequest,
+    state: DeadLetterState,
+    request: &MarkRequest,
 ) -> Result<u64, Error> {
     let sql = concat!(
         "SELECT rowid, consumer, queue, ordinal, blocks_queue FROM relevo_inbox_dead_letter WHERE state = 'dead' AND",
         filter!(),
         "ORDER BY ordinal"
     );
-    let rows = bind_filter(sql, &mark.filter).fetch_all(&mut *connection).await?;
+    let rows = bind_filter(sql, &request.filter).fetch_all(&mut *connection).await?;
     let now = clock(connection).await?;
-    for (place, row) in (0..).zip(&rows) {
-        let letter = DeadLetterRow {
+    for (position, row) in (0..).zip(&rows) {
+        let dead_letter = DeadLetterRow {
             row: column(row, 0)?,
             consumer: column(row, 1)?,
             queue: column(row, 2)?,
@@ -106,26 +103,37 @@ pub(super) async fn mark_dead_letters(
         let sql = "UPDATE relevo_inbox_dead_letter SET state = ?2, blocks_queue = 0, redrives = redrives + (?2 = \
                    'redriven'), reason = ?3, \
                    marked_by = ?4, marked_at_ms = ?5 WHERE rowid = ?1";
-        let update = sqlx::query(sql).bind(letter.row).bind(fate.as_str()).bind(&mark.reason).bind(&mark.by);
+        let update =
+            sqlx::query(sql).bind(dead_letter.row).bind(state.as_str()).bind(&request.reason).bind(&request.by);
         update.bind(now).execute(&mut *connection).await?;
-        if fate == DeadLetterState::Redriven {
-            redrive(connection, &letter, now, now + mark.rate_per_second.map_or(0, |rate| delay_at_rate(place, rate)))
-                .await?;
-        } else if letter.blocks_queue && unblock_queue(connection, &letter, now).await? {
-            delete_empty_queue(connection, &letter.consumer, &letter.queue).await?;
+        if state == DeadLetterState::Redriven {
+            redrive(
+                connection,
+                &dead_letter,
+                now,
+                now + request.rate_per_second.map_or(0, |rate| delay_at_rate(position, rate)),
+            )
+            .await?;
+        } else if dead_letter.blocks_queue && unblock_queue(connection, &dead_letter, now).await? {
+            delete_empty_queue(connection, &dead_letter.consumer, &dead_letter.queue).await?;
         }
     }
     Ok(rows.len() as u64)
 }
 
-/// The delay of the letter at this position, for a rate per second.
+/// The delay of the dead letter at this position, for a rate per second.
 fn delay_at_rate(position: i64, rate: u32) -> i64 {
     position.saturating_mul(1000) / i64::from(rate.max(1))
 }
 
 /// Puts a dead letter back at its old position in its queue, before all later messages.
-async fn redrive(connection: &mut SqliteConnection, letter: &DeadLetterRow, now: i64, at: i64) -> Result<(), Error> {
-    ensure_queue(connection, &letter.consumer, &letter.queue, at).await?;
+async fn redrive(
+    connection: &mut SqliteConnection,
+    dead_letter: &DeadLetterRow,
+    now: i64,
+    at: i64,
+) -> Result<(), Error> {
+    ensure_queue(connection, &dead_letter.consumer, &dead_letter.queue, at).await?;
     for sql in [
         "INSERT INTO relevo_inbox_retry_message (ordinal, consumer, queue, id, replay, headers, payload, address, \
              lane, broker_offset, \
@@ -137,36 +145,41 @@ async fn redrive(connection: &mut SqliteConnection, letter: &DeadLetterRow, now:
          message_id, replay) IN ( \
          SELECT consumer, id, replay FROM relevo_inbox_dead_letter WHERE rowid = ?1)",
     ] {
-        sqlx::query(sql).bind(letter.row).bind(at).execute(&mut *connection).await?;
+        sqlx::query(sql).bind(dead_letter.row).bind(at).execute(&mut *connection).await?;
     }
     let sql = concat!(
         "UPDATE relevo_inbox_trace SET state = 'redriven', at_ms = ",
         now!(),
         " WHERE (id, consumer, replay) IN (SELECT id, consumer, replay FROM relevo_inbox_dead_letter WHERE rowid = ?1)"
     );
-    sqlx::query(sql).bind(letter.row).execute(&mut *connection).await?;
-    if unblock_queue(connection, letter, now).await? {
+    sqlx::query(sql).bind(dead_letter.row).execute(&mut *connection).await?;
+    if unblock_queue(connection, dead_letter, now).await? {
         // A worker that has claimed the queue finds the new head and releases the queue. Its claim stays until then, so
-        // that no other worker makes the same call. If this letter is not the head, nothing changes.
+        // that no other worker makes the same call. If this dead letter is not the head, nothing changes.
         let sql = "UPDATE relevo_inbox_retry_queue SET next_at_ms = ?4 WHERE consumer = ?1 AND queue = ?2 AND NOT \
                    EXISTS (SELECT 1 FROM relevo_inbox_retry_message \
                    WHERE consumer = ?1 AND queue = ?2 AND ordinal < ?3)";
-        let update = sqlx::query(sql).bind(&letter.consumer).bind(&letter.queue).bind(letter.ordinal);
+        let update = sqlx::query(sql).bind(&dead_letter.consumer).bind(&dead_letter.queue).bind(dead_letter.ordinal);
         update.bind(at).execute(connection).await?;
     }
     Ok(())
 }
 
-/// Unblocks a queue that this letter blocked. The queue is then due when its first message is. Returns false if another
-/// letter still blocks it.
-async fn unblock_queue(connection: &mut SqliteConnection, letter: &DeadLetterRow, now: i64) -> Result<bool, Error> {
+/// Unblocks a queue that this dead letter blocked. The queue is then due when its first message is. Returns false if another
+/// dead letter still blocks it.
+async fn unblock_queue(
+    connection: &mut SqliteConnection,
+    dead_letter: &DeadLetterRow,
+    now: i64,
+) -> Result<bool, Error> {
     let sql = "SELECT 1 FROM relevo_inbox_dead_letter WHERE consumer = ?1 AND queue = ?2 AND blocks_queue";
-    let holder = sqlx::query(sql).bind(&letter.consumer).bind(&letter.queue).fetch_optional(&mut *connection).await?;
-    if holder.is_some() {
+    let blocking =
+        sqlx::query(sql).bind(&dead_letter.consumer).bind(&dead_letter.queue).fetch_optional(&mut *connection).await?;
+    if blocking.is_some() {
         return Ok(false);
     }
-    let next = queue_due_at(connection, &letter.consumer, &letter.queue, now).await?;
+    let next = queue_due_at(connection, &dead_letter.consumer, &dead_letter.queue, now).await?;
     let sql = "UPDATE relevo_inbox_retry_queue SET next_at_ms = ?3, blocked = 0 WHERE consumer = ?1 AND queue = ?2 AND blocked";
-    sqlx::query(sql).bind(&letter.consumer).bind(&letter.queue).bind(next).execute(connection).await?;
+    sqlx::query(sql).bind(&dead_letter.consumer).bind(&dead_letter.queue).bind(next).execute(connection).await?;
     Ok(true)
 }

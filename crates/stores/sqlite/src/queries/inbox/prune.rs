@@ -6,42 +6,41 @@ use std::time::Duration;
 use relevo_core::inbox::InboxRetention;
 use sqlx::sqlite::SqliteConnection;
 
-use super::rows::clock;
 use crate::classify::Error;
-use crate::queries::millis;
+use crate::queries::{clock, millis};
 
 /// How long a dead member stays listed.
 const EXPIRED_MEMBER_RETENTION: Duration = Duration::from_hours(24);
 
 /// Deletes rows that are older than their retention, at most `limit` of each kind. Returns whether there may be more.
-pub(super) async fn prune(
+pub(crate) async fn prune(
     connection: &mut SqliteConnection,
     consumer: &str,
-    keeping: InboxRetention,
+    retention: InboxRetention,
     limit: usize,
 ) -> Result<bool, Error> {
     let now = clock(connection).await?;
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    record_retention(connection, consumer, keeping).await?;
+    record_retention(connection, consumer, retention).await?;
     let statements = [
         (
             "DELETE FROM relevo_inbox WHERE (consumer, message_id, replay) IN ( \
              SELECT consumer, message_id, replay FROM relevo_inbox \
              WHERE consumer = ?1 AND entered_at_ms < ?2 AND state IN ('done', 'skipped') ORDER BY entered_at_ms LIMIT ?3)",
-            keeping.done,
+            retention.done,
         ),
         (
             "DELETE FROM relevo_inbox_dead_letter WHERE rowid IN ( \
              SELECT rowid FROM relevo_inbox_dead_letter \
              WHERE consumer = ?1 AND marked_at_ms < ?2 AND state <> 'dead' ORDER BY marked_at_ms LIMIT ?3)",
-            keeping.dead_letters,
+            retention.dead_letters,
         ),
         (
             "DELETE FROM relevo_inbox_trace WHERE (id, consumer, replay) IN ( \
              SELECT id, consumer, replay FROM relevo_inbox_trace \
              WHERE consumer = ?1 AND at_ms < ?2 ORDER BY at_ms LIMIT ?3)",
             // Traces from an earlier configuration are pruned too.
-            keeping.trace.unwrap_or(keeping.done),
+            retention.trace.unwrap_or(retention.done),
         ),
         (
             "DELETE FROM relevo_inbox_member WHERE (consumer, owner) IN ( \
@@ -49,22 +48,22 @@ pub(super) async fn prune(
             EXPIRED_MEMBER_RETENTION,
         ),
     ];
-    let mut most = 0;
-    for (sql, kept) in statements {
-        let delete = sqlx::query(sql).bind(consumer).bind(now - millis(kept)).bind(limit);
-        most = most.max(delete.execute(&mut *connection).await?.rows_affected());
+    let mut largest = 0;
+    for (sql, retention) in statements {
+        let delete = sqlx::query(sql).bind(consumer).bind(now - millis(retention)).bind(limit);
+        largest = largest.max(delete.execute(&mut *connection).await?.rows_affected());
     }
-    Ok(most >= limit.cast_unsigned())
+    Ok(largest >= limit.cast_unsigned())
 }
 
 /// Records the retention of the inbox, which `relevo consumers` shows.
 async fn record_retention(
     connection: &mut SqliteConnection,
     consumer: &str,
-    keeping: InboxRetention,
+    retention: InboxRetention,
 ) -> Result<(), Error> {
     let sql = "INSERT INTO relevo_inbox_consumer AS c (name, done_retention_ms) VALUES (?1, ?2) \
                ON CONFLICT (name) DO UPDATE SET done_retention_ms = ?2 WHERE c.done_retention_ms IS NOT ?2";
-    sqlx::query(sql).bind(consumer).bind(millis(keeping.done)).execute(connection).await?;
+    sqlx::query(sql).bind(consumer).bind(millis(retention.done)).execute(connection).await?;
     Ok(())
 }

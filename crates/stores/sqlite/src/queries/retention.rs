@@ -1,44 +1,33 @@
-//! Retention: deletes old messages that every destination has settled, in small transactions.
+//! Retention: deletes old messages that every destination has settled, in small batches.
 
 use std::time::Duration;
 
-use relevo_core::outbox::maintenance::MaintenanceReport;
 use sqlx::sqlite::SqliteConnection;
-use tokio::time::Instant;
 
 use crate::classify::Error;
-use crate::connection::{Connection, Durability};
-use crate::queries::{column, now};
+use crate::queries::{COUNT_MAX, column, now};
 
 /// The number of rows that one transaction deletes. It is small because applications wait for it.
 const BATCH: i64 = 2000;
-/// Time limit of one call. It is short because the same connection renews the relay's leases.
-const TIME_MAX: Duration = Duration::from_secs(1);
-/// Counting of held-back messages stops here.
-const COUNT_MAX: i64 = 10_000;
 
-/// Deletes old messages and prunes history. If another writer holds the lock, the next call continues.
-pub(crate) async fn maintain(link: &Connection) -> Result<MaintenanceReport, Error> {
-    let mut maintained = MaintenanceReport::default();
-    let began = Instant::now();
-    while began.elapsed() < TIME_MAX {
-        let mut session = match link.begin(Durability::Normal).await {
-            Ok(session) => session,
-            Err(Error::Busy) => return Ok(MaintenanceReport { skipped: true, ..maintained }),
-            Err(error) => return Err(error),
-        };
-        let dropped = drop_messages(&mut session).await?;
-        let pruned = prune_history(&mut session).await?;
-        session.commit().await?;
-        maintained.dropped = maintained.dropped.saturating_add(u32::try_from(dropped).unwrap_or(u32::MAX));
-        if dropped.max(pruned) < BATCH.unsigned_abs() {
-            break;
-        }
-    }
-    let mut session = link.acquire().await?;
-    maintained.warnings = warnings(&mut session).await?;
-    session.release();
-    Ok(maintained)
+/// What one batch deleted.
+pub(crate) struct DeletedBatch {
+    pub(crate) messages: u64,
+    /// A statement reached its row limit.
+    pub(crate) may_have_more: bool,
+}
+
+/// Deletes one batch of old messages and of old history.
+pub(crate) async fn delete_batch(connection: &mut SqliteConnection) -> Result<DeletedBatch, Error> {
+    let messages = drop_messages(connection).await?;
+    let history = prune_history(connection).await?;
+    Ok(DeletedBatch { messages, may_have_more: messages.max(history) >= BATCH.unsigned_abs() })
+}
+
+/// Returns the retention of published messages.
+pub(crate) async fn retention(connection: &mut SqliteConnection) -> Result<Duration, Error> {
+    let row = sqlx::query("SELECT retention_ms FROM relevo_settings").fetch_one(connection).await?;
+    Ok(Duration::from_millis(u64::try_from(column::<i64>(&row, 0)?).unwrap_or(0)))
 }
 
 /// Deletes from the lowest `seq` up to the first message that is too young or not settled by every destination. No
@@ -91,15 +80,15 @@ async fn prune_history(connection: &mut SqliteConnection) -> Result<u64, Error> 
             " - (SELECT dead_letter_retention_ms FROM relevo_settings) LIMIT ?1)"
         ),
     ];
-    let mut most = 0;
+    let mut largest = 0;
     for sql in statements {
-        most = most.max(sqlx::query(sql).bind(BATCH).execute(&mut *connection).await?.rows_affected());
+        largest = largest.max(sqlx::query(sql).bind(BATCH).execute(&mut *connection).await?.rows_affected());
     }
-    Ok(most)
+    Ok(largest)
 }
 
-/// Names the destinations that hold back old messages.
-async fn warnings(connection: &mut SqliteConnection) -> Result<Vec<String>, Error> {
+/// Returns a warning for each destination with undelivered messages older than the retention.
+pub(crate) async fn warnings(connection: &mut SqliteConnection) -> Result<Vec<String>, Error> {
     let sql = concat!(
         "SELECT p.destination, (SELECT count(*) FROM ( \
              SELECT created_at_ms FROM relevo_message WHERE seq > p.settled ORDER BY seq LIMIT ?1) \
@@ -111,10 +100,10 @@ async fn warnings(connection: &mut SqliteConnection) -> Result<Vec<String>, Erro
     );
     let rows = sqlx::query(sql).bind(COUNT_MAX).fetch_all(connection).await?;
     let warning = |row| -> Result<String, Error> {
-        let (name, held): (&str, i64) = (column(row, 0)?, column(row, 1)?);
-        let least = if held >= COUNT_MAX { "at least " } else { "" };
+        let (name, count): (&str, i64) = (column(row, 0)?, column(row, 1)?);
+        let least = if count >= COUNT_MAX { "at least " } else { "" };
         Ok(format!(
-            "destination `{name}` has {least}{held} undelivered messages older than the retention; they are kept"
+            "destination `{name}` has {least}{count} undelivered messages older than the retention; they are kept"
         ))
     };
     rows.iter().map(warning).collect()
