@@ -5,8 +5,8 @@ mod decode;
 mod lag;
 mod lanes;
 mod reader;
-mod settle;
-mod shared;
+mod receive;
+pub(crate) mod retry_queues;
 mod side;
 
 use std::fmt;
@@ -17,24 +17,28 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::FutureExt as _;
 use futures_util::future::join_all;
-use lapin::Connection;
+use lapin::{Channel, Connection};
+use parking_lot::{Mutex, MutexGuard};
 use relevo_core::{
-    AckOutcome, BrokerConsumer, ConsumerCapabilities, DelayedRetry, Delivery, DeliveryTag, Failure, Lane,
+    AckOutcome, BrokerConsumer, Class, ConsumerCapabilities, DelayedRetry, Delivery, DeliveryTag, Failure, Lane,
 };
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
+pub(crate) use decode::ReceivedMessage;
 pub use decode::raw_message;
+pub(crate) use lanes::DeliveryStage;
+pub(crate) use side::Copy;
 
 use crate::backoff::Backoff;
 use crate::classify::Error;
 use crate::config::Config;
 use crate::connection;
 use crate::group::Group;
+use lag::LagRequest;
 use lanes::LaneTable;
-use parking_lot::Mutex;
-use shared::{ConsumerInner, LaneConnection};
+use reader::HandOver;
 use side::Side;
 
 /// How long a new consumer waits for its share of the lanes. Afterwards it is returned without them.
@@ -110,7 +114,7 @@ pub async fn consumer(config: &Config, group: &Group, membership: Membership) ->
 }
 
 /// Maintains a connection with all lanes until the consumer is closed.
-async fn maintain(shared: Arc<ConsumerInner>, mut asked: mpsc::Receiver<lag::LagRequest>) {
+async fn maintain(shared: Arc<ConsumerInner>, mut asked: mpsc::Receiver<LagRequest>) {
     let name = format!("{} ({})", shared.membership.name, shared.group.name);
     let mut backoff = Backoff::default();
     for session in 0.. {
@@ -136,7 +140,7 @@ async fn maintain(shared: Arc<ConsumerInner>, mut asked: mpsc::Receiver<lag::Lag
 async fn serve_lanes(
     shared: &Arc<ConsumerInner>,
     connection: &Connection,
-    asked: &mut mpsc::Receiver<lag::LagRequest>,
+    asked: &mut mpsc::Receiver<LagRequest>,
     session: u64,
 ) -> bool {
     let mut over = shared.lane_connection.subscribe();
@@ -235,5 +239,154 @@ impl fmt::Debug for GroupConsumer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ConsumerInner { group, membership, .. } = &*self.inner;
         f.debug_struct("RabbitConsumer").field("group", group).field("membership", membership).finish_non_exhaustive()
+    }
+}
+
+/// State that the consumer and its tasks share.
+pub(crate) struct ConsumerInner {
+    pub(crate) config: Arc<Config>,
+    pub(crate) group: Group,
+    pub(crate) membership: Membership,
+    pub(crate) lanes: Vec<Lane>,
+    pub(crate) queues: Vec<String>,
+    pub(crate) side: Side,
+    /// Sends requests for the number of waiting messages.
+    pub(crate) lag_requests: mpsc::Sender<LagRequest>,
+    pub(crate) lane_table: Mutex<LaneTable>,
+    /// Notified when there may be deliveries or an error.
+    pub(crate) changed: Notify,
+    /// Notified when a lane may have no outstanding deliveries, or must be released.
+    pub(crate) lane_wakers: Vec<Notify>,
+    /// Notified when a lane was released or claimed.
+    pub(crate) lanes_moved: Notify,
+    pub(crate) lane_connection: watch::Sender<LaneConnection>,
+    /// Set when the consumer has its share of the lanes, or can have none.
+    pub(crate) joined: watch::Sender<bool>,
+}
+
+/// The state of the lanes' connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LaneConnection {
+    Down,
+    /// All lanes are subscribed. The number identifies the connection.
+    Up(u64),
+    /// The consumer is closed.
+    Closed,
+}
+
+impl ConsumerInner {
+    pub(crate) fn lane_table(&self) -> MutexGuard<'_, LaneTable> {
+        // No code panics in the middle of a change.
+        self.lane_table.lock()
+    }
+
+    pub(crate) fn channels(&self) -> Vec<Channel> {
+        self.lane_table().lanes.iter().filter_map(|lane| lane.channel.clone()).collect()
+    }
+
+    /// Whether members share the lanes. For a single queue, the broker assigns the consumers.
+    pub(crate) fn shares_lanes(&self) -> bool {
+        self.queues.len() > 1
+    }
+
+    /// Records that a lane is subscribed.
+    pub(crate) fn lane_subscribed(&self, lane: usize, channel: Channel) {
+        let mut state = self.lane_table();
+        state.lanes[lane].channel = Some(channel);
+        if state.lanes.iter().all(|lane| lane.channel.is_some()) {
+            let session = LaneConnection::Up(state.connection_number);
+            drop(state);
+            self.lane_connection.send_if_modified(|current| {
+                let news = *current != session && *current != LaneConnection::Closed;
+                if news {
+                    *current = session;
+                }
+                news
+            });
+            if !self.shares_lanes() {
+                self.joined.send_replace(true);
+            }
+        }
+        self.lanes_moved.notify_one();
+    }
+
+    /// Records that a lane is no longer subscribed.
+    pub(crate) fn lane_unsubscribed(&self, lane: usize, handed_over: bool) {
+        let mut state = self.lane_table();
+        state.reset_lane(lane);
+        if handed_over {
+            state.lanes[lane].paused = false;
+            state.released_at[lane] = state.members_hash;
+        }
+        drop(state);
+        self.lanes_moved.notify_one();
+    }
+
+    pub(crate) fn mark_disconnected(&self) {
+        self.lane_connection.send_if_modified(|current| {
+            let news = matches!(current, LaneConnection::Up(_));
+            if news {
+                *current = LaneConnection::Down;
+            }
+            news
+        });
+    }
+
+    /// Stores a delivery of a lane. Returns its tag if its delay has not ended.
+    pub(crate) fn buffer_delivery(&self, lane: usize, mut arrived: ReceivedMessage) -> Option<u64> {
+        if self.group.retry.is_empty() {
+            // There is no retry queue for the remaining delay, so the message would never be delivered.
+            arrived.delay_left = Duration::ZERO;
+        }
+        let climbs = !arrived.delay_left.is_zero();
+        let tag = self.lane_table().insert(lane, arrived);
+        self.changed.notify_waiters();
+        climbs.then_some(tag)
+    }
+
+    /// Records an error. Receivers get it if it needs an operator.
+    pub(crate) fn report_error(&self, queue: &str, error: Error) {
+        let group = &self.group.name;
+        match error.class() {
+            Class::Outage | Class::Unknown | Class::Throttled(_) | Class::Transient => {
+                tracing::warn!(group, queue, %error, "the broker is away, will try again");
+            }
+            Class::Blocked | Class::Poison => {
+                tracing::error!(group, queue, %error, "nothing can be received until a person mends it");
+                self.lane_table().fatal_error = Some(error);
+                self.joined.send_replace(true);
+                self.changed.notify_waiters();
+            }
+        }
+    }
+
+    /// Whether a lane must be released.
+    pub(crate) fn hand_over(&self, lane: usize) -> HandOver {
+        let state = self.lane_table();
+        match &state.lanes[lane] {
+            lane if !lane.handing_over => HandOver::None,
+            lane if lane.is_busy() => HandOver::Draining,
+            _ => HandOver::Ready,
+        }
+    }
+
+    pub(crate) fn set_paused(&self, lane: &Lane, paused: bool) {
+        if let Some(index) = self.lanes.iter().position(|known| known == lane) {
+            self.lane_table().lanes[index].paused = paused;
+        }
+        self.changed.notify_waiters();
+    }
+
+    /// Stops deliveries and acknowledgements.
+    pub(crate) fn shut_down(&self) {
+        let mut state = self.lane_table();
+        state.closed = true;
+        for lane in &mut state.lanes {
+            lane.outstanding.clear();
+            lane.handing_over = true;
+        }
+        drop(state);
+        self.changed.notify_waiters();
+        self.lane_connection.send_replace(LaneConnection::Closed);
     }
 }

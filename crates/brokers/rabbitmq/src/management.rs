@@ -23,11 +23,11 @@ use crate::classify::Error;
 use crate::config::{Config, Tls};
 use crate::topology::Policy;
 
-mod seen;
-mod snapshot;
+mod server_state;
 
-pub(crate) use seen::{BindingInfo, ExchangeInfo, FeatureFlagInfo, NodeInfo, PolicyInfo, QueueInfo};
-pub(crate) use snapshot::ServerState;
+pub(crate) use server_state::{
+    BindingInfo, ExchangeInfo, FeatureFlagInfo, NodeInfo, PolicyInfo, QueueInfo, ServerState,
+};
 
 type Body = Full<bytes::Bytes>;
 
@@ -112,7 +112,7 @@ impl ManagementClient {
 
     /// The version of the broker, such as `3.10.8`.
     pub(crate) async fn version(&self) -> Result<String, Error> {
-        let overview: seen::Overview = self.list("/api/overview?columns=rabbitmq_version").await?;
+        let overview: server_state::Overview = self.list("/api/overview?columns=rabbitmq_version").await?;
         Ok(overview.rabbitmq_version)
     }
 

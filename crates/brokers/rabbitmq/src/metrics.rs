@@ -14,11 +14,10 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
-use crate::administer::Admin;
 use crate::classify::Error;
 use crate::config::Config;
 use crate::management::{ManagementClient, QueueInfo};
-use crate::topology::{Declarations, TopologyConnection};
+use crate::topology::{Admin, Declarations, TopologyConnection};
 
 /// The time limit of a management request, and of connecting to the broker for a sample.
 const RESPONSE_TIMEOUT: Duration = Duration::from_millis(2500);

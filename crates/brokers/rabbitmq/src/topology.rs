@@ -3,19 +3,18 @@
 //! Everything here is durable. [`Topology::declarations`] returns the declarations with all arguments.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 mod apply;
 mod compare;
 mod declarations;
-mod names;
-mod queue;
 mod validate;
 
+pub use apply::Admin;
 pub(crate) use apply::TopologyConnection;
 pub(crate) use compare::{AT_LEAST_ONCE_FLAG, TopologyPart};
 pub use declarations::{BindingDeclaration, Declarations, ExchangeDeclaration, QueueDeclaration};
-pub use names::{dead_letter_queue_name, lane_queue_name, lane_routing_key, retry_queue_name};
-pub use queue::{DEFAULT_RETRY_DELAYS, Queue, QueueKind};
+pub use declarations::{dead_letter_queue_name, lane_queue_name, lane_routing_key, retry_queue_name};
 pub use validate::Wrong;
 
 /// The configured topology.
@@ -77,6 +76,90 @@ impl ExchangeKind {
     /// Parses the name; `None` for exchange types of plugins.
     pub fn parse(word: &str) -> Option<Self> {
         [Self::Topic, Self::Direct, Self::Fanout, Self::Headers].into_iter().find(|kind| kind.as_str() == word)
+    }
+}
+
+/// The default retry delays.
+pub const DEFAULT_RETRY_DELAYS: [Duration; 3] =
+    [Duration::from_mins(1), Duration::from_mins(5), Duration::from_mins(15)];
+
+/// A durable queue with its lanes, its retry queues and its dead-letter queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Queue {
+    /// The name.
+    pub name: String,
+    /// The queue type.
+    pub kind: QueueKind,
+    /// The number of lanes: queues `name.0`, `name.1`, … instead of one. Each has a single active consumer, and is
+    /// bound with the lane as the last word of the routing key.
+    pub lanes: Option<u16>,
+    /// One consumer at a time is active, and the others are on standby. Otherwise all consumers receive at once, and
+    /// only unordered consumers start. Lanes are always ordered.
+    pub single_active_consumer: bool,
+    /// The retry delays, with one queue for each. Empty means no retry queues.
+    pub retry_delays: Vec<Duration>,
+    /// The name of the dead-letter queue, `name.dead` by default; `None` for no dead-letter queue.
+    pub dead_letter_queue: Option<String>,
+    /// The maximum number of messages. Above it new messages are refused.
+    pub max_length: Option<u64>,
+    /// The maximum size in bytes. Above it new messages are refused.
+    pub max_length_bytes: Option<u64>,
+    /// The maximum number of returns without an acknowledgement. Above it the message is dead-lettered, or lost without
+    /// a dead-letter queue.
+    pub delivery_limit: Option<u32>,
+    /// The initial number of replicas of a quorum queue.
+    pub quorum_initial_group_size: Option<u32>,
+}
+
+/// The queue type.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum QueueKind {
+    /// Replicated by consensus. A confirm means that a majority of its nodes has written the message.
+    #[default]
+    Quorum,
+    /// On one node; it cannot dead-letter at least once.
+    Classic,
+}
+
+impl QueueKind {
+    /// The name in AMQP.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Quorum => "quorum",
+            Self::Classic => "classic",
+        }
+    }
+}
+
+impl Queue {
+    /// An ordered quorum queue without lanes, with the default retry delays and a dead-letter queue.
+    pub fn new(name: impl Into<String>) -> Self {
+        let name = name.into();
+        Self {
+            dead_letter_queue: Some(dead_letter_queue_name(&name)),
+            name,
+            kind: QueueKind::Quorum,
+            lanes: None,
+            single_active_consumer: true,
+            retry_delays: DEFAULT_RETRY_DELAYS.to_vec(),
+            max_length: None,
+            max_length_bytes: None,
+            delivery_limit: None,
+            quorum_initial_group_size: None,
+        }
+    }
+
+    /// Whether one consumer at a time is active.
+    pub fn is_ordered(&self) -> bool {
+        self.single_active_consumer || self.lanes.is_some()
+    }
+
+    /// The consumed queues: the queue itself or its lanes.
+    pub fn consumed_queues(&self) -> Vec<String> {
+        match self.lanes {
+            None => vec![self.name.clone()],
+            Some(lanes) => (0..lanes).map(|lane| lane_queue_name(&self.name, lane)).collect(),
+        }
     }
 }
 

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
-use super::shared::{ConsumerInner, LaneConnection};
+use super::{ConsumerInner, LaneConnection};
 use crate::backoff::Backoff;
 use crate::classify::Error;
 use crate::connection;
@@ -138,6 +138,36 @@ pub(crate) async fn run(shared: Arc<ConsumerInner>) {
                 sleep(backoff.next()).await;
             }
         }
+    }
+}
+
+impl ConsumerInner {
+    /// Applies the assignment. Returns whether this member has released every lane of others.
+    pub(crate) fn apply_assignment(&self, view: u64, wish: impl Fn(usize) -> LaneDecision) -> bool {
+        let mut state = self.lane_table();
+        state.members_hash = view;
+        let mut settled = true;
+        for lane in 0..self.queues.len() {
+            let given = state.released_at[lane] == view;
+            let leaves = match wish(lane) {
+                LaneDecision::Keep => false,
+                LaneDecision::Wait => {
+                    settled &= given;
+                    false
+                }
+                LaneDecision::Release => {
+                    // Until it is subscribed again, the release may not be complete.
+                    settled &= given && state.lanes[lane].channel.is_some();
+                    !given
+                }
+            };
+            if std::mem::replace(&mut state.lanes[lane].handing_over, leaves) != leaves {
+                self.lane_wakers[lane].notify_one();
+            }
+        }
+        drop(state);
+        self.changed.notify_waiters();
+        settled
     }
 }
 

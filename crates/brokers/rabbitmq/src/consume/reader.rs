@@ -9,8 +9,8 @@ use lapin::types::FieldTable;
 use lapin::{Channel, Connection};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use super::ConsumerInner;
 use super::decode::ReceivedMessage;
-use super::shared::ConsumerInner;
 use crate::backoff::Backoff;
 use crate::classify::Error;
 

@@ -1,4 +1,4 @@
-//! The declarations of a topology: each exchange, queue and binding with all its arguments.
+//! The declarations of a topology: each exchange, queue and binding with its name and all its arguments.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,7 +6,6 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::{Binding, BindingTarget, Exchange, Policy, Queue, QueueKind, Topology};
-use super::{lane_queue_name, lane_routing_key, retry_queue_name};
 
 /// The arguments of a declaration, by their AMQP names.
 pub(crate) type Arguments = BTreeMap<String, Value>;
@@ -170,6 +169,26 @@ impl Binding {
         }
         BindingDeclaration { exchange: self.exchange.clone(), to, key, arguments }
     }
+}
+
+/// The queue of one lane.
+pub fn lane_queue_name(queue: &str, lane: u16) -> String {
+    format!("{queue}.{lane}")
+}
+
+/// The routing key of one lane: the lane is its last word.
+pub fn lane_routing_key(key: &str, lane: u16) -> String {
+    if key.is_empty() { lane.to_string() } else { format!("{key}.{lane}") }
+}
+
+/// The queue in which messages of `queue`, which may be a lane, wait for this delay before they return.
+pub fn retry_queue_name(queue: &str, rung: Duration) -> String {
+    format!("{queue}.retry.{}", rung.as_millis())
+}
+
+/// The default name of the dead-letter queue. The lanes of a queue share one.
+pub fn dead_letter_queue_name(queue: &str) -> String {
+    format!("{queue}.dead")
 }
 
 #[cfg(test)]

@@ -14,12 +14,8 @@ use lapin::types::FieldTable;
 use relevo_core::{AckOutcome, DeliveryTag};
 use tokio::time::timeout;
 
-use super::decode::ReceivedMessage;
-use super::lanes::DeliveryStage;
-use super::shared::ConsumerInner;
-use super::side::Copy;
 use crate::classify::Error;
-use crate::ladder;
+use crate::consume::{ConsumerInner, Copy, DeliveryStage, ReceivedMessage, retry_queues};
 use crate::topology::retry_queue_name;
 
 impl ConsumerInner {
@@ -124,11 +120,11 @@ impl ConsumerInner {
 
     fn copy(&self, lane: usize, arrived: &ReceivedMessage, retry: Retry) -> Result<Copy, Error> {
         let ReceivedMessage { properties, address, retries, .. } = arrived;
-        let Some((rung, left)) = ladder::next_delay(&self.group.retry, retry.after) else {
+        let Some((rung, left)) = retry_queues::next_delay(&self.group.retry, retry.after) else {
             return Err(Error::NotFound(format!("the queue `{}` has no retry ladder", self.group.name)));
         };
         let retries = retries.saturating_add(retry.counted.into());
-        let properties = ladder::retry_properties(properties, retries, left, address);
+        let properties = retry_queues::retry_properties(properties, retries, left, address);
         Ok(Copy { queue: retry_queue_name(&self.queues[lane], rung), properties, payload: arrived.payload.clone() })
     }
 
