@@ -13,6 +13,7 @@ use lapin::tcp::{AsyncTcpStream, RustlsConnector, RustlsConnectorConfig};
 use lapin::uri::{AMQPScheme, AMQPUri};
 use lapin::{Connection, ConnectionProperties, ConnectionState, ErrorKind, Event};
 use parking_lot::Mutex;
+use relevo_core::retry::{ExponentialBackoff, Jitter};
 use rustls::{AlertDescription, CertificateError};
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
@@ -20,7 +21,6 @@ use tokio::sync::watch;
 use tokio::time::{Instant, interval, sleep, timeout};
 use tracing::{info, warn};
 
-use crate::backoff::Backoff;
 use crate::classify::Error;
 use crate::config::{Config, Tls};
 
@@ -30,6 +30,24 @@ const STABLE_AFTER: Duration = Duration::from_secs(1);
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// The time limit for closing the connection.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The shortest and the longest pause between two attempts.
+const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+/// The pauses between attempts to connect or subscribe.
+pub(crate) fn backoff() -> ExponentialBackoff {
+    ExponentialBackoff::new(RETRY_PAUSE.0, RETRY_PAUSE.1)
+}
+
+/// The next pause, shortened at random so that clients do not reconnect together.
+pub(crate) fn next_delay(backoff: &mut ExponentialBackoff) -> Duration {
+    backoff.next(Jitter::from_random(fastrand::u32(..)))
+}
+
+/// Waits for the next pause.
+pub(crate) async fn pause(backoff: &mut ExponentialBackoff) {
+    sleep(next_delay(backoff)).await;
+}
 
 /// Connects to the first URL that responds. `name` is the connection name in the broker's tools.
 ///
@@ -154,7 +172,7 @@ pub(crate) async fn maintain(
     state: watch::Sender<BrokerConnection>,
     mut closing: watch::Receiver<bool>,
 ) {
-    let mut backoff = Backoff::default();
+    let mut pauses = backoff();
     let mut first = 0;
     loop {
         let attempt = connect_from(&config, "relevo publisher", first);
@@ -179,7 +197,7 @@ pub(crate) async fn maintain(
                 // Continue with the next node, because this one just failed.
                 first = node + 1;
                 if since.elapsed() > STABLE_AFTER {
-                    backoff = Backoff::default();
+                    pauses.reset();
                 }
             }
             Err(error) => {
@@ -191,7 +209,7 @@ pub(crate) async fn maintain(
         tokio::select! {
             biased;
             () = wait_for_close(&mut closing) => break,
-            () = sleep(backoff.next()) => {}
+            () = pause(&mut pauses) => {}
         }
     }
     state.send_replace(BrokerConnection::Closed);

@@ -24,18 +24,17 @@ use relevo_core::{
 };
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 pub(crate) use decode::ReceivedMessage;
 pub use decode::raw_message;
 pub(crate) use lanes::DeliveryStage;
 pub(crate) use side::Copy;
 
-use crate::backoff::Backoff;
 use crate::classify::Error;
 use crate::config::Config;
 use crate::connection;
-use crate::group::Group;
+use crate::topology::Queue;
 use lag::LagRequest;
 use lanes::LaneTable;
 use reader::HandOver;
@@ -68,55 +67,63 @@ pub struct GroupConsumer {
     tasks: tokio::sync::Mutex<JoinSet<()>>,
 }
 
-/// Opens a consumer of this group. It subscribes to all lanes and gets its share as other consumers release them. It is
-/// returned when it has its share, or after three seconds.
-///
-/// An unreachable broker is not an error: the consumer connects when the broker is up.
-/// [`receive`](BrokerConsumer::receive) returns errors that need an operator, such as a wrong password or a missing
-/// queue, each time they occur.
-pub async fn consumer(config: &Config, group: &Group, membership: Membership) -> Result<GroupConsumer, Error> {
-    config.validate()?;
-    group.validate()?;
-    if membership.prefetch == 0 {
-        return Err(Error::Config("a prefetch of nothing would never receive".to_owned()));
+impl GroupConsumer {
+    /// Opens a consumer of a queue. It subscribes to all lanes and gets its share as other consumers release them. It
+    /// is returned when it has its share, or after three seconds.
+    ///
+    /// An unreachable broker is not an error: the consumer connects when the broker is up.
+    /// [`receive`](BrokerConsumer::receive) returns errors that need an operator, such as a wrong password or a missing
+    /// queue, each time they occur.
+    pub async fn open(config: &Config, queue: &Queue, membership: Membership) -> Result<Self, Error> {
+        config.validate()?;
+        queue.validate()?;
+        if membership.prefetch == 0 {
+            return Err(Error::Config("with a prefetch of 0 no message would be received".to_owned()));
+        }
+        let config = Arc::new(config.clone());
+        let queues = queue.consumed_queues();
+        let name = format!("{} (retries of {})", membership.name, queue.name);
+        let (side, publishing) = Side::new(Arc::clone(&config), name);
+        let (counting, asked) = mpsc::channel(lag::REQUESTS_MAX);
+        let lane_name =
+            |index: usize| Lane::new(if queue.lanes.is_some() { index.to_string() } else { queue.name.clone() });
+        let shared = Arc::new(ConsumerInner {
+            config,
+            membership,
+            lanes: (0..queues.len()).map(lane_name).collect(),
+            queue: queue.clone(),
+            side,
+            lag_requests: counting,
+            lane_table: Mutex::new(LaneTable::new(queues.len())),
+            changed: Notify::new(),
+            lane_wakers: queues.iter().map(|_| Notify::new()).collect(),
+            queues,
+            lanes_moved: Notify::new(),
+            lane_connection: watch::Sender::new(LaneConnection::Down),
+            joined: watch::Sender::new(false),
+        });
+        let mut tasks = JoinSet::new();
+        tasks.spawn(publishing);
+        tasks.spawn(maintain(Arc::clone(&shared), asked));
+        if shared.shares_lanes() {
+            tasks.spawn(assignment::run(Arc::clone(&shared)));
+        }
+        let mut joined = shared.joined.subscribe();
+        timeout(JOIN_TIMEOUT, joined.wait_for(|joined| *joined)).await.ok();
+        Ok(Self { inner: shared, tasks: tokio::sync::Mutex::new(tasks) })
     }
-    let config = Arc::new(config.clone());
-    let queues = group.queues();
-    let name = format!("{} (retries of {})", membership.name, group.name);
-    let (side, publishing) = Side::new(Arc::clone(&config), name);
-    let (counting, asked) = mpsc::channel(lag::REQUESTS_MAX);
-    let lane_name =
-        |index: usize| Lane::new(if group.lanes.is_some() { index.to_string() } else { group.name.clone() });
-    let shared = Arc::new(ConsumerInner {
-        config,
-        membership,
-        lanes: (0..queues.len()).map(lane_name).collect(),
-        group: group.clone(),
-        side,
-        lag_requests: counting,
-        lane_table: Mutex::new(LaneTable::new(queues.len())),
-        changed: Notify::new(),
-        lane_wakers: queues.iter().map(|_| Notify::new()).collect(),
-        queues,
-        lanes_moved: Notify::new(),
-        lane_connection: watch::Sender::new(LaneConnection::Down),
-        joined: watch::Sender::new(false),
-    });
-    let mut tasks = JoinSet::new();
-    tasks.spawn(publishing);
-    tasks.spawn(maintain(Arc::clone(&shared), asked));
-    if shared.shares_lanes() {
-        tasks.spawn(assignment::run(Arc::clone(&shared)));
+
+    /// Whether it is subscribed to all of its lanes now.
+    pub fn is_connected(&self) -> bool {
+        let state = self.inner.lane_table();
+        state.lanes.iter().all(|lane| lane.channel.as_ref().is_some_and(|channel| channel.status().connected()))
     }
-    let mut joined = shared.joined.subscribe();
-    timeout(JOIN_TIMEOUT, joined.wait_for(|joined| *joined)).await.ok();
-    Ok(GroupConsumer { inner: shared, tasks: tokio::sync::Mutex::new(tasks) })
 }
 
 /// Maintains a connection with all lanes until the consumer is closed.
 async fn maintain(shared: Arc<ConsumerInner>, mut asked: mpsc::Receiver<LagRequest>) {
-    let name = format!("{} ({})", shared.membership.name, shared.group.name);
-    let mut backoff = Backoff::default();
+    let name = format!("{} ({})", shared.membership.name, shared.queue.name);
+    let mut backoff = connection::backoff();
     for session in 0.. {
         let mut over = shared.lane_connection.subscribe();
         let connection = tokio::select! {
@@ -125,14 +132,14 @@ async fn maintain(shared: Arc<ConsumerInner>, mut asked: mpsc::Receiver<LagReque
         };
         match connection {
             Ok(connection) => {
-                backoff = Backoff::default();
+                backoff = connection::backoff();
                 if serve_lanes(&shared, &connection, &mut asked, session).await {
                     return;
                 }
             }
             Err(error) => shared.report_error("", error),
         }
-        sleep(backoff.next()).await;
+        connection::pause(&mut backoff).await;
     }
 }
 
@@ -161,18 +168,10 @@ async fn serve_lanes(
     true
 }
 
-impl GroupConsumer {
-    /// Whether it is subscribed to all of its lanes now.
-    pub fn is_connected(&self) -> bool {
-        let state = self.inner.lane_table();
-        state.lanes.iter().all(|lane| lane.channel.as_ref().is_some_and(|channel| channel.status().connected()))
-    }
-}
-
 #[async_trait]
 impl BrokerConsumer for GroupConsumer {
     fn capabilities(&self) -> ConsumerCapabilities {
-        ConsumerCapabilities { ordered_lanes: self.inner.group.is_ordered() }
+        ConsumerCapabilities { ordered_lanes: self.inner.queue.is_ordered() }
     }
 
     fn delayed_retry(&self) -> Option<&dyn DelayedRetry> {
@@ -237,15 +236,15 @@ impl Drop for GroupConsumer {
 
 impl fmt::Debug for GroupConsumer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ConsumerInner { group, membership, .. } = &*self.inner;
-        f.debug_struct("RabbitConsumer").field("group", group).field("membership", membership).finish_non_exhaustive()
+        let ConsumerInner { queue, membership, .. } = &*self.inner;
+        f.debug_struct("GroupConsumer").field("queue", queue).field("membership", membership).finish_non_exhaustive()
     }
 }
 
 /// State that the consumer and its tasks share.
 pub(crate) struct ConsumerInner {
     pub(crate) config: Arc<Config>,
-    pub(crate) group: Group,
+    pub(crate) queue: Queue,
     pub(crate) membership: Membership,
     pub(crate) lanes: Vec<Lane>,
     pub(crate) queues: Vec<String>,
@@ -334,7 +333,7 @@ impl ConsumerInner {
 
     /// Stores a delivery of a lane. Returns its tag if its delay has not ended.
     pub(crate) fn buffer_delivery(&self, lane: usize, mut arrived: ReceivedMessage) -> Option<u64> {
-        if self.group.retry.is_empty() {
+        if self.queue.retry_delays.is_empty() {
             // There is no retry queue for the remaining delay, so the message would never be delivered.
             arrived.delay_left = Duration::ZERO;
         }
@@ -346,7 +345,7 @@ impl ConsumerInner {
 
     /// Records an error. Receivers get it if it needs an operator.
     pub(crate) fn report_error(&self, queue: &str, error: Error) {
-        let group = &self.group.name;
+        let group = &self.queue.name;
         match error.class() {
             Class::Outage | Class::Unknown | Class::Throttled(_) | Class::Transient => {
                 tracing::warn!(group, queue, %error, "the broker is away, will try again");

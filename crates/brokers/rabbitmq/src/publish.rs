@@ -163,6 +163,6 @@ impl Broker for Publisher {
 
 impl fmt::Debug for Publisher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("RabbitBroker").field(&self.0.config).finish()
+        f.debug_tuple("Publisher").field(&self.0.config).finish()
     }
 }

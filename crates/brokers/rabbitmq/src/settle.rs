@@ -120,12 +120,12 @@ impl ConsumerInner {
 
     fn copy(&self, lane: usize, arrived: &ReceivedMessage, retry: Retry) -> Result<Copy, Error> {
         let ReceivedMessage { properties, address, retries, .. } = arrived;
-        let Some((rung, left)) = retry_queues::next_delay(&self.group.retry, retry.after) else {
-            return Err(Error::NotFound(format!("the queue `{}` has no retry ladder", self.group.name)));
+        let Some((delay, left)) = retry_queues::next_delay(&self.queue.retry_delays, retry.after) else {
+            return Err(Error::NotFound(format!("queue `{}` has no retry queues", self.queue.name)));
         };
         let retries = retries.saturating_add(retry.counted.into());
         let properties = retry_queues::retry_properties(properties, retries, left, address);
-        Ok(Copy { queue: retry_queue_name(&self.queues[lane], rung), properties, payload: arrived.payload.clone() })
+        Ok(Copy { queue: retry_queue_name(&self.queues[lane], delay), properties, payload: arrived.payload.clone() })
     }
 
     /// Moves a message with a remaining delay to its next retry queue. It was not delivered to a caller, so this is not

@@ -5,6 +5,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::classify::Error;
+use crate::config::NAME_BYTES_MAX;
+
 mod apply;
 mod compare;
 mod declarations;
@@ -15,7 +18,6 @@ pub(crate) use apply::TopologyConnection;
 pub(crate) use compare::{AT_LEAST_ONCE_FLAG, TopologyPart};
 pub use declarations::{BindingDeclaration, Declarations, ExchangeDeclaration, QueueDeclaration};
 pub use declarations::{dead_letter_queue_name, lane_queue_name, lane_routing_key, retry_queue_name};
-pub use validate::Wrong;
 
 /// The configured topology.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -154,6 +156,20 @@ impl Queue {
         self.single_active_consumer || self.lanes.is_some()
     }
 
+    /// Rejects a queue that cannot be consumed: the topology refuses it, or a name derived from it is too long.
+    pub(crate) fn validate(&self) -> Result<(), Error> {
+        Topology { queues: vec![self.clone()], ..Topology::default() }.validate()?;
+        if self.members_key().len() > NAME_BYTES_MAX {
+            return Err(Error::Config(format!("the name of the queue `{}` is too long", self.name)));
+        }
+        Ok(())
+    }
+
+    /// The routing key of the announcements between its consumers.
+    pub(crate) fn members_key(&self) -> String {
+        format!("relevo.{}", self.name)
+    }
+
     /// The consumed queues: the queue itself or its lanes.
     pub fn consumed_queues(&self) -> Vec<String> {
         match self.lanes {
@@ -181,23 +197,19 @@ pub struct Binding {
     pub to: BindingTarget,
     /// The routing key, or a pattern.
     pub key: String,
-    /// For a headers exchange: the headers that a message must have.
-    pub headers: BTreeMap<String, String>,
-    /// For a headers exchange: whether one matching header is enough.
-    pub match_any: bool,
 }
 
 impl Binding {
     /// A binding of a queue by routing key.
     pub fn to_queue(exchange: impl Into<String>, key: impl Into<String>, queue: impl Into<String>) -> Self {
         let to = BindingTarget::Queue(queue.into());
-        Self { exchange: exchange.into(), to, key: key.into(), headers: BTreeMap::new(), match_any: false }
+        Self { exchange: exchange.into(), to, key: key.into() }
     }
 
     /// A binding of an exchange by routing key.
     pub fn to_exchange(exchange: impl Into<String>, key: impl Into<String>, target: impl Into<String>) -> Self {
         let to = BindingTarget::Exchange(target.into());
-        Self { exchange: exchange.into(), to, key: key.into(), headers: BTreeMap::new(), match_any: false }
+        Self { exchange: exchange.into(), to, key: key.into() }
     }
 }
 
@@ -214,4 +226,33 @@ pub struct Policy {
     pub definition: BTreeMap<String, serde_json::Value>,
     /// If several policies match, the one with the highest priority applies.
     pub priority: i64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_is_ordered_unless_single_active_consumer_is_off() {
+        assert!(Queue::new("billing").is_ordered());
+        let unordered = Queue { single_active_consumer: false, ..Queue::new("billing") };
+        assert!(!unordered.is_ordered());
+        assert!(Queue { lanes: Some(2), ..unordered }.is_ordered(), "a lane has a single active consumer");
+    }
+
+    #[test]
+    fn a_queue_that_cannot_be_consumed_is_rejected() {
+        let bare = |name: String| Queue { retry_delays: vec![], dead_letter_queue: None, ..Queue::new(name) };
+        for queue in [
+            Queue::new(""),
+            Queue { lanes: Some(0), ..Queue::new("a") },
+            Queue { retry_delays: vec![Duration::ZERO], ..Queue::new("a") },
+            Queue::new("a".repeat(250)),
+            Queue { lanes: Some(2), ..bare("a".repeat(249)) },
+            bare("a".repeat(249)),
+        ] {
+            assert!(queue.validate().is_err(), "{queue:?}");
+        }
+        assert!(bare("a".repeat(248)).validate().is_ok());
+    }
 }

@@ -6,7 +6,7 @@
 //! after the owner. This affects only the balance: the broker guarantees one active consumer at a time.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::{BuildHasher as _, DefaultHasher, Hash as _, Hasher as _, RandomState};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,13 +16,11 @@ use lapin::types::{FieldTable, ShortString};
 use lapin::{BasicProperties, Channel};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::{ConsumerInner, LaneConnection};
-use crate::backoff::Backoff;
 use crate::classify::Error;
 use crate::connection;
-use crate::group::members_key;
 
 /// Every virtual host has this exchange, and it routes only to bindings with exactly this key.
 const EXCHANGE: &str = "amq.direct";
@@ -116,9 +114,9 @@ impl MemberTable {
 
 /// Takes part in the group while the consumer exists.
 pub(crate) async fn run(shared: Arc<ConsumerInner>) {
-    let mut backoff = Backoff::default();
+    let mut backoff = connection::backoff();
     let mut sessions = shared.lane_connection.subscribe();
-    let base = format!("{:016x}", RandomState::new().hash_one(()));
+    let base = format!("{:016x}", fastrand::u64(..));
     loop {
         // A member without its lanes does not count. After a reconnect its subscriptions are the last ones, as for a
         // new member.
@@ -131,11 +129,11 @@ pub(crate) async fn run(shared: Arc<ConsumerInner>) {
         // Without a connection to the others, keep every lane that the broker activates.
         shared.apply_assignment(0, |_| LaneDecision::Keep);
         match took_part {
-            Ok(()) => backoff = Backoff::default(),
+            Ok(()) => backoff = connection::backoff(),
             Err(error) => {
-                tracing::warn!(group = shared.group.name, %error, "lanes cannot be shared, will try again");
+                tracing::warn!(group = shared.queue.name, %error, "lanes cannot be shared, will try again");
                 shared.joined.send_replace(true);
-                sleep(backoff.next()).await;
+                connection::pause(&mut backoff).await;
             }
         }
     }
@@ -177,7 +175,7 @@ async fn join_group(
     me: String,
     sessions: &mut watch::Receiver<LaneConnection>,
 ) -> Result<(), Error> {
-    let name = format!("{} (members of {})", shared.membership.name, shared.group.name);
+    let name = format!("{} (members of {})", shared.membership.name, shared.queue.name);
     let connection = connection::connect(&shared.config, &name).await?;
     let deadline = shared.config.connect_timeout;
     let opened = timeout(deadline, subscribe_announcements(shared, &connection))
@@ -242,7 +240,7 @@ async fn subscribe_announcements(
 
 /// The routing key of the group. A name that is too long was rejected when the group was created.
 fn announcement_key(shared: &ConsumerInner) -> ShortString {
-    members_key(&shared.group.name).as_str().into()
+    shared.queue.members_key().as_str().into()
 }
 
 async fn announce(shared: &ConsumerInner, channel: &Channel, word: &MemberAnnouncement) -> Result<(), Error> {

@@ -11,10 +11,10 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::{BasicProperties, Channel, Confirmation, Connection};
+use relevo_core::retry::ExponentialBackoff;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::backoff::Backoff;
 use crate::classify::Error;
 use crate::config::Config;
 use crate::connection;
@@ -48,7 +48,13 @@ impl Side {
     /// Returns the handle and the future of the task, which ends when the last handle is dropped.
     pub(crate) fn new(config: Arc<Config>, name: String) -> (Self, impl Future<Output = ()> + Send + 'static) {
         let (sender, jobs) = mpsc::channel(JOBS_MAX);
-        let desk = Desk { config: Arc::clone(&config), name, connection: None, channel: None, rest: Rest::default() };
+        let desk = Desk {
+            config: Arc::clone(&config),
+            name,
+            connection: None,
+            channel: None,
+            rest: Rest { backoff: connection::backoff(), until: None },
+        };
         (Self { jobs: sender, config }, desk.work(jobs))
     }
 
@@ -72,9 +78,8 @@ impl Side {
 }
 
 /// The time of the next attempt to connect, and the error of the last one.
-#[derive(Default)]
 struct Rest {
-    backoff: Backoff,
+    backoff: ExponentialBackoff,
     until: Option<(Instant, Error)>,
 }
 
@@ -111,7 +116,7 @@ impl Desk {
         let (verdicts, whole) = send(&channel, copies, &self.config).await;
         if whole {
             self.channel = Some(channel);
-            self.rest = Rest::default();
+            self.rest = Rest { backoff: connection::backoff(), until: None };
         }
         verdicts
     }
@@ -145,7 +150,7 @@ impl Desk {
     }
 
     fn failed(&mut self, error: Error) -> Error {
-        self.rest.until = Some((Instant::now() + self.rest.backoff.next(), error.clone()));
+        self.rest.until = Some((Instant::now() + connection::next_delay(&mut self.rest.backoff), error.clone()));
         error
     }
 }

@@ -15,28 +15,26 @@ use super::{BindingDeclaration, BindingTarget, Declarations, ExchangeDeclaration
 use crate::classify::Error;
 use crate::config::Config;
 use crate::management::ManagementClient;
-use crate::metrics::Remembered;
 use crate::{connection, examine};
 
 /// Creates the configured topology and checks the broker.
 pub struct Admin {
-    pub(crate) config: Config,
-    pub(crate) declarations: Declarations,
-    pub(crate) management: Option<ManagementClient>,
-    pub(crate) remembered: Remembered,
+    config: Config,
+    declarations: Declarations,
+    management: Option<ManagementClient>,
 }
 
 impl Admin {
     /// Validates the configuration and its topology. It sends no request to the broker.
     pub fn new(config: Config) -> Result<Self, Error> {
         config.validate()?;
-        config.topology.validate().map_err(|wrong| Error::Config(wrong.to_string()))?;
+        config.topology.validate()?;
         let management = ManagementClient::new(&config)?;
         if management.is_none() && !config.topology.policies.is_empty() {
             return Err(Error::Config("policies need a `management_url`".to_owned()));
         }
-        let declared = config.topology.declarations();
-        Ok(Self { config, declarations: declared, management, remembered: Remembered::default() })
+        let declarations = config.topology.declarations();
+        Ok(Self { config, declarations, management })
     }
 
     async fn try_plan(&self) -> Result<Vec<TopologyItem>, Error> {
@@ -207,8 +205,8 @@ impl TopologyConnection {
 
     /// Creates a binding; an existing one does not change.
     pub(crate) async fn declare_binding(&self, binding: &BindingDeclaration) -> Result<(), Error> {
-        let (from, key, arguments) =
-            (short_string(&binding.exchange)?, short_string(&binding.key)?, field_table(&binding.arguments)?);
+        let (from, key) = (short_string(&binding.exchange)?, short_string(&binding.key)?);
+        let arguments = FieldTable::default();
         match &binding.to {
             BindingTarget::Queue(name) => {
                 let (to, options) = (short_string(name)?, QueueBindOptions::default());

@@ -54,8 +54,6 @@ pub struct BindingDeclaration {
     pub to: BindingTarget,
     /// The routing key.
     pub key: String,
-    /// The arguments.
-    pub arguments: Arguments,
 }
 
 impl Topology {
@@ -162,12 +160,7 @@ impl Binding {
     }
 
     fn declaration(&self, to: BindingTarget, key: String) -> BindingDeclaration {
-        let mut arguments: Arguments = self.headers.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
-        if !arguments.is_empty() || self.match_any {
-            let matching = if self.match_any { "any" } else { "all" };
-            arguments.insert("x-match".to_owned(), json!(matching));
-        }
-        BindingDeclaration { exchange: self.exchange.clone(), to, key, arguments }
+        BindingDeclaration { exchange: self.exchange.clone(), to, key }
     }
 }
 
@@ -303,15 +296,5 @@ mod tests {
             "x-single-active-consumer": true,
         });
         assert_eq!(json!(queue.declarations()[0].arguments), expected);
-    }
-
-    #[test]
-    fn headers_are_matched_all_or_any() {
-        let mut binding = Binding::to_queue("orders", "", "billing");
-        binding.headers.insert("type".to_owned(), "order.paid".to_owned());
-        let all = binding.declarations(&[]);
-        assert_eq!(json!(all[0].arguments), json!({ "type": "order.paid", "x-match": "all" }));
-        binding.match_any = true;
-        assert_eq!(binding.declarations(&[])[0].arguments["x-match"], json!("any"));
     }
 }
