@@ -1,52 +1,77 @@
-//! Opens connections, and reconnects the publisher when its connection is lost.
+//! Opens connections, and reconnects when a connection is lost.
 
 use std::io;
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
 use lapin::protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError};
 use lapin::tcp::{AsyncTcpStream, RustlsConnector, RustlsConnectorConfig};
 use lapin::uri::{AMQPScheme, AMQPUri};
-use lapin::{Connection, ConnectionProperties, ConnectionState, ErrorKind, Event};
+use lapin::{Connection, ConnectionProperties, ErrorKind};
 use parking_lot::Mutex;
 use relevo_core::retry::{ExponentialBackoff, Jitter};
 use rustls::{AlertDescription, CertificateError};
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
-use tokio::sync::watch;
-use tokio::time::{Instant, interval, sleep, timeout};
-use tracing::{info, warn};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::classify::Error;
 use crate::config::{Config, Tls};
 
-/// A connection of this length counts as stable: after it, the next attempt starts quickly.
-const STABLE_AFTER: Duration = Duration::from_secs(1);
-/// How often a connection is checked, in addition to its events.
-const CHECK_INTERVAL: Duration = Duration::from_millis(200);
-/// The time limit for closing the connection.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-
 /// The shortest and the longest pause between two attempts.
-const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// A connection that was open for this long resets the pauses.
+const STABLE_AFTER: Duration = Duration::from_secs(1);
 
-/// The pauses between attempts to connect or subscribe.
+/// Connects again when a connection is lost. The publisher, the lanes and the member announcements use it alike.
+pub(crate) struct Reconnect<'a> {
+    config: &'a Config,
+    /// The connection name in the broker's tools.
+    name: &'a str,
+    pauses: ExponentialBackoff,
+    first_url: usize,
+    attempted: bool,
+    connected_at: Option<Instant>,
+}
+
+impl<'a> Reconnect<'a> {
+    pub(crate) fn new(config: &'a Config, name: &'a str) -> Self {
+        Self { config, name, pauses: backoff(), first_url: 0, attempted: false, connected_at: None }
+    }
+
+    /// The next connection, or the error of the attempt. Callers repeat the call when the connection or the attempt has
+    /// ended: it waits between attempts, and longer after each that failed or did not last.
+    ///
+    /// After a lost connection it begins with the next URL, because the last one has just failed.
+    pub(crate) async fn next(&mut self) -> Result<Connection, Error> {
+        if self.connected_at.take().is_some_and(|since| since.elapsed() > STABLE_AFTER) {
+            self.pauses.reset();
+        }
+        if std::mem::replace(&mut self.attempted, true) {
+            pause(&mut self.pauses).await;
+        }
+        match connect_from(self.config, self.name, std::mem::take(&mut self.first_url)).await {
+            Ok((connection, url)) => {
+                self.first_url = url + 1;
+                self.connected_at = Some(Instant::now());
+                Ok(connection)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// The pauses between attempts to connect, to subscribe, or to publish a retry.
 pub(crate) fn backoff() -> ExponentialBackoff {
-    ExponentialBackoff::new(RETRY_PAUSE.0, RETRY_PAUSE.1)
+    ExponentialBackoff::new(PAUSE_MIN, PAUSE_MAX)
 }
 
-/// The next pause, shortened at random so that clients do not reconnect together.
-pub(crate) fn next_delay(backoff: &mut ExponentialBackoff) -> Duration {
-    backoff.next(Jitter::from_random(fastrand::u32(..)))
-}
-
-/// Waits for the next pause.
+/// Waits for the next pause, shortened at random so that clients do not reconnect together.
 pub(crate) async fn pause(backoff: &mut ExponentialBackoff) {
-    sleep(next_delay(backoff)).await;
+    sleep(backoff.next(Jitter::from_random(fastrand::u32(..)))).await;
 }
 
 /// Connects to the first URL that responds. `name` is the connection name in the broker's tools.
@@ -58,7 +83,7 @@ pub(crate) async fn connect(config: &Config, name: &str) -> Result<Connection, E
 }
 
 /// Like [`connect`], but starts with another URL. Also returns the index of the URL that responded.
-pub(crate) async fn connect_from(config: &Config, name: &str, first: usize) -> Result<(Connection, usize), Error> {
+async fn connect_from(config: &Config, name: &str, first: usize) -> Result<(Connection, usize), Error> {
     let connector = tls_connector(&config.tls)?;
     let endpoints = config.endpoints()?;
     let mut last = Error::Config("there is no URL".to_owned());
@@ -137,127 +162,6 @@ impl SocketHandle {
         if let Some(stream) = &*self.0.lock() {
             // It may already be closed.
             stream.shutdown(Shutdown::Both).ok();
-        }
-    }
-}
-
-/// The state of the connection.
-#[derive(Clone)]
-pub(crate) enum BrokerConnection {
-    /// The first attempt is running.
-    Connecting,
-    /// Connected.
-    Up(LiveConnection),
-    /// Not connected, with the cause.
-    Down(Error),
-    /// Closed by this program; it does not reconnect.
-    Closed,
-}
-
-/// An open connection.
-#[derive(Clone)]
-pub(crate) struct LiveConnection {
-    pub(crate) connection: Arc<Connection>,
-    /// Unique to this connection.
-    pub(crate) number: u64,
-    /// Why the server currently accepts no messages.
-    pub(crate) alarm: Option<Arc<str>>,
-}
-
-static NEXT_CONNECTION_NUMBER: AtomicU64 = AtomicU64::new(1);
-
-/// Maintains the connection until `closing` is set.
-pub(crate) async fn maintain(
-    config: Arc<Config>,
-    state: watch::Sender<BrokerConnection>,
-    mut closing: watch::Receiver<bool>,
-) {
-    let mut pauses = backoff();
-    let mut first = 0;
-    loop {
-        let attempt = connect_from(&config, "relevo publisher", first);
-        let attempt = tokio::select! {
-            biased;
-            () = wait_for_close(&mut closing) => break,
-            attempt = attempt => attempt,
-        };
-        match attempt {
-            Ok((connection, node)) => {
-                let since = Instant::now();
-                let line = LiveConnection {
-                    connection: Arc::new(connection),
-                    number: NEXT_CONNECTION_NUMBER.fetch_add(1, Ordering::Relaxed),
-                    alarm: None,
-                };
-                info!("connected to RabbitMQ for publishing");
-                state.send_replace(BrokerConnection::Up(line.clone()));
-                let Some(error) = watch_connection(&line, &state, &mut closing).await else { break };
-                warn!(error = %error, "the connection to RabbitMQ ended, will connect again");
-                state.send_replace(BrokerConnection::Down(Error::Unreachable(error)));
-                // Continue with the next node, because this one just failed.
-                first = node + 1;
-                if since.elapsed() > STABLE_AFTER {
-                    pauses.reset();
-                }
-            }
-            Err(error) => {
-                log_failure(&state, &error);
-                state.send_replace(BrokerConnection::Down(error));
-                first = 0;
-            }
-        }
-        tokio::select! {
-            biased;
-            () = wait_for_close(&mut closing) => break,
-            () = pause(&mut pauses) => {}
-        }
-    }
-    state.send_replace(BrokerConnection::Closed);
-}
-
-/// Returns when the publisher is closed or dropped.
-async fn wait_for_close(closing: &mut watch::Receiver<bool>) {
-    closing.wait_for(|closing| *closing).await.ok();
-}
-
-/// Logs changes, not every attempt.
-fn log_failure(state: &watch::Sender<BrokerConnection>, error: &Error) {
-    if !matches!(&*state.borrow(), BrokerConnection::Down(last) if last.class() == error.class()) {
-        warn!(error = %error, "RabbitMQ cannot be connected to, will try again");
-    }
-}
-
-/// Watches a connection until it ends. Returns the cause, or `None` if this program closed it.
-async fn watch_connection(
-    line: &LiveConnection,
-    state: &watch::Sender<BrokerConnection>,
-    closing: &mut watch::Receiver<bool>,
-) -> Option<lapin::Error> {
-    let mut events = Box::pin(line.connection.events_listener());
-    let mut look = interval(CHECK_INTERVAL);
-    loop {
-        let event = tokio::select! {
-            biased;
-            () = wait_for_close(closing) => {
-                timeout(CLOSE_TIMEOUT, line.connection.close(200, "closed".into())).await.ok();
-                return None;
-            }
-            event = events.next() => event,
-            _ = look.tick() => Some(Event::Connected),
-        };
-        match event {
-            // Errors of channels arrive here too.
-            Some(Event::Error(error)) if !line.connection.status().connected() => return Some(error),
-            Some(Event::ConnectionBlocked(reason)) => {
-                warn!(%reason, "RabbitMQ has raised an alarm and takes no messages");
-                state.send_replace(BrokerConnection::Up(LiveConnection { alarm: Some(reason.into()), ..line.clone() }));
-            }
-            Some(Event::ConnectionUnblocked) => {
-                info!("RabbitMQ takes messages again");
-                state.send_replace(BrokerConnection::Up(line.clone()));
-            }
-            Some(_) if line.connection.status().connected() => {}
-            Some(_) | None => return Some(ErrorKind::InvalidConnectionState(ConnectionState::Closed).into()),
         }
     }
 }

@@ -7,7 +7,6 @@ mod lanes;
 mod reader;
 mod receive;
 pub(crate) mod retry_queues;
-mod side;
 
 use std::fmt;
 use std::pin::pin;
@@ -22,23 +21,22 @@ use parking_lot::{Mutex, MutexGuard};
 use relevo_core::{
     AckOutcome, BrokerConsumer, Class, ConsumerCapabilities, DelayedRetry, Delivery, DeliveryTag, Failure, Lane,
 };
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, OnceCell, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 pub(crate) use decode::ReceivedMessage;
 pub use decode::raw_message;
 pub(crate) use lanes::DeliveryStage;
-pub(crate) use side::Copy;
 
 use crate::classify::Error;
 use crate::config::Config;
-use crate::connection;
+use crate::connection::Reconnect;
+use crate::publish::Publisher;
 use crate::topology::Queue;
 use lag::LagRequest;
 use lanes::LaneTable;
 use reader::HandOver;
-use side::Side;
 
 /// How long a new consumer waits for its share of the lanes. Afterwards it is returned without them.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(3);
@@ -82,18 +80,16 @@ impl GroupConsumer {
         }
         let config = Arc::new(config.clone());
         let queues = queue.consumed_queues();
-        let name = format!("{} (retries of {})", membership.name, queue.name);
-        let (side, publishing) = Side::new(Arc::clone(&config), name);
-        let (counting, asked) = mpsc::channel(lag::REQUESTS_MAX);
+        let (lag_sender, lag_requests) = mpsc::channel(lag::REQUESTS_MAX);
         let lane_name =
             |index: usize| Lane::new(if queue.lanes.is_some() { index.to_string() } else { queue.name.clone() });
-        let shared = Arc::new(ConsumerInner {
+        let inner = Arc::new(ConsumerInner {
             config,
             membership,
             lanes: (0..queues.len()).map(lane_name).collect(),
             queue: queue.clone(),
-            side,
-            lag_requests: counting,
+            retry_publisher: OnceCell::new(),
+            lag_requests: lag_sender,
             lane_table: Mutex::new(LaneTable::new(queues.len())),
             changed: Notify::new(),
             lane_wakers: queues.iter().map(|_| Notify::new()).collect(),
@@ -103,14 +99,13 @@ impl GroupConsumer {
             joined: watch::Sender::new(false),
         });
         let mut tasks = JoinSet::new();
-        tasks.spawn(publishing);
-        tasks.spawn(maintain(Arc::clone(&shared), asked));
-        if shared.shares_lanes() {
-            tasks.spawn(assignment::run(Arc::clone(&shared)));
+        tasks.spawn(maintain_lanes(Arc::clone(&inner), lag_requests));
+        if inner.shares_lanes() {
+            tasks.spawn(assignment::run(Arc::clone(&inner)));
         }
-        let mut joined = shared.joined.subscribe();
+        let mut joined = inner.joined.subscribe();
         timeout(JOIN_TIMEOUT, joined.wait_for(|joined| *joined)).await.ok();
-        Ok(Self { inner: shared, tasks: tokio::sync::Mutex::new(tasks) })
+        Ok(Self { inner, tasks: tokio::sync::Mutex::new(tasks) })
     }
 
     /// Whether it is subscribed to all of its lanes now.
@@ -120,52 +115,45 @@ impl GroupConsumer {
     }
 }
 
-/// Maintains a connection with all lanes until the consumer is closed.
-async fn maintain(shared: Arc<ConsumerInner>, mut asked: mpsc::Receiver<LagRequest>) {
-    let name = format!("{} ({})", shared.membership.name, shared.queue.name);
-    let mut backoff = connection::backoff();
-    for session in 0.. {
-        let mut over = shared.lane_connection.subscribe();
-        let connection = tokio::select! {
-            connected = connection::connect(&shared.config, &name) => connected,
-            _ = over.wait_for(|session| *session == LaneConnection::Closed) => return,
+/// Keeps all lanes connected until the consumer is closed.
+async fn maintain_lanes(inner: Arc<ConsumerInner>, mut lag_requests: mpsc::Receiver<LagRequest>) {
+    let name = format!("{} ({})", inner.membership.name, inner.queue.name);
+    let mut connection_number = 0;
+    let mut connections = Reconnect::new(&inner.config, &name);
+    loop {
+        let attempt = tokio::select! {
+            biased;
+            () = inner.closed() => return,
+            attempt = connections.next() => attempt,
         };
-        match connection {
+        match attempt {
             Ok(connection) => {
-                backoff = connection::backoff();
-                if serve_lanes(&shared, &connection, &mut asked, session).await {
-                    return;
-                }
+                connection_number += 1;
+                serve_lanes(&inner, &connection, &mut lag_requests, connection_number).await;
             }
-            Err(error) => shared.report_error("", error),
+            Err(error) => inner.report_error("", error),
         }
-        connection::pause(&mut backoff).await;
     }
 }
 
-/// Serves all lanes on one connection. Returns whether the consumer was closed.
+/// Serves all lanes until the connection is lost or the consumer is closed.
 async fn serve_lanes(
-    shared: &Arc<ConsumerInner>,
+    inner: &Arc<ConsumerInner>,
     connection: &Connection,
-    asked: &mut mpsc::Receiver<LagRequest>,
-    session: u64,
-) -> bool {
-    let mut over = shared.lane_connection.subscribe();
-    shared.lane_table().connection_number = session;
-    let mut lanes = pin!(join_all((0..shared.queues.len()).map(|lane| reader::run_lane(shared, connection, lane))));
+    lag_requests: &mut mpsc::Receiver<LagRequest>,
+    connection_number: u64,
+) {
+    inner.lane_table().connection_number = connection_number;
+    let mut lanes = pin!(join_all((0..inner.queues.len()).map(|lane| reader::run_lane(inner, connection, lane))));
     tokio::select! {
-        _ = &mut lanes => {
-            shared.mark_disconnected();
-            return false;
-        }
-        () = lag::serve_requests(shared, connection, asked) => {}
-        _ = over.wait_for(|session| *session == LaneConnection::Closed) => {}
+        _ = &mut lanes => return inner.mark_disconnected(),
+        () = lag::serve_requests(inner, connection, lag_requests) => {}
+        () = inner.closed() => {}
     }
     // Close the channels while the subscriptions exist: dropping a subscription cancels it.
-    let deadline = shared.config.connect_timeout;
-    timeout(deadline, join_all(shared.channels().iter().map(|channel| channel.close(200, "OK".into())))).await.ok();
-    timeout(deadline, connection.close(200, "OK".into())).await.ok();
-    true
+    let limit = inner.config.connect_timeout;
+    timeout(limit, join_all(inner.channels().iter().map(|channel| channel.close(200, "OK".into())))).await.ok();
+    timeout(limit, connection.close(200, "OK".into())).await.ok();
 }
 
 #[async_trait]
@@ -204,13 +192,14 @@ impl BrokerConsumer for GroupConsumer {
     async fn close(&self) -> Result<(), Failure> {
         self.inner.shut_down();
         let mut tasks = self.tasks.lock().await;
-        // The publishing task gets no more requests.
-        while tasks.len() > 1 {
-            if let Some(Err(error)) = tasks.join_next().await {
+        while let Some(ended) = tasks.join_next().await {
+            if let Err(error) = ended {
                 assert!(!error.is_panic(), "a task of the consumer panicked: {error}");
             }
         }
-        tasks.shutdown().await;
+        if let Some(publisher) = self.inner.retry_publisher.get() {
+            publisher.close().await;
+        }
         Ok(())
     }
 }
@@ -228,7 +217,7 @@ impl Drop for GroupConsumer {
         self.inner.shut_down();
         for channel in self.inner.channels() {
             // The first poll queues the frame. It must be queued before the tasks end, because they drop the
-            // subscriptions and so cancel them: see `lane::serve`.
+            // subscriptions and so cancel them: see `reader::run_lane`.
             channel.close(200, "OK".into()).now_or_never();
         }
     }
@@ -248,7 +237,9 @@ pub(crate) struct ConsumerInner {
     pub(crate) membership: Membership,
     pub(crate) lanes: Vec<Lane>,
     pub(crate) queues: Vec<String>,
-    pub(crate) side: Side,
+    /// Publishes copies to retry queues on its own connection, opened at the first retry. A server with a resource alarm
+    /// blocks publishing connections, and acknowledgements must not be blocked.
+    pub(crate) retry_publisher: OnceCell<Publisher>,
     /// Sends requests for the number of waiting messages.
     pub(crate) lag_requests: mpsc::Sender<LagRequest>,
     pub(crate) lane_table: Mutex<LaneTable>,
@@ -277,6 +268,18 @@ impl ConsumerInner {
     pub(crate) fn lane_table(&self) -> MutexGuard<'_, LaneTable> {
         // No code panics in the middle of a change.
         self.lane_table.lock()
+    }
+
+    /// Returns when the consumer is closed.
+    async fn closed(&self) {
+        let mut connection = self.lane_connection.subscribe();
+        connection.wait_for(|connection| *connection == LaneConnection::Closed).await.ok();
+    }
+
+    /// The publisher of retries, which starts to connect at its first use.
+    pub(crate) async fn retry_publisher(&self) -> &Publisher {
+        let name = || format!("{} (retries of {})", self.membership.name, self.queue.name);
+        self.retry_publisher.get_or_init(async || Publisher::start(Arc::clone(&self.config), name())).await
     }
 
     pub(crate) fn channels(&self) -> Vec<Channel> {

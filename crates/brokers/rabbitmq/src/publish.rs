@@ -3,6 +3,7 @@
 mod batch;
 mod call;
 mod channel_task;
+mod connection_task;
 mod encode;
 mod ready_queue;
 mod returns;
@@ -16,17 +17,20 @@ use std::time::Instant;
 use async_trait::async_trait;
 use lapin::types::ShortString;
 use parking_lot::Mutex;
+use relevo_core::broker::OutcomeReceiver;
 use relevo_core::{Broker, Capabilities, OutcomeSender, Publication};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 use batch::{ChannelBatch, plan_batch};
 use call::{PendingConfirm, PublishCall, QueuedMessage, report_all};
 use channel_task::ChannelTask;
+use connection_task::BrokerConnection;
+pub(crate) use encode::EncodedMessage;
 
 use crate::classify::Error;
 use crate::config::Config;
-use crate::connection::{self, BrokerConnection};
 
 /// The maximum number of exchanges with channels.
 const EXCHANGES_MAX: usize = 256;
@@ -47,6 +51,8 @@ struct PublisherInner {
     connection: watch::Receiver<BrokerConnection>,
     closing: watch::Sender<bool>,
     exchanges: Mutex<Exchanges>,
+    /// Held by the call of [`Publisher::publish_to_queues`] that is sending.
+    queue_turn: tokio::sync::Mutex<()>,
 }
 
 struct Exchanges {
@@ -59,13 +65,18 @@ impl Publisher {
     #[expect(clippy::unused_async, reason = "tasks are started, which needs a runtime")]
     pub async fn open(config: Config) -> Result<Self, Error> {
         config.validate()?;
-        let config = Arc::new(config);
+        Ok(Self::start(Arc::new(config), "relevo publisher".to_owned()))
+    }
+
+    /// Starts to connect with a validated configuration. `name` is the connection name in the broker's tools.
+    pub(crate) fn start(config: Arc<Config>, name: String) -> Self {
         let (sender, state) = watch::channel(BrokerConnection::Connecting);
         let (closing, closes) = watch::channel(false);
         let mut tasks = JoinSet::new();
-        tasks.spawn(connection::maintain(Arc::clone(&config), sender, closes));
+        tasks.spawn(connection_task::run(Arc::clone(&config), name, sender, closes));
         let exchanges = Mutex::new(Exchanges { channel_tasks: HashMap::new(), tasks });
-        Ok(Self(Arc::new(PublisherInner { config, connection: state, closing, exchanges })))
+        let queue_turn = tokio::sync::Mutex::new(());
+        Self(Arc::new(PublisherInner { config, connection: state, closing, exchanges, queue_turn }))
     }
 
     /// Whether it is connected now. It sends no request to the server.
@@ -79,6 +90,33 @@ impl Publisher {
         let mut state = self.0.connection.clone();
         // If the task has ended, its sender is dropped.
         state.wait_for(|state| matches!(state, BrokerConnection::Closed)).await.ok();
+    }
+
+    /// Publishes messages to queues, in order on one channel. The routing key is the name of the queue. Returns an
+    /// outcome for each: `Ok` if the broker has confirmed the message and routed it to its queue. After an error it may
+    /// still have been stored, as [`Error::class`] says.
+    ///
+    /// Calls send one after the other, so that a call that is cancelled while it waits has sent nothing.
+    pub(crate) async fn publish_to_queues(&self, messages: Vec<EncodedMessage>) -> Vec<Result<(), Error>> {
+        let count = messages.len();
+        let limit = self.0.config.confirm_timeout;
+        let Ok(_turn) = timeout(limit, self.0.queue_turn.lock()).await else {
+            return vec![Err(Error::NoResponse(limit)); count];
+        };
+        let outcomes = OutcomeReceiver::default();
+        let call = PublishCall::new(&outcomes.sender(0), count, Instant::now());
+        let batch = ChannelBatch { exchange: "", channel: 0, messages: messages.into_iter().enumerate().collect() };
+        call.wait_for_outcomes(self.enqueue(batch, &call)).await;
+        let mut results = vec![Err(Error::Closed); count];
+        for (_, index, outcome) in outcomes.take() {
+            results[index] = outcome.map_err(|failure| match failure.cause::<Error>() {
+                // On the default exchange, an unroutable message has no queue.
+                Some(Error::Unroutable { key, .. }) => Error::NotFound(format!("`{key}`")),
+                Some(error) => error.clone(),
+                None => Error::Closed,
+            });
+        }
+        results
     }
 
     /// The channels of an exchange, opened at its first use.

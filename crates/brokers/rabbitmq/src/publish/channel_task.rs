@@ -14,10 +14,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::call::{ConfirmResult, QueuedMessage, report_all};
+use super::connection_task::{BrokerConnection, LiveConnection};
 use super::unconfirmed::UnconfirmedMessages;
 use crate::classify::Error;
 use crate::config::Config;
-use crate::connection::{BrokerConnection, LiveConnection};
 
 /// How often deadlines are checked.
 const TICK: Duration = Duration::from_millis(50);
