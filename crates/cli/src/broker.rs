@@ -31,7 +31,7 @@ pub(crate) fn without_management(broker: &Broker, failure: &Failure) -> Option<B
         return None;
     };
     let mut config = config.as_ref().clone();
-    config.management_url = None;
+    config.management_urls.clear();
     config.topology.policies.clear();
     let admin: Box<dyn BrokerAdmin> = Box::new(rabbitmq::Admin::new(config).ok()?);
     Some(admin)

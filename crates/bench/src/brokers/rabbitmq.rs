@@ -8,7 +8,7 @@ use lapin::options::{
 };
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, ExchangeKind};
-use relevo_broker_rabbitmq::{Config, Group, GroupConsumer, Membership, Publisher};
+use relevo_broker_rabbitmq::{Config, GroupConsumer, Membership, Publisher, Queue};
 use relevo_core::{Publication, wire};
 
 use super::alone::{Client, Confirm};
@@ -21,8 +21,8 @@ pub(super) async fn open(url: &str) -> anyhow::Result<Publisher> {
 }
 
 pub(super) async fn consumer(url: &str) -> anyhow::Result<GroupConsumer> {
-    let group = Group { ordered: true, retry: Vec::new(), ..Group::new(NAME) };
-    Ok(relevo_broker_rabbitmq::consumer(&Config::new(url), &group, Membership::default()).await?)
+    let queue = Queue { retry_delays: Vec::new(), ..Queue::new(NAME) };
+    Ok(GroupConsumer::open(&Config::new(url), &queue, Membership::default()).await?)
 }
 
 pub(super) async fn empty(url: &str) -> anyhow::Result<()> {

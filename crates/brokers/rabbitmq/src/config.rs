@@ -40,8 +40,9 @@ pub struct Config {
     pub in_flight_max: usize,
     /// The maximum payload size. The broker has its own limit, `max_message_size`.
     pub message_bytes_max: usize,
-    /// `http[s]://user:password@host:15672`, for policies and other data that only the management API has.
-    pub management_url: Option<String>,
+    /// `http[s]://user:password@host:15672`, tried in turn: the management APIs of the cluster's nodes, for policies and
+    /// other data that AMQP does not have.
+    pub management_urls: Vec<String>,
     /// The configured topology.
     pub topology: Topology,
 }
@@ -90,7 +91,7 @@ impl Config {
             channels_per_exchange: 1,
             in_flight_max: 5_000,
             message_bytes_max: 16 << 20,
-            management_url: None,
+            management_urls: Vec::new(),
             topology: Topology::default(),
         }
     }
@@ -190,7 +191,8 @@ fn without_secret(url: &str) -> String {
 impl fmt::Debug for Config {
     /// Shows no secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let urls: Vec<String> = self.urls.iter().map(|url| without_secret(url)).collect();
+        let without_secrets = |urls: &[String]| urls.iter().map(|url| without_secret(url)).collect::<Vec<_>>();
+        let (urls, management_urls) = (without_secrets(&self.urls), without_secrets(&self.management_urls));
         f.debug_struct("Config")
             .field("urls", &urls)
             .field("user", &self.user)
@@ -204,7 +206,7 @@ impl fmt::Debug for Config {
             .field("channels", &self.channels_per_exchange)
             .field("in_flight_max", &self.in_flight_max)
             .field("message_bytes_max", &self.message_bytes_max)
-            .field("management_url", &self.management_url.as_deref().map(without_secret))
+            .field("management_urls", &management_urls)
             .finish_non_exhaustive()
     }
 }
@@ -217,7 +219,7 @@ mod tests {
     fn debug_output_shows_no_secret() {
         let mut config = Config::new("amqp://user:swordfish@host:5672/v");
         config.password = Some("swordfish".to_owned());
-        config.management_url = Some("http://user:swordfish@host:15672".to_owned());
+        config.management_urls = vec!["http://user:swordfish@host:15672".to_owned()];
         config.tls.identity = Some(Identity { cert_chain: String::new(), key: "swordfish".to_owned() });
         let shown = format!("{config:?}");
         assert!(shown.contains("host:5672") && !shown.contains("swordfish"), "{shown}");
@@ -234,7 +236,7 @@ mod tests {
             "amqp://user:hunter2@host:port",
         ] {
             let mut config = Config::new(url);
-            config.management_url = Some(url.to_owned());
+            config.management_urls = vec![url.to_owned()];
             // The library accepts some of these as URLs.
             let told = config.validate().err().map(|error| error.to_string());
             for shown in told.into_iter().chain([format!("{config:?}")]) {

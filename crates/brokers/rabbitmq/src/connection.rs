@@ -1,22 +1,78 @@
-//! Opens connections.
+//! Opens connections, and reconnects when a connection is lost.
 
 use std::io;
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
+use std::time::Duration;
 
 use lapin::protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError};
 use lapin::tcp::{AsyncTcpStream, RustlsConnector, RustlsConnectorConfig};
 use lapin::uri::{AMQPScheme, AMQPUri};
 use lapin::{Connection, ConnectionProperties, ErrorKind};
 use parking_lot::Mutex;
+use relevo_core::retry::{ExponentialBackoff, Jitter};
 use rustls::{AlertDescription, CertificateError};
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::classify::Error;
 use crate::config::{Config, Tls};
+
+/// The shortest and the longest pause between two attempts.
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// A connection that was open for this long resets the pauses.
+const STABLE_AFTER: Duration = Duration::from_secs(1);
+
+/// Connects again when a connection is lost. The publisher, the lanes and the member announcements use it alike.
+pub(crate) struct Reconnect<'a> {
+    config: &'a Config,
+    /// The connection name in the broker's tools.
+    name: &'a str,
+    pauses: ExponentialBackoff,
+    first_url: usize,
+    attempted: bool,
+    connected_at: Option<Instant>,
+}
+
+impl<'a> Reconnect<'a> {
+    pub(crate) fn new(config: &'a Config, name: &'a str) -> Self {
+        Self { config, name, pauses: backoff(), first_url: 0, attempted: false, connected_at: None }
+    }
+
+    /// The next connection, or the error of the attempt. Callers repeat the call when the connection or the attempt has
+    /// ended: it waits between attempts, and longer after each that failed or did not last.
+    ///
+    /// After a lost connection it begins with the next URL, because the last one has just failed.
+    pub(crate) async fn next(&mut self) -> Result<Connection, Error> {
+        if self.connected_at.take().is_some_and(|since| since.elapsed() > STABLE_AFTER) {
+            self.pauses.reset();
+        }
+        if std::mem::replace(&mut self.attempted, true) {
+            pause(&mut self.pauses).await;
+        }
+        match connect_from(self.config, self.name, std::mem::take(&mut self.first_url)).await {
+            Ok((connection, url)) => {
+                self.first_url = url + 1;
+                self.connected_at = Some(Instant::now());
+                Ok(connection)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// The pauses between attempts to connect, to subscribe, or to publish a retry.
+pub(crate) fn backoff() -> ExponentialBackoff {
+    ExponentialBackoff::new(PAUSE_MIN, PAUSE_MAX)
+}
+
+/// Waits for the next pause, shortened at random so that clients do not reconnect together.
+pub(crate) async fn pause(backoff: &mut ExponentialBackoff) {
+    sleep(backoff.next(Jitter::from_random(fastrand::u32(..)))).await;
+}
 
 /// Connects to the first URL that responds. `name` is the connection name in the broker's tools.
 ///
@@ -27,7 +83,7 @@ pub(crate) async fn connect(config: &Config, name: &str) -> Result<Connection, E
 }
 
 /// Like [`connect`], but starts with another URL. Also returns the index of the URL that responded.
-pub(crate) async fn connect_from(config: &Config, name: &str, first: usize) -> Result<(Connection, usize), Error> {
+async fn connect_from(config: &Config, name: &str, first: usize) -> Result<(Connection, usize), Error> {
     let connector = tls_connector(&config.tls)?;
     let endpoints = config.endpoints()?;
     let mut last = Error::Config("there is no URL".to_owned());

@@ -5,9 +5,8 @@ mod decode;
 mod lag;
 mod lanes;
 mod reader;
-mod settle;
-mod shared;
-mod side;
+mod receive;
+pub(crate) mod retry_queues;
 
 use std::fmt;
 use std::pin::pin;
@@ -17,25 +16,27 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::FutureExt as _;
 use futures_util::future::join_all;
-use lapin::Connection;
+use lapin::{Channel, Connection};
+use parking_lot::{Mutex, MutexGuard};
 use relevo_core::{
-    AckOutcome, BrokerConsumer, ConsumerCapabilities, DelayedRetry, Delivery, DeliveryTag, Failure, Lane,
+    AckOutcome, BrokerConsumer, Class, ConsumerCapabilities, DelayedRetry, Delivery, DeliveryTag, Failure, Lane,
 };
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, OnceCell, mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
+pub(crate) use decode::ReceivedMessage;
 pub use decode::raw_message;
+pub(crate) use lanes::DeliveryStage;
 
-use crate::backoff::Backoff;
 use crate::classify::Error;
 use crate::config::Config;
-use crate::connection;
-use crate::group::Group;
+use crate::connection::Reconnect;
+use crate::publish::Publisher;
+use crate::topology::Queue;
+use lag::LagRequest;
 use lanes::LaneTable;
-use parking_lot::Mutex;
-use shared::{ConsumerInner, LaneConnection};
-use side::Side;
+use reader::HandOver;
 
 /// How long a new consumer waits for its share of the lanes. Afterwards it is returned without them.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(3);
@@ -64,100 +65,49 @@ pub struct GroupConsumer {
     tasks: tokio::sync::Mutex<JoinSet<()>>,
 }
 
-/// Opens a consumer of this group. It subscribes to all lanes and gets its share as other consumers release them. It is
-/// returned when it has its share, or after three seconds.
-///
-/// An unreachable broker is not an error: the consumer connects when the broker is up.
-/// [`receive`](BrokerConsumer::receive) returns errors that need an operator, such as a wrong password or a missing
-/// queue, each time they occur.
-pub async fn consumer(config: &Config, group: &Group, membership: Membership) -> Result<GroupConsumer, Error> {
-    config.validate()?;
-    group.validate()?;
-    if membership.prefetch == 0 {
-        return Err(Error::Config("a prefetch of nothing would never receive".to_owned()));
-    }
-    let config = Arc::new(config.clone());
-    let queues = group.queues();
-    let name = format!("{} (retries of {})", membership.name, group.name);
-    let (side, publishing) = Side::new(Arc::clone(&config), name);
-    let (counting, asked) = mpsc::channel(lag::REQUESTS_MAX);
-    let lane_name =
-        |index: usize| Lane::new(if group.lanes.is_some() { index.to_string() } else { group.name.clone() });
-    let shared = Arc::new(ConsumerInner {
-        config,
-        membership,
-        lanes: (0..queues.len()).map(lane_name).collect(),
-        group: group.clone(),
-        side,
-        lag_requests: counting,
-        lane_table: Mutex::new(LaneTable::new(queues.len())),
-        changed: Notify::new(),
-        lane_wakers: queues.iter().map(|_| Notify::new()).collect(),
-        queues,
-        lanes_moved: Notify::new(),
-        lane_connection: watch::Sender::new(LaneConnection::Down),
-        joined: watch::Sender::new(false),
-    });
-    let mut tasks = JoinSet::new();
-    tasks.spawn(publishing);
-    tasks.spawn(maintain(Arc::clone(&shared), asked));
-    if shared.shares_lanes() {
-        tasks.spawn(assignment::run(Arc::clone(&shared)));
-    }
-    let mut joined = shared.joined.subscribe();
-    timeout(JOIN_TIMEOUT, joined.wait_for(|joined| *joined)).await.ok();
-    Ok(GroupConsumer { inner: shared, tasks: tokio::sync::Mutex::new(tasks) })
-}
-
-/// Maintains a connection with all lanes until the consumer is closed.
-async fn maintain(shared: Arc<ConsumerInner>, mut asked: mpsc::Receiver<lag::LagRequest>) {
-    let name = format!("{} ({})", shared.membership.name, shared.group.name);
-    let mut backoff = Backoff::default();
-    for session in 0.. {
-        let mut over = shared.lane_connection.subscribe();
-        let connection = tokio::select! {
-            connected = connection::connect(&shared.config, &name) => connected,
-            _ = over.wait_for(|session| *session == LaneConnection::Closed) => return,
-        };
-        match connection {
-            Ok(connection) => {
-                backoff = Backoff::default();
-                if serve_lanes(&shared, &connection, &mut asked, session).await {
-                    return;
-                }
-            }
-            Err(error) => shared.report_error("", error),
-        }
-        sleep(backoff.next()).await;
-    }
-}
-
-/// Serves all lanes on one connection. Returns whether the consumer was closed.
-async fn serve_lanes(
-    shared: &Arc<ConsumerInner>,
-    connection: &Connection,
-    asked: &mut mpsc::Receiver<lag::LagRequest>,
-    session: u64,
-) -> bool {
-    let mut over = shared.lane_connection.subscribe();
-    shared.lane_table().connection_number = session;
-    let mut lanes = pin!(join_all((0..shared.queues.len()).map(|lane| reader::run_lane(shared, connection, lane))));
-    tokio::select! {
-        _ = &mut lanes => {
-            shared.mark_disconnected();
-            return false;
-        }
-        () = lag::serve_requests(shared, connection, asked) => {}
-        _ = over.wait_for(|session| *session == LaneConnection::Closed) => {}
-    }
-    // Close the channels while the subscriptions exist: dropping a subscription cancels it.
-    let deadline = shared.config.connect_timeout;
-    timeout(deadline, join_all(shared.channels().iter().map(|channel| channel.close(200, "OK".into())))).await.ok();
-    timeout(deadline, connection.close(200, "OK".into())).await.ok();
-    true
-}
-
 impl GroupConsumer {
+    /// Opens a consumer of a queue. It subscribes to all lanes and gets its share as other consumers release them. It
+    /// is returned when it has its share, or after three seconds.
+    ///
+    /// An unreachable broker is not an error: the consumer connects when the broker is up.
+    /// [`receive`](BrokerConsumer::receive) returns errors that need an operator, such as a wrong password or a missing
+    /// queue, each time they occur.
+    pub async fn open(config: &Config, queue: &Queue, membership: Membership) -> Result<Self, Error> {
+        config.validate()?;
+        queue.validate()?;
+        if membership.prefetch == 0 {
+            return Err(Error::Config("with a prefetch of 0 no message would be received".to_owned()));
+        }
+        let config = Arc::new(config.clone());
+        let queues = queue.consumed_queues();
+        let (lag_sender, lag_requests) = mpsc::channel(lag::REQUESTS_MAX);
+        let lane_name =
+            |index: usize| Lane::new(if queue.lanes.is_some() { index.to_string() } else { queue.name.clone() });
+        let inner = Arc::new(ConsumerInner {
+            config,
+            membership,
+            lanes: (0..queues.len()).map(lane_name).collect(),
+            queue: queue.clone(),
+            retry_publisher: OnceCell::new(),
+            lag_requests: lag_sender,
+            lane_table: Mutex::new(LaneTable::new(queues.len())),
+            changed: Notify::new(),
+            lane_wakers: queues.iter().map(|_| Notify::new()).collect(),
+            queues,
+            lanes_moved: Notify::new(),
+            lane_connection: watch::Sender::new(LaneConnection::Down),
+            joined: watch::Sender::new(false),
+        });
+        let mut tasks = JoinSet::new();
+        tasks.spawn(maintain_lanes(Arc::clone(&inner), lag_requests));
+        if inner.shares_lanes() {
+            tasks.spawn(assignment::run(Arc::clone(&inner)));
+        }
+        let mut joined = inner.joined.subscribe();
+        timeout(JOIN_TIMEOUT, joined.wait_for(|joined| *joined)).await.ok();
+        Ok(Self { inner, tasks: tokio::sync::Mutex::new(tasks) })
+    }
+
     /// Whether it is subscribed to all of its lanes now.
     pub fn is_connected(&self) -> bool {
         let state = self.inner.lane_table();
@@ -165,10 +115,51 @@ impl GroupConsumer {
     }
 }
 
+/// Keeps all lanes connected until the consumer is closed.
+async fn maintain_lanes(inner: Arc<ConsumerInner>, mut lag_requests: mpsc::Receiver<LagRequest>) {
+    let name = format!("{} ({})", inner.membership.name, inner.queue.name);
+    let mut connection_number = 0;
+    let mut connections = Reconnect::new(&inner.config, &name);
+    loop {
+        let attempt = tokio::select! {
+            biased;
+            () = inner.closed() => return,
+            attempt = connections.next() => attempt,
+        };
+        match attempt {
+            Ok(connection) => {
+                connection_number += 1;
+                serve_lanes(&inner, &connection, &mut lag_requests, connection_number).await;
+            }
+            Err(error) => inner.report_error("", error),
+        }
+    }
+}
+
+/// Serves all lanes until the connection is lost or the consumer is closed.
+async fn serve_lanes(
+    inner: &Arc<ConsumerInner>,
+    connection: &Connection,
+    lag_requests: &mut mpsc::Receiver<LagRequest>,
+    connection_number: u64,
+) {
+    inner.lane_table().connection_number = connection_number;
+    let mut lanes = pin!(join_all((0..inner.queues.len()).map(|lane| reader::run_lane(inner, connection, lane))));
+    tokio::select! {
+        _ = &mut lanes => return inner.mark_disconnected(),
+        () = lag::serve_requests(inner, connection, lag_requests) => {}
+        () = inner.closed() => {}
+    }
+    // Close the channels while the subscriptions exist: dropping a subscription cancels it.
+    let limit = inner.config.connect_timeout;
+    timeout(limit, join_all(inner.channels().iter().map(|channel| channel.close(200, "OK".into())))).await.ok();
+    timeout(limit, connection.close(200, "OK".into())).await.ok();
+}
+
 #[async_trait]
 impl BrokerConsumer for GroupConsumer {
     fn capabilities(&self) -> ConsumerCapabilities {
-        ConsumerCapabilities { ordered_lanes: self.inner.group.is_ordered() }
+        ConsumerCapabilities { ordered_lanes: self.inner.queue.is_ordered() }
     }
 
     fn delayed_retry(&self) -> Option<&dyn DelayedRetry> {
@@ -201,13 +192,14 @@ impl BrokerConsumer for GroupConsumer {
     async fn close(&self) -> Result<(), Failure> {
         self.inner.shut_down();
         let mut tasks = self.tasks.lock().await;
-        // The publishing task gets no more requests.
-        while tasks.len() > 1 {
-            if let Some(Err(error)) = tasks.join_next().await {
+        while let Some(ended) = tasks.join_next().await {
+            if let Err(error) = ended {
                 assert!(!error.is_panic(), "a task of the consumer panicked: {error}");
             }
         }
-        tasks.shutdown().await;
+        if let Some(publisher) = self.inner.retry_publisher.get() {
+            publisher.close().await;
+        }
         Ok(())
     }
 }
@@ -225,7 +217,7 @@ impl Drop for GroupConsumer {
         self.inner.shut_down();
         for channel in self.inner.channels() {
             // The first poll queues the frame. It must be queued before the tasks end, because they drop the
-            // subscriptions and so cancel them: see `lane::serve`.
+            // subscriptions and so cancel them: see `reader::run_lane`.
             channel.close(200, "OK".into()).now_or_never();
         }
     }
@@ -233,7 +225,170 @@ impl Drop for GroupConsumer {
 
 impl fmt::Debug for GroupConsumer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ConsumerInner { group, membership, .. } = &*self.inner;
-        f.debug_struct("RabbitConsumer").field("group", group).field("membership", membership).finish_non_exhaustive()
+        let ConsumerInner { queue, membership, .. } = &*self.inner;
+        f.debug_struct("GroupConsumer").field("queue", queue).field("membership", membership).finish_non_exhaustive()
+    }
+}
+
+/// State that the consumer and its tasks share.
+pub(crate) struct ConsumerInner {
+    pub(crate) config: Arc<Config>,
+    pub(crate) queue: Queue,
+    pub(crate) membership: Membership,
+    pub(crate) lanes: Vec<Lane>,
+    pub(crate) queues: Vec<String>,
+    /// Publishes copies to retry queues on its own connection, opened at the first retry. A server with a resource alarm
+    /// blocks publishing connections, and acknowledgements must not be blocked.
+    pub(crate) retry_publisher: OnceCell<Publisher>,
+    /// Sends requests for the number of waiting messages.
+    pub(crate) lag_requests: mpsc::Sender<LagRequest>,
+    pub(crate) lane_table: Mutex<LaneTable>,
+    /// Notified when there may be deliveries or an error.
+    pub(crate) changed: Notify,
+    /// Notified when a lane may have no outstanding deliveries, or must be released.
+    pub(crate) lane_wakers: Vec<Notify>,
+    /// Notified when a lane was released or claimed.
+    pub(crate) lanes_moved: Notify,
+    pub(crate) lane_connection: watch::Sender<LaneConnection>,
+    /// Set when the consumer has its share of the lanes, or can have none.
+    pub(crate) joined: watch::Sender<bool>,
+}
+
+/// The state of the lanes' connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LaneConnection {
+    Down,
+    /// All lanes are subscribed. The number identifies the connection.
+    Up(u64),
+    /// The consumer is closed.
+    Closed,
+}
+
+impl ConsumerInner {
+    pub(crate) fn lane_table(&self) -> MutexGuard<'_, LaneTable> {
+        // No code panics in the middle of a change.
+        self.lane_table.lock()
+    }
+
+    /// Returns when the consumer is closed.
+    async fn closed(&self) {
+        let mut connection = self.lane_connection.subscribe();
+        connection.wait_for(|connection| *connection == LaneConnection::Closed).await.ok();
+    }
+
+    /// The publisher of retries, which starts to connect at its first use.
+    pub(crate) async fn retry_publisher(&self) -> &Publisher {
+        let name = || format!("{} (retries of {})", self.membership.name, self.queue.name);
+        self.retry_publisher.get_or_init(async || Publisher::start(Arc::clone(&self.config), name())).await
+    }
+
+    pub(crate) fn channels(&self) -> Vec<Channel> {
+        self.lane_table().lanes.iter().filter_map(|lane| lane.channel.clone()).collect()
+    }
+
+    /// Whether members share the lanes. For a single queue, the broker assigns the consumers.
+    pub(crate) fn shares_lanes(&self) -> bool {
+        self.queues.len() > 1
+    }
+
+    /// Records that a lane is subscribed.
+    pub(crate) fn lane_subscribed(&self, lane: usize, channel: Channel) {
+        let mut state = self.lane_table();
+        state.lanes[lane].channel = Some(channel);
+        if state.lanes.iter().all(|lane| lane.channel.is_some()) {
+            let session = LaneConnection::Up(state.connection_number);
+            drop(state);
+            self.lane_connection.send_if_modified(|current| {
+                let news = *current != session && *current != LaneConnection::Closed;
+                if news {
+                    *current = session;
+                }
+                news
+            });
+            if !self.shares_lanes() {
+                self.joined.send_replace(true);
+            }
+        }
+        self.lanes_moved.notify_one();
+    }
+
+    /// Records that a lane is no longer subscribed.
+    pub(crate) fn lane_unsubscribed(&self, lane: usize, handed_over: bool) {
+        let mut state = self.lane_table();
+        state.reset_lane(lane);
+        if handed_over {
+            state.lanes[lane].paused = false;
+            state.released_at[lane] = state.members_hash;
+        }
+        drop(state);
+        self.lanes_moved.notify_one();
+    }
+
+    pub(crate) fn mark_disconnected(&self) {
+        self.lane_connection.send_if_modified(|current| {
+            let news = matches!(current, LaneConnection::Up(_));
+            if news {
+                *current = LaneConnection::Down;
+            }
+            news
+        });
+    }
+
+    /// Stores a delivery of a lane. Returns its tag if its delay has not ended.
+    pub(crate) fn buffer_delivery(&self, lane: usize, mut arrived: ReceivedMessage) -> Option<u64> {
+        if self.queue.retry_delays.is_empty() {
+            // There is no retry queue for the remaining delay, so the message would never be delivered.
+            arrived.delay_left = Duration::ZERO;
+        }
+        let climbs = !arrived.delay_left.is_zero();
+        let tag = self.lane_table().insert(lane, arrived);
+        self.changed.notify_waiters();
+        climbs.then_some(tag)
+    }
+
+    /// Records an error. Receivers get it if it needs an operator.
+    pub(crate) fn report_error(&self, queue: &str, error: Error) {
+        let group = &self.queue.name;
+        match error.class() {
+            Class::Outage | Class::Unknown | Class::Throttled(_) | Class::Transient => {
+                tracing::warn!(group, queue, %error, "the broker is away, will try again");
+            }
+            Class::Blocked | Class::Poison => {
+                tracing::error!(group, queue, %error, "nothing can be received until a person mends it");
+                self.lane_table().fatal_error = Some(error);
+                self.joined.send_replace(true);
+                self.changed.notify_waiters();
+            }
+        }
+    }
+
+    /// Whether a lane must be released.
+    pub(crate) fn hand_over(&self, lane: usize) -> HandOver {
+        let state = self.lane_table();
+        match &state.lanes[lane] {
+            lane if !lane.handing_over => HandOver::None,
+            lane if lane.is_busy() => HandOver::Draining,
+            _ => HandOver::Ready,
+        }
+    }
+
+    pub(crate) fn set_paused(&self, lane: &Lane, paused: bool) {
+        if let Some(index) = self.lanes.iter().position(|known| known == lane) {
+            self.lane_table().lanes[index].paused = paused;
+        }
+        self.changed.notify_waiters();
+    }
+
+    /// Stops deliveries and acknowledgements.
+    pub(crate) fn shut_down(&self) {
+        let mut state = self.lane_table();
+        state.closed = true;
+        for lane in &mut state.lanes {
+            lane.outstanding.clear();
+            lane.handing_over = true;
+        }
+        drop(state);
+        self.changed.notify_waiters();
+        self.lane_connection.send_replace(LaneConnection::Closed);
     }
 }

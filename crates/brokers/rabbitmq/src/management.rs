@@ -2,6 +2,7 @@
 //! with a deadline.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -13,6 +14,7 @@ use hyper_rustls::{ConfigBuilderExt as _, HttpsConnector};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
+use lapin::uri::AMQPUserInfo;
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use rustls::{ClientConfig, RootCertStore, crypto};
 use rustls_pki_types::pem::PemObject as _;
@@ -23,11 +25,11 @@ use crate::classify::Error;
 use crate::config::{Config, Tls};
 use crate::topology::Policy;
 
-mod seen;
-mod snapshot;
+mod server_state;
 
-pub(crate) use seen::{BindingInfo, ExchangeInfo, FeatureFlagInfo, NodeInfo, PolicyInfo, QueueInfo};
-pub(crate) use snapshot::ServerState;
+pub(crate) use server_state::{
+    BindingInfo, ExchangeInfo, FeatureFlagInfo, NodeInfo, PolicyInfo, QueueInfo, ServerState,
+};
 
 type Body = Full<bytes::Bytes>;
 
@@ -35,42 +37,58 @@ type Body = Full<bytes::Bytes>;
 const RESPONSE_BYTES_MAX: usize = 128 << 20;
 
 /// The management API for one virtual host.
-#[derive(Clone)]
 pub(crate) struct ManagementClient {
     client: Client<HttpsConnector<HttpConnector>, Body>,
-    base: String,
+    endpoints: Vec<Endpoint>,
+    /// The index of the last endpoint that responded.
+    last_used: AtomicUsize,
     vhost: String,
-    authorization: HeaderValue,
+    /// The time limit of a request to one endpoint.
     timeout: Duration,
+}
+
+/// The management API of one node.
+struct Endpoint {
+    base: String,
+    authorization: HeaderValue,
+}
+
+impl Endpoint {
+    /// Parses a URL. Without a login in it, the user of the AMQP URL is used.
+    fn parse(url: &str, amqp_user: &AMQPUserInfo) -> Result<Self, Error> {
+        // The URL is not repeated: it may contain a password.
+        let invalid = || Error::Config("`management_url` is not like `http://user:password@host:15672`".to_owned());
+        let (scheme, rest) = url.split_once("://").ok_or_else(invalid)?;
+        let (login, host) = rest.rsplit_once('@').map_or((None, rest), |(login, host)| (Some(login), host));
+        if !matches!(scheme, "http" | "https") || host.is_empty() || host.contains(['?', '#']) {
+            return Err(invalid());
+        }
+        let (user, password) = match login.map(|login| login.split_once(':').unwrap_or((login, ""))) {
+            Some((user, password)) => (percent_decode(user), percent_decode(password)),
+            None => (amqp_user.username.clone(), amqp_user.password.clone()),
+        };
+        let base = format!("{scheme}://{}", host.trim_end_matches('/'));
+        base.parse::<Uri>().map_err(|_| invalid())?;
+        let basic = format!("Basic {}", BASE64_STANDARD.encode(format!("{user}:{password}")));
+        let mut authorization = HeaderValue::try_from(basic).map_err(|_| invalid())?;
+        authorization.set_sensitive(true);
+        Ok(Self { base, authorization })
+    }
 }
 
 impl ManagementClient {
     /// The configured API, if any. It sends no request.
     pub(crate) fn new(config: &Config) -> Result<Option<Self>, Error> {
-        let Some(url) = &config.management_url else { return Ok(None) };
-        // The URL is not repeated: it may contain a password.
-        let wrong = || Error::Config("`management_url` is not like `http://user:password@host:15672`".to_owned());
-        let (scheme, rest) = url.split_once("://").ok_or_else(wrong)?;
-        let (login, host) = rest.rsplit_once('@').map_or((None, rest), |(login, host)| (Some(login), host));
-        if !matches!(scheme, "http" | "https") || host.is_empty() || host.contains(['?', '#']) {
-            return Err(wrong());
+        if config.management_urls.is_empty() {
+            return Ok(None);
         }
-        let endpoint = config.endpoints()?.swap_remove(0);
-        let userinfo = endpoint.authority.userinfo;
-        let (user, password) = match login.map(|login| login.split_once(':').unwrap_or((login, ""))) {
-            Some((user, password)) => (percent_decode(user), percent_decode(password)),
-            None => (userinfo.username, userinfo.password),
-        };
-        let base = format!("{scheme}://{}", host.trim_end_matches('/'));
-        base.parse::<Uri>().map_err(|_| wrong())?;
-        let basic = format!("Basic {}", BASE64_STANDARD.encode(format!("{user}:{password}")));
-        let mut authorization = HeaderValue::try_from(basic).map_err(|_| wrong())?;
-        authorization.set_sensitive(true);
+        let amqp = config.endpoints()?.swap_remove(0);
+        let endpoints = config.management_urls.iter().map(|url| Endpoint::parse(url, &amqp.authority.userinfo));
         Ok(Some(Self {
             client: client(&config.tls)?,
-            base,
-            vhost: percent_encode(&endpoint.vhost),
-            authorization,
+            endpoints: endpoints.collect::<Result<_, _>>()?,
+            last_used: AtomicUsize::new(0),
+            vhost: percent_encode(&amqp.vhost),
             timeout: config.connect_timeout,
         }))
     }
@@ -112,7 +130,7 @@ impl ManagementClient {
 
     /// The version of the broker, such as `3.10.8`.
     pub(crate) async fn version(&self) -> Result<String, Error> {
-        let overview: seen::Overview = self.list("/api/overview?columns=rabbitmq_version").await?;
+        let overview: server_state::Overview = self.list("/api/overview?columns=rabbitmq_version").await?;
         Ok(overview.rabbitmq_version)
     }
 
@@ -143,23 +161,48 @@ impl ManagementClient {
         }
     }
 
+    /// Sends a request to the first endpoint that responds, beginning with the one that responded last.
     async fn request(&self, method: Method, path: &str, body: String) -> Result<(StatusCode, bytes::Bytes), Error> {
+        let count = self.endpoints.len();
+        let first = self.last_used.load(Ordering::Relaxed);
+        let mut result = Err(Error::ManagementUnreachable("no URL is configured".to_owned()));
+        for index in (first..first + count).map(|index| index % count) {
+            result = self.request_at(&self.endpoints[index], method.clone(), path, body.clone()).await;
+            match &result {
+                Err(Error::ManagementUnreachable(_)) => {}
+                Ok((status, _)) if status.is_server_error() => {}
+                _ => {
+                    self.last_used.store(index, Ordering::Relaxed);
+                    break;
+                }
+            }
+        }
+        result
+    }
+
+    async fn request_at(
+        &self,
+        endpoint: &Endpoint,
+        method: Method,
+        path: &str,
+        body: String,
+    ) -> Result<(StatusCode, bytes::Bytes), Error> {
         let request = Request::builder()
             .method(method)
-            .uri(format!("{}{path}", self.base))
-            .header(AUTHORIZATION, self.authorization.clone())
+            .uri(format!("{}{path}", endpoint.base))
+            .header(AUTHORIZATION, endpoint.authorization.clone())
             .header(CONTENT_TYPE, "application/json")
             .body(Body::from(body))
             .map_err(|error| Error::ManagementRefused(error.to_string()))?;
-        let answer = async {
+        let response = async {
             let response = self.client.request(request).await.map_err(|error| unreachable_error(&error))?;
             let status = response.status();
             let body = Limited::new(response.into_body(), RESPONSE_BYTES_MAX).collect().await;
             let body = body.map_err(|error| Error::ManagementUnreachable(error.to_string()))?;
             Ok((status, body.to_bytes()))
         };
-        let late = || Error::ManagementUnreachable(format!("no answer within {} ms", self.timeout.as_millis()));
-        tokio::time::timeout(self.timeout, answer).await.unwrap_or_else(|_| Err(late()))
+        let late = || Error::ManagementUnreachable(format!("no response within {} ms", self.timeout.as_millis()));
+        tokio::time::timeout(self.timeout, response).await.unwrap_or_else(|_| Err(late()))
     }
 }
 

@@ -1,323 +1,206 @@
-//! The task that owns a channel of one exchange.
-//!
-//! Each exchange has its own channels. If the server closes a channel because an exchange is missing or not permitted,
-//! other exchanges are not affected.
+//! Publishes batches of messages, with one outcome per message.
 
 mod batch;
 mod call;
+mod channel_task;
+mod connection_task;
 mod encode;
 mod ready_queue;
 mod returns;
 mod unconfirmed;
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use lapin::options::ConfirmSelectOptions;
+use async_trait::async_trait;
 use lapin::types::ShortString;
-use lapin::{Channel, ConnectionState, ErrorKind};
+use parking_lot::Mutex;
+use relevo_core::broker::OutcomeReceiver;
+use relevo_core::{Broker, Capabilities, OutcomeSender, Publication};
 use tokio::sync::{mpsc, watch};
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
 
-pub(crate) use batch::{ChannelBatch, plan_batch};
-use call::ConfirmResult;
-pub(crate) use call::{PendingConfirm, PublishCall, QueuedMessage, report_all};
-use unconfirmed::UnconfirmedMessages;
+use batch::{ChannelBatch, plan_batch};
+use call::{PendingConfirm, PublishCall, QueuedMessage, report_all};
+use channel_task::ChannelTask;
+use connection_task::BrokerConnection;
+pub(crate) use encode::EncodedMessage;
 
 use crate::classify::Error;
 use crate::config::Config;
-use crate::keeper::{BrokerConnection, LiveConnection};
 
-/// How often deadlines are checked.
-const TICK: Duration = Duration::from_millis(50);
-/// A channel without any confirm for this long is replaced.
-const SILENT_CHANNEL_MAX: Duration = Duration::from_secs(30);
+/// The maximum number of exchanges with channels.
+const EXCHANGES_MAX: usize = 256;
+/// The capacity of a channel task's queue of batches. The task takes them at once unless it is full.
+const JOBS_MAX: usize = 16;
+/// The default frame size of a server, used until a connection has negotiated one.
+const FRAME_BYTES: usize = 131_072;
 
-/// The maximum number of messages that test whether a silent channel gets confirms again.
-const PROBES_MAX: usize = 16;
+/// A RabbitMQ publisher. Cheap to clone: clones share the connection.
+///
+/// It connects in the background and reconnects after every failure; in the meantime messages are reported as an
+/// outage. Dropping the last clone ends it at once; [`close`](Self::close) closes the connection properly.
+#[derive(Clone)]
+pub struct Publisher(Arc<PublisherInner>);
 
-/// The task that owns one channel of one exchange.
-pub(crate) struct ChannelTask {
+struct PublisherInner {
     config: Arc<Config>,
-    exchange: ShortString,
     connection: watch::Receiver<BrokerConnection>,
-    jobs: mpsc::Receiver<Vec<QueuedMessage>>,
-    backlog: VecDeque<QueuedMessage>,
-    unconfirmed: Option<(u64, UnconfirmedMessages)>,
-    /// Since when the last channel had no confirm.
-    silent_since: Option<Instant>,
+    closing: watch::Sender<bool>,
+    exchanges: Mutex<Exchanges>,
+    /// Held by the call of [`Publisher::publish_to_queues`] that is sending.
+    queue_turn: tokio::sync::Mutex<()>,
 }
 
-impl ChannelTask {
-    pub(crate) fn new(
-        config: Arc<Config>,
-        exchange: ShortString,
-        connection: watch::Receiver<BrokerConnection>,
-        jobs: mpsc::Receiver<Vec<QueuedMessage>>,
-    ) -> Self {
-        Self { config, exchange, connection, jobs, backlog: VecDeque::new(), unconfirmed: None, silent_since: None }
+struct Exchanges {
+    channel_tasks: HashMap<String, Vec<mpsc::Sender<Vec<QueuedMessage>>>>,
+    tasks: JoinSet<()>,
+}
+
+impl Publisher {
+    /// Starts to connect. An unreachable broker is not an error.
+    #[expect(clippy::unused_async, reason = "tasks are started, which needs a runtime")]
+    pub async fn open(config: Config) -> Result<Self, Error> {
+        config.validate()?;
+        Ok(Self::start(Arc::new(config), "relevo publisher".to_owned()))
     }
 
-    /// Runs until all senders are dropped.
-    pub(crate) async fn run(mut self) {
-        let mut tick = interval(TICK);
-        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            self.step().await;
-            if self.unconfirmed.as_ref().is_some_and(|(_, flight)| flight.needs_round()) {
-                tokio::task::yield_now().await;
-                continue;
-            }
-            let idle = self.backlog.is_empty() && self.unconfirmed.as_ref().is_none_or(|(_, flight)| !flight.is_busy());
-            let room = self.backlog.len() < self.config.in_flight_max;
-            let wakes = self.unconfirmed.as_ref().map(|(_, flight)| flight.ready_queue());
-            let woken = async {
-                match wakes {
-                    Some(wakes) => wakes.wait_ready().await,
-                    None => std::future::pending().await,
-                }
-            };
-            tokio::select! {
-                biased;
-                changed = self.connection.changed() => if changed.is_err() { return },
-                () = woken => {}
-                job = self.jobs.recv(), if room => match job {
-                    Some(items) => self.backlog.extend(items),
-                    None => return,
-                },
-                _ = tick.tick(), if !idle => {}
-            }
-        }
+    /// Starts to connect with a validated configuration. `name` is the connection name in the broker's tools.
+    pub(crate) fn start(config: Arc<Config>, name: String) -> Self {
+        let (sender, state) = watch::channel(BrokerConnection::Connecting);
+        let (closing, closes) = watch::channel(false);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(connection_task::run(Arc::clone(&config), name, sender, closes));
+        let exchanges = Mutex::new(Exchanges { channel_tasks: HashMap::new(), tasks });
+        let queue_turn = tokio::sync::Mutex::new(());
+        Self(Arc::new(PublisherInner { config, connection: state, closing, exchanges, queue_turn }))
     }
 
-    /// Receives new messages, reports overdue ones, and sends as many as possible.
-    async fn step(&mut self) {
-        while self.backlog.len() < self.config.in_flight_max {
-            // Confirms must not delay new messages.
-            match self.jobs.try_recv() {
-                Ok(items) => self.backlog.extend(items),
-                Err(_) => break,
-            }
-        }
-        let mut told = Vec::new();
-        self.settle(&mut told);
-        self.expire(&mut told);
-        // Report outcomes before opening a channel, so that callers do not wait for it.
-        report_all(std::mem::take(&mut told));
-        self.send_backlog(&mut told).await;
-        report_all(told);
+    /// Whether it is connected now. It sends no request to the server.
+    pub fn is_connected(&self) -> bool {
+        matches!(&*self.0.connection.borrow(), BrokerConnection::Up(_))
     }
 
-    fn settle(&mut self, told: &mut Vec<ConfirmResult>) {
-        let Some((number, flight)) = &mut self.unconfirmed else { return };
-        let broken = flight.settle(told);
-        let gone = match &*self.connection.borrow() {
-            BrokerConnection::Up(line) => line.number != *number,
-            BrokerConnection::Connecting | BrokerConnection::Down(_) => false,
-            BrokerConnection::Closed => true,
+    /// Closes the connection. Messages in flight may have been stored; later calls report an outage.
+    pub async fn close(&self) {
+        self.0.closing.send_replace(true);
+        let mut state = self.0.connection.clone();
+        // If the task has ended, its sender is dropped.
+        state.wait_for(|state| matches!(state, BrokerConnection::Closed)).await.ok();
+    }
+
+    /// Publishes messages to queues, in order on one channel. The routing key is the name of the queue. Returns an
+    /// outcome for each: `Ok` if the broker has confirmed the message and routed it to its queue. After an error it may
+    /// still have been stored, as [`Error::class`] says.
+    ///
+    /// Calls send one after the other, so that a call that is cancelled while it waits has sent nothing.
+    pub(crate) async fn publish_to_queues(&self, messages: Vec<EncodedMessage>) -> Vec<Result<(), Error>> {
+        let count = messages.len();
+        let limit = self.0.config.confirm_timeout;
+        let Ok(_turn) = timeout(limit, self.0.queue_turn.lock()).await else {
+            return vec![Err(Error::NoResponse(limit)); count];
         };
-        let silent = !flight.is_open() && !flight.is_busy();
-        if let Some(error) = broken {
-            self.end_channel(&error, told);
-        } else if gone || silent {
-            self.end_channel(&ErrorKind::InvalidConnectionState(ConnectionState::Closed).into(), told);
+        let outcomes = OutcomeReceiver::default();
+        let call = PublishCall::new(&outcomes.sender(0), count, Instant::now());
+        let batch = ChannelBatch { exchange: "", channel: 0, messages: messages.into_iter().enumerate().collect() };
+        call.wait_for_outcomes(self.enqueue(batch, &call)).await;
+        let mut results = vec![Err(Error::Closed); count];
+        for (_, index, outcome) in outcomes.take() {
+            results[index] = outcome.map_err(|failure| match failure.cause::<Error>() {
+                // On the default exchange, an unroutable message has no queue.
+                Some(Error::Unroutable { key, .. }) => Error::NotFound(format!("`{key}`")),
+                Some(error) => error.clone(),
+                None => Error::Closed,
+            });
+        }
+        results
+    }
+
+    /// The channels of an exchange, opened at its first use.
+    fn channel_tasks(&self, exchange: &str) -> Result<Vec<mpsc::Sender<Vec<QueuedMessage>>>, Error> {
+        let PublisherInner { config, connection: state, exchanges, .. } = &*self.0;
+        // No code panics while it holds the lock.
+        let mut exchanges = exchanges.lock();
+        if let Some(owners) = exchanges.channel_tasks.get(exchange) {
+            return Ok(owners.clone());
+        }
+        if exchanges.channel_tasks.len() == EXCHANGES_MAX {
+            return Err(Error::TooManyExchanges(EXCHANGES_MAX));
+        }
+        let name = ShortString::try_new(exchange)
+            .map_err(|_| Error::InvalidAddress("its exchange is longer than 255 bytes"))?;
+        let owners: Vec<_> = (0..config.channels_per_exchange)
+            .map(|_| {
+                let (sender, jobs) = mpsc::channel(JOBS_MAX);
+                let owner = ChannelTask::new(Arc::clone(config), name.clone(), state.clone(), jobs);
+                exchanges.tasks.spawn(owner.run());
+                sender
+            })
+            .collect();
+        exchanges.channel_tasks.insert(exchange.to_owned(), owners.clone());
+        Ok(owners)
+    }
+
+    fn frame_bytes(&self) -> usize {
+        match &*self.0.connection.borrow() {
+            BrokerConnection::Up(line) => line.connection.configuration().frame_max() as usize,
+            BrokerConnection::Connecting | BrokerConnection::Down(_) | BrokerConnection::Closed => FRAME_BYTES,
         }
     }
 
-    /// Ends the channel after it or the connection was lost. An error of the exchange applies to all messages that wait
-    /// for it.
-    fn end_channel(&mut self, error: &lapin::Error, told: &mut Vec<ConfirmResult>) {
-        let Some((_, flight)) = self.unconfirmed.take() else { return };
-        self.silent_since = flight.silent_since();
-        match Error::from_channel_error(error.clone()) {
-            why @ (Error::NotFound(_) | Error::AccessRefused(_)) => {
-                let refused = RefusalScope::from_error(&why);
-                let verdict = |key: &str| {
-                    if refused.applies_to(key) { why.clone() } else { Error::ConnectionLost(error.clone()) }
-                };
-                flight.fail_all(|key, _| verdict(key), told);
-                self.fail_matching(&why, |key| refused.applies_to(key), told);
-            }
-            Error::Mismatch(text) => {
-                let max = size_limit(&text);
-                flight.fail_all(
-                    |_, bytes| match max {
-                        Some(max) if bytes > max => Error::TooLarge { bytes, max },
-                        _ => Error::ConnectionLost(error.clone()),
-                    },
-                    told,
-                );
-            }
-            _ => flight.fail_all(|_, _| Error::ConnectionLost(error.clone()), told),
-        }
-    }
-
-    fn expire(&mut self, told: &mut Vec<ConfirmResult>) {
-        let (now, deadline) = (Instant::now(), self.config.confirm_timeout);
-        let mut flows = false;
-        if let Some((_, flight)) = &mut self.unconfirmed {
-            flight.expire(now, deadline, told);
-            let crowded = 2 * flight.expired() > self.config.in_flight_max;
-            flows = flight.awaiting() > 0 && flight.silent_since().is_none();
-            if flight.silent_since().is_some_and(|since| now - since > SILENT_CHANNEL_MAX) && flight.awaiting() == 0 {
-                // All remaining messages have expired, so no outcome is left to report.
-                self.silent_since = Some(now);
-                self.unconfirmed = None;
-            } else if crowded {
-                // Expired messages would leave no capacity for new ones.
-                self.end_channel(&ErrorKind::InvalidConnectionState(ConnectionState::Closed).into(), told);
-            }
-        }
-        while let Some(item) = self.backlog.front() {
-            let call = item.pending.call();
-            let late = now >= call.started_at() + deadline;
-            if !late && !call.is_abandoned() {
-                return;
-            }
-            if let Some(item) = self.backlog.pop_front() {
-                let why = if flows { Error::SendTimeout(deadline) } else { Error::NoResponse(deadline) };
-                told.push((item.pending, Err(why)));
-            }
-        }
-    }
-
-    async fn send_backlog(&mut self, told: &mut Vec<ConfirmResult>) {
-        if self.backlog.is_empty() {
-            return;
-        }
-        let state = self.connection.borrow().clone();
-        let line = match state {
-            BrokerConnection::Connecting => return,
-            BrokerConnection::Down(why) => return self.fail_all(&why, told),
-            BrokerConnection::Closed => return self.fail_all(&Error::Closed, told),
-            BrokerConnection::Up(LiveConnection { alarm: Some(reason), .. }) => {
-                return self.fail_all(&Error::ResourceAlarm(reason.to_string()), told);
-            }
-            BrokerConnection::Up(line) => line,
+    async fn enqueue(&self, share: ChannelBatch<'_>, call: &Arc<PublishCall>) {
+        let all = |items: Vec<QueuedMessage>, why: &Error| {
+            report_all(items.into_iter().map(|item| (item.pending, Err(why.clone()))).collect());
         };
-        if self.unconfirmed.is_none() {
-            let waited = self.backlog.front().map_or(Duration::ZERO, |item| item.pending.call().started_at().elapsed());
-            match open_confirm_channel(&line, self.config.confirm_timeout.saturating_sub(waited).max(TICK)).await {
-                Ok(channel) => {
-                    self.unconfirmed = Some((
-                        line.number,
-                        UnconfirmedMessages::new(channel, self.exchange.clone(), self.silent_since),
-                    ));
+        let item = |(index, parcel)| QueuedMessage { pending: PendingConfirm::new(call, index), message: parcel };
+        let items = share.messages.into_iter().map(item).collect();
+        match self.channel_tasks(share.exchange) {
+            Err(why) => all(items, &why),
+            Ok(owners) => {
+                if let Err(mpsc::error::SendError(items)) = owners[share.channel].send(items).await {
+                    all(items, &Error::Closed);
                 }
-                Err(why) => return self.fail_all(&why, told),
-            }
-        }
-        self.send(told);
-    }
-
-    fn send(&mut self, told: &mut Vec<ConfirmResult>) {
-        let Some((_, flight)) = &mut self.unconfirmed else { return };
-        // On a silent channel, one message per routing key tests for confirms, because their queues may differ.
-        let mut probing = flight.silent_since().map(|_| flight.awaiting_keys());
-        while flight.is_open() && flight.unconfirmed() < self.config.in_flight_max {
-            let Some(item) = self.backlog.pop_front() else { return };
-            let due = item.pending.call().started_at() + self.config.confirm_timeout;
-            let is_not_probed = |keys: &mut HashSet<ShortString>| {
-                keys.contains(&item.message.routing_key)
-                    || keys.len() == PROBES_MAX
-                    || !keys.insert(item.message.routing_key.clone())
-            };
-            if item.pending.call().is_abandoned() {
-                told.push((item.pending, Err(Error::Closed)));
-            } else if probing.as_mut().is_some_and(is_not_probed) {
-                told.push((item.pending, Err(Error::NoResponse(self.config.confirm_timeout))));
-            } else {
-                flight.send(item, due);
-            }
-        }
-    }
-
-    fn fail_all(&mut self, why: &Error, told: &mut Vec<ConfirmResult>) {
-        self.fail_matching(why, |_| true, told);
-    }
-
-    /// Reports an error for waiting messages with matching routing keys.
-    fn fail_matching(&mut self, why: &Error, which: impl Fn(&str) -> bool, told: &mut Vec<ConfirmResult>) {
-        for item in std::mem::take(&mut self.backlog) {
-            if which(item.message.routing_key.as_str()) {
-                told.push((item.pending, Err(why.clone())));
-            } else {
-                self.backlog.push_back(item);
             }
         }
     }
 }
 
-/// The scope of a refusal that closed the channel.
-enum RefusalScope<'a> {
-    /// The exchange.
-    All,
-    /// One routing key, or the part of it in the server's shortened text.
-    Key { prefix: &'a str, exact: bool },
-}
+#[async_trait]
+impl Broker for Publisher {
+    fn capabilities(&self) -> Capabilities {
+        // A refused message does not stop the next one on its channel.
+        Capabilities { ordered_in_flight: false, message_bytes_max: self.0.config.message_bytes_max }
+    }
 
-impl<'a> RefusalScope<'a> {
-    /// Parses `access to topic 'orders.eu' in exchange 'shop' in vhost '/' refused for user 'guest'`.
-    fn from_error(why: &'a Error) -> Self {
-        let Error::AccessRefused(text) = why else { return Self::All };
-        let Some((_, rest)) = text.split_once("access to topic '") else { return Self::All };
-        match rest.rsplit_once("' in exchange '") {
-            Some((key, _)) => Self::Key { prefix: key, exact: true },
-            None => Self::Key { prefix: rest.trim_end_matches('.'), exact: false },
+    fn is_unreachable(&self) -> bool {
+        match &*self.0.connection.borrow() {
+            BrokerConnection::Up(line) => line.alarm.is_some(),
+            BrokerConnection::Down(_) => true,
+            BrokerConnection::Connecting | BrokerConnection::Closed => false,
         }
     }
 
-    fn applies_to(&self, key: &str) -> bool {
-        match self {
-            Self::All => true,
-            Self::Key { prefix: start, exact: true } => key == *start,
-            Self::Key { prefix: start, exact: false } => key.starts_with(start),
+    async fn publish(&self, batch: &[Publication], confirms: &OutcomeSender) {
+        let began = Instant::now();
+        let sorted = plan_batch(batch, &self.0.config, self.frame_bytes());
+        confirms.report_all(sorted.refused.into_iter().map(|(index, why)| (index, Err(why.into()))));
+        for wave in sorted.steps {
+            let call = PublishCall::new(confirms, wave.iter().map(|share| share.messages.len()).sum(), began);
+            call.wait_for_outcomes(async {
+                for share in wave {
+                    self.enqueue(share, &call).await;
+                }
+            })
+            .await;
         }
     }
 }
 
-/// Opens a channel with publisher confirms.
-async fn open_confirm_channel(line: &LiveConnection, deadline: Duration) -> Result<Channel, Error> {
-    let opened = async {
-        let channel = line.connection.create_channel().await?;
-        channel.confirm_select(ConfirmSelectOptions::default()).await?;
-        Ok(channel)
-    };
-    match timeout(deadline, opened).await {
-        Ok(opened) => opened.map_err(Error::from_channel_error),
-        Err(_) => Err(Error::NoResponse(deadline)),
-    }
-}
-
-/// The server's `max_message_size`, from its refusal: `message size 6 is larger than configured max size 5`.
-fn size_limit(text: &str) -> Option<usize> {
-    let (_, size) = text.split_once("larger than configured max size ")?;
-    size.split(|letter: char| !letter.is_ascii_digit()).next()?.parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_servers_size_limit_is_read_from_its_refusal() {
-        let text = "PRECONDITION_FAILED - message size 2000 is larger than configured max size 1000";
-        assert_eq!(size_limit(text), Some(1_000));
-        assert_eq!(size_limit("PRECONDITION_FAILED - something else"), None);
-    }
-
-    #[test]
-    fn a_refused_topic_affects_its_routing_key_only() {
-        let said = |text: &str| Error::AccessRefused(format!("ACCESS_REFUSED - {text}"));
-        let topic = said("access to topic 'a.'b' in exchange 'shop' in vhost '/' refused for user 'guest'");
-        assert!(
-            RefusalScope::from_error(&topic).applies_to("a.'b") && !RefusalScope::from_error(&topic).applies_to("a.b")
-        );
-        let cut = said("access to topic 'aaaa...");
-        assert!(RefusalScope::from_error(&cut).applies_to("aaaab") && !RefusalScope::from_error(&cut).applies_to("b"));
-        let exchange = said("access to exchange 'shop' in vhost '/' refused for user 'guest'");
-        assert!(RefusalScope::from_error(&exchange).applies_to("a.b"));
-        assert!(RefusalScope::from_error(&Error::NotFound("no exchange".to_owned())).applies_to("a.b"));
+impl fmt::Debug for Publisher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Publisher").field(&self.0.config).finish()
     }
 }

@@ -3,20 +3,21 @@
 //! Everything here is durable. [`Topology::declarations`] returns the declarations with all arguments.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::classify::Error;
+use crate::config::NAME_BYTES_MAX;
 
 mod apply;
 mod compare;
 mod declarations;
-mod names;
-mod queue;
 mod validate;
 
+pub use apply::Admin;
 pub(crate) use apply::TopologyConnection;
 pub(crate) use compare::{AT_LEAST_ONCE_FLAG, TopologyPart};
 pub use declarations::{BindingDeclaration, Declarations, ExchangeDeclaration, QueueDeclaration};
-pub use names::{dead_letter_queue_name, lane_queue_name, lane_routing_key, retry_queue_name};
-pub use queue::{DEFAULT_RETRY_DELAYS, Queue, QueueKind};
-pub use validate::Wrong;
+pub use declarations::{dead_letter_queue_name, lane_queue_name, lane_routing_key, retry_queue_name};
 
 /// The configured topology.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -80,6 +81,104 @@ impl ExchangeKind {
     }
 }
 
+/// The default retry delays.
+pub const DEFAULT_RETRY_DELAYS: [Duration; 3] =
+    [Duration::from_mins(1), Duration::from_mins(5), Duration::from_mins(15)];
+
+/// A durable queue with its lanes, its retry queues and its dead-letter queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Queue {
+    /// The name.
+    pub name: String,
+    /// The queue type.
+    pub kind: QueueKind,
+    /// The number of lanes: queues `name.0`, `name.1`, … instead of one. Each has a single active consumer, and is
+    /// bound with the lane as the last word of the routing key.
+    pub lanes: Option<u16>,
+    /// One consumer at a time is active, and the others are on standby. Otherwise all consumers receive at once, and
+    /// only unordered consumers start. Lanes are always ordered.
+    pub single_active_consumer: bool,
+    /// The retry delays, with one queue for each. Empty means no retry queues.
+    pub retry_delays: Vec<Duration>,
+    /// The name of the dead-letter queue, `name.dead` by default; `None` for no dead-letter queue.
+    pub dead_letter_queue: Option<String>,
+    /// The maximum number of messages. Above it new messages are refused.
+    pub max_length: Option<u64>,
+    /// The maximum size in bytes. Above it new messages are refused.
+    pub max_length_bytes: Option<u64>,
+    /// The maximum number of returns without an acknowledgement. Above it the message is dead-lettered, or lost without
+    /// a dead-letter queue.
+    pub delivery_limit: Option<u32>,
+    /// The initial number of replicas of a quorum queue.
+    pub quorum_initial_group_size: Option<u32>,
+}
+
+/// The queue type.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum QueueKind {
+    /// Replicated by consensus. A confirm means that a majority of its nodes has written the message.
+    #[default]
+    Quorum,
+    /// On one node; it cannot dead-letter at least once.
+    Classic,
+}
+
+impl QueueKind {
+    /// The name in AMQP.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Quorum => "quorum",
+            Self::Classic => "classic",
+        }
+    }
+}
+
+impl Queue {
+    /// An ordered quorum queue without lanes, with the default retry delays and a dead-letter queue.
+    pub fn new(name: impl Into<String>) -> Self {
+        let name = name.into();
+        Self {
+            dead_letter_queue: Some(dead_letter_queue_name(&name)),
+            name,
+            kind: QueueKind::Quorum,
+            lanes: None,
+            single_active_consumer: true,
+            retry_delays: DEFAULT_RETRY_DELAYS.to_vec(),
+            max_length: None,
+            max_length_bytes: None,
+            delivery_limit: None,
+            quorum_initial_group_size: None,
+        }
+    }
+
+    /// Whether one consumer at a time is active.
+    pub fn is_ordered(&self) -> bool {
+        self.single_active_consumer || self.lanes.is_some()
+    }
+
+    /// Rejects a queue that cannot be consumed: the topology refuses it, or a name derived from it is too long.
+    pub(crate) fn validate(&self) -> Result<(), Error> {
+        Topology { queues: vec![self.clone()], ..Topology::default() }.validate()?;
+        if self.members_key().len() > NAME_BYTES_MAX {
+            return Err(Error::Config(format!("the name of the queue `{}` is too long", self.name)));
+        }
+        Ok(())
+    }
+
+    /// The routing key of the announcements between its consumers.
+    pub(crate) fn members_key(&self) -> String {
+        format!("relevo.{}", self.name)
+    }
+
+    /// The consumed queues: the queue itself or its lanes.
+    pub fn consumed_queues(&self) -> Vec<String> {
+        match self.lanes {
+            None => vec![self.name.clone()],
+            Some(lanes) => (0..lanes).map(|lane| lane_queue_name(&self.name, lane)).collect(),
+        }
+    }
+}
+
 /// The destination of a binding.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum BindingTarget {
@@ -98,23 +197,19 @@ pub struct Binding {
     pub to: BindingTarget,
     /// The routing key, or a pattern.
     pub key: String,
-    /// For a headers exchange: the headers that a message must have.
-    pub headers: BTreeMap<String, String>,
-    /// For a headers exchange: whether one matching header is enough.
-    pub match_any: bool,
 }
 
 impl Binding {
     /// A binding of a queue by routing key.
     pub fn to_queue(exchange: impl Into<String>, key: impl Into<String>, queue: impl Into<String>) -> Self {
         let to = BindingTarget::Queue(queue.into());
-        Self { exchange: exchange.into(), to, key: key.into(), headers: BTreeMap::new(), match_any: false }
+        Self { exchange: exchange.into(), to, key: key.into() }
     }
 
     /// A binding of an exchange by routing key.
     pub fn to_exchange(exchange: impl Into<String>, key: impl Into<String>, target: impl Into<String>) -> Self {
         let to = BindingTarget::Exchange(target.into());
-        Self { exchange: exchange.into(), to, key: key.into(), headers: BTreeMap::new(), match_any: false }
+        Self { exchange: exchange.into(), to, key: key.into() }
     }
 }
 
@@ -131,4 +226,33 @@ pub struct Policy {
     pub definition: BTreeMap<String, serde_json::Value>,
     /// If several policies match, the one with the highest priority applies.
     pub priority: i64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_is_ordered_unless_single_active_consumer_is_off() {
+        assert!(Queue::new("billing").is_ordered());
+        let unordered = Queue { single_active_consumer: false, ..Queue::new("billing") };
+        assert!(!unordered.is_ordered());
+        assert!(Queue { lanes: Some(2), ..unordered }.is_ordered(), "a lane has a single active consumer");
+    }
+
+    #[test]
+    fn a_queue_that_cannot_be_consumed_is_rejected() {
+        let bare = |name: String| Queue { retry_delays: vec![], dead_letter_queue: None, ..Queue::new(name) };
+        for queue in [
+            Queue::new(""),
+            Queue { lanes: Some(0), ..Queue::new("a") },
+            Queue { retry_delays: vec![Duration::ZERO], ..Queue::new("a") },
+            Queue::new("a".repeat(250)),
+            Queue { lanes: Some(2), ..bare("a".repeat(249)) },
+            bare("a".repeat(249)),
+        ] {
+            assert!(queue.validate().is_err(), "{queue:?}");
+        }
+        assert!(bare("a".repeat(248)).validate().is_ok());
+    }
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use async_trait::async_trait;
-use relevo_broker_nats::Monitor;
-use relevo_broker_rabbitmq::Admin;
+use relevo_broker_nats as nats;
+use relevo_broker_rabbitmq as rabbitmq;
 use relevo_core::broker::sample::{BrokerMonitor, BrokerSample};
 use relevo_core::outbox::sample::{DestinationSample, OutboxSample};
 use relevo_core::store::StoreError;
@@ -232,8 +232,10 @@ impl OfBroker {
         let sampler: Option<Arc<dyn BrokerMonitor>> = match broker {
             Broker::Embedded { .. } => None,
             // A configuration that cannot be used ends the relay, which says why.
-            Broker::Rabbitmq(config) => Admin::new(config.as_ref().clone()).ok().map(|it| Arc::new(it) as _),
-            Broker::Nats(config) => Monitor::new(config.as_ref().clone()).ok().map(|it| Arc::new(it) as _),
+            Broker::Rabbitmq(config) => {
+                rabbitmq::Monitor::new(config.as_ref().clone()).ok().map(|it| Arc::new(it) as _)
+            }
+            Broker::Nats(config) => nats::Monitor::new(config.as_ref().clone()).ok().map(|it| Arc::new(it) as _),
         };
         Self { broker: broker.clone(), sampler }
     }

@@ -167,7 +167,7 @@ impl Stage {
             }
             Place::RabbitMq(_, config) => {
                 let membership = rabbitmq::Membership::default();
-                Arc::new(rabbitmq::consumer(config, &queue().group(), membership).await.expect("a group"))
+                Arc::new(rabbitmq::GroupConsumer::open(config, &queue(), membership).await.expect("a group"))
             }
         }
     }

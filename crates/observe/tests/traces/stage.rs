@@ -126,8 +126,9 @@ impl Stage {
         let outbox = Emitter::default().with_tracing(exporting.traces("billing", "relevo"));
         let bill = Handlers::new().handler("OrderPlaced", Bill { outbox, failed: AtomicBool::new(false) });
         consumer(&mut running, &database, "billing", billing, bill, exporting.traces("billing", "embedded")).await;
-        let queue = rabbitmq::Queue::new("shipping").group();
-        let shipping = rabbitmq::consumer(&config, &queue, rabbitmq::Membership::default()).await.expect("a consumer");
+        let queue = rabbitmq::Queue::new("shipping");
+        let shipping =
+            rabbitmq::GroupConsumer::open(&config, &queue, rabbitmq::Membership::default()).await.expect("a consumer");
         let ship = Handlers::new().handler("OrderPlaced", Ship);
         consumer(
             &mut running,

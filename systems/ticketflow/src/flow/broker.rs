@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use parking_lot::{Mutex, MutexGuard};
 use relevo::brokers::embedded::{self, BrokerFile};
-use relevo::brokers::rabbitmq::{self, Admin, Publisher};
+use relevo::brokers::rabbitmq::{self, Admin, Monitor, Publisher};
 use relevo::core::broker::admin::{BrokerAdmin, TopologyItem, TopologyStatus};
 use relevo::core::broker::sample::{BrokerMonitor as _, BrokerSample};
 use relevo::core::{self, Class};
@@ -31,6 +31,8 @@ pub enum Broker {
         broker: Publisher,
         /// To make and look at what is there.
         admin: Arc<Admin>,
+        /// Samples its metrics.
+        monitor: Arc<Monitor>,
         /// Why it cannot be used though it is there, as long as a person has not mended that.
         refusal: Arc<Mutex<Option<String>>>,
         /// Who we are there.
@@ -46,13 +48,14 @@ impl Broker {
             config::Broker::RabbitMq { url, management_url, ladder } => {
                 let config = rabbitmq::Config {
                     source: "/ticketflow".to_owned(),
-                    management_url: management_url.as_ref().map(|url| url.expose().to_owned()),
+                    management_urls: management_url.iter().map(|url| url.expose().to_owned()).collect(),
                     topology: topology(ladder),
                     ..rabbitmq::Config::new(url.expose())
                 };
                 let admin = Arc::new(Admin::new(config.clone())?);
+                let monitor = Arc::new(Monitor::new(config.clone())?);
                 let broker = Publisher::open(config.clone()).await?;
-                Ok(Self::RabbitMq { broker, admin, refusal: Arc::default(), config: Arc::new(config) })
+                Ok(Self::RabbitMq { broker, admin, monitor, refusal: Arc::default(), config: Arc::new(config) })
             }
         }
     }
@@ -82,9 +85,9 @@ impl Broker {
             }
             Self::RabbitMq { config, .. } => {
                 let wanted = config.topology.queues.iter().find(|wanted| wanted.name == queue);
-                let group = wanted.context("no such queue")?.group();
+                let queue = wanted.context("no such queue")?;
                 let membership = rabbitmq::Membership { name: name.to_owned(), ..rabbitmq::Membership::default() };
-                Arc::new(rabbitmq::consumer(config, &group, membership).await?)
+                Arc::new(rabbitmq::GroupConsumer::open(config, queue, membership).await?)
             }
         })
     }
@@ -94,7 +97,7 @@ impl Broker {
     pub async fn prepare(&self) -> Result<()> {
         let Self::RabbitMq { config, refusal, .. } = self else { return Ok(()) };
         // Messages do not need the management API, so nobody waits for it.
-        let admin = Admin::new(rabbitmq::Config { management_url: None, ..config.as_ref().clone() })?;
+        let admin = Admin::new(rabbitmq::Config { management_urls: Vec::new(), ..config.as_ref().clone() })?;
         let mut pause = Duration::from_millis(100);
         loop {
             match admin.apply().await.map(|pieces| different(&pieces)) {
@@ -138,7 +141,7 @@ impl Broker {
     pub async fn vitals(&self) -> Option<BrokerSample> {
         match self {
             Self::Embedded(_) => None,
-            Self::RabbitMq { admin, .. } => admin.sample().await.ok(),
+            Self::RabbitMq { monitor, .. } => monitor.sample().await.ok(),
         }
     }
 

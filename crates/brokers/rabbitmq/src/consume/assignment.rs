@@ -6,7 +6,7 @@
 //! after the owner. This affects only the balance: the broker guarantees one active consumer at a time.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::{BuildHasher as _, DefaultHasher, Hash as _, Hasher as _, RandomState};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,13 +16,11 @@ use lapin::types::{FieldTable, ShortString};
 use lapin::{BasicProperties, Channel};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
-use super::shared::{ConsumerInner, LaneConnection};
-use crate::backoff::Backoff;
+use super::{ConsumerInner, LaneConnection};
 use crate::classify::Error;
-use crate::connection;
-use crate::group::members_key;
+use crate::connection::Reconnect;
 
 /// Every virtual host has this exchange, and it routes only to bindings with exactly this key.
 const EXCHANGE: &str = "amq.direct";
@@ -115,46 +113,83 @@ impl MemberTable {
 }
 
 /// Takes part in the group while the consumer exists.
-pub(crate) async fn run(shared: Arc<ConsumerInner>) {
-    let mut backoff = Backoff::default();
-    let mut sessions = shared.lane_connection.subscribe();
-    let base = format!("{:016x}", RandomState::new().hash_one(()));
+pub(crate) async fn run(inner: Arc<ConsumerInner>) {
+    let name = format!("{} (members of {})", inner.membership.name, inner.queue.name);
+    let base = format!("{:016x}", fastrand::u64(..));
+    let mut lanes = inner.lane_connection.subscribe();
     loop {
         // A member without its lanes does not count. After a reconnect its subscriptions are the last ones, as for a
         // new member.
-        let session = match sessions.wait_for(|session| *session != LaneConnection::Down).await.map(|session| *session)
-        {
+        let number = match lanes.wait_for(|lanes| *lanes != LaneConnection::Down).await.map(|lanes| *lanes) {
             Ok(LaneConnection::Up(number)) => number,
             Ok(LaneConnection::Down | LaneConnection::Closed) | Err(_) => return,
         };
-        let took_part = join_group(&shared, format!("{base}-{session}"), &mut sessions).await;
-        // Without a connection to the others, keep every lane that the broker activates.
-        shared.apply_assignment(0, |_| LaneDecision::Keep);
-        match took_part {
-            Ok(()) => backoff = Backoff::default(),
-            Err(error) => {
-                tracing::warn!(group = shared.group.name, %error, "lanes cannot be shared, will try again");
-                shared.joined.send_replace(true);
-                sleep(backoff.next()).await;
+        let own_id = format!("{base}-{number}");
+        let mut connections = Reconnect::new(&inner.config, &name);
+        while *lanes.borrow() == LaneConnection::Up(number) {
+            let attempt = tokio::select! {
+                biased;
+                _ = lanes.changed() => break,
+                attempt = connections.next() => attempt,
+            };
+            let ended = match attempt {
+                Ok(connection) => join_group(&inner, &connection, &own_id, &mut lanes).await,
+                Err(error) => Err(error),
+            };
+            // Without a connection to the others, keep every lane that the broker activates.
+            inner.apply_assignment(0, |_| LaneDecision::Keep);
+            if let Err(error) = ended {
+                let queue = &inner.queue.name;
+                tracing::warn!(queue, %error, "cannot share the lanes with other consumers, will retry");
+                inner.joined.send_replace(true);
             }
         }
+    }
+}
+
+impl ConsumerInner {
+    /// Applies the assignment. Returns whether this member has released every lane of others.
+    pub(crate) fn apply_assignment(&self, view: u64, wish: impl Fn(usize) -> LaneDecision) -> bool {
+        let mut state = self.lane_table();
+        state.members_hash = view;
+        let mut settled = true;
+        for lane in 0..self.queues.len() {
+            let given = state.released_at[lane] == view;
+            let leaves = match wish(lane) {
+                LaneDecision::Keep => false,
+                LaneDecision::Wait => {
+                    settled &= given;
+                    false
+                }
+                LaneDecision::Release => {
+                    // Until it is subscribed again, the release may not be complete.
+                    settled &= given && state.lanes[lane].channel.is_some();
+                    !given
+                }
+            };
+            if std::mem::replace(&mut state.lanes[lane].handing_over, leaves) != leaves {
+                self.lane_wakers[lane].notify_one();
+            }
+        }
+        drop(state);
+        self.changed.notify_waiters();
+        settled
     }
 }
 
 /// Runs until the connection of the lanes changes, or this connection is lost.
 async fn join_group(
     shared: &ConsumerInner,
-    me: String,
-    sessions: &mut watch::Receiver<LaneConnection>,
+    connection: &lapin::Connection,
+    own_id: &str,
+    lanes: &mut watch::Receiver<LaneConnection>,
 ) -> Result<(), Error> {
-    let name = format!("{} (members of {})", shared.membership.name, shared.group.name);
-    let connection = connection::connect(&shared.config, &name).await?;
     let deadline = shared.config.connect_timeout;
-    let opened = timeout(deadline, subscribe_announcements(shared, &connection))
+    let opened = timeout(deadline, subscribe_announcements(shared, connection))
         .await
         .map_err(|_| Error::NoResponse(deadline))?;
     let (channel, mut words) = opened.map_err(Error::from_channel_error)?;
-    let mut table = MemberTable { own_id: me, peers: BTreeMap::new() };
+    let mut table = MemberTable { own_id: own_id.to_owned(), peers: BTreeMap::new() };
     let mut tick = interval(ANNOUNCE_INTERVAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut said: Option<MemberAnnouncement> = None;
@@ -170,7 +205,7 @@ async fn join_group(
             shared.joined.send_replace(true);
         }
         tokio::select! {
-            changed = sessions.changed() => {
+            changed = lanes.changed() => {
                 let bye = MemberAnnouncement { bye: true, ..said.expect("it was said above") };
                 announce(shared, &channel, &bye).await?;
                 timeout(deadline, connection.close(200, "OK".into())).await.ok();
@@ -212,7 +247,7 @@ async fn subscribe_announcements(
 
 /// The routing key of the group. A name that is too long was rejected when the group was created.
 fn announcement_key(shared: &ConsumerInner) -> ShortString {
-    members_key(&shared.group.name).as_str().into()
+    shared.queue.members_key().as_str().into()
 }
 
 async fn announce(shared: &ConsumerInner, channel: &Channel, word: &MemberAnnouncement) -> Result<(), Error> {

@@ -10,7 +10,7 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use relevo_core::RawMessage;
 use serde_json::Value;
 
-use crate::ladder::{ADDRESS_HEADER, DELAY_LEFT_HEADER, RETRIES_HEADER};
+use super::retry_queues::{ADDRESS_HEADER, DELAY_LEFT_HEADER, RETRIES_HEADER};
 
 /// A received message, kept until it is acknowledged.
 pub(crate) struct ReceivedMessage {

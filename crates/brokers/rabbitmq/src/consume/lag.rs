@@ -7,7 +7,7 @@ use relevo_core::Lane;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-use super::shared::ConsumerInner;
+use super::ConsumerInner;
 use crate::classify::Error;
 
 /// The capacity for calls that wait for the connection.

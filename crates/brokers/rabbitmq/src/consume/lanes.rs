@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use lapin::Channel;
-use relevo_core::{Delivery, DeliveryTag, Lane};
+use relevo_core::DeliveryTag;
 
 use super::decode::ReceivedMessage;
 use crate::classify::Error;
@@ -24,7 +24,7 @@ pub(crate) struct LaneTable {
     pub(crate) released_at: Vec<u64>,
     last_tag: u64,
     /// The lane to check first.
-    next_lane: usize,
+    pub(super) next_lane: usize,
 }
 
 /// One lane.
@@ -37,7 +37,7 @@ pub(crate) struct LaneDeliveries {
     /// It moves to another consumer, so it delivers nothing new.
     pub(crate) handing_over: bool,
     /// Received messages that were not delivered to a caller, in order.
-    buffered: VecDeque<u64>,
+    pub(super) buffered: VecDeque<u64>,
     /// All messages that are unacknowledged at the broker, in the order of arrival.
     pub(crate) outstanding: BTreeMap<u64, OutstandingDelivery>,
 }
@@ -91,34 +91,6 @@ impl LaneTable {
             state.buffered.push_back(tag);
         }
         tag
-    }
-
-    /// Delivers at most `limit` buffered messages. Each call starts with a different lane.
-    pub(crate) fn take_ready(&mut self, limit: usize, names: &[Lane]) -> Vec<Delivery> {
-        let mut deliveries = Vec::new();
-        let count = self.lanes.len();
-        for index in (0..count).map(|step| (self.next_lane + step) % count) {
-            let lane = &mut self.lanes[index];
-            while deliveries.len() < limit
-                && !lane.paused
-                && !lane.handing_over
-                && let Some(tag) = lane.buffered.pop_front()
-            {
-                let held = lane.outstanding.get_mut(&tag).expect("what waits is held");
-                held.stage = DeliveryStage::HandedOut;
-                deliveries.push(Delivery {
-                    tag: DeliveryTag::new(tag),
-                    raw: held.message.to_raw_message(),
-                    address: held.message.address.clone(),
-                    lane: names[index].clone(),
-                    offset: None,
-                    redelivered: held.message.redelivered,
-                    retry_count: held.message.retries,
-                });
-            }
-        }
-        self.next_lane = (self.next_lane + 1) % count;
-        deliveries
     }
 
     /// The lane and the delivery of a tag that is outstanding, or whose acknowledgement was sent before.
@@ -178,6 +150,7 @@ mod tests {
     use std::time::Duration;
 
     use bytes::Bytes;
+    use relevo_core::Lane;
 
     use super::*;
 

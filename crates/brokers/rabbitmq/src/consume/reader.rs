@@ -7,12 +7,12 @@ use futures_util::stream::FuturesUnordered;
 use lapin::options::{BasicConsumeOptions, BasicQosOptions};
 use lapin::types::FieldTable;
 use lapin::{Channel, Connection};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 
+use super::ConsumerInner;
 use super::decode::ReceivedMessage;
-use super::shared::ConsumerInner;
-use crate::backoff::Backoff;
 use crate::classify::Error;
+use crate::connection;
 
 /// How a subscription ended.
 enum SubscriptionEnd {
@@ -24,11 +24,11 @@ enum SubscriptionEnd {
 
 /// Keeps a lane subscribed while the connection is open.
 pub(crate) async fn run_lane(shared: &Arc<ConsumerInner>, connection: &Connection, lane: usize) {
-    let mut backoff = Backoff::default();
+    let mut backoff = connection::backoff();
     while connection.status().connected() {
         let ended = match subscribe(shared, connection, lane).await {
             Ok((channel, mut deliveries)) => {
-                backoff = Backoff::default();
+                backoff = connection::backoff();
                 let ended = forward_deliveries(shared, lane, &mut deliveries).await;
                 // Close the channel before the stream is dropped, which would cancel the subscription. After a cancel,
                 // the next consumer would get the unacknowledged messages after newer ones.
@@ -42,7 +42,7 @@ pub(crate) async fn run_lane(shared: &Arc<ConsumerInner>, connection: &Connectio
             SubscriptionEnd::HandedOver => {}
             SubscriptionEnd::Failed(error) => {
                 shared.report_error(&shared.queues[lane], error);
-                sleep(backoff.next()).await;
+                connection::pause(&mut backoff).await;
             }
         }
     }
@@ -92,7 +92,7 @@ async fn forward_deliveries(
             Some(()) = climbing.next(), if !climbing.is_empty() => {}
             delivery = deliveries.next() => match delivery {
                 Some(Ok(delivery)) => {
-                    let arrived = ReceivedMessage::new(delivery, shared.group.lanes.is_some(), &shared.config.exchange);
+                    let arrived = ReceivedMessage::new(delivery, shared.queue.lanes.is_some(), &shared.config.exchange);
                     if let Some(tag) = shared.buffer_delivery(lane, arrived) {
                         climbing.push(move_to_next_retry_queue(shared, lane, tag));
                     }
@@ -117,9 +117,9 @@ pub(crate) enum HandOver {
 
 /// Moves a message to its next retry queue. If this fails, the broker still has the message.
 async fn move_to_next_retry_queue(shared: &ConsumerInner, lane: usize, tag: u64) {
-    let mut backoff = Backoff::default();
+    let mut backoff = connection::backoff();
     while let Err(error) = shared.move_to_next_retry_queue(lane, tag).await {
         tracing::warn!(queue = shared.queues[lane], %error, "a message cannot go on waiting, will try again");
-        sleep(backoff.next()).await;
+        connection::pause(&mut backoff).await;
     }
 }

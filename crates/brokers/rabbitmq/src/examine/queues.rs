@@ -12,7 +12,11 @@ use super::{QueueRole, routes, server};
 use crate::management::{QueueInfo, ServerState};
 use crate::topology::AT_LEAST_ONCE_FLAG;
 
-mod limit;
+/// The default limit of quorum queues in RabbitMQ 4.0 and later.
+const SERVER_DEFAULT_LIMIT: i64 = 20;
+/// Not `-1`: before 4.0 that limit is reached at the first return, and not every 4.x accepts it in a policy.
+const RAISE_LIMIT: &str = "set `delivery_limit` in the topology before the queue is made, or `delivery-limit` in the policy that \
+     applies to it, to what is never reached, such as 1000000";
 
 /// Checks these queues, and the queues that they dead-letter to. Returns the exchanges on the way.
 pub(super) fn examine(
@@ -220,70 +224,60 @@ impl QueueCheck<'_> {
             _ => self.passed("message-ttl", report),
         }
     }
+
+    /// The effective delivery limit; `None` without a limit.
+    fn configured_delivery_limit(&self) -> Option<i64> {
+        if self.queue.kind != "quorum" {
+            return None;
+        }
+        let is_4 = server::version(&self.server_state.version) >= (4, 0);
+        let number = |value: Option<&Value>| value.and_then(Value::as_i64);
+        let (argument, policy) = self.server_state.argument_and_policy(self.queue, "delivery-limit");
+        let set = match (number(argument), number(policy)) {
+            // From 4.0 on a negative value means no limit, and a real limit takes precedence.
+            (Some(a), Some(b)) if is_4 && (a < 0 || b < 0) => Some(a.max(b)),
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+        match set {
+            None => is_4.then_some(SERVER_DEFAULT_LIMIT),
+            Some(limit) if is_4 => (limit >= 0).then_some(limit),
+            // Before 4.0 a negative value has the effect of zero.
+            Some(limit) => Some(limit.max(0)),
+        }
+    }
+
+    /// Checks whether the limit drops messages, and whether it was set explicitly.
+    fn delivery_limit(&self, role: QueueRole, report: &mut Findings) {
+        let is_unset = self.setting("delivery-limit").is_none();
+        // No consumer returns messages to an auxiliary queue, so the default limit does not matter there. An explicit
+        // limit does.
+        let limit = self.configured_delivery_limit().filter(|_| role == QueueRole::Consumed || !is_unset);
+        let has_end = self.server_state.text_setting(self.queue, "dead-letter-exchange").is_some();
+        match limit {
+            Some(limit) if !has_end => {
+                let what = format!("drops a message that was returned more than {limit} times");
+                let fix = if is_unset { RAISE_LIMIT } else { "remove the delivery limit" };
+                let fix = format!("give it dead letters, or {fix}");
+                self.problem(Severity::Danger, "delivery-limit-drops", &what, &fix, report);
+            }
+            _ => self.passed("delivery-limit-drops", report),
+        }
+        match limit {
+            Some(limit) if is_unset && has_end => {
+                let what = format!(
+                    "has the delivery limit that RabbitMQ {} gives where nobody sets one: what came back more than {limit} times, \
+                     because consumers were killed or `consumer_timeout` passed, is dead-lettered, and no inbox knows of it",
+                    self.server_state.version
+                );
+                self.problem(Severity::Warning, "delivery-limit-default", &what, RAISE_LIMIT, report);
+            }
+            // A worse problem was already reported.
+            Some(_) if is_unset => {}
+            _ => self.passed("delivery-limit-default", report),
+        }
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use relevo_core::finding::Finding;
-    use serde_json::json;
-
-    use super::*;
-
-    pub(super) fn quorum(arguments: &Value, members: usize) -> QueueInfo {
-        let arguments = serde_json::from_value(arguments.clone()).expect("a map");
-        QueueInfo {
-            name: "q".to_owned(),
-            durable: true,
-            kind: "quorum".to_owned(),
-            arguments,
-            members: (0..members).map(|member| format!("node{member}")).collect(),
-            ..QueueInfo::default()
-        }
-    }
-
-    pub(super) fn problems(seen: &ServerState) -> Vec<(Severity, String)> {
-        problems_in_role(seen, QueueRole::Consumed)
-    }
-
-    pub(super) fn problems_in_role(seen: &ServerState, role: QueueRole) -> Vec<(Severity, String)> {
-        let mut report = Findings::default();
-        examine(seen, BTreeMap::from([("q".to_owned(), role)]), &mut report);
-        let is_bad = |finding: &Finding| finding.severity > Severity::Ok;
-        report.into_sorted().into_iter().filter(is_bad).map(|finding| (finding.severity, finding.subject)).collect()
-    }
-
-    pub(super) fn server_state(queue: QueueInfo, nodes: usize) -> ServerState {
-        ServerState {
-            queues: BTreeMap::from([("q".to_owned(), queue)]),
-            nodes: Some((0..nodes).map(|node| (format!("node{node}"), true)).collect()),
-            flags: Some(BTreeSet::from([AT_LEAST_ONCE_FLAG.to_owned()])),
-            version: "3.10.8".to_owned(),
-            ..ServerState::default()
-        }
-    }
-
-    pub(super) fn safe_arguments() -> Value {
-        json!({
-            "x-dead-letter-exchange": "",
-            "x-dead-letter-routing-key": "q",
-            "x-dead-letter-strategy": "at-least-once",
-            "x-overflow": "reject-publish",
-        })
-    }
-
-    #[test]
-    fn a_cluster_needs_three_replicas() {
-        assert_eq!(problems(&server_state(quorum(&safe_arguments(), 1), 1)), []);
-        assert_eq!(problems(&server_state(quorum(&safe_arguments(), 3), 3)), []);
-        let replicas = "queue-replicas".to_owned();
-        assert_eq!(problems(&server_state(quorum(&safe_arguments(), 2), 3)), [(Severity::Warning, replicas.clone())]);
-        assert_eq!(problems(&server_state(quorum(&safe_arguments(), 1), 3)), [(Severity::Danger, replicas)]);
-    }
-
-    #[test]
-    fn a_disabled_feature_flag_means_at_most_once() {
-        let mut seen = server_state(quorum(&safe_arguments(), 1), 1);
-        seen.flags = Some(BTreeSet::new());
-        assert_eq!(problems(&seen), [(Severity::Warning, "dead-letter-at-most-once".to_owned())]);
-    }
-}
+mod tests;

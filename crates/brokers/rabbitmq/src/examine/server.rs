@@ -71,14 +71,13 @@ pub(super) fn examine_transport(config: &Config, report: &mut Findings) {
             report.passed("plain-text", format!("AMQP to `{host}`"));
         }
     }
-    let Some((scheme, rest)) = config.management_url.as_deref().and_then(|url| url.split_once("://")) else { return };
-    let host = host(rest);
-    if scheme == "http" && !is_loopback(host) {
-        let what = format!("the password goes to the management API of `{host}` in plain text");
-        let fix = "use an `https://` URL for `management_url`".to_owned();
-        report.problem(Severity::Danger, "plain-text", what, fix);
-    } else {
-        report.passed("plain-text", format!("the management API of `{host}`"));
+    for (scheme, rest) in config.management_urls.iter().filter_map(|url| url.split_once("://")) {
+        let host = host(rest);
+        let safe = scheme != "http" || is_loopback(host);
+        report.check(safe, Severity::Danger, "plain-text", format!("management API of `{host}`"), || {
+            let detail = format!("the password is sent to the management API of `{host}` in plain text");
+            (detail, "use an `https://` URL for `management_url`".to_owned())
+        });
     }
 }
 
@@ -110,7 +109,8 @@ mod tests {
     use crate::management::PolicyInfo;
 
     fn plain(url: &str, management: Option<&str>) -> Vec<Finding> {
-        let config = Config { management_url: management.map(str::to_owned), ..Config::new(url) };
+        let config =
+            Config { management_urls: management.into_iter().map(str::to_owned).collect(), ..Config::new(url) };
         let mut report = Findings::default();
         examine_transport(&config, &mut report);
         report.into_sorted().into_iter().filter(|finding| finding.severity == Severity::Danger).collect()

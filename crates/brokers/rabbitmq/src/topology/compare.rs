@@ -48,12 +48,7 @@ impl TopologyPart<'_> {
                     BindingTarget::Queue(name) => ("queue", name),
                     BindingTarget::Exchange(name) => ("exchange", name),
                 };
-                let arguments = if binding.arguments.is_empty() {
-                    String::new()
-                } else {
-                    format!(" and {}", Value::from_iter(binding.arguments.clone()))
-                };
-                format!("binding of {what} `{to}` to `{}` by `{}`{arguments}", binding.exchange, binding.key)
+                format!("binding of {what} `{to}` to `{}` by `{}`", binding.exchange, binding.key)
             }
         }
     }
@@ -143,7 +138,7 @@ fn same_binding(wanted: &BindingDeclaration, seen: &BindingInfo) -> bool {
     };
     (seen.source.as_str(), seen.destination_type.as_str()) == (wanted.exchange.as_str(), kind)
         && (&seen.destination, &seen.routing_key) == (to, &wanted.key)
-        && seen.arguments == wanted.arguments
+        && seen.arguments.is_empty()
 }
 
 fn flat<T: PartialEq + ToString + ?Sized>(all: &mut Vec<Difference>, setting: &str, wanted: &T, found: &T) {

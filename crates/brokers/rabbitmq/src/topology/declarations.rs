@@ -1,4 +1,4 @@
-//! The declarations of a topology: each exchange, queue and binding with all its arguments.
+//! The declarations of a topology: each exchange, queue and binding with its name and all its arguments.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,7 +6,6 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::{Binding, BindingTarget, Exchange, Policy, Queue, QueueKind, Topology};
-use super::{lane_queue_name, lane_routing_key, retry_queue_name};
 
 /// The arguments of a declaration, by their AMQP names.
 pub(crate) type Arguments = BTreeMap<String, Value>;
@@ -55,8 +54,6 @@ pub struct BindingDeclaration {
     pub to: BindingTarget,
     /// The routing key.
     pub key: String,
-    /// The arguments.
-    pub arguments: Arguments,
 }
 
 impl Topology {
@@ -163,13 +160,28 @@ impl Binding {
     }
 
     fn declaration(&self, to: BindingTarget, key: String) -> BindingDeclaration {
-        let mut arguments: Arguments = self.headers.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
-        if !arguments.is_empty() || self.match_any {
-            let matching = if self.match_any { "any" } else { "all" };
-            arguments.insert("x-match".to_owned(), json!(matching));
-        }
-        BindingDeclaration { exchange: self.exchange.clone(), to, key, arguments }
+        BindingDeclaration { exchange: self.exchange.clone(), to, key }
     }
+}
+
+/// The queue of one lane.
+pub fn lane_queue_name(queue: &str, lane: u16) -> String {
+    format!("{queue}.{lane}")
+}
+
+/// The routing key of one lane: the lane is its last word.
+pub fn lane_routing_key(key: &str, lane: u16) -> String {
+    if key.is_empty() { lane.to_string() } else { format!("{key}.{lane}") }
+}
+
+/// The queue in which messages of `queue`, which may be a lane, wait for this delay before they return.
+pub fn retry_queue_name(queue: &str, rung: Duration) -> String {
+    format!("{queue}.retry.{}", rung.as_millis())
+}
+
+/// The default name of the dead-letter queue. The lanes of a queue share one.
+pub fn dead_letter_queue_name(queue: &str) -> String {
+    format!("{queue}.dead")
 }
 
 #[cfg(test)]
@@ -284,15 +296,5 @@ mod tests {
             "x-single-active-consumer": true,
         });
         assert_eq!(json!(queue.declarations()[0].arguments), expected);
-    }
-
-    #[test]
-    fn headers_are_matched_all_or_any() {
-        let mut binding = Binding::to_queue("orders", "", "billing");
-        binding.headers.insert("type".to_owned(), "order.paid".to_owned());
-        let all = binding.declarations(&[]);
-        assert_eq!(json!(all[0].arguments), json!({ "type": "order.paid", "x-match": "all" }));
-        binding.match_any = true;
-        assert_eq!(binding.declarations(&[])[0].arguments["x-match"], json!("any"));
     }
 }

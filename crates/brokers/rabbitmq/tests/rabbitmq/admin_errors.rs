@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use relevo_broker_rabbitmq::{Admin, Config, Identity, Membership, Queue, QueueKind, Tls, Topology, consumer};
+use relevo_broker_rabbitmq::{Admin, Config, GroupConsumer, Identity, Membership, Queue, QueueKind, Tls, Topology};
 use relevo_conformance::broker::harness::assert_idle;
 use relevo_core::broker::admin::{BrokerAdmin as _, ExamineContext, TopologyStatus};
 use relevo_core::finding::Severity::{Danger, Note, Warning};
@@ -43,7 +43,7 @@ async fn the_management_api_is_used_over_tls_with_a_login() {
     let identity = Some(Identity { cert_chain: client.cert_pem(), key: client.key_pem() });
     let good = Config {
         tls: Tls { ca: Some(read(&certs.ca())), identity: identity.clone(), sasl_external: false },
-        management_url: Some(format!("https://localhost:{port}")),
+        management_urls: vec![format!("https://localhost:{port}")],
         ..Config::new(private.amqp_url())
     };
     examine(good.clone()).await.expect("findings").assert_all_passed();
@@ -66,7 +66,7 @@ async fn the_management_api_is_used_over_tls_with_a_login() {
     examine(looker.clone()).await.expect("findings").assert_has(Note, "management", "monitoring");
     private.ctl(&["set_user_tags", "looker", "monitoring"]).await;
     let in_url = format!("https://looker:p%40ss%3Aword@localhost:{port}");
-    let looker = Config { management_url: Some(in_url), ..good };
+    let looker = Config { management_urls: vec![in_url], ..good };
     examine(looker.clone()).await.expect("findings").assert_has(Note, "management", "administrator");
     private.ctl(&["set_user_tags", "looker", "administrator"]).await;
     examine(looker).await.expect("findings").assert_all_passed();
@@ -117,13 +117,13 @@ async fn a_queue_whose_node_is_down_is_retried(stage: &TopologyHarness, old: Que
     let topology = Topology { queues: vec![old.clone()], ..Topology::default() };
     let plan = stage.admin(topology.clone()).plan().await.expect("a plan");
     assert!(plan.iter().all(|piece| piece.status == TopologyStatus::Unchanged), "{plan:#?}");
-    let without = Config { management_url: None, topology, ..stage.config() };
+    let without = Config { management_urls: Vec::new(), topology, ..stage.config() };
     let admin = Admin::new(without).expect("a configuration");
     for asked in [admin.plan().await, admin.apply().await] {
         let away = asked.expect_err("nobody can look at it");
         assert_eq!(away.class(), Class::Outage, "{}", away.error_chain());
         assert!(away.error_chain().contains("three@localhost"), "{}", away.error_chain());
     }
-    let consumer = consumer(&stage.config(), &old.group(), Membership::default()).await.expect("a consumer");
+    let consumer = GroupConsumer::open(&stage.config(), &old, Membership::default()).await.expect("a consumer");
     assert_idle(&consumer).await;
 }

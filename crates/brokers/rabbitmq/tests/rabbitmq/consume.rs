@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use lapin::BasicProperties;
 use lapin::options::QueueDeleteOptions;
-use relevo_broker_rabbitmq::{Config, Group, Membership, Queue, consumer, lane_queue_name};
+use relevo_broker_rabbitmq::{Config, GroupConsumer, Membership, Queue, lane_queue_name};
 use relevo_conformance::broker::harness::{
     ADDRESS, BrokerHarness as _, assert_idle, key, number, publication, publish_all, receive, stale, tags,
     within_timeout,
@@ -24,16 +24,16 @@ async fn acknowledge(consumer: &impl BrokerConsumer, deliveries: &[Delivery]) ->
     stale(consumer, &tags(deliveries)).await.expect("acknowledged")
 }
 
-/// A group of lanes, bound to [`ADDRESS`].
-async fn lanes() -> (Groups, Group) {
+/// A queue of lanes, bound to [`ADDRESS`].
+async fn lanes() -> (Groups, Queue) {
     let groups = Groups::shared().await;
     let queue = groups.queue(QUEUE);
     groups.declare(&queue, ADDRESS).await;
-    (groups, queue.group())
+    (groups, queue)
 }
 
 /// A queue without lanes, bound to [`ADDRESS`], with this many numbered messages.
-async fn single_queue(ordered: bool, messages: u32) -> (Groups, Group) {
+async fn single_queue(ordered: bool, messages: u32) -> (Groups, Queue) {
     let groups = Groups::shared().await;
     let queue = Queue { lanes: None, single_active_consumer: ordered, ..groups.queue(QUEUE) };
     groups.declare(&queue, ADDRESS).await;
@@ -41,7 +41,7 @@ async fn single_queue(ordered: bool, messages: u32) -> (Groups, Group) {
     for number in 1..=messages {
         side.publish(EXCHANGE, ADDRESS, BasicProperties::default(), number.to_string().as_bytes()).await;
     }
-    (groups, queue.group())
+    (groups, queue)
 }
 
 fn payloads(deliveries: &[Delivery]) -> Vec<u32> {
@@ -51,13 +51,13 @@ fn payloads(deliveries: &[Delivery]) -> Vec<u32> {
 
 #[tokio::test]
 async fn joining_and_leaving_members_keep_each_key_in_order_and_lose_nothing() {
-    let (groups, group) = lanes().await;
+    let (groups, queue) = lanes().await;
     let membership = || Membership { prefetch: 20, hand_over: Duration::from_secs(1), ..Membership::default() };
     let batch: Vec<Publication> =
         (1..=1_000).map(|number| publication(number, &format!("k-{}", number % 10))).collect();
     let mut seen: BTreeMap<String, Vec<i64>> = BTreeMap::new();
     let (mut first, mut done) = (BTreeSet::new(), BTreeSet::new());
-    let mut members = vec![groups.member(&group, membership()).await];
+    let mut members = vec![groups.member(&queue, membership()).await];
     let broker = groups.broker().await;
     let mut rest = batch.as_slice();
     let deadline = Instant::now() + Duration::from_mins(2);
@@ -83,7 +83,7 @@ async fn joining_and_leaving_members_keep_each_key_in_order_and_lose_nothing() {
             break;
         }
         match round % 5 {
-            0 => members.push(groups.member(&group, membership()).await),
+            0 => members.push(groups.member(&queue, membership()).await),
             2 if members.len() > 1 => within_timeout(members.remove(0).close()).await.expect("closed"),
             4 if members.len() > 1 => groups.disconnect(&members.remove(0)).await,
             _ => {}
@@ -97,12 +97,12 @@ async fn joining_and_leaving_members_keep_each_key_in_order_and_lose_nothing() {
 
 #[tokio::test]
 async fn the_next_consumer_begins_with_the_oldest_message() {
-    let (groups, group) = single_queue(true, 30).await;
+    let (groups, queue) = single_queue(true, 30).await;
     let membership = || Membership { prefetch: 10, ..Membership::default() };
     for end in ["closed", "dropped", "dropped while another waits", "closed while another waits"] {
-        let first = consumer(&groups.config(), &group, membership()).await.expect("a consumer");
+        let first = GroupConsumer::open(&groups.config(), &queue, membership()).await.expect("a consumer");
         assert_eq!(payloads(&receive(&first, 2).await), [1, 2], "before it is {end}");
-        let second = consumer(&groups.config(), &group, membership()).await.expect("a consumer");
+        let second = GroupConsumer::open(&groups.config(), &queue, membership()).await.expect("a consumer");
         assert_idle(&second).await;
         if end.starts_with("closed") {
             within_timeout(first.close()).await.expect("closed");
@@ -116,9 +116,9 @@ async fn the_next_consumer_begins_with_the_oldest_message() {
 
 #[tokio::test]
 async fn without_order_and_lanes_the_broker_distributes_the_queue() {
-    let (groups, group) = single_queue(false, 0).await;
-    let one = consumer(&groups.config(), &group, Membership::default()).await.expect("a consumer");
-    let other = consumer(&groups.config(), &group, Membership::default()).await.expect("a consumer");
+    let (groups, queue) = single_queue(false, 0).await;
+    let one = GroupConsumer::open(&groups.config(), &queue, Membership::default()).await.expect("a consumer");
+    let other = GroupConsumer::open(&groups.config(), &queue, Membership::default()).await.expect("a consumer");
     let side = groups.client().await;
     for number in 1..=20_u32 {
         side.publish(EXCHANGE, ADDRESS, BasicProperties::default(), number.to_string().as_bytes()).await;
@@ -130,9 +130,9 @@ async fn without_order_and_lanes_the_broker_distributes_the_queue() {
 
 #[tokio::test]
 async fn no_more_than_the_prefetch_leaves_the_broker() {
-    let (groups, group) = single_queue(true, 200).await;
+    let (groups, queue) = single_queue(true, 200).await;
     let membership = Membership { prefetch: 7, ..Membership::default() };
-    let consumer = consumer(&groups.config(), &group, membership).await.expect("a consumer");
+    let consumer = GroupConsumer::open(&groups.config(), &queue, membership).await.expect("a consumer");
     let side = groups.client().await;
     for settled in [0, 5, 10] {
         let mut patience = WaitDeadline::new("the broker hands out the prefetch");
@@ -149,7 +149,7 @@ async fn no_more_than_the_prefetch_leaves_the_broker() {
 async fn a_missing_queue_is_reported_and_consumed_once_it_exists() {
     let groups = Groups::shared().await;
     let queue = groups.queue(QUEUE);
-    let consumer = consumer(&groups.config(), &queue.group(), Membership::default()).await.expect("a consumer");
+    let consumer = GroupConsumer::open(&groups.config(), &queue, Membership::default()).await.expect("a consumer");
     let failure = within_timeout(consumer.receive(1)).await.expect_err("no queue");
     assert_eq!(failure.class(), Class::Blocked);
     assert!(
@@ -166,8 +166,8 @@ async fn a_missing_queue_is_reported_and_consumed_once_it_exists() {
 
 #[tokio::test]
 async fn a_deleted_queue_is_noticed_and_other_lanes_continue() {
-    let (groups, group) = lanes().await;
-    let consumer = consumer(&groups.config(), &group, Membership::default()).await.expect("a consumer");
+    let (groups, queue) = lanes().await;
+    let consumer = GroupConsumer::open(&groups.config(), &queue, Membership::default()).await.expect("a consumer");
     let side = groups.client().await;
     let gone = lane_queue_name(QUEUE, 1);
     side.channel.queue_delete(gone.as_str().into(), QueueDeleteOptions::default()).await.expect("deleted");
@@ -193,9 +193,9 @@ fn lane_of(key: &str) -> u16 {
 
 #[tokio::test]
 async fn a_wrong_password_is_reported_and_an_unreachable_server_is_retried() {
-    let (groups, group) = lanes().await;
+    let (groups, queue) = lanes().await;
     let wrong = Config { password: Some("wrong".to_owned()), ..groups.config() };
-    let refused = consumer(&wrong, &group, Membership::default()).await.expect("a consumer");
+    let refused = GroupConsumer::open(&wrong, &queue, Membership::default()).await.expect("a consumer");
     let failure = within_timeout(refused.receive(1)).await.expect_err("refused");
     assert_eq!(failure.class(), Class::Blocked);
     assert!(
@@ -204,17 +204,17 @@ async fn a_wrong_password_is_reported_and_an_unreachable_server_is_retried() {
         failure.error_chain()
     );
     let away = Config { urls: vec!["amqp://guest:guest@127.0.0.1:1".to_owned()], ..groups.config() };
-    let waiting = consumer(&away, &group, Membership::default()).await.expect("a consumer");
+    let waiting = GroupConsumer::open(&away, &queue, Membership::default()).await.expect("a consumer");
     assert_idle(&waiting).await;
     within_timeout(waiting.close()).await.expect("closed");
 }
 
 #[tokio::test]
 async fn a_connection_cut_during_acknowledgements_loses_nothing() {
-    let (groups, group) = lanes().await;
+    let (groups, queue) = lanes().await;
     let batch: Vec<Publication> = (1..=200).map(|number| publication(number, &format!("k-{}", number % 9))).collect();
     publish_all(&groups.broker().await, &batch).await;
-    let member = groups.member(&group, Membership { prefetch: 10, ..Membership::default() }).await;
+    let member = groups.member(&queue, Membership { prefetch: 10, ..Membership::default() }).await;
     let (mut kept, mut doubtful) = (BTreeSet::new(), BTreeSet::new());
     for round in 0.. {
         if kept.union(&doubtful).count() == 200 {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use relevo_broker_rabbitmq::{Config, Group, Membership, Queue};
+use relevo_broker_rabbitmq::{Config, Membership, Queue};
 use relevo_conformance::broker::harness::{
     ADDRESS, BrokerHarness as _, assert_idle, number, publication, publish_all, receive, stale, tags, within_timeout,
 };
@@ -20,29 +20,29 @@ const CONFIRM: Duration = Duration::from_millis(500);
 const SLACK: Duration = Duration::from_secs(2);
 
 /// Four lanes with this many messages, each with its own key.
-async fn lanes(messages: u32) -> (Groups, Group) {
+async fn lanes(messages: u32) -> (Groups, Queue) {
     let groups = Groups::shared().await;
     let queue = groups.queue(QUEUE);
     groups.declare(&queue, ADDRESS).await;
     let batch: Vec<Publication> = (1..=messages).map(|number| publication(number, &format!("k-{number}"))).collect();
     publish_all(&groups.broker().await, &batch).await;
-    (groups, queue.group())
+    (groups, queue)
 }
 
 /// A consumer with short deadlines and a long heartbeat interval, so that no heartbeat closes its connections.
-async fn long_timeout_member(groups: &Groups, group: &Group) -> Member {
+async fn long_timeout_member(groups: &Groups, queue: &Queue) -> Member {
     let change = |config: &mut Config| {
         config.heartbeat = Duration::from_mins(1);
         config.connect_timeout = CONNECT;
         config.confirm_timeout = CONFIRM;
     };
-    groups.member_with(group, Membership::default(), change).await
+    groups.member_with(queue, Membership::default(), change).await
 }
 
 #[tokio::test]
 async fn calls_to_a_server_that_says_nothing_fail_in_time_and_may_be_repeated() {
-    let (groups, group) = lanes(2).await;
-    let member = long_timeout_member(&groups, &group).await;
+    let (groups, queue) = lanes(2).await;
+    let member = long_timeout_member(&groups, &queue).await;
     let held = tags(&receive(&member, 2).await);
     member.proxy.freeze();
     let began = Instant::now();
@@ -68,8 +68,8 @@ async fn calls_to_a_server_that_says_nothing_fail_in_time_and_may_be_repeated() 
 
 #[tokio::test]
 async fn a_cancelled_retry_is_never_copied() {
-    let (groups, group) = one_lane(2).await;
-    let member = groups.member(&group, Membership::default()).await;
+    let (groups, queue) = one_lane(2).await;
+    let member = groups.member(&queue, Membership::default()).await;
     let held = receive(&member, 2).await;
     // Opens the connection for copies.
     assert_eq!(retry(&member, &[held[0].tag], Duration::ZERO).await.expect("it waits"), []);
@@ -93,7 +93,7 @@ async fn a_cancelled_retry_is_never_copied() {
 }
 
 /// One lane, so that all copies go to one retry queue, in order.
-async fn one_lane(messages: u32) -> (Groups, Group) {
+async fn one_lane(messages: u32) -> (Groups, Queue) {
     let groups = Groups::shared().await;
     let queue = Queue { lanes: Some(1), retry_delays: vec![Duration::from_millis(100)], ..groups.queue(QUEUE) };
     groups.declare(&queue, ADDRESS).await;
@@ -101,13 +101,13 @@ async fn one_lane(messages: u32) -> (Groups, Group) {
     let keys = (0..).map(|n| format!("k-{n}")).filter(|key| slot_of(key).is_multiple_of(LANES));
     let batch: Vec<Publication> = (1..=messages).zip(keys).map(|(number, key)| publication(number, &key)).collect();
     publish_all(&groups.broker().await, &batch).await;
-    (groups, queue.group())
+    (groups, queue)
 }
 
 #[tokio::test]
 async fn a_paused_lane_stays_paused_after_a_reconnect() {
-    let (groups, group) = one_lane(1).await;
-    let member = groups.member(&group, Membership::default()).await;
+    let (groups, queue) = one_lane(1).await;
+    let member = groups.member(&queue, Membership::default()).await;
     let held = receive(&member, 1).await.remove(0);
     assert_eq!(held.lane, Lane::new("0"));
     within_timeout(member.pause(&held.lane)).await.expect("paused");
@@ -128,13 +128,13 @@ async fn a_paused_lane_stays_paused_after_a_reconnect() {
 
 #[tokio::test]
 async fn a_hand_over_waits_for_outstanding_deliveries_up_to_its_limit() {
-    let (groups, group) = lanes(40).await;
+    let (groups, queue) = lanes(40).await;
     let hand_over = Duration::from_secs(2);
     let membership = || Membership { hand_over, ..Membership::default() };
-    let first = groups.member(&group, membership()).await;
+    let first = groups.member(&queue, membership()).await;
     let held = receive(&first, 40).await;
     let began = Instant::now();
-    let second = groups.member(&group, membership()).await;
+    let second = groups.member(&queue, membership()).await;
     assert_eq!(lanes_of(&held).len(), 4, "every lane is busy");
     let some = within_timeout(second.receive(100)).await.expect("deliveries");
     assert!(began.elapsed() >= hand_over, "taken away after {:?}", began.elapsed());

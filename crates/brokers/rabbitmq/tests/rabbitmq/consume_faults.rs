@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use relevo_broker_rabbitmq::{Config, Group, Membership, consumer};
+use relevo_broker_rabbitmq::{Config, GroupConsumer, Membership, Queue};
 use relevo_conformance::broker::harness::{
     ADDRESS, BrokerHarness as _, number, publication, publish_all, receive, stale, tags, within_timeout,
 };
@@ -16,11 +16,11 @@ use crate::consumer_harness::{Groups, WaitDeadline, retry};
 
 const QUEUE: &str = "billing";
 
-async fn lanes() -> (Groups, Group) {
+async fn lanes() -> (Groups, Queue) {
     let groups = Groups::private(Private::start().await).await;
     let queue = groups.queue(QUEUE);
     groups.declare(&queue, ADDRESS).await;
-    (groups, queue.group())
+    (groups, queue)
 }
 
 fn server(groups: &Groups) -> &Private {
@@ -34,12 +34,12 @@ fn batch(numbers: std::ops::Range<u32>) -> Vec<Publication> {
 /// Receives and acknowledges until the server is killed.
 async fn consume_until_killed(
     config: Config,
-    group: Group,
+    queue: Queue,
     progress: watch::Sender<usize>,
     mut killed: watch::Receiver<bool>,
 ) -> ConsumeResult {
     let membership = Membership { prefetch: 40, ..Membership::default() };
-    let consumer = consumer(&config, &group, membership).await.expect("a consumer");
+    let consumer = GroupConsumer::open(&config, &queue, membership).await.expect("a consumer");
     let mut worked = ConsumeResult::default();
     loop {
         let some = tokio::select! {
@@ -59,9 +59,9 @@ async fn consume_until_killed(
 }
 
 /// Receives and acknowledges until every missing message is acknowledged.
-async fn drain(config: Config, group: Group, mut missing: BTreeSet<i64>) -> ConsumeResult {
+async fn drain(config: Config, queue: Queue, mut missing: BTreeSet<i64>) -> ConsumeResult {
     let membership = Membership { prefetch: 40, ..Membership::default() };
-    let consumer = consumer(&config, &group, membership).await.expect("a consumer");
+    let consumer = GroupConsumer::open(&config, &queue, membership).await.expect("a consumer");
     let mut worked = ConsumeResult::default();
     while !missing.is_empty() {
         let some = within_timeout(consumer.receive(40)).await.expect("deliveries");
@@ -94,7 +94,7 @@ const KILLS: [usize; 3] = [40, 500, 1_000];
 /// are marked.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_killed_during_acknowledgements_loses_no_message() {
-    let (groups, group) = lanes().await;
+    let (groups, queue) = lanes().await;
     let mut all = ConsumeResult::default();
     let total = 6_000;
     let broker = groups.broker().await;
@@ -105,7 +105,7 @@ async fn a_server_killed_during_acknowledgements_loses_no_message() {
         let mut working = JoinSet::new();
         let (progress, mut seen) = watch::channel(0);
         let (killed, is_killed) = watch::channel(false);
-        working.spawn(consume_until_killed(groups.config(), group.clone(), progress, is_killed));
+        working.spawn(consume_until_killed(groups.config(), queue.clone(), progress, is_killed));
         within_timeout(seen.wait_for(|seen| *seen >= settled)).await.expect("it works");
         server(&groups).kill9().await;
         killed.send_replace(true);
@@ -115,7 +115,7 @@ async fn a_server_killed_during_acknowledgements_loses_no_message() {
     let expected: BTreeSet<i64> = (0..i64::from(total)).collect();
     let missing = expected.difference(&all.settled_or_uncertain()).copied().collect();
     // The last messages of each lane are among them and were not delivered yet: every redelivery comes before them.
-    all.add(drain(groups.config(), group, missing).await);
+    all.add(drain(groups.config(), queue, missing).await);
     assert_eq!(all.settled_or_uncertain(), expected, "lost, or from nowhere");
 }
 
@@ -135,9 +135,9 @@ impl ConsumeResult {
 
 #[tokio::test]
 async fn a_consumer_continues_after_its_server_was_killed_or_suspended() {
-    let (groups, group) = lanes().await;
+    let (groups, queue) = lanes().await;
     let config = Config { heartbeat: Duration::from_secs(1), ..groups.config() };
-    let consumer = consumer(&config, &group, Membership::default()).await.expect("a consumer");
+    let consumer = GroupConsumer::open(&config, &queue, Membership::default()).await.expect("a consumer");
     publish_all(&groups.broker().await, &batch(0..20)).await;
     let held = receive(&consumer, 20).await;
     server(&groups).kill9().await;
@@ -164,10 +164,10 @@ async fn a_consumer_continues_after_its_server_was_killed_or_suspended() {
 
 #[tokio::test]
 async fn a_server_with_a_memory_alarm_can_be_consumed_and_retries_wait() {
-    let (groups, group) = lanes().await;
+    let (groups, queue) = lanes().await;
     publish_all(&groups.broker().await, &batch(0..20)).await;
     let config = Config { confirm_timeout: Duration::from_secs(1), ..groups.config() };
-    let consumer = consumer(&config, &group, Membership::default()).await.expect("a consumer");
+    let consumer = GroupConsumer::open(&config, &queue, Membership::default()).await.expect("a consumer");
     let held = receive(&consumer, 20).await;
     server(&groups).memory_alarm(true).await;
     assert_eq!(stale(&consumer, &tags(&held[..10])).await.expect("acknowledged"), []);
@@ -205,7 +205,7 @@ async fn a_delivery_past_the_consumer_timeout_is_redelivered_without_an_error() 
     let queue = groups.queue(QUEUE);
     groups.declare(&queue, ADDRESS).await;
     publish_all(&groups.broker().await, &batch(1..2)).await;
-    let consumer = consumer(&groups.config(), &queue.group(), Membership::default()).await.expect("a consumer");
+    let consumer = GroupConsumer::open(&groups.config(), &queue, Membership::default()).await.expect("a consumer");
     let first = receive(&consumer, 1).await.remove(0);
     // The consumer gets the message, and no error.
     let again = receive(&consumer, 1).await.remove(0);

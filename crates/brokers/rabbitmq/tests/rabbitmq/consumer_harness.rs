@@ -11,9 +11,7 @@ use lapin::options::{
 };
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, ExchangeKind};
-use relevo_broker_rabbitmq::{
-    Config, Group, GroupConsumer, Membership, Publisher, Queue, consumer, lane_queue_name, lane_routing_key,
-};
+use relevo_broker_rabbitmq::{Config, GroupConsumer, Membership, Publisher, Queue, lane_queue_name, lane_routing_key};
 use relevo_conformance::broker::harness::{BrokerHarness, ConsumerHarness, Guarantees, stale_of, within_timeout};
 use relevo_core::message::Headers;
 use relevo_core::{
@@ -110,14 +108,14 @@ impl Groups {
     }
 
     /// A consumer with its own proxy.
-    pub(crate) async fn member(&self, group: &Group, membership: Membership) -> Member {
-        self.member_with(group, membership, |_| {}).await
+    pub(crate) async fn member(&self, queue: &Queue, membership: Membership) -> Member {
+        self.member_with(queue, membership, |_| {}).await
     }
 
     /// The same with other settings.
     pub(crate) async fn member_with(
         &self,
-        group: &Group,
+        queue: &Queue,
         membership: Membership,
         change: impl FnOnce(&mut Config),
     ) -> Member {
@@ -127,8 +125,8 @@ impl Groups {
         let proxy = CutProxy::start(upstream).await;
         let mut config = config_at(url.replace(&upstream.to_string(), &proxy.addr().to_string()));
         change(&mut config);
-        let consumer = consumer(&config, group, membership).await.expect("a consumer");
-        Member { consumer, proxy, queue: first_queue(group), disconnected: AtomicBool::new(false) }
+        let consumer = GroupConsumer::open(&config, queue, membership).await.expect("a consumer");
+        Member { consumer, proxy, queue: first_queue(queue), disconnected: AtomicBool::new(false) }
     }
 
     /// Disconnects a member. Returns when both the broker and the member know it.
@@ -150,8 +148,8 @@ fn config_at(url: String) -> Config {
     Config { exchange: EXCHANGE.to_owned(), lanes: Some(LANES), ..Config::new(url) }
 }
 
-fn first_queue(group: &Group) -> String {
-    if group.lanes.is_some() { lane_queue_name(&group.name, 0) } else { group.name.clone() }
+fn first_queue(queue: &Queue) -> String {
+    if queue.lanes.is_some() { lane_queue_name(&queue.name, 0) } else { queue.name.clone() }
 }
 
 /// Polls with a deadline.
@@ -290,7 +288,7 @@ impl ConsumerHarness for Groups {
 
     async fn consumer(&self, group: &str, prefetch: usize) -> Member {
         let prefetch = prefetch.try_into().expect("a small number");
-        self.member(&self.queue(group).group(), Membership { prefetch, ..Membership::default() }).await
+        self.member(&self.queue(group), Membership { prefetch, ..Membership::default() }).await
     }
 
     async fn kill(&self, consumer: Member) {

@@ -264,7 +264,7 @@ async fn an_intermediate_exchange_that_is_not_durable_is_a_danger() {
 #[tokio::test(flavor = "multi_thread")]
 async fn unexamined_objects_are_reported() {
     let stage = examine_harness().await;
-    let findings = stage.examine_with(Config { management_url: None, ..stage.config() }, &["q"]).await;
+    let findings = stage.examine_with(Config { management_urls: Vec::new(), ..stage.config() }, &["q"]).await;
     findings.assert_has(Note, "management", "management_url");
     let findings = stage.examine(&["{topic}/x"]).await;
     findings.assert_has(Note, "route-unbound", "{topic}/x");

@@ -6,8 +6,8 @@ use std::time::Duration;
 use lapin::ExchangeKind as Kind;
 use lapin::options::{ExchangeDeleteOptions, QueueDeclareOptions};
 use relevo_broker_rabbitmq::{
-    Admin, Binding, BindingTarget, Config, Error, Exchange, ExchangeKind, Membership, Policy, Queue, QueueKind,
-    Topology, consumer,
+    Admin, Binding, Config, Error, Exchange, ExchangeKind, GroupConsumer, Membership, Policy, Queue, QueueKind,
+    Topology,
 };
 use relevo_conformance::broker::harness::within_timeout;
 use relevo_core::broker::admin::{BrokerAdmin as _, TopologyItem, TopologyStatus};
@@ -18,15 +18,6 @@ use crate::topology_harness::TopologyHarness;
 
 /// A topology with one item of each type.
 fn topology() -> Topology {
-    let headers = BTreeMap::from([("region".to_owned(), "eu".to_owned())]);
-    let by_header = Binding {
-        headers,
-        match_any: true,
-        to: BindingTarget::Queue("audit".to_owned()),
-        ..Binding::to_queue("by-header", "", "")
-    };
-    let mut binding_to_exchange = Binding::to_exchange("orders", "order.#", "by-header");
-    binding_to_exchange.match_any = false;
     Topology {
         exchanges: vec![
             Exchange { kind: ExchangeKind::Fanout, ..Exchange::new("rest") },
@@ -46,8 +37,8 @@ fn topology() -> Topology {
         ],
         bindings: vec![
             Binding::to_queue("orders", "order.*", "billing"),
-            by_header,
-            binding_to_exchange,
+            Binding::to_queue("by-header", "", "audit"),
+            Binding::to_exchange("orders", "order.#", "by-header"),
             Binding::to_queue("direct", "old", "old"),
         ],
         policies: vec![Policy {
@@ -107,7 +98,7 @@ async fn item_names_describe_each_item() {
         "queue `billing.1`",
         "queue `billing.1.retry.5000`",
         "binding of queue `billing.1` to `orders` by `order.*.1`",
-        "binding of queue `audit` to `by-header` by `` and {\"region\":\"eu\",\"x-match\":\"any\"}",
+        "binding of queue `audit` to `by-header` by ``",
         "binding of exchange `by-header` to `orders` by `order.#`",
     ] {
         assert_eq!(state_of(&plan, name), &TopologyStatus::Missing);
@@ -177,7 +168,7 @@ async fn concurrent_applies_are_safe() {
 async fn without_the_management_api_missing_items_are_created_and_others_declared() {
     let stage = TopologyHarness::new().await;
     let topology = Topology { policies: Vec::new(), ..topology() };
-    let config = Config { management_url: None, topology: topology.clone(), ..stage.config() };
+    let config = Config { management_urls: Vec::new(), topology: topology.clone(), ..stage.config() };
     let admin = Admin::new(config.clone()).expect("no policies, no need of the management API");
     let plan = admin.plan().await.expect("a plan");
     assert_eq!(state_of(&plan, "queue `billing.0`"), &TopologyStatus::Missing);
@@ -218,7 +209,7 @@ type Change = (&'static str, fn(&mut Topology));
 async fn a_redeclaration_is_compared_by_the_broker_for_each_setting() {
     let stage = TopologyHarness::new().await;
     let topology = Topology { policies: Vec::new(), ..topology() };
-    let config = Config { management_url: None, topology, ..stage.config() };
+    let config = Config { management_urls: Vec::new(), topology, ..stage.config() };
     Admin::new(config.clone()).expect("a topology that can be").apply().await.expect("made");
     stage.delete_queue("old").await;
     let others: [Change; 7] = [
@@ -254,7 +245,7 @@ async fn an_exclusive_queue_of_another_connection_is_no_outage() {
         "{seen:#?}"
     );
     // Over AMQP the server reports it with a separate code.
-    let without = Config { management_url: None, topology, ..stage.config() };
+    let without = Config { management_urls: Vec::new(), topology, ..stage.config() };
     let refused = Admin::new(without).expect("a configuration").plan().await.expect_err("it is locked");
     assert_eq!(refused.class(), Class::Blocked, "{}", refused.error_chain());
     assert!(
@@ -262,8 +253,8 @@ async fn an_exclusive_queue_of_another_connection_is_no_outage() {
         "{}",
         refused.error_chain()
     );
-    let group = Queue::new("audit").group();
-    let consumer = consumer(&stage.config(), &group, Membership::default()).await.expect("a consumer");
+    let queue = Queue::new("audit");
+    let consumer = GroupConsumer::open(&stage.config(), &queue, Membership::default()).await.expect("a consumer");
     let failure = within_timeout(consumer.receive(1)).await.expect_err("it is locked");
     assert_eq!(failure.class(), Class::Blocked, "{}", failure.error_chain());
 }
@@ -271,12 +262,12 @@ async fn an_exclusive_queue_of_another_connection_is_no_outage() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_impossible_topology_is_rejected_before_connecting() {
     let stage = TopologyHarness::new().await;
-    let without = Config { management_url: None, topology: topology(), ..stage.config() };
+    let without = Config { management_urls: Vec::new(), topology: topology(), ..stage.config() };
     let long = Config {
         topology: Topology { queues: vec![Queue::new("q".repeat(255))], ..Topology::default() },
         ..stage.config()
     };
-    let elsewhere = Config { management_url: Some("ftp://localhost".to_owned()), ..stage.config() };
+    let elsewhere = Config { management_urls: vec!["ftp://localhost".to_owned()], ..stage.config() };
     for config in [without, long, elsewhere] {
         assert!(matches!(Admin::new(config), Err(Error::Config(_))));
     }
@@ -286,7 +277,7 @@ async fn an_impossible_topology_is_rejected_before_connecting() {
 async fn a_refusing_and_an_unreachable_management_api_are_distinguished() {
     let stage = TopologyHarness::new().await;
     let with =
-        |url: String| Admin::new(Config { management_url: Some(url), ..stage.config() }).expect("a configuration");
+        |url: String| Admin::new(Config { management_urls: vec![url], ..stage.config() }).expect("a configuration");
     let url = stage.vhost.management_url().to_owned();
     let refused = with(url.replace("guest:guest", "guest:wrong")).plan().await.expect_err("a wrong password");
     assert_eq!(refused.class(), Class::Blocked);

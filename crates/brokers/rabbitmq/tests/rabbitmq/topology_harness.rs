@@ -29,7 +29,7 @@ impl TopologyHarness {
 
     /// The configuration with the management API.
     pub(crate) fn config(&self) -> Config {
-        Config { management_url: Some(self.vhost.management_url().to_owned()), ..Config::new(self.vhost.amqp_url()) }
+        Config { management_urls: vec![self.vhost.management_url().to_owned()], ..Config::new(self.vhost.amqp_url()) }
     }
 
     pub(crate) fn admin(&self, topology: Topology) -> Admin {

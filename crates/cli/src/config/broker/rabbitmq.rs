@@ -85,8 +85,9 @@ pub(crate) const RABBITMQ: &[Key] = &[
         "management_url",
         Kind::Secret,
         "\"http://localhost:15672\"",
-        "The management API, `http://user:password@host:port` or `https://`, for policies and for most of what `relevo doctor` \
-         looks at; user and password are those above if it has none. It is never shown.",
+        "The management API, `http://user:password@host:port` or `https://`, for policies and most checks of `relevo \
+         doctor`. Several URLs, separated by spaces, are tried in turn: name every node of a cluster. Without a user, the \
+         user above is used. It is never shown.",
     ),
     Key::unset(
         "management_url_file",
@@ -105,18 +106,6 @@ pub(crate) const RABBITMQ: &[Key] = &[
 ];
 
 const NAME: Key = Key::unset("name", Kind::Text, "\"shop.orders\"", "What it is called; without it as its section.");
-const BIND_HEADERS: Key = Key::new(
-    "bind_headers",
-    Kind::Pairs,
-    "{}",
-    "For exchanges of kind `headers`: the headers that a message must have to come through `bind`.",
-);
-const BIND_MATCH: Key = Key::new(
-    "bind_match",
-    Kind::Choice(&["all", "any"]),
-    "\"all\"",
-    "For exchanges of kind `headers`: whether all of `bind_headers` are needed, or one is enough.",
-);
 
 /// The keys of an exchange.
 pub(crate) const EXCHANGE: &[Key] = &[
@@ -134,8 +123,6 @@ pub(crate) const EXCHANGE: &[Key] = &[
         "[]",
         "Other exchanges and routing keys from which messages flow here, as `exchange/routing.key`.",
     ),
-    BIND_HEADERS,
-    BIND_MATCH,
 ];
 
 /// The keys of a queue.
@@ -154,8 +141,6 @@ pub(crate) const QUEUE: &[Key] = &[
         "The exchanges and routing keys from which messages flow here, as `exchange/routing.key`; `*` and `#` stand for \
          words at a topic exchange.",
     ),
-    BIND_HEADERS,
-    BIND_MATCH,
     Key::unset(
         "lanes",
         Kind::Integer { min: 1, max: 256 },
@@ -235,7 +220,7 @@ pub(super) fn resolve(reader: &mut Reader<'_>, path: &Path, publish_deadline: Du
         channels_per_exchange: reader.integer(&path.name("channels")),
         in_flight_max: reader.integer(&path.name("in_flight_max")),
         message_bytes_max: reader.integer(&path.name("message_bytes_max")),
-        management_url: management_url(reader, path),
+        management_urls: management_urls(reader, path),
         topology: topology(reader, path),
         urls: Vec::new(),
     };
@@ -245,6 +230,11 @@ pub(super) fn resolve(reader: &mut Reader<'_>, path: &Path, publish_deadline: Du
         reader.problem(path, Problem::new(wrong.to_string()));
     }
     Some(config)
+}
+
+fn management_urls(reader: &mut Reader<'_>, path: &Path) -> Vec<String> {
+    let urls = management_url(reader, path).unwrap_or_default();
+    urls.split_whitespace().map(str::to_owned).collect()
 }
 
 fn management_url(reader: &mut Reader<'_>, path: &Path) -> Option<String> {
@@ -322,7 +312,6 @@ fn dead_letters(reader: &mut Reader<'_>, at: &Path, queue: &str) -> Option<Strin
 
 fn bindings(reader: &mut Reader<'_>, at: &Path, to: &BindingTarget) -> Vec<Binding> {
     let bind = at.name("bind");
-    let (headers, match_any) = (reader.pairs(&at.name("bind_headers")), reader.text(&at.name("bind_match")) == "any");
     let mut bindings = Vec::new();
     for text in reader.texts(&bind) {
         let Some((exchange, key)) = text.split_once('/').filter(|(exchange, _)| !exchange.is_empty()) else {
@@ -333,11 +322,7 @@ fn bindings(reader: &mut Reader<'_>, at: &Path, to: &BindingTarget) -> Vec<Bindi
             );
             continue;
         };
-        let (exchange, key, headers) = (exchange.to_owned(), key.to_owned(), headers.clone());
-        bindings.push(Binding { exchange, to: to.clone(), key, headers, match_any });
-    }
-    if bindings.is_empty() && !headers.is_empty() {
-        reader.problem(&at.name("bind_headers"), Problem::new("`bind_headers` says nothing without `bind`"));
+        bindings.push(Binding { exchange: exchange.to_owned(), to: to.clone(), key: key.to_owned() });
     }
     bindings
 }

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use relevo_broker_nats as nats;
-use relevo_broker_rabbitmq::{self as rabbitmq, Binding, BindingTarget, Exchange, ExchangeKind, Policy, Queue};
+use relevo_broker_rabbitmq::{self as rabbitmq, Binding, Exchange, ExchangeKind, Policy, Queue};
 
 use super::super::keys::SECTIONS;
 use super::super::tests::{load, problems};
@@ -46,7 +46,7 @@ fn every_key_of_rabbitmq_sets_something() {
     let inside = format!(
         "{RABBIT}\nuser = \"u\"\npassword_env = \"PATH\"\nexchange = \"shop\"\nsource = \"/shop\"\nlanes = 4\n\
          heartbeat_ms = 7000\nconnect_deadline_ms = 1\nconfirm_deadline_ms = 2\nchannels = 3\nin_flight_max = 4\n\
-         message_bytes_max = 5\nmanagement_url = \"http://a\"\ntopology = \"apply\"\naccept = [\"queue-classic\"]"
+         message_bytes_max = 5\nmanagement_url = \"http://a http://b\"\ntopology = \"apply\"\naccept = [\"queue-classic\"]"
     );
     let (broker, start_up) = broker(&inside, "");
     let expected = rabbitmq::Config {
@@ -62,7 +62,7 @@ fn every_key_of_rabbitmq_sets_something() {
         channels_per_exchange: 3,
         in_flight_max: 4,
         message_bytes_max: 5,
-        management_url: Some("http://a".into()),
+        management_urls: vec!["http://a".into(), "http://b".into()],
         tls: rabbitmq::Tls::default(),
         topology: rabbitmq::Topology::default(),
     };
@@ -87,8 +87,6 @@ max_length = 5
 max_bytes = 6
 initial_group_size = 3
 bind = [\"shop/a.*\", \"shop/b/c\"]
-bind_headers = { a = \"1\" }
-bind_match = \"any\"
 [BROKER.policies.limits]
 pattern = \"^shop\"
 definition = { max-length = 5, overflow = \"reject-publish\" }
@@ -110,15 +108,7 @@ priority = 2
         ..Queue::new("shop.billing")
     };
     assert_eq!(topology.queues, [queue]);
-    let headers = [("a".to_owned(), "1".to_owned())].into();
-    let to = BindingTarget::Queue("shop.billing".to_owned());
-    let of_queue = |key: &str| Binding {
-        exchange: "shop".into(),
-        to: to.clone(),
-        key: key.into(),
-        headers: Clone::clone(&headers),
-        match_any: true,
-    };
+    let of_queue = |key: &str| Binding::to_queue("shop", key, "shop.billing");
     assert_eq!(topology.bindings, [Binding::to_exchange("all", "", "shop"), of_queue("a.*"), of_queue("b/c")]);
     let policy = Policy {
         name: "limits".into(),

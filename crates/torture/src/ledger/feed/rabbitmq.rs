@@ -8,8 +8,7 @@ use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 use lapin::{Connection, ConnectionProperties};
 use relevo_broker_rabbitmq::{
-    Admin, Binding, Config, Exchange, Membership, Publisher, Queue, Topology, consumer as member,
-    dead_letter_queue_name,
+    Admin, Binding, Config, Exchange, GroupConsumer, Membership, Publisher, Queue, Topology, dead_letter_queue_name,
 };
 use relevo_core::broker::admin::TopologyStatus;
 use relevo_core::{Broker, BrokerAdmin as _, BrokerConsumer};
@@ -59,7 +58,7 @@ pub(super) async fn publisher(feed: &Feed) -> Result<Arc<dyn Broker>> {
 
 pub(super) async fn consumer(feed: &Feed, name: &str) -> Result<Arc<dyn BrokerConsumer>> {
     let membership = Membership { name: name.to_owned(), prefetch: feed.prefetch, hand_over: feed.lease };
-    Ok(Arc::new(member(&feed.rabbitmq(), &feed.queue().group(), membership).await?))
+    Ok(Arc::new(GroupConsumer::open(&feed.rabbitmq(), &feed.queue(), membership).await?))
 }
 
 pub(super) async fn left(feed: &Feed) -> Result<u64> {

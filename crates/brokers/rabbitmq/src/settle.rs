@@ -14,12 +14,9 @@ use lapin::types::FieldTable;
 use relevo_core::{AckOutcome, DeliveryTag};
 use tokio::time::timeout;
 
-use super::decode::ReceivedMessage;
-use super::lanes::DeliveryStage;
-use super::shared::ConsumerInner;
-use super::side::Copy;
 use crate::classify::Error;
-use crate::ladder;
+use crate::consume::{ConsumerInner, DeliveryStage, ReceivedMessage, retry_queues};
+use crate::publish::EncodedMessage;
 use crate::topology::retry_queue_name;
 
 impl ConsumerInner {
@@ -89,13 +86,13 @@ impl ConsumerInner {
             }
         }
         if !copies.is_empty() {
-            let published = tags.into_iter().zip(self.side.publish(copies).await);
+            let published = tags.into_iter().zip(self.retry_publisher().await.publish_to_queues(copies).await);
             failed.extend(published.filter_map(|(tag, result)| Some((tag, result.err()?))));
         }
         failed
     }
 
-    fn copies(&self, lane: usize, claim: &AckBatch<'_>) -> Vec<(u64, Result<Copy, Error>)> {
+    fn copies(&self, lane: usize, claim: &AckBatch<'_>) -> Vec<(u64, Result<EncodedMessage, Error>)> {
         let state = self.lane_table();
         let copy = |(tag, retry): &(u64, Retry)| {
             let held = state.lanes[lane].outstanding.get(tag).ok_or(Error::AckUnconfirmed);
@@ -122,14 +119,16 @@ impl ConsumerInner {
         Ok(channel)
     }
 
-    fn copy(&self, lane: usize, arrived: &ReceivedMessage, retry: Retry) -> Result<Copy, Error> {
+    fn copy(&self, lane: usize, arrived: &ReceivedMessage, retry: Retry) -> Result<EncodedMessage, Error> {
         let ReceivedMessage { properties, address, retries, .. } = arrived;
-        let Some((rung, left)) = ladder::next_delay(&self.group.retry, retry.after) else {
-            return Err(Error::NotFound(format!("the queue `{}` has no retry ladder", self.group.name)));
+        let Some((delay, left)) = retry_queues::next_delay(&self.queue.retry_delays, retry.after) else {
+            return Err(Error::NotFound(format!("queue `{}` has no retry queues", self.queue.name)));
         };
         let retries = retries.saturating_add(retry.counted.into());
-        let properties = ladder::retry_properties(properties, retries, left, address);
-        Ok(Copy { queue: retry_queue_name(&self.queues[lane], rung), properties, payload: arrived.payload.clone() })
+        let properties = retry_queues::retry_properties(properties, retries, left, address);
+        // The name was checked when the consumer was opened.
+        let routing_key = retry_queue_name(&self.queues[lane], delay).as_str().into();
+        Ok(EncodedMessage { routing_key, properties, payload: arrived.payload.clone() })
     }
 
     /// Moves a message with a remaining delay to its next retry queue. It was not delivered to a caller, so this is not

@@ -1,10 +1,11 @@
-//! The state of a virtual host, read once.
+//! The state of a virtual host, read once from the management API. Responses have only the fields that are used.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-use super::{BindingInfo, ExchangeInfo, ManagementClient, PolicyInfo, QueueInfo};
+use super::ManagementClient;
 use crate::classify::Error;
 
 /// A virtual host and its cluster at one moment.
@@ -28,7 +29,7 @@ impl ManagementClient {
     /// Reads everything.
     pub(crate) async fn server_state(&self) -> Result<ServerState, Error> {
         let flags = self.flags().await?;
-        let enabled = |flag: &super::FeatureFlagInfo| flag.state == "enabled";
+        let enabled = |flag: &FeatureFlagInfo| flag.state == "enabled";
         let nodes = self.nodes().await?;
         Ok(ServerState {
             queues: self.queues().await?.into_iter().map(|queue| (queue.name.clone(), queue)).collect(),
@@ -89,4 +90,97 @@ impl ServerState {
     pub(crate) fn lacks_feature_flag(&self, flag: &str) -> bool {
         self.flags.as_ref().is_some_and(|flags| !flags.contains(flag))
     }
+}
+
+/// A queue on the broker.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(crate) struct QueueInfo {
+    pub(crate) name: String,
+    pub(crate) durable: bool,
+    #[serde(default, deserialize_with = "flag")]
+    pub(crate) auto_delete: bool,
+    /// The broker returns `null` for queue types that cannot be exclusive.
+    #[serde(default, deserialize_with = "flag")]
+    pub(crate) exclusive: bool,
+    #[serde(default)]
+    pub(crate) arguments: BTreeMap<String, Value>,
+    #[serde(rename = "type", default = "classic")]
+    pub(crate) kind: String,
+    /// The name of the effective policy.
+    #[serde(default)]
+    pub(crate) policy: Option<String>,
+    /// The nodes with a replica of a quorum queue.
+    #[serde(default)]
+    pub(crate) members: Vec<String>,
+    /// The number of messages. The broker omits it for an unreachable queue.
+    #[serde(default)]
+    pub(crate) messages: u64,
+}
+
+/// An exchange on the broker.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(crate) struct ExchangeInfo {
+    pub(crate) name: String,
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    pub(crate) durable: bool,
+    pub(crate) auto_delete: bool,
+    pub(crate) internal: bool,
+    #[serde(default)]
+    pub(crate) arguments: BTreeMap<String, Value>,
+    #[serde(default)]
+    pub(crate) policy: Option<String>,
+}
+
+/// A binding on the broker.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(crate) struct BindingInfo {
+    pub(crate) source: String,
+    pub(crate) destination: String,
+    /// `queue` or `exchange`.
+    pub(crate) destination_type: String,
+    pub(crate) routing_key: String,
+    #[serde(default)]
+    pub(crate) arguments: BTreeMap<String, Value>,
+}
+
+/// A policy on the broker.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(crate) struct PolicyInfo {
+    pub(crate) name: String,
+    pub(crate) pattern: String,
+    #[serde(rename = "apply-to")]
+    pub(crate) apply_to: String,
+    #[serde(default)]
+    pub(crate) definition: BTreeMap<String, Value>,
+    #[serde(default)]
+    pub(crate) priority: i64,
+}
+
+/// A node of the cluster.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(crate) struct NodeInfo {
+    pub(crate) name: String,
+    #[serde(default)]
+    pub(crate) running: bool,
+}
+
+/// A feature flag.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(crate) struct FeatureFlagInfo {
+    pub(crate) name: String,
+    pub(crate) state: String,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Overview {
+    pub(super) rabbitmq_version: String,
+}
+
+fn classic() -> String {
+    "classic".to_owned()
+}
+
+fn flag<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    Ok(Option::<bool>::deserialize(deserializer)?.unwrap_or_default())
 }
