@@ -29,7 +29,7 @@ pub use harness::{Capabilities, HandlerTransaction, Harness, RETENTION};
 /// Runs a case with a time limit, so that an endless wait for another transaction fails.
 #[doc(hidden)]
 pub async fn within_deadline(case: impl Future<Output = ()>) {
-    tokio::time::timeout(Duration::from_mins(2), case).await.expect("every wait has a bound");
+    tokio::time::timeout(Duration::from_mins(2), case).await.expect("every wait has a time limit");
 }
 
 /// Creates one test per case. `$start` names an async function without arguments that returns an `inbox::Harness`. The
@@ -83,7 +83,7 @@ macro_rules! inbox_suite {
             lanes::an_expired_owner_without_a_successor_continues,
             lanes::a_heartbeat_never_waits_for_a_handler,
             lanes::a_released_lane_is_free_at_once,
-            lanes::an_expired_member_learns_it_from_its_heartbeat,
+            lanes::a_heartbeat_reply_reports_the_expiry,
             retry_queues::a_retried_message_is_due_after_its_delay,
             retry_queues::a_finished_message_is_not_recorded_as_failed,
             retry_queues::a_started_message_can_be_recorded_as_failed,
@@ -152,10 +152,10 @@ macro_rules! inbox_suite {
             replays::concurrent_runners_at_one_cursor_enqueue_once,
             replays::a_resumed_replay_enqueues_removed_messages,
             replays::messages_that_are_ready_are_counted,
-            traces::a_trace_says_where_a_message_came_from,
-            traces::nothing_is_traced_unless_asked_for,
+            traces::a_trace_contains_the_origin_of_a_message,
+            traces::nothing_is_traced_without_a_trace_retention,
             traces::repeats_are_counted,
-            traces::what_rolled_back_is_not_traced,
+            traces::a_rolled_back_message_is_not_traced,
             traces::a_trace_follows_its_message,
             traces::a_call_is_traced_by_its_result,
             traces::each_consumer_and_replay_is_traced_apart,
@@ -164,10 +164,10 @@ macro_rules! inbox_suite {
             pruning::recent_messages_are_not_pruned,
             pruning::pruning_works_in_batches,
             pruning::only_redriven_and_discarded_dead_letters_are_pruned,
-            pruning::old_traces_are_forgotten,
+            pruning::old_traces_are_pruned,
             pruning::long_expired_members_are_pruned,
             pruning::the_done_retention_is_shown,
-            controls::a_paused_consumer_learns_it_from_its_heartbeat,
+            controls::a_heartbeat_reply_reports_the_pause,
             controls::pausing_a_lane_pauses_no_other,
             controls::a_breaker_override_reaches_the_members,
             controls::a_lane_that_moves_stays_paused,

@@ -1,4 +1,4 @@
-//! The suite of an outbox store.
+//! The conformance suite for every outbox store.
 //!
 //! The `tests/conformance.rs` of a store has a harness and one line:
 //!

@@ -83,10 +83,10 @@ impl AddressTemplate {
         if !pieces.is_empty() {
             pieces.push(TemplatePart::Char('.'));
         }
-        let mut seen = BTreeSet::new();
-        let mut places = vec![(0, false, 0)];
-        while let Some((at, begun, piece)) = places.pop() {
-            if !seen.insert((at, begun, piece)) {
+        let mut visited = BTreeSet::new();
+        let mut positions = vec![(0, false, 0)];
+        while let Some((at, begun, piece)) = positions.pop() {
+            if !visited.insert((at, begun, piece)) {
                 continue;
             }
             let (atom, tip) = (atoms.get(at).copied(), pieces.get(piece).copied());
@@ -94,19 +94,23 @@ impl AddressTemplate {
                 return true;
             }
             if tip == Some(TemplatePart::Any) {
-                places.push((at, begun, piece + 1));
+                positions.push((at, begun, piece + 1));
             }
             match atom {
-                Some(Atom::Inside) => places.push((at + 1, false, piece)),
-                Some(Atom::Words) if !begun => places.push((at + 1, false, piece)),
+                Some(Atom::Inside) => positions.push((at + 1, false, piece)),
+                Some(Atom::Words) if !begun => positions.push((at + 1, false, piece)),
                 _ => {}
             }
             match (atom, tip) {
-                (Some(Atom::Char(a)), Some(TemplatePart::Char(b))) if a == b => places.push((at + 1, false, piece + 1)),
-                (Some(Atom::Char(_)), Some(TemplatePart::Any)) => places.push((at + 1, false, piece)),
-                (Some(Atom::Inside), Some(TemplatePart::Char(b))) if b != '.' => places.push((at, false, piece + 1)),
-                (Some(Atom::Words), Some(TemplatePart::Char(b))) => places.push((at, b != '.', piece + 1)),
-                (Some(Atom::Words), Some(TemplatePart::Any)) => places.extend([(at, false, piece), (at, true, piece)]),
+                (Some(Atom::Char(a)), Some(TemplatePart::Char(b))) if a == b => {
+                    positions.push((at + 1, false, piece + 1))
+                }
+                (Some(Atom::Char(_)), Some(TemplatePart::Any)) => positions.push((at + 1, false, piece)),
+                (Some(Atom::Inside), Some(TemplatePart::Char(b))) if b != '.' => positions.push((at, false, piece + 1)),
+                (Some(Atom::Words), Some(TemplatePart::Char(b))) => positions.push((at, b != '.', piece + 1)),
+                (Some(Atom::Words), Some(TemplatePart::Any)) => {
+                    positions.extend([(at, false, piece), (at, true, piece)])
+                }
                 _ => {}
             }
         }
@@ -151,8 +155,8 @@ mod tests {
             ("a", "", false),
             ("a.b", "*", false),
         ];
-        for (address, pattern, wanted) in table {
-            assert_eq!(AddressTemplate::new(address).can_match(&words(pattern)), wanted, "{address} {pattern}");
+        for (address, pattern, expected) in table {
+            assert_eq!(AddressTemplate::new(address).can_match(&words(pattern)), expected, "{address} {pattern}");
         }
     }
 
@@ -173,8 +177,8 @@ mod tests {
             ("{topic}.eu.{key}", "*.us", false),
             ("{topics}", "a", false),
         ];
-        for (address, pattern, wanted) in table {
-            assert_eq!(AddressTemplate::new(address).can_match(&words(pattern)), wanted, "{address} {pattern}");
+        for (address, pattern, expected) in table {
+            assert_eq!(AddressTemplate::new(address).can_match(&words(pattern)), expected, "{address} {pattern}");
         }
     }
 

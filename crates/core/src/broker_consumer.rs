@@ -99,7 +99,7 @@ impl fmt::Debug for RawMessage {
     /// Omits the payload, because debug output ends up in logs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<&str> = self.headers.iter().map(|(name, _)| name.as_str()).collect();
-        f.debug_struct("Raw").field("headers", &names).field("payload_bytes", &self.payload.len()).finish()
+        f.debug_struct("RawMessage").field("headers", &names).field("payload_bytes", &self.payload.len()).finish()
     }
 }
 
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn a_sent_message_is_decoded() {
-        let received = raw().decode().expect("it was sent by us");
+        let received = raw().decode().expect("the headers are complete");
         assert_eq!((&*received.message.key, received.seq, received.epoch), ("o-1", Some(7), Some(3)));
     }
 
@@ -252,7 +252,7 @@ mod tests {
     fn a_binary_header_does_not_prevent_decoding() {
         let mut raw = raw();
         raw.headers.push(("x-binary".to_owned(), Bytes::from_static(&[0xff, 0xfe])));
-        let received = raw.decode().expect("the rest is text");
+        let received = raw.decode().expect("the other headers are text");
         assert!(!received.message.headers.contains_key("x-binary"));
         assert_eq!(raw.headers.last().map(|(_, value)| value.len()), Some(2));
     }

@@ -56,7 +56,7 @@ pub struct DeadLetterFilter {
 pub struct MarkRequest {
     /// Selects the dead letters.
     pub filter: DeadLetterFilter,
-    /// Only count what would be marked.
+    /// Only counts the dead letters that would be marked.
     pub dry_run: bool,
     /// Who requested it.
     pub by: String,
@@ -72,9 +72,9 @@ pub trait DeadLetterAdmin: Send + Sync {
 
     /// Marks dead letters for redrive and returns how many. Only unmarked ones are selected, so a second call marks
     /// nothing.
-    async fn redrive(&self, mark: &MarkRequest) -> Result<u64, StoreError>;
+    async fn redrive(&self, request: &MarkRequest) -> Result<u64, StoreError>;
 
     /// Marks dead letters for discarding and returns how many. Only unmarked ones are selected, so a second call marks
     /// nothing.
-    async fn discard(&self, mark: &MarkRequest) -> Result<u64, StoreError>;
+    async fn discard(&self, request: &MarkRequest) -> Result<u64, StoreError>;
 }

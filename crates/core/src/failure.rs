@@ -72,11 +72,11 @@ impl Failure {
         let mut text = self.source.to_string();
         let mut cause = self.source.source();
         while let Some(error) = cause {
-            let told = error.to_string();
+            let cause_text = error.to_string();
             // Some libraries include the text of the cause in their own error text.
-            if !text.ends_with(&told) {
+            if !text.ends_with(&cause_text) {
                 text.push_str(": ");
-                text.push_str(&told);
+                text.push_str(&cause_text);
             }
             cause = error.source();
         }
@@ -105,18 +105,18 @@ mod tests {
 
     /// An error whose text includes the text of its cause, as in some libraries.
     #[derive(Debug, thiserror::Error)]
-    #[error("{what}")]
+    #[error("{text}")]
     struct ChainedError {
-        what: &'static str,
+        text: &'static str,
         source: Option<Box<ChainedError>>,
     }
 
     #[test]
     fn a_repeated_cause_is_printed_once() {
-        let cause = ChainedError { what: "the disk is full", source: None };
-        let library = ChainedError { what: "from the database: the disk is full", source: Some(Box::new(cause)) };
-        let ours = ChainedError { what: "not written", source: Some(Box::new(library)) };
-        let told = Failure::new(Class::Outage, ours).error_chain();
-        assert_eq!(told, "not written: from the database: the disk is full");
+        let cause = ChainedError { text: "the disk is full", source: None };
+        let library = ChainedError { text: "from the database: the disk is full", source: Some(Box::new(cause)) };
+        let ours = ChainedError { text: "not written", source: Some(Box::new(library)) };
+        let chain = Failure::new(Class::Outage, ours).error_chain();
+        assert_eq!(chain, "not written: from the database: the disk is full");
     }
 }

@@ -1,4 +1,4 @@
-//! What an examination finds. Each problem is one finding; passed checks are joined into one finding per subject.
+//! The findings of an examination. Each problem is one finding; passed checks are joined into one finding per subject.
 
 use std::collections::BTreeMap;
 
@@ -40,8 +40,8 @@ pub struct Findings {
 
 impl Findings {
     /// Adds a problem and the action that fixes it.
-    pub fn problem(&mut self, severity: Severity, subject: &str, seen: String, fix: String) {
-        self.problems.push(Finding { severity, subject: subject.to_owned(), detail: seen, fix: Some(fix) });
+    pub fn problem(&mut self, severity: Severity, subject: &str, detail: String, fix: String) {
+        self.problems.push(Finding { severity, subject: subject.to_owned(), detail, fix: Some(fix) });
     }
 
     /// Adds a check: passed if `ok`, otherwise a problem and the action that fixes it.
@@ -61,19 +61,19 @@ impl Findings {
     }
 
     /// Adds a passed check. Repeats are ignored.
-    pub fn passed(&mut self, subject: &'static str, what: String) {
+    pub fn passed(&mut self, subject: &'static str, detail: String) {
         let known = self.passed.entry(subject).or_default();
-        if !known.contains(&what) {
-            known.push(what);
+        if !known.contains(&detail) {
+            known.push(detail);
         }
     }
 
     /// Returns all findings, the most severe first.
     pub fn into_sorted(self) -> Vec<Finding> {
-        let good = self.passed.into_iter().map(|(subject, what)| Finding {
+        let good = self.passed.into_iter().map(|(subject, details)| Finding {
             severity: Severity::Ok,
             subject: subject.to_owned(),
-            detail: join_limited(&what),
+            detail: join_limited(&details),
             fix: None,
         });
         let mut all: Vec<Finding> = self.problems.into_iter().chain(good).collect();
@@ -104,10 +104,10 @@ mod tests {
             report.passed("durable", "`0`".to_owned());
         }
         report.problem(Severity::Note, "version", "old".to_owned(), "upgrade".to_owned());
-        report.problem(Severity::Danger, "durable", "`x` is not".to_owned(), "mend it".to_owned());
+        report.problem(Severity::Danger, "durable", "`x` is not".to_owned(), "make it durable".to_owned());
         let findings = report.into_sorted();
-        let seen: Vec<_> = findings.iter().map(|finding| (finding.severity, finding.detail.as_str())).collect();
+        let shown: Vec<_> = findings.iter().map(|finding| (finding.severity, finding.detail.as_str())).collect();
         let good = "`0`, `1`, `2`, `3`, `4`, `5`, `6`, `7` and 2 more";
-        assert_eq!(seen, [(Severity::Danger, "`x` is not"), (Severity::Note, "old"), (Severity::Ok, good)]);
+        assert_eq!(shown, [(Severity::Danger, "`x` is not"), (Severity::Note, "old"), (Severity::Ok, good)]);
     }
 }

@@ -104,11 +104,11 @@ mod tests {
 
     #[test]
     fn added_headers_are_filled_from_the_message() {
-        let add = map(&[("x-event-id", "{id}"), ("x-what", "{type} of {topic}/{key} {other}{")]);
+        let add = map(&[("x-event-id", "{id}"), ("x-summary", "{type} of {topic}/{key} {other}{")]);
         let rules = HeaderRules { add, ..HeaderRules::default() };
         let id = "00000000-0000-7000-8000-000000000000";
-        let what = "OrderPlaced of orders/o-1 {other}{";
-        assert_eq!(apply_rules(&rules, &[]), pairs(&[("x-event-id", id), ("x-what", what)]));
+        let summary = "OrderPlaced of orders/o-1 {other}{";
+        assert_eq!(apply_rules(&rules, &[]), pairs(&[("x-event-id", id), ("x-summary", summary)]));
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub struct HistogramSnapshot {
 impl Histogram {
     /// Creates a histogram. The bounds must be in ascending order.
     pub fn new(bounds: &'static [f64]) -> Self {
-        assert!(bounds.is_sorted(), "bounds rise");
+        assert!(bounds.is_sorted(), "bounds must be in ascending order");
         let counts = (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect();
         Self { bounds, counts, sum: AtomicU64::new(0) }
     }
@@ -63,14 +63,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_counts_in_the_first_bucket_that_holds_it() {
+    fn a_value_counts_in_the_first_bucket_that_contains_it() {
         let histogram = Histogram::new(&[0.5, 1.0]);
         for value in [-3.0, 0.5, 0.75, 1.0, 7.0, 9.0] {
             histogram.observe(value);
         }
-        let spread = histogram.snapshot();
-        assert_eq!(spread.buckets, [(0.5, 2), (1.0, 2), (f64::INFINITY, 2)]);
-        assert_eq!(spread.count, 6);
-        assert!((spread.sum - 18.25).abs() < 1e-9, "{}", spread.sum);
+        let snapshot = histogram.snapshot();
+        assert_eq!(snapshot.buckets, [(0.5, 2), (1.0, 2), (f64::INFINITY, 2)]);
+        assert_eq!(snapshot.count, 6);
+        assert!((snapshot.sum - 18.25).abs() < 1e-9, "{}", snapshot.sum);
     }
 }

@@ -1,6 +1,6 @@
 //! The vocabulary of Relevo: envelope, routes, retry policy, failure classes, and the ports that its parts share.
 //!
-//! This crate does no I/O and reads no clock. Time, jitter and identifiers come in as values, and decisions go out as
+//! This crate does no I/O and reads no clock. It takes time, jitter and identifiers as values and returns decisions as
 //! values. The ports ([`outbox`], [`dead_letters`], [`broker`], [`broker_consumer`], [`inbox`]) are traits that the
 //! engines call and the adapters implement.
 

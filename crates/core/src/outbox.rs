@@ -1,4 +1,4 @@
-//! The outbox: a log of messages that relays read, publish and settle. One port a file, in the order of a message's way.
+//! The outbox: a log of messages that relays read, publish and settle. One port per file.
 
 pub mod admin;
 pub mod inspect;
@@ -17,8 +17,8 @@ use crate::outbox::log::OutboxReader;
 use crate::outbox::maintenance::Maintenance;
 use crate::outbox::parked::ParkedReader;
 
-/// The progress of a shard. Two ticks form a window. The window `from → to` is settled up to sequence number `place`.
-/// With `from == to` the window is exhausted.
+/// The progress of a shard. Two ticks form a window. The window `from_tick → to_tick` is settled up to `settled_seq`.
+/// If `from_tick` equals `to_tick`, the window is exhausted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
     /// Everything visible at this tick is settled.

@@ -62,7 +62,7 @@ impl ExponentialBackoff {
 /// When a route's messages are retried and dead-lettered.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RetryPolicy {
-    /// The first delay. No delay is shorter, unless the ceiling is.
+    /// The first delay. No delay is shorter, unless `max` is.
     pub base: Duration,
     /// How delays grow.
     pub backoff: Backoff,
@@ -103,13 +103,13 @@ pub enum Next {
 
 impl RetryPolicy {
     /// Creates a policy with exactly these delays and no jitter. It allows one attempt more than there are delays.
-    pub fn with_delays(pauses: Vec<Duration>) -> Self {
+    pub fn with_delays(delays: Vec<Duration>) -> Self {
         Self {
-            base: pauses.iter().min().copied().unwrap_or_default(),
-            max: pauses.iter().max().copied().unwrap_or_default(),
+            base: delays.iter().min().copied().unwrap_or_default(),
+            max: delays.iter().max().copied().unwrap_or_default(),
             jitter_percent: 0,
-            attempts_max: u32::try_from(pauses.len()).unwrap_or(u32::MAX).saturating_add(1),
-            backoff: Backoff::Fixed(pauses),
+            attempts_max: u32::try_from(delays.len()).unwrap_or(u32::MAX).saturating_add(1),
+            backoff: Backoff::Fixed(delays),
         }
     }
 
@@ -132,10 +132,10 @@ impl RetryPolicy {
                 factor.checked_pow(attempt.saturating_sub(1)).and_then(|times| self.base.checked_mul(times))
             }
             Backoff::Linear => self.base.checked_mul(attempt.max(1)),
-            Backoff::Fixed(pauses) => {
-                let place = usize::try_from(attempt.saturating_sub(1)).unwrap_or(usize::MAX);
-                let pause = pauses.get(place).or_else(|| pauses.last()).copied();
-                Some(pause.unwrap_or(self.base).max(self.base))
+            Backoff::Fixed(delays) => {
+                let index = usize::try_from(attempt.saturating_sub(1)).unwrap_or(usize::MAX);
+                let delay = delays.get(index).or_else(|| delays.last()).copied();
+                Some(delay.unwrap_or(self.base).max(self.base))
             }
         };
         let plain = plain.unwrap_or(self.max).min(self.max);
@@ -148,17 +148,17 @@ impl RetryPolicy {
         let (mut sum, mut last) = (Duration::ZERO, Duration::ZERO);
         // In a list, a long delay may follow a short one.
         let listed = match &self.backoff {
-            Backoff::Fixed(pauses) => u32::try_from(pauses.len()).unwrap_or(u32::MAX),
+            Backoff::Fixed(delays) => u32::try_from(delays.len()).unwrap_or(u32::MAX),
             Backoff::Exponential { .. } | Backoff::Linear => 0,
         };
         for attempt in 1..self.attempts_max {
-            let pause = self.delay(attempt, Jitter::from_random(u32::MAX));
-            if attempt > listed && pause <= last {
+            let delay = self.delay(attempt, Jitter::from_random(u32::MAX));
+            if attempt > listed && delay <= last {
                 // The delay has reached its maximum.
-                return sum.saturating_add(pause.saturating_mul(self.attempts_max - attempt));
+                return sum.saturating_add(delay.saturating_mul(self.attempts_max - attempt));
             }
-            sum = sum.saturating_add(pause);
-            last = pause;
+            sum = sum.saturating_add(delay);
+            last = delay;
         }
         sum
     }
@@ -194,8 +194,8 @@ mod tests {
         let ms = Duration::from_millis;
         let policy = RetryPolicy::with_delays([1_000, 5_000, 60_000, 2_000].map(ms).to_vec());
         let all = Jitter::from_random(u32::MAX);
-        let pauses: Vec<Duration> = (1..=6).map(|attempt| policy.delay(attempt, all)).collect();
-        assert_eq!(pauses, [1_000, 5_000, 60_000, 2_000, 2_000, 2_000].map(ms));
+        let delays: Vec<Duration> = (1..=6).map(|attempt| policy.delay(attempt, all)).collect();
+        assert_eq!(delays, [1_000, 5_000, 60_000, 2_000, 2_000, 2_000].map(ms));
         assert_eq!((policy.attempts_max, policy.total_delay_max()), (5, ms(68_000)));
         assert_eq!(RetryPolicy { attempts_max: 8, ..policy }.total_delay_max(), ms(74_000));
         assert_eq!(RetryPolicy::with_delays(Vec::new()).decide(1, Class::Transient, Jitter::NONE), Next::DeadLetter);
@@ -204,17 +204,17 @@ mod tests {
     fn policies() -> impl Strategy<Value = RetryPolicy> {
         let listed = proptest::collection::vec(0u64..100_000, 0..5);
         // A listed delay may shrink. This strategy generates only growing delays.
-        let sorted = listed.prop_map(|mut pauses| {
-            pauses.sort_unstable();
-            Backoff::Fixed(pauses.into_iter().map(Duration::from_millis).collect())
+        let sorted = listed.prop_map(|mut delays| {
+            delays.sort_unstable();
+            Backoff::Fixed(delays.into_iter().map(Duration::from_millis).collect())
         });
         let growing = (1u32..5).prop_map(|factor| Backoff::Exponential { factor });
         let backoff = prop_oneof![growing, Just(Backoff::Linear), sorted];
         (1u64..10_000, backoff, 1u64..1_000_000, 0u32..100, 1u32..50).prop_map(
-            |(base, backoff, ceiling, jitter_percent, attempts_max)| RetryPolicy {
+            |(base, backoff, max, jitter_percent, attempts_max)| RetryPolicy {
                 base: Duration::from_millis(base),
                 backoff,
-                max: Duration::from_millis(ceiling),
+                max: Duration::from_millis(max),
                 jitter_percent,
                 attempts_max,
             },
@@ -226,9 +226,9 @@ mod tests {
         fn a_delay_stays_between_base_and_max(
             policy in policies(), attempt in 1u32..1000, random: u32,
         ) {
-            let pause = policy.delay(attempt, Jitter::from_random(random));
-            prop_assert!(pause >= policy.base.min(policy.max));
-            prop_assert!(pause <= policy.max);
+            let delay = policy.delay(attempt, Jitter::from_random(random));
+            prop_assert!(delay >= policy.base.min(policy.max));
+            prop_assert!(delay <= policy.max);
         }
 
         #[test]

@@ -62,8 +62,8 @@ impl Route {
     /// The same address with `{key}` in place of the key, for outputs that must not contain keys. `None` if the address
     /// has no key.
     pub fn address_without_key(&self, message: &Message) -> Option<Arc<str>> {
-        let holds_key = self.address.contains("{key}");
-        holds_key.then(|| {
+        let has_key = self.address.contains("{key}");
+        has_key.then(|| {
             self.fill_address([("{topic}", &message.topic), ("{type}", &message.kind), ("{key}", "{key}")]).into()
         })
     }
@@ -96,18 +96,18 @@ impl Route {
 
 /// A pattern as text, with the placeholder in place of each wildcard.
 fn pattern_as_template(pattern: &str, placeholder: &str) -> String {
-    let mut told = String::new();
+    let mut template = String::new();
     for word in pattern.split('.') {
-        // `**` may match no segment, so no dot stands before it.
-        if !told.is_empty() && word != "**" {
-            told.push('.');
+        // `**` may match no segment, so no dot precedes it.
+        if !template.is_empty() && word != "**" {
+            template.push('.');
         }
-        told.push_str(if matches!(word, "*" | "**") { placeholder } else { word });
+        template.push_str(if matches!(word, "*" | "**") { placeholder } else { word });
         if word == "**" {
             break;
         }
     }
-    told
+    template
 }
 
 /// The routes of a destination. The first match wins.
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn an_address_template_contains_the_literals_of_its_patterns() {
-        for (topic, kind, address, wanted) in [
+        for (topic, kind, address, expected) in [
             ("**", "**", "shop/{topic}.{type}.{key}", "shop/{topic}.{type}.{key}"),
             ("orders.eu", "Placed", "{topic}.{type}", "orders.eu.Placed"),
             ("invoices.**", "**", "{topic}", "invoices{topic}"),
@@ -221,7 +221,7 @@ mod tests {
             ("orders", "**", "audit", "audit"),
         ] {
             let route = Route { topic: topic.into(), kind: kind.into(), address: address.into(), ..Route::catch_all() };
-            assert_eq!(route.address_template(), wanted, "{topic} {kind} {address}");
+            assert_eq!(route.address_template(), expected, "{topic} {kind} {address}");
         }
     }
 

@@ -28,7 +28,7 @@ impl MessageName {
 
 impl fmt::Display for MessageName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The end of an id is random, so six characters tell the messages of one run apart.
+        // The end of an id is random, so six characters distinguish the messages of one run.
         let id = self.id.to_string();
         write!(f, "{}/{}", self.key, &id[id.len() - 6..])
     }
@@ -37,10 +37,10 @@ impl fmt::Display for MessageName {
 /// One event of a run, in either world.
 pub trait SimEvent: Clone + fmt::Debug + fmt::Display + PartialEq + Hash + Send + 'static {
     /// A network or server fault.
-    fn fault(what: &'static str) -> Self;
+    fn fault(text: &'static str) -> Self;
 
     /// An unexpected reply of a store.
-    fn store_error(what: String) -> Self;
+    fn store_error(text: String) -> Self;
 
     /// The message of the event, if it has one.
     fn name(&self) -> Option<&MessageName>;

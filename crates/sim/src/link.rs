@@ -73,8 +73,8 @@ enum CallFault {
 
 impl<E: SimEvent> FaultyLink<E> {
     /// Creates a link with its own random numbers.
-    pub fn new(history: Arc<History<E>>, wire: Network, weather: LinkFaults, random: SplitMix64) -> Self {
-        Self(Arc::new(Inner { history, network: wire, faults: weather, random: Mutex::new(random) }))
+    pub fn new(history: Arc<History<E>>, network: Network, faults: LinkFaults, random: SplitMix64) -> Self {
+        Self(Arc::new(Inner { history, network, faults, random: Mutex::new(random) }))
     }
 
     /// Sends a call to the server and returns its reply. Cancelling does not prevent the call from taking effect.
@@ -83,14 +83,14 @@ impl<E: SimEvent> FaultyLink<E> {
         effect: impl Future<Output = Result<T, StoreError>> + Send + 'static,
     ) -> Result<T, StoreError> {
         let plan = self.0.plan();
-        let (answer, answered) = oneshot::channel();
+        let (reply, received) = oneshot::channel();
         let line = Arc::clone(&self.0);
         self.0.network.spawn(async move {
             let result = line.deliver(plan, effect).await;
             // The caller may have stopped waiting.
-            drop(answer.send(result));
+            drop(reply.send(result));
         });
-        answered.await.unwrap_or_else(|_| Err(unavailable("the simulation ended")))
+        received.await.unwrap_or_else(|_| Err(unavailable("the simulation ended")))
     }
 }
 
@@ -136,7 +136,7 @@ impl<E: SimEvent> Inner<E> {
     ) -> Result<T, StoreError> {
         sleep(plan.request_delay).await;
         if self.is_server_down() {
-            return Err(unavailable("the database is away"));
+            return Err(unavailable("the database is down"));
         }
         match plan.fault {
             Some(CallFault::Refused) => return Err(unavailable("the connection broke before the call")),
@@ -169,6 +169,6 @@ impl<E: SimEvent> Inner<E> {
     }
 }
 
-fn unavailable(what: &'static str) -> StoreError {
-    StoreError::Unavailable(what.into())
+fn unavailable(text: &'static str) -> StoreError {
+    StoreError::Unavailable(text.into())
 }

@@ -63,29 +63,29 @@ fn main() -> Result<()> {
 fn run_seeds<E: SimEvent>(world: &str, arguments: &Arguments, run: impl Fn(u64) -> RunResult<E>) -> u64 {
     let (from, seeds) = arguments.seed.map_or((arguments.from, arguments.seeds), |seed| (seed, 1));
     let begin = Instant::now();
-    let mut sums = Totals::default();
+    let mut totals = Totals::default();
     for seed in from..from.saturating_add(seeds) {
-        let verdict = run(seed);
-        sums.add(&verdict);
+        let result = run(seed);
+        totals.add(&result);
         if arguments.events {
-            print_events(&verdict, |_| true, usize::MAX);
+            print_events(&result, |_| true, usize::MAX);
         }
-        if !verdict.violations.is_empty() {
-            print_violations(world, &verdict);
+        if !result.violations.is_empty() {
+            print_violations(world, &result);
             if !arguments.keep_going {
                 break;
             }
         }
     }
-    print_summary(world, &sums, begin.elapsed());
-    sums.failed
+    print_summary(world, &totals, begin.elapsed());
+    totals.failed
 }
 
-fn find_mutant<M: Copy>(wanted: Option<&str>, all: &[M], name: impl Fn(M) -> &'static str) -> Result<Option<M>> {
-    let Some(wanted) = wanted else { return Ok(None) };
-    let names: Vec<&str> = all.iter().map(|mutant| name(*mutant)).collect();
-    let known = all.iter().find(|mutant| name(**mutant) == wanted);
-    known.copied().map(Some).with_context(|| format!("there is no mutant `{wanted}`; there are {}", names.join(", ")))
+fn find_mutant<M: Copy>(name: Option<&str>, all: &[M], name_of: impl Fn(M) -> &'static str) -> Result<Option<M>> {
+    let Some(name) = name else { return Ok(None) };
+    let names: Vec<&str> = all.iter().map(|mutant| name_of(*mutant)).collect();
+    let known = all.iter().find(|mutant| name_of(**mutant) == name);
+    known.copied().map(Some).with_context(|| format!("unknown mutant `{name}`; known mutants: {}", names.join(", ")))
 }
 
 #[derive(Default)]
@@ -100,42 +100,42 @@ struct Totals {
 }
 
 impl Totals {
-    fn add<E: SimEvent>(&mut self, verdict: &RunResult<E>) {
+    fn add<E: SimEvent>(&mut self, result: &RunResult<E>) {
         self.runs += 1;
-        self.failed += u64::from(!verdict.violations.is_empty());
-        self.messages += verdict.messages();
-        self.faults += verdict.faults();
-        self.virtual_time += verdict.virtual_time();
-        self.fingerprint = self.fingerprint.rotate_left(1) ^ verdict.fingerprint;
+        self.failed += u64::from(!result.violations.is_empty());
+        self.messages += result.messages();
+        self.faults += result.faults();
+        self.virtual_time += result.virtual_time();
+        self.fingerprint = self.fingerprint.rotate_left(1) ^ result.fingerprint;
     }
 }
 
 #[expect(clippy::print_stdout, reason = "the summary is this program's output")]
-fn print_summary(world: &str, sums: &Totals, took: Duration) {
-    let Totals { runs, failed, messages, faults, virtual_time: lasted, fingerprint } = sums;
-    let a_minute = u128::from(*runs) * 60_000 / took.as_millis().max(1);
-    let hours = lasted.as_secs() / 3600;
+fn print_summary(world: &str, totals: &Totals, took: Duration) {
+    let Totals { runs, failed, messages, faults, virtual_time, fingerprint } = totals;
+    let runs_per_minute = u128::from(*runs) * 60_000 / took.as_millis().max(1);
+    let hours = virtual_time.as_secs() / 3600;
     println!(
-        "{world}: {runs} runs, {failed} failed, {messages} messages, {faults} faults, {hours} h of virtual time, {a_minute} runs a minute, \
+        "{world}: {runs} runs, {failed} failed, {messages} messages, {faults} faults, {hours} h of virtual time, {runs_per_minute} runs per minute, \
          fingerprint {fingerprint:016x}"
     );
 }
 
-#[expect(clippy::print_stdout, reason = "what broke is this program's output")]
-fn print_violations<E: SimEvent>(world: &str, verdict: &RunResult<E>) {
-    println!("{world}, seed {}", verdict.seed);
-    for violation in &verdict.violations {
+#[expect(clippy::print_stdout, reason = "violations are this program's output")]
+fn print_violations<E: SimEvent>(world: &str, result: &RunResult<E>) {
+    println!("{world}, seed {}", result.seed);
+    for violation in &result.violations {
         println!("  {violation}");
     }
-    let Some(key) = verdict.violations.iter().find_map(|violation| violation.key.clone()) else { return };
-    println!("  the last of key {key}:");
-    print_events(verdict, |name| name == &*key, 40);
+    let Some(key) = result.violations.iter().find_map(|violation| violation.key.clone()) else { return };
+    println!("  the last events of key {key}:");
+    print_events(result, |name| name == &*key, 40);
 }
 
-#[expect(clippy::print_stdout, reason = "the story of a run is this program's output")]
-fn print_events<E: SimEvent>(verdict: &RunResult<E>, wanted: impl Fn(&str) -> bool, last: usize) {
-    let relevant = verdict.events.iter().filter(|(_, event)| match event.name() {
-        Some(name) => wanted(&name.key),
+#[expect(clippy::print_stdout, reason = "the events of a run are this program's output")]
+fn print_events<E: SimEvent>(result: &RunResult<E>, matches: impl Fn(&str) -> bool, last: usize) {
+    let relevant = result.events.iter().filter(|(_, event)| match event.name() {
+        Some(name) => matches(&name.key),
         None => last == usize::MAX || event.is_lifecycle(),
     });
     let relevant: Vec<_> = relevant.collect();

@@ -12,7 +12,7 @@ use crate::history::{MessageName, SimEvent};
 pub struct Violation {
     /// The promise.
     pub promise: &'static str,
-    /// What happened, in a sentence.
+    /// The violation, in a sentence.
     pub sentence: String,
     /// The key it happened to.
     pub key: Option<ByteString>,

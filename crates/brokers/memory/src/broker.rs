@@ -55,18 +55,15 @@ type Hook = Arc<dyn Fn(&Publication) + Send + Sync>;
 
 impl fmt::Debug for Inner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Inner")
-            .field("settings", &self.config)
-            .field("received", &self.received)
-            .finish_non_exhaustive()
+        f.debug_struct("Inner").field("config", &self.config).field("received", &self.received).finish_non_exhaustive()
     }
 }
 
 impl MemoryBroker {
     /// Creates a broker that is up and has received nothing.
-    pub fn new(settings: Config) -> Self {
+    pub fn new(config: Config) -> Self {
         Self(Arc::new(Inner {
-            config: settings,
+            config,
             received: AtomicU64::new(0),
             has_faults: AtomicBool::new(false),
             faults: Mutex::default(),
@@ -115,7 +112,7 @@ impl MemoryBroker {
         self.0.received.load(Ordering::Relaxed)
     }
 
-    /// The received messages in order, if the settings enable recording.
+    /// The received messages in order, if the configuration enables recording.
     pub fn received_messages(&self) -> Vec<ReceivedMessage> {
         self.0.messages.lock().clone()
     }
@@ -123,15 +120,15 @@ impl MemoryBroker {
     fn change_faults(&self, change: impl FnOnce(&mut Faults)) {
         let mut faults = self.0.faults.lock();
         change(&mut faults);
-        let watched = faults.down || !faults.rules.is_empty() || faults.hook.is_some();
-        self.0.has_faults.store(watched, Ordering::Release);
+        let has_faults = faults.down || !faults.rules.is_empty() || faults.hook.is_some();
+        self.0.has_faults.store(has_faults, Ordering::Release);
     }
 
     /// Receives all messages that no fault rejects.
     fn accept(&self, batch: &[Publication]) -> Vec<Outcome> {
-        let plain =
+        let no_faults =
             !self.0.has_faults.load(Ordering::Acquire) && batch.iter().all(|publication| self.is_small(publication));
-        if plain {
+        if no_faults {
             self.receive(batch);
             return batch.iter().map(|_| Ok(())).collect();
         }
@@ -169,7 +166,7 @@ impl MemoryBroker {
                 hook(publication);
             }
         }
-        verdict.map_or(Ok(()), |(class, _)| Err(Failure::new(class, "the broker was told to fail")))
+        verdict.map_or(Ok(()), |(class, _)| Err(Failure::new(class, "a failure rule matched")))
     }
 
     fn is_small(&self, publication: &Publication) -> bool {

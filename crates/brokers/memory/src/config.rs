@@ -1,8 +1,8 @@
-//! The settings of the broker.
+//! The configuration of the broker.
 
 use std::time::Duration;
 
-/// The settings of the broker.
+/// The configuration of the broker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Whether the first failure of a key in a batch fails its successors in that batch.

@@ -43,13 +43,13 @@ impl FailureRule {
     }
 
     fn matches(&self, publication: &Publication) -> bool {
-        let what = match &self.target {
+        let matches_target = match &self.target {
             RuleTarget::Key(key) => *key == *publication.message.key,
             RuleTarget::Id(id) => *id == publication.message.id,
             RuleTarget::Address(address) => **address == *publication.address,
             RuleTarget::All => true,
         };
-        what && self.remaining != Some(0)
+        matches_target && self.remaining != Some(0)
     }
 }
 
@@ -58,9 +58,9 @@ pub(crate) fn apply_rules(rules: &mut Vec<FailureRule>, publication: &Publicatio
     let index = rules.iter().position(|rule| rule.matches(publication))?;
     let rule = &mut rules[index];
     let verdict = (rule.class, rule.after_receipt);
-    if let Some(left) = &mut rule.remaining {
-        *left -= 1;
-        if *left == 0 {
+    if let Some(remaining) = &mut rule.remaining {
+        *remaining -= 1;
+        if *remaining == 0 {
             rules.remove(index);
         }
     }

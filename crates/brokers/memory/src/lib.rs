@@ -1,11 +1,11 @@
 //! An in-memory broker that confirms at once, records received messages, and fails on request.
 //!
 //! ```
-//! use relevo_broker_memory::{Match, MemoryBroker, Rule, Settings};
+//! use relevo_broker_memory::{Config, FailureRule, MemoryBroker, RuleTarget};
 //! use relevo_core::Class;
 //!
-//! let broker = MemoryBroker::new(Settings::default());
-//! broker.fail(Rule::new(Match::Key("o-1".into()), Class::Transient).times(3));
+//! let broker = MemoryBroker::new(Config::default());
+//! broker.add_failure(FailureRule::new(RuleTarget::Key("o-1".into()), Class::Transient).times(3));
 //! assert_eq!(broker.received(), 0);
 //! ```
 

@@ -36,12 +36,12 @@ async fn publish(broker: &MemoryBroker, batch: &[Publication]) -> Vec<Option<Cla
     let reports = OutcomeReceiver::default();
     broker.publish(batch, &reports.sender(1)).await;
     let reports = reports.take();
-    assert!(reports.iter().enumerate().all(|(place, (batch, index, _))| *batch == 1 && *index == place));
+    assert!(reports.iter().enumerate().all(|(position, (batch, index, _))| *batch == 1 && *index == position));
     reports.into_iter().map(|(_, _, outcome)| outcome.err().map(|failure| failure.class())).collect()
 }
 
 fn received(broker: &MemoryBroker) -> Vec<i64> {
-    broker.received_messages().into_iter().map(|receipt| receipt.seq).collect()
+    broker.received_messages().into_iter().map(|message| message.seq).collect()
 }
 
 #[tokio::test]

@@ -17,9 +17,9 @@ pub(crate) async fn fenced() -> Memory {
     start(true)
 }
 
-fn start(fences_order: bool) -> Memory {
-    let settings = Config { ordered_in_flight: fences_order, message_bytes_max: 1 << 20, ..Config::default() };
-    Memory(MemoryBroker::new(settings.clone()), settings)
+fn start(ordered_in_flight: bool) -> Memory {
+    let config = Config { ordered_in_flight, message_bytes_max: 1 << 20, ..Config::default() };
+    Memory(MemoryBroker::new(config.clone()), config)
 }
 
 #[async_trait]
@@ -31,8 +31,8 @@ impl BrokerHarness for Memory {
     }
 
     async fn stored(&self, address: &str) -> Vec<RawMessage> {
-        let receipts = self.0.received_messages().into_iter().filter(|receipt| &*receipt.address == address);
-        receipts.map(raw_message).collect()
+        let messages = self.0.received_messages().into_iter().filter(|received| &*received.address == address);
+        messages.map(raw_message).collect()
     }
 
     /// The memory is lost with the process.
@@ -45,9 +45,9 @@ impl BrokerHarness for Memory {
     }
 }
 
-/// What a consumer would receive.
-fn raw_message(receipt: ReceivedMessage) -> RawMessage {
-    let ReceivedMessage { address, seq, epoch, message, .. } = receipt;
+/// The bytes that a consumer would receive.
+fn raw_message(received: ReceivedMessage) -> RawMessage {
+    let ReceivedMessage { address, seq, epoch, message, .. } = received;
     let payload = message.payload.clone();
     RawMessage::new(
         wire::headers(&Publication { message, address, headers: std::sync::Arc::default(), seq, epoch }, "/memory"),

@@ -41,9 +41,9 @@ pub async fn an_unacknowledged_message_is_redelivered_after_a_crash(harness: &mu
     publish_all(&harness.broker().await, &of_key("a", 1..=3)).await;
     for round in 1..=3 {
         let consumer = harness.consumer("billing", 100).await;
-        let held = receive(&consumer, 3).await;
-        assert_eq!(in_order(&held), [1, 2, 3]);
-        assert!(held.iter().all(|delivery| delivery.redelivered == (round > 1)), "{held:?}");
+        let deliveries = receive(&consumer, 3).await;
+        assert_eq!(in_order(&deliveries), [1, 2, 3]);
+        assert!(deliveries.iter().all(|delivery| delivery.redelivered == (round > 1)), "{deliveries:?}");
         harness.kill(consumer).await;
         harness.kill_and_restart().await;
     }
@@ -54,9 +54,9 @@ pub async fn acknowledgements_need_no_order(harness: &mut impl ConsumerHarness) 
     harness.group("billing", ADDRESS).await;
     publish_all(&harness.broker().await, &of_key("a", 1..=6)).await;
     let consumer = harness.consumer("billing", 100).await;
-    let held = receive(&consumer, 6).await;
+    let deliveries = receive(&consumer, 6).await;
     for index in [4, 1, 2] {
-        acknowledge(&consumer, &held[index..=index]).await;
+        acknowledge(&consumer, &deliveries[index..=index]).await;
     }
     harness.kill(consumer).await;
     let consumer = harness.consumer("billing", 100).await;
@@ -68,9 +68,9 @@ pub async fn each_acknowledgement_has_its_own_outcome(harness: &mut impl Consume
     harness.group("billing", ADDRESS).await;
     publish_all(&harness.broker().await, &of_key("a", 1..=3)).await;
     let consumer = harness.consumer("billing", 100).await;
-    let held = receive(&consumer, 3).await;
-    acknowledge(&consumer, &held[..1]).await;
-    let tags: Vec<DeliveryTag> = held.iter().map(|delivery| delivery.tag).collect();
+    let deliveries = receive(&consumer, 3).await;
+    acknowledge(&consumer, &deliveries[..1]).await;
+    let tags: Vec<DeliveryTag> = deliveries.iter().map(|delivery| delivery.tag).collect();
     let outcomes = within_timeout(consumer.acknowledge(&[tags[2], tags[0], tags[1]])).await;
     assert!(matches!(outcomes[..], [Acknowledged, Stale, Acknowledged]), "{outcomes:?}");
     assert_idle(&consumer).await;

@@ -1,4 +1,4 @@
-//! Which deliveries a consumer receives, and how many.
+//! The deliveries that a consumer receives, and their number.
 
 use std::collections::BTreeSet;
 use std::pin::pin;
@@ -35,15 +35,15 @@ pub async fn a_delivery_has_its_address_lane_and_offset(harness: &mut impl Consu
     harness.group("billing", ADDRESS).await;
     publish_all(&harness.broker().await, &[publication(1, "a"), publication(2, "a")]).await;
     let consumer = harness.consumer("billing", 10).await;
-    let held = receive(&consumer, 2).await;
-    assert!(held.iter().all(|delivery| &*delivery.address == ADDRESS && !delivery.redelivered));
-    assert_eq!(held[0].lane, held[1].lane, "one key, one lane");
-    assert_ne!(held[0].tag, held[1].tag);
-    let places: Vec<Option<u64>> = held.iter().map(|delivery| delivery.offset).collect();
+    let deliveries = receive(&consumer, 2).await;
+    assert!(deliveries.iter().all(|delivery| &*delivery.address == ADDRESS && !delivery.redelivered));
+    assert_eq!(deliveries[0].lane, deliveries[1].lane, "one key, one lane");
+    assert_ne!(deliveries[0].tag, deliveries[1].tag);
+    let offsets: Vec<Option<u64>> = deliveries.iter().map(|delivery| delivery.offset).collect();
     within_timeout(consumer.close()).await.expect("closed");
-    let again = receive(&harness.consumer("billing", 10).await, 2).await;
+    let redelivered = receive(&harness.consumer("billing", 10).await, 2).await;
     // If the broker has offsets, the redelivered message has the same one.
-    assert_eq!(again.iter().map(|delivery| delivery.offset).collect::<Vec<_>>(), places);
+    assert_eq!(redelivered.iter().map(|delivery| delivery.offset).collect::<Vec<_>>(), offsets);
 }
 
 /// A consumer can only dead-letter messages that it receives.
@@ -54,15 +54,15 @@ pub async fn an_undecodable_message_arrives_with_its_bytes(harness: &mut impl Co
     harness.publish_raw(ADDRESS, &headers, payload.clone()).await;
     harness.publish_raw(ADDRESS, &Headers::new(), Bytes::new()).await;
     let consumer = harness.consumer("billing", 10).await;
-    let held = receive(&consumer, 2).await;
-    assert!(held.iter().all(|delivery| delivery.raw.decode().is_err()));
-    let first = held.iter().find(|delivery| !delivery.raw.payload.is_empty()).expect("the one with bytes");
+    let deliveries = receive(&consumer, 2).await;
+    assert!(deliveries.iter().all(|delivery| delivery.raw.decode().is_err()));
+    let first = deliveries.iter().find(|delivery| !delivery.raw.payload.is_empty()).expect("one payload has bytes");
     assert_eq!(first.raw.payload, payload);
     for (name, value) in &headers {
-        let found = first.raw.headers.iter().find(|(found, _)| found == name).map(|(_, value)| value);
-        assert_eq!(found.map(|value| &**value), Some(value.as_bytes()), "{name}");
+        let actual = first.raw.headers.iter().find(|(other, _)| other == name).map(|(_, value)| value);
+        assert_eq!(actual.map(|value| &**value), Some(value.as_bytes()), "{name}");
     }
-    acknowledge(&consumer, &held).await;
+    acknowledge(&consumer, &deliveries).await;
 }
 
 /// The caller limits the number of deliveries per call.
@@ -71,11 +71,11 @@ pub async fn receive_returns_at_most_its_limit(harness: &mut impl ConsumerHarnes
     let batch: Vec<Publication> = (1..=30).map(|number| publication(number, &format!("k-{number}"))).collect();
     publish_all(&harness.broker().await, &batch).await;
     let consumer = harness.consumer("billing", 100).await;
-    let mut seen = BTreeSet::new();
-    while seen.len() < 30 {
+    let mut numbers = BTreeSet::new();
+    while numbers.len() < 30 {
         let some = within_timeout(consumer.receive(4)).await.expect("deliveries");
         assert!((1..=4).contains(&some.len()));
-        seen.extend(some.iter().map(number));
+        numbers.extend(some.iter().map(number));
     }
 }
 
@@ -86,11 +86,11 @@ pub async fn the_prefetch_limits_a_lane(harness: &mut impl ConsumerHarness) {
     let batch: Vec<Publication> = (1..=10).map(|number| publication(number, "a")).collect();
     publish_all(&broker, &batch).await;
     let consumer = harness.consumer("billing", 3).await;
-    let held = receive(&consumer, 3).await;
-    assert_eq!(held.iter().map(number).collect::<Vec<_>>(), [1, 2, 3]);
+    let deliveries = receive(&consumer, 3).await;
+    assert_eq!(deliveries.iter().map(number).collect::<Vec<_>>(), [1, 2, 3]);
     assert_idle(&consumer).await;
-    assert_other_lanes_deliver(harness, &consumer, &held[0].lane).await;
-    acknowledge(&consumer, &held[1..2]).await;
+    assert_other_lanes_deliver(harness, &consumer, &deliveries[0].lane).await;
+    acknowledge(&consumer, &deliveries[1..2]).await;
     assert_eq!(number(&receive(&consumer, 1).await[0]), 4);
 }
 
@@ -100,27 +100,27 @@ pub async fn a_paused_lane_does_not_stop_the_others(harness: &mut impl ConsumerH
     let broker = harness.broker().await;
     publish_all(&broker, &[publication(1, "a")]).await;
     let consumer = harness.consumer("billing", 100).await;
-    let held = receive(&consumer, 1).await;
-    within_timeout(consumer.pause(&held[0].lane)).await.expect("paused");
+    let deliveries = receive(&consumer, 1).await;
+    within_timeout(consumer.pause(&deliveries[0].lane)).await.expect("paused");
     publish_all(&broker, &[publication(2, "a")]).await;
-    assert_other_lanes_deliver(harness, &consumer, &held[0].lane).await;
+    assert_other_lanes_deliver(harness, &consumer, &deliveries[0].lane).await;
     // Outstanding deliveries can still be settled.
-    acknowledge(&consumer, &held[..1]).await;
+    acknowledge(&consumer, &deliveries[..1]).await;
     assert_idle(&consumer).await;
-    within_timeout(consumer.resume(&held[0].lane)).await.expect("resumed");
-    let mut seen = Vec::new();
-    while !seen.contains(&2) {
-        seen.extend(within_timeout(consumer.receive(100)).await.expect("deliveries").iter().map(number));
+    within_timeout(consumer.resume(&deliveries[0].lane)).await.expect("resumed");
+    let mut numbers = Vec::new();
+    while !numbers.contains(&2) {
+        numbers.extend(within_timeout(consumer.receive(100)).await.expect("deliveries").iter().map(number));
     }
 }
 
-/// A call may be cancelled at any point: deliveries it did not return come again.
+/// A call may be cancelled at any point: deliveries that it did not return are delivered again.
 pub async fn a_cancelled_receive_loses_nothing(harness: &mut impl ConsumerHarness) {
     harness.group("billing", ADDRESS).await;
     let batch: Vec<Publication> = (1..=60).map(|number| publication(number, &format!("k-{}", number % 9))).collect();
     publish_all(&harness.broker().await, &batch).await;
     let consumer = harness.consumer("billing", 100).await;
-    let mut seen = BTreeSet::new();
+    let mut numbers = BTreeSet::new();
     // The limit is below the number of messages, so that each call can return some, however often it is polled.
     for polls in 0..24 {
         let mut call = pin!(consumer.receive(2));
@@ -131,11 +131,11 @@ pub async fn a_cancelled_receive_loses_nothing(harness: &mut impl ConsumerHarnes
         }))
         .await;
         if let Some(some) = some {
-            seen.extend(some.expect("deliveries").iter().map(number));
+            numbers.extend(some.expect("deliveries").iter().map(number));
         }
     }
-    while seen.len() < 60 {
-        seen.extend(within_timeout(consumer.receive(100)).await.expect("deliveries").iter().map(number));
+    while numbers.len() < 60 {
+        numbers.extend(within_timeout(consumer.receive(100)).await.expect("deliveries").iter().map(number));
     }
 }
 
@@ -147,20 +147,20 @@ pub async fn concurrent_receives_share_the_deliveries_of_a_consumer(harness: &mu
         (1_u32..).take(ALL).map(|number| publication(number, &format!("k-{}", number % 50))).collect();
     let broker = harness.broker().await;
     let consumer = harness.consumer("billing", 100).await;
-    let seen = Mutex::new(Vec::new());
-    let is_whole = || seen.lock().expect("no holder panics").len() >= ALL;
-    let (whole, _) = watch::channel(false);
+    let numbers = Mutex::new(Vec::new());
+    let is_complete = || numbers.lock().expect("no thread panicked").len() >= ALL;
+    let (complete, _) = watch::channel(false);
     let receiver = async || {
-        let mut ended = whole.subscribe();
-        while !is_whole() {
+        let mut stopped = complete.subscribe();
+        while !is_complete() {
             let some = tokio::select! {
                 some = consumer.receive(100) => some.expect("deliveries"),
-                _ = ended.wait_for(|ended| *ended) => return,
+                _ = stopped.wait_for(|stopped| *stopped) => return,
             };
-            seen.lock().expect("no holder panics").extend(some.iter().map(number));
+            numbers.lock().expect("no thread panicked").extend(some.iter().map(number));
             acknowledge(&consumer, &some).await;
         }
-        whole.send_replace(true);
+        complete.send_replace(true);
     };
     // Small batches make each receiver check every lane, some of them while the other receiver's acknowledgements are
     // in progress.
@@ -170,9 +170,9 @@ pub async fn concurrent_receives_share_the_deliveries_of_a_consumer(harness: &mu
         }
     };
     within_timeout(async { tokio::join!(receiver(), receiver(), publisher) }).await;
-    let mut seen = seen.into_inner().expect("no holder panics");
-    seen.sort_unstable();
-    assert_eq!(seen, (1_i64..).take(ALL).collect::<Vec<_>>());
+    let mut numbers = numbers.into_inner().expect("no thread panicked");
+    numbers.sort_unstable();
+    assert_eq!(numbers, (1_i64..).take(ALL).collect::<Vec<_>>());
 }
 
 /// Publishes messages of many keys and receives until no more arrive. Some must arrive, but none through this lane.
@@ -183,5 +183,5 @@ async fn assert_other_lanes_deliver<H: ConsumerHarness>(harness: &H, consumer: &
     while let Ok(some) = tokio::time::timeout(IDLE_FOR, consumer.receive(100)).await {
         all.extend(some.expect("deliveries"));
     }
-    assert!(all.iter().all(|delivery| delivery.lane != *lane), "something came through {lane}");
+    assert!(all.iter().all(|delivery| delivery.lane != *lane), "{lane} delivered a message");
 }

@@ -19,8 +19,8 @@ pub async fn empty_and_binary_payloads_arrive_unchanged(harness: &mut impl Broke
         })
         .collect();
     publish_all(&harness.broker().await, &batch).await;
-    let kept = harness.stored(ADDRESS).await;
-    assert_eq!(kept.iter().map(|raw| &raw.payload).collect::<Vec<_>>(), payloads.iter().collect::<Vec<_>>());
+    let stored = harness.stored(ADDRESS).await;
+    assert_eq!(stored.iter().map(|raw| &raw.payload).collect::<Vec<_>>(), payloads.iter().collect::<Vec<_>>());
 }
 
 /// Covers the envelope, the trace context, the application's headers, the sequence number and the epoch.
@@ -37,8 +37,8 @@ pub async fn every_attribute_and_header_arrives(harness: &mut impl BrokerHarness
         }
     });
     publish_all(&harness.broker().await, std::slice::from_ref(&sent)).await;
-    let kept = harness.stored(ADDRESS).await;
-    let received = decode(&kept[0]);
+    let stored = harness.stored(ADDRESS).await;
+    let received = decode(&stored[0]);
     assert_eq!(received.message, *sent.message);
     assert_eq!((received.seq, received.epoch), (Some(41), Some(7)));
     assert!(!received.source.is_empty());
@@ -65,7 +65,7 @@ pub async fn keys_and_headers_may_be_any_text(harness: &mut impl BrokerHarness) 
         })
         .collect();
     publish_all(&harness.broker().await, &batch).await;
-    let kept = harness.stored(ADDRESS).await;
-    let received: Vec<_> = kept.iter().map(|raw| decode(raw).message).collect();
-    assert_eq!(received, batch.iter().map(|one| (*one.message).clone()).collect::<Vec<_>>());
+    let stored = harness.stored(ADDRESS).await;
+    let received: Vec<_> = stored.iter().map(|raw| decode(raw).message).collect();
+    assert_eq!(received, batch.iter().map(|publication| (*publication.message).clone()).collect::<Vec<_>>());
 }

@@ -1,4 +1,4 @@
-//! What the suites need from a broker beyond the ports.
+//! The operations that the suites need from a broker, beyond the ports.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -137,22 +137,22 @@ pub async fn publish_all(broker: &impl Broker, batch: &[Publication]) {
 
 /// Panics after a time limit instead of hanging.
 pub async fn within_timeout<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(TIMEOUT, future).await.expect("an answer in time")
+    tokio::time::timeout(TIMEOUT, future).await.expect("the call returns in time")
 }
 
 /// Decodes a message that must come from Relevo.
 pub fn decode(raw: &RawMessage) -> Received {
-    raw.decode().expect("a message of ours")
+    raw.decode().expect("a message of Relevo")
 }
 
 /// The outbox sequence numbers of these messages, in order.
 pub fn numbers<'a>(raws: impl IntoIterator<Item = &'a RawMessage>) -> Vec<i64> {
-    raws.into_iter().map(|raw| decode(raw).seq.expect("a number")).collect()
+    raws.into_iter().map(|raw| decode(raw).seq.expect("a sequence number")).collect()
 }
 
 /// The outbox sequence number of a delivery.
 pub fn number(delivery: &Delivery) -> i64 {
-    decode(&delivery.raw).seq.expect("a number")
+    decode(&delivery.raw).seq.expect("a sequence number")
 }
 
 /// The key of a delivery.
@@ -160,15 +160,15 @@ pub fn key(delivery: &Delivery) -> String {
     decode(&delivery.raw).message.key.to_string()
 }
 
-/// Receives exactly `wanted` deliveries.
-pub async fn receive(consumer: &impl BrokerConsumer, wanted: usize) -> Vec<Delivery> {
+/// Receives exactly `count` deliveries.
+pub async fn receive(consumer: &impl BrokerConsumer, count: usize) -> Vec<Delivery> {
     let mut all = Vec::new();
-    while all.len() < wanted {
-        let some = within_timeout(consumer.receive(wanted - all.len())).await.expect("deliveries");
+    while all.len() < count {
+        let some = within_timeout(consumer.receive(count - all.len())).await.expect("deliveries");
         assert!(!some.is_empty(), "the consumer was closed");
         all.extend(some);
     }
-    assert_eq!(all.len(), wanted, "more than was asked for");
+    assert_eq!(all.len(), count, "more deliveries than requested");
     all
 }
 

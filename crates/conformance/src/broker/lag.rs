@@ -27,18 +27,18 @@ pub async fn an_unreceived_message_is_lag_of_its_lane(harness: &mut impl Consume
     // Fewer than the messages of a key, so that only some of them are prefetched.
     let consumer = harness.consumer("billing", 2).await;
     let before = wait_for_total_lag(&consumer, 10).await;
-    let mut held: Vec<Delivery> = Vec::new();
-    while held.len() < 10 {
+    let mut deliveries: Vec<Delivery> = Vec::new();
+    while deliveries.len() < 10 {
         let some = receive(&consumer, 1).await;
         acknowledge(&consumer, &some).await;
-        held.extend(some);
+        deliveries.extend(some);
     }
-    let mut came = BTreeMap::new();
-    for delivery in &held {
-        *came.entry(delivery.lane.clone()).or_insert(0) += 1;
+    let mut received = BTreeMap::new();
+    for delivery in &deliveries {
+        *received.entry(delivery.lane.clone()).or_insert(0) += 1;
     }
     let nonzero: BTreeMap<Lane, u64> = before.into_iter().filter(|(_, waiting)| *waiting > 0).collect();
-    assert_eq!(nonzero, came);
+    assert_eq!(nonzero, received);
     wait_for_lag(&consumer, &BTreeMap::new()).await;
 }
 
@@ -60,29 +60,29 @@ pub async fn an_outstanding_delivery_is_no_lag(harness: &mut impl ConsumerHarnes
     wait_for_total_lag(&next, rest.len() as u64).await;
 }
 
-/// Waits until the reported lag of all lanes is `wanted` in total, because messages can still be in transit.
-async fn wait_for_total_lag(consumer: &impl BrokerConsumer, wanted: u64) -> BTreeMap<Lane, u64> {
-    wait_until_lag(consumer, |lag| lag.values().sum::<u64>() == wanted).await
+/// Waits until the reported lag of all lanes is `expected` in total, because messages can still be in transit.
+async fn wait_for_total_lag(consumer: &impl BrokerConsumer, expected: u64) -> BTreeMap<Lane, u64> {
+    wait_until_lag(consumer, |lag| lag.values().sum::<u64>() == expected).await
 }
 
-/// Waits until the nonzero lanes equal `wanted`; returns the whole report.
-async fn wait_for_lag(consumer: &impl BrokerConsumer, wanted: &BTreeMap<Lane, u64>) -> BTreeMap<Lane, u64> {
-    wait_until_lag(consumer, |lag| lag.iter().filter(|(_, waiting)| **waiting > 0).eq(wanted)).await
+/// Waits until the nonzero lanes equal `expected`; returns the whole report.
+async fn wait_for_lag(consumer: &impl BrokerConsumer, expected: &BTreeMap<Lane, u64>) -> BTreeMap<Lane, u64> {
+    wait_until_lag(consumer, |lag| lag.iter().filter(|(_, waiting)| **waiting > 0).eq(expected)).await
 }
 
 async fn wait_until_lag(
     consumer: &impl BrokerConsumer,
-    is_right: impl Fn(&BTreeMap<Lane, u64>) -> bool,
+    matches: impl Fn(&BTreeMap<Lane, u64>) -> bool,
 ) -> BTreeMap<Lane, u64> {
     let end = Instant::now() + TIMEOUT;
     loop {
-        let told = within_timeout(consumer.lag()).await.expect("it is told");
-        let lag: BTreeMap<Lane, u64> = told.iter().cloned().collect();
-        assert_eq!(lag.len(), told.len(), "a lane was told twice: {told:?}");
-        if is_right(&lag) {
+        let report = within_timeout(consumer.lag()).await.expect("the broker reports it");
+        let lag: BTreeMap<Lane, u64> = report.iter().cloned().collect();
+        assert_eq!(lag.len(), report.len(), "a lane was reported twice: {report:?}");
+        if matches(&lag) {
             return lag;
         }
-        assert!(Instant::now() < end, "still {told:?}");
+        assert!(Instant::now() < end, "still {report:?}");
         sleep(Duration::from_millis(20)).await;
     }
 }

@@ -44,9 +44,9 @@ pub async fn messages_of_a_key_keep_their_order(harness: &mut impl BrokerHarness
         let messages = (batch * 60..(batch + 1) * 60).map(|number| publication(number, &format!("k-{}", number % 3)));
         publish_all(&broker, &messages.collect::<Vec<_>>()).await;
     }
-    let kept = harness.stored(ADDRESS).await;
-    assert_eq!(kept.len(), 300);
-    for (key, numbers) in by_key(&kept) {
+    let stored = harness.stored(ADDRESS).await;
+    assert_eq!(stored.len(), 300);
+    for (key, numbers) in by_key(&stored) {
         assert!(numbers.is_sorted(), "{key}: {numbers:?}");
     }
 }
@@ -56,13 +56,15 @@ pub async fn a_repeat_has_the_same_id_and_bytes(harness: &mut impl BrokerHarness
     let batch = [publication(1, "a"), publication(2, "b")];
     publish_all(&harness.broker().await, &batch).await;
     // Another relay publishes them again with its own lease.
-    let again: Vec<Publication> = batch.iter().map(|one| Publication { epoch: 8, ..one.clone() }).collect();
-    publish_all(&harness.broker().await, &again).await;
-    let kept = harness.stored(ADDRESS).await;
-    assert_eq!(kept.len(), if harness.guarantees().deduplicates { 2 } else { 4 });
-    for raw in &kept {
+    let repeated: Vec<Publication> =
+        batch.iter().map(|publication| Publication { epoch: 8, ..publication.clone() }).collect();
+    publish_all(&harness.broker().await, &repeated).await;
+    let stored = harness.stored(ADDRESS).await;
+    assert_eq!(stored.len(), if harness.guarantees().deduplicates { 2 } else { 4 });
+    for raw in &stored {
         let received = decode(raw);
-        let sent = batch.iter().find(|one| one.message.id == received.message.id).expect("one of the two");
+        let sent =
+            batch.iter().find(|publication| publication.message.id == received.message.id).expect("one of the two");
         assert_eq!((&received.message, received.seq), (&*sent.message, Some(sent.seq)));
     }
 }
@@ -84,7 +86,7 @@ pub async fn an_oversized_message_is_poison_and_others_are_published(harness: &m
     assert_eq!(numbers(&harness.stored(ADDRESS).await), [1, 3]);
 }
 
-/// The behaviour matches the capability `fences_order` that the broker reports.
+/// The behaviour matches the capability `ordered_in_flight` that the broker reports.
 pub async fn a_message_after_a_rejected_one_of_its_key_is_fenced_or_published(harness: &mut impl BrokerHarness) {
     let broker = harness.broker().await;
     let fences = broker.capabilities().ordered_in_flight;
@@ -122,23 +124,23 @@ pub async fn a_cancelled_call_truncates_no_message(harness: &mut impl BrokerHarn
         .await;
     }
     publish_all(&broker, &batch).await;
-    let kept = harness.stored(ADDRESS).await;
-    let sent: BTreeMap<_, _> = batch.iter().map(|one| (one.message.id, one)).collect();
-    for raw in &kept {
+    let stored = harness.stored(ADDRESS).await;
+    let sent: BTreeMap<_, _> = batch.iter().map(|publication| (publication.message.id, publication)).collect();
+    for raw in &stored {
         let received = decode(raw);
         assert_eq!(received.message, *sent[&received.message.id].message);
     }
-    for (key, numbers) in by_key(&kept) {
-        let mut seen = BTreeSet::new();
-        let first: Vec<i64> = numbers.into_iter().filter(|number| seen.insert(*number)).collect();
-        assert!(first.is_sorted(), "first appearances of {key}: {first:?}");
+    for (key, numbers) in by_key(&stored) {
+        let mut ids = BTreeSet::new();
+        let first: Vec<i64> = numbers.into_iter().filter(|number| ids.insert(*number)).collect();
+        assert!(first.is_sorted(), "first copies of {key}: {first:?}");
         assert!(first.len() >= 16, "{key}: {first:?}");
     }
 }
 
 /// Two publishers neither block each other nor mix up their outcomes.
 pub async fn two_publishers_lose_nothing(harness: &mut impl BrokerHarness) {
-    let (one, other) = (harness.broker().await, harness.broker().await);
+    let (first_broker, second_broker) = (harness.broker().await, harness.broker().await);
     let send = async |broker: &dyn Broker, key: &str, first: u32| {
         for start in (first..first + 200).step_by(20) {
             let batch: Vec<Publication> = (start..start + 20).map(|number| publication(number, key)).collect();
@@ -147,10 +149,10 @@ pub async fn two_publishers_lose_nothing(harness: &mut impl BrokerHarness) {
             assert_eq!(reports.take().iter().filter(|(_, _, outcome)| outcome.is_ok()).count(), 20);
         }
     };
-    tokio::join!(send(&one, "a", 0), send(&other, "b", 1_000));
-    let kept = by_key(&harness.stored(ADDRESS).await);
-    assert_eq!(kept["a"], (0..200).collect::<Vec<_>>());
-    assert_eq!(kept["b"], (1_000..1_200).collect::<Vec<_>>());
+    tokio::join!(send(&first_broker, "a", 0), send(&second_broker, "b", 1_000));
+    let stored = by_key(&harness.stored(ADDRESS).await);
+    assert_eq!(stored["a"], (0..200).collect::<Vec<_>>());
+    assert_eq!(stored["b"], (1_000..1_200).collect::<Vec<_>>());
 }
 
 /// The call returns immediately, without an outcome.
@@ -164,10 +166,10 @@ fn oversized(broker: &impl Broker, number: u32, key: &str) -> Publication {
     with_message(&publication_to(ADDRESS, number, key), |message| message.payload = bytes)
 }
 
-fn by_key(kept: &[RawMessage]) -> BTreeMap<String, Vec<i64>> {
+fn by_key(stored: &[RawMessage]) -> BTreeMap<String, Vec<i64>> {
     let mut keys: BTreeMap<String, Vec<i64>> = BTreeMap::new();
-    for received in kept.iter().map(decode) {
-        keys.entry(received.message.key.to_string()).or_default().push(received.seq.expect("a number"));
+    for received in stored.iter().map(decode) {
+        keys.entry(received.message.key.to_string()).or_default().push(received.seq.expect("a sequence number"));
     }
     keys
 }

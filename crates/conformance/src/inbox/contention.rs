@@ -20,8 +20,8 @@ pub async fn a_duplicate_of_a_message_in_an_open_transaction_is_busy(h: &mut imp
     assert_busy(second.begin(Enter { held: None, arrivals: &message }).await);
     let claimed = must(second.claim_call(&message[0], None, LONG).await);
     assert!(matches!(claimed, ClaimOutcome::Busy(_)), "{claimed:?}");
-    let kept = must(second.set_back(&message[0], None, None, &retry(SHORT, 1)).await);
-    assert_eq!(kept, RecordOutcome::Busy);
+    let recorded = must(second.set_back(&message[0], None, None, &retry(SHORT, 1)).await);
+    assert_eq!(recorded, RecordOutcome::Busy);
     must(first.rollback(transaction).await);
     // No attempt was counted, and nothing was queued.
     assert_eq!(must(second.record_start(&message[0]).await), 1);
@@ -63,8 +63,8 @@ pub async fn a_cancelled_wait_leaves_nothing(h: &mut impl Harness) {
     let message = [inbox_message(1, "a")];
     let (transaction, _) = begin(&first, &message).await;
     let waits = second.begin(Enter { held: None, arrivals: &message });
-    if let Ok(begun) = tokio::time::timeout(Duration::from_millis(20), waits).await {
-        assert_busy(begun);
+    if let Ok(outcome) = tokio::time::timeout(Duration::from_millis(20), waits).await {
+        assert_busy(outcome);
     }
     must(first.rollback(transaction).await);
     assert_eq!(handle_with_retries(h, &first, &message).await, [EnterOutcome::New]);
@@ -75,14 +75,14 @@ pub async fn a_cancelled_wait_leaves_nothing(h: &mut impl Harness) {
 /// Handlers of different messages do not wait for each other, unless the store allows only one writer.
 pub async fn other_messages_are_handled_during_an_open_transaction(h: &mut impl Harness) {
     let (first, second) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
-    let (one, other) = ([inbox_message(1, "a")], [inbox_message(2, "b")]);
-    let (transaction, entered) = begin(&first, &one).await;
+    let (message, other) = ([inbox_message(1, "a")], [inbox_message(2, "b")]);
+    let (transaction, entered) = begin(&first, &message).await;
     let beside = must(second.begin(Enter { held: None, arrivals: &other }).await);
     assert_eq!(matches!(beside, BeginOutcome::Busy), h.capabilities().single_writer);
     if let BeginOutcome::Open(beside, entered) = beside {
         finish(h, &second, beside, &other, &entered).await;
     }
-    finish(h, &first, transaction, &one, &entered).await;
+    finish(h, &first, transaction, &message, &entered).await;
     handle(h, &second, &other).await;
     let mut effects = h.effects().await;
     effects.sort();

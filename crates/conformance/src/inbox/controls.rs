@@ -16,8 +16,8 @@ use super::steps::{
     retry,
 };
 
-/// Every member learns of the pause with its next heartbeat.
-pub async fn a_paused_consumer_learns_it_from_its_heartbeat(h: &mut impl Harness) {
+/// Every member receives the pause with its next heartbeat.
+pub async fn a_heartbeat_reply_reports_the_pause(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     acquire_lane(&inbox, 1, LONG).await;
     assert_eq!(must(inbox.heartbeat(&heartbeat(1, LONG)).await), HeartbeatReply::default());
@@ -37,8 +37,8 @@ pub async fn pausing_a_lane_pauses_no_other(h: &mut impl Harness) {
     must(inbox.acquire_lanes(member(1), &[Lane::new("other")]).await);
     let operator = h.operator().await;
     assert!(must(operator.set_control(BILLING, Some(lane().name()), ConsumerControl::Pause).await));
-    let orders = must(inbox.heartbeat(&heartbeat(1, LONG)).await);
-    assert_eq!((orders.paused, orders.paused_lanes), (false, vec![lane()]));
+    let reply = must(inbox.heartbeat(&heartbeat(1, LONG)).await);
+    assert_eq!((reply.paused, reply.paused_lanes), (false, vec![lane()]));
     assert!(must(operator.set_control(BILLING, Some(lane().name()), ConsumerControl::Resume).await));
     assert_eq!(must(inbox.heartbeat(&heartbeat(1, LONG)).await), HeartbeatReply::default());
 }
@@ -48,14 +48,14 @@ pub async fn a_breaker_override_reaches_the_members(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     acquire_lane(&inbox, 1, LONG).await;
     let operator = h.operator().await;
-    for (order, forced) in [
+    for (control, forced) in [
         (ConsumerControl::OpenBreaker, Some(true)),
         (ConsumerControl::CloseBreaker, Some(false)),
         (ConsumerControl::AutoBreaker, None),
     ] {
-        assert!(must(operator.set_control(BILLING, Some(lane().name()), order).await));
-        let told = must(inbox.heartbeat(&heartbeat(1, LONG)).await).breaker_overrides;
-        assert_eq!(told, forced.map(|open| (lane(), open)).into_iter().collect::<Vec<_>>());
+        assert!(must(operator.set_control(BILLING, Some(lane().name()), control).await));
+        let overrides = must(inbox.heartbeat(&heartbeat(1, LONG)).await).breaker_overrides;
+        assert_eq!(overrides, forced.map(|open| (lane(), open)).into_iter().collect::<Vec<_>>());
         assert_eq!(
             must(operator.get_consumer(BILLING, 1).await).expect("a consumer").lanes[0].breaker_override,
             forced
@@ -78,11 +78,11 @@ pub async fn a_control_for_an_unknown_consumer_is_rejected(h: &mut impl Harness)
     let inbox = h.inbox(BILLING).await;
     acquire_lane(&inbox, 1, LONG).await;
     let operator = h.operator().await;
-    assert!(!must(operator.set_control("nobody", None, ConsumerControl::Pause).await));
-    assert!(!must(operator.set_control("nobody", Some(lane().name()), ConsumerControl::Pause).await));
+    assert!(!must(operator.set_control("unknown", None, ConsumerControl::Pause).await));
+    assert!(!must(operator.set_control("unknown", Some(lane().name()), ConsumerControl::Pause).await));
     assert!(!must(operator.set_control(BILLING, Some("nowhere"), ConsumerControl::Pause).await));
     assert_eq!(must(inbox.heartbeat(&heartbeat(1, LONG)).await), HeartbeatReply::default());
-    assert_eq!(must(operator.get_consumer("nobody", 10).await), None);
+    assert_eq!(must(operator.get_consumer("unknown", 10).await), None);
 }
 
 /// The error text of an external service may contain any characters.
@@ -93,12 +93,12 @@ pub async fn a_consumer_is_shown_as_its_members_report(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     acquire_lane(&inbox, 1, SHORT).await;
     must(inbox.acquire_lanes(member(1), &[Lane::new("other")]).await);
-    let told = Heartbeat {
-        settled_offsets: vec![(lane(), Some(41)), (Lane::new("other"), None), (Lane::new("of nobody"), Some(1))],
+    let report = Heartbeat {
+        settled_offsets: vec![(lane(), Some(41)), (Lane::new("other"), None), (Lane::new("without an owner"), Some(1))],
         breakers: vec![(lane(), BREAKER_REASON.to_owned())],
         ..heartbeat(1, SHORT)
     };
-    must(inbox.heartbeat(&told).await);
+    must(inbox.heartbeat(&report).await);
     must(inbox.heartbeat(&heartbeat(2, LONG)).await);
     // A member cannot write the settled offset of another member's lane.
     must(inbox.heartbeat(&Heartbeat { settled_offsets: vec![(lane(), Some(99))], ..heartbeat(2, LONG) }).await);
@@ -119,7 +119,7 @@ pub async fn a_consumer_is_shown_as_its_members_report(h: &mut impl Harness) {
     let shown = must(operator.get_consumer(BILLING, 10).await).expect("a consumer");
     assert_eq!((shown.summary.last_message_at, shown.members[0].last_message_at), (last_message_at, last_message_at));
     let members: Vec<_> = shown.members.iter().map(|member| (member.name.as_str(), member.alive)).collect();
-    assert_eq!(members, [("member 2", true), ("member 1", false)], "living ones first");
+    assert_eq!(members, [("member 2", true), ("member 1", false)], "live members first");
     assert_eq!(shown.summary.members, 1);
     // A breaker that is no longer reported has closed.
     acquire_lane(&inbox, 1, LONG).await;
@@ -142,8 +142,11 @@ pub async fn queued_messages_are_counted_and_shown(h: &mut impl Harness) {
     assert_eq!(counts, [(BILLING, 4, 1), ("shipping", 0, 0)]);
     let queues = must(operator.get_consumer(BILLING, 10).await).expect("a consumer").queues;
     let shown: Vec<_> = queues.iter().map(|queue| (&*queue.queue, queue.length, queue.attempts)).collect();
-    assert_eq!(shown, [("b", 1, 1), ("a", 3, 4)], "by the time of their next attempt");
-    assert_eq!((queues[1].head, queues[1].error.as_str()), (inbox_message(1, "a").dedup_id, "the far side said no"));
+    assert_eq!(shown, [("b", 1, 1), ("a", 3, 4)], "in the order of their next attempts");
+    assert_eq!(
+        (queues[1].head, queues[1].error.as_str()),
+        (inbox_message(1, "a").dedup_id, "the external service refused it")
+    );
     assert_eq!(must(operator.get_consumer(BILLING, 1).await).expect("a consumer").queues.len(), 1);
 }
 
@@ -155,20 +158,20 @@ pub async fn a_consumer_without_members_is_removed(h: &mut impl Harness) {
     must(old.prune(10).await);
     let operator = h.operator().await;
     assert!(must(operator.set_control(BILLING, None, ConsumerControl::Pause).await));
-    for order in [ConsumerControl::Pause, ConsumerControl::OpenBreaker] {
-        assert!(must(operator.set_control(BILLING, Some(lane().name()), order).await));
+    for control in [ConsumerControl::Pause, ConsumerControl::OpenBreaker] {
+        assert!(must(operator.set_control(BILLING, Some(lane().name()), control).await));
     }
     h.advance_time(SHORT).await;
-    assert_eq!(must(operator.remove_consumer("nobody").await), RemoveOutcome::Unknown);
+    assert_eq!(must(operator.remove_consumer("unknown").await), RemoveOutcome::Unknown);
     assert_eq!(must(operator.remove_consumer(BILLING).await), RemoveOutcome::Removed);
     assert_eq!(must(operator.list_consumers().await), []);
     assert_eq!(must(operator.get_consumer(BILLING, 10).await), None);
-    assert!(!must(operator.set_control(BILLING, None, ConsumerControl::Pause).await), "there is none of that name");
+    assert!(!must(operator.set_control(BILLING, None, ConsumerControl::Pause).await), "the consumer does not exist");
     assert_eq!(must(operator.remove_consumer(BILLING).await), RemoveOutcome::Unknown, "a second time");
     assert_fenced(old.begin(Enter { held: Some(&before), arrivals: &[inbox_message(2, "a")] }).await);
     acquire_lane(&new, 2, LONG).await;
     assert_eq!(must(new.heartbeat(&heartbeat(2, LONG)).await), HeartbeatReply::default());
-    let shown = must(operator.get_consumer(BILLING, 10).await).expect("it is heard of again");
+    let shown = must(operator.get_consumer(BILLING, 10).await).expect("it is listed again");
     let members: Vec<_> = shown.members.iter().map(|member| (member.name.as_str(), member.alive)).collect();
     assert_eq!(members, [("member 2", true)]);
     assert!(shown.summary.done_retention.is_some(), "its inbox was pruned");
@@ -195,16 +198,16 @@ pub async fn a_consumer_with_a_live_member_is_not_removed(h: &mut impl Harness) 
 pub async fn a_consumer_is_not_removed_during_an_open_transaction(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let operator = h.operator().await;
-    let held = acquire_lane(&inbox, 1, REAL_WAIT).await;
+    let lease = acquire_lane(&inbox, 1, REAL_WAIT).await;
     let message = [inbox_message(1, "a")];
-    let (transaction, entered) = must_open(inbox.begin(Enter { held: Some(&held), arrivals: &message }).await);
+    let (transaction, entered) = must_open(inbox.begin(Enter { held: Some(&lease), arrivals: &message }).await);
     h.advance_time(REAL_WAIT).await;
-    let forgotten = during_write(h, operator.remove_consumer(BILLING).await);
-    assert!(forgotten.is_none_or(|forgotten| forgotten == RemoveOutcome::MembersAlive), "{forgotten:?}");
+    let removed = during_write(h, operator.remove_consumer(BILLING).await);
+    assert!(removed.is_none_or(|removed| removed == RemoveOutcome::MembersAlive), "{removed:?}");
     finish(h, &inbox, transaction, &message, &entered).await;
     assert_eq!(h.effects().await, lines(&[1]));
     assert_eq!(must(operator.remove_consumer(BILLING).await), RemoveOutcome::Removed);
-    assert_fenced(inbox.begin(Enter { held: Some(&held), arrivals: &[inbox_message(2, "a")] }).await);
+    assert_fenced(inbox.begin(Enter { held: Some(&lease), arrivals: &[inbox_message(2, "a")] }).await);
 }
 
 /// The consumer is listed while it has waiting messages or dead letters, and a returning member continues with them.
@@ -217,20 +220,20 @@ pub async fn a_returning_consumer_finds_its_queued_messages(h: &mut impl Harness
     h.advance_time(SHORT).await;
     let operator = h.operator().await;
     assert_eq!(must(operator.remove_consumer(BILLING).await), RemoveOutcome::Removed);
-    let shown = must(operator.get_consumer(BILLING, 10).await).expect("something waits, and something is dead");
+    let shown = must(operator.get_consumer(BILLING, 10).await).expect("a message waits, and one is dead");
     assert_eq!((shown.summary.waiting, shown.summary.dead), (1, 1));
     assert_eq!((shown.summary.members, shown.summary.heartbeat_at, shown.summary.last_message_at), (0, None, None));
     assert_eq!((shown.members.len(), shown.lanes.len(), shown.queues.len()), (0, 0, 2));
     acquire_lane(&new, 2, LONG).await;
     assert_eq!(handle(h, &new, &[inbox_message(1, "a")]).await, [EnterOutcome::Duplicate(InboxState::Done)]);
     assert_eq!(handle(h, &new, &[inbox_message(4, "c")]).await, [EnterOutcome::QueuedBehind]);
-    let due = claim_one(&new).await;
-    assert_eq!(numbers(&due), [2]);
-    handle_queue(h, &new, &due).await;
+    let claimed = claim_one(&new).await;
+    assert_eq!(numbers(&claimed), [2]);
+    handle_queue(h, &new, &claimed).await;
     assert_eq!(must(operator.redrive(&mark(ids_filter(&[3]))).await), 1);
-    let due = claim_one(&new).await;
-    assert_eq!(numbers(&due), [3, 4]);
-    handle_queue(h, &new, &due).await;
+    let claimed = claim_one(&new).await;
+    assert_eq!(numbers(&claimed), [3, 4]);
+    handle_queue(h, &new, &claimed).await;
     assert_eq!(h.effects().await, lines(&[1, 2, 3, 4]));
     let listed = must(operator.list_consumers().await);
     assert_eq!((listed[0].members, listed[0].waiting, listed[0].dead), (1, 0, 0));

@@ -39,7 +39,7 @@ async fn dead_letters(h: &impl Harness) -> Vec<DeadLetter> {
 /// The received message, byte for byte, and why it was dead-lettered.
 pub async fn a_dead_letter_keeps_every_field(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
-    let bare = InboxMessage { raw: RawMessage::default(), offset: None, ..inbox_message(2, "b") };
+    let empty = InboxMessage { raw: RawMessage::default(), offset: None, ..inbox_message(2, "b") };
     let panicked = InboxFailure {
         action: InboxFailureAction::DeadContinue,
         attempts: 5,
@@ -48,16 +48,16 @@ pub async fn a_dead_letter_keeps_every_field(h: &mut impl Harness) {
         backtrace: Some("0: handle\n1: main".to_owned()),
     };
     fail(&inbox, &unusual_message(1), &panicked).await;
-    fail(&inbox, &bare, &failure(InboxFailureAction::DeadContinue, 0)).await;
+    fail(&inbox, &empty, &failure(InboxFailureAction::DeadContinue, 0)).await;
     let operator = h.operator().await;
-    let letter = must(operator.list_dead_letters(&ids_filter(&[1]), 10).await).remove(0);
-    assert_eq!((letter.consumer.as_str(), &letter.message), (BILLING, &unusual_message(1)));
-    assert_eq!((letter.class.as_str(), letter.error.as_str(), letter.attempts), ("panic", "index out of bounds", 5));
-    assert_eq!(letter.backtrace, panicked.backtrace);
-    assert_eq!((letter.state, letter.redrives, &letter.reason), (DeadLetterState::Dead, 0, &None));
-    assert!(letter.arrived_at <= letter.dead_at);
-    let letter = must(operator.list_dead_letters(&ids_filter(&[2]), 10).await).remove(0);
-    assert_eq!((&letter.message, letter.backtrace), (&bare, None));
+    let row = must(operator.list_dead_letters(&ids_filter(&[1]), 10).await).remove(0);
+    assert_eq!((row.consumer.as_str(), &row.message), (BILLING, &unusual_message(1)));
+    assert_eq!((row.class.as_str(), row.error.as_str(), row.attempts), ("panic", "index out of bounds", 5));
+    assert_eq!(row.backtrace, panicked.backtrace);
+    assert_eq!((row.state, row.redrives, &row.reason), (DeadLetterState::Dead, 0, &None));
+    assert!(row.arrived_at <= row.dead_at);
+    let row = must(operator.list_dead_letters(&ids_filter(&[2]), 10).await).remove(0);
+    assert_eq!((&row.message, row.backtrace), (&empty, None));
 }
 
 /// The bytes stay the same through the retry table and back to a handler.
@@ -147,7 +147,7 @@ pub async fn a_queued_message_is_dead_lettered_and_its_queue_is_blocked(h: &mut 
     assert_eq!(must(kept), RecordOutcome::Recorded);
     assert_fenced(inbox.begin_due(&claimed, claimed.messages[1].ordinal).await);
     must(inbox.release_queue(&claimed).await);
-    assert!(claim_due(&inbox).await.is_empty(), "a release of a claim that ended frees nothing");
+    assert!(claim_due(&inbox).await.is_empty(), "releasing an ended claim frees nothing");
     assert_eq!(handle(h, &inbox, &[inbox_message(3, "a")]).await, [EnterOutcome::QueuedBehind]);
 }
 
@@ -159,10 +159,10 @@ pub async fn a_discarded_dead_letter_frees_its_queue(h: &mut impl Harness) {
     let operator = h.operator().await;
     assert_eq!(must(operator.archive(&mark(ids_filter(&[1]))).await), 1);
     assert_eq!(must(operator.archive(&mark(ids_filter(&[1]))).await), 0);
-    assert_eq!(must(operator.redrive(&mark(ids_filter(&[1]))).await), 0, "it is not pending any more");
-    let letter = dead_letters(h).await.remove(0);
-    assert_eq!(letter.state, DeadLetterState::Discarded);
-    assert!(letter.reason.is_some_and(|note| note.contains("mended")));
+    assert_eq!(must(operator.redrive(&mark(ids_filter(&[1]))).await), 0, "it is no longer pending");
+    let row = dead_letters(h).await.remove(0);
+    assert_eq!(row.state, DeadLetterState::Discarded);
+    assert!(row.reason.is_some_and(|note| note.contains("fixed")));
     let claimed = claim_one(&inbox).await;
     assert_eq!(numbers(&claimed), [2]);
     handle_queue(h, &inbox, &claimed).await;
@@ -171,7 +171,7 @@ pub async fn a_discarded_dead_letter_frees_its_queue(h: &mut impl Harness) {
     assert_eq!(h.effects().await, lines(&[2, 3]));
 }
 
-/// Without successors the key takes the live path again.
+/// Without successors the queue is empty, and the next message is handled directly.
 pub async fn a_discarded_dead_letter_without_successors_frees_its_queue(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadHold).await;
@@ -234,36 +234,36 @@ pub async fn dead_letters_are_found_by_every_filter(h: &mut impl Harness) {
     dead_letter(&shipping, &inbox_message(1, "a"), InboxFailureAction::DeadContinue).await;
     let operator = h.operator().await;
     assert_eq!(must(operator.archive(&mark(ids_filter(&[2]))).await), 1);
-    let found = async |filter: DeadLetterFilter, limit: usize| {
-        let letters = must(operator.list_dead_letters(&filter, limit).await);
-        letters.into_iter().map(|letter| (letter.consumer, letter.message.dedup_id.id)).collect::<Vec<_>>()
+    let list = async |filter: DeadLetterFilter, limit: usize| {
+        let rows = must(operator.list_dead_letters(&filter, limit).await);
+        rows.into_iter().map(|row| (row.consumer, row.message.dedup_id.id)).collect::<Vec<_>>()
     };
     let names = |names: &[(&str, u64)]| {
         names.iter().map(|(consumer, number)| ((*consumer).to_owned(), id(*number))).collect::<Vec<_>>()
     };
     let any = DeadLetterFilter::default;
     let all = must(operator.list_dead_letters(&any(), 10).await);
-    assert!(all.is_sorted_by_key(|letter| letter.dead_at), "the oldest first");
+    assert!(all.is_sorted_by_key(|row| row.dead_at), "the oldest first");
     assert_eq!(all.len(), 3);
     let of_billing = DeadLetterFilter { consumer: Some(BILLING.to_owned()), ..any() };
-    assert_eq!(found(of_billing.clone(), 10).await, names(&[(BILLING, 1), (BILLING, 2)]));
-    assert_eq!(found(of_billing.clone(), 1).await, names(&[(BILLING, 1)]));
-    assert_eq!(found(DeadLetterFilter { ids: vec![id(1)], ..of_billing.clone() }, 10).await, names(&[(BILLING, 1)]));
-    assert_eq!(found(DeadLetterFilter { queue: Some("b".to_owned()), ..any() }, 10).await, names(&[(BILLING, 2)]));
+    assert_eq!(list(of_billing.clone(), 10).await, names(&[(BILLING, 1), (BILLING, 2)]));
+    assert_eq!(list(of_billing.clone(), 1).await, names(&[(BILLING, 1)]));
+    assert_eq!(list(DeadLetterFilter { ids: vec![id(1)], ..of_billing.clone() }, 10).await, names(&[(BILLING, 1)]));
+    assert_eq!(list(DeadLetterFilter { queue: Some("b".to_owned()), ..any() }, 10).await, names(&[(BILLING, 2)]));
     let undecodable = DeadLetterFilter { class: Some("undecodable".to_owned()), ..any() };
-    assert_eq!(found(undecodable, 10).await, names(&[(BILLING, 2)]));
+    assert_eq!(list(undecodable, 10).await, names(&[(BILLING, 2)]));
     assert_eq!(
-        found(DeadLetterFilter { state: Some(DeadLetterState::Discarded), ..any() }, 10).await,
+        list(DeadLetterFilter { state: Some(DeadLetterState::Discarded), ..any() }, 10).await,
         names(&[(BILLING, 2)])
     );
     assert_eq!(
-        found(DeadLetterFilter { state: Some(DeadLetterState::Dead), ..of_billing.clone() }, 10).await,
+        list(DeadLetterFilter { state: Some(DeadLetterState::Dead), ..of_billing.clone() }, 10).await,
         names(&[(BILLING, 1)])
     );
-    let second = all.iter().find(|letter| letter.message.dedup_id.id == id(2)).expect("it is there").dead_at;
+    let second = all.iter().find(|row| row.message.dedup_id.id == id(2)).expect("it is listed").dead_at;
     let since = DeadLetterFilter { since: Some(second), ..of_billing.clone() };
-    assert_eq!(found(since, 10).await, names(&[(BILLING, 2)]));
-    assert_eq!(found(DeadLetterFilter { until: Some(second), ..of_billing }, 10).await, names(&[(BILLING, 1)]));
+    assert_eq!(list(since, 10).await, names(&[(BILLING, 2)]));
+    assert_eq!(list(DeadLetterFilter { until: Some(second), ..of_billing }, 10).await, names(&[(BILLING, 1)]));
     let neither = DeadLetterFilter { queue: Some("a".to_owned()), class: Some("undecodable".to_owned()), ..any() };
-    assert_eq!(found(neither, 10).await, []);
+    assert_eq!(list(neither, 10).await, []);
 }

@@ -43,11 +43,11 @@ pub async fn a_dropped_transaction_leaves_no_inbox_row(h: &mut impl Harness) {
     assert_eq!(h.effects().await, lines(&[1]));
 }
 
-/// Messages handled in turn each have their own transaction, whatever happens to the next one.
+/// Messages handled in turn each have their own transaction, also if the next one fails.
 pub async fn commit_and_begin_commits_the_first_transaction(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let [first, second, third] = [1, 2, 3].map(|number| [inbox_message(number, "a")]);
-    let next = |arrivals| Enter { held: None, arrivals };
+    let next = |messages| Enter { held: None, arrivals: messages };
     let (mut transaction, _) = begin(&inbox, &first).await;
     h.effect(&mut transaction, &line(&first[0])).await;
     let (mut transaction, entered) = must_open(must(inbox.commit_and_begin(transaction, next(&second)).await));
@@ -120,8 +120,8 @@ pub async fn a_skipped_message_counts_as_skipped(h: &mut impl Harness) {
     assert_eq!(entered, [EnterOutcome::New, EnterOutcome::New]);
     must(inbox.skip(&mut transaction, messages[0].dedup_id).await);
     must(inbox.commit(transaction).await);
-    let again = handle(h, &inbox, &messages).await;
-    assert_eq!(again, [EnterOutcome::Duplicate(InboxState::Skipped), EnterOutcome::Duplicate(InboxState::Done)]);
+    let repeated = handle(h, &inbox, &messages).await;
+    assert_eq!(repeated, [EnterOutcome::Duplicate(InboxState::Skipped), EnterOutcome::Duplicate(InboxState::Done)]);
 }
 
 /// Stores enter rows in the order of their ids to avoid deadlocks between batches, but return outcomes in the order of
@@ -159,8 +159,8 @@ pub async fn a_large_batch_is_one_transaction(h: &mut impl Harness) {
     assert_eq!(repeats, [7, 300]);
     assert_eq!(entered.iter().filter(|entered| **entered == EnterOutcome::New).count(), 498);
     must(inbox.rollback(transaction).await);
-    let (transaction, again) = begin(&inbox, &batch).await;
-    assert_eq!(again, entered, "nothing of it happened");
+    let (transaction, repeated) = begin(&inbox, &batch).await;
+    assert_eq!(repeated, entered, "nothing was committed");
     must(inbox.commit(transaction).await);
     assert_eq!(handle(h, &inbox, &batch).await, [EnterOutcome::Duplicate(InboxState::Done); 500]);
 }

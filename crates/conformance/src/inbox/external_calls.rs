@@ -14,8 +14,8 @@ use super::steps::{
 };
 
 /// Claims a message that must be free.
-async fn claim_call(inbox: &impl Inbox, message: &InboxMessage, lasts: Duration) -> CallClaim {
-    match must(inbox.claim_call(message, None, lasts).await) {
+async fn claim_call(inbox: &impl Inbox, message: &InboxMessage, duration: Duration) -> CallClaim {
+    match must(inbox.claim_call(message, None, duration).await) {
         ClaimOutcome::Claimed(claim) => claim,
         other => panic!("the message is free: {other:?}"),
     }
@@ -33,13 +33,13 @@ async fn commit<H: Harness>(h: &H, inbox: &H::Inbox, message: &InboxMessage, cla
 pub async fn a_claimed_message_is_called_once(h: &mut impl Harness) {
     let (first, second) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     let message = inbox_message(1, "a");
-    let mine = claim_call(&first, &message, LONG).await;
-    assert_eq!(mine.unfinished_starts, 1);
+    let claim = claim_call(&first, &message, LONG).await;
+    assert_eq!(claim.unfinished_starts, 1);
     match must(second.claim_call(&message, None, LONG).await) {
         ClaimOutcome::Busy(rest) => assert!(!rest.is_zero() && rest <= LONG, "{rest:?}"),
-        other => panic!("another's call runs: {other:?}"),
+        other => panic!("another worker's call runs: {other:?}"),
     }
-    commit(h, &first, &message, mine).await;
+    commit(h, &first, &message, claim).await;
     assert_eq!(must(second.claim_call(&message, None, LONG).await), ClaimOutcome::Duplicate(InboxState::Done));
     assert_eq!(handle(h, &second, &[message]).await, [EnterOutcome::Duplicate(InboxState::Done)]);
     assert_eq!(h.effects().await, lines(&[1]));
@@ -53,9 +53,9 @@ pub async fn concurrent_claims_of_a_message_succeed_once(h: &mut impl Harness) {
         let (one, other) =
             tokio::join!(first.claim_call(&message, None, LONG), second.claim_call(&message, None, LONG));
         let claims = [must(one), must(other)];
-        let mine = claims.iter().filter(|claimed| matches!(claimed, ClaimOutcome::Claimed(_))).count();
+        let claim = claims.iter().filter(|claimed| matches!(claimed, ClaimOutcome::Claimed(_))).count();
         let busy = claims.iter().filter(|claimed| matches!(claimed, ClaimOutcome::Busy(_))).count();
-        assert_eq!((mine, busy), (1, 1), "{claims:?}");
+        assert_eq!((claim, busy), (1, 1), "{claims:?}");
     }
 }
 
@@ -76,11 +76,11 @@ pub async fn a_fenced_caller_cannot_commit(h: &mut impl Harness) {
     let message = inbox_message(1, "a");
     let late = claim_call(&slow, &message, SHORT).await;
     h.advance_time(SHORT).await;
-    let mine = claim_call(&quick, &message, LONG).await;
-    assert_eq!(mine.unfinished_starts, 2);
-    assert_ne!(mine.token, late.token);
+    let claim = claim_call(&quick, &message, LONG).await;
+    assert_eq!(claim.unfinished_starts, 2);
+    assert_ne!(claim.token, late.token);
     assert_fenced(slow.begin_claimed(&message, None, late).await);
-    commit(h, &quick, &message, mine).await;
+    commit(h, &quick, &message, claim).await;
     assert_fenced(slow.begin_claimed(&message, None, late).await);
     assert_eq!(h.effects().await, lines(&[1]));
 }
@@ -89,9 +89,9 @@ pub async fn a_fenced_caller_cannot_commit(h: &mut impl Harness) {
 pub async fn an_expired_claim_that_was_not_taken_over_commits(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let message = inbox_message(1, "a");
-    let mine = claim_call(&inbox, &message, SHORT).await;
+    let claim = claim_call(&inbox, &message, SHORT).await;
     h.advance_time(SHORT).await;
-    commit(h, &inbox, &message, mine).await;
+    commit(h, &inbox, &message, claim).await;
     assert_eq!(h.effects().await, lines(&[1]));
 }
 
@@ -99,12 +99,12 @@ pub async fn an_expired_claim_that_was_not_taken_over_commits(h: &mut impl Harne
 pub async fn a_rolled_back_result_keeps_the_claim(h: &mut impl Harness) {
     let (inbox, other) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     let message = inbox_message(1, "a");
-    let mine = claim_call(&inbox, &message, LONG).await;
-    let (mut transaction, _) = must_open(inbox.begin_claimed(&message, None, mine).await);
+    let claim = claim_call(&inbox, &message, LONG).await;
+    let (mut transaction, _) = must_open(inbox.begin_claimed(&message, None, claim).await);
     h.effect(&mut transaction, "rolled back").await;
     must(inbox.rollback(transaction).await);
     assert!(matches!(must(other.claim_call(&message, None, LONG).await), ClaimOutcome::Busy(_)));
-    commit(h, &inbox, &message, mine).await;
+    commit(h, &inbox, &message, claim).await;
     assert_eq!(h.effects().await, lines(&[1]));
 }
 
@@ -112,17 +112,17 @@ pub async fn a_rolled_back_result_keeps_the_claim(h: &mut impl Harness) {
 pub async fn a_message_in_a_call_is_not_handled_in_a_transaction(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let message = [inbox_message(1, "a")];
-    let mine = claim_call(&inbox, &message[0], LONG).await;
+    let claim = claim_call(&inbox, &message[0], LONG).await;
     assert_eq!(handle(h, &inbox, &message).await, [EnterOutcome::Duplicate(InboxState::Calling)]);
-    commit(h, &inbox, &message[0], mine).await;
+    commit(h, &inbox, &message[0], claim).await;
 }
 
 /// The result of a call may be a skip.
 pub async fn a_call_may_end_as_skipped(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let message = inbox_message(1, "a");
-    let mine = claim_call(&inbox, &message, LONG).await;
-    let (mut transaction, _) = must_open(inbox.begin_claimed(&message, None, mine).await);
+    let claim = claim_call(&inbox, &message, LONG).await;
+    let (mut transaction, _) = must_open(inbox.begin_claimed(&message, None, claim).await);
     must(inbox.skip(&mut transaction, message.dedup_id).await);
     must(inbox.commit(transaction).await);
     assert_eq!(must(inbox.claim_call(&message, None, LONG).await), ClaimOutcome::Duplicate(InboxState::Skipped));
@@ -144,31 +144,31 @@ pub async fn only_the_caller_records_the_failure_of_its_call(h: &mut impl Harnes
     let message = inbox_message(1, "a");
     let late = claim_call(&slow, &message, SHORT).await;
     h.advance_time(SHORT).await;
-    let mine = claim_call(&quick, &message, LONG).await;
+    let claim = claim_call(&quick, &message, LONG).await;
     let failed = failure(InboxFailureAction::Retry { after: Duration::ZERO }, 1);
     assert_eq!(must(slow.set_back(&message, None, Some(late), &failed).await), RecordOutcome::Fenced);
     assert_eq!(must(slow.set_back(&message, None, None, &failed).await), RecordOutcome::Busy, "its call may still run");
-    assert_eq!(must(quick.set_back(&message, None, Some(mine), &failed).await), RecordOutcome::Recorded);
+    assert_eq!(must(quick.set_back(&message, None, Some(claim), &failed).await), RecordOutcome::Recorded);
     // The message waits now, and the claim has ended.
-    assert_fenced(quick.begin_claimed(&message, None, mine).await);
+    assert_fenced(quick.begin_claimed(&message, None, claim).await);
     assert_eq!(must(slow.claim_call(&message, None, LONG).await), ClaimOutcome::Duplicate(InboxState::Waiting));
     assert_eq!(numbers(&claim_one(&quick).await), [1]);
 }
 
 /// The caller crashed, and no call may be made for the message any more: it can still be dead-lettered.
 pub async fn an_expired_call_can_be_recorded_as_failed(h: &mut impl Harness) {
-    let (gone, inbox) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
+    let (crashed, inbox) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     let [dead, waiting] = [1, 2].map(|number| inbox_message(number, &number.to_string()));
-    let late = claim_call(&gone, &dead, SHORT).await;
-    claim_call(&gone, &waiting, SHORT).await;
-    let stopped = failure(InboxFailureAction::DeadContinue, 0);
-    assert_eq!(must(inbox.set_back(&dead, None, None, &stopped).await), RecordOutcome::Busy);
+    let late = claim_call(&crashed, &dead, SHORT).await;
+    claim_call(&crashed, &waiting, SHORT).await;
+    let failure = failure(InboxFailureAction::DeadContinue, 0);
+    assert_eq!(must(inbox.set_back(&dead, None, None, &failure).await), RecordOutcome::Busy);
     h.advance_time(SHORT).await;
-    assert_eq!(must(inbox.set_back(&dead, None, None, &stopped).await), RecordOutcome::Recorded);
+    assert_eq!(must(inbox.set_back(&dead, None, None, &failure).await), RecordOutcome::Recorded);
     fail(&inbox, &waiting, &retry(Duration::ZERO, 1)).await;
-    assert_fenced(gone.begin_claimed(&dead, None, late).await);
+    assert_fenced(crashed.begin_claimed(&dead, None, late).await);
     assert_eq!(
-        must(gone.set_back(&dead, None, Some(late), &stopped).await),
+        must(crashed.set_back(&dead, None, Some(late), &failure).await),
         RecordOutcome::Duplicate(InboxState::Dead)
     );
     assert_eq!(handle(h, &inbox, &[dead]).await, [EnterOutcome::Duplicate(InboxState::Dead)]);
@@ -199,7 +199,7 @@ pub async fn recording_a_start_changes_only_started_messages(h: &mut impl Harnes
     handle(h, &inbox, std::slice::from_ref(&done)).await;
     fail(&inbox, &waiting, &retry(LONG, 1)).await;
     fail(&inbox, &dead, &failure(InboxFailureAction::DeadContinue, 1)).await;
-    let mine = claim_call(&inbox, &calling, LONG).await;
+    let claim = claim_call(&inbox, &calling, LONG).await;
     assert_eq!(must(inbox.record_start(&done).await), 1);
     assert_eq!(must(inbox.record_start(&done).await), 1);
     for message in [&waiting, &dead, &calling] {
@@ -208,7 +208,7 @@ pub async fn recording_a_start_changes_only_started_messages(h: &mut impl Harnes
     }
     let states = handle(h, &inbox, &[done, waiting, dead]).await;
     assert_eq!(states, [InboxState::Done, InboxState::Waiting, InboxState::Dead].map(EnterOutcome::Duplicate));
-    commit(h, &inbox, &calling, mine).await;
+    commit(h, &inbox, &calling, claim).await;
 }
 
 /// An attempt that failed without a crash resets the count of starts, and its claim ends.
@@ -219,12 +219,12 @@ pub async fn ending_an_attempt_resets_its_starts(h: &mut impl Harness) {
     assert_eq!((must(inbox.record_start(&opened).await), must(inbox.record_start(&opened).await)), (1, 2));
     must(inbox.end_attempt(opened.dedup_id, None).await);
     assert_eq!(must(inbox.record_start(&opened).await), 1);
-    let mine = claim_call(&inbox, &called, LONG).await;
-    must(inbox.end_attempt(called.dedup_id, Some(mine)).await);
-    assert_fenced(inbox.begin_claimed(&called, None, mine).await);
-    let theirs = claim_call(&other, &called, LONG).await;
-    assert_eq!(theirs.unfinished_starts, 1);
-    commit(h, &other, &called, theirs).await;
+    let claim = claim_call(&inbox, &called, LONG).await;
+    must(inbox.end_attempt(called.dedup_id, Some(claim)).await);
+    assert_fenced(inbox.begin_claimed(&called, None, claim).await);
+    let other_claim = claim_call(&other, &called, LONG).await;
+    assert_eq!(other_claim.unfinished_starts, 1);
+    commit(h, &other, &called, other_claim).await;
     // An ended message stays ended.
     must(inbox.end_attempt(called.dedup_id, None).await);
     assert_eq!(handle(h, &inbox, &[called]).await, [EnterOutcome::Duplicate(InboxState::Done)]);
@@ -236,10 +236,10 @@ pub async fn ending_a_late_call_does_not_affect_the_next_one(h: &mut impl Harnes
     let message = inbox_message(1, "a");
     let late = claim_call(&slow, &message, SHORT).await;
     h.advance_time(SHORT).await;
-    let mine = claim_call(&quick, &message, LONG).await;
+    let claim = claim_call(&quick, &message, LONG).await;
     must(slow.end_attempt(message.dedup_id, Some(late)).await);
     must(slow.end_attempt(message.dedup_id, None).await);
     assert!(matches!(must(slow.claim_call(&message, None, LONG).await), ClaimOutcome::Busy(_)));
-    commit(h, &quick, &message, mine).await;
+    commit(h, &quick, &message, claim).await;
     assert_eq!(h.effects().await, lines(&[1]));
 }

@@ -1,4 +1,4 @@
-//! What the suite needs from an inbox beyond the ports: effects, messages that handlers emit, and time.
+//! The operations that the suite needs from an inbox, beyond the ports: effects, messages that handlers emit, and time.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ pub trait Harness: Send + Sync {
     }
 
     /// Like `inbox`, with its own retention.
-    async fn inbox_with_retention(&self, consumer: &str, keeping: InboxRetention) -> Self::Inbox;
+    async fn inbox_with_retention(&self, consumer: &str, retention: InboxRetention) -> Self::Inbox;
 
     /// Opens a new handle for an operator.
     async fn operator(&self) -> Self::Operator;

@@ -20,14 +20,14 @@ pub async fn a_lane_belongs_to_one_member(h: &mut impl Harness) {
     let lanes = [Lane::new("0"), Lane::new("1")];
     must(first.heartbeat(&heartbeat(1, LONG)).await);
     must(second.heartbeat(&heartbeat(2, LONG)).await);
-    let held = must(first.acquire_lanes(member(1), &lanes).await);
-    assert_eq!(held.iter().map(|held| held.lane.clone()).collect::<Vec<_>>(), lanes);
-    assert!(held.iter().all(|held| held.owner == member(1)));
+    let leases = must(first.acquire_lanes(member(1), &lanes).await);
+    assert_eq!(leases.iter().map(|lease| lease.lane.clone()).collect::<Vec<_>>(), lanes);
+    assert!(leases.iter().all(|lease| lease.owner == member(1)));
     assert_eq!(must(second.acquire_lanes(member(2), &lanes).await), []);
-    assert_eq!(must(first.acquire_lanes(member(1), &lanes).await), held, "what it has stays as it is");
+    assert_eq!(must(first.acquire_lanes(member(1), &lanes).await), leases, "its leases are unchanged");
     let further = [lanes[0].clone(), Lane::new("2")];
-    let taken = must(second.acquire_lanes(member(2), &further).await);
-    assert_eq!(taken.iter().map(|held| &held.lane).collect::<Vec<_>>(), [&further[1]]);
+    let acquired = must(second.acquire_lanes(member(2), &further).await);
+    assert_eq!(acquired.iter().map(|lease| &lease.lane).collect::<Vec<_>>(), [&further[1]]);
 }
 
 /// Members request lanes at the same time.
@@ -38,9 +38,9 @@ pub async fn concurrent_members_share_the_lanes(h: &mut impl Harness) {
     let lanes: Vec<Lane> = (0..16).map(|number| Lane::new(format!("{number:02}"))).collect();
     let backward: Vec<Lane> = lanes.iter().rev().cloned().collect();
     let (one, other) = tokio::join!(first.acquire_lanes(member(1), &lanes), second.acquire_lanes(member(2), &backward));
-    let mut all: Vec<Lane> = must(one).into_iter().chain(must(other)).map(|held| held.lane).collect();
+    let mut all: Vec<Lane> = must(one).into_iter().chain(must(other)).map(|lease| lease.lane).collect();
     all.sort();
-    assert_eq!(all, lanes, "each lane is one member's");
+    assert_eq!(all, lanes, "each lane has one owner");
 }
 
 /// Consumers share no lanes.
@@ -73,11 +73,11 @@ pub async fn a_fenced_member_changes_nothing(h: &mut impl Harness) {
     let message = [inbox_message(1, "a")];
     assert_fenced(old.begin(Enter { held: Some(&before), arrivals: &message }).await);
     assert_eq!(must(old.claim_call(&message[0], Some(&before), LONG).await), ClaimOutcome::Fenced);
-    for stop in
+    for action in
         [InboxFailureAction::Retry { after: SHORT }, InboxFailureAction::DeadHold, InboxFailureAction::DeadContinue]
     {
-        let kept = old.set_back(&message[0], Some(&before), None, &failure(stop, 1)).await;
-        assert_eq!(must(kept), RecordOutcome::Fenced);
+        let recorded = old.set_back(&message[0], Some(&before), None, &failure(action, 1)).await;
+        assert_eq!(must(recorded), RecordOutcome::Fenced);
     }
     assert_fenced(old.begin_claimed(&called, Some(&before), claim).await);
     assert_eq!(must(old.set_back(&called, Some(&before), Some(claim), &retry(SHORT, 1)).await), RecordOutcome::Fenced);
@@ -91,17 +91,17 @@ pub async fn a_fenced_member_changes_nothing(h: &mut impl Harness) {
 /// Owner and epoch must both match.
 pub async fn a_lane_lease_needs_owner_and_epoch(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
-    let held = acquire_lane(&inbox, 1, LONG).await;
+    let lease = acquire_lane(&inbox, 1, LONG).await;
     let wrong = [
-        LaneLease { epoch: held.epoch - 1, ..held.clone() },
-        LaneLease { epoch: held.epoch + 1, ..held.clone() },
-        LaneLease { owner: member(2), ..held.clone() },
-        LaneLease { lane: Lane::new("other"), ..held.clone() },
+        LaneLease { epoch: lease.epoch - 1, ..lease.clone() },
+        LaneLease { epoch: lease.epoch + 1, ..lease.clone() },
+        LaneLease { owner: member(2), ..lease.clone() },
+        LaneLease { lane: Lane::new("other"), ..lease.clone() },
     ];
-    for held in &wrong {
-        assert_fenced(inbox.begin(Enter { held: Some(held), arrivals: &[inbox_message(1, "a")] }).await);
+    for lease in &wrong {
+        assert_fenced(inbox.begin(Enter { held: Some(lease), arrivals: &[inbox_message(1, "a")] }).await);
     }
-    must_open(inbox.begin(Enter { held: Some(&held), arrivals: &[inbox_message(1, "a")] }).await);
+    must_open(inbox.begin(Enter { held: Some(&lease), arrivals: &[inbox_message(1, "a")] }).await);
 }
 
 /// A suspended worker cannot commit after its lane moved, because the lane does not move while its transaction is open.
@@ -112,8 +112,8 @@ pub async fn a_lane_does_not_move_under_an_open_transaction(h: &mut impl Harness
     let message = [inbox_message(1, "a")];
     let (transaction, entered) = must_open(old.begin(Enter { held: Some(&before), arrivals: &message }).await);
     h.advance_time(REAL_WAIT).await;
-    let taken = during_write(h, new.acquire_lanes(member(2), &[lane()]).await);
-    assert!(taken.is_none_or(|held| held.is_empty()), "the old owner may still commit");
+    let acquired = during_write(h, new.acquire_lanes(member(2), &[lane()]).await);
+    assert!(acquired.is_none_or(|leases| leases.is_empty()), "the old owner may still commit");
     finish(h, &old, transaction, &message, &entered).await;
     let after = must(new.acquire_lanes(member(2), &[lane()]).await).remove(0);
     assert_fenced(old.begin(Enter { held: Some(&before), arrivals: &[inbox_message(2, "a")] }).await);
@@ -134,8 +134,8 @@ pub async fn a_lane_does_not_move_while_a_result_is_committed(h: &mut impl Harne
     };
     let (transaction, _) = must_open(old.begin_claimed(&message, Some(&before), claim).await);
     h.advance_time(REAL_WAIT).await;
-    let taken = during_write(h, new.acquire_lanes(member(2), &[lane()]).await);
-    assert!(taken.is_none_or(|held| held.is_empty()), "the old owner may still commit");
+    let acquired = during_write(h, new.acquire_lanes(member(2), &[lane()]).await);
+    assert!(acquired.is_none_or(|leases| leases.is_empty()), "the old owner may still commit");
     must(old.commit(transaction).await);
     assert_eq!(must(new.acquire_lanes(member(2), &[lane()]).await).len(), 1);
 }
@@ -143,22 +143,22 @@ pub async fn a_lane_does_not_move_while_a_result_is_committed(h: &mut impl Harne
 /// A late heartbeat has no consequences if no other member took the lane.
 pub async fn an_expired_owner_without_a_successor_continues(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
-    let held = acquire_lane(&inbox, 1, SHORT).await;
+    let lease = acquire_lane(&inbox, 1, SHORT).await;
     h.advance_time(SHORT).await;
     let message = [inbox_message(1, "a")];
-    let (transaction, entered) = must_open(inbox.begin(Enter { held: Some(&held), arrivals: &message }).await);
+    let (transaction, entered) = must_open(inbox.begin(Enter { held: Some(&lease), arrivals: &message }).await);
     finish(h, &inbox, transaction, &message, &entered).await;
-    assert_eq!(acquire_lane(&inbox, 1, LONG).await, held);
+    assert_eq!(acquire_lane(&inbox, 1, LONG).await, lease);
 }
 
 /// A slow handler does not block the heartbeats of its member.
 pub async fn a_heartbeat_never_waits_for_a_handler(h: &mut impl Harness) {
     let (inbox, other) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
-    let held = acquire_lane(&inbox, 1, LONG).await;
-    let begun = must(inbox.begin(Enter { held: Some(&held), arrivals: &[inbox_message(1, "a")] }).await);
-    assert!(matches!(begun, BeginOutcome::Open(..)));
-    if let Some(orders) = during_write(h, other.heartbeat(&heartbeat(1, LONG)).await) {
-        assert!(!orders.expired);
+    let lease = acquire_lane(&inbox, 1, LONG).await;
+    let outcome = must(inbox.begin(Enter { held: Some(&lease), arrivals: &[inbox_message(1, "a")] }).await);
+    assert!(matches!(outcome, BeginOutcome::Open(..)));
+    if let Some(reply) = during_write(h, other.heartbeat(&heartbeat(1, LONG)).await) {
+        assert!(!reply.expired);
     }
 }
 
@@ -173,22 +173,22 @@ pub async fn a_released_lane_is_free_at_once(h: &mut impl Harness) {
     must(new.release_lanes(member(2), &lanes).await);
     assert_eq!(must(new.acquire_lanes(member(2), &lanes).await), []);
     must(old.release_lanes(member(1), &lanes[..1]).await);
-    let taken = must(new.acquire_lanes(member(2), &lanes).await);
-    assert_eq!(taken.iter().map(|held| &held.lane).collect::<Vec<_>>(), [&lanes[0]]);
-    assert!(taken[0].epoch > before[0].epoch);
+    let acquired = must(new.acquire_lanes(member(2), &lanes).await);
+    assert_eq!(acquired.iter().map(|lease| &lease.lane).collect::<Vec<_>>(), [&lanes[0]]);
+    assert!(acquired[0].epoch > before[0].epoch);
     assert_fenced(old.begin(Enter { held: Some(&before[0]), arrivals: &[inbox_message(1, "a")] }).await);
     let (transaction, _) =
         must_open(old.begin(Enter { held: Some(&before[1]), arrivals: &[inbox_message(1, "a")] }).await);
     must(old.rollback(transaction).await);
     must(old.leave(member(1)).await);
-    let taken = must(new.acquire_lanes(member(2), &lanes).await);
-    assert_eq!(taken.iter().map(|held| &held.lane).collect::<Vec<_>>(), lanes.iter().collect::<Vec<_>>());
-    assert!(taken[1].epoch > before[1].epoch);
+    let acquired = must(new.acquire_lanes(member(2), &lanes).await);
+    assert_eq!(acquired.iter().map(|lease| &lease.lane).collect::<Vec<_>>(), lanes.iter().collect::<Vec<_>>());
+    assert!(acquired[1].epoch > before[1].epoch);
     assert_fenced(old.begin(Enter { held: Some(&before[1]), arrivals: &[inbox_message(2, "a")] }).await);
 }
 
 /// A member that had expired must learn this from its heartbeat, because its lanes may have moved.
-pub async fn an_expired_member_learns_it_from_its_heartbeat(h: &mut impl Harness) {
+pub async fn a_heartbeat_reply_reports_the_expiry(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     assert!(!must(inbox.heartbeat(&heartbeat(1, SHORT)).await).expired, "the first time");
     assert!(!must(inbox.heartbeat(&heartbeat(1, SHORT)).await).expired, "in time");

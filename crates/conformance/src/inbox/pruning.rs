@@ -25,7 +25,7 @@ async fn prune(inbox: &impl Inbox) {
             return;
         }
     }
-    panic!("there is always more");
+    panic!("pruning never ends");
 }
 
 /// Messages that wait, run or are dead must be known when a duplicate arrives, however old they are.
@@ -81,7 +81,7 @@ pub async fn pruning_works_in_batches(h: &mut impl Harness) {
     assert!(must(inbox.prune(3).await), "there is more");
     let BeginOutcome::Open(transaction, entered) = must(inbox.begin(Enter { held: None, arrivals: &messages }).await)
     else {
-        panic!("nobody is in the way")
+        panic!("no other transaction is open")
     };
     assert_eq!(entered.iter().filter(|entered| **entered == EnterOutcome::New).count(), 3);
     must(inbox.rollback(transaction).await);
@@ -100,15 +100,15 @@ pub async fn only_redriven_and_discarded_dead_letters_are_pruned(h: &mut impl Ha
     must(operator.archive(&mark(ids_filter(&[1]))).await);
     must(operator.redrive(&mark(ids_filter(&[2]))).await);
     prune(&inbox).await;
-    assert_eq!(must(operator.list_dead_letters(&DeadLetterFilter::default(), 10).await).len(), 3, "they are young");
+    assert_eq!(must(operator.list_dead_letters(&DeadLetterFilter::default(), 10).await).len(), 3, "they are too young");
     h.age_records(OLDER_THAN_RETENTION).await;
     prune(&inbox).await;
     let left = must(operator.list_dead_letters(&DeadLetterFilter::default(), 10).await);
-    assert_eq!(left.iter().map(|letter| letter.message.dedup_id.id).collect::<Vec<_>>(), [id(3)]);
+    assert_eq!(left.iter().map(|row| row.message.dedup_id.id).collect::<Vec<_>>(), [id(3)]);
 }
 
 /// Traces have their own retention.
-pub async fn old_traces_are_forgotten(h: &mut impl Harness) {
+pub async fn old_traces_are_pruned(h: &mut impl Harness) {
     let inbox =
         h.inbox_with_retention(BILLING, InboxRetention { trace: Some(Duration::from_hours(1)), ..RETENTION }).await;
     handle(h, &inbox, &[inbox_message(1, "a")]).await;
@@ -121,7 +121,7 @@ pub async fn old_traces_are_forgotten(h: &mut impl Harness) {
     assert_eq!(
         handle(h, &inbox, &[inbox_message(1, "a")]).await,
         [EnterOutcome::Duplicate(InboxState::Done)],
-        "its row is young"
+        "its row is too young"
     );
 }
 
@@ -147,7 +147,7 @@ pub async fn the_done_retention_is_shown(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     handle(h, &inbox, &[inbox_message(1, "a")]).await;
     let operator = h.operator().await;
-    assert_eq!(must(operator.list_consumers().await)[0].done_retention, None, "nobody has forgotten anything");
+    assert_eq!(must(operator.list_consumers().await)[0].done_retention, None, "nothing was pruned yet");
     must(inbox.prune(10).await);
     assert_eq!(must(operator.list_consumers().await)[0].done_retention, Some(RETENTION.done));
     let days = Duration::from_hours(45 * 24) + Duration::from_millis(7);

@@ -24,15 +24,15 @@ pub async fn an_expired_claim_can_be_taken_over(h: &mut impl Harness) {
     let late = must(slow.claim_due(1, 10, SHORT).await).remove(0);
     assert!(claim_due(&quick).await.is_empty());
     h.advance_time(SHORT).await;
-    let mine = claim_one(&quick).await;
-    assert_ne!(mine.token, late.token);
-    assert_eq!((mine.messages[0].attempts, mine.messages[0].unfinished_starts), (1, 2));
+    let claimed_again = claim_one(&quick).await;
+    assert_ne!(claimed_again.token, late.token);
+    assert_eq!((claimed_again.messages[0].attempts, claimed_again.messages[0].unfinished_starts), (1, 2));
     let number = late.messages[0].ordinal;
     assert_fenced(slow.begin_due(&late, number).await);
     assert_eq!(must(slow.set_back_due(&late, number, &retry(LONG, 9)).await), RecordOutcome::Fenced);
     must(slow.release_queue(&late).await);
     assert!(claim_due(&slow).await.is_empty(), "its release freed nothing");
-    handle_queue(h, &quick, &mine).await;
+    handle_queue(h, &quick, &claimed_again).await;
     assert_eq!(h.effects().await, lines(&[1, 2]));
 }
 
@@ -60,9 +60,9 @@ pub async fn a_claim_does_not_move_under_an_open_transaction(h: &mut impl Harnes
     let claimed = during_write(h, quick.claim_due(10, 10, LONG).await);
     assert!(claimed.is_none_or(|claimed| claimed.is_empty()), "the old claim may still commit");
     must(slow.commit(transaction).await);
-    let mine = claim_one(&quick).await;
-    assert_eq!(numbers(&mine), [2]);
-    handle_queue(h, &quick, &mine).await;
+    let claimed_again = claim_one(&quick).await;
+    assert_eq!(numbers(&claimed_again), [2]);
+    handle_queue(h, &quick, &claimed_again).await;
     assert_eq!(h.effects().await, lines(&[1, 2]));
 }
 
@@ -76,7 +76,7 @@ pub async fn a_message_appended_to_a_claimed_queue_keeps_its_order(h: &mut impl 
     assert_eq!(
         handle(h, &live, &[inbox_message(3, "a")]).await,
         [EnterOutcome::QueuedBehind],
-        "nobody released it yet"
+        "it is not released yet"
     );
     must(worker.release_queue(&claimed).await);
     let claimed = claim_one(&worker).await;
@@ -94,9 +94,9 @@ pub async fn messages_are_appended_while_a_handler_runs(h: &mut impl Harness) {
     let (mut transaction, _) = must_open(worker.begin_due(&claimed, claimed.messages[0].ordinal).await);
     h.effect(&mut transaction, "1").await;
     let second = [inbox_message(2, "a")];
-    let begun = must(live.begin(Enter { held: None, arrivals: &second }).await);
-    assert_eq!(matches!(begun, BeginOutcome::Busy), h.capabilities().single_writer);
-    if let BeginOutcome::Open(behind, entered) = begun {
+    let outcome = must(live.begin(Enter { held: None, arrivals: &second }).await);
+    assert_eq!(matches!(outcome, BeginOutcome::Busy), h.capabilities().single_writer);
+    if let BeginOutcome::Open(behind, entered) = outcome {
         assert_eq!(entered, [EnterOutcome::QueuedBehind]);
         finish(h, &live, behind, &second, &entered).await;
     }
@@ -128,7 +128,7 @@ pub async fn a_release_waits_for_an_open_append(h: &mut impl Harness) {
     if early.is_err() {
         must(release.await);
     }
-    // A release that gave up leaves the claim to expire.
+    // After a release that timed out, the claim expires.
     h.advance_time(SHORT).await;
     assert_eq!(handle(h, &live, &[inbox_message(3, "a")]).await, [EnterOutcome::QueuedBehind]);
     let claimed = claim_one(&worker).await;
@@ -144,8 +144,8 @@ pub async fn recording_a_failure_waits_for_an_open_append(h: &mut impl Harness) 
     let claimed = claim_one(&worker).await;
     let (transaction, _) = begin(&live, &[inbox_message(2, "a")]).await;
     let number = claimed.messages[0].ordinal;
-    let kept = must(worker.set_back_due(&claimed, number, &retry(Duration::ZERO, 2)).await);
-    assert_eq!(kept, RecordOutcome::Busy);
+    let recorded = must(worker.set_back_due(&claimed, number, &retry(Duration::ZERO, 2)).await);
+    assert_eq!(recorded, RecordOutcome::Busy);
     must(live.commit(transaction).await);
     assert_eq!(must(worker.set_back_due(&claimed, number, &retry(Duration::ZERO, 2)).await), RecordOutcome::Recorded);
     let claimed = claim_one(&worker).await;

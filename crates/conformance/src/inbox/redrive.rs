@@ -56,8 +56,8 @@ pub async fn a_duplicate_of_a_redriven_message_is_recognised(h: &mut impl Harnes
     dead_letter(&inbox, &message[0], InboxFailureAction::DeadContinue).await;
     must(h.operator().await.redrive(&mark(match_all())).await);
     assert_eq!(handle(h, &other, &message).await, [EnterOutcome::Duplicate(InboxState::Redriven)]);
-    let kept = other.set_back(&message[0], None, None, &failure(InboxFailureAction::DeadContinue, 1)).await;
-    assert_eq!(must(kept), RecordOutcome::Duplicate(InboxState::Redriven));
+    let recorded = other.set_back(&message[0], None, None, &failure(InboxFailureAction::DeadContinue, 1)).await;
+    assert_eq!(must(recorded), RecordOutcome::Duplicate(InboxState::Redriven));
     let claimed = claim_one(&inbox).await;
     handle_queue(h, &inbox, &claimed).await;
     assert_eq!(handle(h, &other, &message).await, [EnterOutcome::Duplicate(InboxState::Done)]);
@@ -107,7 +107,7 @@ pub async fn a_dead_letter_is_redriven_or_discarded(h: &mut impl Harness) {
     assert_eq!(claim_due(&inbox).await.len() as u64, redriven);
 }
 
-/// Messages of a queue keep the order of arrival, even if the first one died last.
+/// Messages of a queue keep the order of arrival, even if the first one was dead-lettered last.
 pub async fn several_redriven_messages_keep_their_order(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     for number in [1, 2, 3] {
@@ -159,10 +159,14 @@ pub async fn a_message_redriven_before_a_claimed_queue_is_not_overtaken(h: &mut 
     let claimed = must(inbox.claim_due(1, 10, SHORT).await).remove(0);
     assert_eq!(numbers(&claimed), [2]);
     must(h.operator().await.redrive(&mark(match_all())).await);
-    let begun = must(inbox.begin_due(&claimed, claimed.messages[0].ordinal).await);
-    assert!(!matches!(begun, BeginOutcome::Open(..)), "another is before it now");
-    let kept = inbox.set_back_due(&claimed, claimed.messages[0].ordinal, &retry(LONG, 2)).await;
-    assert_eq!(must(kept), RecordOutcome::Fenced, "what failed meanwhile does not hold back the other");
+    let outcome = must(inbox.begin_due(&claimed, claimed.messages[0].ordinal).await);
+    assert!(!matches!(outcome, BeginOutcome::Open(..)), "another message is before it now");
+    let recorded = inbox.set_back_due(&claimed, claimed.messages[0].ordinal, &retry(LONG, 2)).await;
+    assert_eq!(
+        must(recorded),
+        RecordOutcome::Fenced,
+        "a failure of the claimed message does not delay the redriven one"
+    );
     h.advance_time(SHORT).await;
     let claimed = claim_one(&inbox).await;
     assert_eq!(numbers(&claimed), [1, 2]);
@@ -186,7 +190,7 @@ pub async fn a_redrive_does_not_take_a_claimed_queue(h: &mut impl Harness) {
     assert_eq!(h.effects().await, lines(&[1, 2]));
 }
 
-/// A queue held by another dead letter stays held: its successors must not overtake that letter.
+/// A queue held by another dead letter stays held: its successors must not overtake that message.
 pub async fn a_redrive_does_not_free_a_queue_blocked_by_another_dead_letter(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadContinue).await;
@@ -211,14 +215,14 @@ pub async fn a_redriven_message_that_fails_again_reopens_its_dead_letter(h: &mut
     for redriven in 1..=2 {
         assert_eq!(must(operator.redrive(&mark(match_all())).await), 1);
         let claimed = claim_one(&inbox).await;
-        let kept =
+        let recorded =
             inbox.set_back_due(&claimed, claimed.messages[0].ordinal, &failure(InboxFailureAction::DeadHold, 7)).await;
-        assert_eq!(must(kept), RecordOutcome::Recorded);
-        let letters = must(operator.list_dead_letters(&match_all(), 10).await);
-        assert_eq!(letters.len(), 1);
-        let again = &letters[0];
-        assert_eq!((again.state, again.redrives, again.attempts), (DeadLetterState::Dead, redriven, 7));
-        assert_eq!((again.arrived_at, &again.message), (first.arrived_at, &first.message));
+        assert_eq!(must(recorded), RecordOutcome::Recorded);
+        let rows = must(operator.list_dead_letters(&match_all(), 10).await);
+        assert_eq!(rows.len(), 1);
+        let reopened = &rows[0];
+        assert_eq!((reopened.state, reopened.redrives, reopened.attempts), (DeadLetterState::Dead, redriven, 7));
+        assert_eq!((reopened.arrived_at, &reopened.message), (first.arrived_at, &first.message));
         assert_eq!(handle(h, &inbox, &[inbox_message(1, "a")]).await, [EnterOutcome::Duplicate(InboxState::Dead)]);
     }
 }
@@ -229,13 +233,13 @@ pub async fn a_redriven_message_that_fails_is_retried(h: &mut impl Harness) {
     dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadHold).await;
     must(h.operator().await.redrive(&mark(match_all())).await);
     let claimed = claim_one(&inbox).await;
-    let kept = inbox.set_back_due(&claimed, claimed.messages[0].ordinal, &retry(Duration::ZERO, 1)).await;
-    assert_eq!(must(kept), RecordOutcome::Recorded);
+    let recorded = inbox.set_back_due(&claimed, claimed.messages[0].ordinal, &retry(Duration::ZERO, 1)).await;
+    assert_eq!(must(recorded), RecordOutcome::Recorded);
     let claimed = claim_one(&inbox).await;
     assert_eq!((numbers(&claimed), claimed.messages[0].attempts, claimed.messages[0].reopened), (vec![1], 1, true));
 }
 
-/// A redriven message that waits for its retry is not overtaken by a letter that died after it.
+/// A redriven message that waits for its retry is not overtaken by one that was dead-lettered after it.
 pub async fn a_redriven_message_that_waits_keeps_its_order(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     for number in [1, 2] {
@@ -254,7 +258,7 @@ pub async fn a_redriven_message_that_waits_keeps_its_order(h: &mut impl Harness)
     assert_eq!(h.effects().await, lines(&[1, 2]));
 }
 
-/// Letters outside the filter stay unchanged.
+/// Dead letters outside the filter stay unchanged.
 pub async fn a_redrive_affects_only_matching_dead_letters(h: &mut impl Harness) {
     let (billing, shipping) = (h.inbox(BILLING).await, h.inbox("shipping").await);
     for inbox in [&billing, &shipping] {
@@ -311,14 +315,14 @@ pub async fn a_rate_spreads_redriven_messages_of_one_key(h: &mut impl Harness) {
     assert_eq!(h.effects().await, lines(&(0..31).collect::<Vec<_>>()));
 }
 
-/// The first letter is due now, whichever letter held the key last.
+/// The first dead letter is due now, whichever one held the key last.
 pub async fn a_rate_begins_with_the_first_of_several_messages_of_a_key(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     for number in [1, 2] {
         dead_letter(&inbox, &inbox_message(number, "a"), InboxFailureAction::DeadHold).await;
     }
     handle(h, &inbox, &[inbox_message(3, "a")]).await;
-    // Letters of other keys lie between them.
+    // Dead letters of other keys are between them.
     for number in 10..90 {
         dead_letter(&inbox, &inbox_message(number, &number.to_string()), InboxFailureAction::DeadContinue).await;
     }
@@ -326,8 +330,8 @@ pub async fn a_rate_begins_with_the_first_of_several_messages_of_a_key(h: &mut i
     let slow = MarkRequest { rate_per_second: Some(1), ..mark(match_all()) };
     assert_eq!(must(h.operator().await.redrive(&slow).await), 83);
     let claimed = claim_due(&inbox).await;
-    let mine = claimed.iter().find(|due| &*due.queue == "a").expect("its first letter is due");
-    assert_eq!(numbers(mine)[0], 1);
+    let queue_a = claimed.iter().find(|claimed| &*claimed.queue == "a").expect("its first dead letter is due");
+    assert_eq!(numbers(queue_a)[0], 1);
 }
 
 /// One message is appended in an open transaction while another is put in front: both are kept.
@@ -342,10 +346,10 @@ pub async fn a_redrive_during_an_open_append_loses_nothing(h: &mut impl Harness)
     let early = tokio::time::timeout(BLOCKED_CHECK, &mut redrive).await;
     must(inbox.commit(transaction).await);
     let redriven = match early {
-        Ok(answer) => answer.unwrap_or(0),
+        Ok(result) => result.unwrap_or(0),
         Err(_) => must(redrive.await),
     };
-    // A redrive that gave up changed nothing and is repeated.
+    // A redrive that timed out changed nothing and is repeated.
     assert_eq!(redriven + must(operator.redrive(&all).await), 1);
     let claimed = claim_one(&inbox).await;
     assert_eq!(numbers(&claimed), [1, 2]);

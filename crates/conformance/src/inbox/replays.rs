@@ -60,23 +60,23 @@ pub async fn replays_are_numbered_for_each_consumer(h: &mut impl Harness) {
         (ReplayState::Running, 0, 0, 0)
     );
     assert_eq!(must(operator.list_replays("shipping").await).len(), 1);
-    assert_eq!(must(operator.list_replays("nobody").await), []);
+    assert_eq!(must(operator.list_replays("unknown").await), []);
 }
 
-/// Messages are handled again once per replay, whatever happened to them before.
+/// Messages are handled again once per replay, whatever their state was.
 pub async fn replayed_messages_are_handled_once_more(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     handle(h, &inbox, &[inbox_message(1, "1"), inbox_message(2, "2")]).await;
     let operator = h.operator().await;
     for _ in 0..2 {
         let number = must(operator.create_replay(&replay_plan(BILLING)).await);
-        let fed = [inbox_message(1, "1"), inbox_message(2, "2")];
-        assert_eq!(enqueue(h, number, &fed, Some("2")).await, EnqueueOutcome::Enqueued);
+        let messages = [inbox_message(1, "1"), inbox_message(2, "2")];
+        assert_eq!(enqueue(h, number, &messages, Some("2")).await, EnqueueOutcome::Enqueued);
         let claimed = claim_due(&inbox).await;
         assert_eq!(claimed.len(), 2);
         for claimed in &claimed {
-            let entry = claimed.messages[0].message.dedup_id;
-            assert_eq!(entry.replay, number, "whatever number it was read under");
+            let dedup_id = claimed.messages[0].message.dedup_id;
+            assert_eq!(dedup_id.replay, number, "the source's number is replaced");
             handle_queue(h, &inbox, claimed).await;
         }
         let replay = newest_replay(h).await;
@@ -85,8 +85,8 @@ pub async fn replayed_messages_are_handled_once_more(h: &mut impl Harness) {
     let mut effects = h.effects().await;
     effects.sort();
     assert_eq!(effects, lines(&[1, 1, 1, 2, 2, 2]));
-    let again = handle(h, &inbox, &[inbox_message(1, "1"), inbox_message(2, "2")]).await;
-    assert_eq!(again, [EnterOutcome::Duplicate(InboxState::Done); 2]);
+    let repeated = handle(h, &inbox, &[inbox_message(1, "1"), inbox_message(2, "2")]).await;
+    assert_eq!(repeated, [EnterOutcome::Duplicate(InboxState::Done); 2]);
 }
 
 /// A reader that crashed before recording its position reads some messages again.
@@ -101,8 +101,8 @@ pub async fn an_enqueued_message_is_not_enqueued_again(h: &mut impl Harness) {
     assert_eq!(newest_replay(h).await.cursor.as_deref(), Some("2"));
     let claimed = claim_one(&inbox).await;
     handle_at(h, &inbox, &claimed, 0).await;
-    let again = [inbox_message(1, "a"), inbox_message(2, "a"), inbox_message(3, "a"), inbox_message(3, "a")];
-    assert_eq!(enqueue(h, number, &again, Some("3")).await, EnqueueOutcome::Enqueued);
+    let repeated = [inbox_message(1, "a"), inbox_message(2, "a"), inbox_message(3, "a"), inbox_message(3, "a")];
+    assert_eq!(enqueue(h, number, &repeated, Some("3")).await, EnqueueOutcome::Enqueued);
     must(inbox.release_queue(&claimed).await);
     let claimed = claim_one(&inbox).await;
     assert_eq!(numbers(&claimed), [2, 3]);
@@ -157,7 +157,7 @@ pub async fn a_stopped_replay_removes_unstarted_messages(h: &mut impl Harness) {
     assert!(!must(operator.stop_replay(BILLING, number).await));
     assert_eq!(newest_replay(h).await.state, ReplayState::Stopped);
     assert_eq!(enqueue(h, number, &[inbox_message(3, "c")], None).await, EnqueueOutcome::NotRunning);
-    assert_eq!(numbers(&claim_one(&inbox).await), [9], "what is of no replay stays");
+    assert_eq!(numbers(&claim_one(&inbox).await), [9], "messages outside the replay stay");
     assert_eq!(handle(h, &inbox, &[inbox_message(4, "a")]).await, [EnterOutcome::New]);
 }
 
@@ -183,8 +183,8 @@ pub async fn a_replay_stops_after_too_many_dead_letters(h: &mut impl Harness) {
     let operator = h.operator().await;
     let number = must(operator.create_replay(&replay_plan(BILLING)).await);
     for message in [1, 2] {
-        let fed = [inbox_message(message, &message.to_string())];
-        assert_eq!(enqueue(h, number, &fed, Some("more")).await, EnqueueOutcome::Enqueued, "{message}");
+        let messages = [inbox_message(message, &message.to_string())];
+        assert_eq!(enqueue(h, number, &messages, Some("more")).await, EnqueueOutcome::Enqueued, "{message}");
         let claimed = claim_one(&inbox).await;
         must(
             inbox
@@ -241,7 +241,7 @@ pub async fn a_resumed_replay_enqueues_removed_messages(h: &mut impl Harness) {
     }
     assert!(must(operator.stop_replay(BILLING, number).await));
     let replay = newest_replay(h).await;
-    assert_eq!((replay.enqueued, replay.done, replay.cursor.as_deref()), (2, 2, Some("1")), "the second was taken out");
+    assert_eq!((replay.enqueued, replay.done, replay.cursor.as_deref()), (2, 2, Some("1")), "the second was removed");
     assert!(must(operator.resume_replay(BILLING, number, 1).await));
     assert!(!must(operator.resume_replay(BILLING, number, 1).await));
     assert_eq!(
@@ -261,14 +261,14 @@ pub async fn messages_that_are_ready_are_counted(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let operator = h.operator().await;
     let number = must(operator.create_replay(&ReplayPlan { dead_letters_max: 9, ..replay_plan(BILLING) }).await);
-    let fed = [
+    let messages = [
         inbox_message(1, "a"),
         inbox_message(2, "a"),
         inbox_message(3, "b"),
         inbox_message(4, "b"),
         inbox_message(5, "c"),
     ];
-    assert_eq!(enqueue(h, number, &fed, Some("5")).await, EnqueueOutcome::Enqueued);
+    assert_eq!(enqueue(h, number, &messages, Some("5")).await, EnqueueOutcome::Enqueued);
     let replay = newest_replay(h).await;
     assert_eq!((replay.ready, replay.waiting()), (5, 5));
     for claimed in claim_due(&inbox).await {

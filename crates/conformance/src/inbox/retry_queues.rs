@@ -22,11 +22,14 @@ pub async fn a_retried_message_is_due_after_its_delay(h: &mut impl Harness) {
     fail(&inbox, &message, &retry(SHORT, 4)).await;
     assert!(claim_due(&inbox).await.is_empty());
     h.advance_time(SHORT).await;
-    let due = claim_one(&inbox).await;
-    assert_eq!((due.messages[0].attempts, due.messages[0].unfinished_starts, due.messages[0].reopened), (4, 1, false));
-    assert_eq!((&*due.queue, &due.messages[0].message), ("a", &message));
+    let claimed = claim_one(&inbox).await;
+    assert_eq!(
+        (claimed.messages[0].attempts, claimed.messages[0].unfinished_starts, claimed.messages[0].reopened),
+        (4, 1, false)
+    );
+    assert_eq!((&*claimed.queue, &claimed.messages[0].message), ("a", &message));
     assert_eq!(handle(h, &inbox, std::slice::from_ref(&message)).await, [EnterOutcome::Duplicate(InboxState::Waiting)]);
-    handle_queue(h, &inbox, &due).await;
+    handle_queue(h, &inbox, &claimed).await;
     assert_eq!(handle(h, &inbox, &[message]).await, [EnterOutcome::Duplicate(InboxState::Done)]);
     assert_eq!(h.effects().await, lines(&[1]));
 }
@@ -38,15 +41,15 @@ pub async fn a_finished_message_is_not_recorded_as_failed(h: &mut impl Harness) 
     handle(h, &inbox, std::slice::from_ref(&done)).await;
     fail(&inbox, &waiting, &retry(Duration::ZERO, 1)).await;
     dead_letter(&inbox, &dead, InboxFailureAction::DeadContinue).await;
-    for stop in [
+    for action in [
         InboxFailureAction::Retry { after: Duration::ZERO },
         InboxFailureAction::DeadHold,
         InboxFailureAction::DeadContinue,
     ] {
         let states = [(&done, InboxState::Done), (&waiting, InboxState::Waiting), (&dead, InboxState::Dead)];
         for (message, state) in states {
-            let kept = inbox.set_back(message, None, None, &failure(stop, 9)).await;
-            assert_eq!(must(kept), RecordOutcome::Duplicate(state));
+            let recorded = inbox.set_back(message, None, None, &failure(action, 9)).await;
+            assert_eq!(must(recorded), RecordOutcome::Duplicate(state));
         }
     }
     assert_eq!(numbers(&claim_one(&inbox).await), [2]);
@@ -72,10 +75,10 @@ pub async fn later_messages_are_queued_behind_in_order(h: &mut impl Harness) {
     assert_eq!(handle(h, &inbox, &[inbox_message(1, "a")]).await, [EnterOutcome::QueuedBehind]);
     assert_eq!(handle(h, &inbox, &[inbox_message(2, "a")]).await, [EnterOutcome::Duplicate(InboxState::Waiting)]);
     h.advance_time(SHORT).await;
-    let due = claim_one(&inbox).await;
-    assert_eq!(numbers(&due), [5, 3, 2, 1]);
-    handle_queue(h, &inbox, &due).await;
-    assert_eq!(handle(h, &inbox, &[inbox_message(4, "a")]).await, [EnterOutcome::New], "the live path again");
+    let claimed = claim_one(&inbox).await;
+    assert_eq!(numbers(&claimed), [5, 3, 2, 1]);
+    handle_queue(h, &inbox, &claimed).await;
+    assert_eq!(handle(h, &inbox, &[inbox_message(4, "a")]).await, [EnterOutcome::New], "directly again");
     assert_eq!(h.effects().await, lines(&[9, 5, 3, 2, 1, 4]));
 }
 
@@ -86,9 +89,9 @@ pub async fn a_rolled_back_message_is_not_queued(h: &mut impl Harness) {
     let (transaction, entered) = begin(&inbox, &[inbox_message(2, "a")]).await;
     assert_eq!(entered, [EnterOutcome::QueuedBehind]);
     must(inbox.rollback(transaction).await);
-    let due = claim_one(&inbox).await;
-    assert_eq!(numbers(&due), [1]);
-    handle_queue(h, &inbox, &due).await;
+    let claimed = claim_one(&inbox).await;
+    assert_eq!(numbers(&claimed), [1]);
+    handle_queue(h, &inbox, &claimed).await;
     assert_eq!(handle(h, &inbox, &[inbox_message(2, "a")]).await, [EnterOutcome::New]);
 }
 
@@ -99,8 +102,8 @@ pub async fn a_failed_message_is_queued_behind_earlier_ones(h: &mut impl Harness
     fail(&inbox, &inbox_message(2, "a"), &retry(Duration::ZERO, 1)).await;
     assert!(claim_due(&inbox).await.is_empty(), "the first one's pause counts");
     h.advance_time(SHORT).await;
-    let due = claim_one(&inbox).await;
-    assert_eq!((numbers(&due), due.messages[0].attempts), (vec![1, 2], 5));
+    let claimed = claim_one(&inbox).await;
+    assert_eq!((numbers(&claimed), claimed.messages[0].attempts), (vec![1, 2], 5));
 }
 
 /// Consumers share no queues.
@@ -122,7 +125,7 @@ pub async fn the_longest_waiting_queue_is_claimed_first(h: &mut impl Harness) {
     }
     h.advance_time(Duration::from_secs(400)).await;
     let first = must(inbox.claim_due(2, 2, LONG).await);
-    let queues: Vec<&str> = first.iter().map(|due| &*due.queue).collect();
+    let queues: Vec<&str> = first.iter().map(|claimed| &*claimed.queue).collect();
     assert_eq!(queues, ["b", "c"]);
     assert_eq!((numbers(&first[0]), numbers(&first[1])), (vec![2, 12], vec![3, 13]));
     let rest = must(inbox.claim_due(2, 10, LONG).await);
@@ -142,7 +145,7 @@ pub async fn two_members_claim_different_queues(h: &mut impl Harness) {
     let mut queues: Vec<u64> = claimed.iter().flat_map(numbers).collect();
     queues.sort_unstable();
     assert_eq!(queues, (0..12).collect::<Vec<_>>(), "each is claimed once");
-    let mut tokens: Vec<_> = claimed.iter().map(|due| due.token).collect();
+    let mut tokens: Vec<_> = claimed.iter().map(|claimed| claimed.token).collect();
     tokens.sort();
     tokens.dedup();
     assert_eq!(tokens.len(), 12, "each claim has its own token");
@@ -154,8 +157,8 @@ pub async fn a_message_that_fails_again_stays_first(h: &mut impl Harness) {
     fail(&inbox, &inbox_message(1, "a"), &retry(Duration::ZERO, 1)).await;
     handle(h, &inbox, &[inbox_message(2, "a")]).await;
     let claimed = claim_one(&inbox).await;
-    let kept = inbox.set_back_due(&claimed, claimed.messages[0].ordinal, &retry(SHORT, 2)).await;
-    assert_eq!(must(kept), RecordOutcome::Recorded);
+    let recorded = inbox.set_back_due(&claimed, claimed.messages[0].ordinal, &retry(SHORT, 2)).await;
+    assert_eq!(must(recorded), RecordOutcome::Recorded);
     assert!(claim_due(&inbox).await.is_empty());
     assert_eq!(handle(h, &inbox, &[inbox_message(3, "a")]).await, [EnterOutcome::QueuedBehind]);
     h.advance_time(SHORT).await;
@@ -187,12 +190,12 @@ pub async fn a_postponed_message_keeps_its_starts(h: &mut impl Harness) {
         );
         assert!(claim_due(&inbox).await.is_empty());
         let shown = must(h.operator().await.get_consumer(BILLING, 10).await).expect("a consumer");
-        assert_eq!(shown.queues[0].error, retry(Duration::ZERO, 3).error, "why it failed when it was tried");
+        assert_eq!(shown.queues[0].error, retry(Duration::ZERO, 3).error, "the error of its last attempt");
         h.advance_time(SHORT).await;
     }
     let claimed = claim_one(&inbox).await;
     must(inbox.set_back_due(&claimed, claimed.messages[0].ordinal, &retry(Duration::ZERO, 4)).await);
-    assert_eq!(claim_one(&inbox).await.messages[0].unfinished_starts, 1, "a try that failed is no crash");
+    assert_eq!(claim_one(&inbox).await.messages[0].unfinished_starts, 1, "a failed attempt is no crash");
 }
 
 /// The same for a live message with an external call.
@@ -201,7 +204,7 @@ pub async fn a_postponed_call_keeps_its_starts(h: &mut impl Harness) {
     let message = inbox_message(1, "a");
     for started in 1..=2 {
         let ClaimOutcome::Claimed(claim) = must(inbox.claim_call(&message, None, SHORT).await) else {
-            panic!("nobody has it")
+            panic!("the message is free")
         };
         assert_eq!(claim.unfinished_starts, started);
         if started == 2 {
@@ -265,8 +268,8 @@ pub async fn a_queue_is_handled_from_its_front(h: &mut impl Harness) {
     h.effect(&mut transaction, "rolled back").await;
     must(inbox.rollback(transaction).await);
     handle_at(h, &inbox, &claimed, 0).await;
-    let again = inbox.begin_due(&claimed, claimed.messages[0].ordinal).await;
-    assert!(!matches!(must(again), BeginOutcome::Open(..)), "it is done");
+    let repeated = inbox.begin_due(&claimed, claimed.messages[0].ordinal).await;
+    assert!(!matches!(must(repeated), BeginOutcome::Open(..)), "it is done");
     handle_at(h, &inbox, &claimed, 1).await;
     must(inbox.release_queue(&claimed).await);
     assert_eq!(h.effects().await, lines(&[1, 2]));

@@ -27,8 +27,8 @@ pub(crate) const REAL_WAIT: Duration = Duration::from_secs(4);
 const ATTEMPTS_MAX: usize = 100;
 
 /// Unwraps a store result; an error fails the case.
-pub(crate) fn must<T>(answer: Result<T, StoreError>) -> T {
-    answer.unwrap_or_else(|error| panic!("the store failed: {error:?}"))
+pub(crate) fn must<T>(result: Result<T, StoreError>) -> T {
+    result.unwrap_or_else(|error| panic!("the store failed: {error:?}"))
 }
 
 /// The message with this number, and the queue in which it waits after a failure.
@@ -58,8 +58,8 @@ pub(crate) fn lane() -> Lane {
 }
 
 /// The ledger line of this message.
-pub(crate) fn line(arrival: &InboxMessage) -> String {
-    arrival.offset.unwrap_or_default().to_string()
+pub(crate) fn line(message: &InboxMessage) -> String {
+    message.offset.unwrap_or_default().to_string()
 }
 
 /// The ledger lines of these messages.
@@ -68,39 +68,39 @@ pub(crate) fn lines(numbers: &[u64]) -> Vec<String> {
 }
 
 /// Returns the transaction and the outcome of each message; any other result fails the case.
-pub(crate) fn must_open<T>(begun: Result<BeginOutcome<T>, StoreError>) -> (T, Vec<EnterOutcome>) {
-    match must(begun) {
+pub(crate) fn must_open<T>(outcome: Result<BeginOutcome<T>, StoreError>) -> (T, Vec<EnterOutcome>) {
+    match must(outcome) {
         BeginOutcome::Open(transaction, entered) => (transaction, entered),
         BeginOutcome::Fenced => panic!("the lane or the claim was lost"),
-        BeginOutcome::Busy => panic!("the message is another's"),
+        BeginOutcome::Busy => panic!("another transaction has the message"),
     }
 }
 
 /// Checks that another worker has the lane or the claim.
-pub(crate) fn assert_fenced<T>(begun: Result<BeginOutcome<T>, StoreError>) {
-    assert!(matches!(must(begun), BeginOutcome::Fenced), "the lane or the claim should be lost");
+pub(crate) fn assert_fenced<T>(outcome: Result<BeginOutcome<T>, StoreError>) {
+    assert!(matches!(must(outcome), BeginOutcome::Fenced), "the lane or the claim should be lost");
 }
 
 /// Checks that another open transaction has the message.
-pub(crate) fn assert_busy<T>(begun: Result<BeginOutcome<T>, StoreError>) {
-    assert!(matches!(must(begun), BeginOutcome::Busy), "another transaction should be in the way");
+pub(crate) fn assert_busy<T>(outcome: Result<BeginOutcome<T>, StoreError>) {
+    assert!(matches!(must(outcome), BeginOutcome::Busy), "another transaction should hold the message");
 }
 
 /// Unwraps the result of a call made while a transaction was open. `None` if the store allows one writer and reported
 /// an error.
-pub(crate) fn during_write<H: Harness, T>(harness: &H, answer: Result<T, StoreError>) -> Option<T> {
-    if harness.capabilities().single_writer { answer.ok() } else { Some(must(answer)) }
+pub(crate) fn during_write<H: Harness, T>(harness: &H, result: Result<T, StoreError>) -> Option<T> {
+    if harness.capabilities().single_writer { result.ok() } else { Some(must(result)) }
 }
 
 /// Enters messages of a consumer without order.
-pub(crate) async fn begin<I: Inbox>(inbox: &I, arrivals: &[InboxMessage]) -> (I::Transaction, Vec<EnterOutcome>) {
-    must_open(inbox.begin(Enter { held: None, arrivals }).await)
+pub(crate) async fn begin<I: Inbox>(inbox: &I, messages: &[InboxMessage]) -> (I::Transaction, Vec<EnterOutcome>) {
+    must_open(inbox.begin(Enter { held: None, arrivals: messages }).await)
 }
 
 /// Handles messages in one transaction, with one effect per new message.
-pub(crate) async fn handle<H: Harness>(harness: &H, inbox: &H::Inbox, arrivals: &[InboxMessage]) -> Vec<EnterOutcome> {
-    let (transaction, entered) = begin(inbox, arrivals).await;
-    finish(harness, inbox, transaction, arrivals, &entered).await;
+pub(crate) async fn handle<H: Harness>(harness: &H, inbox: &H::Inbox, messages: &[InboxMessage]) -> Vec<EnterOutcome> {
+    let (transaction, entered) = begin(inbox, messages).await;
+    finish(harness, inbox, transaction, messages, &entered).await;
     entered
 }
 
@@ -109,12 +109,12 @@ pub(crate) async fn finish<H: Harness>(
     harness: &H,
     inbox: &H::Inbox,
     mut transaction: HandlerTransaction<H>,
-    arrivals: &[InboxMessage],
+    messages: &[InboxMessage],
     entered: &[EnterOutcome],
 ) {
-    for (arrival, entered) in arrivals.iter().zip(entered) {
+    for (message, entered) in messages.iter().zip(entered) {
         if *entered == EnterOutcome::New {
-            harness.effect(&mut transaction, &line(arrival)).await;
+            harness.effect(&mut transaction, &line(message)).await;
         }
     }
     must(inbox.commit(transaction).await);
@@ -124,11 +124,13 @@ pub(crate) async fn finish<H: Harness>(
 pub(crate) async fn handle_with_retries<H: Harness>(
     harness: &H,
     inbox: &H::Inbox,
-    arrivals: &[InboxMessage],
+    messages: &[InboxMessage],
 ) -> Vec<EnterOutcome> {
     for _ in 0..ATTEMPTS_MAX {
-        if let BeginOutcome::Open(transaction, entered) = must(inbox.begin(Enter { held: None, arrivals }).await) {
-            finish(harness, inbox, transaction, arrivals, &entered).await;
+        if let BeginOutcome::Open(transaction, entered) =
+            must(inbox.begin(Enter { held: None, arrivals: messages }).await)
+        {
+            finish(harness, inbox, transaction, messages, &entered).await;
             return entered;
         }
     }
@@ -136,8 +138,14 @@ pub(crate) async fn handle_with_retries<H: Harness>(
 }
 
 /// A failure with this action.
-pub(crate) fn failure(stop: InboxFailureAction, attempts: u32) -> InboxFailure {
-    InboxFailure { action: stop, attempts, class: "refused", error: "the far side said no".to_owned(), backtrace: None }
+pub(crate) fn failure(action: InboxFailureAction, attempts: u32) -> InboxFailure {
+    InboxFailure {
+        action,
+        attempts,
+        class: "refused",
+        error: "the external service refused it".to_owned(),
+        backtrace: None,
+    }
 }
 
 /// A failure after which the message is retried.
@@ -146,13 +154,13 @@ pub(crate) fn retry(after: Duration, attempts: u32) -> InboxFailure {
 }
 
 /// Records the failure of a message of a consumer without order; it must succeed.
-pub(crate) async fn fail(inbox: &impl Inbox, arrival: &InboxMessage, setback: &InboxFailure) {
-    assert_eq!(must(inbox.set_back(arrival, None, None, setback).await), RecordOutcome::Recorded);
+pub(crate) async fn fail(inbox: &impl Inbox, message: &InboxMessage, failure: &InboxFailure) {
+    assert_eq!(must(inbox.set_back(message, None, None, failure).await), RecordOutcome::Recorded);
 }
 
-/// Dead-letters a message; `stop` decides whether its queue continues or is held.
-pub(crate) async fn dead_letter(inbox: &impl Inbox, arrival: &InboxMessage, stop: InboxFailureAction) {
-    fail(inbox, arrival, &failure(stop, 3)).await;
+/// Dead-letters a message; `action` decides whether its queue continues or is held.
+pub(crate) async fn dead_letter(inbox: &impl Inbox, message: &InboxMessage, action: InboxFailureAction) {
+    fail(inbox, message, &failure(action, 3)).await;
 }
 
 /// Claims all due queues for a long time.
@@ -168,30 +176,30 @@ pub(crate) async fn claim_one(inbox: &impl Inbox) -> ClaimedQueue {
 }
 
 /// The numbers of the messages in a claimed queue.
-pub(crate) fn numbers(due: &ClaimedQueue) -> Vec<u64> {
-    due.messages.iter().filter_map(|waiting| waiting.message.offset).collect()
+pub(crate) fn numbers(claimed: &ClaimedQueue) -> Vec<u64> {
+    claimed.messages.iter().filter_map(|waiting| waiting.message.offset).collect()
 }
 
 /// Handles the message at this index of a claimed queue.
-pub(crate) async fn handle_at<H: Harness>(harness: &H, inbox: &H::Inbox, due: &ClaimedQueue, index: usize) {
-    let waiting = &due.messages[index];
-    let (mut transaction, entered) = must_open(inbox.begin_due(due, waiting.ordinal).await);
+pub(crate) async fn handle_at<H: Harness>(harness: &H, inbox: &H::Inbox, claimed: &ClaimedQueue, index: usize) {
+    let waiting = &claimed.messages[index];
+    let (mut transaction, entered) = must_open(inbox.begin_due(claimed, waiting.ordinal).await);
     assert_eq!(entered, [EnterOutcome::New]);
     harness.effect(&mut transaction, &line(&waiting.message)).await;
     must(inbox.commit(transaction).await);
 }
 
 /// Handles all messages of a claimed queue and releases it.
-pub(crate) async fn handle_queue<H: Harness>(harness: &H, inbox: &H::Inbox, due: &ClaimedQueue) {
-    for index in 0..due.messages.len() {
-        handle_at(harness, inbox, due, index).await;
+pub(crate) async fn handle_queue<H: Harness>(harness: &H, inbox: &H::Inbox, claimed: &ClaimedQueue) {
+    for index in 0..claimed.messages.len() {
+        handle_at(harness, inbox, claimed, index).await;
     }
-    must(inbox.release_queue(due).await);
+    must(inbox.release_queue(claimed).await);
 }
 
 /// An operator's request about these dead letters.
 pub(crate) fn mark(filter: DeadLetterFilter) -> MarkRequest {
-    MarkRequest { filter, dry_run: false, rate_per_second: None, by: "ana".to_owned(), reason: "mended".to_owned() }
+    MarkRequest { filter, dry_run: false, rate_per_second: None, by: "ana".to_owned(), reason: "fixed".to_owned() }
 }
 
 /// Selects the dead letters of these messages.
@@ -200,11 +208,11 @@ pub(crate) fn ids_filter(numbers: &[u64]) -> DeadLetterFilter {
 }
 
 /// A heartbeat of the member with this number, which holds no lanes.
-pub(crate) fn heartbeat(number: u64, lasts: Duration) -> Heartbeat {
+pub(crate) fn heartbeat(number: u64, ttl: Duration) -> Heartbeat {
     Heartbeat {
         owner: member(number),
         name: format!("member {number}"),
-        ttl: lasts,
+        ttl,
         settled_offsets: Vec::new(),
         last_message_at: None,
         breakers: Vec::new(),
@@ -217,9 +225,9 @@ pub(crate) fn member(number: u64) -> Uuid {
 }
 
 /// Sends a heartbeat and acquires the lane of most cases, which must be free.
-pub(crate) async fn acquire_lane(inbox: &impl Inbox, number: u64, lasts: Duration) -> LaneLease {
-    must(inbox.heartbeat(&heartbeat(number, lasts)).await);
-    let mut held = must(inbox.acquire_lanes(member(number), &[lane()]).await);
-    assert_eq!(held.len(), 1, "the lane is free");
-    held.remove(0)
+pub(crate) async fn acquire_lane(inbox: &impl Inbox, number: u64, ttl: Duration) -> LaneLease {
+    must(inbox.heartbeat(&heartbeat(number, ttl)).await);
+    let mut leases = must(inbox.acquire_lanes(member(number), &[lane()]).await);
+    assert_eq!(leases.len(), 1, "the lane is free");
+    leases.remove(0)
 }

@@ -1,4 +1,4 @@
-//! Traces: where each message came from, and what a consumer did with it.
+//! Traces: the origin of each message, and its state at a consumer.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ async fn states(h: &impl Harness, number: u64) -> Vec<(InboxState, u32)> {
 }
 
 /// A trace has the broker's address, lane and offset, and the final state.
-pub async fn a_trace_says_where_a_message_came_from(h: &mut impl Harness) {
+pub async fn a_trace_contains_the_origin_of_a_message(h: &mut impl Harness) {
     let inbox = h.inbox_with_retention(BILLING, TRACED).await;
     let mut message = inbox_message(1, "a");
     message.correlation = Some("c-1".into());
@@ -36,7 +36,7 @@ pub async fn a_trace_says_where_a_message_came_from(h: &mut impl Harness) {
 }
 
 /// Without a configured trace retention no traces are written.
-pub async fn nothing_is_traced_unless_asked_for(h: &mut impl Harness) {
+pub async fn nothing_is_traced_without_a_trace_retention(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     handle(h, &inbox, &[inbox_message(1, "a")]).await;
     dead_letter(&inbox, &inbox_message(2, "a"), InboxFailureAction::DeadContinue).await;
@@ -56,7 +56,7 @@ pub async fn repeats_are_counted(h: &mut impl Harness) {
 }
 
 /// A rolled-back transaction leaves no trace.
-pub async fn what_rolled_back_is_not_traced(h: &mut impl Harness) {
+pub async fn a_rolled_back_message_is_not_traced(h: &mut impl Harness) {
     let inbox = h.inbox_with_retention(BILLING, TRACED).await;
     let (transaction, _) = begin(&inbox, &[inbox_message(1, "a")]).await;
     must(inbox.rollback(transaction).await);
@@ -115,19 +115,19 @@ pub async fn each_consumer_and_replay_is_traced_apart(h: &mut impl Harness) {
     assert_eq!(found, all.map(|(consumer, replay)| (consumer.to_owned(), replay)));
 }
 
-/// Operators can look up the state of a message without traces too, whatever that state is.
+/// Operators can look up the state of a message without traces too, in any state.
 pub async fn a_message_is_found_by_its_inbox_rows(h: &mut impl Harness) {
     let (billing, shipping) = (h.inbox(BILLING).await, h.inbox("shipping").await);
     handle(h, &billing, &[inbox_message(1, "a")]).await;
     fail(&shipping, &inbox_message(1, "a"), &retry(LONG, 1)).await;
-    let mut again = inbox_message(1, "a");
-    again.dedup_id.replay = 2;
-    dead_letter(&billing, &again, InboxFailureAction::DeadContinue).await;
+    let mut repeated = inbox_message(1, "a");
+    repeated.dedup_id.replay = 2;
+    dead_letter(&billing, &repeated, InboxFailureAction::DeadContinue).await;
     handle(h, &billing, &[inbox_message(2, "a")]).await;
     let known = must(h.operator().await.find_message(id(1)).await);
-    let told: Vec<_> = known.iter().map(|each| (each.consumer.as_str(), each.dedup_id.replay, each.state)).collect();
+    let states: Vec<_> = known.iter().map(|each| (each.consumer.as_str(), each.dedup_id.replay, each.state)).collect();
     assert_eq!(
-        told,
+        states,
         [(BILLING, 0, InboxState::Done), (BILLING, 2, InboxState::Dead), ("shipping", 0, InboxState::Waiting)]
     );
     assert!(known[0].at.is_some());

@@ -22,8 +22,8 @@ fn hold_address(address: &str) -> PublishFailure {
 pub async fn a_held_address_is_probed_by_one_key_and_released_for_all(h: &mut impl Harness) {
     let mut relay = TestRelay::start(h.store().await, 1).await;
     let waiting = emit_and_park(h, &mut relay, &["a", "b", "c", "a"], hold_address("x")).await;
-    let held = HeldAddress { address: "x".to_owned(), error: "it was refused".to_owned() };
-    assert_eq!(relay.lease(LONG).await.held_addresses, [held]);
+    let hold = HeldAddress { address: "x".to_owned(), error: "it was refused".to_owned() };
+    assert_eq!(relay.lease(LONG).await.held_addresses, [hold]);
     assert!(relay.read_parked().await.is_empty());
     h.advance_time(RETRY_DELAY * 2).await;
 
@@ -31,16 +31,20 @@ pub async fn a_held_address_is_probed_by_one_key_and_released_for_all(h: &mut im
     assert_eq!(probes.len(), 1);
     assert_eq!((probes[0].probe_address.as_deref(), probes[0].attempts), (Some("x"), 0));
     assert!(waiting.iter().any(|entry| entry.message.id == batch_ids(&probes[0])[0]));
-    assert_eq!(batch_keys(&relay.read_parked().await), batch_keys(&probes), "the same key probes until it is heard of");
+    assert_eq!(
+        batch_keys(&relay.read_parked().await),
+        batch_keys(&probes),
+        "the same key probes until its result is recorded"
+    );
     relay.settle_parked_releasing(&probes[0], 1, None, Some("x")).await;
 
     assert_eq!(relay.lease(LONG).await.held_addresses, []);
     let mut delivered = vec![batch_ids(&probes[0])[0]];
     for _ in 0..4 {
-        for run in relay.read_parked().await {
-            assert_eq!((&run.probe_address, run.attempts), (&None, 0), "the wait was not counted");
-            delivered.extend(batch_ids(&run));
-            assert_eq!(relay.settle_parked(&run, run.messages.len(), None).await, ParkedResult::KeyFreed);
+        for batch in relay.read_parked().await {
+            assert_eq!((&batch.probe_address, batch.attempts), (&None, 0), "the wait was not counted");
+            delivered.extend(batch_ids(&batch));
+            assert_eq!(relay.settle_parked(&batch, batch.messages.len(), None).await, ParkedResult::KeyFreed);
         }
     }
     delivered.sort();
@@ -80,9 +84,9 @@ pub async fn a_key_that_meets_a_held_address_does_not_delay_its_probe(h: &mut im
     let first = emit_and_park(h, &mut relay, &["a"], hold_address("x")).await;
     emit_and_park(h, &mut relay, &["b"], failed(ParkAction::Retry { after: Duration::ZERO }, 1)).await;
     h.advance_time(RETRY_DELAY * 3 / 4).await;
-    let again = relay.read_parked().await;
-    assert_eq!(batch_keys(&again), ["b"]);
-    assert_eq!(relay.settle_parked(&again[0], 0, Some(hold_address("x"))).await, ParkedResult::StillParked);
+    let batches = relay.read_parked().await;
+    assert_eq!(batch_keys(&batches), ["b"]);
+    assert_eq!(relay.settle_parked(&batches[0], 0, Some(hold_address("x"))).await, ParkedResult::StillParked);
     h.advance_time(RETRY_DELAY / 2).await;
     let probes = relay.read_parked().await;
     assert_eq!(probes.len(), 1);
@@ -95,19 +99,20 @@ pub async fn other_addresses_of_the_destination_are_not_held(h: &mut impl Harnes
     let emitted = emit_all(h, &["a", "b", "c", "d", "e"]).await;
     let page = relay.read(10).await;
     let addresses = ["x", "x", "y", "y"];
-    let parks = page.entries.iter().zip(addresses).map(|(entry, address)| park(entry, hold_address(address))).collect();
-    assert_eq!(relay.settle(page.end, parks).await, SettleResult::default());
+    let parked =
+        page.entries.iter().zip(addresses).map(|(entry, address)| park(entry, hold_address(address))).collect();
+    assert_eq!(relay.settle(page.end, parked).await, SettleResult::default());
     assert_eq!(ids(&page.entries)[4], emitted[4]);
     h.advance_time(RETRY_DELAY * 2).await;
-    let runs = relay.read_parked().await;
-    let mut probed: Vec<_> = runs.iter().map(|run| run.probe_address.clone()).collect();
+    let batches = relay.read_parked().await;
+    let mut probed: Vec<_> = batches.iter().map(|batch| batch.probe_address.clone()).collect();
     probed.sort();
     assert_eq!(probed, [Some("x".to_owned()), Some("y".to_owned())]);
-    let x = runs.iter().find(|run| run.probe_address.as_deref() == Some("x")).expect("a probe of x");
+    let x = batches.iter().find(|batch| batch.probe_address.as_deref() == Some("x")).expect("a probe of x");
     relay.settle_parked_releasing(x, 1, None, Some("x")).await;
     let holds = relay.lease(LONG).await.held_addresses;
     assert_eq!(holds.iter().map(|hold| &*hold.address).collect::<Vec<_>>(), ["y"]);
-    let mut next: Vec<_> = relay.read_parked().await.iter().map(|run| run.probe_address.clone()).collect();
+    let mut next: Vec<_> = relay.read_parked().await.iter().map(|batch| batch.probe_address.clone()).collect();
     next.sort();
     assert_eq!(next, [None, Some("y".to_owned())]);
 }

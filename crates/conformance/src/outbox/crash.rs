@@ -27,7 +27,7 @@ pub async fn an_unsettled_message_is_read_again_after_a_crash(h: &mut impl Harne
     next.lease(LONG).await;
     let read = ids(&next.drain(2).await);
     let settled = if h.capabilities().durable_progress { 2 } else { emitted.len() - read.len() };
-    assert!(settled <= 2, "what was not settled was lost");
+    assert!(settled <= 2, "an unsettled message was lost");
     assert_eq!(read, emitted[settled..]);
     let after = emit_all(h, &["a", "b"]).await;
     assert_eq!(ids(&next.drain(2).await), after);
@@ -56,7 +56,7 @@ pub async fn an_uncommitted_message_is_lost_in_a_crash(h: &mut impl Harness) {
     assert_eq!(ids(&next.drain(10).await), committed);
     let mut after = emit_all(h, &["a", "b", "c"]).await;
     after.push(emit_draft(h, Draft { id: Some(own), ..Draft::of("a") }).await);
-    assert_eq!(ids(&next.drain(10).await), after, "numbers that are given out again belong to new messages");
+    assert_eq!(ids(&next.drain(10).await), after, "reused numbers belong to new messages");
     // Dropped only now, so that the crash itself ends both transactions.
     drop((listed, unlisted));
 }
@@ -79,9 +79,9 @@ pub async fn parked_keys_and_dead_letters_survive_a_crash(h: &mut impl Harness) 
     let mut next = TestRelay::new(h.store().await, 2);
     next.lease(LONG).await;
     assert_eq!(ids(&next.drain(10).await), []);
-    let runs = next.read_parked().await;
-    assert_eq!(batch_keys(&runs), ["a"]);
-    assert_eq!((batch_ids(&runs[0]), runs[0].attempts), (vec![emitted[0], emitted[2]], 2));
-    let letters = must(next.store.list_dead_letters(&DeadLetterFilter::default(), 10).await);
-    assert_eq!(letters.iter().map(|letter| letter.message.id).collect::<Vec<_>>(), [emitted[1]]);
+    let batches = next.read_parked().await;
+    assert_eq!(batch_keys(&batches), ["a"]);
+    assert_eq!((batch_ids(&batches[0]), batches[0].attempts), (vec![emitted[0], emitted[2]], 2));
+    let dead_letters = must(next.store.list_dead_letters(&DeadLetterFilter::default(), 10).await);
+    assert_eq!(dead_letters.iter().map(|dead_letter| dead_letter.message.id).collect::<Vec<_>>(), [emitted[1]]);
 }

@@ -1,4 +1,4 @@
-//! Dead letters: the bytes are retained, an operator decides, the owner of the shard executes the decision.
+//! Dead letters: the bytes are retained, an operator decides, and the owner of the shard applies the decision.
 
 use std::time::Duration;
 
@@ -28,14 +28,14 @@ fn match_all() -> DeadLetterFilter {
 }
 
 fn mark(filter: DeadLetterFilter) -> MarkRequest {
-    MarkRequest { filter, dry_run: false, by: "ana".to_owned(), reason: "the far side was mended".to_owned() }
+    MarkRequest { filter, dry_run: false, by: "ana".to_owned(), reason: "the broker was fixed".to_owned() }
 }
 
 async fn state(store: &impl DeadLetterAdmin, id: MessageId) -> String {
     let filter = DeadLetterFilter { ids: vec![id], ..match_all() };
-    let mut letters = must(store.list_dead_letters(&filter, 10).await);
-    assert_eq!(letters.len(), 1, "one letter a message");
-    letters.remove(0).state
+    let mut dead_letters = must(store.list_dead_letters(&filter, 10).await);
+    assert_eq!(dead_letters.len(), 1, "one dead letter per message");
+    dead_letters.remove(0).state
 }
 
 /// P7: every byte, header and name is retained as emitted.
@@ -61,28 +61,29 @@ pub async fn a_dead_letter_keeps_the_original_bytes(h: &mut impl Harness) {
     assert_eq!((message.id, &*message.content_type), (id, "application/octet-stream"));
     relay.settle(page.end, vec![park(&page.entries[0], dead_hold())]).await;
 
-    let letters = must(relay.store.list_dead_letters(&match_all(), 10).await);
-    assert_eq!(letters.len(), 1);
-    assert_eq!(letters[0].message, *message);
-    let letter = &letters[0];
+    let dead_letters = must(relay.store.list_dead_letters(&match_all(), 10).await);
+    assert_eq!(dead_letters.len(), 1);
+    assert_eq!(dead_letters[0].message, *message);
+    let dead_letter = &dead_letters[0];
     assert_eq!(
-        (&*letter.error, &*letter.class, letter.attempts, &*letter.state),
+        (&*dead_letter.error, &*dead_letter.class, dead_letter.attempts, &*dead_letter.state),
         ("it was refused", "poison", 3, "dead")
     );
-    assert_eq!((&*letter.route, &letter.marked), ("everything", &None));
+    assert_eq!((&*dead_letter.route, &dead_letter.marked), ("everything", &None));
     assert_eq!(
         must(relay.store.list_dead_letters(&DeadLetterFilter { unmarked: true, ..match_all() }, 10).await).len(),
         1
     );
-    assert!(letter.dead_at >= message.created_at, "{} is before {}", letter.dead_at, message.created_at);
+    assert!(dead_letter.dead_at >= message.created_at, "{} is before {}", dead_letter.dead_at, message.created_at);
     must(relay.store.redrive(&mark(match_all())).await);
     let unmarked = DeadLetterFilter { unmarked: true, ..match_all() };
     assert!(must(relay.store.list_dead_letters(&unmarked, 10).await).is_empty());
-    let marked = must(relay.store.list_dead_letters(&match_all(), 10).await).remove(0).marked.expect("it was marked");
-    assert_eq!((&*marked.by, &*marked.reason), ("ana", "the far side was mended"));
-    assert!(marked.at >= letter.dead_at, "{} is before {}", marked.at, letter.dead_at);
-    let runs = relay.read_parked().await;
-    assert_eq!(*runs[0].messages[0].1.message, *message, "what is sent again is the same message");
+    let operator_mark =
+        must(relay.store.list_dead_letters(&match_all(), 10).await).remove(0).marked.expect("it was marked");
+    assert_eq!((&*operator_mark.by, &*operator_mark.reason), ("ana", "the broker was fixed"));
+    assert!(operator_mark.at >= dead_letter.dead_at, "{} is before {}", operator_mark.at, dead_letter.dead_at);
+    let batches = relay.read_parked().await;
+    assert_eq!(*batches[0].messages[0].1.message, *message, "the same message is sent again");
 }
 
 /// `after_dead = "hold"`: successors wait, and no run is due.
@@ -117,11 +118,11 @@ pub async fn a_redriven_message_goes_before_its_successors(h: &mut impl Harness)
     let waiting = emit_and_park(h, &mut relay, &["a", "a", "a"], dead_hold()).await;
     assert_eq!(must(relay.store.redrive(&mark(match_all())).await), 1);
     assert_eq!(state(&relay.store, waiting[0].message.id).await, "redriving");
-    let runs = relay.read_parked().await;
-    assert_eq!(batch_ids(&runs[0]), ids(&waiting));
-    assert_eq!(runs[0].attempts, 0);
+    let batches = relay.read_parked().await;
+    assert_eq!(batch_ids(&batches[0]), ids(&waiting));
+    assert_eq!(batches[0].attempts, 0);
     assert_eq!(state(&relay.store, waiting[0].message.id).await, "redriven");
-    assert_eq!(relay.settle_parked(&runs[0], 3, None).await, ParkedResult::KeyFreed);
+    assert_eq!(relay.settle_parked(&batches[0], 3, None).await, ParkedResult::KeyFreed);
     assert_eq!(state(&relay.store, waiting[0].message.id).await, "redriven");
     assert!(relay.read_parked().await.is_empty());
 }
@@ -131,16 +132,16 @@ pub async fn several_redriven_messages_keep_their_order(h: &mut impl Harness) {
     let mut relay = TestRelay::start(h.store().await, 1).await;
     emit_all(h, &["a", "a", "a"]).await;
     let page = relay.read(10).await;
-    let parks = page.entries.iter().map(|entry| park(entry, dead_continue())).collect();
-    relay.settle(page.end, parks).await;
+    let parked = page.entries.iter().map(|entry| park(entry, dead_continue())).collect();
+    relay.settle(page.end, parked).await;
     assert_eq!(must(relay.store.redrive(&mark(match_all())).await), 3);
-    let runs = relay.read_parked().await;
-    assert_eq!(batch_keys(&runs), ["a"]);
-    assert_eq!(batch_ids(&runs[0]), ids(&page.entries));
-    assert_eq!(relay.settle_parked(&runs[0], 3, None).await, ParkedResult::KeyFreed);
+    let batches = relay.read_parked().await;
+    assert_eq!(batch_keys(&batches), ["a"]);
+    assert_eq!(batch_ids(&batches[0]), ids(&page.entries));
+    assert_eq!(relay.settle_parked(&batches[0], 3, None).await, ParkedResult::KeyFreed);
 }
 
-/// A dry run only counts the letters it would mark.
+/// A dry run only counts the dead letters that it would mark.
 pub async fn a_dry_run_changes_nothing(h: &mut impl Harness) {
     let mut relay = TestRelay::start(h.store().await, 1).await;
     let waiting = emit_and_park(h, &mut relay, &["a", "b"], dead_hold()).await;
@@ -151,7 +152,7 @@ pub async fn a_dry_run_changes_nothing(h: &mut impl Harness) {
     assert_eq!(state(&relay.store, waiting[0].message.id).await, "dead");
 }
 
-/// A double click redrives once, and a marked letter cannot be discarded.
+/// A double click redrives once, and a marked dead letter cannot be discarded.
 pub async fn a_second_redrive_marks_nothing(h: &mut impl Harness) {
     let mut relay = TestRelay::start(h.store().await, 1).await;
     let waiting = emit_and_park(h, &mut relay, &["a"], dead_hold()).await;
@@ -169,14 +170,14 @@ pub async fn a_discarded_dead_letter_frees_its_key(h: &mut impl Harness) {
     let waiting = emit_and_park(h, &mut relay, &["a", "a", "a"], dead_hold()).await;
     assert_eq!(must(relay.store.discard(&mark(match_all())).await), 1);
     assert_eq!(state(&relay.store, waiting[0].message.id).await, "discarding");
-    let runs = relay.read_parked().await;
-    assert_eq!(batch_ids(&runs[0]), ids(&waiting[1..]));
-    assert_eq!(runs[0].attempts, 0);
+    let batches = relay.read_parked().await;
+    assert_eq!(batch_ids(&batches[0]), ids(&waiting[1..]));
+    assert_eq!(batches[0].attempts, 0);
     assert_eq!(state(&relay.store, waiting[0].message.id).await, "discarded");
     assert_eq!(must(relay.store.redrive(&mark(match_all())).await), 0, "discarding is final");
 }
 
-/// Without successors the key takes the live path immediately.
+/// Without successors the key is no longer parked.
 pub async fn a_discarded_dead_letter_without_successors_frees_its_key(h: &mut impl Harness) {
     let mut relay = TestRelay::start(h.store().await, 1).await;
     emit_and_park(h, &mut relay, &["a"], dead_hold()).await;
@@ -193,25 +194,25 @@ pub async fn a_redriven_message_that_fails_again_reopens_its_dead_letter(h: &mut
     let waiting = emit_and_park(h, &mut relay, &["a", "a"], dead_hold()).await;
     for _ in 0..2 {
         assert_eq!(must(relay.store.redrive(&mark(match_all())).await), 1);
-        let runs = relay.read_parked().await;
-        assert_eq!(batch_ids(&runs[0]), ids(&waiting));
-        assert_eq!(relay.settle_parked(&runs[0], 0, Some(dead_hold())).await, ParkedResult::StillParked);
+        let batches = relay.read_parked().await;
+        assert_eq!(batch_ids(&batches[0]), ids(&waiting));
+        assert_eq!(relay.settle_parked(&batches[0], 0, Some(dead_hold())).await, ParkedResult::StillParked);
         assert_eq!(state(&relay.store, waiting[0].message.id).await, "dead");
         assert!(relay.read_parked().await.is_empty());
     }
     assert_eq!(must(relay.store.list_dead_letters(&match_all(), 10).await).len(), 1);
 }
 
-/// An operator selects letters with a filter; the oldest come first.
+/// An operator selects dead letters with a filter; the oldest come first.
 pub async fn dead_letters_are_found_by_id_key_and_route(h: &mut impl Harness) {
     let mut relay = TestRelay::start(h.store().await, 1).await;
     let emitted = emit_all(h, &["a", "b", "b"]).await;
     let page = relay.read(10).await;
     let routes = ["slow", "slow", "fast"];
-    let parks = page.entries.iter().zip(routes);
-    let parks =
-        parks.map(|(entry, route)| park(entry, PublishFailure { route: route.into(), ..dead_continue() })).collect();
-    relay.settle(page.end, parks).await;
+    let parked = page.entries.iter().zip(routes);
+    let parked =
+        parked.map(|(entry, route)| park(entry, PublishFailure { route: route.into(), ..dead_continue() })).collect();
+    relay.settle(page.end, parked).await;
 
     let by_id = DeadLetterFilter { ids: vec![emitted[2], emitted[0]], ..match_all() };
     let by_key = DeadLetterFilter { key: Some("b".to_owned()), ..match_all() };
@@ -220,9 +221,11 @@ pub async fn dead_letters_are_found_by_id_key_and_route(h: &mut impl Harness) {
     let cases: [(DeadLetterFilter, &[usize]); 5] =
         [(match_all(), &[0, 1, 2]), (by_id, &[0, 2]), (by_key, &[1, 2]), (by_route, &[0, 1]), (by_both.clone(), &[1])];
     for (filter, expected) in cases {
-        let found: Vec<_> =
-            must(relay.store.list_dead_letters(&filter, 10).await).iter().map(|letter| letter.message.id).collect();
-        assert_eq!(found, expected.iter().map(|index| emitted[*index]).collect::<Vec<_>>(), "{filter:?}");
+        let selected: Vec<_> = must(relay.store.list_dead_letters(&filter, 10).await)
+            .iter()
+            .map(|dead_letter| dead_letter.message.id)
+            .collect();
+        assert_eq!(selected, expected.iter().map(|index| emitted[*index]).collect::<Vec<_>>(), "{filter:?}");
     }
     assert_eq!(must(relay.store.list_dead_letters(&match_all(), 2).await).len(), 2);
     assert_eq!(must(relay.store.redrive(&mark(by_both)).await), 1);
@@ -230,23 +233,23 @@ pub async fn dead_letters_are_found_by_id_key_and_route(h: &mut impl Harness) {
     assert_eq!(state(&relay.store, emitted[2]).await, "dead");
 }
 
-/// Dead-letters a message in a run, with either choice of `after_dead`.
+/// Dead-letters a message in a parked batch, with either choice of `after_dead`.
 pub async fn a_parked_batch_can_dead_letter_its_message_and_continue(h: &mut impl Harness) {
     let mut relay = TestRelay::start(h.store().await, 1).await;
     let waiting = emit_and_park(h, &mut relay, &["a", "a", "a", "a"], retry(Duration::ZERO, 1)).await;
-    let runs = relay.read_parked().await;
-    assert_eq!(relay.settle_parked(&runs[0], 1, Some(dead_continue())).await, ParkedResult::StillParked);
+    let batches = relay.read_parked().await;
+    assert_eq!(relay.settle_parked(&batches[0], 1, Some(dead_continue())).await, ParkedResult::StillParked);
     assert_eq!(state(&relay.store, waiting[1].message.id).await, "dead");
-    let runs = relay.read_parked().await;
-    assert_eq!(batch_ids(&runs[0]), ids(&waiting[2..]));
-    assert_eq!(runs[0].attempts, 0);
-    assert_eq!(relay.settle_parked(&runs[0], 0, Some(dead_hold())).await, ParkedResult::StillParked);
+    let batches = relay.read_parked().await;
+    assert_eq!(batch_ids(&batches[0]), ids(&waiting[2..]));
+    assert_eq!(batches[0].attempts, 0);
+    assert_eq!(relay.settle_parked(&batches[0], 0, Some(dead_hold())).await, ParkedResult::StillParked);
     assert_eq!(state(&relay.store, waiting[2].message.id).await, "dead");
     assert!(relay.read_parked().await.is_empty());
-    let held = DeadLetterFilter { ids: vec![waiting[2].message.id], ..match_all() };
-    must(relay.store.discard(&mark(held)).await);
-    let runs = relay.read_parked().await;
-    assert_eq!(batch_ids(&runs[0]), ids(&waiting[3..]));
-    assert_eq!(relay.settle_parked(&runs[0], 0, Some(dead_continue())).await, ParkedResult::KeyFreed);
+    let second_hold = DeadLetterFilter { ids: vec![waiting[2].message.id], ..match_all() };
+    must(relay.store.discard(&mark(second_hold)).await);
+    let batches = relay.read_parked().await;
+    assert_eq!(batch_ids(&batches[0]), ids(&waiting[3..]));
+    assert_eq!(relay.settle_parked(&batches[0], 0, Some(dead_continue())).await, ParkedResult::KeyFreed);
     assert_eq!(must(relay.store.list_dead_letters(&match_all(), 10).await).len(), 3);
 }

@@ -1,4 +1,4 @@
-//! Destinations: one outbox feeds several brokers or services, and none delays the others.
+//! Destinations: one outbox publishes to several brokers or services, and no destination delays another.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What the suite needs from a store beyond the ports: writers, time, and a server that can be killed.
+//! The operations that the suite needs from a store, beyond the ports: writers, time, and a server that can be killed.
 
 use std::time::Duration;
 

@@ -25,7 +25,7 @@ struct Writers<W> {
     committed: BTreeMap<usize, Vec<MessageId>>,
 }
 
-/// A writer, the keys it has locked, and what it emitted.
+/// A writer, the keys it has locked, and the messages it emitted.
 type OpenWriter<W> = (W, BTreeSet<usize>, Vec<(usize, MessageId)>);
 
 impl<W: WriteTransaction> Writers<W> {
@@ -35,16 +35,16 @@ impl<W: WriteTransaction> Writers<W> {
 
     /// Performs one random action: begin, emit under a lock that lasts until the end, commit or roll back.
     async fn random_step(&mut self, h: &impl Harness<Writer = W>, dice: &mut Random) {
-        let deed = dice.roll(10);
-        if self.open.is_empty() || (deed == 0 && self.open.len() < 6) {
+        let action = dice.roll(10);
+        if self.open.is_empty() || (action == 0 && self.open.len() < 6) {
             match h.try_begin_second().await {
                 Some(writer) => self.open.push((writer, BTreeSet::new(), Vec::new())),
-                None => assert!(h.capabilities().single_writer && !self.open.is_empty(), "nobody else writes"),
+                None => assert!(h.capabilities().single_writer && !self.open.is_empty(), "only one writer is open"),
             }
             return;
         }
         let index = dice.roll(self.open.len());
-        if deed < 7 {
+        if action < 7 {
             let key = dice.roll(12);
             if self.open.iter().enumerate().any(|(other, (_, keys, _))| other != index && keys.contains(&key)) {
                 return; // another writer holds the lock of the key, so a real one would wait
@@ -54,7 +54,7 @@ impl<W: WriteTransaction> Writers<W> {
             emitted.push((key, writer.emit(Draft::of(format!("key-{key}"))).await.expect("a new id")));
         } else {
             let (writer, _, emitted) = self.open.swap_remove(index);
-            if deed == 7 {
+            if action == 7 {
                 writer.rollback().await;
             } else {
                 writer.commit().await;
@@ -83,12 +83,12 @@ impl<W: WriteTransaction> Writers<W> {
     fn assert_all_read_in_order(&self, read: &[LogEntry], seed: u64) {
         for (key, expected) in &self.committed {
             let name = format!("key-{key}");
-            let got: Vec<MessageId> =
+            let actual: Vec<MessageId> =
                 read.iter().filter(|entry| *entry.message.key == *name).map(|entry| entry.message.id).collect();
-            assert_eq!(&got, expected, "seed {seed}, key {key}");
+            assert_eq!(&actual, expected, "seed {seed}, key {key}");
         }
         let total: usize = self.committed.values().map(Vec::len).sum();
-        assert_eq!(read.len(), total, "seed {seed}: nothing else was read");
+        assert_eq!(read.len(), total, "seed {seed}: every message was read once");
     }
 }
 
@@ -126,12 +126,12 @@ pub async fn interleaved_writers_and_moving_shards_lose_and_repeat_nothing(h: &m
     for _ in 0..600 {
         writers.random_step(h, &mut dice).await;
         let relay = &mut relays[dice.roll(2)];
-        let deed = dice.roll(24);
-        if deed < 7 && writers.blocks_other_writers(h) {
+        let action = dice.roll(24);
+        if action < 7 && writers.blocks_other_writers(h) {
             relay.read_groups(1 + dice.roll(7)).await;
             continue;
         }
-        match deed {
+        match action {
             0..4 => {
                 for (leases, page) in relay.read_groups(1 + dice.roll(7)).await {
                     // Some groups are not settled and read the same messages again later.

@@ -1,4 +1,4 @@
-//! Leases: which owner holds which shard, and since when.
+//! Leases: each shard has one owner at a time.
 
 use std::collections::BTreeSet;
 
@@ -19,8 +19,8 @@ pub async fn shards_are_shared_evenly(h: &mut impl Harness) {
         relays.push(TestRelay::new(h.store().await, number));
         for _ in 0..3 {
             for relay in &mut relays {
-                let leased = relay.lease(LONG).await;
-                let more = leased.leases.iter().skip(leased.fair_share).copied().collect();
+                let response = relay.lease(LONG).await;
+                let more = response.leases.iter().skip(response.fair_share).copied().collect();
                 relay.lease_and_release(LONG, more).await;
             }
         }
@@ -32,8 +32,8 @@ pub async fn shards_are_shared_evenly(h: &mut impl Harness) {
             assert!(relay.leases.iter().all(|lease| lease.shard_count == SHARDS && lease.owner == relay.owner));
             all.extend(shards(&relay.leases));
         }
-        let held: usize = relays.iter().map(|relay| relay.leases.len()).sum();
-        assert_eq!((all.len(), held), (usize::from(SHARDS), usize::from(SHARDS)), "each shard has one owner");
+        let count: usize = relays.iter().map(|relay| relay.leases.len()).sum();
+        assert_eq!((all.len(), count), (usize::from(SHARDS), usize::from(SHARDS)), "each shard has one owner");
     }
 }
 
@@ -59,10 +59,13 @@ pub async fn releasing_frees_every_lease_of_the_owner(h: &mut impl Harness) {
     // The first relay has no leases in memory, as after a database error.
     first.leases.clear();
     first.release_all().await;
-    let kept = second.leases.clone();
+    let second_leases = second.leases.clone();
     second.lease(LONG).await;
     assert_eq!(second.leases.len(), usize::from(SHARDS));
-    assert!(kept.iter().all(|lease| second.leases.contains(lease)), "those of the other owner stay as they are");
+    assert!(
+        second_leases.iter().all(|lease| second.leases.contains(lease)),
+        "the leases of the other owner are unchanged"
+    );
 }
 
 /// An unresponsive owner keeps its shards until the leases expire; the next owner gets a higher epoch.
@@ -96,11 +99,11 @@ pub async fn an_expired_lease_that_was_not_taken_over_is_renewed(h: &mut impl Ha
 pub async fn a_released_shard_is_free_for_others(h: &mut impl Harness) {
     let mut first = TestRelay::start(h.store().await, 1).await;
     let mut second = TestRelay::start(h.store().await, 2).await;
-    let leased = first.lease(LONG).await;
-    assert_eq!((leased.leases.len(), leased.fair_share), (8, 4));
-    let give_back = leased.leases[4..].to_vec();
+    let response = first.lease(LONG).await;
+    assert_eq!((response.leases.len(), response.fair_share), (8, 4));
+    let give_back = response.leases[4..].to_vec();
     first.lease_and_release(LONG, give_back.clone()).await;
-    assert_eq!(first.leases, leased.leases[..4]);
+    assert_eq!(first.leases, response.leases[..4]);
     second.lease(LONG).await;
     assert_eq!(shards(&second.leases), shards(&give_back));
     for (old, new) in give_back.iter().zip(&second.leases) {
@@ -115,12 +118,12 @@ pub async fn a_released_shard_is_free_for_others(h: &mut impl Harness) {
 /// An operator disabled the destination.
 pub async fn a_disabled_destination_leases_nothing(h: &mut impl Harness) {
     let relay = TestRelay::new(h.store().await, 1);
-    let ask = || LeaseRequest { owner: relay.owner, name: "relay".to_owned(), duration: LONG, release: Vec::new() };
+    let request = || LeaseRequest { owner: relay.owner, name: "relay".to_owned(), duration: LONG, release: Vec::new() };
     h.set_enabled(MAIN, false).await;
-    let refused = relay.store.acquire_leases(ask()).await;
+    let refused = relay.store.acquire_leases(request()).await;
     assert!(matches!(refused, Err(StoreError::Refused { .. })), "{refused:?}");
     h.set_enabled(MAIN, true).await;
-    assert_eq!(relay.store.acquire_leases(ask()).await.map_or(0, |leased| leased.leases.len()), 8);
+    assert_eq!(relay.store.acquire_leases(request()).await.map_or(0, |response| response.leases.len()), 8);
 }
 
 /// A misspelt destination is rejected immediately.

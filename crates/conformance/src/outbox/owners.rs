@@ -24,40 +24,40 @@ pub async fn the_old_owner_can_settle_nothing(h: &mut impl Harness) {
     let mut new = TestRelay::start(h.store().await, 2).await;
     assert_eq!(new.leases.len(), usize::from(SHARDS));
 
-    let parks = vec![
+    let parked = vec![
         park(&page.entries[0], retry(Duration::ZERO, 1)),
         park_behind(&page.entries[1]),
         park(&page.entries[2], failed(ParkAction::DeadHold, 1)),
         park(&page.entries[3], failed(ParkAction::HoldAddress { address: "x".into(), after: Duration::ZERO }, 0)),
     ];
-    let mut settled = old.settle(page.end, parks).await;
+    let mut settled = old.settle(page.end, parked).await;
     settled.lost_shards.sort_unstable();
     assert_eq!(settled, SettleResult { lost_shards: ALL.to_vec(), reread: Vec::new() });
 
     assert_eq!(new.lease(LONG).await.held_addresses, []);
     assert!(new.read_parked().await.is_empty());
     assert!(must(new.store.list_dead_letters(&DeadLetterFilter::default(), 10).await).is_empty());
-    assert!(must(new.store.standing(&new.leases).await).iter().all(|standing| standing.parked_keys.is_empty()));
+    assert!(must(new.store.standing(&new.leases).await).iter().all(|shard| shard.parked_keys.is_empty()));
     assert_eq!(ids(&new.drain(10).await), emitted);
     let settled = old.settle(page.end, Vec::new()).await;
     assert_eq!(settled.lost_shards.len(), 8, "not even progress");
 }
 
-/// Runs and marks of an old owner are rejected, and the key stays parked unchanged.
+/// Parked results and marks of an old owner are rejected, and the key stays parked unchanged.
 pub async fn the_old_owner_can_settle_no_parked_key(h: &mut impl Harness) {
     let mut old = TestRelay::new(h.store().await, 1);
     old.lease(LEASE).await;
     let entries = emit_and_park(h, &mut old, &["a", "a"], retry(Duration::ZERO, 1)).await;
     emit_and_park(h, &mut old, &["b"], failed(ParkAction::DeadHold, 1)).await;
-    let runs = old.read_parked().await;
-    assert_eq!(runs.len(), 1);
+    let batches = old.read_parked().await;
+    assert_eq!(batches.len(), 1);
     h.advance_time(LEASE * 2).await;
     let new = TestRelay::start(h.store().await, 2).await;
 
-    assert_eq!(old.settle_parked(&runs[0], 2, None).await, ParkedResult::LeaseLost);
-    assert_eq!(old.settle_parked(&runs[0], 0, Some(failed(ParkAction::DeadHold, 5))).await, ParkedResult::LeaseLost);
+    assert_eq!(old.settle_parked(&batches[0], 2, None).await, ParkedResult::LeaseLost);
+    assert_eq!(old.settle_parked(&batches[0], 0, Some(failed(ParkAction::DeadHold, 5))).await, ParkedResult::LeaseLost);
     let mark =
-        MarkRequest { filter: DeadLetterFilter::default(), dry_run: false, by: "ana".into(), reason: "mended".into() };
+        MarkRequest { filter: DeadLetterFilter::default(), dry_run: false, by: "ana".into(), reason: "fixed".into() };
     assert_eq!(must(old.store.redrive(&mark).await), 1);
     assert!(old.read_parked().await.is_empty());
     assert_eq!(
@@ -66,13 +66,13 @@ pub async fn the_old_owner_can_settle_no_parked_key(h: &mut impl Harness) {
         "only marked"
     );
 
-    let runs = new.read_parked().await;
-    let run = runs.iter().find(|run| &*run.key == "a").expect("the key still waits");
-    assert_eq!(batch_ids(run), ids(&entries));
-    assert!(runs.iter().any(|run| &*run.key == "b"), "the new owner carries out the mark");
+    let batches = new.read_parked().await;
+    let batch = batches.iter().find(|batch| &*batch.key == "a").expect("the key still waits");
+    assert_eq!(batch_ids(batch), ids(&entries));
+    assert!(batches.iter().any(|batch| &*batch.key == "b"), "the new owner applies the mark");
 }
 
-/// The new owner loads what the old one settled, also in mid-window, and what it parked.
+/// The new owner loads the position of the old one, also in mid-window, and the parked keys.
 pub async fn the_new_owner_begins_where_the_old_one_settled(h: &mut impl Harness) {
     let mut old = TestRelay::new(h.store().await, 1);
     old.lease(LEASE).await;
@@ -83,9 +83,8 @@ pub async fn the_new_owner_begins_where_the_old_one_settled(h: &mut impl Harness
 
     let mut new = TestRelay::start(h.store().await, 2).await;
     assert!(new.leases.iter().all(|lease| new.position(lease) == page.end));
-    let standings = must(new.store.standing(&new.leases).await);
-    let waiting: Vec<_> =
-        standings.iter().flat_map(|standing| &standing.parked_keys).map(ToString::to_string).collect();
+    let shards = must(new.store.standing(&new.leases).await);
+    let waiting: Vec<_> = shards.iter().flat_map(|shard| &shard.parked_keys).map(ToString::to_string).collect();
     assert_eq!(waiting, ["b"]);
     assert_eq!(ids(&new.drain(10).await), emitted[3..]);
 }
@@ -110,17 +109,17 @@ pub async fn a_lost_shard_does_not_affect_a_held_one(h: &mut impl Harness) {
     emit_all(h, &keys.iter().map(String::as_str).collect::<Vec<_>>()).await;
     let both = old.leases.clone();
     let page = old.read(100).await;
-    let (kept, lost) = (both[0], both[1]);
+    let (retained, lost) = (both[0], both[1]);
     let mut new = TestRelay::start(h.store_for("two").await, 2).await;
     old.lease_and_release(LONG, vec![lost]).await;
     new.lease(LONG).await;
     assert_eq!(new.leases.iter().map(|lease| lease.shard).collect::<Vec<_>>(), [lost.shard]);
 
     let of = |shard: u16| page.entries.iter().filter(move |entry| entry.slot % 2 == shard);
-    let parks = page.entries.iter().map(|entry| park(entry, retry(Duration::ZERO, 1))).collect();
-    let settled = old.settle_some(&both, page.end, parks).await;
+    let parked = page.entries.iter().map(|entry| park(entry, retry(Duration::ZERO, 1))).collect();
+    let settled = old.settle_some(&both, page.end, parked).await;
     assert_eq!(settled, SettleResult { lost_shards: vec![lost.shard], reread: Vec::new() });
-    assert_eq!(old.read_parked().await.len(), of(kept.shard).count());
+    assert_eq!(old.read_parked().await.len(), of(retained.shard).count());
     assert!(new.read_parked().await.is_empty());
     assert_eq!(new.drain(100).await.len(), of(lost.shard).count());
     assert_eq!(old.drain(100).await.len(), 0);

@@ -21,12 +21,12 @@ pub async fn a_failed_message_and_its_successors_wait_in_order(h: &mut impl Harn
     assert_eq!(relay.settle(page.end, parks).await, SettleResult::default());
     waiting.extend(page.entries);
 
-    assert_eq!(relay.drain(10).await.len(), 0, "what is parked is settled");
-    let runs = relay.read_parked().await;
-    assert_eq!(batch_keys(&runs), ["a"]);
-    assert_eq!(batch_ids(&runs[0]), ids(&waiting));
-    assert_eq!((runs[0].attempts, runs[0].quarantined, &runs[0].probe_address), (1, false, &None));
-    assert_eq!(runs[0].slot, waiting[0].slot);
+    assert_eq!(relay.drain(10).await.len(), 0, "parked messages are settled");
+    let batches = relay.read_parked().await;
+    assert_eq!(batch_keys(&batches), ["a"]);
+    assert_eq!(batch_ids(&batches[0]), ids(&waiting));
+    assert_eq!((batches[0].attempts, batches[0].quarantined, &batches[0].probe_address), (1, false, &None));
+    assert_eq!(batches[0].slot, waiting[0].slot);
     let limited =
         must(relevo_core::outbox::parked::ParkedReader::read_parked(&relay.store, &relay.leases, 10, 2).await);
     assert_eq!(batch_ids(&limited[0]), ids(&waiting[..2]));
@@ -38,8 +38,8 @@ pub async fn a_message_behind_a_removed_head_is_read_again(h: &mut impl Harness)
     emit_and_park(h, &mut relay, &["a"], retry(Duration::ZERO, 1)).await;
     let emitted = emit_all(h, &["a", "a"]).await;
     let page = relay.read(10).await;
-    let runs = relay.read_parked().await;
-    relay.settle_parked(&runs[0], 1, None).await;
+    let batches = relay.read_parked().await;
+    relay.settle_parked(&batches[0], 1, None).await;
 
     let before = relay.position(&relay.lease_of(&page.entries[0]));
     let parks: Vec<_> = page.entries.iter().map(park_behind).collect();
@@ -48,8 +48,8 @@ pub async fn a_message_behind_a_removed_head_is_read_again(h: &mut impl Harness)
     let seqs: Vec<i64> = page.entries.iter().map(|entry| entry.seq).collect();
     assert_eq!(settled, SettleResult { lost_shards: Vec::new(), reread: seqs });
     let lease = relay.lease_of(&page.entries[0]);
-    let standing = must(relay.store.standing(&[lease]).await).remove(0);
-    assert_eq!((standing.position, standing.parked_keys.len()), (before, 0), "nothing of the shard was changed");
+    let shard = must(relay.store.standing(&[lease]).await).remove(0);
+    assert_eq!((shard.position, shard.parked_keys.len()), (before, 0), "the shard is unchanged");
     assert!(relay.read_parked().await.is_empty());
     assert_eq!(ids(&relay.drain(10).await), emitted);
 }
@@ -64,9 +64,9 @@ pub async fn a_reread_message_does_not_affect_other_shards(h: &mut impl Harness)
     let parks = vec![park(head, retry(Duration::ZERO, 1)), park_behind(tail), park_behind(other)];
     let settled = relay.settle(page.end, parks).await;
     assert_eq!(settled, SettleResult { lost_shards: Vec::new(), reread: vec![other.seq] });
-    let runs = relay.read_parked().await;
-    assert_eq!(batch_keys(&runs), ["o-1"]);
-    assert_eq!(batch_ids(&runs[0]), emitted[..2]);
+    let batches = relay.read_parked().await;
+    assert_eq!(batch_keys(&batches), ["o-1"]);
+    assert_eq!(batch_ids(&batches[0]), emitted[..2]);
     assert_eq!(ids(&relay.drain(10).await), emitted[2..]);
 }
 
@@ -75,9 +75,9 @@ pub async fn a_new_head_of_a_parked_key_waits_behind_the_old_one(h: &mut impl Ha
     let mut relay = TestRelay::start(h.store().await, 1).await;
     let mut waiting = emit_and_park(h, &mut relay, &["a"], retry(Duration::ZERO, 3)).await;
     waiting.extend(emit_and_park(h, &mut relay, &["a"], retry(LONG, 1)).await);
-    let runs = relay.read_parked().await;
-    assert_eq!(batch_ids(&runs[0]), ids(&waiting));
-    assert_eq!(runs[0].attempts, 3);
+    let batches = relay.read_parked().await;
+    assert_eq!(batch_ids(&batches[0]), ids(&waiting));
+    assert_eq!(batches[0].attempts, 3);
 }
 
 /// P4: keys and errors come from callers and brokers. No such text may make a settlement fail.
@@ -93,14 +93,16 @@ pub async fn any_key_and_any_error_can_be_parked(h: &mut impl Harness) {
         .zip(errors)
         .map(|(entry, error)| park(entry, PublishFailure { error: error.to_owned(), ..retry(Duration::ZERO, 1) }));
     assert_eq!(relay.settle(page.end, parks.collect()).await, SettleResult::default());
-    let mut runs = relay.read_parked().await;
-    runs.sort_by_key(|run| run.messages[0].1.seq);
-    assert_eq!(batch_keys(&runs), keys);
-    for (run, error) in runs.iter().zip(errors) {
-        relay.settle_parked(run, 0, Some(PublishFailure { error: error.to_owned(), ..retry(Duration::ZERO, 2) })).await;
+    let mut batches = relay.read_parked().await;
+    batches.sort_by_key(|batch| batch.messages[0].1.seq);
+    assert_eq!(batch_keys(&batches), keys);
+    for (batch, error) in batches.iter().zip(errors) {
+        relay
+            .settle_parked(batch, 0, Some(PublishFailure { error: error.to_owned(), ..retry(Duration::ZERO, 2) }))
+            .await;
     }
-    let again = relay.read_parked().await;
-    assert_eq!(again.iter().map(|run| run.attempts).collect::<Vec<_>>(), [2; 4]);
+    let retried = relay.read_parked().await;
+    assert_eq!(retried.iter().map(|batch| batch.attempts).collect::<Vec<_>>(), [2; 4]);
 }
 
 /// P4: all other keys continue, also in the same page.
@@ -113,9 +115,9 @@ pub async fn a_parked_key_does_not_delay_other_keys(h: &mut impl Harness) {
     let next = emit_all(h, &["b", "c"]).await;
     assert_eq!(ids(&relay.drain(10).await), next);
     h.advance_time(RETRY_DELAY * 2).await;
-    let runs = relay.read_parked().await;
-    assert_eq!(batch_keys(&runs), ["a"]);
-    assert_eq!(batch_ids(&runs[0]), [page.entries[0].message.id, page.entries[2].message.id]);
+    let batches = relay.read_parked().await;
+    assert_eq!(batch_keys(&batches), ["a"]);
+    assert_eq!(batch_ids(&batches[0]), [page.entries[0].message.id, page.entries[2].message.id]);
 }
 
 /// A new owner of a shard must know its parked keys, including those that wait for an operator; otherwise it overtakes
@@ -128,9 +130,9 @@ pub async fn a_new_owner_learns_the_parked_keys(h: &mut impl Harness) {
     relay.release_all().await;
     let next = TestRelay::start(h.store().await, 2).await;
     let mut keys = Vec::new();
-    for standing in must(next.store.standing(&next.leases).await) {
-        for key in standing.parked_keys {
-            assert_eq!(relevo_core::slot::slot_of(&key) % 8, standing.shard);
+    for shard in must(next.store.standing(&next.leases).await) {
+        for key in shard.parked_keys {
+            assert_eq!(relevo_core::slot::slot_of(&key) % 8, shard.shard);
             keys.push(key.to_string());
         }
     }

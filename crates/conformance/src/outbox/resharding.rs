@@ -1,4 +1,4 @@
-//! Regrouping: changes the number of shards without losing, repeating or reordering messages.
+//! Resharding: changes the number of shards without losing, repeating or reordering messages.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use relevo_core::outbox::{LogEntry, Position};
 use crate::outbox::harness::{Harness, MAIN, Start};
 use crate::outbox::test_relay::{LONG, TestRelay, batch_ids, batch_keys, emit_all, emit_and_park, ids, retry};
 
-/// One round of a relay: renew leases, then read and settle as far as the ceiling allows.
+/// One round of a relay: renew leases, then read and settle as far as the window limit allows.
 async fn relay_round<S: ShardLeases + OutboxReader + ParkedReader>(
     relay: &mut TestRelay<S>,
     limit: usize,
@@ -34,11 +34,12 @@ async fn run_until_resharded<S: ShardLeases + OutboxReader + ParkedReader>(
     let mut read = Vec::new();
     for _ in 0..100 {
         read.extend(relay_round(relay, 3).await);
-        if relay.leases.iter().all(|lease| lease.shard_count == shards) && relay.ceiling == WindowLimit::Unlimited {
+        if relay.leases.iter().all(|lease| lease.shard_count == shards) && relay.window_limit == WindowLimit::Unlimited
+        {
             return read;
         }
     }
-    panic!("the regrouping never ends");
+    panic!("the resharding never ends");
 }
 
 /// C7: parked keys belong to a slot and move to the owner of its new shard.
@@ -55,20 +56,20 @@ pub async fn parked_keys_move_to_their_new_owner(h: &mut impl Harness) {
     second.lease(LONG).await;
     assert_eq!((first.leases.len(), second.leases.len()), (2, 1));
 
-    let mut found = Vec::new();
+    let mut keys_found = Vec::new();
     for relay in [&first, &second] {
-        let runs = relay.read_parked().await;
-        for run in &runs {
-            assert_eq!(relay.lease_of_slot(run.slot).shard_count, 3);
-            let expected: Vec<_> = waiting.iter().filter(|entry| entry.message.key == run.key).cloned().collect();
-            assert_eq!(batch_ids(run), ids(&expected));
+        let batches = relay.read_parked().await;
+        for batch in &batches {
+            assert_eq!(relay.lease_of_slot(batch.slot).shard_count, 3);
+            let expected: Vec<_> = waiting.iter().filter(|entry| entry.message.key == batch.key).cloned().collect();
+            assert_eq!(batch_ids(batch), ids(&expected));
         }
-        found.extend(batch_keys(&runs));
+        keys_found.extend(batch_keys(&batches));
     }
-    found.sort();
+    keys_found.sort();
     let mut expected: Vec<_> = keys.iter().map(ToString::to_string).collect();
     expected.sort();
-    assert_eq!(found, expected);
+    assert_eq!(keys_found, expected);
 }
 
 /// From 4 shards to 16, with two relays, half-read pages, shards at different positions, and active writers.
@@ -83,14 +84,14 @@ pub async fn resharding_loses_and_reorders_nothing(h: &mut impl Harness) {
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     let mut emitted: Vec<(usize, MessageId)> = Vec::new();
     let mut read = Vec::new();
-    for turn in 0..40 {
+    for round in 0..40 {
         emitted.extend(emit_all(h, &keys).await.into_iter().enumerate());
-        if turn == 4 {
+        if round == 4 {
             h.reshard("moving", 16).await;
         }
         // One relay is slower, so that their shards are at different ticks.
         for (index, limit) in [(0, 2), (1, 7)] {
-            if index == 1 || turn % 3 == 0 {
+            if index == 1 || round % 3 == 0 {
                 read.extend(relay_round(&mut relays[index], limit).await);
             }
         }
@@ -100,18 +101,18 @@ pub async fn resharding_loses_and_reorders_nothing(h: &mut impl Harness) {
         read.extend(relay_round(&mut first, 100).await);
         read.extend(relay_round(&mut second, 100).await);
     }
-    assert_eq!(first.leases.len() + second.leases.len(), 16, "the regrouping has ended");
+    assert_eq!(first.leases.len() + second.leases.len(), 16, "the resharding has ended");
     read.extend(first.drain(100).await);
     read.extend(second.drain(100).await);
     assert_eq!(read.len(), emitted.len());
     for (index, key) in keys.iter().enumerate() {
         let expected: Vec<_> = emitted.iter().filter(|(of, _)| *of == index).map(|(_, id)| *id).collect();
-        let got: Vec<_> = read.iter().filter(|entry| *entry.message.key == **key).cloned().collect();
-        assert_eq!(ids(&got), expected, "key {key}");
+        let actual: Vec<_> = read.iter().filter(|entry| *entry.message.key == **key).cloned().collect();
+        assert_eq!(ids(&actual), expected, "key {key}");
     }
 }
 
-/// An owner that learned of the regrouping late has opened another window; the other shards advance to its end.
+/// An owner that heard of the resharding late has opened another window; the other shards advance to its end.
 pub async fn an_owner_with_a_newer_window_does_not_stop_resharding(h: &mut impl Harness) {
     h.add_destination("moving", 2, Start::Oldest).await;
     let mut first = TestRelay::start(h.store_for("moving").await, 1).await;
@@ -122,27 +123,27 @@ pub async fn an_owner_with_a_newer_window_does_not_stop_resharding(h: &mut impl 
     let mut emitted = emit_all(h, &["a", "b", "c", "d"]).await;
     let mut read = first.drain(10).await;
     h.reshard("moving", 4).await;
-    // All windows are finished, at different ticks: the shards shall meet at the tick of the first relay.
+    // All windows are finished, at different ticks: the shards must meet at the tick of the first relay.
     read.extend(relay_round(&mut first, 10).await);
     read.extend(relay_round(&mut first, 10).await);
-    assert!(matches!(first.ceiling, WindowLimit::UntilTick(_)));
-    // The second relay has not renewed since, so it still reads without a ceiling.
+    assert!(matches!(first.window_limit, WindowLimit::UntilTick(_)));
+    // The second relay has not renewed since, so it still reads without a window limit.
     emitted.extend(emit_all(h, &["a", "b", "c", "d"]).await);
     read.extend(second.drain(10).await);
     for _ in 0..10 {
         read.extend(relay_round(&mut first, 10).await);
         read.extend(relay_round(&mut second, 10).await);
     }
-    assert_eq!(first.leases.len() + second.leases.len(), 4, "the regrouping has ended");
+    assert_eq!(first.leases.len() + second.leases.len(), 4, "the resharding has ended");
     read.extend(first.drain(10).await);
     read.extend(second.drain(10).await);
-    let mut got = ids(&read);
-    got.sort();
+    let mut actual = ids(&read);
+    actual.sort();
     emitted.sort();
-    assert_eq!(got, emitted);
+    assert_eq!(actual, emitted);
 }
 
-/// Regrouping revokes every lease, even if the number of shards stays the same.
+/// Resharding revokes every lease, even if the number of shards stays the same.
 pub async fn a_lease_from_before_resharding_settles_nothing(h: &mut impl Harness) {
     let mut relay = TestRelay::start(h.store().await, 1).await;
     let before = relay.leases.clone();

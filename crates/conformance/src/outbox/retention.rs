@@ -48,7 +48,7 @@ pub async fn old_settled_messages_are_dropped(h: &mut impl Harness) {
     assert_eq!(ids(&relay.drain(10).await), [newest]);
     let maintained = must(relay.store.maintain().await);
     assert!(maintained.dropped > 0);
-    assert_eq!(h.stored_messages().await, 1, "only the young one is left");
+    assert_eq!(h.stored_messages().await, 1, "only the new message is left");
     assert_eq!(batch_ids(&relay.read_parked().await[0]), emitted[..1]);
     assert_eq!(must(relay.store.list_dead_letters(&DeadLetterFilter::default(), 10).await)[0].message.id, emitted[1]);
 }
@@ -63,7 +63,7 @@ pub async fn very_old_settled_messages_are_dropped_one_by_one(h: &mut impl Harne
     let young = emit(h, "a").await;
     assert_eq!(ids(&relay.drain(10).await), [young]);
     must(relay.store.maintain().await);
-    assert_eq!(h.stored_messages().await, 1, "only the young one is left");
+    assert_eq!(h.stored_messages().await, 1, "only the new message is left");
 }
 
 /// Unsettled messages are kept, however old they are.
@@ -94,7 +94,7 @@ pub async fn a_late_commit_is_never_dropped_unread(h: &mut impl Harness) {
     age_and_maintain(h, &relay.store).await;
     assert_eq!(ids(&relay.drain(10).await), [late]);
     age_and_maintain(h, &relay.store).await;
-    assert_eq!(h.stored_messages().await, 0, "read and old: now it goes");
+    assert_eq!(h.stored_messages().await, 0, "it is settled and old");
 }
 
 /// D2: a destination without progress retains its unsettled messages until it is removed.

@@ -14,7 +14,7 @@ fn scheduled_draft(key: &str, wait: Duration) -> Draft {
     Draft { deliver_after: Some(wait), ..Draft::of(key) }
 }
 
-/// Messages enter no earlier than their time and in the order of their times, whatever the order of emitting.
+/// Messages enter no earlier than their time and in the order of their times, independent of the order of emitting.
 pub async fn scheduled_messages_enter_when_due_in_the_order_of_their_times(h: &mut impl Harness) {
     let mut relay = TestRelay::start(h.store().await, 1).await;
     let third = emit_draft(h, scheduled_draft("a", RETRY_DELAY)).await;
@@ -60,34 +60,34 @@ pub async fn the_age_of_a_scheduled_message_counts_from_its_entry_into_the_log(h
 pub async fn a_cancelled_message_is_never_read(h: &mut impl Harness) {
     let mut relay = TestRelay::start(h.store().await, 1).await;
     let cancelled = emit_draft(h, scheduled_draft("a", RETRY_DELAY)).await;
-    let kept = emit_draft(h, scheduled_draft("a", RETRY_DELAY)).await;
+    let retained = emit_draft(h, scheduled_draft("a", RETRY_DELAY)).await;
     let mut writer = h.begin().await;
-    assert!(writer.cancel(kept).await);
+    assert!(writer.cancel(retained).await);
     writer.rollback().await;
     let mut writer = h.begin().await;
     assert!(writer.cancel(cancelled).await);
     assert!(!writer.cancel(cancelled).await);
     writer.commit().await;
     h.advance_time(RETRY_DELAY * 2).await;
-    assert_eq!(ids(&relay.drain(10).await), [kept]);
+    assert_eq!(ids(&relay.drain(10).await), [retained]);
     let mut writer = h.begin().await;
-    assert!(!writer.cancel(kept).await, "it is in the log by now");
+    assert!(!writer.cancel(retained).await, "it is in the log by now");
     writer.rollback().await;
 }
 
 /// P2 for scheduled messages. An open writer also holds back its own messages when their time comes.
 pub async fn a_scheduled_message_that_rolled_back_is_never_read(h: &mut impl Harness) {
     let mut relay = TestRelay::start(h.store().await, 1).await;
-    let mut gone = h.begin().await;
-    gone.emit(scheduled_draft("a", REAL_WAIT)).await.expect("a new id");
+    let mut rolled_back = h.begin().await;
+    rolled_back.emit(scheduled_draft("a", REAL_WAIT)).await.expect("a new id");
     let open = h.try_begin_second().await;
     assert_eq!(open.is_none(), h.capabilities().single_writer);
     let (open, late) = if let Some(mut open) = open {
         let late = open.emit(scheduled_draft("a", REAL_WAIT)).await.expect("a new id");
-        gone.rollback().await;
+        rolled_back.rollback().await;
         (open, late)
     } else {
-        gone.rollback().await;
+        rolled_back.rollback().await;
         let mut open = h.begin().await;
         let late = open.emit(scheduled_draft("a", REAL_WAIT)).await.expect("a new id");
         (open, late)

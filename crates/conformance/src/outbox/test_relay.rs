@@ -27,15 +27,15 @@ pub(crate) const LEASE: Duration = Duration::from_mins(1);
 pub(crate) const RETRY_DELAY: Duration = Duration::from_mins(1);
 
 /// Unwraps a store result; an error fails the case.
-pub(crate) fn must<T>(answer: Result<T, StoreError>) -> T {
-    answer.unwrap_or_else(|error| panic!("the store failed: {error:?}"))
+pub(crate) fn must<T>(result: Result<T, StoreError>) -> T {
+    result.unwrap_or_else(|error| panic!("the store failed: {error:?}"))
 }
 
 pub(crate) struct TestRelay<S> {
     pub(crate) store: S,
     pub(crate) owner: Uuid,
     pub(crate) leases: Vec<Lease>,
-    pub(crate) ceiling: WindowLimit,
+    pub(crate) window_limit: WindowLimit,
     positions: BTreeMap<Lease, Position>,
     /// Pages read while the only writer was open, to be settled after it has ended.
     unsettled: Vec<(Vec<Lease>, Position)>,
@@ -49,7 +49,7 @@ impl<S: ShardLeases + OutboxReader + ParkedReader> TestRelay<S> {
             store,
             owner,
             leases: Vec::new(),
-            ceiling: WindowLimit::Unlimited,
+            window_limit: WindowLimit::Unlimited,
             positions: BTreeMap::new(),
             unsettled: Vec::new(),
         }
@@ -63,29 +63,24 @@ impl<S: ShardLeases + OutboxReader + ParkedReader> TestRelay<S> {
     }
 
     /// Acquires and renews leases, and loads the positions of new ones.
-    pub(crate) async fn lease(&mut self, lasts: Duration) -> LeaseResponse {
-        self.lease_and_release(lasts, Vec::new()).await
+    pub(crate) async fn lease(&mut self, duration: Duration) -> LeaseResponse {
+        self.lease_and_release(duration, Vec::new()).await
     }
 
-    pub(crate) async fn lease_and_release(&mut self, lasts: Duration, give_back: Vec<Lease>) -> LeaseResponse {
-        let ask = LeaseRequest {
-            owner: self.owner,
-            name: format!("relay {}", self.owner),
-            duration: lasts,
-            release: give_back,
-        };
-        let leased = must(self.store.acquire_leases(ask).await);
-        self.leases.clone_from(&leased.leases);
-        self.ceiling = leased.window_limit;
-        self.positions.retain(|lease, _| leased.leases.contains(lease));
+    pub(crate) async fn lease_and_release(&mut self, duration: Duration, release: Vec<Lease>) -> LeaseResponse {
+        let request = LeaseRequest { owner: self.owner, name: format!("relay {}", self.owner), duration, release };
+        let response = must(self.store.acquire_leases(request).await);
+        self.leases.clone_from(&response.leases);
+        self.window_limit = response.window_limit;
+        self.positions.retain(|lease, _| response.leases.contains(lease));
         let new: Vec<Lease> =
-            leased.leases.iter().filter(|lease| !self.positions.contains_key(lease)).copied().collect();
-        for standing in must(self.store.standing(&new).await) {
-            let lease = new.iter().find(|lease| lease.shard == standing.shard).expect("a shard that was asked for");
-            self.positions.insert(*lease, standing.position);
+            response.leases.iter().filter(|lease| !self.positions.contains_key(lease)).copied().collect();
+        for shard in must(self.store.standing(&new).await) {
+            let lease = new.iter().find(|lease| lease.shard == shard.shard).expect("a requested shard");
+            self.positions.insert(*lease, shard.position);
         }
-        assert_eq!(self.positions.len(), self.leases.len(), "every leased shard stands somewhere");
-        leased
+        assert_eq!(self.positions.len(), self.leases.len(), "every leased shard has a position");
+        response
     }
 
     pub(crate) async fn release_all(&mut self) {
@@ -123,7 +118,7 @@ impl<S: ShardLeases + OutboxReader + ParkedReader> TestRelay<S> {
                         after,
                         messages_max: limit,
                         bytes_max: ANY_BYTES,
-                        window_limit: self.ceiling,
+                        window_limit: self.window_limit,
                     })
                     .await,
             );
@@ -137,29 +132,29 @@ impl<S: ShardLeases + OutboxReader + ParkedReader> TestRelay<S> {
     /// Reads the next page of shards that are all at one position.
     pub(crate) async fn read(&self, limit: usize) -> Page {
         let mut pages = self.read_groups(limit).await;
-        assert_eq!(pages.len(), 1, "all shards stand together");
+        assert_eq!(pages.len(), 1, "all shards are at one position");
         pages.remove(0).1
     }
 
-    /// Settles all leased shards up to `end`, with these parks.
-    pub(crate) async fn settle(&mut self, end: Position, parks: Vec<ParkedMessage>) -> SettleResult {
-        self.settle_some(&self.leases.clone(), end, parks).await
+    /// Settles all leased shards up to `end`, with these parked messages.
+    pub(crate) async fn settle(&mut self, end: Position, parked: Vec<ParkedMessage>) -> SettleResult {
+        self.settle_some(&self.leases.clone(), end, parked).await
     }
 
     pub(crate) async fn settle_some(
         &mut self,
         leases: &[Lease],
         end: Position,
-        parks: Vec<ParkedMessage>,
+        parked: Vec<ParkedMessage>,
     ) -> SettleResult {
         let progress = leases.iter().map(|lease| (*lease, end)).collect();
-        let shards_passed: BTreeSet<(u16, i64)> = parks.iter().map(|park| (park.slot, park.seq)).collect();
-        let settled = must(self.store.settle(Settlement { progress, parked: parks }).await);
+        let parked_seqs: BTreeSet<(u16, i64)> = parked.iter().map(|message| (message.slot, message.seq)).collect();
+        let settled = must(self.store.settle(Settlement { progress, parked }).await);
         for lease in leases {
-            let passed = shards_passed
+            let has_reread = parked_seqs
                 .iter()
                 .any(|(slot, seq)| settled.reread.contains(seq) && shard_of(*slot, lease.shard_count) == lease.shard);
-            if !passed && !settled.lost_shards.contains(&lease.shard) && self.positions.contains_key(lease) {
+            if !has_reread && !settled.lost_shards.contains(&lease.shard) && self.positions.contains_key(lease) {
                 self.positions.insert(*lease, end);
             }
         }
@@ -219,38 +214,38 @@ impl<S: ShardLeases + OutboxReader + ParkedReader> TestRelay<S> {
         panic!("the outbox never becomes empty");
     }
 
-    /// All due runs, without a limit that matters.
+    /// All due batches, without a limit that matters.
     pub(crate) async fn read_parked(&self) -> Vec<ParkedBatch> {
         must(self.store.read_parked(&self.leases, 100, 100).await)
     }
 
-    /// Records the result of one run.
+    /// Records the result of one batch.
     pub(crate) async fn settle_parked(
         &self,
-        run: &ParkedBatch,
+        batch: &ParkedBatch,
         delivered: usize,
-        stop: Option<PublishFailure>,
+        failure: Option<PublishFailure>,
     ) -> ParkedResult {
-        self.settle_parked_releasing(run, delivered, stop, None).await
+        self.settle_parked_releasing(batch, delivered, failure, None).await
     }
 
     pub(crate) async fn settle_parked_releasing(
         &self,
-        run: &ParkedBatch,
+        batch: &ParkedBatch,
         delivered: usize,
-        stop: Option<PublishFailure>,
+        failure: Option<PublishFailure>,
         released: Option<&str>,
     ) -> ParkedResult {
-        let advance = ParkedSettlement {
-            lease: self.lease_of_slot(run.slot),
-            key: run.key.clone(),
-            delivered: run.messages[..delivered].iter().map(|(number, _)| *number).collect(),
-            failed: stop.map(|stopped| (run.messages[delivered].0, stopped)),
+        let settlement = ParkedSettlement {
+            lease: self.lease_of_slot(batch.slot),
+            key: batch.key.clone(),
+            delivered: batch.messages[..delivered].iter().map(|(number, _)| *number).collect(),
+            failed: failure.map(|failure| (batch.messages[delivered].0, failure)),
             released_address: released.map(Arc::from),
         };
-        let mut answers = must(self.store.settle_parked(vec![advance]).await);
-        assert_eq!(answers.len(), 1, "one answer a run");
-        answers.remove(0)
+        let mut results = must(self.store.settle_parked(vec![settlement]).await);
+        assert_eq!(results.len(), 1, "one result per batch");
+        results.remove(0)
     }
 }
 
@@ -289,22 +284,22 @@ pub(crate) fn ids(entries: &[LogEntry]) -> Vec<MessageId> {
     entries.iter().map(|entry| entry.message.id).collect()
 }
 
-pub(crate) fn batch_ids(run: &ParkedBatch) -> Vec<MessageId> {
-    run.messages.iter().map(|(_, entry)| entry.message.id).collect()
+pub(crate) fn batch_ids(batch: &ParkedBatch) -> Vec<MessageId> {
+    batch.messages.iter().map(|(_, entry)| entry.message.id).collect()
 }
 
-/// The keys of runs, in order.
-pub(crate) fn batch_keys(runs: &[ParkedBatch]) -> Vec<String> {
-    runs.iter().map(|run| run.key.to_string()).collect()
+/// The keys of batches, in order.
+pub(crate) fn batch_keys(batches: &[ParkedBatch]) -> Vec<String> {
+    batches.iter().map(|batch| batch.key.to_string()).collect()
 }
 
 pub(crate) fn retry(after: Duration, attempts: u32) -> PublishFailure {
     failed(ParkAction::Retry { after }, attempts)
 }
 
-pub(crate) fn failed(stop: ParkAction, attempts: u32) -> PublishFailure {
+pub(crate) fn failed(action: ParkAction, attempts: u32) -> PublishFailure {
     PublishFailure {
-        action: stop,
+        action,
         attempts,
         class: "transient",
         error: "it was refused".to_owned(),
@@ -312,21 +307,21 @@ pub(crate) fn failed(stop: ParkAction, attempts: u32) -> PublishFailure {
     }
 }
 
-pub(crate) fn park(entry: &LogEntry, stopped: PublishFailure) -> ParkedMessage {
-    ParkedMessage { seq: entry.seq, slot: entry.slot, key: entry.message.key.clone(), failure: Some(stopped) }
+pub(crate) fn park(entry: &LogEntry, failure: PublishFailure) -> ParkedMessage {
+    ParkedMessage { seq: entry.seq, slot: entry.slot, key: entry.message.key.clone(), failure: Some(failure) }
 }
 
 pub(crate) fn park_behind(entry: &LogEntry) -> ParkedMessage {
     ParkedMessage { seq: entry.seq, slot: entry.slot, key: entry.message.key.clone(), failure: None }
 }
 
-/// Emits one message per key and reads them in one page. Parks the first message of each key with `stop` and the others
+/// Emits one message per key and reads them in one page. Parks the first message of each key with `failure` and the others
 /// behind it. Returns the entries of the page, whose window is settled.
 pub(crate) async fn emit_and_park<S>(
     h: &impl Harness<Store = S>,
     relay: &mut TestRelay<S>,
     keys: &[&str],
-    stop: PublishFailure,
+    failure: PublishFailure,
 ) -> Vec<LogEntry>
 where
     S: ShardLeases + OutboxReader + ParkedReader,
@@ -335,10 +330,10 @@ where
     let page = relay.read(100).await;
     assert_eq!(page.entries.len(), keys.len());
     let mut heads = BTreeSet::new();
-    let parks = page.entries.iter();
-    let parks = parks
-        .map(|entry| if heads.insert(&entry.message.key) { park(entry, stop.clone()) } else { park_behind(entry) })
+    let parked = page.entries.iter();
+    let parked = parked
+        .map(|entry| if heads.insert(&entry.message.key) { park(entry, failure.clone()) } else { park_behind(entry) })
         .collect();
-    assert_eq!(relay.settle(page.end, parks).await, SettleResult::default());
+    assert_eq!(relay.settle(page.end, parked).await, SettleResult::default());
     page.entries
 }

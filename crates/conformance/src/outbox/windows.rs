@@ -1,4 +1,4 @@
-//! Windows: which messages are read, when, and that each is read once.
+//! Windows: each message is read once, after it commits.
 
 use relevo_core::MessageId;
 use relevo_core::outbox::Position;
@@ -22,12 +22,12 @@ pub async fn a_rolled_back_message_is_never_read(h: &mut impl Harness) {
         Some(late) => late,
         None => begin_late_transaction(h).await.0,
     };
-    let kept = emit_during_write(h, &["a"]).await;
-    assert_eq!(ids(&relay.drain_during_write(h, 10).await), kept);
+    let retained = emit_during_write(h, &["a"]).await;
+    assert_eq!(ids(&relay.drain_during_write(h, 10).await), retained);
     late.rollback().await;
     assert_eq!(ids(&relay.drain(10).await), []);
-    let kept = emit(h, "a").await;
-    assert_eq!(ids(&relay.drain(10).await), [kept]);
+    let retained = emit(h, "a").await;
+    assert_eq!(ids(&relay.drain(10).await), [retained]);
     assert_eq!(ids(&relay.drain(10).await), []);
     let dropped = h.begin().await;
     drop(dropped);
@@ -93,7 +93,7 @@ pub async fn a_skipped_transaction_is_read_completely(h: &mut impl Harness) {
     assert_eq!(ids(&relay.drain(2).await), emitted);
 }
 
-/// Reading has no side effects: the same call returns the same page, whatever was committed since.
+/// Reading has no side effects: the same call returns the same page, also after later commits.
 pub async fn the_same_window_read_twice_gives_the_same_page(h: &mut impl Harness) {
     let relay = TestRelay::start(h.store().await, 1).await;
     emit_all(h, &["a", "b", "c", "d", "e"]).await;
@@ -108,8 +108,8 @@ pub async fn the_same_window_read_twice_gives_the_same_page(h: &mut impl Harness
     };
     let second = must(relay.store.read(read.clone()).await);
     emit_all(h, &["a", "b"]).await;
-    let again = must(relay.store.read(read).await);
-    assert_eq!((ids(&again.entries), again.end), (ids(&second.entries), second.end));
+    let repeated = must(relay.store.read(read).await);
+    assert_eq!((ids(&repeated.entries), repeated.end), (ids(&second.entries), second.end));
 }
 
 /// A3: progress names both ends of the window, so that it cannot be mistaken for another window.
@@ -237,19 +237,19 @@ pub async fn a_lagging_shard_jumps_to_the_newest_tick(h: &mut impl Harness) {
     assert!(relay.leases.iter().all(|lease| relay.position(lease).is_exhausted()));
 }
 
-/// During regrouping, open windows are finished and no new one is opened, or none beyond a tick.
+/// During resharding, open windows are finished and no new one is opened, or none beyond a tick.
 pub async fn a_window_limit_stops_new_windows(h: &mut impl Harness) {
     let mut relay = TestRelay::start(h.store().await, 1).await;
     let first = emit_all(h, &["a", "b", "c"]).await;
     assert_eq!(ids(&relay.deliver(2).await), first[..2]);
-    relay.ceiling = WindowLimit::CurrentWindow;
+    relay.window_limit = WindowLimit::CurrentWindow;
     assert_eq!(ids(&relay.deliver(2).await), first[2..]);
     let stand = relay.position(&relay.leases[0]);
     let second = emit_all(h, &["a", "b", "c"]).await;
     let page = relay.read(2).await;
     assert_eq!((ids(&page.entries), page.end), (vec![], stand));
 
-    relay.ceiling = WindowLimit::UntilTick(stand.to_tick);
+    relay.window_limit = WindowLimit::UntilTick(stand.to_tick);
     let page = relay.read(2).await;
     assert_eq!((ids(&page.entries), page.end), (vec![], stand));
     let leases = relay.leases.clone();
@@ -258,12 +258,12 @@ pub async fn a_window_limit_stops_new_windows(h: &mut impl Harness) {
         after: Position::at(0),
         messages_max: 100,
         bytes_max: ANY_BYTES,
-        window_limit: relay.ceiling,
+        window_limit: relay.window_limit,
     };
     let page = must(relay.store.read(read).await);
     assert_eq!((ids(&page.entries), page.end), (first, stand));
 
-    relay.ceiling = WindowLimit::Unlimited;
+    relay.window_limit = WindowLimit::Unlimited;
     assert_eq!(ids(&relay.drain(2).await), second);
 }
 

@@ -1,4 +1,4 @@
-//! What the suite needs from a log beyond the port: messages in it, and their deliveries to a consumer.
+//! The operations that the suite needs from a log, beyond the port: publishing messages and receiving their deliveries.
 
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ pub async fn receive(consumer: &impl BrokerConsumer, count: usize) -> Vec<Delive
     let mut received = Vec::new();
     while received.len() < count {
         let next = crate::broker::harness::within_timeout(consumer.receive(count)).await;
-        received.extend(next.expect("the broker is there"));
+        received.extend(next.expect("the broker is reachable"));
     }
     received.sort_by_key(|delivery| delivery.offset);
     received
@@ -63,23 +63,23 @@ pub(crate) fn drafts(count: usize) -> Vec<Draft> {
 
 /// All messages that match a filter, read page by page.
 pub(crate) async fn read_all(source: &dyn ReplaySource, filter: &ReplayFilter, limit: usize) -> Vec<LogMessage> {
-    let mut found = Vec::new();
+    let mut messages = Vec::new();
     let mut after = 0;
     loop {
-        let read =
+        let page =
             source.read(filter, ReplayReadRequest { after, limit, bytes: 1 << 20 }).await.expect("the log can be read");
-        assert!(read.messages.len() <= limit, "a page is not longer than was asked for");
-        assert!(read.messages.iter().all(|logged| after < logged.number && logged.number <= read.next));
-        assert!(read.ended || read.next > after, "every call gets further");
-        found.extend(read.messages);
-        after = read.next;
-        if read.ended {
-            return found;
+        assert!(page.messages.len() <= limit, "a page is not longer than its limit");
+        assert!(page.messages.iter().all(|message| after < message.number && message.number <= page.next));
+        assert!(page.ended || page.next > after, "every call makes progress");
+        messages.extend(page.messages);
+        after = page.next;
+        if page.ended {
+            return messages;
         }
     }
 }
 
 /// The ids of messages published by Relevo.
-pub(crate) fn ids(logged: &[LogMessage]) -> Vec<MessageId> {
-    logged.iter().map(|logged| logged.raw.decode().expect("a message of ours").message.id).collect()
+pub(crate) fn ids(messages: &[LogMessage]) -> Vec<MessageId> {
+    messages.iter().map(|message| message.raw.decode().expect("a message of Relevo").message.id).collect()
 }

@@ -1,4 +1,4 @@
-//! Called by operators and at start-up: the topology that the configuration names, and the settings that promises depend on.
+//! Called by operators and at start-up: the configured topology, and the settings that guarantees depend on.
 
 use std::fmt;
 use std::time::Duration;
@@ -70,7 +70,7 @@ impl fmt::Display for Difference {
 /// The configuration that the broker's settings are compared with.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExamineContext {
-    /// The addresses of the routes, as [`Route::template`](crate::Route::address_template) returns them. `{topic}`, `{type}`
+    /// The addresses of the routes, as [`Route::address_template`](crate::Route::address_template) returns them. `{topic}`, `{type}`
     /// and `{key}` match any text.
     pub addresses: Vec<String>,
     /// The longest time after which a sent message may be sent again, not counting broker outages.

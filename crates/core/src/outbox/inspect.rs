@@ -90,8 +90,8 @@ impl MessageStatus {
     }
 
     /// Parses a name.
-    pub fn parse(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|status| status.as_str() == word)
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|status| status.as_str() == name)
     }
 }
 
@@ -220,7 +220,7 @@ pub trait OutboxInspector: Send + Sync {
     async fn backlog(&self) -> Result<Backlog, StoreError>;
 
     /// Searches backwards from the newest message. Stops after about `budget` and returns how far it got.
-    async fn search(&self, search: &MessageFilter, limit: usize, budget: Duration) -> Result<SearchPage, StoreError>;
+    async fn search(&self, filter: &MessageFilter, limit: usize, budget: Duration) -> Result<SearchPage, StoreError>;
 
     /// Returns one message, if it is retained or still waits.
     async fn message(&self, id: MessageId) -> Result<Option<MessageDetails>, StoreError>;

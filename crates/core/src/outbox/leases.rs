@@ -78,7 +78,7 @@ pub struct TakenShard {
 pub trait ShardLeases: Send + Sync {
     /// In one transaction: releases the given leases, renews those of this owner, and acquires free or expired shards
     /// up to its fair share. The epoch of every acquired shard increases.
-    async fn acquire_leases(&self, ask: LeaseRequest) -> Result<LeaseResponse, StoreError>;
+    async fn acquire_leases(&self, request: LeaseRequest) -> Result<LeaseResponse, StoreError>;
 
     /// Reads the state of newly leased shards. It reads data committed after the lease was acquired, so that it
     /// includes everything a former owner settled.

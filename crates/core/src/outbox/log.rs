@@ -1,4 +1,4 @@
-//! Called by the relay: reads the log and settles what was read.
+//! Called by the relay: reads messages of the log and settles them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -124,7 +124,7 @@ pub struct SettleResult {
 pub trait OutboxReader: Send + Sync {
     /// Reads the next messages after a position, in commit order. The same call returns the same page while its window
     /// is open.
-    async fn read(&self, read: PageRequest<'_>) -> Result<Page, StoreError>;
+    async fn read(&self, request: PageRequest<'_>) -> Result<Page, StoreError>;
 
     /// Records the results of messages, in one transaction that checks each lease. Changes each shard completely or not
     /// at all, and returns the unchanged ones.

@@ -27,7 +27,7 @@ pub struct ParkedBatch {
     pub messages: Vec<(i64, LogEntry)>,
 }
 
-/// The result of a run.
+/// The result of publishing a [`ParkedBatch`].
 #[derive(Clone, Debug)]
 pub struct ParkedSettlement {
     /// The lease of the key's shard.
@@ -42,7 +42,7 @@ pub struct ParkedSettlement {
     pub released_address: Option<Arc<str>>,
 }
 
-/// The result of an [`ParkedSettlement`].
+/// The effect of a [`ParkedSettlement`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParkedResult {
     /// The lease was lost. Nothing was changed.
@@ -56,13 +56,13 @@ pub enum ParkedResult {
 /// Parked keys, as the relay retries them.
 #[async_trait]
 pub trait ParkedReader: Send + Sync {
-    /// Applies the marks of operators, then returns due runs: at most `keys` runs with at most `messages` messages
+    /// Applies the marks of operators, then returns due batches: at most `keys` batches of at most `messages` messages
     /// each.
     ///
-    /// It does not claim them: a run stays due, and may be returned again, until its result is recorded.
+    /// It does not claim them: a batch stays due, and may be returned again, until its result is recorded.
     async fn read_parked(&self, leases: &[Lease], keys: usize, messages: usize)
     -> Result<Vec<ParkedBatch>, StoreError>;
 
-    /// Records the results of runs. Returns one result per run, in order.
-    async fn settle_parked(&self, advances: Vec<ParkedSettlement>) -> Result<Vec<ParkedResult>, StoreError>;
+    /// Records the results of batches. Returns one result per settlement, in order.
+    async fn settle_parked(&self, settlements: Vec<ParkedSettlement>) -> Result<Vec<ParkedResult>, StoreError>;
 }

@@ -1,4 +1,4 @@
-//! What a search of the log asks for and returns.
+//! Filters and results of a search of the log.
 
 use jiff::Timestamp;
 
@@ -30,7 +30,7 @@ pub struct SearchPage {
     pub messages: Vec<MessageSummary>,
     /// Where the search continues. `None` if the search is complete.
     pub next: Option<i64>,
-    /// How far back the search came, if it ran out of time before it reached the limit.
+    /// How far back the search got, if it ran out of time before it reached the limit.
     pub searched_back_to: Option<Timestamp>,
 }
 

@@ -86,8 +86,8 @@ impl SpanContext {
         let [version] = hex::<1>(version)?;
         let [flags] = hex::<1>(flags)?;
         let (trace, span) = (TraceId::from_bytes(hex(trace)?)?, SpanId::from_bytes(hex(span)?)?);
-        let ends_well = version != 0 || next().is_none();
-        (version != 0xff && ends_well).then_some(Self { trace, span, sampled: flags & 1 == 1 })
+        let fields_end = version != 0 || next().is_none();
+        (version != 0xff && fields_end).then_some(Self { trace, span, sampled: flags & 1 == 1 })
     }
 }
 
@@ -135,7 +135,7 @@ mod tests {
         let known = "4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
         let read = |text: String| SpanContext::parse(&text).map(|context| context.to_string());
         let this = Some(format!("00-{known}"));
-        assert_eq!([read(format!("01-{known}")), read(format!("cc-{known}-what-comes"))], [this.clone(), this]);
+        assert_eq!([read(format!("01-{known}")), read(format!("cc-{known}-later-field"))], [this.clone(), this]);
         assert_eq!([read(format!("00-{known}-more")), read(format!("ff-{known}"))], [None, None]);
         assert_eq!(read(format!("01-{known}more")), None, "flags are two digits in every version");
     }

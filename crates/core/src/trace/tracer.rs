@@ -26,8 +26,8 @@ enum Origin {
 
 impl Tracer {
     /// Creates a tracer that sends spans with these attributes to the recorder.
-    pub fn new(recorder: Arc<dyn SpanRecorder>, about: CommonAttributes) -> Self {
-        Self(Some(TracerInner { recorder, common: Arc::new(about) }))
+    pub fn new(recorder: Arc<dyn SpanRecorder>, common: CommonAttributes) -> Self {
+        Self(Some(TracerInner { recorder, common: Arc::new(common) }))
     }
 
     /// A tracer that records nothing.
@@ -44,23 +44,23 @@ impl Tracer {
     /// the id decides. A key in the address is replaced by a placeholder: keys may identify people, and there may be
     /// millions of them.
     pub fn start(&self, operation: Operation, message: &Message, address: &Arc<str>) -> Option<ActiveSpan> {
-        let telling = self.0.as_ref()?;
-        let origin = telling.origin(&message.headers, message.id)?;
+        let inner = self.0.as_ref()?;
+        let origin = inner.origin(&message.headers, message.id)?;
         let destination = without_key(address, &message.key);
         match origin {
             Origin::Carried(origin) => {
                 let state = message.headers.get(TraceContext::STATE).cloned();
-                let mut open = telling.start_span(operation, origin.trace, destination);
-                open.0.span.parent = Some(origin.span);
-                open.0.span.tracestate = state;
-                open.0.span.origin = Some(origin);
-                open.0.span.message = Some(message.id);
-                Some(open)
+                let mut span = inner.start_span(operation, origin.trace, destination);
+                span.0.span.parent = Some(origin.span);
+                span.0.span.tracestate = state;
+                span.0.span.origin = Some(origin);
+                span.0.span.message = Some(message.id);
+                Some(span)
             }
             Origin::Unknown(trace) => {
-                let mut open = telling.start_span(operation, trace, destination);
-                open.0.span.message = Some(message.id);
-                Some(open)
+                let mut span = inner.start_span(operation, trace, destination);
+                span.0.span.message = Some(message.id);
+                Some(span)
             }
         }
     }
@@ -68,21 +68,21 @@ impl Tracer {
     /// Starts the span of an emit, and makes this span the origin of the message. An existing context in the draft
     /// becomes the parent. Without one, a new random trace id decides whether the span is recorded.
     pub fn start_emit(&self, draft: &mut Draft) -> Option<ActiveSpan> {
-        let telling = self.0.as_ref()?;
+        let inner = self.0.as_ref()?;
         let parent = draft.headers.get(TraceContext::PARENT).and_then(|text| SpanContext::parse(text));
         let trace = match parent {
             Some(parent) => parent.sampled.then_some(parent.trace)?,
-            None => telling.new_trace().filter(|trace| telling.recorder.is_sampled(*trace))?,
+            None => inner.new_trace().filter(|trace| inner.recorder.is_sampled(*trace))?,
         };
-        let mut open = telling.start_span(Operation::Create, trace, (*draft.topic).into());
-        open.0.span.parent = parent.map(|parent| parent.span);
-        open.0.span.tracestate = draft.headers.get(TraceContext::STATE).filter(|_| parent.is_some()).cloned();
+        let mut span = inner.start_span(Operation::Create, trace, (*draft.topic).into());
+        span.0.span.parent = parent.map(|parent| parent.span);
+        span.0.span.tracestate = draft.headers.get(TraceContext::STATE).filter(|_| parent.is_some()).cloned();
         if parent.is_none() {
             // The state belongs to a parent that could not be parsed.
             draft.headers.remove(TraceContext::STATE);
         }
-        draft.headers.insert(TraceContext::PARENT.to_owned(), open.0.span.context.to_string());
-        Some(open)
+        draft.headers.insert(TraceContext::PARENT.to_owned(), span.0.span.context.to_string());
+        Some(span)
     }
 
     /// The trace id of a message, for log lines: the trace it carries, sampled or not, or else the one recorded for it.
@@ -114,7 +114,7 @@ impl TracerInner {
     }
 
     fn start_span(&self, operation: Operation, trace: TraceId, destination: Arc<str>) -> ActiveSpan {
-        let begun = self.recorder.now();
+        let now = self.recorder.now();
         let span = SpanData {
             context: SpanContext { trace, span: self.recorder.new_span_id(), sampled: true },
             parent: None,
@@ -123,8 +123,8 @@ impl TracerInner {
             operation,
             destination,
             message: None,
-            started_at: begun,
-            ended_at: begun,
+            started_at: now,
+            ended_at: now,
             attempt: None,
             verdict: None,
             error: None,
@@ -136,21 +136,21 @@ impl TracerInner {
 
 /// Replaces the key in an address by a placeholder, unless a letter or digit is next to it.
 fn without_key(address: &Arc<str>, key: &str) -> Arc<str> {
-    let is_part = |letter: Option<char>| letter.is_some_and(char::is_alphanumeric);
+    let is_part = |character: Option<char>| character.is_some_and(char::is_alphanumeric);
     let stands_alone =
         |at: usize| !is_part(address[..at].chars().next_back()) && !is_part(address[at + key.len()..].chars().next());
-    let mut told = String::new();
+    let mut masked = String::new();
     let mut rest = 0;
     for (at, _) in address.match_indices(key).filter(|(at, _)| !key.is_empty() && stands_alone(*at)) {
-        told.push_str(&address[rest..at]);
-        told.push_str(SpanData::KEY);
+        masked.push_str(&address[rest..at]);
+        masked.push_str(SpanData::KEY);
         rest = at + key.len();
     }
     if rest == 0 {
         return Arc::clone(address);
     }
-    told.push_str(&address[rest..]);
-    told.into()
+    masked.push_str(&address[rest..]);
+    masked.into()
 }
 
 /// The origin in these headers.
@@ -160,7 +160,7 @@ fn parse_origin(headers: &Headers) -> Option<SpanContext> {
 
 /// A started span. If it is dropped without an end, it is not recorded, because its result is unknown.
 #[derive(Debug)]
-#[must_use = "a span that is dropped is not told"]
+#[must_use = "a dropped span is not recorded"]
 pub struct ActiveSpan(Box<ActiveSpanInner>);
 
 /// Boxed, because every message has a field for it and most messages have no span.
@@ -212,14 +212,14 @@ impl ActiveSpan {
     pub fn follow_up(&self, operation: Operation) -> Self {
         // A message without an origin was sent with this span as its origin.
         let origin = self.0.span.origin.unwrap_or(self.0.span.context);
-        let begun = self.0.recorder.now();
+        let now = self.0.recorder.now();
         let span = SpanData {
             context: SpanContext { span: self.0.recorder.new_span_id(), ..self.0.span.context },
             parent: Some(origin.span),
             origin: Some(origin),
             operation,
-            started_at: begun,
-            ended_at: begun,
+            started_at: now,
+            ended_at: now,
             attempt: None,
             verdict: None,
             error: None,

@@ -28,9 +28,9 @@ pub enum HandlerBehaviour {
 }
 
 impl HandlerBehaviour {
-    /// A random behaviour. `trouble` is the number of failing messages per thousand.
-    pub fn random(random: &mut SplitMix64, trouble: u64, kills: bool) -> Self {
-        if !random.permille(trouble) {
+    /// A random behaviour. `failing_permille` is the number of failing messages per thousand.
+    pub fn random(random: &mut SplitMix64, failing_permille: u64, kills: bool) -> Self {
+        if !random.permille(failing_permille) {
             return match random.between(0, 19) {
                 0 => Self::Skip,
                 1 => Self::Unwanted,
@@ -51,10 +51,10 @@ impl HandlerBehaviour {
 
     /// Parses the behaviour from a message's type.
     pub fn parse(kind: &str) -> Self {
-        let word = kind.split_once('.').map_or(kind, |(_, word)| word);
-        let (word, times) = word.split_once('-').unwrap_or((word, ""));
+        let name = kind.split_once('.').map_or(kind, |(_, name)| name);
+        let (name, times) = name.split_once('-').unwrap_or((name, ""));
         let times = times.parse().unwrap_or(1);
-        match word {
+        match name {
             "slow" => Self::Slow,
             "skip" => Self::Skip,
             "unwanted" => Self::Unwanted,
@@ -70,18 +70,18 @@ impl HandlerBehaviour {
 
     /// The message's type, for a handler inside the transaction or with a call before it.
     pub fn message_type(self, calls: bool) -> String {
-        let form = if calls { "call" } else { "inside" };
+        let prefix = if calls { "call" } else { "inside" };
         match self {
-            Self::Plain => format!("{form}.plain"),
-            Self::Slow => format!("{form}.slow"),
-            Self::Skip => format!("{form}.skip"),
+            Self::Plain => format!("{prefix}.plain"),
+            Self::Slow => format!("{prefix}.slow"),
+            Self::Skip => format!("{prefix}.skip"),
             Self::Unwanted => "nobodys.unwanted".to_owned(),
-            Self::Fails(times) => format!("{form}.fails-{times}"),
-            Self::Panics(times) => format!("{form}.panics-{times}"),
-            Self::Hangs(times) => format!("{form}.hangs-{times}"),
-            Self::Poison => format!("{form}.poison"),
-            Self::Kills(times) => format!("{form}.kills-{times}"),
-            Self::Malformed => format!("{form}.malformed"),
+            Self::Fails(times) => format!("{prefix}.fails-{times}"),
+            Self::Panics(times) => format!("{prefix}.panics-{times}"),
+            Self::Hangs(times) => format!("{prefix}.hangs-{times}"),
+            Self::Poison => format!("{prefix}.poison"),
+            Self::Kills(times) => format!("{prefix}.kills-{times}"),
+            Self::Malformed => format!("{prefix}.malformed"),
         }
     }
 

@@ -47,11 +47,11 @@ impl Group {
     }
 
     /// Adds a published message.
-    pub fn publish(&self, lane: usize, place: u64, name: MessageName, entry: DedupId, raw: RawMessage) {
-        self.names.insert(self.number, entry.id, name.clone());
-        let kept =
-            StoredMessage { offset: place, name, id: entry, raw, count: 0, retry_count: 0, due_at: Instant::now() };
-        self.state.lock().lanes[lane].waiting.insert(place, kept);
+    pub fn publish(&self, lane: usize, offset: u64, name: MessageName, dedup_id: DedupId, raw: RawMessage) {
+        self.names.insert(self.number, dedup_id.id, name.clone());
+        let message =
+            StoredMessage { offset, name, id: dedup_id, raw, count: 0, retry_count: 0, due_at: Instant::now() };
+        self.state.lock().lanes[lane].waiting.insert(offset, message);
         self.changed.notify_waiters();
     }
 
@@ -94,13 +94,13 @@ impl Group {
         self.change(|state, _| state.cut(connection));
     }
 
-    /// Pauses or resumes a lane for one consumer. `told` numbers these calls, so that a late call is ignored.
-    pub fn pause(&self, connection: u64, told: u64, lane: &Lane, pause: bool) {
+    /// Pauses or resumes a lane for one consumer. `control` numbers these calls, so that a late call is ignored.
+    pub fn pause(&self, connection: u64, control: u64, lane: &Lane, pause: bool) {
         self.change(|state, _| {
             let number = (0..state.lanes.len()).find(|number| Self::lane(*number) == *lane);
-            let connected = state.connections.get_mut(&connection).filter(|connected| connected.last_control < told);
+            let connected = state.connections.get_mut(&connection).filter(|connected| connected.last_control < control);
             if let (Some(number), Some(connected)) = (number, connected) {
-                connected.last_control = told;
+                connected.last_control = control;
                 if pause {
                     connected.paused.insert(number);
                 } else {
@@ -111,18 +111,18 @@ impl Group {
     }
 
     /// Simulates a spontaneous action of a broker. Random numbers choose the action and its target.
-    pub fn inject_fault(&self, what: u64, whom: usize) {
-        let forgets = self.plan().forgets_acks;
-        let told = self.change(|state, shared| {
-            let lane = whom % state.lanes.len();
+    pub fn inject_fault(&self, action: u64, target: usize) {
+        let loses_acks = self.plan().forgets_acks;
+        let fault = self.change(|state, shared| {
+            let lane = target % state.lanes.len();
             let others: Vec<u64> = state.present().filter(|number| Some(*number) != state.lanes[lane].owner).collect();
-            match what % 5 {
+            match action % 5 {
                 0 if !shared && !others.is_empty() => {
                     state.redeliver_lane(lane);
-                    state.lanes[lane].owner = Some(others[whom % others.len()]);
+                    state.lanes[lane].owner = Some(others[target % others.len()]);
                     "a lane goes to another member"
                 }
-                1 if forgets => {
+                1 if loses_acks => {
                     state.crash();
                     "the broker forgets acknowledgements"
                 }
@@ -131,9 +131,9 @@ impl Group {
                     "messages go to two members at once"
                 }
                 3 => {
-                    let here: Vec<u64> = state.present().collect();
-                    if !here.is_empty() {
-                        state.cut(here[whom % here.len()]);
+                    let present: Vec<u64> = state.present().collect();
+                    if !present.is_empty() {
+                        state.cut(present[target % present.len()]);
                     }
                     "a connection to the broker breaks"
                 }
@@ -143,7 +143,7 @@ impl Group {
                 }
             }
         });
-        self.history.record(Event::Fault(told));
+        self.history.record(Event::Fault(fault));
     }
 
     /// Waits for the next deliveries to a connection.
@@ -168,7 +168,7 @@ impl Group {
                 }
                 let now = Instant::now();
                 let waiting = state.lanes.iter().flat_map(|lane| lane.waiting.values());
-                waiting.map(|kept| kept.due_at).filter(|due| *due > now).min()
+                waiting.map(|message| message.due_at).filter(|due| *due > now).min()
             };
             let due = due.unwrap_or_else(|| Instant::now() + Duration::from_hours(1));
             tokio::select! {
@@ -183,8 +183,8 @@ impl Group {
     fn mark_present(&self, connection: u64) -> u64 {
         self.change(|state, shared| {
             let Some(connected) = state.connections.get_mut(&connection) else { return 0 };
-            let (was_here, cuts) = (connected.present || connected.closed, connected.cuts);
-            if !was_here {
+            let (was_present, cuts) = (connected.present || connected.closed, connected.cuts);
+            if !was_present {
                 connected.present = true;
                 state.assign_lanes(shared);
             }
@@ -201,27 +201,31 @@ impl Group {
             if is_paused || !(plan.shared || state.lanes[number].owner == Some(connection)) {
                 continue;
             }
-            let out = state.outstanding.values().filter(|out| out.lane == number && out.to == connection).count();
-            let room = plan.prefetch.saturating_sub(out).min(limit - deliveries.len());
-            let waiting = state.lanes[number].waiting.values().filter(|kept| kept.due_at <= now);
-            let places: Vec<u64> = waiting.take(room).map(|kept| kept.offset).collect();
-            for place in places {
-                let Some(mut kept) = state.lanes[number].waiting.remove(&place) else { continue };
-                kept.count += 1;
+            let outstanding = state
+                .outstanding
+                .values()
+                .filter(|outstanding| outstanding.lane == number && outstanding.to == connection)
+                .count();
+            let room = plan.prefetch.saturating_sub(outstanding).min(limit - deliveries.len());
+            let waiting = state.lanes[number].waiting.values().filter(|message| message.due_at <= now);
+            let offsets: Vec<u64> = waiting.take(room).map(|message| message.offset).collect();
+            for offset in offsets {
+                let Some(mut message) = state.lanes[number].waiting.remove(&offset) else { continue };
+                message.count += 1;
                 state.next += 1;
                 let tag = DeliveryTag::new(state.next);
-                let case = self.case(&kept);
-                self.history.record(Event::Delivered { case, to: connection, count: kept.count });
+                let case = self.case(&message);
+                self.history.record(Event::Delivered { case, to: connection, count: message.count });
                 deliveries.push(Delivery {
                     tag,
-                    raw: kept.raw.clone(),
+                    raw: message.raw.clone(),
                     address: ADDRESS.into(),
                     lane: Self::lane(number),
-                    offset: Some(place),
-                    redelivered: kept.count > 1,
-                    retry_count: kept.retry_count,
+                    offset: Some(offset),
+                    redelivered: message.count > 1,
+                    retry_count: message.retry_count,
                 });
-                state.outstanding.insert(tag, Outstanding { to: connection, lane: number, message: kept });
+                state.outstanding.insert(tag, Outstanding { to: connection, lane: number, message });
             }
         }
         deliveries
@@ -231,12 +235,12 @@ impl Group {
     pub fn settle(&self, connection: u64, deliveries: &[(DeliveryTag, Option<Duration>)]) -> Vec<AckOutcome> {
         self.change(|state, _| {
             let settle = |(tag, delay): &(DeliveryTag, Option<Duration>)| match state.outstanding.remove(tag) {
-                Some(out) if out.to == connection => {
-                    self.settle_one(state, out, *delay);
+                Some(outstanding) if outstanding.to == connection => {
+                    self.settle_one(state, outstanding, *delay);
                     AckOutcome::Acknowledged
                 }
-                Some(out) => {
-                    state.outstanding.insert(*tag, out);
+                Some(outstanding) => {
+                    state.outstanding.insert(*tag, outstanding);
                     AckOutcome::Stale
                 }
                 None => AckOutcome::Stale,
@@ -245,21 +249,21 @@ impl Group {
         })
     }
 
-    fn settle_one(&self, state: &mut GroupState, out: Outstanding, delay: Option<Duration>) {
-        let Outstanding { lane, message: mut kept, .. } = out;
-        let case = self.case(&kept);
+    fn settle_one(&self, state: &mut GroupState, outstanding: Outstanding, delay: Option<Duration>) {
+        let Outstanding { lane, mut message, .. } = outstanding;
+        let case = self.case(&message);
         if let Some(delay) = delay {
             self.history.record(Event::RetryScheduled(case));
-            kept.due_at = Instant::now() + delay;
-            kept.retry_count += 1;
-            if !state.settled.contains(&kept.offset) {
-                state.lanes[lane].waiting.insert(kept.offset, kept);
+            message.due_at = Instant::now() + delay;
+            message.retry_count += 1;
+            if !state.settled.contains(&message.offset) {
+                state.lanes[lane].waiting.insert(message.offset, message);
             }
         } else {
             self.history.record(Event::Acknowledged(case));
-            state.lanes[lane].waiting.remove(&kept.offset);
-            state.settled.insert(kept.offset);
-            state.acknowledged.push((lane, kept));
+            state.lanes[lane].waiting.remove(&message.offset);
+            state.settled.insert(message.offset);
+            state.acknowledged.push((lane, message));
         }
     }
 
@@ -276,17 +280,18 @@ impl Group {
             .lanes
             .iter()
             .enumerate()
-            .flat_map(|(lane, queue)| queue.waiting.values().map(move |kept| (lane, kept)));
+            .flat_map(|(lane, queue)| queue.waiting.values().map(move |message| (lane, message)));
         let all = waiting
             .chain(state.outstanding.values().map(|out| (out.lane, &out.message)))
-            .chain(state.acknowledged.iter().map(|(lane, kept)| (*lane, kept)));
-        let by_place: BTreeMap<u64, (usize, u64, DedupId, RawMessage)> =
-            all.map(|(lane, kept)| (kept.offset, (lane, kept.offset, kept.id, kept.raw.clone()))).collect();
-        by_place.into_values().collect()
+            .chain(state.acknowledged.iter().map(|(lane, message)| (*lane, message)));
+        let by_offset: BTreeMap<u64, (usize, u64, DedupId, RawMessage)> = all
+            .map(|(lane, message)| (message.offset, (lane, message.offset, message.id, message.raw.clone())))
+            .collect();
+        by_offset.into_values().collect()
     }
 
-    fn case(&self, kept: &StoredMessage) -> Case {
-        Case { consumer: self.number, replay: 0, name: kept.name.clone() }
+    fn case(&self, message: &StoredMessage) -> Case {
+        Case { consumer: self.number, replay: 0, name: message.name.clone() }
     }
 
     fn plan(&self) -> &crate::inbox::scenario::ConsumerPlan {
@@ -298,10 +303,10 @@ impl Group {
         self.plan().shared
     }
 
-    fn change<T>(&self, deed: impl FnOnce(&mut GroupState, bool) -> T) -> T {
-        let done = deed(&mut self.state.lock(), self.is_shared());
+    fn change<T>(&self, change: impl FnOnce(&mut GroupState, bool) -> T) -> T {
+        let result = change(&mut self.state.lock(), self.is_shared());
         self.changed.notify_waiters();
-        done
+        result
     }
 }
 

@@ -1,4 +1,4 @@
-//! The configuration of consumers. All times are shorter than in production, so that much happens in a minute.
+//! The configuration of consumers. All times are shorter than in production, so that many events happen in a minute.
 
 use std::time::Duration;
 
@@ -10,15 +10,15 @@ use relevo_inbox::{Config, MessageOrder, RetryStorage};
 
 use relevo_core::random::SplitMix64;
 
-/// The configuration of one consumer's members. `out_max` is the maximum of unacknowledged messages per lane.
-pub(crate) fn random(random: &mut SplitMix64, number: u64, ordered: bool, out_max: usize) -> Config {
+/// The configuration of one consumer's members. `prefetch` is the maximum number of unacknowledged messages per lane.
+pub(crate) fn random(random: &mut SplitMix64, number: u64, ordered: bool, prefetch: usize) -> Config {
     let concurrency = random.count(1, 6);
     let (order, durable) = if ordered {
         (MessageOrder::ByKey { concurrency }, RetryStorage::Inbox)
     } else {
         (MessageOrder::None { concurrency }, *random.pick(&[RetryStorage::Inbox, RetryStorage::Broker]))
     };
-    let beat_every = random.millis(300, 1000);
+    let heartbeat_interval = random.millis(300, 1000);
     let traced = random.permille(300).then_some(Duration::from_hours(1));
     Config {
         order,
@@ -30,7 +30,7 @@ pub(crate) fn random(random: &mut SplitMix64, number: u64, ordered: bool, out_ma
         keeping: InboxRetention { trace: traced, ..InboxRetention::default() },
         batch_max: if random.permille(500) { random.count(2, 8) } else { 1 },
         receive_batch_max: random.count(1, 30),
-        in_memory_messages_max: out_max + random.count(1, 20),
+        in_memory_messages_max: prefetch + random.count(1, 20),
         ack_batch_max: random.count(1, 20),
         breaker: RetryPolicy {
             base: random.millis(300, 1500),
@@ -39,8 +39,8 @@ pub(crate) fn random(random: &mut SplitMix64, number: u64, ordered: bool, out_ma
             jitter_percent: 20,
             attempts_max: u32::MAX,
         },
-        heartbeat_interval: beat_every,
-        heartbeat_ttl: random.time(beat_every * 2, beat_every * 6),
+        heartbeat_interval,
+        heartbeat_ttl: random.time(heartbeat_interval * 2, heartbeat_interval * 6),
         lane_acquire_interval: random.millis(100, 400),
         lane_idle_timeout: random.millis(300, 2000),
         retry_poll_interval: random.millis(100, 500),
@@ -59,9 +59,9 @@ pub(crate) fn random(random: &mut SplitMix64, number: u64, ordered: bool, out_ma
 }
 
 fn retries(random: &mut SplitMix64) -> HandlerRetryPolicy {
-    let tries = random.between(0, 3);
+    let count = random.between(0, 3);
     HandlerRetryPolicy {
-        in_memory: (0..tries).map(|_| random.millis(100, 1000)).collect(),
+        in_memory: (0..count).map(|_| random.millis(100, 1000)).collect(),
         durable: RetryPolicy {
             base: random.millis(300, 2000),
             backoff: if random.permille(800) { Backoff::Exponential { factor: 2 } } else { Backoff::Linear },

@@ -36,9 +36,9 @@ impl Connection {
         effect: impl Future<Output = Result<T, StoreError>> + Send + 'static,
     ) -> Result<T, Failure> {
         self.pause_gate.wait_while_paused().await;
-        let answer = self.link.call(effect).await;
+        let reply = self.link.call(effect).await;
         self.pause_gate.wait_while_paused().await;
-        answer.map_err(|error| Failure::new(Class::Outage, error))
+        reply.map_err(|error| Failure::new(Class::Outage, error))
     }
 }
 
@@ -96,9 +96,9 @@ impl Connection {
 
     async fn set_paused(&self, lane: &Lane, pause: bool) -> Result<(), Failure> {
         let (group, number, lane) = (Arc::clone(&self.group), self.number, lane.clone());
-        let told = self.control_count.fetch_add(1, Ordering::Relaxed) + 1;
+        let control = self.control_count.fetch_add(1, Ordering::Relaxed) + 1;
         self.call(async move {
-            group.pause(number, told, &lane, pause);
+            group.pause(number, control, &lane, pause);
             Ok(())
         })
         .await

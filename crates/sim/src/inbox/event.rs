@@ -118,15 +118,15 @@ pub enum Event {
         consumer: usize,
         /// The member's number.
         member: usize,
-        /// What happened.
-        what: &'static str,
+        /// Its new state.
+        text: &'static str,
     },
     /// An operator sent a command.
     ControlSet {
         /// The consumer's number.
         consumer: usize,
         /// The command.
-        what: &'static str,
+        text: &'static str,
     },
     /// The store returned an unexpected reply.
     StoreError(String),
@@ -160,8 +160,8 @@ pub struct LaneRef {
 
 impl LaneRef {
     /// The lane that a consumer's member owns.
-    pub fn of(consumer: usize, held: &LaneLease) -> Self {
-        Self { consumer, lane: held.lane.name().to_owned(), epoch: held.epoch, owner: held.owner }
+    pub fn of(consumer: usize, lease: &LaneLease) -> Self {
+        Self { consumer, lane: lease.lane.name().to_owned(), epoch: lease.epoch, owner: lease.owner }
     }
 }
 
@@ -212,12 +212,12 @@ impl Event {
 }
 
 impl SimEvent for Event {
-    fn fault(what: &'static str) -> Self {
-        Self::Fault(what)
+    fn fault(text: &'static str) -> Self {
+        Self::Fault(text)
     }
 
-    fn store_error(what: String) -> Self {
-        Self::StoreError(what)
+    fn store_error(text: String) -> Self {
+        Self::StoreError(text)
     }
 
     fn name(&self) -> Option<&MessageName> {
@@ -234,7 +234,7 @@ impl SimEvent for Event {
     fn is_fault(&self) -> bool {
         match self {
             Self::Fault(_) | Self::Member { .. } | Self::ControlSet { .. } | Self::PublishedAgain(_) => true,
-            Self::HandlerReturned { result: what, .. } => !matches!(*what, "done" | "skip"),
+            Self::HandlerReturned { result: text, .. } => !matches!(*text, "done" | "skip"),
             _ => false,
         }
     }
@@ -250,36 +250,36 @@ impl fmt::Display for Event {
             Self::Published { name, kind, .. } => write!(f, "published {name} ({kind})"),
             Self::PublishedAgain(name) => write!(f, "published again {name}"),
             Self::Delivered { case, to, count } => write!(f, "delivered {case} to connection {to} (count {count})"),
-            Self::AttemptStarted(case) => write!(f, "tried {case}"),
-            Self::HandlerReturned { case, result: what } => write!(f, "the handler of {case} says {what}"),
+            Self::AttemptStarted(case) => write!(f, "started {case}"),
+            Self::HandlerReturned { case, result: text } => write!(f, "the handler of {case} returned {text}"),
             Self::CallStarted { case, id } => write!(f, "called for {case} as {}", &id.to_string()[..6]),
             Self::CallEnded(case) => write!(f, "the call for {case} ended"),
             Self::Effect(case) => write!(f, "EFFECT of {case}"),
             Self::Skipped(case) => write!(f, "skipped {case}"),
             Self::QueuedBehind(case) => write!(f, "waits behind others {case}"),
             Self::FailureRecorded { case, class, attempts, dead } => {
-                let how = match dead {
-                    None => "kept for a retry",
-                    Some(Dead::Hold) => "buried, its queue held,",
-                    Some(Dead::Continue) => "buried, its queue going on,",
+                let action = match dead {
+                    None => "stored for a retry",
+                    Some(Dead::Hold) => "dead-lettered, queue held:",
+                    Some(Dead::Continue) => "dead-lettered, queue continues:",
                 };
-                write!(f, "{how} {case}: {class}, {attempts} attempts")
+                write!(f, "{action} {case}, {class}, {attempts} attempts")
             }
             Self::Acknowledged(case) => write!(f, "acknowledged {case}"),
-            Self::RetryScheduled(case) => write!(f, "put off at the broker {case}"),
+            Self::RetryScheduled(case) => write!(f, "delayed at the broker {case}"),
             Self::Redriven(case) => write!(f, "redriven {case}"),
             Self::Discarded(case) => write!(f, "archived {case}"),
-            Self::ReplayEnqueued(case) => write!(f, "fed {case}"),
+            Self::ReplayEnqueued(case) => write!(f, "enqueued for replay {case}"),
             Self::ReplayStopped { consumer, replay } => write!(f, "replay {replay} of c{consumer} is stopped"),
-            Self::ReplayResumed { consumer, replay } => write!(f, "replay {replay} of c{consumer} goes on"),
-            Self::LaneAcquired(grant) => write!(f, "granted {grant}"),
-            Self::WroteInLane(grant, what) => write!(f, "{what} under {grant}"),
+            Self::ReplayResumed { consumer, replay } => write!(f, "replay {replay} of c{consumer} is resumed"),
+            Self::LaneAcquired(lane) => write!(f, "acquired {lane}"),
+            Self::WroteInLane(lane, text) => write!(f, "{text} under {lane}"),
             Self::QueueClaimed(claim) => write!(f, "claimed {claim}"),
-            Self::WroteInQueue(claim, what) => write!(f, "{what} under {claim}"),
-            Self::Member { consumer, member, what } => write!(f, "member {member} of c{consumer} {what}"),
-            Self::ControlSet { consumer, what } => write!(f, "a person orders of c{consumer}: {what}"),
-            Self::StoreError(what) => write!(f, "the store is broken: {what}"),
-            Self::Fault(what) => write!(f, "fault: {what}"),
+            Self::WroteInQueue(claim, text) => write!(f, "{text} under {claim}"),
+            Self::Member { consumer, member, text } => write!(f, "member {member} of c{consumer} {text}"),
+            Self::ControlSet { consumer, text } => write!(f, "operator command for c{consumer}: {text}"),
+            Self::StoreError(text) => write!(f, "unexpected reply of the store: {text}"),
+            Self::Fault(text) => write!(f, "fault: {text}"),
             Self::FaultsEnded => write!(f, "all faults end"),
         }
     }

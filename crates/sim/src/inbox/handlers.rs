@@ -53,7 +53,7 @@ struct Inner {
     mutant: Option<Mutant>,
 }
 
-/// What a handler does with a message this time.
+/// The action of a handler in one attempt.
 enum HandlerAction {
     Done(Duration),
     Skip,
@@ -82,8 +82,8 @@ impl SharedHandlerState {
 
     fn is_unavailable(&self, consumer: usize, incoming: &Incoming) -> bool {
         let now = self.history.now();
-        let away = self.scenario.consumers[consumer].outages.iter();
-        away.clone().any(|(lane, span)| Group::lane(*lane) == *incoming.lane() && span.contains(now))
+        let outages = self.scenario.consumers[consumer].outages.iter();
+        outages.clone().any(|(lane, span)| Group::lane(*lane) == *incoming.lane() && span.contains(now))
     }
 }
 
@@ -91,20 +91,13 @@ impl SimHandler {
     /// Creates the handlers of a member that just started.
     pub fn new(
         consumer: usize,
-        trials: Arc<SharedHandlerState>,
-        gate: PauseGate,
-        doom: Arc<Notify>,
+        shared: Arc<SharedHandlerState>,
+        pause_gate: PauseGate,
+        kill_signal: Arc<Notify>,
         random: SplitMix64,
         mutant: Option<Mutant>,
     ) -> Self {
-        Self(Arc::new(Inner {
-            consumer,
-            shared: trials,
-            pause_gate: gate,
-            kill_signal: doom,
-            random: Mutex::new(random),
-            mutant,
-        }))
+        Self(Arc::new(Inner { consumer, shared, pause_gate, kill_signal, random: Mutex::new(random), mutant }))
     }
 
     /// Registers the handlers by message type: inside the transaction, or with a call before it.
@@ -118,69 +111,69 @@ impl SimHandler {
 
     /// Chooses the behaviour, and records that an attempt started.
     fn begin(&self, incoming: &Incoming) -> (Case, HandlerAction) {
-        let (trials, case) = (&self.0.shared, self.case(incoming));
-        trials.history.record(Event::AttemptStarted(case.clone()));
-        let mut state = trials.state.lock();
-        let tries = *state.attempts.entry(case.clone()).and_modify(|tries| *tries += 1).or_insert(1);
-        let act = match HandlerBehaviour::parse(incoming.kind()) {
-            _ if trials.is_unavailable(self.0.consumer, incoming) => HandlerAction::Unavailable,
+        let (shared, case) = (&self.0.shared, self.case(incoming));
+        shared.history.record(Event::AttemptStarted(case.clone()));
+        let mut state = shared.state.lock();
+        let attempts = *state.attempts.entry(case.clone()).and_modify(|attempts| *attempts += 1).or_insert(1);
+        let action = match HandlerBehaviour::parse(incoming.kind()) {
+            _ if shared.is_unavailable(self.0.consumer, incoming) => HandlerAction::Unavailable,
             HandlerBehaviour::Skip => HandlerAction::Skip,
             HandlerBehaviour::Poison if !state.poison_fixed => HandlerAction::Poison,
-            _ if trials.faults_ended() => HandlerAction::Done(self.0.random.lock().millis(0, 60)),
-            HandlerBehaviour::Fails(times) if tries <= times => HandlerAction::Retry,
-            HandlerBehaviour::Panics(times) if tries <= times => HandlerAction::Panic,
-            HandlerBehaviour::Hangs(times) if tries <= times => HandlerAction::Hang,
-            HandlerBehaviour::Kills(times) if tries <= times => HandlerAction::Kill,
+            _ if shared.faults_ended() => HandlerAction::Done(self.0.random.lock().millis(0, 60)),
+            HandlerBehaviour::Fails(times) if attempts <= times => HandlerAction::Retry,
+            HandlerBehaviour::Panics(times) if attempts <= times => HandlerAction::Panic,
+            HandlerBehaviour::Hangs(times) if attempts <= times => HandlerAction::Hang,
+            HandlerBehaviour::Kills(times) if attempts <= times => HandlerAction::Kill,
             HandlerBehaviour::Slow => {
-                let deadline = trials.scenario.consumers[self.0.consumer].config.handler_timeout;
+                let deadline = shared.scenario.consumers[self.0.consumer].config.handler_timeout;
                 HandlerAction::Done(self.0.random.lock().time(deadline / 2, deadline * 5 / 4))
             }
             _ => HandlerAction::Done(self.0.random.lock().millis(0, 60)),
         };
-        (case, act)
+        (case, action)
     }
 
-    async fn perform(&self, case: Case, act: HandlerAction) -> HandlerResult {
-        let say = |what| self.0.shared.history.record(Event::HandlerReturned { case: case.clone(), result: what });
-        match act {
+    async fn perform(&self, case: Case, action: HandlerAction) -> HandlerResult {
+        let record = |result| self.0.shared.history.record(Event::HandlerReturned { case: case.clone(), result });
+        match action {
             HandlerAction::Done(after) => {
                 sleep(after).await;
                 self.0.pause_gate.wait_while_paused().await;
-                say("done");
+                record("done");
                 Ok(Verdict::Done)
             }
             HandlerAction::Skip => {
-                say("skip");
+                record("skip");
                 Ok(Verdict::Skip)
             }
             HandlerAction::Retry => {
-                say("retry");
+                record("retry");
                 Err(HandlerError::transient("it fails this time"))
             }
             HandlerAction::Poison => {
-                say("poison");
-                Err(HandlerError::permanent("it can never pass"))
+                record("poison");
+                Err(HandlerError::permanent("it always fails"))
             }
             HandlerAction::Unavailable => {
-                say("away");
+                record("away");
                 let counts = self.0.mutant == Some(Mutant::CountOutages);
                 Err(if counts {
                     HandlerError::transient("counted")
                 } else {
-                    HandlerError::unavailable("what it needs is away")
+                    HandlerError::unavailable("the external service is down")
                 })
             }
             HandlerAction::Panic => {
-                say("panic");
+                record("panic");
                 // Without the panic hook, because a run has many panics.
-                resume_unwind(Box::new("the handler was told to panic"))
+                resume_unwind(Box::new("the message makes its handler panic"))
             }
             HandlerAction::Hang => {
-                say("nothing");
+                record("nothing");
                 pending().await
             }
             HandlerAction::Kill => {
-                say("its process dies");
+                record("its process dies");
                 self.0.kill_signal.notify_one();
                 pending().await
             }
@@ -195,12 +188,12 @@ fn dedup_id(incoming: &Incoming) -> DedupId {
 #[async_trait]
 impl Handler<Session> for SimHandler {
     async fn handle(&self, session: &mut Session, incoming: &Incoming) -> HandlerResult {
-        let (case, act) = self.begin(incoming);
-        if !matches!(act, HandlerAction::Skip) {
+        let (case, action) = self.begin(incoming);
+        if !matches!(action, HandlerAction::Skip) {
             // Write the effect first, so that a failure has something to roll back.
             session.effect(dedup_id(incoming)).await?;
         }
-        self.perform(case, act).await
+        self.perform(case, action).await
     }
 }
 
@@ -209,7 +202,7 @@ impl CallHandler<Session> for SimHandler {
     type Answer = Verdict;
 
     async fn call(&self, incoming: &Incoming) -> Result<Verdict, HandlerError> {
-        let (case, act) = self.begin(incoming);
+        let (case, action) = self.begin(incoming);
         let id = if self.0.mutant == Some(Mutant::FreshIds) {
             let mut random = self.0.random.lock();
             Uuid::from_u64_pair(random.next_u64(), random.next_u64())
@@ -219,18 +212,18 @@ impl CallHandler<Session> for SimHandler {
         self.0.pause_gate.wait_while_paused().await;
         self.0.shared.history.record(Event::CallStarted { case: case.clone(), id });
         let _ends = CallEndGuard(&self.0.shared.history, case.clone());
-        self.perform(case, act).await
+        self.perform(case, action).await
     }
 
-    async fn commit(&self, session: &mut Session, incoming: &Incoming, answer: &Verdict) -> HandlerResult {
-        if *answer == Verdict::Done {
+    async fn commit(&self, session: &mut Session, incoming: &Incoming, verdict: &Verdict) -> HandlerResult {
+        if *verdict == Verdict::Done {
             session.effect(dedup_id(incoming)).await?;
         }
-        Ok(*answer)
+        Ok(*verdict)
     }
 }
 
-/// Records the end of a call, whatever its result.
+/// Records the end of a call, with any result.
 struct CallEndGuard<'a>(&'a History, Case);
 
 impl Drop for CallEndGuard<'_> {

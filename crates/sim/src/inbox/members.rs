@@ -77,15 +77,15 @@ impl MemberHost {
         sleep(random.millis(0, 3000)).await;
         loop {
             self.record("starts");
-            let mut life = self.start(&mut random);
-            let end = self.run_until_fault(&mut life, &mut random).await;
-            let RunningMember { connection, mut running, .. } = life;
+            let mut member = self.start(&mut random);
+            let end = self.run_until_fault(&mut member, &mut random).await;
+            let RunningMember { connection, mut running, .. } = member;
             // A killed process ends at once, without a message to any server.
             running.abort_all();
-            let notice = if end == MemberEnd::Killed { random.millis(0, 4000) } else { Duration::ZERO };
+            let detection_delay = if end == MemberEnd::Killed { random.millis(0, 4000) } else { Duration::ZERO };
             let group = Arc::clone(&self.group);
             self.network.spawn(async move {
-                sleep(notice).await;
+                sleep(detection_delay).await;
                 group.close(connection);
             });
             match end {
@@ -102,24 +102,26 @@ impl MemberHost {
     }
 
     fn start(&self, random: &mut SplitMix64) -> RunningMember {
-        let (gate, doom) = (PauseGate::default(), Arc::<Notify>::default());
-        let mut line = |weather| {
-            FaultyLink::new(
-                Arc::clone(&self.history),
-                self.network.clone(),
-                weather,
-                SplitMix64::new(random.next_u64()),
-            )
+        let (pause_gate, kill_signal) = (PauseGate::default(), Arc::<Notify>::default());
+        let mut link = |faults| {
+            FaultyLink::new(Arc::clone(&self.history), self.network.clone(), faults, SplitMix64::new(random.next_u64()))
         };
         let (store, broker) =
-            (line(self.scenario.store_link_faults(self.plan())), line(self.scenario.broker_link_faults(self.plan())));
-        let inbox = FaultyInbox::new(Arc::clone(&self.server), store, gate.clone(), self.network.clone());
+            (link(self.scenario.store_link_faults(self.plan())), link(self.scenario.broker_link_faults(self.plan())));
+        let inbox = FaultyInbox::new(Arc::clone(&self.server), store, pause_gate.clone(), self.network.clone());
         let connection = self.group.connect();
-        let port = Connection::new(Arc::clone(&self.group), connection, broker, gate.clone());
+        let port = Connection::new(Arc::clone(&self.group), connection, broker, pause_gate.clone());
         let port = MutantConsumer::new(port, self.mutant);
-        let chances = SplitMix64::new(random.next_u64());
-        let trials = Arc::clone(&self.shared);
-        let handler = SimHandler::new(self.consumer, trials, gate.clone(), Arc::clone(&doom), chances, self.mutant);
+        let handler_random = SplitMix64::new(random.next_u64());
+        let shared = Arc::clone(&self.shared);
+        let handler = SimHandler::new(
+            self.consumer,
+            shared,
+            pause_gate.clone(),
+            Arc::clone(&kill_signal),
+            handler_random,
+            self.mutant,
+        );
         let runtime = ConsumerRuntime::with_seed(
             Arc::new(inbox),
             Arc::new(port),
@@ -130,40 +132,40 @@ impl MemberHost {
         let stop = CancellationToken::new();
         let mut running = JoinSet::new();
         running.spawn(runtime.run(stop.clone()));
-        RunningMember { connection, running, stop, pause_gate: gate, kill_signal: doom }
+        RunningMember { connection, running, stop, pause_gate, kill_signal }
     }
 
     fn config(&self) -> Config {
-        let (history, began_at) = (Arc::clone(&self.history), self.started_at);
+        let (history, started_at) = (Arc::clone(&self.history), self.started_at);
         let config = self.plan().config.clone();
         let order = match (self.mutant, config.order) {
             (Some(Mutant::KeysAtOnce), MessageOrder::ByKey { concurrency }) => MessageOrder::None { concurrency },
             (_, order) => order,
         };
         let name = format!("member-{}", self.number);
-        Config { member_name: name, order, clock: Clock::new(move || began_at + history.now()), ..config }
+        Config { member_name: name, order, clock: Clock::new(move || started_at + history.now()), ..config }
     }
 
     /// Runs a member until something ends it.
-    async fn run_until_fault(&self, life: &mut RunningMember, random: &mut SplitMix64) -> MemberEnd {
+    async fn run_until_fault(&self, member: &mut RunningMember, random: &mut SplitMix64) -> MemberEnd {
         let faults = &self.scenario.member;
         loop {
             let time = match faults.lifetime_max {
-                Some(longest) if !self.faults_ended() => random.time(Duration::from_millis(100), longest),
+                Some(max) if !self.faults_ended() => random.time(Duration::from_millis(100), max),
                 _ => FOREVER,
             };
             tokio::select! {
                 biased;
                 () = self.run_ended.cancelled() => {
-                    life.stop.cancel();
-                    self.record(if self.stops_within(life, FOREVER).await { "stopped in the end" } else { "stopped by itself" });
+                    member.stop.cancel();
+                    self.record(if self.stops_within(member, FOREVER).await { "stopped in the end" } else { "stopped by itself" });
                     return MemberEnd::RunEnded;
                 }
-                () = life.kill_signal.notified() => {
+                () = member.kill_signal.notified() => {
                     self.record("is taken down by a message");
                     return MemberEnd::Killed;
                 }
-                ended = timeout(time, life.running.join_next()) => if ended.is_ok() {
+                ended = timeout(time, member.running.join_next()) => if ended.is_ok() {
                     return MemberEnd::Exited;
                 },
             }
@@ -175,34 +177,34 @@ impl MemberHost {
                 return MemberEnd::Killed;
             }
             if random.permille(faults.paused_permille) {
-                self.pause(life, random).await;
+                self.pause(member, random).await;
                 continue;
             }
             self.record("is told to stop");
-            life.stop.cancel();
+            member.stop.cancel();
             let patience = if random.permille(200) { random.millis(0, 1000) } else { FOREVER };
-            let ended = self.stops_within(life, patience).await;
-            self.record(if ended { "stopped" } else { "is killed while it stops" });
-            return if ended { MemberEnd::Stopped } else { MemberEnd::Killed };
+            let stopped = self.stops_within(member, patience).await;
+            self.record(if stopped { "stopped" } else { "is killed while it stops" });
+            return if stopped { MemberEnd::Stopped } else { MemberEnd::Killed };
         }
     }
 
-    async fn pause(&self, life: &RunningMember, random: &mut SplitMix64) {
+    async fn pause(&self, member: &RunningMember, random: &mut SplitMix64) {
         self.record("is paused");
-        life.pause_gate.set_paused(true);
+        member.pause_gate.set_paused(true);
         if random.permille(500) {
             // The broker detects that the member does not respond, and assigns its lanes to others.
-            self.group.mark_missing(life.connection);
+            self.group.mark_missing(member.connection);
         }
-        let lasts = self.plan().config.heartbeat_ttl;
-        sleep(random.time(lasts / 4, lasts * 3)).await;
+        let ttl = self.plan().config.heartbeat_ttl;
+        sleep(random.time(ttl / 4, ttl * 3)).await;
         self.record("goes on");
-        life.pause_gate.set_paused(false);
+        member.pause_gate.set_paused(false);
     }
 
     /// Whether it ends successfully in time.
-    async fn stops_within(&self, life: &mut RunningMember, patience: Duration) -> bool {
-        matches!(timeout(patience, life.running.join_next()).await, Ok(Some(Ok(Ok(())))))
+    async fn stops_within(&self, member: &mut RunningMember, patience: Duration) -> bool {
+        matches!(timeout(patience, member.running.join_next()).await, Ok(Some(Ok(Ok(())))))
     }
 
     fn plan(&self) -> &ConsumerPlan {
@@ -213,7 +215,7 @@ impl MemberHost {
         self.history.now() >= self.scenario.faults_for
     }
 
-    fn record(&self, what: &'static str) {
-        self.history.record(Event::Member { consumer: self.consumer, member: self.number, what });
+    fn record(&self, text: &'static str) {
+        self.history.record(Event::Member { consumer: self.consumer, member: self.number, text });
     }
 }

@@ -20,9 +20,9 @@ impl MessageNames {
     }
 
     /// The case with this id. A message that was never published is named by its id.
-    pub fn case(&self, consumer: usize, entry: DedupId) -> Case {
-        let known = self.0.lock().get(&(consumer, entry.id)).cloned();
-        let name = known.unwrap_or_else(|| MessageName { id: entry.id, key: "unknown".into() });
-        Case { consumer, replay: entry.replay, name }
+    pub fn case(&self, consumer: usize, dedup_id: DedupId) -> Case {
+        let known = self.0.lock().get(&(consumer, dedup_id.id)).cloned();
+        let name = known.unwrap_or_else(|| MessageName { id: dedup_id.id, key: "unknown".into() });
+        Case { consumer, replay: dedup_id.replay, name }
     }
 }

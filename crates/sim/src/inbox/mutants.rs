@@ -27,7 +27,7 @@ pub enum Mutant {
     /// Acknowledges messages on receipt, before the commit.
     AcknowledgeFirst,
     /// Handles a message again that is already handled.
-    ForgetHandled,
+    HandleAgain,
     /// Calls the external service while another worker does, and commits under another worker's claim.
     IgnoreCalls,
     /// Handles the messages of a lane that another member owns.
@@ -60,7 +60,7 @@ impl Mutant {
     /// All mutants.
     pub const ALL: [Self; 15] = [
         Self::AcknowledgeFirst,
-        Self::ForgetHandled,
+        Self::HandleAgain,
         Self::IgnoreCalls,
         Self::IgnoreLanes,
         Self::IgnoreClaims,
@@ -80,16 +80,16 @@ impl Mutant {
     pub const fn name(self) -> &'static str {
         match self {
             Self::AcknowledgeFirst => "acknowledge-first",
-            Self::ForgetHandled => "forget-handled",
+            Self::HandleAgain => "handle-again",
             Self::IgnoreCalls => "ignore-calls",
             Self::IgnoreLanes => "ignore-lanes",
             Self::IgnoreClaims => "ignore-claims",
-            Self::DeleteUnchecked => "empty-unseen",
+            Self::DeleteUnchecked => "delete-unchecked",
             Self::RedriveAgain => "redrive-again",
             Self::Overtake => "overtake",
-            Self::CountOutages => "count-away",
+            Self::CountOutages => "count-outages",
             Self::CountDeliveries => "count-deliveries",
-            Self::SplitDeadLetter => "bury-apart",
+            Self::SplitDeadLetter => "split-dead-letter",
             Self::CutBytes => "cut-bytes",
             Self::TrustCallers => "trust-callers",
             Self::KeysAtOnce => "keys-at-once",
@@ -101,7 +101,7 @@ impl Mutant {
     pub const fn breaks(self) -> &'static str {
         match self {
             Self::AcknowledgeFirst
-            | Self::ForgetHandled
+            | Self::HandleAgain
             | Self::IgnoreCalls
             | Self::DeleteUnchecked
             | Self::Overtake
@@ -145,9 +145,9 @@ impl MutantInbox {
     }
 
     /// Simulates a redrive of a message that was redriven before.
-    pub fn redrive_again(&self, arrival: InboxMessage) {
+    pub fn redrive_again(&self, message: InboxMessage) {
         if self.is(Mutant::RedriveAgain) {
-            self.state.lock().redriven_again.push(arrival);
+            self.state.lock().redriven_again.push(message);
         }
     }
 
@@ -155,35 +155,35 @@ impl MutantInbox {
         self.mutant == Some(mutant)
     }
 
-    fn lane<'a>(&self, held: Option<&'a LaneLease>) -> Option<&'a LaneLease> {
-        held.filter(|_| !self.is(Mutant::IgnoreLanes))
+    fn lane<'a>(&self, lease: Option<&'a LaneLease>) -> Option<&'a LaneLease> {
+        lease.filter(|_| !self.is(Mutant::IgnoreLanes))
     }
 
     /// The claim to use for a call about a queue.
-    fn claimed(&self, due: &ClaimedQueue) -> ClaimedQueue {
-        let current = self.state.lock().claims.get(&due.queue).copied();
-        let token = current.filter(|_| self.is(Mutant::IgnoreClaims)).unwrap_or(due.token);
-        ClaimedQueue { token, ..due.clone() }
+    fn claimed(&self, claimed: &ClaimedQueue) -> ClaimedQueue {
+        let current = self.state.lock().claims.get(&claimed.queue).copied();
+        let token = current.filter(|_| self.is(Mutant::IgnoreClaims)).unwrap_or(claimed.token);
+        ClaimedQueue { token, ..claimed.clone() }
     }
 
-    /// Opens a transaction whatever the state of the message is.
-    async fn begin_unchecked(&self, arrival: &InboxMessage) -> Result<BeginOutcome<Transaction>, StoreError> {
-        let begun = self.inner.begin(Enter { held: None, arrivals: std::slice::from_ref(arrival) }).await?;
-        Ok(match begun {
+    /// Opens a transaction in any state of the message.
+    async fn begin_unchecked(&self, message: &InboxMessage) -> Result<BeginOutcome<Transaction>, StoreError> {
+        let outcome = self.inner.begin(Enter { held: None, arrivals: std::slice::from_ref(message) }).await?;
+        Ok(match outcome {
             BeginOutcome::Open(transaction, _) => BeginOutcome::Open(transaction, vec![EnterOutcome::New]),
             other => other,
         })
     }
 
     /// Loses messages that were appended to a queue while it was emptied.
-    async fn drop_stranded(&self, due: &mut ClaimedQueue) -> Result<(), StoreError> {
-        while let Some(first) = due.messages.first()
+    async fn drop_stranded(&self, claimed: &mut ClaimedQueue) -> Result<(), StoreError> {
+        while let Some(first) = claimed.messages.first()
             && self.state.lock().stranded.contains(&first.message.dedup_id)
         {
-            if let BeginOutcome::Open(transaction, _) = self.inner.begin_due(due, first.ordinal).await? {
+            if let BeginOutcome::Open(transaction, _) = self.inner.begin_due(claimed, first.ordinal).await? {
                 self.inner.commit(transaction).await?;
             }
-            due.messages.remove(0);
+            claimed.messages.remove(0);
         }
         Ok(())
     }
@@ -195,24 +195,24 @@ impl Inbox for MutantInbox {
 
     async fn begin(&self, enter: Enter<'_>) -> Result<BeginOutcome<Transaction>, StoreError> {
         let enter = Enter { held: self.lane(enter.held), ..enter };
-        let mut begun = self.inner.begin(enter).await?;
-        if let BeginOutcome::Open(_, entered) = &mut begun {
-            for (entered, arrival) in entered.iter_mut().zip(enter.arrivals) {
+        let mut outcome = self.inner.begin(enter).await?;
+        if let BeginOutcome::Open(_, entered) = &mut outcome {
+            for (entered, message) in entered.iter_mut().zip(enter.arrivals) {
                 match (self.mutant, *entered) {
-                    (Some(Mutant::ForgetHandled), EnterOutcome::Duplicate(InboxState::Done))
+                    (Some(Mutant::HandleAgain), EnterOutcome::Duplicate(InboxState::Done))
                     | (Some(Mutant::Overtake), EnterOutcome::QueuedBehind) => *entered = EnterOutcome::New,
                     (Some(Mutant::DeleteUnchecked), EnterOutcome::QueuedBehind) => {
-                        self.state.lock().appended.entry(arrival.queue.clone()).or_default().push(arrival.dedup_id);
+                        self.state.lock().appended.entry(message.queue.clone()).or_default().push(message.dedup_id);
                     }
                     _ => {}
                 }
             }
         }
-        Ok(begun)
+        Ok(outcome)
     }
 
-    async fn skip(&self, transaction: &mut Transaction, entry: DedupId) -> Result<(), StoreError> {
-        self.inner.skip(transaction, entry).await
+    async fn skip(&self, transaction: &mut Transaction, dedup_id: DedupId) -> Result<(), StoreError> {
+        self.inner.skip(transaction, dedup_id).await
     }
 
     async fn commit(&self, transaction: Transaction) -> Result<(), StoreError> {
@@ -223,17 +223,17 @@ impl Inbox for MutantInbox {
         self.inner.rollback(transaction).await
     }
 
-    async fn record_start(&self, arrival: &InboxMessage) -> Result<u32, StoreError> {
-        self.inner.record_start(arrival).await
+    async fn record_start(&self, message: &InboxMessage) -> Result<u32, StoreError> {
+        self.inner.record_start(message).await
     }
 
     async fn claim_call(
         &self,
-        arrival: &InboxMessage,
-        held: Option<&LaneLease>,
-        lasts: Duration,
+        message: &InboxMessage,
+        lease: Option<&LaneLease>,
+        duration: Duration,
     ) -> Result<ClaimOutcome, StoreError> {
-        let claimed = self.inner.claim_call(arrival, self.lane(held), lasts).await?;
+        let claimed = self.inner.claim_call(message, self.lane(lease), duration).await?;
         Ok(match (self.mutant, claimed) {
             (Some(Mutant::IgnoreCalls), ClaimOutcome::Busy(_)) => {
                 ClaimOutcome::Claimed(CallClaim { token: Uuid::nil(), unfinished_starts: 1 })
@@ -245,28 +245,28 @@ impl Inbox for MutantInbox {
 
     async fn begin_claimed(
         &self,
-        arrival: &InboxMessage,
-        held: Option<&LaneLease>,
+        message: &InboxMessage,
+        lease: Option<&LaneLease>,
         claim: CallClaim,
     ) -> Result<BeginOutcome<Transaction>, StoreError> {
-        match self.inner.begin_claimed(arrival, self.lane(held), claim).await? {
-            BeginOutcome::Fenced if self.is(Mutant::IgnoreCalls) => self.begin_unchecked(arrival).await,
-            begun => Ok(begun),
+        match self.inner.begin_claimed(message, self.lane(lease), claim).await? {
+            BeginOutcome::Fenced if self.is(Mutant::IgnoreCalls) => self.begin_unchecked(message).await,
+            outcome => Ok(outcome),
         }
     }
 
-    async fn end_attempt(&self, entry: DedupId, claim: Option<CallClaim>) -> Result<(), StoreError> {
-        self.inner.end_attempt(entry, claim).await
+    async fn end_attempt(&self, dedup_id: DedupId, claim: Option<CallClaim>) -> Result<(), StoreError> {
+        self.inner.end_attempt(dedup_id, claim).await
     }
 
     async fn set_back(
         &self,
-        arrival: &InboxMessage,
-        held: Option<&LaneLease>,
+        message: &InboxMessage,
+        lease: Option<&LaneLease>,
         claim: Option<CallClaim>,
-        setback: &InboxFailure,
+        failure: &InboxFailure,
     ) -> Result<RecordOutcome, StoreError> {
-        let is_dead = !matches!(setback.action, InboxFailureAction::Retry { .. } | InboxFailureAction::Postpone { .. });
+        let is_dead = !matches!(failure.action, InboxFailureAction::Retry { .. } | InboxFailureAction::Postpone { .. });
         if is_dead && self.is(Mutant::SplitDeadLetter) {
             let buried = &mut self.state.lock().dead_letters;
             *buried += 1;
@@ -275,70 +275,70 @@ impl Inbox for MutantInbox {
                 return Ok(RecordOutcome::Duplicate(InboxState::Dead));
             }
         }
-        let mut arrival = arrival.clone();
+        let mut message = message.clone();
         if is_dead && self.is(Mutant::CutBytes) {
-            let payload = &arrival.raw.payload;
-            arrival.raw.payload = payload.slice(..payload.len() / 2);
+            let payload = &message.raw.payload;
+            message.raw.payload = payload.slice(..payload.len() / 2);
         }
-        self.inner.set_back(&arrival, self.lane(held), claim, setback).await
+        self.inner.set_back(&message, self.lane(lease), claim, failure).await
     }
 
     async fn claim_due(
         &self,
         queues: usize,
         messages: usize,
-        lasts: Duration,
+        duration: Duration,
     ) -> Result<Vec<ClaimedQueue>, StoreError> {
-        let lasts = if self.is(Mutant::IgnoreClaims) { SHORT_CLAIM } else { lasts };
-        let mut due = self.inner.claim_due(queues, messages, lasts).await?;
-        for due in &mut due {
-            self.state.lock().claims.insert(due.queue.clone(), due.token);
-            self.state.lock().appended.remove(&due.queue);
-            self.drop_stranded(due).await?;
+        let duration = if self.is(Mutant::IgnoreClaims) { SHORT_CLAIM } else { duration };
+        let mut claimed = self.inner.claim_due(queues, messages, duration).await?;
+        for claimed in &mut claimed {
+            self.state.lock().claims.insert(claimed.queue.clone(), claimed.token);
+            self.state.lock().appended.remove(&claimed.queue);
+            self.drop_stranded(claimed).await?;
         }
         let mut state = self.state.lock();
-        for arrival in std::mem::take(&mut state.redriven_again) {
-            let queue = arrival.queue.clone();
-            state.running.insert(queue.clone(), arrival.clone());
+        for message in std::mem::take(&mut state.redriven_again) {
+            let queue = message.queue.clone();
+            state.running.insert(queue.clone(), message.clone());
             let messages =
-                vec![QueuedMessage { ordinal: 0, message: arrival, attempts: 0, unfinished_starts: 1, reopened: true }];
-            due.push(ClaimedQueue { queue, token: Uuid::nil(), messages });
+                vec![QueuedMessage { ordinal: 0, message, attempts: 0, unfinished_starts: 1, reopened: true }];
+            claimed.push(ClaimedQueue { queue, token: Uuid::nil(), messages });
         }
-        Ok(due)
+        Ok(claimed)
     }
 
-    async fn begin_due(&self, due: &ClaimedQueue, number: i64) -> Result<BeginOutcome<Transaction>, StoreError> {
-        if due.token.is_nil() {
-            let arrival = self.state.lock().running.get(&due.queue).cloned();
-            let Some(arrival) = arrival else { return Ok(BeginOutcome::Fenced) };
-            return self.begin_unchecked(&arrival).await;
+    async fn begin_due(&self, claimed: &ClaimedQueue, number: i64) -> Result<BeginOutcome<Transaction>, StoreError> {
+        if claimed.token.is_nil() {
+            let message = self.state.lock().running.get(&claimed.queue).cloned();
+            let Some(message) = message else { return Ok(BeginOutcome::Fenced) };
+            return self.begin_unchecked(&message).await;
         }
-        self.inner.begin_due(&self.claimed(due), number).await
+        self.inner.begin_due(&self.claimed(claimed), number).await
     }
 
     async fn set_back_due(
         &self,
-        due: &ClaimedQueue,
+        claimed: &ClaimedQueue,
         number: i64,
-        setback: &InboxFailure,
+        failure: &InboxFailure,
     ) -> Result<RecordOutcome, StoreError> {
-        if due.token.is_nil() {
+        if claimed.token.is_nil() {
             return Ok(RecordOutcome::Fenced);
         }
-        self.inner.set_back_due(&self.claimed(due), number, setback).await
+        self.inner.set_back_due(&self.claimed(claimed), number, failure).await
     }
 
-    async fn release_queue(&self, due: &ClaimedQueue) -> Result<(), StoreError> {
+    async fn release_queue(&self, claimed: &ClaimedQueue) -> Result<(), StoreError> {
         if self.is(Mutant::DeleteUnchecked) {
             let mut state = self.state.lock();
-            let appended = state.appended.remove(&due.queue).unwrap_or_default();
+            let appended = state.appended.remove(&claimed.queue).unwrap_or_default();
             state.stranded.extend(appended);
         }
-        self.inner.release_queue(&self.claimed(due)).await
+        self.inner.release_queue(&self.claimed(claimed)).await
     }
 
-    async fn heartbeat(&self, beat: &Heartbeat) -> Result<HeartbeatReply, StoreError> {
-        self.inner.heartbeat(beat).await
+    async fn heartbeat(&self, heartbeat: &Heartbeat) -> Result<HeartbeatReply, StoreError> {
+        self.inner.heartbeat(heartbeat).await
     }
 
     async fn acquire_lanes(&self, owner: Uuid, lanes: &[Lane]) -> Result<Vec<LaneLease>, StoreError> {

@@ -32,7 +32,7 @@ pub struct OperatorPort {
 #[derive(Default)]
 struct SeenState {
     /// How often each dead letter was redriven, and whether it was archived.
-    letters: BTreeMap<(usize, DedupId), (u32, bool)>,
+    dead_letters: BTreeMap<(usize, DedupId), (u32, bool)>,
     enqueued: BTreeSet<Case>,
     stopped: BTreeSet<(usize, u32)>,
 }
@@ -51,19 +51,19 @@ impl OperatorPort {
 
     /// Every dead letter, with the number of its consumer.
     pub async fn dead_letters(&self) -> Vec<(usize, DeadLetter)> {
-        let letters = self.operator.list_dead_letters(&DeadLetterFilter::default(), ALL).await.unwrap_or_default();
-        let numbered = letters.into_iter().map(|letter| (self.number(&letter.consumer), letter));
-        numbered.filter_map(|(number, letter)| Some((number?, letter))).collect()
+        let dead_letters = self.operator.list_dead_letters(&DeadLetterFilter::default(), ALL).await.unwrap_or_default();
+        let numbered = dead_letters.into_iter().map(|dead_letter| (self.number(&dead_letter.consumer), dead_letter));
+        numbered.filter_map(|(number, dead_letter)| Some((number?, dead_letter))).collect()
     }
 
     /// See [`relevo_core::inbox::admin::Operate::redrive`].
-    pub async fn redrive(&self, mark: MarkRequest) -> Result<u64, StoreError> {
-        let count = self.operator.redrive(&mark).await?;
+    pub async fn redrive(&self, request: MarkRequest) -> Result<u64, StoreError> {
+        let count = self.operator.redrive(&request).await?;
         if count == 0 {
-            let filter = DeadLetterFilter { state: Some(DeadLetterState::Redriven), ..mark.filter };
-            for letter in self.operator.list_dead_letters(&filter, ALL).await? {
-                if let Some(number) = self.number(&letter.consumer) {
-                    self.servers[number].redrive_again(letter.message);
+            let filter = DeadLetterFilter { state: Some(DeadLetterState::Redriven), ..request.filter };
+            for dead_letter in self.operator.list_dead_letters(&filter, ALL).await? {
+                if let Some(number) = self.number(&dead_letter.consumer) {
+                    self.servers[number].redrive_again(dead_letter.message);
                 }
             }
         }
@@ -72,33 +72,33 @@ impl OperatorPort {
     }
 
     /// See [`relevo_core::inbox::admin::Operate::archive`].
-    pub async fn discard(&self, mark: MarkRequest) -> Result<u64, StoreError> {
-        let count = self.operator.archive(&mark).await?;
+    pub async fn discard(&self, request: MarkRequest) -> Result<u64, StoreError> {
+        let count = self.operator.archive(&request).await?;
         self.record_dead_letters().await;
         Ok(count)
     }
 
     /// Records changes of dead letters. No other task runs between the change and this.
     async fn record_dead_letters(&self) {
-        let letters = self.dead_letters().await;
+        let dead_letters = self.dead_letters().await;
         let mut known = self.known.lock();
-        for (consumer, letter) in letters {
-            let entry = letter.message.dedup_id;
-            let is_archived = letter.state == DeadLetterState::Discarded;
-            let (redriven, archived) = known.letters.entry((consumer, entry)).or_default();
-            for _ in *redriven..letter.redrives {
-                self.history.record(Event::Redriven(self.names.case(consumer, entry)));
+        for (consumer, dead_letter) in dead_letters {
+            let dedup_id = dead_letter.message.dedup_id;
+            let is_archived = dead_letter.state == DeadLetterState::Discarded;
+            let (redriven, archived) = known.dead_letters.entry((consumer, dedup_id)).or_default();
+            for _ in *redriven..dead_letter.redrives {
+                self.history.record(Event::Redriven(self.names.case(consumer, dedup_id)));
             }
             if is_archived && !*archived {
-                self.history.record(Event::Discarded(self.names.case(consumer, entry)));
+                self.history.record(Event::Discarded(self.names.case(consumer, dedup_id)));
             }
-            (*redriven, *archived) = (letter.redrives, is_archived);
+            (*redriven, *archived) = (dead_letter.redrives, is_archived);
         }
     }
 
     /// See [`relevo_core::inbox::admin::Operate::set_control`].
-    pub async fn set_control(&self, consumer: usize, lane: Option<&str>, order: ConsumerControl) {
-        let what = match (lane.is_some(), order) {
+    pub async fn set_control(&self, consumer: usize, lane: Option<&str>, control: ConsumerControl) {
+        let text = match (lane.is_some(), control) {
             (false, ConsumerControl::Pause) => "pause",
             (false, ConsumerControl::Resume) => "resume",
             (true, ConsumerControl::Pause) => "pause a lane",
@@ -108,8 +108,8 @@ impl OperatorPort {
             (_, ConsumerControl::AutoBreaker) => "free a breaker",
         };
         let name = &self.scenario.consumers[consumer].name;
-        if self.operator.set_control(name, lane, order).await.unwrap_or_default() {
-            self.history.record(Event::ControlSet { consumer, what });
+        if self.operator.set_control(name, lane, control).await.unwrap_or_default() {
+            self.history.record(Event::ControlSet { consumer, text });
         }
     }
 
@@ -139,19 +139,19 @@ impl OperatorPort {
         to: Option<String>,
     ) -> Result<EnqueueOutcome, StoreError> {
         let name = &self.scenario.consumers[consumer].name;
-        let portion = ReplayBatch { messages: &messages, cursor: from.as_deref(), next_cursor: to.as_deref() };
-        let fed = self.operator.enqueue_replay(name, number, portion).await?;
-        if fed == EnqueueOutcome::Enqueued {
+        let batch = ReplayBatch { messages: &messages, cursor: from.as_deref(), next_cursor: to.as_deref() };
+        let outcome = self.operator.enqueue_replay(name, number, batch).await?;
+        if outcome == EnqueueOutcome::Enqueued {
             let mut known = self.known.lock();
-            for arrival in messages {
-                let case = self.names.case(consumer, DedupId { replay: number, ..arrival.dedup_id });
+            for message in messages {
+                let case = self.names.case(consumer, DedupId { replay: number, ..message.dedup_id });
                 if known.enqueued.insert(case.clone()) {
                     self.history.record(Event::ReplayEnqueued(case));
                 }
             }
         }
         self.record_replay(consumer, number).await;
-        Ok(fed)
+        Ok(outcome)
     }
 
     /// See [`relevo_core::inbox::admin::Operate::stop_replay`].
@@ -171,9 +171,9 @@ impl OperatorPort {
 
     /// Records whether a replay was stopped or resumed.
     async fn record_replay(&self, consumer: usize, replay: u32) {
-        let Some(shown) = self.replay(consumer, replay).await else { return };
+        let Some(replay_state) = self.replay(consumer, replay).await else { return };
         let mut known = self.known.lock();
-        if shown.state == ReplayState::Stopped {
+        if replay_state.state == ReplayState::Stopped {
             if known.stopped.insert((consumer, replay)) {
                 self.history.record(Event::ReplayStopped { consumer, replay });
             }

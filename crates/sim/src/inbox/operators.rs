@@ -31,19 +31,19 @@ impl Operator {
         port: Arc<OperatorPort>,
         history: Arc<History>,
         scenario: Arc<Scenario>,
-        wire: &Network,
+        network: &Network,
         number: u64,
     ) -> Self {
         let mut random = SplitMix64::for_part(scenario.seed, "operator", number);
-        let mut line = || {
+        let mut link = || {
             FaultyLink::new(
                 Arc::clone(&history),
-                wire.clone(),
+                network.clone(),
                 scenario.operator_link_faults(),
                 SplitMix64::new(random.next_u64()),
             )
         };
-        let links = [line(), line()];
+        let links = [link(), link()];
         Self { port, history, scenario, links, random }
     }
 
@@ -59,64 +59,64 @@ impl Operator {
 
     /// Redrives or archives `share` per thousand of the dead letters, each with two requests.
     pub async fn mark(&mut self, archive: bool, share: u64) {
-        for (_, letter) in self.port.dead_letters().await {
-            if letter.state != DeadLetterState::Dead || !self.random.permille(share) {
+        for (_, dead_letter) in self.port.dead_letters().await {
+            if dead_letter.state != DeadLetterState::Dead || !self.random.permille(share) {
                 continue;
             }
             // Redriven, these would be dead-lettered again every time.
-            let archive = archive || matches!(letter.class.as_str(), "undecodable" | "expired");
-            let filter = self.filter(&letter, archive);
-            self.mark_twice(filter, archive).await;
+            let archive = archive || matches!(dead_letter.class.as_str(), "undecodable" | "expired");
+            let filter = self.filter(&dead_letter, archive);
+            self.send_twice(filter, archive).await;
         }
     }
 
     /// Selects one dead letter, or all of its queue.
-    fn filter(&mut self, letter: &DeadLetter, archive: bool) -> DeadLetterFilter {
-        let consumer = Some(letter.consumer.clone());
+    fn filter(&mut self, dead_letter: &DeadLetter, archive: bool) -> DeadLetterFilter {
+        let consumer = Some(dead_letter.consumer.clone());
         if !archive && self.random.permille(300) {
-            let queue = Some(letter.message.queue.to_string());
+            let queue = Some(dead_letter.message.queue.to_string());
             DeadLetterFilter { consumer, queue, ..DeadLetterFilter::default() }
         } else {
-            DeadLetterFilter { consumer, ids: vec![letter.message.dedup_id.id], ..DeadLetterFilter::default() }
+            DeadLetterFilter { consumer, ids: vec![dead_letter.message.dedup_id.id], ..DeadLetterFilter::default() }
         }
     }
 
-    async fn mark_twice(&mut self, filter: DeadLetterFilter, archive: bool) {
+    async fn send_twice(&mut self, filter: DeadLetterFilter, archive: bool) {
         let rate = self.random.permille(200).then_some(2);
-        let mark = MarkRequest {
+        let request = MarkRequest {
             filter,
             dry_run: false,
             rate_per_second: rate,
-            by: "somebody".to_owned(),
+            by: "an operator".to_owned(),
             reason: "a test".to_owned(),
         };
-        let call = |line: usize| {
-            let (office, mark) = (Arc::clone(&self.port), mark.clone());
-            self.links[line]
-                .call(async move { if archive { office.discard(mark).await } else { office.redrive(mark).await } })
+        let call = |link: usize| {
+            let (port, request) = (Arc::clone(&self.port), request.clone());
+            self.links[link]
+                .call(async move { if archive { port.discard(request).await } else { port.redrive(request).await } })
         };
         // After an error, an operator checks again later.
-        let _answers: (Result<u64, StoreError>, Result<u64, StoreError>) = tokio::join!(call(0), call(1));
+        let _results: (Result<u64, StoreError>, Result<u64, StoreError>) = tokio::join!(call(0), call(1));
     }
 
     /// Pauses, resumes and forces breakers until the faults end.
     pub async fn send_controls(mut self) {
-        if let Some(every) = self.scenario.control_interval {
+        if let Some(interval) = self.scenario.control_interval {
             while !self.faults_ended() {
-                sleep(self.random.time(Duration::ZERO, every * 2)).await;
+                sleep(self.random.time(Duration::ZERO, interval * 2)).await;
                 let consumer = self.random.count(0, self.scenario.consumers.len() - 1);
                 let lanes = self.scenario.consumers[consumer].lanes;
                 let lane = Group::lane(self.random.count(0, lanes - 1));
                 let lane = self.random.permille(700).then(|| lane.name());
-                let orders = [
+                let controls = [
                     ConsumerControl::Pause,
                     ConsumerControl::Resume,
                     ConsumerControl::OpenBreaker,
                     ConsumerControl::CloseBreaker,
                     ConsumerControl::AutoBreaker,
                 ];
-                let order = *self.random.pick(&orders);
-                self.port.set_control(consumer, lane, order).await;
+                let control = *self.random.pick(&controls);
+                self.port.set_control(consumer, lane, control).await;
             }
         }
     }
@@ -125,7 +125,7 @@ impl Operator {
     pub async fn clear_controls(&self) {
         for consumer in 0..self.scenario.consumers.len() {
             self.port.set_control(consumer, None, ConsumerControl::Resume).await;
-            for lane in self.port.consumer_details(consumer).await.into_iter().flat_map(|shown| shown.lanes) {
+            for lane in self.port.consumer_details(consumer).await.into_iter().flat_map(|details| details.lanes) {
                 self.port.set_control(consumer, Some(&lane.name), ConsumerControl::Resume).await;
                 self.port.set_control(consumer, Some(&lane.name), ConsumerControl::AutoBreaker).await;
             }

@@ -24,8 +24,8 @@ pub fn check_promises(record: &Record) -> Vec<Violation> {
         fences::a_lost_claim_writes_nothing(events),
         attempts::only_failures_count(record),
         attempts::no_more_than_the_policy_has(record),
-        effects::only_what_was_published(events),
-        effects::acknowledged_when_kept(events),
+        effects::only_published_messages(events),
+        effects::acknowledged_after_commit(events),
         effects::happen_once(events),
         effects::calls_keep_their_ids(events),
         effects::one_call_at_a_time(events),
@@ -34,7 +34,7 @@ pub fn check_promises(record: &Record) -> Vec<Violation> {
         ends::everything_ends(record),
         order::as_published(record),
         ends::nothing_is_unfinished(record),
-        order::other_keys_flow(record),
+        order::other_keys_progress(record),
     ]
     .into_iter()
     .flatten()
@@ -65,8 +65,8 @@ fn stopped_replays(events: Events<'_>) -> BTreeSet<(usize, u32)> {
 /// A member ends only on request.
 fn members_keep_running(events: Events<'_>) -> Option<Violation> {
     events.iter().find_map(|(_, event)| match event {
-        Event::Member { consumer, what: what @ ("panicked" | "stopped by itself"), .. } => {
-            Some(violation("P6", None, format!("a member of c{consumer} {what}")))
+        Event::Member { consumer, text: text @ ("panicked" | "stopped by itself"), .. } => {
+            Some(violation("P6", None, format!("a member of c{consumer} {text}")))
         }
         _ => None,
     })

@@ -29,25 +29,25 @@ pub struct Fanout {
     pub groups: Vec<Arc<Group>>,
     /// The wall clock time at the start.
     pub started_at: Timestamp,
-    /// The last place.
+    /// The last offset.
     pub last_offset: Mutex<u64>,
 }
 
 impl Fanout {
-    /// Publishes a message of a key at the next place.
+    /// Publishes a message of a key at the next offset.
     fn publish(&self, key: usize, name: &MessageName, kind: HandlerBehaviour, raw: &RawMessage) {
-        let mut places = self.last_offset.lock();
-        *places += 1;
-        let place = *places;
+        let mut last_offset = self.last_offset.lock();
+        *last_offset += 1;
+        let offset = *last_offset;
         for (number, group) in self.groups.iter().enumerate() {
             let lane = self.scenario.consumers[number].lane_of(key);
             let id = if kind == HandlerBehaviour::Malformed {
-                // Its id cannot be parsed, so its id is derived from its bytes and its place.
-                ids::foreign_id(ADDRESS, Some((&Group::lane(lane), place)), &raw.payload)
+                // Its id cannot be parsed, so its id is derived from its bytes and its offset.
+                ids::foreign_id(ADDRESS, Some((&Group::lane(lane), offset)), &raw.payload)
             } else {
                 name.id
             };
-            group.publish(lane, place, name.clone(), DedupId { id, replay: 0 }, raw.clone());
+            group.publish(lane, offset, name.clone(), DedupId { id, replay: 0 }, raw.clone());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Replays. Two operators feed the same replay, stop it and resume it.
+//! Replays. Two operators enqueue the same replay, stop it and resume it.
 
 use std::sync::Arc;
 
@@ -16,42 +16,42 @@ use relevo_core::random::SplitMix64;
 
 /// Starts replays of the messages published so far, at the times of the scenario.
 pub async fn run_replays(
-    office: Arc<OperatorPort>,
+    port: Arc<OperatorPort>,
     history: Arc<History>,
     scenario: Arc<Scenario>,
     groups: Vec<Arc<Group>>,
-    wire: Network,
+    network: Network,
 ) {
     let start = Instant::now();
     let mut random = SplitMix64::for_part(scenario.seed, "replays", 0);
     for at in &scenario.replays {
         sleep_until(start + *at).await;
         let consumer = random.count(0, scenario.consumers.len() - 1);
-        let arrivals = inbox_messages(&groups[consumer], scenario.consumers[consumer].ordered);
+        let messages = inbox_messages(&groups[consumer], scenario.consumers[consumer].ordered);
         let plan = ReplayPlan {
             consumer: scenario.consumers[consumer].name.clone(),
             source: "the broker".to_owned(),
-            count: arrivals.len() as u64,
+            count: messages.len() as u64,
             rate: 100,
             dead_letters_max: *random.pick(&[1, 1000, 1000]),
-            requested_by: "somebody".to_owned(),
+            requested_by: "an operator".to_owned(),
             reason: "a test".to_owned(),
         };
-        let Ok(number) = office.create_replay(plan).await else { continue };
+        let Ok(number) = port.create_replay(plan).await else { continue };
         let size = random.count(1, 10);
-        let stops_at = random.permille(400).then(|| random.count(0, arrivals.len()));
+        let stops_at = random.permille(400).then(|| random.count(0, messages.len()));
         let mut feeder = |stops_at| ReplayWriter {
-            port: &office,
+            port: &port,
             link: FaultyLink::new(
                 Arc::clone(&history),
-                wire.clone(),
+                network.clone(),
                 scenario.operator_link_faults(),
                 SplitMix64::new(random.next_u64()),
             ),
             random: SplitMix64::new(random.next_u64()),
             consumer,
             number,
-            messages: &arrivals,
+            messages: &messages,
             size,
             stops_at,
             keeps_resuming: false,
@@ -63,22 +63,22 @@ pub async fn run_replays(
 
 /// The messages that a consumer received from the broker or will receive.
 fn inbox_messages(group: &Group, ordered: bool) -> Vec<InboxMessage> {
-    let readable = |(lane, place, entry, raw): (usize, u64, DedupId, relevo_core::RawMessage)| {
+    let readable = |(lane, offset, dedup_id, raw): (usize, u64, DedupId, relevo_core::RawMessage)| {
         let key = raw.decode().ok()?.message.key;
         Some(InboxMessage {
-            dedup_id: entry,
-            queue: if ordered { key } else { entry.id.to_string().into() },
+            dedup_id,
+            queue: if ordered { key } else { dedup_id.id.to_string().into() },
             raw,
             address: ADDRESS.into(),
             lane: Group::lane(lane),
-            offset: Some(place),
+            offset: Some(offset),
             correlation: None,
         })
     };
     group.log().into_iter().filter_map(readable).collect()
 }
 
-/// An operator's process that feeds a replay.
+/// An operator's process that enqueues a replay.
 struct ReplayWriter<'a> {
     port: &'a Arc<OperatorPort>,
     link: FaultyLink<Event>,
@@ -112,22 +112,22 @@ impl ReplayWriter<'_> {
         self.keeps_resuming
     }
 
-    /// Feeds the next messages. If the reply is lost, the replay itself contains the progress.
+    /// Enqueues the next messages. If the reply is lost, the replay itself contains the progress.
     async fn enqueue(&mut self, from: Option<String>) {
-        let fed: usize = from.as_deref().and_then(|place| place.parse().ok()).unwrap_or(0);
-        let (office, consumer, number) = (Arc::clone(self.port), self.consumer, self.number);
-        if self.stops_at.is_some_and(|at| fed >= at) {
-            drop(self.link.call(async move { office.stop_replay(consumer, number).await }).await);
+        let enqueued: usize = from.as_deref().and_then(|cursor| cursor.parse().ok()).unwrap_or(0);
+        let (port, consumer, number) = (Arc::clone(self.port), self.consumer, self.number);
+        if self.stops_at.is_some_and(|at| enqueued >= at) {
+            drop(self.link.call(async move { port.stop_replay(consumer, number).await }).await);
             return;
         }
-        let messages: Vec<InboxMessage> = self.messages[fed..].iter().take(self.size).cloned().collect();
-        let next = fed + messages.len();
+        let messages: Vec<InboxMessage> = self.messages[enqueued..].iter().take(self.size).cloned().collect();
+        let next = enqueued + messages.len();
         let to = (next < self.messages.len()).then(|| next.to_string());
-        drop(self.link.call(async move { office.enqueue_replay(consumer, number, messages, from, to).await }).await);
+        drop(self.link.call(async move { port.enqueue_replay(consumer, number, messages, from, to).await }).await);
     }
 
     async fn resume(&self) {
-        let (office, consumer, number) = (Arc::clone(self.port), self.consumer, self.number);
-        drop(self.link.call(async move { office.resume_replay(consumer, number).await }).await);
+        let (port, consumer, number) = (Arc::clone(self.port), self.consumer, self.number);
+        drop(self.link.call(async move { port.resume_replay(consumer, number).await }).await);
     }
 }

@@ -1,4 +1,4 @@
-//! Scenarios: which publishers and consumers a seed creates, and which faults happen when.
+//! Scenarios: the publishers, the consumers and the faults of a seed.
 
 use std::time::Duration;
 
@@ -191,30 +191,20 @@ impl Scenario {
 
     /// The faults of a member's link to the store.
     pub fn store_link_faults(&self, plan: &ConsumerPlan) -> LinkFaults {
-        let away = self.database_outages.iter().map(|(span, _)| *span).collect();
-        LinkFaults {
-            rates: self.store.clone(),
-            until: self.faults_for,
-            lease: plan.config.heartbeat_ttl,
-            outages: away,
-        }
+        let outages = self.database_outages.iter().map(|(span, _)| *span).collect();
+        LinkFaults { rates: self.store.clone(), until: self.faults_for, lease: plan.config.heartbeat_ttl, outages }
     }
 
     /// The faults of an operator's link to the store.
     pub fn operator_link_faults(&self) -> LinkFaults {
-        let away = self.database_outages.iter().map(|(span, _)| *span).collect();
-        LinkFaults { rates: self.store.clone(), until: self.faults_for, lease: Duration::from_secs(5), outages: away }
+        let outages = self.database_outages.iter().map(|(span, _)| *span).collect();
+        LinkFaults { rates: self.store.clone(), until: self.faults_for, lease: Duration::from_secs(5), outages }
     }
 
     /// The faults of a member's link to the broker.
     pub fn broker_link_faults(&self, plan: &ConsumerPlan) -> LinkFaults {
-        let away = self.broker_outages.clone();
-        LinkFaults {
-            rates: self.broker.clone(),
-            until: self.faults_for,
-            lease: plan.config.heartbeat_ttl,
-            outages: away,
-        }
+        let outages = self.broker_outages.clone();
+        LinkFaults { rates: self.broker.clone(), until: self.faults_for, lease: plan.config.heartbeat_ttl, outages }
     }
 }
 
@@ -253,7 +243,7 @@ fn consumer(random: &mut SplitMix64, number: u64, within: Duration) -> ConsumerP
     let lanes = random.count(1, 4);
     let prefetch = random.count(1, 12);
     let config = config::random(random, number, ordered, lanes * prefetch);
-    let away = if random.permille(300) { random.between(1, 3) } else { 0 };
+    let outages = if random.permille(300) { random.between(1, 3) } else { 0 };
     ConsumerPlan {
         name: format!("c{number}"),
         ordered,
@@ -263,7 +253,7 @@ fn consumer(random: &mut SplitMix64, number: u64, within: Duration) -> ConsumerP
         prefetch,
         forgets_acks: random.permille(300),
         idle_timeout: config.handler_timeout * 2 + random.millis(1000, 5000),
-        outages: (0..away)
+        outages: (0..outages)
             .map(|_| (random.count(0, lanes - 1), TimeRange::random(random, within, Duration::from_secs(12))))
             .collect(),
         config,

@@ -37,7 +37,7 @@ struct Sessions {
     open: BTreeMap<u64, Session>,
     last: u64,
     lanes: BTreeMap<String, (i64, Uuid)>,
-    /// The entry at each position of each queue, to name messages in later calls.
+    /// The message id at each position of each queue, to name messages in later calls.
     queued: BTreeMap<(ByteString, i64), DedupId>,
 }
 
@@ -67,16 +67,16 @@ impl Server {
         let now = Instant::now();
         let idle = |session: &mut Session| now.duration_since(session.touched) > self.idle_timeout;
         // Dropped outside of the lock, because the drop rolls back and wakes waiting transactions.
-        let ended: Vec<_> = self.sessions.lock().open.extract_if(.., |_, session| idle(session)).collect();
-        if !ended.is_empty() {
+        let stalled: Vec<_> = self.sessions.lock().open.extract_if(.., |_, session| idle(session)).collect();
+        if !stalled.is_empty() {
             self.history.record(Event::Fault("the server ends a transaction that stood still"));
         }
-        drop(ended);
+        drop(stalled);
     }
 
     /// Simulates a redrive of a message that was redriven before. Only a mutant acts on it.
-    pub fn redrive_again(&self, arrival: InboxMessage) {
-        self.inner.redrive_again(arrival);
+    pub fn redrive_again(&self, message: InboxMessage) {
+        self.inner.redrive_again(message);
     }
 
     /// Whether no transaction is open.
@@ -87,50 +87,50 @@ impl Server {
     /// See [`relevo_core::inbox::Inbox::begin`].
     pub async fn begin(
         &self,
-        held: Option<LaneLease>,
-        arrivals: Vec<InboxMessage>,
+        lease: Option<LaneLease>,
+        messages: Vec<InboxMessage>,
     ) -> Result<BeginOutcome<u64>, StoreError> {
-        let begun = self.inner.begin(Enter { held: held.as_ref(), arrivals: &arrivals }).await?;
-        let waits = |entered: &[EnterOutcome]| {
-            let behind = arrivals.iter().zip(entered).filter(|(_, entered)| **entered == EnterOutcome::QueuedBehind);
-            behind.map(|(arrival, _)| Event::QueuedBehind(self.case(arrival.dedup_id))).collect()
+        let outcome = self.inner.begin(Enter { held: lease.as_ref(), arrivals: &messages }).await?;
+        let queued_events = |entered: &[EnterOutcome]| {
+            let behind = messages.iter().zip(entered).filter(|(_, entered)| **entered == EnterOutcome::QueuedBehind);
+            behind.map(|(message, _)| Event::QueuedBehind(self.case(message.dedup_id))).collect()
         };
-        Ok(self.open(begun, held.as_ref(), None, waits))
+        Ok(self.open(outcome, lease.as_ref(), None, queued_events))
     }
 
     /// See [`relevo_core::inbox::Inbox::begin_claimed`].
     pub async fn begin_claimed(
         &self,
-        arrival: InboxMessage,
-        held: Option<LaneLease>,
+        message: InboxMessage,
+        lease: Option<LaneLease>,
         claim: CallClaim,
     ) -> Result<BeginOutcome<u64>, StoreError> {
-        let begun = self.inner.begin_claimed(&arrival, held.as_ref(), claim).await?;
-        Ok(self.open(begun, held.as_ref(), None, |_| Vec::new()))
+        let outcome = self.inner.begin_claimed(&message, lease.as_ref(), claim).await?;
+        Ok(self.open(outcome, lease.as_ref(), None, |_| Vec::new()))
     }
 
     /// See [`relevo_core::inbox::Inbox::begin_due`].
-    pub async fn begin_due(&self, due: ClaimedQueue, number: i64) -> Result<BeginOutcome<u64>, StoreError> {
-        let begun = self.inner.begin_due(&due, number).await?;
-        Ok(self.open(begun, None, Some(&due), |_| Vec::new()))
+    pub async fn begin_due(&self, claimed: ClaimedQueue, number: i64) -> Result<BeginOutcome<u64>, StoreError> {
+        let outcome = self.inner.begin_due(&claimed, number).await?;
+        Ok(self.open(outcome, None, Some(&claimed), |_| Vec::new()))
     }
 
     fn open(
         &self,
-        begun: BeginOutcome<Transaction>,
-        held: Option<&LaneLease>,
-        due: Option<&ClaimedQueue>,
-        done: impl FnOnce(&[EnterOutcome]) -> Vec<Event>,
+        outcome: BeginOutcome<Transaction>,
+        lease: Option<&LaneLease>,
+        claimed: Option<&ClaimedQueue>,
+        events: impl FnOnce(&[EnterOutcome]) -> Vec<Event>,
     ) -> BeginOutcome<u64> {
-        match begun {
+        match outcome {
             BeginOutcome::Open(transaction, entered) => {
-                let done = done(&entered);
+                let events = events(&entered);
                 let mut sessions = self.sessions.lock();
                 sessions.last += 1;
                 let number = sessions.last;
-                let grant = held.map(|held| LaneRef::of(self.consumer, held));
-                let claim = due.map(|due| self.claim_ref(due));
-                let session = Session { transaction, touched: Instant::now(), lane: grant, claim, events: done };
+                let lane = lease.map(|lease| LaneRef::of(self.consumer, lease));
+                let claim = claimed.map(|claimed| self.claim_ref(claimed));
+                let session = Session { transaction, touched: Instant::now(), lane, claim, events };
                 sessions.open.insert(number, session);
                 BeginOutcome::Open(number, entered)
             }
@@ -140,8 +140,8 @@ impl Server {
     }
 
     /// Records a handler's effect in its transaction.
-    pub fn effect(&self, session: u64, entry: DedupId) -> Result<(), StoreError> {
-        let case = self.case(entry);
+    pub fn effect(&self, session: u64, dedup_id: DedupId) -> Result<(), StoreError> {
+        let case = self.case(dedup_id);
         self.with_session(session, |session| {
             session
                 .transaction
@@ -153,11 +153,11 @@ impl Server {
     }
 
     /// See [`relevo_core::inbox::Inbox::skip`].
-    pub async fn skip(&self, number: u64, entry: DedupId) -> Result<(), StoreError> {
+    pub async fn skip(&self, number: u64, dedup_id: DedupId) -> Result<(), StoreError> {
         let Some(mut session) = self.take_session(number) else { return Err(session_lost()) };
-        let skipped = self.inner.skip(&mut session.transaction, entry).await;
+        let skipped = self.inner.skip(&mut session.transaction, dedup_id).await;
         if skipped.is_ok() {
-            session.events.push(Event::Skipped(self.case(entry)));
+            session.events.push(Event::Skipped(self.case(dedup_id)));
         }
         session.touched = Instant::now();
         self.sessions.lock().open.insert(number, session);
@@ -166,18 +166,18 @@ impl Server {
 
     /// See [`relevo_core::inbox::Inbox::commit`].
     pub async fn commit(&self, session: u64) -> Result<(), StoreError> {
-        let Some(Session { transaction, lane: grant, claim, events: done, .. }) = self.take_session(session) else {
+        let Some(Session { transaction, lane, claim, events, .. }) = self.take_session(session) else {
             return Err(session_lost());
         };
         self.inner.commit(transaction).await?;
         // No other task runs between the commit and this, so the history contains commits in their order.
-        if let Some(grant) = grant {
-            self.history.record(Event::WroteInLane(grant, "committed"));
+        if let Some(lane) = lane {
+            self.history.record(Event::WroteInLane(lane, "committed"));
         }
         if let Some(claim) = claim {
             self.history.record(Event::WroteInQueue(claim, "committed"));
         }
-        for event in done {
+        for event in events {
             self.history.record(event);
         }
         Ok(())
@@ -189,23 +189,23 @@ impl Server {
     }
 
     /// See [`relevo_core::inbox::Inbox::record_start`].
-    pub async fn record_start(&self, arrival: InboxMessage) -> Result<u32, StoreError> {
-        self.inner.record_start(&arrival).await
+    pub async fn record_start(&self, message: InboxMessage) -> Result<u32, StoreError> {
+        self.inner.record_start(&message).await
     }
 
     /// See [`relevo_core::inbox::Inbox::claim_call`].
     pub async fn claim_call(
         &self,
-        arrival: InboxMessage,
-        held: Option<LaneLease>,
-        lasts: Duration,
+        message: InboxMessage,
+        lease: Option<LaneLease>,
+        duration: Duration,
     ) -> Result<ClaimOutcome, StoreError> {
-        let claimed = self.inner.claim_call(&arrival, held.as_ref(), lasts).await?;
+        let claimed = self.inner.claim_call(&message, lease.as_ref(), duration).await?;
         match claimed {
-            ClaimOutcome::Claimed(_) => self.record_write(held.as_ref(), "claimed a message"),
+            ClaimOutcome::Claimed(_) => self.record_write(lease.as_ref(), "claimed a message"),
             ClaimOutcome::QueuedBehind => {
-                self.record_write(held.as_ref(), "put a message behind others");
-                self.history.record(Event::QueuedBehind(self.case(arrival.dedup_id)));
+                self.record_write(lease.as_ref(), "put a message behind others");
+                self.history.record(Event::QueuedBehind(self.case(message.dedup_id)));
             }
             ClaimOutcome::Duplicate(_) | ClaimOutcome::Busy(_) | ClaimOutcome::Fenced => {}
         }
@@ -213,24 +213,24 @@ impl Server {
     }
 
     /// See [`relevo_core::inbox::Inbox::end_attempt`].
-    pub async fn end_attempt(&self, entry: DedupId, claim: Option<CallClaim>) -> Result<(), StoreError> {
-        self.inner.end_attempt(entry, claim).await
+    pub async fn end_attempt(&self, dedup_id: DedupId, claim: Option<CallClaim>) -> Result<(), StoreError> {
+        self.inner.end_attempt(dedup_id, claim).await
     }
 
     /// See [`relevo_core::inbox::Inbox::set_back`].
     pub async fn set_back(
         &self,
-        arrival: InboxMessage,
-        held: Option<LaneLease>,
+        message: InboxMessage,
+        lease: Option<LaneLease>,
         claim: Option<CallClaim>,
-        setback: InboxFailure,
+        failure: InboxFailure,
     ) -> Result<RecordOutcome, StoreError> {
-        let kept = self.inner.set_back(&arrival, held.as_ref(), claim, &setback).await?;
-        if kept == RecordOutcome::Recorded {
-            self.record_write(held.as_ref(), "set a message back");
-            self.record_failure_event(arrival.dedup_id, &setback);
+        let recorded = self.inner.set_back(&message, lease.as_ref(), claim, &failure).await?;
+        if recorded == RecordOutcome::Recorded {
+            self.record_write(lease.as_ref(), "set a message back");
+            self.record_failure_event(message.dedup_id, &failure);
         }
-        Ok(kept)
+        Ok(recorded)
     }
 
     /// See [`relevo_core::inbox::Inbox::claim_due`].
@@ -238,58 +238,60 @@ impl Server {
         &self,
         queues: usize,
         messages: usize,
-        lasts: Duration,
+        duration: Duration,
     ) -> Result<Vec<ClaimedQueue>, StoreError> {
-        let due = self.inner.claim_due(queues, messages, lasts).await?;
-        for due in &due {
-            self.history.record(Event::QueueClaimed(self.claim_ref(due)));
-            let messages =
-                due.messages.iter().map(|waiting| ((due.queue.clone(), waiting.ordinal), waiting.message.dedup_id));
+        let claimed = self.inner.claim_due(queues, messages, duration).await?;
+        for claimed in &claimed {
+            self.history.record(Event::QueueClaimed(self.claim_ref(claimed)));
+            let messages = claimed
+                .messages
+                .iter()
+                .map(|waiting| ((claimed.queue.clone(), waiting.ordinal), waiting.message.dedup_id));
             self.sessions.lock().queued.extend(messages);
         }
-        Ok(due)
+        Ok(claimed)
     }
 
     /// See [`relevo_core::inbox::Inbox::set_back_due`].
     pub async fn set_back_due(
         &self,
-        due: ClaimedQueue,
+        claimed: ClaimedQueue,
         number: i64,
-        setback: InboxFailure,
+        failure: InboxFailure,
     ) -> Result<RecordOutcome, StoreError> {
-        let kept = self.inner.set_back_due(&due, number, &setback).await?;
-        if kept == RecordOutcome::Recorded {
-            self.history.record(Event::WroteInQueue(self.claim_ref(&due), "set a message back"));
-            let entry = self.sessions.lock().queued.get(&(due.queue, number)).copied();
-            if let Some(entry) = entry {
-                self.record_failure_event(entry, &setback);
+        let recorded = self.inner.set_back_due(&claimed, number, &failure).await?;
+        if recorded == RecordOutcome::Recorded {
+            self.history.record(Event::WroteInQueue(self.claim_ref(&claimed), "set a message back"));
+            let dedup_id = self.sessions.lock().queued.get(&(claimed.queue, number)).copied();
+            if let Some(dedup_id) = dedup_id {
+                self.record_failure_event(dedup_id, &failure);
             }
         }
-        Ok(kept)
+        Ok(recorded)
     }
 
     /// See [`relevo_core::inbox::Inbox::release_queue`].
-    pub async fn release_queue(&self, due: ClaimedQueue) -> Result<(), StoreError> {
-        self.inner.release_queue(&due).await
+    pub async fn release_queue(&self, claimed: ClaimedQueue) -> Result<(), StoreError> {
+        self.inner.release_queue(&claimed).await
     }
 
     /// See [`relevo_core::inbox::Inbox::heartbeat`].
-    pub async fn heartbeat(&self, beat: Heartbeat) -> Result<HeartbeatReply, StoreError> {
-        self.inner.heartbeat(&beat).await
+    pub async fn heartbeat(&self, heartbeat: Heartbeat) -> Result<HeartbeatReply, StoreError> {
+        self.inner.heartbeat(&heartbeat).await
     }
 
     /// See [`relevo_core::inbox::Inbox::acquire_lanes`].
     pub async fn acquire_lanes(&self, owner: Uuid, lanes: Vec<Lane>) -> Result<Vec<LaneLease>, StoreError> {
-        let taken = self.inner.acquire_lanes(owner, &lanes).await?;
+        let leases = self.inner.acquire_lanes(owner, &lanes).await?;
         let mut sessions = self.sessions.lock();
-        for held in &taken {
-            let grant = (held.epoch, held.owner);
-            if sessions.lanes.insert(held.lane.name().to_owned(), grant) != Some(grant) {
-                self.history.record(Event::LaneAcquired(LaneRef::of(self.consumer, held)));
+        for lease in &leases {
+            let ownership = (lease.epoch, lease.owner);
+            if sessions.lanes.insert(lease.lane.name().to_owned(), ownership) != Some(ownership) {
+                self.history.record(Event::LaneAcquired(LaneRef::of(self.consumer, lease)));
             }
         }
         drop(sessions);
-        Ok(taken)
+        Ok(leases)
     }
 
     /// See [`relevo_core::inbox::Inbox::release_lanes`].
@@ -307,28 +309,28 @@ impl Server {
         self.inner.prune(limit).await
     }
 
-    fn record_failure_event(&self, entry: DedupId, setback: &InboxFailure) {
-        let dead = match setback.action {
+    fn record_failure_event(&self, dedup_id: DedupId, failure: &InboxFailure) {
+        let dead = match failure.action {
             InboxFailureAction::Retry { .. } | InboxFailureAction::Postpone { .. } => None,
             InboxFailureAction::DeadHold => Some(Dead::Hold),
             InboxFailureAction::DeadContinue => Some(Dead::Continue),
         };
-        let (case, class, attempts) = (self.case(entry), setback.class, setback.attempts);
+        let (case, class, attempts) = (self.case(dedup_id), failure.class, failure.attempts);
         self.history.record(Event::FailureRecorded { case, class, attempts, dead });
     }
 
-    fn record_write(&self, held: Option<&LaneLease>, what: &'static str) {
-        if let Some(held) = held {
-            self.history.record(Event::WroteInLane(LaneRef::of(self.consumer, held), what));
+    fn record_write(&self, lease: Option<&LaneLease>, text: &'static str) {
+        if let Some(lease) = lease {
+            self.history.record(Event::WroteInLane(LaneRef::of(self.consumer, lease), text));
         }
     }
 
-    fn claim_ref(&self, due: &ClaimedQueue) -> event::ClaimRef {
-        event::ClaimRef { consumer: self.consumer, queue: due.queue.clone(), token: due.token }
+    fn claim_ref(&self, claimed: &ClaimedQueue) -> event::ClaimRef {
+        event::ClaimRef { consumer: self.consumer, queue: claimed.queue.clone(), token: claimed.token }
     }
 
-    fn case(&self, entry: DedupId) -> Case {
-        self.names.case(self.consumer, entry)
+    fn case(&self, dedup_id: DedupId) -> Case {
+        self.names.case(self.consumer, dedup_id)
     }
 
     fn take_session(&self, number: u64) -> Option<Session> {
@@ -338,12 +340,12 @@ impl Server {
     fn with_session<T>(
         &self,
         number: u64,
-        deed: impl FnOnce(&mut Session) -> Result<T, StoreError>,
+        action: impl FnOnce(&mut Session) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let mut sessions = self.sessions.lock();
         let session = sessions.open.get_mut(&number).ok_or_else(session_lost)?;
         session.touched = Instant::now();
-        deed(session)
+        action(session)
     }
 }
 

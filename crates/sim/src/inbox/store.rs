@@ -44,8 +44,8 @@ pub struct Session {
 
 impl FaultyInbox {
     /// Creates an inbox behind a link.
-    pub fn new(server: Arc<Server>, line: FaultyLink<Event>, gate: PauseGate, wire: Network) -> Self {
-        Self(Arc::new(Inner { server, link: line, pause_gate: gate, network: wire }))
+    pub fn new(server: Arc<Server>, link: FaultyLink<Event>, pause_gate: PauseGate, network: Network) -> Self {
+        Self(Arc::new(Inner { server, link, pause_gate, network }))
     }
 
     async fn call<T: Send + 'static, F>(&self, effect: impl FnOnce(Arc<Server>) -> F) -> Result<T, StoreError>
@@ -53,9 +53,9 @@ impl FaultyInbox {
         F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
         self.0.pause_gate.wait_while_paused().await;
-        let answer = self.0.link.call(effect(Arc::clone(&self.0.server))).await;
+        let reply = self.0.link.call(effect(Arc::clone(&self.0.server))).await;
         self.0.pause_gate.wait_while_paused().await;
-        answer
+        reply
     }
 
     /// Opens a transaction at the server. If the reply is lost, the dropped session makes the server roll back.
@@ -68,9 +68,9 @@ impl FaultyInbox {
     {
         let inbox = self.clone();
         self.call(move |server| {
-            let begun = effect(server);
+            let outcome = effect(server);
             async move {
-                Ok(match begun.await? {
+                Ok(match outcome.await? {
                     BeginOutcome::Open(number, entered) => {
                         BeginOutcome::Open(Session { inbox, number, ended: false }, entered)
                     }
@@ -85,9 +85,9 @@ impl FaultyInbox {
 
 impl Session {
     /// Writes an effect.
-    pub async fn effect(&mut self, entry: DedupId) -> Result<(), StoreError> {
+    pub async fn effect(&mut self, dedup_id: DedupId) -> Result<(), StoreError> {
         let number = self.number;
-        self.inbox.call(move |server| async move { server.effect(number, entry) }).await
+        self.inbox.call(move |server| async move { server.effect(number, dedup_id) }).await
     }
 
     fn end(mut self) -> (FaultyInbox, u64) {
@@ -121,13 +121,13 @@ impl Inbox for FaultyInbox {
     type Transaction = Session;
 
     async fn begin(&self, enter: Enter<'_>) -> Result<BeginOutcome<Session>, StoreError> {
-        let (held, arrivals) = (enter.held.cloned(), enter.arrivals.to_vec());
-        self.open(move |server| async move { server.begin(held, arrivals).await }).await
+        let (lease, messages) = (enter.held.cloned(), enter.arrivals.to_vec());
+        self.open(move |server| async move { server.begin(lease, messages).await }).await
     }
 
-    async fn skip(&self, transaction: &mut Session, entry: DedupId) -> Result<(), StoreError> {
+    async fn skip(&self, transaction: &mut Session, dedup_id: DedupId) -> Result<(), StoreError> {
         let number = transaction.number;
-        self.call(move |server| async move { server.skip(number, entry).await }).await
+        self.call(move |server| async move { server.skip(number, dedup_id).await }).await
     }
 
     async fn commit(&self, transaction: Session) -> Result<(), StoreError> {
@@ -149,78 +149,78 @@ impl Inbox for FaultyInbox {
         .await
     }
 
-    async fn record_start(&self, arrival: &InboxMessage) -> Result<u32, StoreError> {
-        let arrival = arrival.clone();
-        self.call(move |server| async move { server.record_start(arrival).await }).await
+    async fn record_start(&self, message: &InboxMessage) -> Result<u32, StoreError> {
+        let message = message.clone();
+        self.call(move |server| async move { server.record_start(message).await }).await
     }
 
     async fn claim_call(
         &self,
-        arrival: &InboxMessage,
-        held: Option<&LaneLease>,
-        lasts: Duration,
+        message: &InboxMessage,
+        lease: Option<&LaneLease>,
+        duration: Duration,
     ) -> Result<ClaimOutcome, StoreError> {
-        let (arrival, held) = (arrival.clone(), held.cloned());
-        self.call(move |server| async move { server.claim_call(arrival, held, lasts).await }).await
+        let (message, lease) = (message.clone(), lease.cloned());
+        self.call(move |server| async move { server.claim_call(message, lease, duration).await }).await
     }
 
     async fn begin_claimed(
         &self,
-        arrival: &InboxMessage,
-        held: Option<&LaneLease>,
+        message: &InboxMessage,
+        lease: Option<&LaneLease>,
         claim: CallClaim,
     ) -> Result<BeginOutcome<Session>, StoreError> {
-        let (arrival, held) = (arrival.clone(), held.cloned());
-        self.open(move |server| async move { server.begin_claimed(arrival, held, claim).await }).await
+        let (message, lease) = (message.clone(), lease.cloned());
+        self.open(move |server| async move { server.begin_claimed(message, lease, claim).await }).await
     }
 
-    async fn end_attempt(&self, entry: DedupId, claim: Option<CallClaim>) -> Result<(), StoreError> {
-        self.call(move |server| async move { server.end_attempt(entry, claim).await }).await
+    async fn end_attempt(&self, dedup_id: DedupId, claim: Option<CallClaim>) -> Result<(), StoreError> {
+        self.call(move |server| async move { server.end_attempt(dedup_id, claim).await }).await
     }
 
     async fn set_back(
         &self,
-        arrival: &InboxMessage,
-        held: Option<&LaneLease>,
+        message: &InboxMessage,
+        lease: Option<&LaneLease>,
         claim: Option<CallClaim>,
-        setback: &InboxFailure,
+        failure: &InboxFailure,
     ) -> Result<RecordOutcome, StoreError> {
-        let (arrival, held, setback) = (arrival.clone(), held.cloned(), setback.clone());
-        self.call(move |server| async move { server.set_back(arrival, held, claim, setback).await }).await
+        let (message, lease, failure) = (message.clone(), lease.cloned(), failure.clone());
+        self.call(move |server| async move { server.set_back(message, lease, claim, failure).await }).await
     }
 
     async fn claim_due(
         &self,
         queues: usize,
         messages: usize,
-        lasts: Duration,
+        duration: Duration,
     ) -> Result<Vec<ClaimedQueue>, StoreError> {
-        self.call(move |server| async move { server.claim_due(queues, messages, lasts).await }).await
+        self.call(move |server| async move { server.claim_due(queues, messages, duration).await }).await
     }
 
-    async fn begin_due(&self, due: &ClaimedQueue, number: i64) -> Result<BeginOutcome<Session>, StoreError> {
-        let due = due.clone();
-        self.open(move |server| async move { server.begin_due(due, number).await }).await
+    async fn begin_due(&self, claimed: &ClaimedQueue, number: i64) -> Result<BeginOutcome<Session>, StoreError> {
+        let claimed = claimed.clone();
+        self.open(move |server| async move { server.begin_due(claimed, number).await }).await
     }
 
     async fn set_back_due(
         &self,
-        due: &ClaimedQueue,
+        claimed: &ClaimedQueue,
         number: i64,
-        setback: &InboxFailure,
+        failure: &InboxFailure,
     ) -> Result<RecordOutcome, StoreError> {
-        let (due, setback) = (due.clone(), setback.clone());
-        self.call(move |server| async move { server.set_back_due(due, number, setback).await }).await
+        let (claimed, failure) = (claimed.clone(), failure.clone());
+        self.call(move |server| async move { server.set_back_due(claimed, number, failure).await }).await
     }
 
-    async fn release_queue(&self, due: &ClaimedQueue) -> Result<(), StoreError> {
-        let due = due.clone();
-        self.call(move |server| async move { server.release_queue(due).await }).await
+    async fn release_queue(&self, claimed: &ClaimedQueue) -> Result<(), StoreError> {
+        let claimed = claimed.clone();
+        self.call(move |server| async move { server.release_queue(claimed).await }).await
     }
 
-    async fn heartbeat(&self, beat: &Heartbeat) -> Result<HeartbeatReply, StoreError> {
-        let beat = beat.clone();
-        self.call(move |server| async move { server.heartbeat(beat).await }).await
+    async fn heartbeat(&self, heartbeat: &Heartbeat) -> Result<HeartbeatReply, StoreError> {
+        let heartbeat = heartbeat.clone();
+        self.call(move |server| async move { server.heartbeat(heartbeat).await }).await
     }
 
     async fn acquire_lanes(&self, owner: Uuid, lanes: &[Lane]) -> Result<Vec<LaneLease>, StoreError> {

@@ -61,7 +61,7 @@ pub struct Record {
 /// Runs a seed, with a mutant or with the real consumers.
 pub fn run(seed: u64, mutant: Option<Mutant>) -> RunResult<Event> {
     let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
-    let runtime = runtime.expect("a runtime without I/O needs nothing that could be missing");
+    let runtime = runtime.expect("a runtime without I/O can always be created");
     // Inside the runtime, because the paused clock belongs to it.
     let record = runtime.block_on(async { World::new(Scenario::of(seed), mutant).run().await });
     let violations = oracles::check_promises(&record);
@@ -99,7 +99,7 @@ impl World {
         let groups: Vec<_> = (0..scenario.consumers.len()).map(group).collect();
         let servers: Vec<_> = (0..scenario.consumers.len()).map(server).collect();
         let (for_office, for_trials) = (Arc::clone(&scenario), Arc::clone(&scenario));
-        let office =
+        let port =
             OperatorPort::new(outbox.operator(), for_office, Arc::clone(&history), Arc::clone(&names), servers.clone());
         let trials = SharedHandlerState::new(for_trials, Arc::clone(&history), Arc::clone(&names));
         Self {
@@ -110,7 +110,7 @@ impl World {
             settings,
             groups,
             servers,
-            operator_port: Arc::new(office),
+            operator_port: Arc::new(port),
             shared: Arc::new(trials),
             network: Network::default(),
             run_ended: CancellationToken::new(),
@@ -128,13 +128,13 @@ impl World {
             self.shared.fix_poison();
         }
         let mut left = self.drain(&mut people).await;
-        // Let messages arrive that are still on the network.
+        // Messages that are still on the network arrive first.
         sleep(DELAY_MAX).await;
         self.run_ended.cancel();
         let stopped = timeout(STOP_MAX, async {
             while let Some(ended) = members.join_next().await {
                 if ended.is_err() {
-                    self.history.record(Event::Member { consumer: 0, member: usize::MAX, what: "panicked" });
+                    self.history.record(Event::Member { consumer: 0, member: usize::MAX, text: "panicked" });
                 }
             }
         });
@@ -151,11 +151,11 @@ impl World {
             shown.push(self.operator_port.consumer_details(consumer).await);
             left.extend(self.lanes_not_free(consumer).await);
         }
-        let letters = self.operator_port.dead_letters().await.into_iter();
+        let dead_letters = self.operator_port.dead_letters().await.into_iter();
         Record {
             events: self.history.events(),
-            dead_letters: letters
-                .map(|(consumer, letter)| (self.names.case(consumer, letter.message.dedup_id), letter))
+            dead_letters: dead_letters
+                .map(|(consumer, dead_letter)| (self.names.case(consumer, dead_letter.message.dedup_id), dead_letter))
                 .collect(),
             consumers: shown,
             unfinished: left,
@@ -188,8 +188,8 @@ impl World {
     }
 
     fn operator(&self, number: u64) -> Operator {
-        let (office, history) = (Arc::clone(&self.operator_port), Arc::clone(&self.history));
-        Operator::new(office, history, Arc::clone(&self.scenario), &self.network, number)
+        let (port, history) = (Arc::clone(&self.operator_port), Arc::clone(&self.history));
+        Operator::new(port, history, Arc::clone(&self.scenario), &self.network, number)
     }
 
     fn start_clients(&self) -> JoinSet<()> {
@@ -206,9 +206,9 @@ impl World {
         }
         people.spawn(self.operator(0).mark_periodically());
         people.spawn(self.operator(1).send_controls());
-        let (office, scenario) = (Arc::clone(&self.operator_port), Arc::clone(&self.scenario));
+        let (port, scenario) = (Arc::clone(&self.operator_port), Arc::clone(&self.scenario));
         people.spawn(replays::run_replays(
-            office,
+            port,
             Arc::clone(&self.history),
             scenario,
             self.groups.clone(),
@@ -237,7 +237,7 @@ impl World {
         nature
     }
 
-    /// Waits until everything is handled. Returns what is not.
+    /// Waits until everything is handled. Returns descriptions of unfinished work.
     async fn drain(&self, people: &mut JoinSet<()>) -> Vec<String> {
         let mut operator = self.operator(2);
         let mut freed = false;
@@ -254,7 +254,7 @@ impl World {
             }
             let mut left = self.unfinished().await;
             if !people.is_empty() {
-                left.push("somebody is still at work".to_owned());
+                left.push("a task is still running".to_owned());
             }
             if left.is_empty() || self.history.now() > end {
                 return left;
@@ -267,21 +267,21 @@ impl World {
     async fn lanes_not_free(&self, consumer: usize) -> Vec<String> {
         let plan = &self.scenario.consumers[consumer];
         let inbox = self.outbox.inbox(&plan.name, plan.config.keeping);
-        let (owner, lasts) = (Uuid::from_u128(1), plan.config.heartbeat_ttl);
-        let beat = Heartbeat {
+        let (owner, ttl) = (Uuid::from_u128(1), plan.config.heartbeat_ttl);
+        let heartbeat = Heartbeat {
             owner,
-            name: "somebody new".to_owned(),
-            ttl: lasts,
+            name: "a new member".to_owned(),
+            ttl,
             settled_offsets: Vec::new(),
             last_message_at: None,
             breakers: Vec::new(),
         };
         let lanes: Vec<Lane> = (0..plan.lanes).map(Group::lane).collect();
-        let taken = match inbox.heartbeat(&beat).await {
+        let leases = match inbox.heartbeat(&heartbeat).await {
             Ok(_) => inbox.acquire_lanes(owner, &lanes).await.unwrap_or_default(),
             Err(_) => Vec::new(),
         };
-        let missing = lanes.iter().filter(|lane| !taken.iter().any(|held| held.lane == **lane));
+        let missing = lanes.iter().filter(|lane| !leases.iter().any(|lease| lease.lane == **lane));
         missing.map(|lane| format!("{lane} of c{consumer} is not free")).collect()
     }
 
@@ -296,8 +296,9 @@ impl World {
             let open = queues.filter(|queue| !(leaves && queue.next_attempt_at.is_none()));
             left.extend(open.map(|queue| format!("queue {} of c{consumer} waits", queue.queue)));
         }
-        let letters = self.operator_port.dead_letters().await;
-        let pending = letters.iter().filter(|(_, letter)| letter.state == DeadLetterState::Dead && !leaves);
+        let dead_letters = self.operator_port.dead_letters().await;
+        let pending =
+            dead_letters.iter().filter(|(_, dead_letter)| dead_letter.state == DeadLetterState::Dead && !leaves);
         left.extend(pending.map(|(consumer, _)| format!("a dead letter of c{consumer} is pending")));
         left
     }
@@ -319,9 +320,9 @@ async fn inject_broker_faults(group: Arc<Group>, scenario: Arc<Scenario>, number
 /// Restarts the database at the times of the scenario. While it is down, the links make calls fail.
 async fn restart_database(outbox: Database, history: Arc<History>, scenario: Arc<Scenario>) {
     let start = Instant::now();
-    let mut away = scenario.database_outages.clone();
-    away.sort_by_key(|(span, _)| span.from);
-    for (span, restarts) in away {
+    let mut outages = scenario.database_outages.clone();
+    outages.sort_by_key(|(span, _)| span.from);
+    for (span, restarts) in outages {
         sleep_until(start + span.from).await;
         history.record(Event::Fault("the database goes away"));
         if restarts {

@@ -46,7 +46,7 @@ pub struct Connection {
     disconnects: Arc<Notify>,
 }
 
-/// What happens to one message on its way.
+/// The faults of one message on its way.
 #[derive(Clone, Copy)]
 struct DeliveryPlan {
     request_delay: Duration,
@@ -69,11 +69,11 @@ impl SimBroker {
         Self { history, scenario, state: Mutex::default() }
     }
 
-    /// Ends the faults. From now on only poison messages are rejected, and with `mended` not even those.
-    pub fn stop_faults(&self, mended: bool) {
+    /// Ends the faults. From now on only poison messages are rejected, and with `poison_fixed` not even those.
+    pub fn stop_faults(&self, poison_fixed: bool) {
         let mut state = self.state.lock();
         state.faults_ended = true;
-        state.poison_fixed = mended;
+        state.poison_fixed = poison_fixed;
     }
 
     /// Handles the arrival of a message. Returns `None` if the message breaks the connection.
@@ -83,7 +83,7 @@ impl SimBroker {
         if let Some(class) = self.refuses(publication) {
             let word = if class == Class::Unknown { "takes the connection down" } else { class.as_str() };
             self.history.record(Event::Refused { name, class: word });
-            return (class != Class::Unknown).then(|| Err(Failure::new(class, "the far side said so")));
+            return (class != Class::Unknown).then(|| Err(Failure::new(class, "the broker rejected it")));
         }
         let bytes = fingerprint_of(&message.payload);
         self.history.record(Event::Received { name, bytes, epoch: publication.epoch });
@@ -149,42 +149,42 @@ impl Connection {
         plan.lost = random.permille(faults.lost);
         plan.reply_lost = random.permille(faults.reply_lost);
         plan.disconnects = random.permille(faults.disconnected);
-        for (happens, what) in [
+        for (occurs, text) in [
             (plan.request_delay > scenario.config.publish_timeout, "a message is late"),
             (plan.lost, "a message is lost"),
             (plan.reply_lost, "an answer of the broker is lost"),
             (plan.disconnects, "a connection to the broker breaks"),
         ] {
-            if happens {
-                self.broker.history.record(Event::Fault(what));
+            if occurs {
+                self.broker.history.record(Event::Fault(text));
             }
         }
         plan
     }
 
     /// Sends one key's messages in order. If the broker guarantees order in flight, the first failure fails the others.
-    fn send(&self, messages: Vec<(usize, Publication)>, answers: &mpsc::Sender<(usize, Outcome)>) {
+    fn send(&self, messages: Vec<(usize, Publication)>, outcomes: &mpsc::Sender<(usize, Outcome)>) {
         let plans: Vec<DeliveryPlan> = messages.iter().map(|_| self.plan()).collect();
-        let (far_side, disconnects, answers) =
-            (Arc::clone(&self.broker), Arc::clone(&self.disconnects), answers.clone());
+        let (broker, disconnects, outcomes) =
+            (Arc::clone(&self.broker), Arc::clone(&self.disconnects), outcomes.clone());
         self.network.spawn(async move {
             let mut failed = false;
             for ((index, publication), plan) in messages.into_iter().zip(plans) {
                 if failed {
                     let outcome = Err(Failure::new(Class::Unknown, "an earlier message of its key failed"));
-                    drop(answers.send((index, outcome)).await);
+                    drop(outcomes.send((index, outcome)).await);
                     continue;
                 }
-                if plan.is_ghost(far_side.scenario.config.publish_timeout) {
+                if plan.is_ghost(broker.scenario.config.publish_timeout) {
                     failed = true;
-                    drop(answers.send((index, Err(Failure::new(Class::Outage, "not connected")))).await);
+                    drop(outcomes.send((index, Err(Failure::new(Class::Outage, "not connected")))).await);
                 }
                 sleep(plan.request_delay).await;
                 if plan.lost {
-                    far_side.history.record(Event::LostInTransit(MessageName::of(&publication.message)));
-                    return hang(plan, &answers).await;
+                    broker.history.record(Event::LostInTransit(MessageName::of(&publication.message)));
+                    return hang(plan, &outcomes).await;
                 }
-                let Some(outcome) = far_side.receive(&publication) else {
+                let Some(outcome) = broker.receive(&publication) else {
                     disconnects.notify_waiters();
                     return;
                 };
@@ -197,19 +197,19 @@ impl Connection {
                     disconnects.notify_waiters();
                 }
                 if plan.reply_lost {
-                    return hang(plan, &answers).await;
+                    return hang(plan, &outcomes).await;
                 }
                 // The caller may have stopped waiting.
-                drop(answers.send((index, outcome)).await);
+                drop(outcomes.send((index, outcome)).await);
             }
         });
     }
 }
 
 /// Sends no reply. The caller sees the broken connection at once, or waits for its own deadline.
-async fn hang(plan: DeliveryPlan, answers: &mpsc::Sender<(usize, Outcome)>) {
+async fn hang(plan: DeliveryPlan, outcomes: &mpsc::Sender<(usize, Outcome)>) {
     if plan.reply_delay.as_millis().is_multiple_of(2) {
-        answers.closed().await;
+        outcomes.closed().await;
     }
 }
 
@@ -222,20 +222,20 @@ impl Broker for Connection {
     async fn publish(&self, batch: &[Publication], confirms: &OutcomeSender) {
         let mut disconnected = pin!(self.disconnects.notified());
         disconnected.as_mut().enable();
-        let (answers, mut answered) = mpsc::channel(batch.len().max(1));
+        let (outcomes, mut received) = mpsc::channel(batch.len().max(1));
         let keys: BTreeSet<&str> = batch.iter().map(|publication| &*publication.message.key).collect();
         for key in keys {
             let messages = batch.iter().enumerate().filter(|(_, publication)| *publication.message.key == *key);
-            self.send(messages.map(|(index, publication)| (index, publication.clone())).collect(), &answers);
+            self.send(messages.map(|(index, publication)| (index, publication.clone())).collect(), &outcomes);
         }
-        drop(answers);
+        drop(outcomes);
         loop {
-            let answer = tokio::select! {
+            let outcome = tokio::select! {
                 biased; // a fixed order, so that a run can be repeated
-                answer = answered.recv() => answer,
+                outcome = received.recv() => outcome,
                 () = &mut disconnected => return, // messages without a reported outcome may have arrived
             };
-            let Some((index, outcome)) = answer else { return };
+            let Some((index, outcome)) = outcome else { return };
             confirms.report(index, outcome);
         }
     }

@@ -79,15 +79,15 @@ pub enum Event {
     Wrote {
         /// The lease.
         lease: LeaseRef,
-        /// What it recorded.
-        what: &'static str,
+        /// The recorded change.
+        text: &'static str,
     },
     /// An event in the life cycle of a relay.
     Relay {
         /// Its number.
         relay: usize,
-        /// What happened.
-        what: &'static str,
+        /// Its new state.
+        text: &'static str,
     },
     /// The store returned an unexpected reply.
     StoreError(String),
@@ -128,12 +128,12 @@ impl From<&Lease> for LeaseRef {
 }
 
 impl SimEvent for Event {
-    fn fault(what: &'static str) -> Self {
-        Self::Fault(what)
+    fn fault(text: &'static str) -> Self {
+        Self::Fault(text)
     }
 
-    fn store_error(what: String) -> Self {
-        Self::StoreError(what)
+    fn store_error(text: String) -> Self {
+        Self::StoreError(text)
     }
 
     fn name(&self) -> Option<&MessageName> {
@@ -182,27 +182,27 @@ impl fmt::Display for Event {
             Self::Cancelled(name) => write!(f, "cancelled {name}"),
             Self::Received { name, epoch, .. } => write!(f, "RECEIVED {name} (epoch {epoch})"),
             Self::Refused { name, class } => write!(f, "refused {name}: {class}"),
-            Self::LostInTransit(name) => write!(f, "lost on the way {name}"),
+            Self::LostInTransit(name) => write!(f, "lost in transit {name}"),
             Self::Parked { name, class, attempts, dead } => {
-                let how = match dead {
+                let action = match dead {
                     None => "parked",
-                    Some(Dead::Hold) => "buried, its key held,",
-                    Some(Dead::Continue) => "buried, its key going on,",
+                    Some(Dead::Hold) => "dead-lettered, key held:",
+                    Some(Dead::Continue) => "dead-lettered, key continues:",
                 };
-                write!(f, "{how} {name}: {class}, {attempts} attempts")
+                write!(f, "{action} {name}, {class}, {attempts} attempts")
             }
             Self::Marked { name, discard } => {
                 write!(f, "marked {name} for {}", if *discard { "discarding" } else { "redrive" })
             }
             Self::MarkedTwice(name) => write!(f, "marked twice {name}"),
             Self::QueuedTwice(name) => write!(f, "queued twice {name}"),
-            Self::LeaseTaken(grant) => write!(f, "leased {grant}"),
-            Self::LeaseReleased(grant) => write!(f, "given back {grant}"),
-            Self::Wrote { lease: grant, what } => write!(f, "{what} under {grant}"),
-            Self::Relay { relay, what } => write!(f, "relay {relay} {what}"),
-            Self::StoreError(what) => write!(f, "the store is broken: {what}"),
-            Self::Fault(what) => write!(f, "fault: {what}"),
-            Self::Reshard(shards) => write!(f, "regroup to {shards} shards"),
+            Self::LeaseTaken(lease) => write!(f, "leased {lease}"),
+            Self::LeaseReleased(lease) => write!(f, "released {lease}"),
+            Self::Wrote { lease, text } => write!(f, "{text} under {lease}"),
+            Self::Relay { relay, text } => write!(f, "relay {relay} {text}"),
+            Self::StoreError(text) => write!(f, "unexpected reply of the store: {text}"),
+            Self::Fault(text) => write!(f, "fault: {text}"),
+            Self::Reshard(shards) => write!(f, "reshard to {shards} shards"),
             Self::FaultsEnded => write!(f, "all faults end"),
         }
     }

@@ -112,20 +112,20 @@ impl MutantStore {
 
 #[async_trait]
 impl ShardLeases for MutantStore {
-    async fn acquire_leases(&self, ask: LeaseRequest) -> Result<LeaseResponse, StoreError> {
-        let leased = self.inner.acquire_leases(ask).await?;
-        self.state.lock().current.extend(leased.leases.iter().map(|lease| (lease.shard, *lease)));
-        Ok(leased)
+    async fn acquire_leases(&self, request: LeaseRequest) -> Result<LeaseResponse, StoreError> {
+        let response = self.inner.acquire_leases(request).await?;
+        self.state.lock().current.extend(response.leases.iter().map(|lease| (lease.shard, *lease)));
+        Ok(response)
     }
 
     async fn standing(&self, leases: &[Lease]) -> Result<Vec<TakenShard>, StoreError> {
-        let mut standings = self.inner.standing(leases).await?;
+        let mut shards = self.inner.standing(leases).await?;
         if self.mutant == Mutant::OvertakeParked {
-            for standing in &mut standings {
-                standing.parked_keys.clear();
+            for shard in &mut shards {
+                shard.parked_keys.clear();
             }
         }
-        Ok(standings)
+        Ok(shards)
     }
 
     async fn release_leases(&self, owner: Uuid) -> Result<(), StoreError> {
@@ -172,13 +172,13 @@ impl ParkedReader for MutantStore {
         self.inner.read_parked(leases, keys, messages).await
     }
 
-    async fn settle_parked(&self, mut advances: Vec<ParkedSettlement>) -> Result<Vec<ParkedResult>, StoreError> {
+    async fn settle_parked(&self, mut settlements: Vec<ParkedSettlement>) -> Result<Vec<ParkedResult>, StoreError> {
         if self.mutant == Mutant::IgnoreEpoch {
-            for advance in &mut advances {
-                advance.lease = self.current(advance.lease);
+            for settlement in &mut settlements {
+                settlement.lease = self.current(settlement.lease);
             }
         }
-        self.inner.settle_parked(advances).await
+        self.inner.settle_parked(settlements).await
     }
 }
 
@@ -234,9 +234,9 @@ impl<B: Broker> Broker for MutantBroker<B> {
             }
             Some(Mutant::ReorderKey) => {
                 // Each message on its own, the last one first, so that nothing keeps the order of a key.
-                let calls = batch.chunks(1).enumerate().rev().map(|(index, one)| async move {
+                let calls = batch.chunks(1).enumerate().rev().map(|(index, publication)| async move {
                     let reports = OutcomeReceiver::default();
-                    self.inner.publish(one, &reports.sender(0)).await;
+                    self.inner.publish(publication, &reports.sender(0)).await;
                     confirms.report_all(reports.take().into_iter().map(|(_, _, outcome)| (index, outcome)));
                 });
                 join_all(calls).await;

@@ -41,33 +41,35 @@ impl Operator {
     /// Marks `share` per thousand of the dead letters, each with two requests.
     pub async fn mark(&mut self, discard: bool, share: u64) {
         self.check_queues();
-        for letter in self.outbox.dead_letters(MAIN) {
-            if letter.state != "dead" || !self.random.permille(share) {
+        for dead_letter in self.outbox.dead_letters(MAIN) {
+            if dead_letter.state != "dead" || !self.random.permille(share) {
                 continue;
             }
-            let name = MessageName::of(&letter.message);
+            let name = MessageName::of(&dead_letter.message);
             let filter = DeadLetterFilter { ids: vec![name.id], ..DeadLetterFilter::default() };
-            let mark = MarkRequest { filter, dry_run: false, by: "somebody".to_owned(), reason: "a test".to_owned() };
-            let clicks = [self.mark_once(&mark, discard).await, self.mark_once(&mark, discard).await];
-            if clicks[0] == 1 {
+            let request =
+                MarkRequest { filter, dry_run: false, by: "an operator".to_owned(), reason: "a test".to_owned() };
+            let marked_counts = [self.mark_once(&request, discard).await, self.mark_once(&request, discard).await];
+            if marked_counts[0] == 1 {
                 self.history.record(Event::Marked { name: name.clone(), discard });
             }
-            if clicks[1] != 0 {
+            if marked_counts[1] != 0 {
                 self.history.record(Event::MarkedTwice(name));
             }
         }
     }
 
-    async fn mark_once(&self, mark: &MarkRequest, discard: bool) -> u64 {
-        let answer = if discard { self.destination.discard(mark).await } else { self.destination.redrive(mark).await };
-        answer.unwrap_or_default()
+    async fn mark_once(&self, request: &MarkRequest, discard: bool) -> u64 {
+        let marked =
+            if discard { self.destination.discard(request).await } else { self.destination.redrive(request).await };
+        marked.unwrap_or_default()
     }
 
     fn check_queues(&self) {
         for parked in self.outbox.parked(MAIN) {
-            let mut seen = BTreeSet::new();
+            let mut ids = BTreeSet::new();
             for entry in &parked.queue {
-                if !seen.insert(entry.seq) {
+                if !ids.insert(entry.seq) {
                     self.history.record(Event::QueuedTwice(MessageName::of(&entry.message)));
                 }
             }
@@ -90,9 +92,9 @@ pub async fn reshard(outbox: Database, history: Arc<History>, scenario: Arc<Scen
 /// Restarts the database at the times of the scenario. While it is down, the links make calls fail.
 pub async fn restart_database(outbox: Database, history: Arc<History>, scenario: Arc<Scenario>) {
     let start = Instant::now();
-    let mut away = scenario.database_outages.clone();
-    away.sort_by_key(|(span, _)| span.from);
-    for (span, restarts) in away {
+    let mut outages = scenario.database_outages.clone();
+    outages.sort_by_key(|(span, _)| span.from);
+    for (span, restarts) in outages {
         sleep_until(start + span.from).await;
         history.record(Event::Fault("the database goes away"));
         if restarts {
@@ -104,9 +106,9 @@ pub async fn restart_database(outbox: Database, history: Arc<History>, scenario:
 /// Records when the broker goes down and comes back.
 pub async fn record_broker_outages(history: Arc<History>, scenario: Arc<Scenario>) {
     let start = Instant::now();
-    let mut away = scenario.broker_outages.clone();
-    away.sort_by_key(|span| span.from);
-    for span in away {
+    let mut outages = scenario.broker_outages.clone();
+    outages.sort_by_key(|span| span.from);
+    for span in outages {
         sleep_until(start + span.from).await;
         history.record(Event::Fault("the broker goes away"));
     }

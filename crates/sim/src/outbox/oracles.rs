@@ -13,7 +13,7 @@ use crate::outbox::world::{Record, dead_lettered};
 use crate::outbox::writers::BrokerBehaviour;
 use crate::run_result::{Violation, violation};
 
-/// The maximum time for a message in a calm run, whatever other keys do.
+/// The maximum time for a message in a calm run, independent of other keys.
 pub const DELIVERY_TIME_MAX: Duration = Duration::from_secs(15);
 
 type Events<'a> = &'a [(Duration, Event)];
@@ -25,7 +25,7 @@ pub fn check_promises(record: &Record) -> Vec<Violation> {
         relays_keep_running(events),
         a_lost_lease_settles_nothing(events),
         outages_do_not_count(events, record.scenario.attempts_max),
-        only_what_was_committed(events),
+        only_committed_messages(events),
         bytes_and_marks(record),
         everything_arrives(record),
         in_commit_order(record),
@@ -39,8 +39,8 @@ pub fn check_promises(record: &Record) -> Vec<Violation> {
 /// A relay ends only on request.
 fn relays_keep_running(events: Events<'_>) -> Option<Violation> {
     events.iter().find_map(|(_, event)| match event {
-        Event::Relay { what: what @ ("panicked" | "stopped by itself"), .. } => {
-            Some(violation("P1", None, format!("a relay {what}")))
+        Event::Relay { text: text @ ("panicked" | "stopped by itself"), .. } => {
+            Some(violation("P1", None, format!("a relay {text}")))
         }
         _ => None,
     })
@@ -51,16 +51,16 @@ fn a_lost_lease_settles_nothing(events: Events<'_>) -> Option<Violation> {
     let mut current: BTreeMap<u16, LeaseRef> = BTreeMap::new();
     for (_, event) in events {
         match event {
-            Event::LeaseTaken(grant) => {
+            Event::LeaseTaken(lease) => {
                 // Resharding revokes every lease.
-                current.retain(|_, other| other.shard_count == grant.shard_count);
-                current.insert(grant.shard, *grant);
+                current.retain(|_, other| other.shard_count == lease.shard_count);
+                current.insert(lease.shard, *lease);
             }
-            Event::LeaseReleased(grant) if current.get(&grant.shard) == Some(grant) => {
-                current.remove(&grant.shard);
+            Event::LeaseReleased(lease) if current.get(&lease.shard) == Some(lease) => {
+                current.remove(&lease.shard);
             }
-            Event::Wrote { lease: grant, what } if current.get(&grant.shard) != Some(grant) => {
-                return Some(violation("P8", None, format!("a relay {what} under a lease that it had lost ({grant})")));
+            Event::Wrote { lease, text } if current.get(&lease.shard) != Some(lease) => {
+                return Some(violation("P8", None, format!("a relay {text} under a lease that it had lost ({lease})")));
             }
             _ => {}
         }
@@ -86,7 +86,7 @@ fn outages_do_not_count(events: Events<'_>, attempts_max: u32) -> Option<Violati
                     return Some(violation("P5", Some(name), sentence));
                 }
                 if dead.is_some() && !poison.contains(&name.id) && refusals < attempts_max {
-                    let sentence = format!("{name} was given up after {refusals} refusals of {attempts_max}");
+                    let sentence = format!("{name} was dead-lettered after {refusals} refusals of {attempts_max}");
                     return Some(violation("P5", Some(name), sentence));
                 }
             }
@@ -97,7 +97,7 @@ fn outages_do_not_count(events: Events<'_>, attempts_max: u32) -> Option<Violati
 }
 
 /// P2: only committed messages arrive, and no cancelled ones.
-fn only_what_was_committed(events: Events<'_>) -> Option<Violation> {
+fn only_committed_messages(events: Events<'_>) -> Option<Violation> {
     let mut committed = BTreeSet::new();
     let mut cancelled = BTreeSet::new();
     for (_, event) in events {
@@ -132,16 +132,18 @@ fn bytes_and_marks(record: &Record) -> Option<Violation> {
                 return Some(violation("P7", Some(name), format!("{name} was received with other bytes")));
             }
             Event::MarkedTwice(name) => {
-                return Some(violation("P7", Some(name), format!("a double click marked {name} twice")));
+                return Some(violation("P7", Some(name), format!("two requests marked {name} twice")));
             }
             Event::QueuedTwice(name) => {
-                return Some(violation("P7", Some(name), format!("{name} stands twice in its key's queue")));
+                return Some(violation("P7", Some(name), format!("{name} is twice in its key's queue")));
             }
             _ => {}
         }
     }
-    let changed = record.dead_letters.iter().find(|letter| {
-        payloads.get(&letter.message.id).is_some_and(|bytes| *bytes != fingerprint_of(&letter.message.payload))
+    let changed = record.dead_letters.iter().find(|dead_letter| {
+        payloads
+            .get(&dead_letter.message.id)
+            .is_some_and(|bytes| *bytes != fingerprint_of(&dead_letter.message.payload))
     })?;
     let name = MessageName::of(&changed.message);
     Some(violation("P7", Some(&name), format!("the dead letter {name} has other bytes than were committed")))
@@ -167,20 +169,20 @@ pub(crate) fn undelivered(events: Events<'_>, given_up: &BTreeSet<MessageId>) ->
     order.iter().filter(is_open).map(|name| (*name).clone()).collect()
 }
 
-/// P1: every committed message is received in the end, or an operator can see why not.
+/// P1: every committed message is received in the end, or is visible to an operator.
 fn everything_arrives(record: &Record) -> Option<Violation> {
     let missing = undelivered(&record.events, &dead_lettered(&record.dead_letters, &record.parked));
     let first = missing.first()?;
     let parked = record.parked.iter().find(|key| *key.key == *first.key);
-    let place = parked.map_or_else(
-        || "it is nowhere".to_owned(),
+    let state = parked.map_or_else(
+        || "it is in no table".to_owned(),
         |key| {
-            let stands = if key.queue.iter().any(|entry| entry.message.id == first.id) { "it" } else { "its key" };
-            format!("{stands} is parked: {:?}, {} wait", key.state, key.queue.len())
+            let subject = if key.queue.iter().any(|entry| entry.message.id == first.id) { "it" } else { "its key" };
+            format!("{subject} is parked: {:?}, {} wait", key.state, key.queue.len())
         },
     );
     let count = missing.len();
-    let sentence = format!("{count} committed messages were never received, the first is {first}; {place}");
+    let sentence = format!("{count} committed messages were never received, the first is {first}; {state}");
     Some(violation("P1", Some(first), sentence))
 }
 
@@ -200,8 +202,8 @@ fn in_commit_order(record: &Record) -> Option<Violation> {
         while order.get(*next).is_some_and(|id| received.contains(id) || excepted.contains(id)) {
             *next += 1;
         }
-        let Some(place) = order.iter().position(|id| *id == name.id) else { continue };
-        if let Some(earlier) = order.get(*next).filter(|_| *next < place) {
+        let Some(index) = order.iter().position(|id| *id == name.id) else { continue };
+        if let Some(earlier) = order.get(*next).filter(|_| *next < index) {
             let earlier = MessageName { id: *earlier, key: name.key.clone() };
             let sentence = format!("{name} was received before {earlier}, which was committed before it");
             return Some(violation("P3", Some(name), sentence));
@@ -221,7 +223,7 @@ fn orders(record: &Record) -> BTreeMap<ByteString, Vec<MessageId>> {
             orders.entry(name.key.clone()).or_default().push(name.id);
         }
     }
-    // A scheduled message takes its place in the order when it enters the log.
+    // A scheduled message gets its position in the order when it enters the log.
     for name in record.entered.iter().filter(|name| plan(&name.key).is_some_and(|plan| plan.scheduled)) {
         orders.entry(name.key.clone()).or_default().push(name.id);
     }
@@ -230,17 +232,17 @@ fn orders(record: &Record) -> BTreeMap<ByteString, Vec<MessageId>> {
 
 /// Messages that were discarded, or dead-lettered by a route whose keys continue.
 fn exempt(events: Events<'_>) -> BTreeSet<MessageId> {
-    let mut going_on = BTreeSet::new();
+    let mut continuing = BTreeSet::new();
     let mut excepted = BTreeSet::new();
     for (_, event) in events {
         match event {
             Event::Committed { name, kind, topic, .. }
                 if topic.starts_with("c.") && BrokerBehaviour::parse(kind) == BrokerBehaviour::Poison =>
             {
-                going_on.insert(name.id);
+                continuing.insert(name.id);
             }
             // The relay may have died before it recorded the dead letter, and the next relay may find the broker fixed.
-            Event::Refused { name, class: "poison" } if going_on.contains(&name.id) => {
+            Event::Refused { name, class: "poison" } if continuing.contains(&name.id) => {
                 excepted.insert(name.id);
             }
             Event::Parked { name, dead: Some(Dead::Continue), .. } | Event::Marked { name, discard: true } => {
@@ -252,7 +254,7 @@ fn exempt(events: Events<'_>) -> BTreeSet<MessageId> {
     excepted
 }
 
-/// P4: in a calm run, a key without failures makes progress, whatever other keys do.
+/// P4: in a calm run, a key without failures makes progress, independent of other keys.
 fn other_keys_flow(events: Events<'_>, scenario: &Scenario) -> Option<Violation> {
     if !scenario.calm {
         return None;
@@ -288,5 +290,5 @@ fn other_keys_flow(events: Events<'_>, scenario: &Scenario) -> Option<Violation>
 }
 
 fn late_violation(name: &MessageName, waited: Duration) -> Violation {
-    violation("P4", Some(name), format!("{name} waited {waited:?} although nothing was wrong with its key"))
+    violation("P4", Some(name), format!("{name} waited {waited:?} although its key had no failures"))
 }

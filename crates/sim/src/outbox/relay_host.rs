@@ -100,8 +100,8 @@ impl RelayHost {
             self.record("is told to stop");
             stop.cancel();
             let patience = if random.permille(200) { random.millis(0, 1000) } else { FOREVER };
-            let ended = timeout(patience, &mut running).await;
-            self.record(if ended.is_ok() { "stopped" } else { "is killed while it stops" });
+            let stopped = timeout(patience, &mut running).await;
+            self.record(if stopped.is_ok() { "stopped" } else { "is killed while it stops" });
             return true;
         }
     }
@@ -110,7 +110,7 @@ impl RelayHost {
         self.history.now() >= self.scenario.faults_for
     }
 
-    fn record(&self, what: &'static str) {
-        self.history.record(Event::Relay { relay: self.number, what });
+    fn record(&self, text: &'static str) {
+        self.history.record(Event::Relay { relay: self.number, text });
     }
 }

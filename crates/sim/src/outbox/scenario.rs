@@ -1,4 +1,4 @@
-//! Scenarios: which writers and relays a seed creates, and which faults happen when.
+//! Scenarios: the writers, the relays and the faults of a seed.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ pub struct AddressPlan {
 pub struct BrokerFaults {
     /// The message takes up to a second.
     pub slow: u64,
-    /// The message arrives after its sender's deadline.
+    /// The message arrives after its sender's timeout.
     pub late: u64,
     /// The message never arrives.
     pub lost: u64,

@@ -25,7 +25,7 @@ pub struct Server {
     known: Mutex<SeenMessages>,
 }
 
-/// Names seen earlier, to name messages in later calls.
+/// Names from earlier calls, to name messages in later ones.
 #[derive(Default)]
 struct SeenMessages {
     leases: BTreeSet<Lease>,
@@ -39,9 +39,9 @@ impl Server {
         Self { inner, history, known: Mutex::default() }
     }
 
-    fn record_leases(&self, leased: &LeaseResponse) {
+    fn record_leases(&self, response: &LeaseResponse) {
         let mut known = self.known.lock();
-        for lease in &leased.leases {
+        for lease in &response.leases {
             if known.leases.insert(*lease) {
                 self.history.record(Event::LeaseTaken(LeaseRef::from(lease)));
             }
@@ -61,43 +61,44 @@ impl Server {
         }
     }
 
-    fn record_parked(&self, name: Option<MessageName>, stopped: &PublishFailure) {
+    fn record_parked(&self, name: Option<MessageName>, failure: &PublishFailure) {
         let Some(name) = name else { return };
-        let dead = match stopped.action {
+        let dead = match failure.action {
             ParkAction::DeadHold => Some(Dead::Hold),
             ParkAction::DeadContinue => Some(Dead::Continue),
             ParkAction::Retry { .. } | ParkAction::HoldAddress { .. } | ParkAction::Quarantine { .. } => None,
         };
-        self.history.record(Event::Parked { name, class: stopped.class, attempts: stopped.attempts, dead });
+        self.history.record(Event::Parked { name, class: failure.class, attempts: failure.attempts, dead });
     }
 
     fn record_settlement(&self, settlement: &Settlement, settled: &SettleResult) {
         for (lease, _) in &settlement.progress {
             let parks =
-                || settlement.parked.iter().filter(|park| shard_of(park.slot, lease.shard_count) == lease.shard);
-            let is_passed = parks().any(|park| settled.reread.contains(&park.seq));
+                || settlement.parked.iter().filter(|message| shard_of(message.slot, lease.shard_count) == lease.shard);
+            let is_passed = parks().any(|message| settled.reread.contains(&message.seq));
             if settled.lost_shards.contains(&lease.shard) || is_passed {
                 continue;
             }
-            self.history.record(Event::Wrote { lease: LeaseRef::from(lease), what: "settled" });
-            for park in parks() {
-                let name = self.known.lock().by_seq.get(&park.seq).cloned();
-                if let Some(stopped) = &park.failure {
-                    self.record_parked(name, stopped);
+            self.history.record(Event::Wrote { lease: LeaseRef::from(lease), text: "settled" });
+            for message in parks() {
+                let name = self.known.lock().by_seq.get(&message.seq).cloned();
+                if let Some(failure) = &message.failure {
+                    self.record_parked(name, failure);
                 }
             }
         }
     }
 
-    fn record_parked_settlement(&self, advances: &[ParkedSettlement], answers: &[ParkedResult]) {
-        for (advance, answer) in advances.iter().zip(answers) {
-            if *answer == ParkedResult::LeaseLost {
+    fn record_parked_settlement(&self, settlements: &[ParkedSettlement], results: &[ParkedResult]) {
+        for (settlement, result) in settlements.iter().zip(results) {
+            if *result == ParkedResult::LeaseLost {
                 continue;
             }
-            self.history.record(Event::Wrote { lease: LeaseRef::from(&advance.lease), what: "advanced a parked key" });
-            if let Some((number, stopped)) = &advance.failed {
-                let name = self.known.lock().by_queue.get(&(advance.key.clone(), *number)).cloned();
-                self.record_parked(name, stopped);
+            self.history
+                .record(Event::Wrote { lease: LeaseRef::from(&settlement.lease), text: "advanced a parked key" });
+            if let Some((number, failure)) = &settlement.failed {
+                let name = self.known.lock().by_queue.get(&(settlement.key.clone(), *number)).cloned();
+                self.record_parked(name, failure);
             }
         }
     }
@@ -105,12 +106,12 @@ impl Server {
 
 #[async_trait]
 impl ShardLeases for Server {
-    async fn acquire_leases(&self, ask: LeaseRequest) -> Result<LeaseResponse, StoreError> {
-        let give_back = ask.release.clone();
-        let leased = self.inner.acquire_leases(ask).await?;
+    async fn acquire_leases(&self, request: LeaseRequest) -> Result<LeaseResponse, StoreError> {
+        let give_back = request.release.clone();
+        let response = self.inner.acquire_leases(request).await?;
         self.record_freed(&give_back);
-        self.record_leases(&leased);
-        Ok(leased)
+        self.record_leases(&response);
+        Ok(response)
     }
 
     async fn standing(&self, leases: &[Lease]) -> Result<Vec<TakenShard>, StoreError> {
@@ -149,21 +150,21 @@ impl ParkedReader for Server {
         keys: usize,
         messages: usize,
     ) -> Result<Vec<ParkedBatch>, StoreError> {
-        let runs = self.inner.read_parked(leases, keys, messages).await?;
+        let batches = self.inner.read_parked(leases, keys, messages).await?;
         let mut known = self.known.lock();
-        for run in &runs {
-            for (number, entry) in &run.messages {
-                known.by_queue.insert((run.key.clone(), *number), MessageName::of(&entry.message));
+        for batch in &batches {
+            for (number, entry) in &batch.messages {
+                known.by_queue.insert((batch.key.clone(), *number), MessageName::of(&entry.message));
             }
         }
         drop(known);
-        Ok(runs)
+        Ok(batches)
     }
 
-    async fn settle_parked(&self, advances: Vec<ParkedSettlement>) -> Result<Vec<ParkedResult>, StoreError> {
-        let answers = self.inner.settle_parked(advances.clone()).await?;
-        self.record_parked_settlement(&advances, &answers);
-        Ok(answers)
+    async fn settle_parked(&self, settlements: Vec<ParkedSettlement>) -> Result<Vec<ParkedResult>, StoreError> {
+        let results = self.inner.settle_parked(settlements.clone()).await?;
+        self.record_parked_settlement(&settlements, &results);
+        Ok(results)
     }
 }
 

@@ -36,9 +36,9 @@ impl FaultyStore {
 
 #[async_trait]
 impl ShardLeases for FaultyStore {
-    async fn acquire_leases(&self, ask: LeaseRequest) -> Result<LeaseResponse, StoreError> {
+    async fn acquire_leases(&self, request: LeaseRequest) -> Result<LeaseResponse, StoreError> {
         let server = Arc::clone(&self.server);
-        self.call(async move { server.acquire_leases(ask).await }).await
+        self.call(async move { server.acquire_leases(request).await }).await
     }
 
     async fn standing(&self, leases: &[Lease]) -> Result<Vec<TakenShard>, StoreError> {
@@ -82,9 +82,9 @@ impl ParkedReader for FaultyStore {
         self.call(async move { server.read_parked(&leases, keys, messages).await }).await
     }
 
-    async fn settle_parked(&self, advances: Vec<ParkedSettlement>) -> Result<Vec<ParkedResult>, StoreError> {
+    async fn settle_parked(&self, settlements: Vec<ParkedSettlement>) -> Result<Vec<ParkedResult>, StoreError> {
         let server = Arc::clone(&self.server);
-        self.call(async move { server.settle_parked(advances).await }).await
+        self.call(async move { server.settle_parked(settlements).await }).await
     }
 }
 

@@ -47,7 +47,7 @@ pub struct Record {
 /// Runs a seed, with a mutant or with the real relay.
 pub fn run(seed: u64, mutant: Option<Mutant>) -> RunResult<Event> {
     let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
-    let runtime = runtime.expect("a runtime without I/O needs nothing that could be missing");
+    let runtime = runtime.expect("a runtime without I/O can always be created");
     // Inside the runtime, because the paused clock belongs to it.
     let record = runtime.block_on(async { World::new(Scenario::of(seed), mutant).run().await });
     let violations = oracles::check_promises(&record);
@@ -84,11 +84,11 @@ impl World {
         self.history.record(Event::FaultsEnded);
         self.broker.stop_faults(self.scenario.ending == DeadLetterEnding::Redrive);
         self.drain(&mut people).await;
-        // Let messages arrive that are still on the network.
+        // Messages that are still on the network arrive first.
         sleep(DELAY_MAX).await;
         while let Some(ended) = relays.try_join_next() {
             if ended.is_err() {
-                self.history.record(Event::Relay { relay: usize::MAX, what: "panicked" });
+                self.history.record(Event::Relay { relay: usize::MAX, text: "panicked" });
             }
         }
         Record {
@@ -106,7 +106,7 @@ impl World {
             store = Arc::new(MutantStore::new(store, mutant));
         }
         let server = Arc::new(Server::new(store, Arc::clone(&self.history)));
-        let wire = Network::default();
+        let network = Network::default();
         let mut relays = JoinSet::new();
         for number in 0..self.scenario.relays {
             let host = RelayHost {
@@ -115,7 +115,7 @@ impl World {
                 history: Arc::clone(&self.history),
                 server: Arc::clone(&server),
                 broker: Arc::clone(&self.broker),
-                network: wire.clone(),
+                network: network.clone(),
                 mutant: self.mutant,
             };
             relays.spawn(host.run());
@@ -163,7 +163,7 @@ impl World {
         }
         let dead = self.outbox.dead_letters(MAIN);
         // A mark that no relay has applied yet will free a key.
-        let is_marked = |letter: &DeadLetter| matches!(letter.state.as_str(), "redriving" | "discarding");
+        let is_marked = |dead_letter: &DeadLetter| matches!(dead_letter.state.as_str(), "redriving" | "discarding");
         let events = self.history.events();
         !dead.iter().any(is_marked) && oracles::undelivered(&events, &dead_lettered(&dead, &parked)).is_empty()
     }
@@ -171,7 +171,7 @@ impl World {
 
 /// Dead letters, and the messages that wait behind them.
 pub(crate) fn dead_lettered(dead: &[DeadLetter], parked: &[ParkedKeyView]) -> BTreeSet<MessageId> {
-    let dead = dead.iter().filter(|letter| letter.state == "dead").map(|letter| letter.message.id);
+    let dead = dead.iter().filter(|dead_letter| dead_letter.state == "dead").map(|dead_letter| dead_letter.message.id);
     let behind = parked.iter().filter(|key| key.state == ParkedStateView::Dead).flat_map(|key| &key.queue);
     dead.chain(behind.map(|entry| entry.message.id)).collect()
 }

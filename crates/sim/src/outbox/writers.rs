@@ -94,9 +94,9 @@ impl Writer {
     }
 
     async fn transaction(&mut self) {
-        let most = self.scenario.keys.len().min(3) - 1;
+        let max = self.scenario.keys.len().min(3) - 1;
         let mut keys: Vec<usize> =
-            (0..=self.random.count(0, most)).map(|_| self.random.count(0, self.scenario.keys.len() - 1)).collect();
+            (0..=self.random.count(0, max)).map(|_| self.random.count(0, self.scenario.keys.len() - 1)).collect();
         // In a fixed order, as `emit_many` does, so that two writers never deadlock.
         keys.sort_unstable();
         keys.dedup();
@@ -147,11 +147,11 @@ impl Writer {
             if self.random.permille(400) {
                 sleep(self.random.time(Duration::ZERO, longest)).await;
             }
-            if let Some((savepoint, kept)) = savepoint
+            if let Some((savepoint, emitted_before)) = savepoint
                 && self.random.permille(600)
             {
                 transaction.rollback_to(savepoint);
-                let undone = emitted.split_off(kept);
+                let undone = emitted.split_off(emitted_before);
                 self.record_rollback(undone);
             }
         }
@@ -187,9 +187,9 @@ impl Writer {
             draft.id = Some(MessageId::from_uuid(Uuid::from_u64_pair(high, low)));
             draft.on_repeat = OnRepeat::Ignore;
         }
-        let again = draft.id.is_some() && self.random.permille(500);
+        let repeats = draft.id.is_some() && self.random.permille(500);
         let id = transaction.emit(draft.clone())?;
-        if again {
+        if repeats {
             // A caller that retries. Because of its id, the message is not emitted twice.
             transaction.emit(draft)?;
         }
@@ -205,8 +205,8 @@ impl Writer {
         Ok(())
     }
 
-    fn behaviour(&mut self, trouble: u64) -> BrokerBehaviour {
-        if !self.random.permille(trouble) {
+    fn behaviour(&mut self, failing_permille: u64) -> BrokerBehaviour {
+        if !self.random.permille(failing_permille) {
             return BrokerBehaviour::Plain;
         }
         match self.random.between(0, 9) {

@@ -42,8 +42,8 @@ impl Database {
     }
 
     /// A handle to a consumer's inbox. Each member has its own.
-    pub fn inbox(&self, consumer: &str, keeping: InboxRetention) -> Inbox {
-        Inbox::new(&self.0, consumer, keeping)
+    pub fn inbox(&self, consumer: &str, retention: InboxRetention) -> Inbox {
+        Inbox::new(&self.0, consumer, retention)
     }
 
     /// A handle to all inboxes, for operators.
@@ -52,8 +52,8 @@ impl Database {
     }
 
     /// The log as a source of replays, for messages that are sent with these routes and this source.
-    pub fn log(&self, sending: OutboxRouting) -> OutboxReplaySource {
-        OutboxReplaySource::new(&self.0, sending)
+    pub fn log(&self, routing: OutboxRouting) -> OutboxReplaySource {
+        OutboxReplaySource::new(&self.0, routing)
     }
 
     /// The lines that applications committed to the ledger, in commit order.
@@ -127,8 +127,8 @@ impl Database {
                 *time = time.saturating_sub(by);
             }
         }
-        for desk in state.consumers.values_mut() {
-            desk.age(by);
+        for tables in state.consumers.values_mut() {
+            tables.age(by);
         }
     }
 }
@@ -137,6 +137,6 @@ fn check_shards(shards: u16) -> Result<(), StoreError> {
     if (1..=SLOTS).contains(&shards) { Ok(()) } else { Err(refused(format!("{shards} is not between 1 and {SLOTS}"))) }
 }
 
-fn refused(what: String) -> StoreError {
-    StoreError::Refused { reason: what }
+fn refused(reason: String) -> StoreError {
+    StoreError::Refused { reason }
 }

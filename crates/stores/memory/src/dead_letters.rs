@@ -65,18 +65,18 @@ impl DeadLetterRow {
 
 impl DestinationTables {
     /// Dead-letters a message. If it was redriven and failed again, its dead letter is reopened.
-    pub(crate) fn dead_letter(&mut self, entry: LogEntry, stopped: &PublishFailure, now: Micros) {
-        let letter = DeadLetterRow {
-            error: stopped.error.clone(),
-            class: stopped.class,
-            attempts: stopped.attempts,
-            route: stopped.route.as_ref().to_owned(),
+    pub(crate) fn dead_letter(&mut self, entry: LogEntry, failure: &PublishFailure, now: Micros) {
+        let row = DeadLetterRow {
+            error: failure.error.clone(),
+            class: failure.class,
+            attempts: failure.attempts,
+            route: failure.route.as_ref().to_owned(),
             state: DeadState::Dead,
             dead_at: now,
             marked: None,
             entry,
         };
-        self.dead_letters.insert(letter.entry.seq, letter);
+        self.dead_letters.insert(row.entry.seq, row);
     }
 
     pub(crate) fn dead_letters(
@@ -86,30 +86,29 @@ impl DestinationTables {
         started_at: Timestamp,
     ) -> Vec<DeadLetter> {
         let timestamp = |time| timestamp(started_at, time);
-        let letters = self.dead_letters.values().filter(|letter| letter.matches(filter)).take(limit);
-        letters
-            .map(|letter| DeadLetter {
-                message: letter.entry.message.as_ref().clone(),
-                error: letter.error.clone(),
-                class: letter.class.to_owned(),
-                attempts: letter.attempts,
-                route: letter.route.clone(),
-                dead_at: timestamp(letter.dead_at),
-                state: letter.state.as_str().to_owned(),
-                marked: letter.marked.clone().map(|(at, by, reason)| OperatorMark { at: timestamp(at), by, reason }),
-            })
-            .collect()
+        let rows = self.dead_letters.values().filter(|row| row.matches(filter)).take(limit);
+        rows.map(|row| DeadLetter {
+            message: row.entry.message.as_ref().clone(),
+            error: row.error.clone(),
+            class: row.class.to_owned(),
+            attempts: row.attempts,
+            route: row.route.clone(),
+            dead_at: timestamp(row.dead_at),
+            state: row.state.as_str().to_owned(),
+            marked: row.marked.clone().map(|(at, by, reason)| OperatorMark { at: timestamp(at), by, reason }),
+        })
+        .collect()
     }
 
     /// Marks unmarked dead letters and returns how many.
-    pub(crate) fn mark(&mut self, mark: &MarkRequest, state: DeadState, now: Micros) -> u64 {
+    pub(crate) fn mark(&mut self, request: &MarkRequest, state: DeadState, now: Micros) -> u64 {
         let mut count = 0;
-        for letter in self.dead_letters.values_mut().filter(|letter| letter.state == DeadState::Dead) {
-            if letter.matches(&mark.filter) {
+        for row in self.dead_letters.values_mut().filter(|row| row.state == DeadState::Dead) {
+            if row.matches(&request.filter) {
                 count += 1;
-                if !mark.dry_run {
-                    letter.state = state;
-                    letter.marked = Some((now, mark.by.clone(), mark.reason.clone()));
+                if !request.dry_run {
+                    row.state = state;
+                    row.marked = Some((now, request.by.clone(), request.reason.clone()));
                 }
             }
         }
@@ -117,18 +116,18 @@ impl DestinationTables {
     }
 
     /// Applies the operator marks of these shards.
-    pub(crate) fn apply_marks(&mut self, held: &BTreeSet<u16>, now: Micros) {
+    pub(crate) fn apply_marks(&mut self, leased: &BTreeSet<u16>, now: Micros) {
         let shards = self.shard_count();
-        let marked = |letter: &&mut DeadLetterRow| matches!(letter.state, DeadState::Redrive | DeadState::Discard);
-        let ours = |letter: &&mut DeadLetterRow| held.contains(&shard_of(letter.entry.slot, shards));
-        let mut carried = Vec::new();
+        let marked = |row: &&mut DeadLetterRow| matches!(row.state, DeadState::Redrive | DeadState::Discard);
+        let ours = |row: &&mut DeadLetterRow| leased.contains(&shard_of(row.entry.slot, shards));
+        let mut applied = Vec::new();
         // In reverse order, because each message goes to the front of its key. The first one ends up before the others.
-        for letter in self.dead_letters.values_mut().rev().filter(marked).filter(ours) {
-            let redrive = letter.state == DeadState::Redrive;
-            letter.state = if redrive { DeadState::Redriven } else { DeadState::Discarded };
-            carried.push((letter.key(), letter.entry.clone(), redrive));
+        for row in self.dead_letters.values_mut().rev().filter(marked).filter(ours) {
+            let redrive = row.state == DeadState::Redrive;
+            row.state = if redrive { DeadState::Redriven } else { DeadState::Discarded };
+            applied.push((row.key(), row.entry.clone(), redrive));
         }
-        for (key, entry, redrive) in carried {
+        for (key, entry, redrive) in applied {
             if redrive {
                 self.redrive(key, entry, now);
             } else {
@@ -139,11 +138,11 @@ impl DestinationTables {
 
     fn redrive(&mut self, key: SlotKey, entry: LogEntry, now: Micros) {
         let number = self.next_front();
-        let held = self.parked.get(&key).is_some_and(|header| self.holding_dead_letter(header).is_some());
+        let on_hold = self.parked.get(&key).is_some_and(|header| self.holding_dead_letter(header).is_some());
         let header = self.parked.entry(key).or_insert_with(|| ParkedKey::due_now(now));
         header.queue.insert(number, entry);
         // If another dead letter holds the key, the key waits for an operator to handle that one too.
-        if !held {
+        if !on_hold {
             header.retry_now(now);
         }
     }

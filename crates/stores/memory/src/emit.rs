@@ -154,8 +154,8 @@ impl Transaction {
     }
 
     /// Changes the state that an inbox message gets on commit.
-    pub(crate) fn set_inbox_state(&mut self, entry: DedupId, state: Known) -> Result<(), TransactionError> {
-        self.tables.lock().set_inbox_state(self.token, entry, state)
+    pub(crate) fn set_inbox_state(&mut self, dedup_id: DedupId, state: Known) -> Result<(), TransactionError> {
+        self.tables.lock().set_inbox_state(self.token, dedup_id, state)
     }
 
     /// Creates a savepoint.
@@ -199,10 +199,10 @@ impl Tables {
         Ok(())
     }
 
-    fn set_inbox_state(&mut self, token: u64, entry: DedupId, state: Known) -> Result<(), TransactionError> {
+    fn set_inbox_state(&mut self, token: u64, dedup_id: DedupId, state: Known) -> Result<(), TransactionError> {
         let open = self.open_transactions.get_mut(&token).ok_or(TransactionError::Lost)?;
-        if let Some(before) = open.inbox.as_mut().and_then(|pending| pending.set_state(entry, state)) {
-            open.undo_steps.push(UndoStep::InboxStateChanged(entry, before));
+        if let Some(previous) = open.inbox.as_mut().and_then(|pending| pending.set_state(dedup_id, state)) {
+            open.undo_steps.push(UndoStep::InboxStateChanged(dedup_id, previous));
         }
         Ok(())
     }
@@ -212,7 +212,7 @@ impl Tables {
             return Err(TransactionError::Lost);
         }
         let now = self.now();
-        let wait = draft.deliver_after;
+        let delay = draft.deliver_after;
         let (chosen, on_repeat) = (draft.id, draft.on_repeat);
         let message = self.message(draft, now);
         self.config.limits.check(&message).map_err(TransactionError::Limit)?;
@@ -228,12 +228,12 @@ impl Tables {
             open.undo_steps.push(UndoStep::IdReserved(id));
         }
         let xid = *open.xid.get_or_insert_with(|| self.log.assign_xid());
-        if let Some(wait) = wait {
-            let place = (now.saturating_add(micros(wait)), self.next_scheduled);
+        if let Some(delay) = delay {
+            let schedule_key = (now.saturating_add(micros(delay)), self.next_scheduled);
             self.next_scheduled += 1;
             let scheduled = Scheduled { message: Arc::new(message), locked: Some(token), cancelled: false };
-            self.scheduled.insert(place, scheduled);
-            open.undo_steps.push(UndoStep::Scheduled(place));
+            self.scheduled.insert(schedule_key, scheduled);
+            open.undo_steps.push(UndoStep::Scheduled(schedule_key));
         } else {
             open.undo_steps.push(UndoStep::Inserted(self.log.insert(xid, Arc::new(message), now)));
         }
@@ -262,29 +262,29 @@ impl Tables {
         let waiting = self.scheduled.iter_mut().find(|(_, scheduled)| {
             scheduled.message.id == id && !scheduled.cancelled && scheduled.locked.is_none_or(|by| by == token)
         });
-        let Some((place, scheduled)) = waiting else { return Ok(false) };
+        let Some((schedule_key, scheduled)) = waiting else { return Ok(false) };
         scheduled.locked = Some(token);
         scheduled.cancelled = true;
-        open.undo_steps.push(UndoStep::Cancelled(*place));
+        open.undo_steps.push(UndoStep::Cancelled(*schedule_key));
         Ok(true)
     }
 
     /// Undoes all changes of a transaction except its first `keep` ones.
     fn undo(&mut self, token: u64, keep: usize) {
         let Some(open) = self.open_transactions.get_mut(&token) else { return };
-        for done in open.undo_steps.drain(keep.min(open.undo_steps.len())..).rev() {
-            match done {
+        for step in open.undo_steps.drain(keep.min(open.undo_steps.len())..).rev() {
+            match step {
                 UndoStep::Inserted(seq) => {
                     self.log.remove(seq);
                 }
-                UndoStep::Scheduled(place) => {
-                    self.scheduled.remove(&place);
+                UndoStep::Scheduled(schedule_key) => {
+                    self.scheduled.remove(&schedule_key);
                 }
                 UndoStep::IdReserved(id) => {
                     self.ids.remove(&id);
                 }
-                UndoStep::Cancelled(place) => {
-                    if let Some(scheduled) = self.scheduled.get_mut(&place) {
+                UndoStep::Cancelled(schedule_key) => {
+                    if let Some(scheduled) = self.scheduled.get_mut(&schedule_key) {
                         scheduled.cancelled = false;
                         // A message that this transaction emitted itself stays locked until the transaction ends.
                     }
@@ -292,8 +292,8 @@ impl Tables {
                 UndoStep::EffectRecorded => {
                     open.effects.pop();
                 }
-                UndoStep::InboxStateChanged(entry, before) => {
-                    open.inbox.as_mut().and_then(|pending| pending.set_state(entry, before));
+                UndoStep::InboxStateChanged(dedup_id, previous) => {
+                    open.inbox.as_mut().and_then(|pending| pending.set_state(dedup_id, previous));
                 }
             }
         }
@@ -307,8 +307,8 @@ impl Tables {
         self.effects.append(&mut open.effects);
         if let Some(pending) = open.inbox {
             let now = self.now();
-            let desk = self.consumers.entry(pending.consumer.to_string()).or_default();
-            pending.apply(desk, now);
+            let tables = self.consumers.entry(pending.consumer.to_string()).or_default();
+            pending.apply(tables, now);
         }
         self.scheduled.retain(|_, scheduled| scheduled.locked != Some(token) || !scheduled.cancelled);
         self.unlock(token);
@@ -335,13 +335,13 @@ impl Tables {
     pub(crate) fn insert_due_messages(&mut self) {
         let now = self.now();
         let due = self.scheduled.range(..=(now, u64::MAX)).filter(|(_, scheduled)| scheduled.locked.is_none());
-        let due: Vec<_> = due.map(|(place, _)| *place).collect();
+        let due: Vec<_> = due.map(|(schedule_key, _)| *schedule_key).collect();
         if due.is_empty() {
             return;
         }
         let (xid, created_at) = (self.log.assign_xid(), timestamp(self.config.started_at, now));
-        for place in due {
-            if let Some(scheduled) = self.scheduled.remove(&place) {
+        for schedule_key in due {
+            if let Some(scheduled) = self.scheduled.remove(&schedule_key) {
                 // Its age counts from here.
                 let message = Message { created_at, ..(*scheduled.message).clone() };
                 self.log.insert(xid, Arc::new(message), now);

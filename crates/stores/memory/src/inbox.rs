@@ -62,14 +62,14 @@ pub(crate) enum OpenOutcome {
 
 impl Tables {
     /// The tables of the calling consumer.
-    pub(crate) fn tables(&mut self, asking: &ConsumerScope) -> &mut ConsumerTables {
-        self.consumers.entry(asking.consumer.to_string()).or_default()
+    pub(crate) fn tables(&mut self, scope: &ConsumerScope) -> &mut ConsumerTables {
+        self.consumers.entry(scope.consumer.to_string()).or_default()
     }
 }
 
 impl Inbox {
-    pub(crate) fn new(state: &Arc<Mutex<Tables>>, consumer: &str, keeping: InboxRetention) -> Self {
-        let scope = ConsumerScope { consumer: consumer.into(), retention: keeping };
+    pub(crate) fn new(state: &Arc<Mutex<Tables>>, consumer: &str, retention: InboxRetention) -> Self {
+        let scope = ConsumerScope { consumer: consumer.into(), retention };
         state.lock().tables(&scope);
         Self { state: Arc::clone(state), scope }
     }
@@ -94,8 +94,8 @@ impl inbox::Inbox for Inbox {
         Ok(self.open(|state| state.enter(&self.scope, enter)).await)
     }
 
-    async fn skip(&self, transaction: &mut Transaction, entry: DedupId) -> Result<(), StoreError> {
-        transaction.set_inbox_state(entry, inbox::InboxState::Skipped).map_err(unavailable)
+    async fn skip(&self, transaction: &mut Transaction, dedup_id: DedupId) -> Result<(), StoreError> {
+        transaction.set_inbox_state(dedup_id, inbox::InboxState::Skipped).map_err(unavailable)
     }
 
     async fn commit(&self, transaction: Transaction) -> Result<(), StoreError> {
@@ -107,80 +107,81 @@ impl inbox::Inbox for Inbox {
         Ok(())
     }
 
-    async fn record_start(&self, arrival: &InboxMessage) -> Result<u32, StoreError> {
-        Ok(self.state.lock().record_start(&self.scope, arrival))
+    async fn record_start(&self, message: &InboxMessage) -> Result<u32, StoreError> {
+        Ok(self.state.lock().record_start(&self.scope, message))
     }
 
     async fn claim_call(
         &self,
-        arrival: &InboxMessage,
-        held: Option<&LaneLease>,
-        lasts: Duration,
+        message: &InboxMessage,
+        lease: Option<&LaneLease>,
+        duration: Duration,
     ) -> Result<ClaimOutcome, StoreError> {
-        let claimed = with_lock_timeout(&self.state, |state| state.claim_call(&self.scope, arrival, held, lasts)).await;
+        let claimed =
+            with_lock_timeout(&self.state, |state| state.claim_call(&self.scope, message, lease, duration)).await;
         Ok(claimed.unwrap_or(ClaimOutcome::Busy(LOCK_TIMEOUT)))
     }
 
     async fn begin_claimed(
         &self,
-        arrival: &InboxMessage,
-        held: Option<&LaneLease>,
+        message: &InboxMessage,
+        lease: Option<&LaneLease>,
         claim: CallClaim,
     ) -> Result<BeginOutcome<Transaction>, StoreError> {
-        Ok(self.open(|state| state.enter_claimed(&self.scope, arrival, held, claim)).await)
+        Ok(self.open(|state| state.enter_claimed(&self.scope, message, lease, claim)).await)
     }
 
-    async fn end_attempt(&self, entry: DedupId, claim: Option<CallClaim>) -> Result<(), StoreError> {
-        self.state.lock().end_attempt(&self.scope, entry, claim);
+    async fn end_attempt(&self, dedup_id: DedupId, claim: Option<CallClaim>) -> Result<(), StoreError> {
+        self.state.lock().end_attempt(&self.scope, dedup_id, claim);
         Ok(())
     }
 
     async fn set_back(
         &self,
-        arrival: &InboxMessage,
-        held: Option<&LaneLease>,
+        message: &InboxMessage,
+        lease: Option<&LaneLease>,
         claim: Option<CallClaim>,
-        setback: &InboxFailure,
+        failure: &InboxFailure,
     ) -> Result<RecordOutcome, StoreError> {
-        let kept =
-            with_lock_timeout(&self.state, |state| state.record_failure(&self.scope, arrival, held, claim, setback))
+        let recorded =
+            with_lock_timeout(&self.state, |state| state.record_failure(&self.scope, message, lease, claim, failure))
                 .await;
-        Ok(kept.unwrap_or(RecordOutcome::Busy))
+        Ok(recorded.unwrap_or(RecordOutcome::Busy))
     }
 
     async fn claim_due(
         &self,
         queues: usize,
         messages: usize,
-        lasts: Duration,
+        duration: Duration,
     ) -> Result<Vec<ClaimedQueue>, StoreError> {
-        Ok(self.state.lock().claim_due(&self.scope, queues, messages, lasts))
+        Ok(self.state.lock().claim_due(&self.scope, queues, messages, duration))
     }
 
-    async fn begin_due(&self, due: &ClaimedQueue, number: i64) -> Result<BeginOutcome<Transaction>, StoreError> {
-        Ok(self.open(|state| state.enter_queued(&self.scope, due, number)).await)
+    async fn begin_due(&self, claimed: &ClaimedQueue, number: i64) -> Result<BeginOutcome<Transaction>, StoreError> {
+        Ok(self.open(|state| state.enter_queued(&self.scope, claimed, number)).await)
     }
 
     async fn set_back_due(
         &self,
-        due: &ClaimedQueue,
+        claimed: &ClaimedQueue,
         number: i64,
-        setback: &InboxFailure,
+        failure: &InboxFailure,
     ) -> Result<RecordOutcome, StoreError> {
-        let kept =
-            with_lock_timeout(&self.state, |state| state.record_queued_failure(&self.scope, due, number, setback))
+        let recorded =
+            with_lock_timeout(&self.state, |state| state.record_queued_failure(&self.scope, claimed, number, failure))
                 .await;
-        Ok(kept.unwrap_or(RecordOutcome::Busy))
+        Ok(recorded.unwrap_or(RecordOutcome::Busy))
     }
 
-    async fn release_queue(&self, due: &ClaimedQueue) -> Result<(), StoreError> {
-        or_busy_error(&self.state, |state| state.release_queue(&self.scope, due)).await
+    async fn release_queue(&self, claimed: &ClaimedQueue) -> Result<(), StoreError> {
+        or_busy_error(&self.state, |state| state.release_queue(&self.scope, claimed)).await
     }
 
-    async fn heartbeat(&self, beat: &Heartbeat) -> Result<HeartbeatReply, StoreError> {
+    async fn heartbeat(&self, heartbeat: &Heartbeat) -> Result<HeartbeatReply, StoreError> {
         let mut state = self.state.lock();
         let now = state.now();
-        Ok(state.tables(&self.scope).heartbeat(beat, now))
+        Ok(state.tables(&self.scope).heartbeat(heartbeat, now))
     }
 
     async fn acquire_lanes(&self, owner: Uuid, lanes: &[Lane]) -> Result<Vec<LaneLease>, StoreError> {

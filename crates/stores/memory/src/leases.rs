@@ -72,31 +72,31 @@ impl DestinationTables {
         u16::try_from(self.shards.len()).unwrap_or(u16::MAX)
     }
 
-    pub(crate) fn acquire_leases(&mut self, ask: &LeaseRequest, now: Micros) -> LeaseResponse {
-        let until = now.saturating_add(micros(ask.duration));
+    pub(crate) fn acquire_leases(&mut self, request: &LeaseRequest, now: Micros) -> LeaseResponse {
+        let until = now.saturating_add(micros(request.duration));
         self.members.retain(|_, member| member.until > now);
-        self.members.insert(ask.owner, RelayMember { until });
-        self.free_shards(&ask.release);
+        self.members.insert(request.owner, RelayMember { until });
+        self.free_shards(&request.release);
         self.reshard_step(now);
 
-        let fair = self.shards.len().div_ceil(self.members.len());
-        let mut held = 0;
-        for shard in self.shards.iter_mut().filter(|shard| shard.owner == Some(ask.owner)) {
+        let fair_share = self.shards.len().div_ceil(self.members.len());
+        let mut count = 0;
+        for shard in self.shards.iter_mut().filter(|shard| shard.owner == Some(request.owner)) {
             shard.until = until;
-            held += 1;
+            count += 1;
         }
         for shard in &mut self.shards {
-            if held < fair && (shard.owner.is_none() || shard.until <= now) {
-                *shard = ShardRow { epoch: shard.epoch + 1, owner: Some(ask.owner), until, ..shard.clone() };
-                held += 1;
+            if count < fair_share && (shard.owner.is_none() || shard.until <= now) {
+                *shard = ShardRow { epoch: shard.epoch + 1, owner: Some(request.owner), until, ..shard.clone() };
+                count += 1;
             }
         }
         let holds = self.held_addresses.iter();
-        let holds = holds.map(|(address, held)| HeldAddress { address: address.clone(), error: held.error.clone() });
+        let holds = holds.map(|(address, hold)| HeldAddress { address: address.clone(), error: hold.error.clone() });
         LeaseResponse {
-            leases: self.leases_of(ask.owner),
-            duration: ask.duration,
-            fair_share: fair,
+            leases: self.leases_of(request.owner),
+            duration: request.duration,
+            fair_share,
             window_limit: self.window_limit(),
             held_addresses: holds.collect(),
             timeline_changed: false,
@@ -105,8 +105,8 @@ impl DestinationTables {
 
     fn leases_of(&self, owner: Uuid) -> Vec<Lease> {
         let shards = self.shard_count();
-        let held = (0..shards).zip(&self.shards).filter(|(_, row)| row.owner == Some(owner));
-        held.map(|(shard, row)| Lease { shard, shard_count: shards, epoch: row.epoch, owner }).collect()
+        let leased = (0..shards).zip(&self.shards).filter(|(_, row)| row.owner == Some(owner));
+        leased.map(|(shard, row)| Lease { shard, shard_count: shards, epoch: row.epoch, owner }).collect()
     }
 
     /// Whether the lease still owns the shard. An expired lease does, as long as no other relay has taken the shard.

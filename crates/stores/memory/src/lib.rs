@@ -7,9 +7,9 @@
 //!
 //! ```
 //! # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-//! use relevo_store_memory::{Draft, Outbox, Settings};
+//! use relevo_store_memory::{Config, Database, Draft};
 //!
-//! let outbox = Outbox::new(Settings::default());
+//! let outbox = Database::new(Config::default());
 //! let mut transaction = outbox.begin();
 //! transaction.emit(Draft::new("orders", "o-1", "OrderPlaced", "{}")).unwrap();
 //! transaction.commit().unwrap();

@@ -36,7 +36,7 @@ pub(crate) struct Tick {
     pub(crate) snapshot: Snapshot,
     /// The last assigned sequence number, read after the snapshot.
     last_seq: i64,
-    /// The next transaction number, read after `high`.
+    /// The next transaction number, read after `last_seq`.
     next_xid: i64,
     pub(crate) created_at: Micros,
 }
@@ -90,11 +90,11 @@ impl Log {
     }
 
     /// Adds a row to an open transaction and assigns the next sequence number.
-    pub(crate) fn insert(&mut self, xid: i64, message: Arc<Message>, entered: Micros) -> i64 {
+    pub(crate) fn insert(&mut self, xid: i64, message: Arc<Message>, inserted_at: Micros) -> i64 {
         self.last_seq += 1;
         let seq = self.last_seq;
         let entry = LogEntry { seq, slot: slot_of(&message.key), message };
-        self.rows.insert(seq, Row { xid, entry, inserted_at: entered });
+        self.rows.insert(seq, Row { xid, entry, inserted_at });
         self.by_xid.insert((xid, seq));
         seq
     }
@@ -139,19 +139,19 @@ impl Log {
             return newest;
         }
         let snapshot = self.snapshot();
-        let high = self.last_seq;
+        let last_seq = self.last_seq;
         // The tick's own transaction also has a number. It ends here, so that the next snapshot is above it.
-        let bound = self.assign_xid();
-        self.end(bound);
-        self.ticks.insert(newest + 1, Tick { snapshot, last_seq: high, next_xid: bound, created_at: now });
+        let next_xid = self.assign_xid();
+        self.end(next_xid);
+        self.ticks.insert(newest + 1, Tick { snapshot, last_seq, next_xid, created_at: now });
         newest + 1
     }
 
-    /// Reads a page. `tick` creates or finds the tick at which a new window ends.
-    pub(crate) fn read(&mut self, read: &PageRequest<'_>, now: Micros) -> Result<Page, StoreError> {
-        let mut window = read.after;
+    /// Reads a page. If the window is exhausted, opens a new one.
+    pub(crate) fn read(&mut self, request: &PageRequest<'_>, now: Micros) -> Result<Page, StoreError> {
+        let mut window = request.after;
         if window.is_exhausted() {
-            window.to_tick = match read.window_limit {
+            window.to_tick = match request.window_limit {
                 WindowLimit::Unlimited => self.tick(now),
                 WindowLimit::CurrentWindow => window.from_tick,
                 WindowLimit::UntilTick(tick) => tick.max(window.from_tick),
@@ -159,14 +159,14 @@ impl Log {
             window.settled_seq = 0;
         }
         if window.is_exhausted() {
-            return Ok(Page { entries: Vec::new(), end: read.after });
+            return Ok(Page { entries: Vec::new(), end: request.after });
         }
-        let limit = read.messages_max.max(1);
-        let mut entries = self.page(read.leases, window, limit)?;
+        let limit = request.messages_max.max(1);
+        let mut entries = self.page(request.leases, window, limit)?;
         let found = entries.len();
         let mut bytes = 0;
         entries.retain(|entry| {
-            let fits = bytes < read.bytes_max;
+            let fits = bytes < request.bytes_max;
             bytes += entry.message.payload.len();
             fits
         });
@@ -190,14 +190,14 @@ impl Log {
         Ok(rows.filter(|row| is_new(row)).take(limit).map(|row| row.entry.clone()).collect())
     }
 
-    /// Rows after `place` of transactions that had a number at the tick but were still open.
-    fn late(&self, tick: &Tick, place: i64) -> Vec<i64> {
+    /// Rows after `after_seq` of transactions that had a number at the tick but were still open.
+    fn late(&self, tick: &Tick, after_seq: i64) -> Vec<i64> {
         let listed = tick.snapshot.xip.iter();
-        let listed = listed.flat_map(|xid| self.by_xid.range((*xid, place + 1)..=(*xid, i64::MAX)));
+        let listed = listed.flat_map(|xid| self.by_xid.range((*xid, after_seq + 1)..=(*xid, i64::MAX)));
         // No snapshot lists transactions that began after the last ended one.
         let unlisted = self.by_xid.range((tick.snapshot.xmax, 0)..(tick.next_xid, 0));
         let seqs = listed.chain(unlisted).map(|(_, seq)| *seq);
-        let mut late: Vec<i64> = seqs.filter(|seq| place < *seq && *seq <= tick.last_seq).collect();
+        let mut late: Vec<i64> = seqs.filter(|seq| after_seq < *seq && *seq <= tick.last_seq).collect();
         late.sort_unstable();
         late
     }

@@ -14,20 +14,20 @@ impl Tables {
         let oldest = self.destinations.values().flat_map(DestinationTables::settled_ticks).min();
         let oldest = oldest.unwrap_or_else(|| self.log.newest_tick());
         let settled = self.log.ticks.get(&oldest).map(|tick| tick.snapshot.clone());
-        let is_old = |entered: Micros| entered <= before;
-        let mut drop = Vec::new();
-        let mut kept_back = 0;
+        let is_old = |inserted_at: Micros| inserted_at <= before;
+        let mut dropped = Vec::new();
+        let mut held_back = 0;
         for (seq, row) in &self.log.rows {
             if !is_old(row.inserted_at) || !self.log.is_committed(row) {
                 continue;
             }
             if settled.as_ref().is_some_and(|snapshot| snapshot.sees(row.xid)) {
-                drop.push(*seq);
+                dropped.push(*seq);
             } else {
-                kept_back += 1;
+                held_back += 1;
             }
         }
-        for seq in &drop {
+        for seq in &dropped {
             if let Some(row) = self.log.remove(*seq) {
                 self.ids.remove(&row.entry.message.id);
             }
@@ -36,35 +36,39 @@ impl Tables {
         MaintenanceReport {
             skipped: false,
             prepared: 0,
-            dropped: u32::try_from(drop.len()).unwrap_or(u32::MAX),
-            warnings: self.warnings(oldest, kept_back),
+            dropped: u32::try_from(dropped.len()).unwrap_or(u32::MAX),
+            warnings: self.warnings(oldest, held_back),
         }
     }
 
     /// Deletes old progress and unreferenced ticks. The newest progress of each shard always stays.
     fn prune(&mut self, before: Micros) {
-        let mut named = BTreeSet::from([0, self.log.newest_tick()]);
+        let mut referenced = BTreeSet::from([0, self.log.newest_tick()]);
         for destination in self.destinations.values_mut() {
             for shard in &mut destination.shards {
                 let last = shard.progress.len().saturating_sub(1);
                 let keep = shard.progress.partition_point(|(time, _)| *time <= before).min(last);
                 shard.progress.drain(..keep);
-                named.extend(shard.progress.iter().flat_map(|(_, position)| [position.from_tick, position.to_tick]));
+                referenced
+                    .extend(shard.progress.iter().flat_map(|(_, position)| [position.from_tick, position.to_tick]));
             }
-            named.extend(destination.resharding_tick());
-            destination.dead_letters.retain(|_, letter| !letter.is_settled_before(before));
+            referenced.extend(destination.resharding_tick());
+            destination.dead_letters.retain(|_, row| !row.is_settled_before(before));
         }
         // A relay may be inside a window that starts at a settled tick and ends at any later one.
         let oldest = self.destinations.values().flat_map(DestinationTables::settled_ticks).min().unwrap_or(i64::MAX);
-        self.log.ticks.retain(|number, tick| *number >= oldest || named.contains(number) || tick.created_at > before);
+        self.log
+            .ticks
+            .retain(|number, tick| *number >= oldest || referenced.contains(number) || tick.created_at > before);
     }
 
-    fn warnings(&self, oldest: i64, kept_back: usize) -> Vec<String> {
-        if kept_back == 0 {
+    fn warnings(&self, oldest: i64, held_back: usize) -> Vec<String> {
+        if held_back == 0 {
             return Vec::new();
         }
-        let behind = self.destinations.iter().filter(|(_, it)| it.settled_ticks().any(|tick| tick == oldest));
-        behind.map(|(name, _)| format!("destination `{name}` holds back {kept_back} messages from retention")).collect()
+        let behind =
+            self.destinations.iter().filter(|(_, destination)| destination.settled_ticks().any(|tick| tick == oldest));
+        behind.map(|(name, _)| format!("destination `{name}` holds back {held_back} messages from retention")).collect()
     }
 }
 

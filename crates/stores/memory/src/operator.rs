@@ -54,7 +54,7 @@ impl Database {
     /// The parked keys of a destination, ordered by slot and key. Empty if the destination does not exist.
     pub fn parked(&self, destination: &str) -> Vec<ParkedKeyView> {
         let state = self.tables().lock();
-        let parked = state.destinations.get(destination).into_iter().flat_map(|it| &it.parked);
+        let parked = state.destinations.get(destination).into_iter().flat_map(|tables| &tables.parked);
         parked
             .map(|(key, header)| ParkedKeyView {
                 key: key.name.to_string(),
@@ -73,16 +73,16 @@ impl Database {
     /// The dead letters of a destination in any state, the oldest message first.
     pub fn dead_letters(&self, destination: &str) -> Vec<DeadLetter> {
         let state = self.tables().lock();
-        let letters = state.destinations.get(destination);
-        letters
-            .map(|it| it.dead_letters(&DeadLetterFilter::default(), usize::MAX, state.config.started_at))
+        let tables = state.destinations.get(destination);
+        tables
+            .map(|tables| tables.dead_letters(&DeadLetterFilter::default(), usize::MAX, state.config.started_at))
             .unwrap_or_default()
     }
 
     /// The positions of a destination's shards.
     pub fn progress(&self, destination: &str) -> Vec<Position> {
         let state = self.tables().lock();
-        let shards = state.destinations.get(destination).into_iter().flat_map(|it| &it.shards);
+        let shards = state.destinations.get(destination).into_iter().flat_map(|tables| &tables.shards);
         shards.map(ShardRow::position).collect()
     }
 }

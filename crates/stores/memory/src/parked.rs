@@ -1,4 +1,4 @@
-//! Runs: due messages of parked keys, and their results.
+//! Due messages of parked keys, and their results.
 
 use std::collections::BTreeSet;
 
@@ -19,10 +19,10 @@ impl DestinationTables {
         messages: usize,
         now: Micros,
     ) -> Vec<ParkedBatch> {
-        let held = self.held_shards(leases);
-        self.apply_marks(&held, now);
+        let leased = self.held_shards(leases);
+        self.apply_marks(&leased, now);
         let shards = self.shard_count();
-        let parked = self.parked.iter().filter(|(key, _)| held.contains(&shard_of(key.slot, shards)));
+        let parked = self.parked.iter().filter(|(key, _)| leased.contains(&shard_of(key.slot, shards)));
         let mut due: Vec<(&SlotKey, &ParkedKey)> = parked.filter(|(_, header)| self.is_due(header, now)).collect();
         due.sort_by_key(|(key, header)| (header.due_at, *key));
         let mut probed = BTreeSet::new();
@@ -43,21 +43,21 @@ impl DestinationTables {
         }
     }
 
-    pub(crate) fn settle_parked(&mut self, advance: &ParkedSettlement, now: Micros) -> ParkedResult {
-        if !self.is_held(&advance.lease) {
+    pub(crate) fn settle_parked(&mut self, settlement: &ParkedSettlement, now: Micros) -> ParkedResult {
+        if !self.is_held(&settlement.lease) {
             return ParkedResult::LeaseLost;
         }
-        if let Some(address) = &advance.released_address {
+        if let Some(address) = &settlement.released_address {
             self.release_address(address, now);
         }
-        let key = SlotKey { slot: slot_of(&advance.key), name: advance.key.clone() };
+        let key = SlotKey { slot: slot_of(&settlement.key), name: settlement.key.clone() };
         let Some(mut header) = self.parked.remove(&key) else { return ParkedResult::KeyFreed };
-        for number in &advance.delivered {
+        for number in &settlement.delivered {
             header.queue.remove(number);
         }
-        match &advance.failed {
-            Some((number, stopped)) => self.apply_failure(&mut header, *number, stopped, now),
-            None if !advance.delivered.is_empty() => header.retry_now(now),
+        match &settlement.failed {
+            Some((number, failure)) => self.apply_failure(&mut header, *number, failure, now),
+            None if !settlement.delivered.is_empty() => header.retry_now(now),
             // The result is unknown, as in an outage. The key keeps waiting as before.
             None => {}
         }
@@ -68,26 +68,26 @@ impl DestinationTables {
         ParkedResult::StillParked
     }
 
-    fn apply_failure(&mut self, header: &mut ParkedKey, number: i64, stopped: &PublishFailure, now: Micros) {
+    fn apply_failure(&mut self, header: &mut ParkedKey, number: i64, failure: &PublishFailure, now: Micros) {
         // A message that comes before the probe is due was not tried, so it does not delay the probe.
-        if let ParkAction::HoldAddress { address, after } = &stopped.action
+        if let ParkAction::HoldAddress { address, after } = &failure.action
             && self.held_addresses.get(&**address).is_none_or(|hold| hold.probe_at <= now)
         {
-            self.hold_address(address, &stopped.error, now.saturating_add(micros(*after)));
+            self.hold_address(address, &failure.error, now.saturating_add(micros(*after)));
         }
         let is_head = header.queue.keys().next() == Some(&number);
-        match stopped.action {
+        match failure.action {
             ParkAction::DeadHold | ParkAction::DeadContinue => {
                 let Some(entry) = header.queue.remove(&number) else { return };
                 let seq = entry.seq;
-                self.dead_letter(entry, stopped, now);
+                self.dead_letter(entry, failure, now);
                 header.retry_now(now);
-                if stopped.action == ParkAction::DeadHold {
-                    header.apply_failure(seq, stopped, now);
+                if failure.action == ParkAction::DeadHold {
+                    header.apply_failure(seq, failure, now);
                 }
             }
             ParkAction::Retry { .. } | ParkAction::HoldAddress { .. } | ParkAction::Quarantine { .. } if is_head => {
-                header.apply_failure(number, stopped, now);
+                header.apply_failure(number, failure, now);
             }
             // A redriven message is at the front now. It goes first, with its own attempt count.
             ParkAction::Retry { .. } | ParkAction::HoldAddress { .. } | ParkAction::Quarantine { .. } => {
@@ -99,7 +99,7 @@ impl DestinationTables {
 
 fn parked_batch(key: &SlotKey, header: &ParkedKey, messages: usize) -> ParkedBatch {
     // A probe or a quarantined message is sent alone.
-    let (address, most) = match &header.state {
+    let (address, limit) = match &header.state {
         ParkedState::Address(address) => (Some(address.clone()), 1),
         ParkedState::Quarantine => (None, 1),
         ParkedState::Retry | ParkedState::Dead(_) => (None, messages.max(1)),
@@ -110,6 +110,6 @@ fn parked_batch(key: &SlotKey, header: &ParkedKey, messages: usize) -> ParkedBat
         attempts: header.attempts,
         quarantined: header.state == ParkedState::Quarantine,
         probe_address: address,
-        messages: header.queue.iter().take(most).map(|(number, entry)| (*number, entry.clone())).collect(),
+        messages: header.queue.iter().take(limit).map(|(number, entry)| (*number, entry.clone())).collect(),
     }
 }

@@ -28,25 +28,25 @@ impl DestinationTables {
     }
 
     pub(crate) fn resharding_tick(&self) -> Option<i64> {
-        self.resharding.and_then(|regroup| regroup.tick)
+        self.resharding.and_then(|resharding| resharding.tick)
     }
 
     /// Performs one step of the resharding. Every lease request calls it.
     pub(crate) fn reshard_step(&mut self, now: Micros) {
-        let Some(mut regroup) = self.resharding else { return };
+        let Some(mut resharding) = self.resharding else { return };
         let positions = || self.shards.iter().map(ShardRow::position);
         let furthest = positions().map(|position| position.to_tick).max().unwrap_or(0);
-        if regroup.tick.is_none() && !positions().all(|position| position.is_exhausted()) {
+        if resharding.tick.is_none() && !positions().all(|position| position.is_exhausted()) {
             return;
         }
         // An owner that did not know of the resharding may have advanced further. The other shards must reach the same
         // tick.
-        let tick = regroup.tick.map_or(furthest, |tick| tick.max(furthest));
-        regroup.tick = Some(tick);
-        self.resharding = Some(regroup);
+        let tick = resharding.tick.map_or(furthest, |tick| tick.max(furthest));
+        resharding.tick = Some(tick);
+        self.resharding = Some(resharding);
         if positions().all(|position| position == Position::at(tick)) {
             let epoch = self.shards.iter().map(|shard| shard.epoch).max().unwrap_or(0) + 1;
-            self.shards = vec![ShardRow::new(epoch, Position::at(tick), now); usize::from(regroup.shards)];
+            self.shards = vec![ShardRow::new(epoch, Position::at(tick), now); usize::from(resharding.shards)];
             self.resharding = None;
         }
     }

@@ -81,15 +81,15 @@ impl DestinationTables {
                 settled.lost_shards.push(lease.shard);
                 continue;
             }
-            let parks = || settlement.parked.iter().filter(|park| is_in_shard(park, lease));
-            let passed = self.reread(parks());
-            if !passed.is_empty() {
-                settled.reread.extend(passed);
+            let parked = || settlement.parked.iter().filter(|message| is_in_shard(message, lease));
+            let reread = self.reread(parked());
+            if !reread.is_empty() {
+                settled.reread.extend(reread);
                 continue;
             }
-            for park in parks() {
-                if let Some(row) = log.rows.get(&park.seq) {
-                    self.park(park, row.entry.clone(), now);
+            for message in parked() {
+                if let Some(row) = log.rows.get(&message.seq) {
+                    self.park(message, row.entry.clone(), now);
                 }
             }
             self.record_progress(lease.shard, *position, now);
@@ -102,45 +102,45 @@ impl DestinationTables {
     }
 
     /// Messages that should wait behind a head that is no longer parked.
-    fn reread<'a>(&self, parks: impl Iterator<Item = &'a ParkedMessage>) -> Vec<i64> {
+    fn reread<'a>(&self, parked: impl Iterator<Item = &'a ParkedMessage>) -> Vec<i64> {
         let mut created = BTreeSet::new();
-        let mut passed = Vec::new();
-        for park in parks {
-            let key = key_of(park);
-            match &park.failure {
-                None if !self.parked.contains_key(&key) && !created.contains(&key) => passed.push(park.seq),
+        let mut reread = Vec::new();
+        for message in parked {
+            let key = key_of(message);
+            match &message.failure {
+                None if !self.parked.contains_key(&key) && !created.contains(&key) => reread.push(message.seq),
                 Some(PublishFailure { action: ParkAction::DeadContinue, .. }) | None => {}
                 Some(_) => {
                     created.insert(key);
                 }
             }
         }
-        passed
+        reread
     }
 
-    fn park(&mut self, park: &ParkedMessage, entry: LogEntry, now: Micros) {
-        let key = key_of(park);
-        let Some(stopped) = &park.failure else { return self.append(&key, entry) };
-        if let ParkAction::HoldAddress { address, after } = &stopped.action
+    fn park(&mut self, message: &ParkedMessage, entry: LogEntry, now: Micros) {
+        let key = key_of(message);
+        let Some(failure) = &message.failure else { return self.append(&key, entry) };
+        if let ParkAction::HoldAddress { address, after } = &failure.action
             && !self.held_addresses.contains_key(&**address)
         {
             // Only a failed probe extends the hold. Otherwise newly arriving messages could delay the probe forever.
-            self.hold_address(address, &stopped.error, now.saturating_add(micros(*after)));
+            self.hold_address(address, &failure.error, now.saturating_add(micros(*after)));
         }
-        if stopped.action == ParkAction::DeadContinue {
-            self.dead_letter(entry, stopped, now);
+        if failure.action == ParkAction::DeadContinue {
+            self.dead_letter(entry, failure, now);
         } else if self.parked.contains_key(&key) {
             // Even a permanently failed message waits its turn. Dead-lettered now, it would free the key when the head
             // leaves.
             self.append(&key, entry);
         } else {
             let mut header = ParkedKey::due_now(now);
-            if stopped.action == ParkAction::DeadHold {
-                self.dead_letter(entry, stopped, now);
+            if failure.action == ParkAction::DeadHold {
+                self.dead_letter(entry, failure, now);
             } else {
                 header.queue.insert(self.next_back(), entry);
             }
-            header.apply_failure(park.seq, stopped, now);
+            header.apply_failure(message.seq, failure, now);
             self.parked.insert(key, header);
         }
     }
@@ -170,7 +170,7 @@ impl DestinationTables {
     pub(crate) fn release_address(&mut self, address: &str, now: Micros) {
         self.held_addresses.remove(address);
         for header in self.parked.values_mut() {
-            if matches!(&header.state, ParkedState::Address(held) if held == address) {
+            if matches!(&header.state, ParkedState::Address(waits_for) if waits_for == address) {
                 header.state = ParkedState::Retry;
                 header.due_at = now;
             }
@@ -180,15 +180,15 @@ impl DestinationTables {
     /// Returns the dead letter that holds this key, if an operator has not decided about it yet.
     pub(crate) fn holding_dead_letter(&self, header: &ParkedKey) -> Option<i64> {
         let ParkedState::Dead(seq) = header.state else { return None };
-        self.dead_letters.get(&seq).filter(|letter| letter.state == DeadState::Dead).map(|_| seq)
+        self.dead_letters.get(&seq).filter(|row| row.state == DeadState::Dead).map(|_| seq)
     }
 }
 
 impl ParkedKey {
     /// Sets what the key waits for, from the failure of its first message with number `seq`.
-    pub(crate) fn apply_failure(&mut self, seq: i64, stopped: &PublishFailure, now: Micros) {
+    pub(crate) fn apply_failure(&mut self, seq: i64, failure: &PublishFailure, now: Micros) {
         let later = |after| now.saturating_add(micros(after));
-        (self.state, self.due_at) = match &stopped.action {
+        (self.state, self.due_at) = match &failure.action {
             ParkAction::Retry { after } => (ParkedState::Retry, later(*after)),
             ParkAction::HoldAddress { address, after } => {
                 (ParkedState::Address(address.as_ref().to_owned()), later(*after))
@@ -197,31 +197,31 @@ impl ParkedKey {
             ParkAction::DeadHold => (ParkedState::Dead(seq), now),
             ParkAction::DeadContinue => (ParkedState::Retry, now),
         };
-        self.attempts = stopped.attempts;
+        self.attempts = failure.attempts;
     }
 }
 
-fn key_of(park: &ParkedMessage) -> SlotKey {
-    SlotKey { slot: park.slot, name: park.key.clone() }
+fn key_of(message: &ParkedMessage) -> SlotKey {
+    SlotKey { slot: message.slot, name: message.key.clone() }
 }
 
-fn is_in_shard(park: &ParkedMessage, lease: &Lease) -> bool {
-    shard_of(park.slot, lease.shard_count) == lease.shard
+fn is_in_shard(message: &ParkedMessage, lease: &Lease) -> bool {
+    shard_of(message.slot, lease.shard_count) == lease.shard
 }
 
 /// Checks for requests that no correct relay sends, before anything is changed.
 fn check(settlement: &Settlement, log: &Log) -> Result<(), StoreError> {
-    for park in &settlement.parked {
-        if !settlement.progress.iter().any(|(lease, _)| is_in_shard(park, lease)) {
-            return Err(unexpected(format!("message {} is parked, and its shard is not settled", park.seq)));
+    for message in &settlement.parked {
+        if !settlement.progress.iter().any(|(lease, _)| is_in_shard(message, lease)) {
+            return Err(unexpected(format!("message {} is parked, and its shard is not settled", message.seq)));
         }
-        if !log.rows.contains_key(&park.seq) {
-            return Err(unexpected(format!("message {} is not in the log", park.seq)));
+        if !log.rows.contains_key(&message.seq) {
+            return Err(unexpected(format!("message {} is not in the log", message.seq)));
         }
     }
     Ok(())
 }
 
-fn unexpected(what: String) -> StoreError {
-    StoreError::Unexpected(what.into())
+fn unexpected(reason: String) -> StoreError {
+    StoreError::Unexpected(reason.into())
 }

@@ -17,7 +17,7 @@ use crate::leases::DestinationTables;
 use crate::log::Log;
 use relevo_core::random::SplitMix64;
 
-/// Microseconds since the outbox was created. Times may be negative after `Outbox::age`.
+/// Microseconds since the outbox was created. Times may be negative after `Database::age`.
 pub(crate) type Micros = i64;
 
 pub(crate) fn micros(time: Duration) -> Micros {
@@ -29,7 +29,7 @@ pub(crate) fn timestamp(started_at: Timestamp, time: Micros) -> Timestamp {
     started_at.saturating_add(SignedDuration::from_micros(time)).unwrap_or(started_at)
 }
 
-/// What a database would store in its tables.
+/// The data that a database would store in its tables.
 #[derive(Debug)]
 pub(crate) struct Tables {
     pub(crate) config: Config,

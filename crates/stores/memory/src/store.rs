@@ -31,14 +31,14 @@ impl Store {
 
 #[async_trait]
 impl ShardLeases for Store {
-    async fn acquire_leases(&self, ask: LeaseRequest) -> Result<LeaseResponse, StoreError> {
+    async fn acquire_leases(&self, request: LeaseRequest) -> Result<LeaseResponse, StoreError> {
         let mut state = self.tables.lock();
         let now = state.now();
         let destination = state.destination(&self.name)?;
         if !destination.enabled {
             return Err(StoreError::Refused { reason: format!("destination `{}` is switched off", self.name) });
         }
-        Ok(destination.acquire_leases(&ask, now))
+        Ok(destination.acquire_leases(&request, now))
     }
 
     async fn standing(&self, leases: &[Lease]) -> Result<Vec<TakenShard>, StoreError> {
@@ -53,14 +53,14 @@ impl ShardLeases for Store {
 
 #[async_trait]
 impl OutboxReader for Store {
-    async fn read(&self, read: PageRequest<'_>) -> Result<Page, StoreError> {
+    async fn read(&self, request: PageRequest<'_>) -> Result<Page, StoreError> {
         let mut state = self.tables.lock();
         state.destination(&self.name)?;
-        if read.after.is_exhausted() && read.window_limit == WindowLimit::Unlimited {
+        if request.after.is_exhausted() && request.window_limit == WindowLimit::Unlimited {
             state.insert_due_messages();
         }
         let now = state.now();
-        state.log.read(&read, now)
+        state.log.read(&request, now)
     }
 
     async fn settle(&self, settlement: Settlement) -> Result<SettleResult, StoreError> {
@@ -84,11 +84,11 @@ impl ParkedReader for Store {
         Ok(state.destination(&self.name)?.read_parked(leases, keys, messages, now))
     }
 
-    async fn settle_parked(&self, advances: Vec<ParkedSettlement>) -> Result<Vec<ParkedResult>, StoreError> {
+    async fn settle_parked(&self, settlements: Vec<ParkedSettlement>) -> Result<Vec<ParkedResult>, StoreError> {
         let mut state = self.tables.lock();
         let now = state.now();
         let destination = state.destination(&self.name)?;
-        Ok(advances.iter().map(|advance| destination.settle_parked(advance, now)).collect())
+        Ok(settlements.iter().map(|settlement| destination.settle_parked(settlement, now)).collect())
     }
 }
 
@@ -107,15 +107,15 @@ impl DeadLetterAdmin for Store {
         Ok(state.destination(&self.name)?.dead_letters(filter, limit, started_at))
     }
 
-    async fn redrive(&self, mark: &MarkRequest) -> Result<u64, StoreError> {
+    async fn redrive(&self, request: &MarkRequest) -> Result<u64, StoreError> {
         let mut state = self.tables.lock();
         let now = state.now();
-        Ok(state.destination(&self.name)?.mark(mark, DeadState::Redrive, now))
+        Ok(state.destination(&self.name)?.mark(request, DeadState::Redrive, now))
     }
 
-    async fn discard(&self, mark: &MarkRequest) -> Result<u64, StoreError> {
+    async fn discard(&self, request: &MarkRequest) -> Result<u64, StoreError> {
         let mut state = self.tables.lock();
         let now = state.now();
-        Ok(state.destination(&self.name)?.mark(mark, DeadState::Discard, now))
+        Ok(state.destination(&self.name)?.mark(request, DeadState::Discard, now))
     }
 }

@@ -20,8 +20,8 @@ fn emit(outbox: &Database, key: &str) {
     transaction.commit().unwrap();
 }
 
-fn failure(stop: ParkAction, attempts: u32) -> PublishFailure {
-    PublishFailure { action: stop, attempts, class: "transient", error: "refused".into(), route: "r".into() }
+fn failure(action: ParkAction, attempts: u32) -> PublishFailure {
+    PublishFailure { action, attempts, class: "transient", error: "refused".into(), route: "r".into() }
 }
 
 struct Relay {
@@ -34,28 +34,28 @@ impl Relay {
     async fn start(outbox: &Database) -> Self {
         let store = outbox.store(MAIN);
         let owner = Uuid::from_u128(1);
-        let ask = LeaseRequest { owner, name: "relay".into(), duration: Duration::from_mins(1), release: vec![] };
-        let lease = store.acquire_leases(ask).await.unwrap().leases[0];
+        let request = LeaseRequest { owner, name: "relay".into(), duration: Duration::from_mins(1), release: vec![] };
+        let lease = store.acquire_leases(request).await.unwrap().leases[0];
         Self { store, lease, position: Position::at(0) }
     }
 
     /// Reads all messages and settles them, each with this failure.
-    async fn settle(&mut self, stop: Option<PublishFailure>) -> Vec<LogEntry> {
-        let read = PageRequest {
+    async fn settle(&mut self, failure: Option<PublishFailure>) -> Vec<LogEntry> {
+        let request = PageRequest {
             leases: &[self.lease],
             after: self.position,
             messages_max: 100,
             bytes_max: usize::MAX,
             window_limit: relevo_core::outbox::log::WindowLimit::Unlimited,
         };
-        let page = self.store.read(read).await.unwrap();
-        let parks = page.entries.iter().map(|entry| ParkedMessage {
+        let page = self.store.read(request).await.unwrap();
+        let parked = page.entries.iter().map(|entry| ParkedMessage {
             seq: entry.seq,
             slot: entry.slot,
             key: entry.message.key.clone(),
-            failure: stop.clone(),
+            failure: failure.clone(),
         });
-        let settlement = Settlement { progress: vec![(self.lease, page.end)], parked: parks.collect() };
+        let settlement = Settlement { progress: vec![(self.lease, page.end)], parked: parked.collect() };
         assert_eq!(self.store.settle(settlement).await.unwrap(), SettleResult::default());
         self.position = page.end;
         page.entries
@@ -67,28 +67,28 @@ impl Relay {
 
     async fn settle_parked(
         &self,
-        run: &ParkedBatch,
+        batch: &ParkedBatch,
         delivered: &[i64],
-        stopped: Option<(i64, PublishFailure)>,
+        failed: Option<(i64, PublishFailure)>,
     ) -> ParkedResult {
-        let advance = ParkedSettlement {
+        let settlement = ParkedSettlement {
             lease: self.lease,
-            key: run.key.clone(),
+            key: batch.key.clone(),
             delivered: delivered.to_vec(),
-            failed: stopped,
+            failed,
             released_address: None,
         };
-        self.store.settle_parked(vec![advance]).await.unwrap().remove(0)
+        self.store.settle_parked(vec![settlement]).await.unwrap().remove(0)
     }
 
     async fn redrive(&self) {
-        let mark = MarkRequest {
+        let request = MarkRequest {
             filter: DeadLetterFilter::default(),
             dry_run: false,
             by: "ana".into(),
-            reason: "mended".into(),
+            reason: "fixed".into(),
         };
-        self.store.redrive(&mark).await.unwrap();
+        self.store.redrive(&request).await.unwrap();
     }
 }
 
@@ -138,8 +138,8 @@ async fn an_empty_parked_settlement_changes_nothing() {
     let mut relay = Relay::start(&outbox).await;
     emit(&outbox, "a");
     relay.settle(Some(failure(ParkAction::Retry { after: Duration::ZERO }, 4))).await;
-    let run = relay.read_parked().await.remove(0);
-    assert_eq!(relay.settle_parked(&run, &[], None).await, ParkedResult::StillParked);
+    let batch = relay.read_parked().await.remove(0);
+    assert_eq!(relay.settle_parked(&batch, &[], None).await, ParkedResult::StillParked);
     assert_eq!(relay.read_parked().await[0].attempts, 4);
 }
 
@@ -151,13 +151,13 @@ async fn a_message_redriven_during_a_parked_batch_has_its_own_attempts() {
     let dead = relay.settle(Some(failure(ParkAction::DeadContinue, 9))).await;
     emit(&outbox, "a");
     relay.settle(Some(failure(ParkAction::Retry { after: Duration::ZERO }, 1))).await;
-    let run = relay.read_parked().await.remove(0);
+    let batch = relay.read_parked().await.remove(0);
     relay.redrive().await;
     relay.read_parked().await;
-    let failed = (run.messages[0].0, failure(ParkAction::Retry { after: Duration::from_secs(9) }, 2));
-    assert_eq!(relay.settle_parked(&run, &[], Some(failed)).await, ParkedResult::StillParked);
-    let run = relay.read_parked().await.remove(0);
-    assert_eq!((run.messages[0].1.seq, run.attempts), (dead[0].seq, 0));
+    let failed = (batch.messages[0].0, failure(ParkAction::Retry { after: Duration::from_secs(9) }, 2));
+    assert_eq!(relay.settle_parked(&batch, &[], Some(failed)).await, ParkedResult::StillParked);
+    let batch = relay.read_parked().await.remove(0);
+    assert_eq!((batch.messages[0].1.seq, batch.attempts), (dead[0].seq, 0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -177,7 +177,7 @@ async fn a_dead_letter_of_a_parked_key_waits_its_turn() {
 async fn a_parked_message_outside_the_settled_shards_is_rejected() {
     let outbox = database();
     let relay = Relay::start(&outbox).await;
-    let park = ParkedMessage { seq: 1, slot: 0, key: "a".into(), failure: None };
-    let broken = relay.store.settle(Settlement { progress: vec![], parked: vec![park] }).await;
-    assert!(matches!(broken, Err(StoreError::Unexpected(_))), "{broken:?}");
+    let message = ParkedMessage { seq: 1, slot: 0, key: "a".into(), failure: None };
+    let result = relay.store.settle(Settlement { progress: vec![], parked: vec![message] }).await;
+    assert!(matches!(result, Err(StoreError::Unexpected(_))), "{result:?}");
 }

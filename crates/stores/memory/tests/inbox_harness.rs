@@ -22,8 +22,8 @@ impl Harness for Memory {
     type Inbox = Inbox;
     type Operator = Operator;
 
-    async fn inbox_with_retention(&self, consumer: &str, keeping: InboxRetention) -> Inbox {
-        self.0.inbox(consumer, keeping)
+    async fn inbox_with_retention(&self, consumer: &str, retention: InboxRetention) -> Inbox {
+        self.0.inbox(consumer, retention)
     }
 
     async fn operator(&self) -> Operator {

@@ -13,9 +13,11 @@ use async_trait::async_trait;
 use relevo_core::MessageId;
 use relevo_core::dead_letters::{DeadLetter, DeadLetterAdmin, DeadLetterFilter, MarkRequest};
 use relevo_core::finding::Finding;
-use relevo_core::inbox::operate::self;
-use relevo_core::inbox::admin::{ConsumerControl, ConsumerDetails, ConsumerSummary, InboxRecord, Operate, RemoveOutcome, Trace};
+use relevo_core::inbox::admin::{
+    ConsumerControl, ConsumerDetails, ConsumerSummary, InboxRecord, Operate, RemoveOutcome, Trace,
+};
 use relevo_core::inbox::dead_letters::DeadLetterState;
+use relevo_core::inbox::operate;
 use relevo_core::inbox::replays::{EnqueueOutcome, Replay, ReplayBatch, ReplayPlan};
 use relevo_core::outbox::admin::{OutboxAdmin, StartFrom};
 use relevo_core::outbox::inspect::{Backlog, DestinationInfo, KeyReport, MessageDetails, OutboxInspector, ShardInfo};

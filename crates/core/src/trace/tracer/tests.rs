@@ -72,7 +72,7 @@ fn a_span_is_the_child_of_the_origin_and_links_to_it() {
     let memory = MemoryRecorder::new(false);
     let message = message(Some(PARENT));
     let open = memory.tracer().start(Operation::Send, &message, &address()).expect("its origin is sampled");
-    assert!(Arc::ptr_eq(&open.inject(&message), &message), "the origin stays as it is");
+    assert!(Arc::ptr_eq(&open.inject(&message), &message), "the origin is unchanged");
     open.end();
     let [span] = memory.take().try_into().expect("one span");
     let origin = SpanContext::parse(PARENT).unwrap();
@@ -83,7 +83,7 @@ fn a_span_is_the_child_of_the_origin_and_links_to_it() {
 
 #[test]
 fn the_ratio_applies_only_without_an_origin() {
-    for (parent, samples, told) in [
+    for (parent, samples, recorded) in [
         (Some(PARENT), false, true),
         (Some(UNSAMPLED), true, false),
         (Some("malformed"), true, true),
@@ -91,8 +91,8 @@ fn the_ratio_applies_only_without_an_origin() {
         (None, true, true),
         (None, false, false),
     ] {
-        let begun = MemoryRecorder::new(samples).tracer().start(Operation::Send, &message(parent), &address());
-        assert_eq!(begun.is_some(), told, "{parent:?} with {samples}");
+        let span = MemoryRecorder::new(samples).tracer().start(Operation::Send, &message(parent), &address());
+        assert_eq!(span.is_some(), recorded, "{parent:?} with {samples}");
     }
     assert!(Tracer::off().start(Operation::Send, &message(Some(PARENT)), &address()).is_none());
 }
@@ -148,26 +148,26 @@ fn an_unsampled_draft_is_unchanged() {
 
 #[test]
 fn an_unsampled_trace_still_has_an_id_for_logs() {
-    let traced = |traces: &Tracer, parent| traces.trace_id(&message(parent));
+    let trace_id = |tracer: &Tracer, parent| tracer.trace_id(&message(parent));
     let origin = SpanContext::parse(PARENT).unwrap();
-    assert_eq!(traced(&Tracer::off(), Some(UNSAMPLED)), Some(origin.trace));
-    assert_eq!(traced(&Tracer::off(), None), None);
-    assert_eq!(traced(&MemoryRecorder::new(true).tracer(), None), TraceId::of_message(message(None).id));
+    assert_eq!(trace_id(&Tracer::off(), Some(UNSAMPLED)), Some(origin.trace));
+    assert_eq!(trace_id(&Tracer::off(), None), None);
+    assert_eq!(trace_id(&MemoryRecorder::new(true).tracer(), None), TraceId::of_message(message(None).id));
 }
 
 #[test]
 fn the_key_is_hidden_in_a_recorded_address() {
     let (memory, sent) = (MemoryRecorder::new(true), message(None));
-    let told = |address: &str| {
+    let recorded = |address: &str| {
         let open = memory.tracer().start(Operation::Receive, &sent, &address.into()).expect("it is sampled");
         open.end();
         memory.take().remove(0).destination.to_string()
     };
-    assert_eq!(told("orders.o-1"), "orders.{key}");
-    assert_eq!(told("shop/o-1.placed.o-1"), "shop/{key}.placed.{key}");
-    assert_eq!(told("o-1"), "{key}");
-    assert_eq!(told("orders.o-12"), "orders.o-12", "another one");
-    assert_eq!(told("orders.placed"), "orders.placed");
+    assert_eq!(recorded("orders.o-1"), "orders.{key}");
+    assert_eq!(recorded("shop/o-1.placed.o-1"), "shop/{key}.placed.{key}");
+    assert_eq!(recorded("o-1"), "{key}");
+    assert_eq!(recorded("orders.o-12"), "orders.o-12", "a longer key stays");
+    assert_eq!(recorded("orders.placed"), "orders.placed");
 }
 
 #[test]
@@ -177,5 +177,5 @@ fn a_malformed_parent_drops_its_tracestate() {
     draft.headers.insert(TraceContext::STATE.to_owned(), "vendor=1".to_owned());
     MemoryRecorder::new(true).tracer().start_emit(&mut draft).expect("it is sampled").end();
     assert!(SpanContext::parse(&draft.headers[TraceContext::PARENT]).is_some());
-    assert_eq!(draft.headers.get(TraceContext::STATE), None, "it was another trace's");
+    assert_eq!(draft.headers.get(TraceContext::STATE), None, "it belonged to another trace");
 }

@@ -18,7 +18,7 @@ pub(super) struct GroupState {
     pub(super) outstanding: BTreeMap<DeliveryTag, Outstanding>,
     /// Acknowledged messages, the newest last. A crash may lose some.
     pub(super) acknowledged: Vec<(usize, StoredMessage)>,
-    /// The places of the acknowledged messages.
+    /// The offsets of the acknowledged messages.
     pub(super) settled: BTreeSet<u64>,
     pub(super) next: u64,
 }
@@ -64,9 +64,9 @@ impl GroupState {
 
     /// Assigns each lane to one of the connected consumers.
     pub(super) fn assign_lanes(&mut self, shared: bool) {
-        let here: Vec<u64> = self.present().collect();
+        let present: Vec<u64> = self.present().collect();
         for number in 0..self.lanes.len() {
-            let owner = (!shared && !here.is_empty()).then(|| here[number % here.len()]);
+            let owner = (!shared && !present.is_empty()).then(|| present[number % present.len()]);
             if self.lanes[number].owner != owner {
                 self.redeliver_lane(number);
                 self.lanes[number].owner = owner;
@@ -76,7 +76,7 @@ impl GroupState {
 
     /// Returns the outstanding messages of a lane, so that they are delivered again in order.
     pub(super) fn redeliver_lane(&mut self, lane: usize) {
-        self.redeliver_where(|out| out.lane == lane);
+        self.redeliver_where(|outstanding| outstanding.lane == lane);
     }
 
     pub(super) fn cut(&mut self, connection: u64) {
@@ -84,27 +84,31 @@ impl GroupState {
             connected.cuts += 1;
             connected.paused.clear();
         }
-        self.redeliver_where(|out| out.to == connection);
+        self.redeliver_where(|outstanding| outstanding.to == connection);
     }
 
-    pub(super) fn redeliver_where(&mut self, returns: impl Fn(&Outstanding) -> bool) {
+    pub(super) fn redeliver_where(&mut self, matches: impl Fn(&Outstanding) -> bool) {
         let tags: Vec<DeliveryTag> =
-            self.outstanding.iter().filter(|(_, out)| returns(out)).map(|(tag, _)| *tag).collect();
+            self.outstanding.iter().filter(|(_, outstanding)| matches(outstanding)).map(|(tag, _)| *tag).collect();
         for tag in tags {
-            let Some(Outstanding { lane, message: kept, .. }) = self.outstanding.remove(&tag) else { continue };
-            if !self.settled.contains(&kept.offset) {
-                self.lanes[lane].waiting.entry(kept.offset).or_insert(kept);
+            let Some(Outstanding { lane, message, .. }) = self.outstanding.remove(&tag) else { continue };
+            if !self.settled.contains(&message.offset) {
+                self.lanes[lane].waiting.entry(message.offset).or_insert(message);
             }
         }
     }
 
     /// Delivers the outstanding messages of a lane to another consumer as well.
     pub(super) fn duplicate_lane(&mut self, lane: usize) {
-        let copies: Vec<StoredMessage> =
-            self.outstanding.values().filter(|out| out.lane == lane).map(|out| out.message.clone()).collect();
-        for kept in copies {
-            if !self.settled.contains(&kept.offset) {
-                self.lanes[lane].waiting.entry(kept.offset).or_insert(kept);
+        let copies: Vec<StoredMessage> = self
+            .outstanding
+            .values()
+            .filter(|outstanding| outstanding.lane == lane)
+            .map(|outstanding| outstanding.message.clone())
+            .collect();
+        for message in copies {
+            if !self.settled.contains(&message.offset) {
+                self.lanes[lane].waiting.entry(message.offset).or_insert(message);
             }
         }
     }
@@ -113,9 +117,9 @@ impl GroupState {
     pub(super) fn crash(&mut self) {
         self.redeliver_where(|_| true);
         let first = self.acknowledged.len().saturating_sub(LOST_ACKS_MAX);
-        for (lane, kept) in self.acknowledged.split_off(first) {
-            self.settled.remove(&kept.offset);
-            self.lanes[lane].waiting.entry(kept.offset).or_insert(kept);
+        for (lane, message) in self.acknowledged.split_off(first) {
+            self.settled.remove(&message.offset);
+            self.lanes[lane].waiting.entry(message.offset).or_insert(message);
         }
     }
 }

@@ -19,7 +19,7 @@ struct Attempts {
     unrecorded: u32,
 }
 
-/// Classes that dead-letter a message whatever its number of attempts.
+/// Classes that dead-letter a message at once.
 const DEAD_AT_ONCE: [&str; 4] = ["poison", "undecodable", "expired", "crash"];
 
 /// Attempts are tries during which the external service was up. No message is dead-lettered before it had all of them.
@@ -34,14 +34,14 @@ pub(super) fn only_failures_count(record: &Record) -> Option<Violation> {
             Event::HandlerReturned { result: "away", .. } => tries.outages += 1,
             Event::Redriven(_) => *tries = Attempts::default(),
             Event::FailureRecorded { attempts, class, dead, .. } => {
-                let most = tries.started - tries.outages;
-                if *attempts > most {
-                    let sentence = format!("{case} has {attempts} attempts counted and was tried {most} times");
+                let max = tries.started - tries.outages;
+                if *attempts > max {
+                    let sentence = format!("{case} has {attempts} attempts counted and was tried {max} times");
                     return Some(violation_of("P5", case, sentence));
                 }
                 let needed = plan.config.retry.durable.attempts_max;
                 if dead.is_some() && !DEAD_AT_ONCE.contains(class) && *attempts < needed {
-                    let sentence = format!("{case} was given up after {attempts} attempts of {needed}");
+                    let sentence = format!("{case} was dead-lettered after {attempts} attempts of {needed}");
                     return Some(violation_of("P5", case, sentence));
                 }
             }
@@ -65,17 +65,13 @@ pub(super) fn no_more_than_the_policy_has(record: &Record) -> Option<Violation> 
             continue;
         }
         let plan = &record.scenario.consumers[case.consumer];
-        let most = plan.config.retry.durable.attempts_max;
+        let max = plan.config.retry.durable.attempts_max;
         let tries = tries.entry(case).or_default();
         match event {
             Event::Delivered { .. } => tries.deliveries += 1,
             Event::HandlerReturned { result: "retry" | "poison" | "panic" | "nothing", .. } => tries.failed += 1,
-            Event::FailureRecorded { attempts, .. } if *attempts > most => {
-                return Some(violation_of(
-                    "P5",
-                    case,
-                    format!("{case} has {attempts} attempts, and its policy {most}"),
-                ));
+            Event::FailureRecorded { attempts, .. } if *attempts > max => {
+                return Some(violation_of("P5", case, format!("{case} has {attempts} attempts, and its policy {max}")));
             }
             _ => {}
         }
@@ -83,11 +79,11 @@ pub(super) fn no_more_than_the_policy_has(record: &Record) -> Option<Violation> 
         // in-memory tries.
         let is_exact =
             record.scenario.calm && plan.config.batch_max == 1 && !plan.retries_at_broker() && tries.deliveries <= 1;
-        if is_exact && tries.failed > most + tries.unrecorded {
+        if is_exact && tries.failed > max + tries.unrecorded {
             return Some(violation_of(
                 "P5",
                 case,
-                format!("{case} failed {} times, and its policy has {most}", tries.failed),
+                format!("{case} failed {} times, and its policy has {max}", tries.failed),
             ));
         }
     }

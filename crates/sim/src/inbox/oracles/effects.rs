@@ -10,23 +10,23 @@ use crate::inbox::event::{Case, Event};
 use crate::run_result::Violation;
 
 /// Nothing happens for a message that was never published, or in a replay that it was not added to.
-pub(super) fn only_what_was_published(events: Events<'_>) -> Option<Violation> {
+pub(super) fn only_published_messages(events: Events<'_>) -> Option<Violation> {
     let mut published: BTreeSet<&MessageName> = BTreeSet::new();
-    let mut fed: BTreeSet<&Case> = BTreeSet::new();
+    let mut enqueued: BTreeSet<&Case> = BTreeSet::new();
     for (_, event) in events {
         match event {
             Event::Published { name, .. } => {
                 published.insert(name);
             }
             Event::ReplayEnqueued(case) => {
-                fed.insert(case);
+                enqueued.insert(case);
             }
             Event::Effect(case) | Event::Skipped(case) | Event::FailureRecorded { case, .. } => {
                 if !published.contains(&case.name) {
                     return Some(violation_of("P6", case, format!("{case} was never published")));
                 }
-                if case.replay > 0 && !fed.contains(case) {
-                    return Some(violation_of("P6", case, format!("{case} was never fed to its replay")));
+                if case.replay > 0 && !enqueued.contains(case) {
+                    return Some(violation_of("P6", case, format!("{case} was never enqueued for its replay")));
                 }
             }
             _ => {}
@@ -36,21 +36,21 @@ pub(super) fn only_what_was_published(events: Events<'_>) -> Option<Violation> {
 }
 
 /// An acknowledged message was handled, or the inbox stores it.
-pub(super) fn acknowledged_when_kept(events: Events<'_>) -> Option<Violation> {
-    let mut kept: BTreeSet<&Case> = BTreeSet::new();
+pub(super) fn acknowledged_after_commit(events: Events<'_>) -> Option<Violation> {
+    let mut stored: BTreeSet<&Case> = BTreeSet::new();
     for (_, event) in events {
         match event {
             Event::Effect(case)
             | Event::Skipped(case)
             | Event::QueuedBehind(case)
             | Event::FailureRecorded { case, .. } => {
-                kept.insert(case);
+                stored.insert(case);
             }
-            Event::Acknowledged(case) if !kept.contains(case) => {
+            Event::Acknowledged(case) if !stored.contains(case) => {
                 return Some(violation_of(
                     "P6",
                     case,
-                    format!("{case} was acknowledged before anything of it was committed"),
+                    format!("{case} was acknowledged before a result was committed"),
                 ));
             }
             _ => {}
@@ -61,14 +61,14 @@ pub(super) fn acknowledged_when_kept(events: Events<'_>) -> Option<Violation> {
 
 /// One effect, or one decision to skip, for each message at each consumer in each replay.
 pub(super) fn happen_once(events: Events<'_>) -> Option<Violation> {
-    let mut ended: BTreeSet<&Case> = BTreeSet::new();
+    let mut handled: BTreeSet<&Case> = BTreeSet::new();
     let mut redriven: BTreeSet<&Case> = BTreeSet::new();
     for (_, event) in events {
         match event {
             Event::Redriven(case) => {
                 redriven.insert(case);
             }
-            Event::Effect(case) | Event::Skipped(case) if !ended.insert(case) => {
+            Event::Effect(case) | Event::Skipped(case) if !handled.insert(case) => {
                 let promise = if redriven.contains(case) { "P7" } else { "P6" };
                 return Some(violation_of(promise, case, format!("{case} was handled twice")));
             }
@@ -85,14 +85,14 @@ pub(super) fn calls_keep_their_ids(events: Events<'_>) -> Option<Violation> {
     for (_, event) in events {
         let Event::CallStarted { case, id } = event else { continue };
         if *ids.entry(case).or_insert(*id) != *id {
-            return Some(violation_of("P6", case, format!("the far side was called for {case} under two ids")));
+            return Some(violation_of("P6", case, format!("the external service was called for {case} under two ids")));
         }
         let owner = *owners.entry(*id).or_insert(case);
         if owner != case {
             return Some(violation_of(
                 "P6",
                 case,
-                format!("the far side was called for {case} under the id of {owner}"),
+                format!("the external service was called for {case} under the id of {owner}"),
             ));
         }
     }

@@ -21,13 +21,13 @@ pub(super) fn dead_letters_keep_bytes(record: &Record) -> Option<Violation> {
             _ => None,
         })
         .collect();
-    let (case, _) = record.dead_letters.iter().find(|(case, letter)| {
-        published.get(&case.name).is_some_and(|bytes| *bytes != bytes_of(&letter.message.raw))
+    let (case, _) = record.dead_letters.iter().find(|(case, dead_letter)| {
+        published.get(&case.name).is_some_and(|bytes| *bytes != bytes_of(&dead_letter.message.raw))
     })?;
     Some(violation_of("P7", case, format!("the dead letter {case} has other bytes than were published")))
 }
 
-/// P7: a dead letter is redriven once, however many operators request it.
+/// P7: a dead letter is redriven once, even if several operators request it.
 pub(super) fn redriven_once(events: Events<'_>) -> Option<Violation> {
     let mut dead: BTreeSet<&Case> = BTreeSet::new();
     for (_, event) in events {
@@ -39,7 +39,7 @@ pub(super) fn redriven_once(events: Events<'_>) -> Option<Violation> {
                 return Some(violation_of(
                     "P7",
                     case,
-                    format!("{case} was redriven or archived and was no dead letter"),
+                    format!("{case} was redriven or archived, but was no dead letter"),
                 ));
             }
             _ => {}
@@ -48,10 +48,10 @@ pub(super) fn redriven_once(events: Events<'_>) -> Option<Violation> {
     None
 }
 
-/// P6: every message has its effect at every consumer, or is skipped, or an operator can see why not.
+/// P6: every message has its effect at every consumer, or is skipped, or is visible to an operator.
 pub(super) fn everything_ends(record: &Record) -> Option<Violation> {
     let expected = expected(record);
-    let ended: BTreeSet<&Case> = record
+    let handled: BTreeSet<&Case> = record
         .events
         .iter()
         .filter_map(|(_, event)| match event {
@@ -62,22 +62,22 @@ pub(super) fn everything_ends(record: &Record) -> Option<Violation> {
     let dead: BTreeSet<&Case> = record
         .dead_letters
         .iter()
-        .filter(|(_, letter)| letter.state != DeadLetterState::Redriven)
+        .filter(|(_, dead_letter)| dead_letter.state != DeadLetterState::Redriven)
         .map(|(case, _)| case)
         .collect();
-    if let Some(both) = dead.iter().find(|case| ended.contains(**case)) {
+    if let Some(both) = dead.iter().find(|case| handled.contains(**case)) {
         return Some(violation_of("P6", both, format!("{both} was handled and is a dead letter")));
     }
-    let missing: Vec<&Case> = expected.iter().filter(|case| !ended.contains(case) && !dead.contains(case)).collect();
+    let missing: Vec<&Case> = expected.iter().filter(|case| !handled.contains(case) && !dead.contains(case)).collect();
     let lost: Vec<&Case> = missing.iter().copied().filter(|case| !is_held(record, case)).collect();
     if let Some(first) = lost.first() {
         let count = lost.len();
-        let sentence = format!("{count} messages were never handled and nobody knows of them, the first is {first}");
+        let sentence = format!("{count} messages were never handled and have no record, the first is {first}");
         return Some(violation_of("P6", first, sentence));
     }
-    let held: u64 = record.consumers.iter().flatten().map(|shown| shown.summary.waiting).sum();
-    if held != missing.len() as u64 {
-        let sentence = format!("{held} messages wait behind dead letters, and {} are missing", missing.len());
+    let waiting: u64 = record.consumers.iter().flatten().map(|details| details.summary.waiting).sum();
+    if waiting != missing.len() as u64 {
+        let sentence = format!("{waiting} messages wait behind dead letters, and {} are missing", missing.len());
         return Some(violation("P6", missing.first().map(|case| &case.name), sentence));
     }
     None
@@ -104,22 +104,23 @@ fn expected(record: &Record) -> Vec<Case> {
 
 /// Whether its key waits for an operator.
 fn is_held(record: &Record, case: &Case) -> bool {
-    let queues = record.consumers[case.consumer].iter().flat_map(|shown| &shown.queues);
+    let queues = record.consumers[case.consumer].iter().flat_map(|details| &details.queues);
     queues.into_iter().any(|queue| queue.queue == case.name.key && queue.next_attempt_at.is_none())
 }
 
 /// At the end nothing waits, no member owns a lane, and the ledger matches the history.
 pub(super) fn nothing_is_unfinished(record: &Record) -> Option<Violation> {
     if let Some(first) = record.unfinished.first() {
-        return Some(violation("P6", None, format!("{} things are left undone: {first}", record.unfinished.len())));
+        return Some(violation("P6", None, format!("{} items are unfinished: {first}", record.unfinished.len())));
     }
-    for (consumer, shown) in record.consumers.iter().enumerate() {
-        let Some(shown) = shown else { continue };
-        if shown.summary.members > 0 {
+    for (consumer, details) in record.consumers.iter().enumerate() {
+        let Some(details) = details else { continue };
+        if details.summary.members > 0 {
             return Some(violation("P6", None, format!("members of c{consumer} are counted as alive after they left")));
         }
     }
     let effects = record.events.iter().filter(|(_, event)| matches!(event, Event::Effect(_))).count();
-    (effects != record.effects)
-        .then(|| violation("P6", None, format!("{effects} effects were committed, and {} are there", record.effects)))
+    (effects != record.effects).then(|| {
+        violation("P6", None, format!("{effects} effects were committed, and the ledger has {}", record.effects))
+    })
 }

@@ -11,7 +11,7 @@ use crate::inbox::event::{Case, Dead, Event};
 use crate::inbox::world::Record;
 use crate::run_result::Violation;
 
-/// The maximum time for a message in a calm run, whatever other keys do.
+/// The maximum time for a message in a calm run, independent of other keys.
 const HANDLING_TIME_MAX: Duration = Duration::from_secs(15);
 
 /// A key at one consumer, in one replay.
@@ -22,20 +22,20 @@ pub(super) fn as_published(record: &Record) -> Option<Violation> {
     let orders = orders(record);
     let excepted = exempt(record);
     let mut next: BTreeMap<OrderedStream<'_>, usize> = BTreeMap::new();
-    let mut ended: BTreeSet<&Case> = BTreeSet::new();
+    let mut handled: BTreeSet<&Case> = BTreeSet::new();
     for (_, event) in &record.events {
         let (Event::Effect(case) | Event::Skipped(case)) = event else { continue };
         let line = (case.consumer, case.replay, &case.name.key);
         let Some(order) = orders.get(&line) else { continue };
-        if !ended.insert(case) || excepted.contains(case) {
+        if !handled.insert(case) || excepted.contains(case) {
             continue;
         }
         let next = next.entry(line).or_default();
-        while order.get(*next).is_some_and(|case| ended.contains(case) || excepted.contains(case)) {
+        while order.get(*next).is_some_and(|case| handled.contains(case) || excepted.contains(case)) {
             *next += 1;
         }
-        let Some(place) = order.iter().position(|other| other == case) else { continue };
-        if let Some(earlier) = order.get(*next).filter(|_| *next < place) {
+        let Some(index) = order.iter().position(|other| other == case) else { continue };
+        if let Some(earlier) = order.get(*next).filter(|_| *next < index) {
             let sentence = format!("{case} was handled before {earlier}, which was published before it");
             return Some(violation_of("P6", case, sentence));
         }
@@ -89,8 +89,8 @@ fn exempt(record: &Record) -> BTreeSet<&Case> {
     excepted
 }
 
-/// P4: in a calm run, a key without failures makes progress, whatever other keys do.
-pub(super) fn other_keys_flow(record: &Record) -> Option<Violation> {
+/// P4: in a calm run, a key without failures makes progress, independent of other keys.
+pub(super) fn other_keys_progress(record: &Record) -> Option<Violation> {
     let scenario = &record.scenario;
     if !scenario.calm {
         return None;
@@ -100,7 +100,7 @@ pub(super) fn other_keys_flow(record: &Record) -> Option<Violation> {
         let number = scenario.keys.iter().position(|plan| *plan.name == **key);
         let lane = number.map_or(0, |number| plan.lane_of(number));
         let roomy = plan.concurrency() >= 3 && plan.prefetch >= 8;
-        roomy && !plan.outages.iter().any(|(away, _)| *away == lane)
+        roomy && !plan.outages.iter().any(|(outage_lane, _)| *outage_lane == lane)
     };
     let mut clean: BTreeSet<&ByteString> = BTreeSet::new();
     clean.extend(record.events.iter().filter_map(|(_, event)| match event {
@@ -125,7 +125,7 @@ pub(super) fn other_keys_flow(record: &Record) -> Option<Violation> {
             Event::Effect(case) | Event::Skipped(case) => {
                 let waited = since.remove(case).map_or(Duration::ZERO, |since| at.saturating_sub(since));
                 if waited > HANDLING_TIME_MAX {
-                    let sentence = format!("{case} waited {waited:?} although nothing was wrong with its key");
+                    let sentence = format!("{case} waited {waited:?} although its key had no failures");
                     return Some(violation_of("P4", case, sentence));
                 }
             }

@@ -11,104 +11,104 @@ use super::tables::{ConsumerTables, InboxDeadLetterRow, QueuedRow, RetryQueue};
 use crate::state::{Micros, Tables, timestamp};
 
 /// The consumer and the message of a dead letter.
-type LetterName = (String, DedupId);
+type DeadLetterName = (String, DedupId);
 
 impl Tables {
     /// The dead letters that the filter selects, in queue order.
-    fn find_letters(&self, filter: &DeadLetterFilter) -> Vec<(&str, &InboxDeadLetterRow)> {
-        let told = |time| timestamp(self.config.started_at, time);
+    fn find_dead_letters(&self, filter: &DeadLetterFilter) -> Vec<(&str, &InboxDeadLetterRow)> {
+        let to_timestamp = |time| timestamp(self.config.started_at, time);
         let mut found: Vec<(&str, &InboxDeadLetterRow)> = self
             .consumers
             .iter()
-            .filter(|(consumer, _)| filter.consumer.as_ref().is_none_or(|wanted| wanted == *consumer))
-            .flat_map(|(consumer, desk)| desk.dead_letters.values().map(move |letter| (consumer.as_str(), letter)))
-            .filter(|(_, letter)| letter.matches(filter, told(letter.dead_at)))
+            .filter(|(consumer, _)| filter.consumer.as_ref().is_none_or(|selected| selected == *consumer))
+            .flat_map(|(consumer, tables)| tables.dead_letters.values().map(move |row| (consumer.as_str(), row)))
+            .filter(|(_, row)| row.matches(filter, to_timestamp(row.dead_at)))
             .collect();
-        found.sort_by_key(|(consumer, letter)| (letter.ordinal, *consumer));
+        found.sort_by_key(|(consumer, row)| (row.ordinal, *consumer));
         found
     }
 
     pub(crate) fn dead_letters(&self, filter: &DeadLetterFilter, limit: usize) -> Vec<DeadLetter> {
-        let told = |time| timestamp(self.config.started_at, time);
-        let mut letters = self.find_letters(filter);
-        letters.sort_by_key(|(_, letter)| letter.dead_at);
-        letters.into_iter().take(limit).map(|(consumer, letter)| letter.to_dead_letter(consumer, told)).collect()
+        let to_timestamp = |time| timestamp(self.config.started_at, time);
+        let mut rows = self.find_dead_letters(filter);
+        rows.sort_by_key(|(_, row)| row.dead_at);
+        rows.into_iter().take(limit).map(|(consumer, row)| row.to_dead_letter(consumer, to_timestamp)).collect()
     }
 
     /// Reopens pending dead letters. Returns `None` if a transaction locks one of the queues.
-    pub(crate) fn redrive(&mut self, mark: &MarkRequest) -> Option<u64> {
-        let names = self.matching_letters(mark)?;
+    pub(crate) fn redrive(&mut self, request: &MarkRequest) -> Option<u64> {
+        let names = self.matching_dead_letters(request)?;
         let now = self.now();
         let count = names.len() as u64;
-        if mark.dry_run {
+        if request.dry_run {
             return Some(count);
         }
-        for (position, (consumer, entry)) in names.into_iter().enumerate() {
-            let wait = mark.rate_per_second.map_or(0, |rate| redrive_delay(position, rate));
-            if let Some(desk) = self.consumers.get_mut(&consumer) {
-                desk.redrive(entry, mark, now, now.saturating_add(wait));
+        for (position, (consumer, dedup_id)) in names.into_iter().enumerate() {
+            let wait = request.rate_per_second.map_or(0, |rate| redrive_delay(position, rate));
+            if let Some(tables) = self.consumers.get_mut(&consumer) {
+                tables.redrive(dedup_id, request, now, now.saturating_add(wait));
             }
         }
         Some(count)
     }
 
     /// Archives pending dead letters. Returns `None` if a transaction locks one of the queues.
-    pub(crate) fn discard(&mut self, mark: &MarkRequest) -> Option<u64> {
-        let names = self.matching_letters(mark)?;
+    pub(crate) fn discard(&mut self, request: &MarkRequest) -> Option<u64> {
+        let names = self.matching_dead_letters(request)?;
         let now = self.now();
         let count = names.len() as u64;
-        if mark.dry_run {
+        if request.dry_run {
             return Some(count);
         }
-        for (consumer, entry) in names {
-            if let Some(desk) = self.consumers.get_mut(&consumer) {
-                desk.discard(entry, mark, now);
+        for (consumer, dedup_id) in names {
+            if let Some(tables) = self.consumers.get_mut(&consumer) {
+                tables.discard(dedup_id, request, now);
             }
         }
         Some(count)
     }
 
     /// The dead letters that a request changes. `None` if a transaction locks one of their queues.
-    fn matching_letters(&self, mark: &MarkRequest) -> Option<Vec<LetterName>> {
+    fn matching_dead_letters(&self, request: &MarkRequest) -> Option<Vec<DeadLetterName>> {
         let pending =
-            self.find_letters(&mark.filter).into_iter().filter(|(_, letter)| letter.state == DeadLetterState::Dead);
+            self.find_dead_letters(&request.filter).into_iter().filter(|(_, row)| row.state == DeadLetterState::Dead);
         let pending: Vec<(&str, &InboxDeadLetterRow)> = pending.collect();
         let queues: BTreeSet<(&str, &ByteString)> =
-            pending.iter().map(|(consumer, letter)| (*consumer, &letter.message.queue)).collect();
-        if !mark.dry_run && queues.iter().any(|(consumer, queue)| self.is_queue_locked(consumer, queue)) {
+            pending.iter().map(|(consumer, row)| (*consumer, &row.message.queue)).collect();
+        if !request.dry_run && queues.iter().any(|(consumer, queue)| self.is_queue_locked(consumer, queue)) {
             return None;
         }
-        Some(pending.into_iter().map(|(consumer, letter)| (consumer.to_owned(), letter.message.dedup_id)).collect())
+        Some(pending.into_iter().map(|(consumer, row)| (consumer.to_owned(), row.message.dedup_id)).collect())
     }
 }
 
 impl ConsumerTables {
     /// Puts a dead letter back at its place in the queue, before everything that came after it.
-    fn redrive(&mut self, entry: DedupId, mark: &MarkRequest, now: Micros, next: Micros) {
-        let Some(letter) = self.dead_letters.get_mut(&entry) else { return };
-        letter.mark(DeadLetterState::Redriven, mark, now);
-        letter.redrives += 1;
-        let (number, arrival) = (letter.ordinal, letter.message.clone());
-        self.set_state(entry, Known::Redriven, now);
-        if let Some(trace) = self.traces.get_mut(&entry) {
+    fn redrive(&mut self, dedup_id: DedupId, request: &MarkRequest, now: Micros, next: Micros) {
+        let Some(row) = self.dead_letters.get_mut(&dedup_id) else { return };
+        row.mark(DeadLetterState::Redriven, request, now);
+        row.redrives += 1;
+        let (number, message) = (row.ordinal, row.message.clone());
+        self.set_state(dedup_id, Known::Redriven, now);
+        if let Some(trace) = self.traces.get_mut(&dedup_id) {
             trace.state = Known::Redriven;
             trace.at = now;
         }
-        let queue = self.queues.entry(arrival.queue.clone()).or_insert_with(|| RetryQueue::new(next));
-        queue.messages.insert(number, QueuedRow { not_before: next, ..QueuedRow::new(arrival) });
-        let freed = queue.blocked_by.remove(&entry) && queue.blocked_by.is_empty();
+        let queue = self.queues.entry(message.queue.clone()).or_insert_with(|| RetryQueue::new(next));
+        queue.messages.insert(number, QueuedRow { not_before: next, ..QueuedRow::new(message) });
+        let freed = queue.blocked_by.remove(&dedup_id) && queue.blocked_by.is_empty();
         if freed || queue.first() == Some(number) {
             // A member that works on the queue finds another first message now, and releases the queue.
             queue.due_at = now.max(queue.not_before());
         }
     }
 
-    fn discard(&mut self, entry: DedupId, mark: &MarkRequest, now: Micros) {
-        let Some(letter) = self.dead_letters.get_mut(&entry) else { return };
-        letter.mark(DeadLetterState::Discarded, mark, now);
-        let name = letter.message.queue.clone();
+    fn discard(&mut self, dedup_id: DedupId, request: &MarkRequest, now: Micros) {
+        let Some(row) = self.dead_letters.get_mut(&dedup_id) else { return };
+        row.mark(DeadLetterState::Discarded, request, now);
+        let name = row.message.queue.clone();
         let Some(queue) = self.queues.get_mut(&name) else { return };
-        if !queue.blocked_by.remove(&entry) || !queue.blocked_by.is_empty() {
+        if !queue.blocked_by.remove(&dedup_id) || !queue.blocked_by.is_empty() {
             return;
         }
         queue.due_at = now.max(queue.not_before());
@@ -119,22 +119,22 @@ impl ConsumerTables {
 }
 
 impl InboxDeadLetterRow {
-    fn mark(&mut self, fate: DeadLetterState, mark: &MarkRequest, now: Micros) {
-        self.state = fate;
+    fn mark(&mut self, state: DeadLetterState, request: &MarkRequest, now: Micros) {
+        self.state = state;
         self.marked_at = now;
-        self.reason = Some(format!("{}: {}", mark.by, mark.reason));
+        self.reason = Some(format!("{}: {}", request.by, request.reason));
     }
 
     fn matches(&self, filter: &DeadLetterFilter, dead_at: Timestamp) -> bool {
         (filter.ids.is_empty() || filter.ids.contains(&self.message.dedup_id.id))
             && filter.queue.as_deref().is_none_or(|queue| *queue == *self.message.queue)
             && filter.class.as_deref().is_none_or(|class| class == self.class)
-            && filter.state.is_none_or(|fate| fate == self.state)
+            && filter.state.is_none_or(|state| state == self.state)
             && filter.since.is_none_or(|since| since <= dead_at)
             && filter.until.is_none_or(|until| dead_at < until)
     }
 
-    fn to_dead_letter(&self, consumer: &str, told: impl Fn(Micros) -> Timestamp) -> DeadLetter {
+    fn to_dead_letter(&self, consumer: &str, to_timestamp: impl Fn(Micros) -> Timestamp) -> DeadLetter {
         DeadLetter {
             consumer: consumer.to_owned(),
             message: self.message.clone(),
@@ -142,8 +142,8 @@ impl InboxDeadLetterRow {
             error: self.error.clone(),
             backtrace: self.backtrace.clone(),
             attempts: self.attempts,
-            arrived_at: told(self.arrived_at),
-            dead_at: told(self.dead_at),
+            arrived_at: to_timestamp(self.arrived_at),
+            dead_at: to_timestamp(self.dead_at),
             redrives: self.redrives,
             state: self.state,
             reason: self.reason.clone(),

@@ -25,9 +25,9 @@ pub(crate) async fn with_lock_timeout<T>(
         let mut end = pin!(ends.notified());
         // Register now, so that no end of a transaction is missed before the await.
         end.as_mut().enable();
-        let answer = attempt(&mut state.lock());
-        if answer.is_some() || timeout_at(deadline, end).await.is_err() {
-            return answer;
+        let result = attempt(&mut state.lock());
+        if result.is_some() || timeout_at(deadline, end).await.is_err() {
+            return result;
         }
     }
 }

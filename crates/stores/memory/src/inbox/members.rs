@@ -1,4 +1,4 @@
-//! Members and lanes: who is alive, and who may handle what.
+//! Members and their lanes.
 
 use relevo_core::broker_consumer::Lane;
 use relevo_core::inbox::admin::RemoveOutcome;
@@ -13,51 +13,51 @@ use crate::state::{Micros, Tables, micros};
 
 impl Tables {
     /// Takes lanes that are free, or whose owner is dead and has no open transaction.
-    pub(crate) fn acquire_lanes(&mut self, asking: &ConsumerScope, owner: Uuid, lanes: &[Lane]) -> Vec<LaneLease> {
+    pub(crate) fn acquire_lanes(&mut self, scope: &ConsumerScope, owner: Uuid, lanes: &[Lane]) -> Vec<LaneLease> {
         let now = self.now();
-        if !self.tables(asking).is_alive(owner, now) {
+        if !self.tables(scope).is_alive(owner, now) {
             return Vec::new();
         }
-        let mut held = Vec::new();
+        let mut leases = Vec::new();
         for lane in lanes {
-            let locked = self.is_lane_locked(&asking.consumer, lane);
-            if let Some(epoch) = self.tables(asking).acquire_lane(owner, lane, locked, now) {
-                held.push(LaneLease { lane: lane.clone(), epoch, owner });
+            let locked = self.is_lane_locked(&scope.consumer, lane);
+            if let Some(epoch) = self.tables(scope).acquire_lane(owner, lane, locked, now) {
+                leases.push(LaneLease { lane: lane.clone(), epoch, owner });
             }
         }
-        held
+        leases
     }
 
     /// The tables of a consumer that is visible to operators.
     pub(crate) fn known_consumer(&self, consumer: &str) -> Option<&ConsumerTables> {
-        self.consumers.get(consumer).filter(|desk| desk.is_known())
+        self.consumers.get(consumer).filter(|tables| tables.is_known())
     }
 
     /// Deletes the members of a consumer, unless one is alive.
     pub(crate) fn remove_consumer(&mut self, consumer: &str) -> RemoveOutcome {
         let now = self.now();
-        let Some(desk) = self.known_consumer(consumer) else { return RemoveOutcome::Unknown };
-        let is_alive = desk.members.keys().any(|owner| desk.is_alive(*owner, now));
-        if is_alive || desk.lanes.keys().any(|lane| self.is_lane_locked(consumer, lane)) {
+        let Some(tables) = self.known_consumer(consumer) else { return RemoveOutcome::Unknown };
+        let is_alive = tables.members.keys().any(|owner| tables.is_alive(*owner, now));
+        if is_alive || tables.lanes.keys().any(|lane| self.is_lane_locked(consumer, lane)) {
             return RemoveOutcome::MembersAlive;
         }
-        if let Some(desk) = self.consumers.get_mut(consumer) {
-            desk.members.clear();
-            desk.lanes.clear();
-            desk.paused = false;
-            desk.removed_at = Some(now);
+        if let Some(tables) = self.consumers.get_mut(consumer) {
+            tables.members.clear();
+            tables.lanes.clear();
+            tables.paused = false;
+            tables.removed_at = Some(now);
         }
         RemoveOutcome::Removed
     }
 }
 
 impl ConsumerTables {
-    /// Whether operators should see it: it was not forgotten, or it has waiting messages, dead letters or newly handled
+    /// Whether operators should see it: it was not removed, or it has waiting messages, dead letters or newly handled
     /// messages.
     pub(crate) fn is_known(&self) -> bool {
         self.removed_at.is_none_or(|at| {
             self.queues.values().any(|queue| !queue.messages.is_empty())
-                || self.dead_letters.values().any(|letter| letter.state == DeadLetterState::Dead)
+                || self.dead_letters.values().any(|row| row.state == DeadLetterState::Dead)
                 || self
                     .rows
                     .values()
@@ -105,22 +105,23 @@ impl ConsumerTables {
     }
 
     /// Records a heartbeat and returns the operator commands.
-    pub(crate) fn heartbeat(&mut self, beat: &Heartbeat, now: Micros) -> HeartbeatReply {
-        let before = self.members.get(&beat.owner).map(|member| member.expires_at);
+    pub(crate) fn heartbeat(&mut self, heartbeat: &Heartbeat, now: Micros) -> HeartbeatReply {
+        let before = self.members.get(&heartbeat.owner).map(|member| member.expires_at);
         // A member that was deleted completely still has lanes, which show that this is not its first heartbeat.
-        let was_dead = before.map_or(!beat.settled_offsets.is_empty(), |until| until <= now);
+        let was_dead = before.map_or(!heartbeat.settled_offsets.is_empty(), |until| until <= now);
         let member = MemberRow {
-            name: beat.name.clone(),
+            name: heartbeat.name.clone(),
             heartbeat_at: now,
-            expires_at: now.saturating_add(micros(beat.ttl)),
-            last_message_at: beat.last_message_at,
+            expires_at: now.saturating_add(micros(heartbeat.ttl)),
+            last_message_at: heartbeat.last_message_at,
         };
-        self.members.insert(beat.owner, member);
+        self.members.insert(heartbeat.owner, member);
         self.removed_at = None;
-        for (lane, row) in self.lanes.iter_mut().filter(|(_, row)| row.owner == Some(beat.owner)) {
-            let mark = beat.settled_offsets.iter().find(|(marked, _)| marked == lane).and_then(|(_, mark)| *mark);
-            row.settled_offset = mark.or(row.settled_offset);
-            row.breaker = beat.breakers.iter().find(|(open, _)| open == lane).map(|(_, why)| why.clone());
+        for (lane, row) in self.lanes.iter_mut().filter(|(_, row)| row.owner == Some(heartbeat.owner)) {
+            let offset =
+                heartbeat.settled_offsets.iter().find(|(reported, _)| reported == lane).and_then(|(_, offset)| *offset);
+            row.settled_offset = offset.or(row.settled_offset);
+            row.breaker = heartbeat.breakers.iter().find(|(open, _)| open == lane).map(|(_, reason)| reason.clone());
         }
         let lanes = self.lanes.iter();
         HeartbeatReply {

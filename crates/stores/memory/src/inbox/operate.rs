@@ -36,18 +36,18 @@ impl Operate for Operator {
     async fn list_consumers(&self) -> Result<Vec<ConsumerSummary>, StoreError> {
         let state = self.0.lock();
         let clock = Clock::of(&state);
-        let known = state.consumers.iter().filter(|(_, desk)| desk.is_known());
-        Ok(known.map(|(name, desk)| desk.summary(name, clock)).collect())
+        let known = state.consumers.iter().filter(|(_, tables)| tables.is_known());
+        Ok(known.map(|(name, tables)| tables.summary(name, clock)).collect())
     }
 
     async fn get_consumer(&self, name: &str, limit: usize) -> Result<Option<ConsumerDetails>, StoreError> {
         let state = self.0.lock();
         let clock = Clock::of(&state);
-        Ok(state.known_consumer(name).map(|desk| ConsumerDetails {
-            summary: desk.summary(name, clock),
-            members: desk.show_members(clock),
-            lanes: desk.show_lanes(),
-            queues: desk.show_queues(limit, clock),
+        Ok(state.known_consumer(name).map(|tables| ConsumerDetails {
+            summary: tables.summary(name, clock),
+            members: tables.show_members(clock),
+            lanes: tables.show_lanes(),
+            queues: tables.show_queues(limit, clock),
         }))
     }
 
@@ -55,11 +55,11 @@ impl Operate for Operator {
         &self,
         consumer: &str,
         lane: Option<&str>,
-        order: ConsumerControl,
+        control: ConsumerControl,
     ) -> Result<bool, StoreError> {
         let mut state = self.0.lock();
-        let desk = state.consumers.get_mut(consumer).filter(|desk| desk.is_known());
-        Ok(desk.is_some_and(|desk| desk.set_control(lane, order)))
+        let tables = state.consumers.get_mut(consumer).filter(|tables| tables.is_known());
+        Ok(tables.is_some_and(|tables| tables.set_control(lane, control)))
     }
 
     async fn remove_consumer(&self, consumer: &str) -> Result<RemoveOutcome, StoreError> {
@@ -70,20 +70,20 @@ impl Operate for Operator {
         Ok(self.0.lock().dead_letters(filter, limit))
     }
 
-    async fn redrive(&self, mark: &MarkRequest) -> Result<u64, StoreError> {
-        or_busy_error(&self.0, |state| state.redrive(mark)).await
+    async fn redrive(&self, request: &MarkRequest) -> Result<u64, StoreError> {
+        or_busy_error(&self.0, |state| state.redrive(request)).await
     }
 
-    async fn archive(&self, mark: &MarkRequest) -> Result<u64, StoreError> {
-        or_busy_error(&self.0, |state| state.discard(mark)).await
+    async fn archive(&self, request: &MarkRequest) -> Result<u64, StoreError> {
+        or_busy_error(&self.0, |state| state.discard(request)).await
     }
 
     async fn trace(&self, id: MessageId) -> Result<Vec<Trace>, StoreError> {
         let state = self.0.lock();
-        let told = Clock::of(&state);
-        let traces = state.consumers.iter().flat_map(|(consumer, desk)| {
-            let of_id = desk.traces.iter().filter(|(entry, _)| entry.id == id);
-            of_id.map(move |(_, trace)| trace.show(consumer, told))
+        let clock = Clock::of(&state);
+        let traces = state.consumers.iter().flat_map(|(consumer, tables)| {
+            let of_id = tables.traces.iter().filter(|(dedup_id, _)| dedup_id.id == id);
+            of_id.map(move |(_, trace)| trace.show(consumer, clock))
         });
         Ok(traces.collect())
     }
@@ -91,11 +91,11 @@ impl Operate for Operator {
     async fn find_message(&self, id: MessageId) -> Result<Vec<InboxRecord>, StoreError> {
         let state = self.0.lock();
         let clock = Clock::of(&state);
-        let known = state.consumers.iter().flat_map(|(consumer, desk)| {
-            let of_id = desk.rows.iter().filter(|(entry, _)| entry.id == id);
-            of_id.map(move |(entry, row)| InboxRecord {
+        let known = state.consumers.iter().flat_map(|(consumer, tables)| {
+            let of_id = tables.rows.iter().filter(|(dedup_id, _)| dedup_id.id == id);
+            of_id.map(move |(dedup_id, row)| InboxRecord {
                 consumer: consumer.clone(),
-                dedup_id: *entry,
+                dedup_id: *dedup_id,
                 state: row.state,
                 unfinished_starts: row.unfinished_starts,
                 at: Some(clock.timestamp(row.changed_at)),
@@ -114,23 +114,23 @@ impl Operate for Operator {
         &self,
         consumer: &str,
         number: u32,
-        portion: ReplayBatch<'_>,
+        batch: ReplayBatch<'_>,
     ) -> Result<EnqueueOutcome, StoreError> {
         or_busy_error(&self.0, |state| {
             let now = state.now();
-            let Some(desk) = state.consumers.get(consumer) else { return Some(EnqueueOutcome::NotRunning) };
+            let Some(tables) = state.consumers.get(consumer) else { return Some(EnqueueOutcome::NotRunning) };
             // Stopping a replay empties queues, so no transaction may be appending to them.
-            if desk.must_stop(number) && state.is_any_queue_locked(consumer) {
+            if tables.must_stop(number) && state.is_any_queue_locked(consumer) {
                 return None;
             }
-            let desk = state.consumers.get_mut(consumer)?;
-            if !desk.is_running(number, now) {
+            let tables = state.consumers.get_mut(consumer)?;
+            if !tables.is_running(number, now) {
                 return Some(EnqueueOutcome::NotRunning);
             }
-            if !desk.is_at_cursor(number, portion.cursor) {
+            if !tables.is_at_cursor(number, batch.cursor) {
                 return Some(EnqueueOutcome::CursorMoved);
             }
-            desk.enqueue_replay(number, portion, now);
+            tables.enqueue_replay(number, batch, now);
             Some(EnqueueOutcome::Enqueued)
         })
         .await
@@ -139,9 +139,9 @@ impl Operate for Operator {
     async fn stop_replay(&self, consumer: &str, number: u32) -> Result<bool, StoreError> {
         or_busy_error(&self.0, |state| {
             let now = state.now();
-            let desk = state.consumers.get(consumer);
+            let tables = state.consumers.get(consumer);
             let running = |replay: &tables::ReplayRow| replay.state == ReplayState::Running;
-            if !desk.and_then(|desk| desk.replays.get(&number)).is_some_and(running) {
+            if !tables.and_then(|tables| tables.replays.get(&number)).is_some_and(running) {
                 return Some(false);
             }
             if state.is_any_queue_locked(consumer) {
@@ -155,7 +155,7 @@ impl Operate for Operator {
 
     async fn resume_replay(&self, consumer: &str, number: u32, dead_more: u64) -> Result<bool, StoreError> {
         let mut state = self.0.lock();
-        Ok(state.consumers.get_mut(consumer).is_some_and(|desk| desk.resume_replay(number, dead_more)))
+        Ok(state.consumers.get_mut(consumer).is_some_and(|tables| tables.resume_replay(number, dead_more)))
     }
 
     async fn list_replays(&self, consumer: &str) -> Result<Vec<Replay>, StoreError> {
@@ -184,7 +184,7 @@ impl ConsumerTables {
     fn summary(&self, name: &str, clock: Clock) -> ConsumerSummary {
         let members = self.members.values();
         let waiting: usize = self.queues.values().map(|queue| queue.messages.len()).sum();
-        let dead = self.dead_letters.values().filter(|letter| letter.state == DeadLetterState::Dead).count();
+        let dead = self.dead_letters.values().filter(|dead_letter| dead_letter.state == DeadLetterState::Dead).count();
         ConsumerSummary {
             name: name.to_owned(),
             paused: self.paused,
@@ -230,10 +230,10 @@ impl ConsumerTables {
     /// The first queues. Those that wait for an operator come last.
     fn show_queues(&self, limit: usize, clock: Clock) -> Vec<RetryQueueInfo> {
         let shown = self.queues.iter().filter_map(|(name, queue)| {
-            let waited_for = queue.blocked_by.first().and_then(|entry| self.dead_letters.get(entry));
+            let blocked_by = queue.blocked_by.first().and_then(|dedup_id| self.dead_letters.get(dedup_id));
             let first = queue.messages.values().next();
-            let (head, attempts, error) = match (waited_for, first) {
-                (Some(letter), _) => (letter.message.dedup_id, letter.attempts, &letter.error),
+            let (head, attempts, error) = match (blocked_by, first) {
+                (Some(dead_letter), _) => (dead_letter.message.dedup_id, dead_letter.attempts, &dead_letter.error),
                 (None, Some(first)) => (first.message.dedup_id, first.attempts, &first.error),
                 // The queue is empty and not released yet, so nothing waits in it.
                 (None, None) => return None,
@@ -254,24 +254,24 @@ impl ConsumerTables {
     }
 
     /// Applies an operator's command. Returns `false` if the lane does not exist.
-    fn set_control(&mut self, lane: Option<&str>, order: ConsumerControl) -> bool {
+    fn set_control(&mut self, lane: Option<&str>, control: ConsumerControl) -> bool {
         let Some(name) = lane else {
-            match order {
-                ConsumerControl::Pause | ConsumerControl::Resume => self.paused = order == ConsumerControl::Pause,
+            match control {
+                ConsumerControl::Pause | ConsumerControl::Resume => self.paused = control == ConsumerControl::Pause,
                 ConsumerControl::OpenBreaker | ConsumerControl::CloseBreaker | ConsumerControl::AutoBreaker => {
-                    self.lanes.values_mut().for_each(|row| row.set_control(order));
+                    self.lanes.values_mut().for_each(|row| row.set_control(control));
                 }
             }
             return true;
         };
         let found = self.lanes.iter_mut().find(|(lane, _)| lane.name() == name);
-        found.map(|(_, row)| row.set_control(order)).is_some()
+        found.map(|(_, row)| row.set_control(control)).is_some()
     }
 }
 
 impl tables::LaneRow {
-    const fn set_control(&mut self, order: ConsumerControl) {
-        match order {
+    const fn set_control(&mut self, control: ConsumerControl) {
+        match control {
             ConsumerControl::Pause => self.paused = true,
             ConsumerControl::Resume => self.paused = false,
             ConsumerControl::OpenBreaker => self.breaker_override = Some(true),
@@ -285,13 +285,13 @@ impl tables::Trace {
     fn show(&self, consumer: &str, clock: Clock) -> Trace {
         Trace {
             consumer: consumer.to_owned(),
-            entry: self.arrival.dedup_id,
+            entry: self.message.dedup_id,
             state: self.state,
             repeats: self.repeats,
-            address: self.arrival.address.to_string(),
-            lane: self.arrival.lane.name().to_owned(),
-            place: self.arrival.offset,
-            correlation: self.arrival.correlation.as_ref().map(ToString::to_string),
+            address: self.message.address.to_string(),
+            lane: self.message.lane.name().to_owned(),
+            place: self.message.offset,
+            correlation: self.message.correlation.as_ref().map(ToString::to_string),
             at: clock.timestamp(self.at),
         }
     }

@@ -44,40 +44,43 @@ pub(crate) enum WriteKind {
 
 impl PendingWrites {
     /// Whether this transaction writes the message's row, which locks the row until it ends.
-    pub(crate) fn locks_row(&self, entry: DedupId) -> bool {
-        self.writes.iter().any(|deed| deed.message.dedup_id == entry && deed.kind != WriteKind::Duplicate)
+    pub(crate) fn locks_row(&self, dedup_id: DedupId) -> bool {
+        self.writes.iter().any(|write| write.message.dedup_id == dedup_id && write.kind != WriteKind::Duplicate)
     }
 
     /// Changes the state that a message gets on commit. Returns the previous value.
-    pub(crate) fn set_state(&mut self, entry: DedupId, state: Known) -> Option<Known> {
-        let mut deeds = self.writes.iter_mut().filter(|deed| deed.message.dedup_id == entry);
-        deeds.find_map(|deed| match &mut deed.kind {
-            WriteKind::End(marked, _) => Some(std::mem::replace(marked, state)),
+    pub(crate) fn set_state(&mut self, dedup_id: DedupId, state: Known) -> Option<Known> {
+        let mut writes = self.writes.iter_mut().filter(|write| write.message.dedup_id == dedup_id);
+        writes.find_map(|write| match &mut write.kind {
+            WriteKind::End(target, _) => Some(std::mem::replace(target, state)),
             WriteKind::Append | WriteKind::Duplicate => None,
         })
     }
 
     /// Applies the changes on commit.
-    pub(crate) fn apply(self, desk: &mut ConsumerTables, now: Micros) {
-        for PendingWrite { message: arrival, kind } in self.writes {
+    pub(crate) fn apply(self, tables: &mut ConsumerTables, now: Micros) {
+        for PendingWrite { message, kind } in self.writes {
             match kind {
                 WriteKind::End(state, number) => {
-                    desk.set_state(arrival.dedup_id, state, now);
-                    desk.trace(self.traced, &arrival, state, now);
+                    tables.set_state(message.dedup_id, state, now);
+                    tables.trace(self.traced, &message, state, now);
                     if let Some(number) = number
-                        && let Some(queue) = desk.queues.get_mut(&arrival.queue)
+                        && let Some(queue) = tables.queues.get_mut(&message.queue)
                     {
                         queue.messages.remove(&number);
                     }
                 }
                 WriteKind::Append => {
-                    desk.set_state(arrival.dedup_id, Known::Waiting, now);
-                    desk.trace(self.traced, &arrival, Known::Waiting, now);
+                    tables.set_state(message.dedup_id, Known::Waiting, now);
+                    tables.trace(self.traced, &message, Known::Waiting, now);
                     // Never create a queue here: a member that empties one waits for this transaction first.
-                    assert!(desk.queues.contains_key(&arrival.queue), "a queue outlasts whoever appends to it");
-                    desk.append(QueuedRow::new(arrival), now);
+                    assert!(
+                        tables.queues.contains_key(&message.queue),
+                        "a queue exists while a transaction appends to it"
+                    );
+                    tables.append(QueuedRow::new(message), now);
                 }
-                WriteKind::Duplicate => desk.trace_repeat(self.traced, arrival.dedup_id),
+                WriteKind::Duplicate => tables.trace_repeat(self.traced, message.dedup_id),
             }
         }
     }
@@ -93,8 +96,8 @@ impl Tables {
     }
 
     /// Whether an open transaction writes this message's row.
-    pub(crate) fn is_row_locked(&self, consumer: &str, entry: DedupId) -> bool {
-        self.open_writes(consumer).any(|pending| pending.locks_row(entry))
+    pub(crate) fn is_row_locked(&self, consumer: &str, dedup_id: DedupId) -> bool {
+        self.open_writes(consumer).any(|pending| pending.locks_row(dedup_id))
     }
 
     /// Whether an open transaction locks the lane's owner.

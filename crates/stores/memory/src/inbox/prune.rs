@@ -14,19 +14,20 @@ const DEAD_MEMBERS: Duration = Duration::from_hours(24);
 
 impl ConsumerTables {
     /// Deletes expired rows, at most `limit` of each kind. Returns whether more are left.
-    pub(crate) fn prune(&mut self, keeping: &InboxRetention, limit: usize, now: Micros) -> bool {
-        self.done_retention = Some(keeping.done);
+    pub(crate) fn prune(&mut self, retention: &InboxRetention, limit: usize, now: Micros) -> bool {
+        self.done_retention = Some(retention.done);
         let before = |time: Duration| now.saturating_sub(micros(time));
         // Rows in any other state are needed at any age, to detect repeats.
         let rows = drain(&mut self.rows, limit, |row| {
-            matches!(row.state, Known::Done | Known::Skipped) && row.changed_at < before(keeping.done)
+            matches!(row.state, Known::Done | Known::Skipped) && row.changed_at < before(retention.done)
         });
-        let letters = drain(&mut self.dead_letters, limit, |letter| {
-            letter.state != DeadLetterState::Dead && letter.marked_at < before(keeping.dead_letters)
+        let dead_letters = drain(&mut self.dead_letters, limit, |row| {
+            row.state != DeadLetterState::Dead && row.marked_at < before(retention.dead_letters)
         });
-        let traces = keeping.trace.is_some_and(|time| drain(&mut self.traces, limit, |trace| trace.at < before(time)));
+        let traces =
+            retention.trace.is_some_and(|time| drain(&mut self.traces, limit, |trace| trace.at < before(time)));
         let members = drain(&mut self.members, limit, |member| member.expires_at < before(DEAD_MEMBERS));
-        rows || letters || traces || members
+        rows || dead_letters || traces || members
     }
 
     /// Makes all data older for pruning.
@@ -36,10 +37,10 @@ impl ConsumerTables {
             older(&mut row.arrived_at);
             older(&mut row.changed_at);
         }
-        for letter in self.dead_letters.values_mut() {
-            older(&mut letter.arrived_at);
-            older(&mut letter.dead_at);
-            older(&mut letter.marked_at);
+        for row in self.dead_letters.values_mut() {
+            older(&mut row.arrived_at);
+            older(&mut row.dead_at);
+            older(&mut row.marked_at);
         }
         self.traces.values_mut().for_each(|trace| older(&mut trace.at));
         for member in self.members.values_mut() {

@@ -41,26 +41,26 @@ impl ConsumerTables {
         running.is_some_and(|replay| dead > 0 && dead >= replay.plan.dead_letters_max)
     }
 
-    /// Whether the replay is at the position where this portion starts.
+    /// Whether the replay is at the position where this batch starts.
     pub(crate) fn is_at_cursor(&self, number: u32, cursor: Option<&str>) -> bool {
         self.replays.get(&number).is_some_and(|replay| replay.cursor.as_deref() == cursor)
     }
 
     /// Adds messages to the retry table that are not there yet.
-    pub(crate) fn enqueue_replay(&mut self, number: u32, portion: ReplayBatch<'_>, now: Micros) {
+    pub(crate) fn enqueue_replay(&mut self, number: u32, batch: ReplayBatch<'_>, now: Micros) {
         let mut new = Vec::new();
-        for arrival in portion.messages {
-            let entry = DedupId { replay: number, ..arrival.dedup_id };
-            if !self.rows.contains_key(&entry) {
-                new.push(entry);
-                self.set_state(entry, Known::Waiting, now);
-                self.append(QueuedRow::new(InboxMessage { dedup_id: entry, ..arrival.clone() }), now);
+        for message in batch.messages {
+            let dedup_id = DedupId { replay: number, ..message.dedup_id };
+            if !self.rows.contains_key(&dedup_id) {
+                new.push(dedup_id);
+                self.set_state(dedup_id, Known::Waiting, now);
+                self.append(QueuedRow::new(InboxMessage { dedup_id, ..message.clone() }), now);
             }
         }
         if let Some(replay) = self.replays.get_mut(&number) {
             replay.enqueued += new.len() as u64;
-            replay.batches.push((portion.cursor.map(ToOwned::to_owned), new));
-            match portion.next_cursor {
+            replay.batches.push((batch.cursor.map(ToOwned::to_owned), new));
+            match batch.next_cursor {
                 Some(cursor) => replay.cursor = Some(cursor.to_owned()),
                 None => replay.state = ReplayState::Finished,
             }
@@ -71,16 +71,17 @@ impl ConsumerTables {
     /// them.
     pub(crate) fn stop_replay(&mut self, number: u32, now: Micros) {
         let Self { queues, rows, replays, .. } = self;
-        let mut gone = BTreeSet::new();
+        let mut removed = BTreeSet::new();
         for queue in queues.values_mut() {
             queue.messages.retain(|_, waiting| {
-                let entry = waiting.message.dedup_id;
-                let reopened = rows.get(&entry).is_some_and(|row| row.state == Known::Redriven);
-                let stays = entry.replay != number || waiting.unfinished_starts > 0 || waiting.attempts > 0 || reopened;
+                let dedup_id = waiting.message.dedup_id;
+                let reopened = rows.get(&dedup_id).is_some_and(|row| row.state == Known::Redriven);
+                let stays =
+                    dedup_id.replay != number || waiting.unfinished_starts > 0 || waiting.attempts > 0 || reopened;
                 if !stays {
                     // No broker redelivers a replayed message, so its row is not needed to detect repeats.
-                    rows.remove(&entry);
-                    gone.insert(entry);
+                    rows.remove(&dedup_id);
+                    removed.insert(dedup_id);
                 }
                 stays
             });
@@ -88,8 +89,9 @@ impl ConsumerTables {
         queues.retain(|_, queue| !queue.messages.is_empty() || queue.is_claimed(now) || !queue.blocked_by.is_empty());
         if let Some(replay) = replays.get_mut(&number) {
             replay.state = ReplayState::Stopped;
-            replay.enqueued -= gone.len() as u64;
-            let first = replay.batches.iter().find(|(_, fed)| fed.iter().any(|entry| gone.contains(entry)));
+            replay.enqueued -= removed.len() as u64;
+            let first =
+                replay.batches.iter().find(|(_, enqueued)| enqueued.iter().any(|dedup_id| removed.contains(dedup_id)));
             if let Some((from, _)) = first {
                 replay.cursor.clone_from(from);
             }
@@ -115,7 +117,7 @@ impl ConsumerTables {
     }
 
     fn count(&self, number: u32, states: &[Known]) -> u64 {
-        let rows = self.rows.iter().filter(|(entry, row)| entry.replay == number && states.contains(&row.state));
+        let rows = self.rows.iter().filter(|(dedup_id, row)| dedup_id.replay == number && states.contains(&row.state));
         rows.count() as u64
     }
 }
@@ -123,17 +125,17 @@ impl ConsumerTables {
 impl Tables {
     /// The replays of a consumer, newest first.
     pub(crate) fn list_replays(&self, consumer: &str) -> Vec<replays::Replay> {
-        let Some(desk) = self.consumers.get(consumer) else { return Vec::new() };
-        let newest_first = desk.replays.iter().rev();
+        let Some(tables) = self.consumers.get(consumer) else { return Vec::new() };
+        let newest_first = tables.replays.iter().rev();
         newest_first
             .map(|(number, replay)| replays::Replay {
                 number: *number,
                 plan: replay.plan.clone(),
                 state: replay.state,
                 enqueued: replay.enqueued,
-                done: desk.count(*number, &[Known::Done, Known::Skipped]),
-                dead: desk.count(*number, &[Known::Dead]),
-                ready: desk.ready(*number, self.now()),
+                done: tables.count(*number, &[Known::Done, Known::Skipped]),
+                dead: tables.count(*number, &[Known::Dead]),
+                ready: tables.ready(*number, self.now()),
                 cursor: replay.cursor.clone(),
                 started_at: timestamp(self.config.started_at, replay.started_at),
             })

@@ -18,25 +18,26 @@ impl Tables {
     /// Claims due queues. Those that waited longest come first.
     pub(crate) fn claim_due(
         &mut self,
-        asking: &ConsumerScope,
+        scope: &ConsumerScope,
         queues: usize,
         messages: usize,
-        lasts: Duration,
+        duration: Duration,
     ) -> Vec<ClaimedQueue> {
         let now = self.now();
-        let until = now.saturating_add(micros(lasts));
-        self.due_queues(asking, now)
+        let until = now.saturating_add(micros(duration));
+        self.due_queues(scope, now)
             .into_iter()
             .take(queues)
             .filter_map(|name| {
                 let token = self.random.uuid();
-                let desk = self.tables(asking);
-                let queue = desk.queues.get_mut(&name)?;
+                let tables = self.tables(scope);
+                let queue = tables.queues.get_mut(&name)?;
                 queue.claim = Some((token, until));
                 if let Some(first) = queue.messages.values_mut().next().filter(|first| first.not_before <= now) {
                     first.unfinished_starts += 1;
                 }
-                let reopened = |entry: DedupId| desk.rows.get(&entry).is_some_and(|row| row.state == Known::Redriven);
+                let reopened =
+                    |dedup_id: DedupId| tables.rows.get(&dedup_id).is_some_and(|row| row.state == Known::Redriven);
                 let waiting = |(number, waiting): (&i64, &QueuedRow)| QueuedMessage {
                     ordinal: *number,
                     message: waiting.message.clone(),
@@ -53,47 +54,48 @@ impl Tables {
     }
 
     /// Due queues without a claim that do not wait for an operator.
-    fn due_queues(&mut self, asking: &ConsumerScope, now: Micros) -> Vec<ByteString> {
-        let queues = self.tables(asking).queues.iter();
+    fn due_queues(&mut self, scope: &ConsumerScope, now: Micros) -> Vec<ByteString> {
+        let queues = self.tables(scope).queues.iter();
         let due =
             queues.filter(|(_, queue)| queue.blocked_by.is_empty() && queue.due_at <= now && !queue.is_claimed(now));
         let mut due: Vec<(Micros, ByteString)> = due.map(|(name, queue)| (queue.due_at, name.clone())).collect();
         due.sort();
-        due.into_iter().map(|(_, name)| name).filter(|name| !self.is_queue_locked(&asking.consumer, name)).collect()
+        due.into_iter().map(|(_, name)| name).filter(|name| !self.is_queue_locked(&scope.consumer, name)).collect()
     }
 
     /// Opens the transaction for the first message of a claimed queue.
     pub(crate) fn enter_queued(
         &mut self,
-        asking: &ConsumerScope,
-        due: &ClaimedQueue,
+        scope: &ConsumerScope,
+        claimed: &ClaimedQueue,
         number: i64,
     ) -> Option<OpenOutcome> {
         let now = self.now();
-        let queue = self.tables(asking).queues.get(&due.queue);
-        let queue = queue.filter(|queue| queue.is_claimed_by(due.token) && queue.is_claimed(now));
+        let queue = self.tables(scope).queues.get(&claimed.queue);
+        let queue = queue.filter(|queue| queue.is_claimed_by(claimed.token) && queue.is_claimed(now));
         let queue = queue.filter(|queue| queue.first() == Some(number));
-        let Some(arrival) = queue.and_then(|queue| queue.messages.get(&number)).map(|first| first.message.clone())
+        let Some(message) = queue.and_then(|queue| queue.messages.get(&number)).map(|first| first.message.clone())
         else {
             return Some(OpenOutcome::Fenced);
         };
-        if self.is_row_locked(&asking.consumer, arrival.dedup_id) {
+        if self.is_row_locked(&scope.consumer, message.dedup_id) {
             return None;
         }
-        let deed = PendingWrite { message: arrival, kind: WriteKind::End(Known::Done, Some(number)) };
-        let queues = BTreeSet::from([due.queue.clone()]);
-        let pending = PendingWrites { queues, writes: vec![deed], ..empty_writes(asking) };
+        let write = PendingWrite { message, kind: WriteKind::End(Known::Done, Some(number)) };
+        let queues = BTreeSet::from([claimed.queue.clone()]);
+        let pending = PendingWrites { queues, writes: vec![write], ..empty_writes(scope) };
         Some(OpenOutcome::Open(self.open(Some(pending)), vec![EnterOutcome::New]))
     }
 
     /// Ends a claim. Checks whether the queue is empty while no transaction can append to it.
-    pub(crate) fn release_queue(&mut self, asking: &ConsumerScope, due: &ClaimedQueue) -> Option<()> {
+    pub(crate) fn release_queue(&mut self, scope: &ConsumerScope, claimed: &ClaimedQueue) -> Option<()> {
         let now = self.now();
-        if self.is_queue_locked(&asking.consumer, &due.queue) {
+        if self.is_queue_locked(&scope.consumer, &claimed.queue) {
             return None;
         }
-        let desk = self.tables(asking);
-        let Some(queue) = desk.queues.get_mut(&due.queue).filter(|queue| queue.is_claimed_by(due.token)) else {
+        let tables = self.tables(scope);
+        let Some(queue) = tables.queues.get_mut(&claimed.queue).filter(|queue| queue.is_claimed_by(claimed.token))
+        else {
             return Some(());
         };
         queue.claim = None;
@@ -102,7 +104,7 @@ impl Tables {
             // The queue was released without a crash, so its starts no longer count.
             first.unfinished_starts = 0;
         } else if queue.blocked_by.is_empty() {
-            desk.queues.remove(&due.queue);
+            tables.queues.remove(&claimed.queue);
         }
         Some(())
     }

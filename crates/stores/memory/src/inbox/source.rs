@@ -39,10 +39,10 @@ impl ReplaySource for OutboxReplaySource {
         Ok(self.read(filter, everything).await?.messages.len() as u64)
     }
 
-    async fn read(&self, filter: &ReplayFilter, ask: ReplayReadRequest) -> Result<ReplayPage, ReplaySourceError> {
+    async fn read(&self, filter: &ReplayFilter, request: ReplayReadRequest) -> Result<ReplayPage, ReplaySourceError> {
         let state = self.state.lock();
-        let low = filter.start_after(ask.after);
-        let mut read = ReplayPage { messages: Vec::new(), next: low, ended: false };
+        let low = filter.start_after(request.after);
+        let mut page = ReplayPage { messages: Vec::new(), next: low, ended: false };
         let mut bytes = 0;
         let rows = state.log.rows.range(low.cast_signed() + 1..).map(|(_, row)| row);
         for row in rows.filter(|row| state.log.is_committed(row)) {
@@ -50,17 +50,17 @@ impl ReplaySource for OutboxReplaySource {
             if filter.to.is_some_and(|to| seq > to) {
                 break;
             }
-            if read.messages.len() >= ask.limit || bytes >= ask.bytes {
-                return Ok(read);
+            if page.messages.len() >= request.limit || bytes >= request.bytes {
+                return Ok(page);
             }
-            read.next = seq;
-            let logged = self.routing.to_log_message(row.entry.seq, Message::clone(&row.entry.message));
-            if let Some(logged) = logged.filter(|logged| filter.matches(logged)) {
-                bytes += logged.raw.payload.len();
-                read.messages.push(logged);
+            page.next = seq;
+            let message = self.routing.to_log_message(row.entry.seq, Message::clone(&row.entry.message));
+            if let Some(message) = message.filter(|message| filter.matches(message)) {
+                bytes += message.raw.payload.len();
+                page.messages.push(message);
             }
         }
-        read.ended = true;
-        Ok(read)
+        page.ended = true;
+        Ok(page)
     }
 }

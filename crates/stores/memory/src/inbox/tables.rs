@@ -84,10 +84,10 @@ pub(crate) struct InboxDeadLetterRow {
     pub(crate) reason: Option<String>,
 }
 
-/// What a consumer did with a message, for operators.
+/// The last result of a message, for operators.
 #[derive(Clone, Debug)]
 pub(crate) struct Trace {
-    pub(crate) arrival: InboxMessage,
+    pub(crate) message: InboxMessage,
     pub(crate) state: Known,
     pub(crate) repeats: u32,
     pub(crate) at: Micros,
@@ -134,8 +134,8 @@ impl InboxRow {
 
     /// The effective state: an expired call counts as a start without an end.
     pub(crate) fn state(&self, now: Micros) -> Known {
-        let over = self.claim.is_none_or(|(_, until)| until <= now);
-        if self.state == Known::Calling && over { Known::Started } else { self.state }
+        let expired = self.claim.is_none_or(|(_, until)| until <= now);
+        if self.state == Known::Calling && expired { Known::Started } else { self.state }
     }
 }
 
@@ -155,7 +155,7 @@ impl RetryQueue {
         self.claim.is_some_and(|(_, until)| until > now)
     }
 
-    /// The earliest time for the first message, whatever the queue waited for.
+    /// The earliest time for the first message.
     pub(crate) fn not_before(&self) -> Micros {
         self.messages.values().next().map_or(0, |first| first.not_before)
     }
@@ -175,16 +175,16 @@ impl QueuedRow {
 
 impl ConsumerTables {
     /// Whether this member still owns the lane in this epoch.
-    pub(crate) fn holds_lease(&self, held: Option<&LaneLease>) -> bool {
-        held.is_none_or(|held| {
-            self.lanes.get(&held.lane).is_some_and(|row| row.epoch == held.epoch && row.owner == Some(held.owner))
+    pub(crate) fn holds_lease(&self, lease: Option<&LaneLease>) -> bool {
+        lease.is_none_or(|lease| {
+            self.lanes.get(&lease.lane).is_some_and(|row| row.epoch == lease.epoch && row.owner == Some(lease.owner))
         })
     }
 
     /// Sets the state of a message and ends its claim. Creates the row if it is missing.
-    pub(crate) fn set_state(&mut self, entry: DedupId, state: Known, now: Micros) -> &mut InboxRow {
-        let fresh = || InboxRow { state, arrived_at: now, changed_at: now, unfinished_starts: 0, claim: None };
-        let row = self.rows.entry(entry).or_insert_with(fresh);
+    pub(crate) fn set_state(&mut self, dedup_id: DedupId, state: Known, now: Micros) -> &mut InboxRow {
+        let new_row = || InboxRow { state, arrived_at: now, changed_at: now, unfinished_starts: 0, claim: None };
+        let row = self.rows.entry(dedup_id).or_insert_with(new_row);
         row.state = state;
         row.changed_at = now;
         row.claim = None;
@@ -192,18 +192,18 @@ impl ConsumerTables {
     }
 
     /// Records the state of a message, if traces are written.
-    pub(crate) fn trace(&mut self, traced: bool, arrival: &InboxMessage, state: Known, now: Micros) {
+    pub(crate) fn trace(&mut self, traced: bool, message: &InboxMessage, state: Known, now: Micros) {
         if traced {
-            let fresh = || Trace { arrival: arrival.clone(), state, repeats: 0, at: now };
-            let trace = self.traces.entry(arrival.dedup_id).or_insert_with(fresh);
+            let new_row = || Trace { message: message.clone(), state, repeats: 0, at: now };
+            let trace = self.traces.entry(message.dedup_id).or_insert_with(new_row);
             trace.state = state;
             trace.at = now;
         }
     }
 
     /// Counts a repeat of a traced message.
-    pub(crate) fn trace_repeat(&mut self, traced: bool, entry: DedupId) {
-        if let Some(trace) = self.traces.get_mut(&entry).filter(|_| traced) {
+    pub(crate) fn trace_repeat(&mut self, traced: bool, dedup_id: DedupId) {
+        if let Some(trace) = self.traces.get_mut(&dedup_id).filter(|_| traced) {
             trace.repeats += 1;
         }
     }
@@ -223,23 +223,23 @@ impl ConsumerTables {
 
     /// Dead-letters the message with this number. If it was redriven and failed again, its existing dead letter becomes
     /// pending again.
-    pub(crate) fn dead_letter(&mut self, number: i64, arrival: &InboxMessage, setback: &InboxFailure, now: Micros) {
-        let arrived = self.set_state(arrival.dedup_id, Known::Dead, now).arrived_at;
-        let before = self.dead_letters.remove(&arrival.dedup_id);
-        let letter = InboxDeadLetterRow {
-            message: arrival.clone(),
+    pub(crate) fn dead_letter(&mut self, number: i64, message: &InboxMessage, failure: &InboxFailure, now: Micros) {
+        let arrived_at = self.set_state(message.dedup_id, Known::Dead, now).arrived_at;
+        let before = self.dead_letters.remove(&message.dedup_id);
+        let row = InboxDeadLetterRow {
+            message: message.clone(),
             ordinal: number,
-            class: setback.class,
-            error: setback.error.clone(),
-            backtrace: setback.backtrace.clone(),
-            attempts: setback.attempts,
-            arrived_at: arrived,
+            class: failure.class,
+            error: failure.error.clone(),
+            backtrace: failure.backtrace.clone(),
+            attempts: failure.attempts,
+            arrived_at,
             dead_at: now,
-            redrives: before.as_ref().map_or(0, |letter| letter.redrives),
+            redrives: before.as_ref().map_or(0, |row| row.redrives),
             state: DeadLetterState::Dead,
             marked_at: now,
-            reason: before.and_then(|letter| letter.reason),
+            reason: before.and_then(|row| row.reason),
         };
-        self.dead_letters.insert(arrival.dedup_id, letter);
+        self.dead_letters.insert(message.dedup_id, row);
     }
 }

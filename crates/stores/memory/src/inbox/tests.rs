@@ -33,7 +33,7 @@ fn batch<'a>(messages: &'a [InboxMessage], from: Option<&'a str>, to: Option<&'a
 async fn begin(inbox: &Inbox) -> (Transaction, Vec<EnterOutcome>) {
     match inbox.begin(Enter { held: None, arrivals: &[message()] }).await.unwrap() {
         BeginOutcome::Open(transaction, entered) => (transaction, entered),
-        BeginOutcome::Fenced | BeginOutcome::Busy => panic!("nobody is in the way"),
+        BeginOutcome::Fenced | BeginOutcome::Busy => panic!("no other transaction is open"),
     }
 }
 
@@ -74,7 +74,7 @@ async fn a_replay_that_stops_by_itself_keeps_queues_with_an_open_append() {
         count: 2,
         rate: 100,
         dead_letters_max: 1,
-        requested_by: "somebody".to_owned(),
+        requested_by: "an operator".to_owned(),
         reason: "a test".to_owned(),
     };
     let number = operator.create_replay(&plan).await.unwrap();
@@ -86,24 +86,28 @@ async fn a_replay_that_stops_by_itself_keeps_queues_with_an_open_append() {
         EnqueueOutcome::Enqueued
     );
     // One of the two messages is dead-lettered. The other waits, with a live message behind it.
-    let due = inbox.claim_due(2, 1, Duration::from_mins(1)).await.unwrap().remove(1);
-    assert_eq!(&*due.queue, "b");
-    let setback = InboxFailure {
+    let claimed = inbox.claim_due(2, 1, Duration::from_mins(1)).await.unwrap().remove(1);
+    assert_eq!(&*claimed.queue, "b");
+    let failure = InboxFailure {
         action: InboxFailureAction::DeadContinue,
         attempts: 1,
         class: "poison",
         error: "no".to_owned(),
         backtrace: None,
     };
-    inbox.set_back_due(&due, due.messages[0].ordinal, &setback).await.unwrap();
+    inbox.set_back_due(&claimed, claimed.messages[0].ordinal, &failure).await.unwrap();
     let (transaction, entered) = begin(&inbox).await;
     assert_eq!(entered, [EnterOutcome::QueuedBehind]);
-    let fed = operator.enqueue_replay("billing", number, batch(&[], Some("2"), None)).await;
-    assert!(matches!(fed, Err(StoreError::Unexpected(_))), "somebody is in the way: {fed:?}");
+    let enqueued = operator.enqueue_replay("billing", number, batch(&[], Some("2"), None)).await;
+    assert!(matches!(enqueued, Err(StoreError::Unexpected(_))), "a transaction is appending: {enqueued:?}");
     inbox.commit(transaction).await.unwrap();
     assert_eq!(
         operator.enqueue_replay("billing", number, batch(&[], Some("2"), None)).await.unwrap(),
         EnqueueOutcome::NotRunning
     );
-    assert_eq!(operator.list_consumers().await.unwrap()[0].waiting, 2, "one was begun, the other came live");
+    assert_eq!(
+        operator.list_consumers().await.unwrap()[0].waiting,
+        2,
+        "one was started, the other arrived from the broker"
+    );
 }

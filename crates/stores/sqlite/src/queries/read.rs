@@ -1,9 +1,9 @@
 //! Reads of the log: pages for relays and for replays, and scheduled messages that are due.
 
 use jiff::Timestamp;
-use relevo_core::replay_source::{LogBounds, OutboxRouting, ReplayFilter, ReplayPage, ReplayReadRequest};
 use relevo_core::outbox::log::PageRequest;
 use relevo_core::outbox::{LogEntry, Position};
+use relevo_core::replay_source::{LogBounds, OutboxRouting, ReplayFilter, ReplayPage, ReplayReadRequest};
 use sqlx::sqlite::SqliteConnection;
 
 use crate::classify::Error;
