@@ -31,7 +31,7 @@ impl Scratch {
     fn guarded(arguments: impl FnOnce(&Path) -> Vec<OsString>) -> Result<Self> {
         let parent = std::env::temp_dir().canonicalize().context("no directory for temporary files")?;
         let path = parent.join(format!("relevo-xtask-{}-{}", std::process::id(), free_port()?));
-        std::fs::create_dir(&path).with_context(|| format!("cannot make `{}`", path.display()))?;
+        std::fs::create_dir(&path).with_context(|| format!("cannot create `{}`", path.display()))?;
         let watchdog = Command::new("sh")
             .args(["-c", include_str!("../../crates/testkit/src/watchdog.sh"), "watchdog"])
             .arg(&path)
