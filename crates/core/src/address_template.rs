@@ -102,11 +102,15 @@ impl AddressTemplate {
                 _ => {}
             }
             match (atom, tip) {
-                (Some(Atom::Char(a)), Some(TemplatePart::Char(b))) if a == b => positions.push((at + 1, false, piece + 1)),
+                (Some(Atom::Char(a)), Some(TemplatePart::Char(b))) if a == b => {
+                    positions.push((at + 1, false, piece + 1))
+                }
                 (Some(Atom::Char(_)), Some(TemplatePart::Any)) => positions.push((at + 1, false, piece)),
                 (Some(Atom::Inside), Some(TemplatePart::Char(b))) if b != '.' => positions.push((at, false, piece + 1)),
                 (Some(Atom::Words), Some(TemplatePart::Char(b))) => positions.push((at, b != '.', piece + 1)),
-                (Some(Atom::Words), Some(TemplatePart::Any)) => positions.extend([(at, false, piece), (at, true, piece)]),
+                (Some(Atom::Words), Some(TemplatePart::Any)) => {
+                    positions.extend([(at, false, piece), (at, true, piece)])
+                }
                 _ => {}
             }
         }

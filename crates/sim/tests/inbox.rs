@@ -23,9 +23,15 @@ fn every_promise_holds(seeds: impl Iterator<Item = u64>) {
 }
 
 fn is_caught(mutant: Mutant) {
-    let is_caught = |seed: &u64| run(*seed, Some(mutant)).violations.iter().any(|found| found.promise == mutant.breaks());
+    let is_caught =
+        |seed: &u64| run(*seed, Some(mutant)).violations.iter().any(|found| found.promise == mutant.breaks());
     let caught = (0..CAUGHT_WITHIN).find(is_caught);
-    assert!(caught.is_some(), "{} breaks {}, but none of {CAUGHT_WITHIN} runs shows it", mutant.name(), mutant.breaks());
+    assert!(
+        caught.is_some(),
+        "{} breaks {}, but none of {CAUGHT_WITHIN} runs shows it",
+        mutant.name(),
+        mutant.breaks()
+    );
 }
 
 #[test]

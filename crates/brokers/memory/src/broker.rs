@@ -55,10 +55,7 @@ type Hook = Arc<dyn Fn(&Publication) + Send + Sync>;
 
 impl fmt::Debug for Inner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Inner")
-            .field("config", &self.config)
-            .field("received", &self.received)
-            .finish_non_exhaustive()
+        f.debug_struct("Inner").field("config", &self.config).field("received", &self.received).finish_non_exhaustive()
     }
 }
 

@@ -164,7 +164,11 @@ async fn assert_all_stored(harness: &impl BrokerHarness, sent: &[Publication]) {
         let before = newest.insert(received.message.key.to_string(), publication.seq);
         assert!(before.is_none_or(|before| before < publication.seq), "{} after {before:?}", publication.seq);
     }
-    let lost: Vec<i64> = sent.iter().filter(|publication| !ids.contains(&publication.message.id)).map(|publication| publication.seq).collect();
+    let lost: Vec<i64> = sent
+        .iter()
+        .filter(|publication| !ids.contains(&publication.message.id))
+        .map(|publication| publication.seq)
+        .collect();
     assert!(lost.is_empty(), "lost: {lost:?}");
 }
 

@@ -56,13 +56,15 @@ pub async fn a_repeat_has_the_same_id_and_bytes(harness: &mut impl BrokerHarness
     let batch = [publication(1, "a"), publication(2, "b")];
     publish_all(&harness.broker().await, &batch).await;
     // Another relay publishes them again with its own lease.
-    let repeated: Vec<Publication> = batch.iter().map(|publication| Publication { epoch: 8, ..publication.clone() }).collect();
+    let repeated: Vec<Publication> =
+        batch.iter().map(|publication| Publication { epoch: 8, ..publication.clone() }).collect();
     publish_all(&harness.broker().await, &repeated).await;
     let stored = harness.stored(ADDRESS).await;
     assert_eq!(stored.len(), if harness.guarantees().deduplicates { 2 } else { 4 });
     for raw in &stored {
         let received = decode(raw);
-        let sent = batch.iter().find(|publication| publication.message.id == received.message.id).expect("one of the two");
+        let sent =
+            batch.iter().find(|publication| publication.message.id == received.message.id).expect("one of the two");
         assert_eq!((&received.message, received.seq), (&*sent.message, Some(sent.seq)));
     }
 }

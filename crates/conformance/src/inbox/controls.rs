@@ -140,7 +140,10 @@ pub async fn queued_messages_are_counted_and_shown(h: &mut impl Harness) {
     let queues = must(operator.get_consumer(BILLING, 10).await).expect("a consumer").queues;
     let shown: Vec<_> = queues.iter().map(|queue| (&*queue.queue, queue.length, queue.attempts)).collect();
     assert_eq!(shown, [("b", 1, 1), ("a", 3, 4)], "in the order of their next attempts");
-    assert_eq!((queues[1].head, queues[1].error.as_str()), (inbox_message(1, "a").dedup_id, "the external service refused it"));
+    assert_eq!(
+        (queues[1].head, queues[1].error.as_str()),
+        (inbox_message(1, "a").dedup_id, "the external service refused it")
+    );
     assert_eq!(must(operator.get_consumer(BILLING, 1).await).expect("a consumer").queues.len(), 1);
 }
 

@@ -159,7 +159,11 @@ pub async fn a_message_redriven_before_a_claimed_queue_is_not_overtaken(h: &mut 
     let outcome = must(inbox.begin_due(&claimed, claimed.messages[0].ordinal).await);
     assert!(!matches!(outcome, BeginOutcome::Open(..)), "another message is before it now");
     let recorded = inbox.set_back_due(&claimed, claimed.messages[0].ordinal, &retry(LONG, 2)).await;
-    assert_eq!(must(recorded), RecordOutcome::Fenced, "a failure of the claimed message does not delay the redriven one");
+    assert_eq!(
+        must(recorded),
+        RecordOutcome::Fenced,
+        "a failure of the claimed message does not delay the redriven one"
+    );
     h.advance_time(SHORT).await;
     let claimed = claim_one(&inbox).await;
     assert_eq!(numbers(&claimed), [1, 2]);

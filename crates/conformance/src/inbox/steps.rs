@@ -127,7 +127,9 @@ pub(crate) async fn handle_with_retries<H: Harness>(
     messages: &[InboxMessage],
 ) -> Vec<EnterOutcome> {
     for _ in 0..ATTEMPTS_MAX {
-        if let BeginOutcome::Open(transaction, entered) = must(inbox.begin(Enter { held: None, arrivals: messages }).await) {
+        if let BeginOutcome::Open(transaction, entered) =
+            must(inbox.begin(Enter { held: None, arrivals: messages }).await)
+        {
             finish(harness, inbox, transaction, messages, &entered).await;
             return entered;
         }
@@ -137,7 +139,13 @@ pub(crate) async fn handle_with_retries<H: Harness>(
 
 /// A failure with this action.
 pub(crate) fn failure(action: InboxFailureAction, attempts: u32) -> InboxFailure {
-    InboxFailure { action, attempts, class: "refused", error: "the external service refused it".to_owned(), backtrace: None }
+    InboxFailure {
+        action,
+        attempts,
+        class: "refused",
+        error: "the external service refused it".to_owned(),
+        backtrace: None,
+    }
 }
 
 /// A failure after which the message is retried.

@@ -31,7 +31,11 @@ pub async fn a_held_address_is_probed_by_one_key_and_released_for_all(h: &mut im
     assert_eq!(probes.len(), 1);
     assert_eq!((probes[0].probe_address.as_deref(), probes[0].attempts), (Some("x"), 0));
     assert!(waiting.iter().any(|entry| entry.message.id == batch_ids(&probes[0])[0]));
-    assert_eq!(batch_keys(&relay.read_parked().await), batch_keys(&probes), "the same key probes until its result is recorded");
+    assert_eq!(
+        batch_keys(&relay.read_parked().await),
+        batch_keys(&probes),
+        "the same key probes until its result is recorded"
+    );
     relay.settle_parked_releasing(&probes[0], 1, None, Some("x")).await;
 
     assert_eq!(relay.lease(LONG).await.held_addresses, []);
@@ -95,7 +99,8 @@ pub async fn other_addresses_of_the_destination_are_not_held(h: &mut impl Harnes
     let emitted = emit_all(h, &["a", "b", "c", "d", "e"]).await;
     let page = relay.read(10).await;
     let addresses = ["x", "x", "y", "y"];
-    let parked = page.entries.iter().zip(addresses).map(|(entry, address)| park(entry, hold_address(address))).collect();
+    let parked =
+        page.entries.iter().zip(addresses).map(|(entry, address)| park(entry, hold_address(address))).collect();
     assert_eq!(relay.settle(page.end, parked).await, SettleResult::default());
     assert_eq!(ids(&page.entries)[4], emitted[4]);
     h.advance_time(RETRY_DELAY * 2).await;

@@ -78,7 +78,8 @@ pub async fn a_dead_letter_keeps_the_original_bytes(h: &mut impl Harness) {
     must(relay.store.redrive(&mark(match_all())).await);
     let unmarked = DeadLetterFilter { unmarked: true, ..match_all() };
     assert!(must(relay.store.list_dead_letters(&unmarked, 10).await).is_empty());
-    let operator_mark = must(relay.store.list_dead_letters(&match_all(), 10).await).remove(0).marked.expect("it was marked");
+    let operator_mark =
+        must(relay.store.list_dead_letters(&match_all(), 10).await).remove(0).marked.expect("it was marked");
     assert_eq!((&*operator_mark.by, &*operator_mark.reason), ("ana", "the broker was fixed"));
     assert!(operator_mark.at >= dead_letter.dead_at, "{} is before {}", operator_mark.at, dead_letter.dead_at);
     let batches = relay.read_parked().await;
@@ -220,8 +221,10 @@ pub async fn dead_letters_are_found_by_id_key_and_route(h: &mut impl Harness) {
     let cases: [(DeadLetterFilter, &[usize]); 5] =
         [(match_all(), &[0, 1, 2]), (by_id, &[0, 2]), (by_key, &[1, 2]), (by_route, &[0, 1]), (by_both.clone(), &[1])];
     for (filter, expected) in cases {
-        let selected: Vec<_> =
-            must(relay.store.list_dead_letters(&filter, 10).await).iter().map(|dead_letter| dead_letter.message.id).collect();
+        let selected: Vec<_> = must(relay.store.list_dead_letters(&filter, 10).await)
+            .iter()
+            .map(|dead_letter| dead_letter.message.id)
+            .collect();
         assert_eq!(selected, expected.iter().map(|index| emitted[*index]).collect::<Vec<_>>(), "{filter:?}");
     }
     assert_eq!(must(relay.store.list_dead_letters(&match_all(), 2).await).len(), 2);

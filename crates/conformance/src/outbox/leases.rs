@@ -62,7 +62,10 @@ pub async fn releasing_frees_every_lease_of_the_owner(h: &mut impl Harness) {
     let second_leases = second.leases.clone();
     second.lease(LONG).await;
     assert_eq!(second.leases.len(), usize::from(SHARDS));
-    assert!(second_leases.iter().all(|lease| second.leases.contains(lease)), "the leases of the other owner are unchanged");
+    assert!(
+        second_leases.iter().all(|lease| second.leases.contains(lease)),
+        "the leases of the other owner are unchanged"
+    );
 }
 
 /// An unresponsive owner keeps its shards until the leases expire; the next owner gets a higher epoch.

@@ -84,8 +84,7 @@ pub async fn the_new_owner_begins_where_the_old_one_settled(h: &mut impl Harness
     let mut new = TestRelay::start(h.store().await, 2).await;
     assert!(new.leases.iter().all(|lease| new.position(lease) == page.end));
     let shards = must(new.store.standing(&new.leases).await);
-    let waiting: Vec<_> =
-        shards.iter().flat_map(|shard| &shard.parked_keys).map(ToString::to_string).collect();
+    let waiting: Vec<_> = shards.iter().flat_map(|shard| &shard.parked_keys).map(ToString::to_string).collect();
     assert_eq!(waiting, ["b"]);
     assert_eq!(ids(&new.drain(10).await), emitted[3..]);
 }

@@ -97,7 +97,9 @@ pub async fn any_key_and_any_error_can_be_parked(h: &mut impl Harness) {
     batches.sort_by_key(|batch| batch.messages[0].1.seq);
     assert_eq!(batch_keys(&batches), keys);
     for (batch, error) in batches.iter().zip(errors) {
-        relay.settle_parked(batch, 0, Some(PublishFailure { error: error.to_owned(), ..retry(Duration::ZERO, 2) })).await;
+        relay
+            .settle_parked(batch, 0, Some(PublishFailure { error: error.to_owned(), ..retry(Duration::ZERO, 2) }))
+            .await;
     }
     let retried = relay.read_parked().await;
     assert_eq!(retried.iter().map(|batch| batch.attempts).collect::<Vec<_>>(), [2; 4]);

@@ -34,7 +34,8 @@ async fn run_until_resharded<S: ShardLeases + OutboxReader + ParkedReader>(
     let mut read = Vec::new();
     for _ in 0..100 {
         read.extend(relay_round(relay, 3).await);
-        if relay.leases.iter().all(|lease| lease.shard_count == shards) && relay.window_limit == WindowLimit::Unlimited {
+        if relay.leases.iter().all(|lease| lease.shard_count == shards) && relay.window_limit == WindowLimit::Unlimited
+        {
             return read;
         }
     }

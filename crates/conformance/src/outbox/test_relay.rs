@@ -68,12 +68,7 @@ impl<S: ShardLeases + OutboxReader + ParkedReader> TestRelay<S> {
     }
 
     pub(crate) async fn lease_and_release(&mut self, duration: Duration, release: Vec<Lease>) -> LeaseResponse {
-        let request = LeaseRequest {
-            owner: self.owner,
-            name: format!("relay {}", self.owner),
-            duration,
-            release,
-        };
+        let request = LeaseRequest { owner: self.owner, name: format!("relay {}", self.owner), duration, release };
         let response = must(self.store.acquire_leases(request).await);
         self.leases.clone_from(&response.leases);
         self.window_limit = response.window_limit;
@@ -320,8 +315,8 @@ pub(crate) fn park_behind(entry: &LogEntry) -> ParkedMessage {
     ParkedMessage { seq: entry.seq, slot: entry.slot, key: entry.message.key.clone(), failure: None }
 }
 
-/// Emits one message per key and reads them in one page. Parks the first message of each key with `failure` and the others
-/// behind it. Returns the entries of the page, whose window is settled.
+/// Emits one message per key and reads them in one page. Parks the first message of each key with `failure` and the
+/// others behind it. Returns the entries of the page, whose window is settled.
 pub(crate) async fn emit_and_park<S>(
     h: &impl Harness<Store = S>,
     relay: &mut TestRelay<S>,

@@ -201,7 +201,11 @@ impl Group {
             if is_paused || !(plan.shared || state.lanes[number].owner == Some(connection)) {
                 continue;
             }
-            let outstanding = state.outstanding.values().filter(|outstanding| outstanding.lane == number && outstanding.to == connection).count();
+            let outstanding = state
+                .outstanding
+                .values()
+                .filter(|outstanding| outstanding.lane == number && outstanding.to == connection)
+                .count();
             let room = plan.prefetch.saturating_sub(outstanding).min(limit - deliveries.len());
             let waiting = state.lanes[number].waiting.values().filter(|message| message.due_at <= now);
             let offsets: Vec<u64> = waiting.take(room).map(|message| message.offset).collect();
@@ -280,8 +284,9 @@ impl Group {
         let all = waiting
             .chain(state.outstanding.values().map(|out| (out.lane, &out.message)))
             .chain(state.acknowledged.iter().map(|(lane, message)| (*lane, message)));
-        let by_offset: BTreeMap<u64, (usize, u64, DedupId, RawMessage)> =
-            all.map(|(lane, message)| (message.offset, (lane, message.offset, message.id, message.raw.clone()))).collect();
+        let by_offset: BTreeMap<u64, (usize, u64, DedupId, RawMessage)> = all
+            .map(|(lane, message)| (message.offset, (lane, message.offset, message.id, message.raw.clone())))
+            .collect();
         by_offset.into_values().collect()
     }
 

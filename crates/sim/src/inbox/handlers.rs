@@ -97,14 +97,7 @@ impl SimHandler {
         random: SplitMix64,
         mutant: Option<Mutant>,
     ) -> Self {
-        Self(Arc::new(Inner {
-            consumer,
-            shared,
-            pause_gate,
-            kill_signal,
-            random: Mutex::new(random),
-            mutant,
-        }))
+        Self(Arc::new(Inner { consumer, shared, pause_gate, kill_signal, random: Mutex::new(random), mutant }))
     }
 
     /// Registers the handlers by message type: inside the transaction, or with a call before it.

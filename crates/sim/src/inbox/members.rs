@@ -104,12 +104,7 @@ impl MemberHost {
     fn start(&self, random: &mut SplitMix64) -> RunningMember {
         let (pause_gate, kill_signal) = (PauseGate::default(), Arc::<Notify>::default());
         let mut link = |faults| {
-            FaultyLink::new(
-                Arc::clone(&self.history),
-                self.network.clone(),
-                faults,
-                SplitMix64::new(random.next_u64()),
-            )
+            FaultyLink::new(Arc::clone(&self.history), self.network.clone(), faults, SplitMix64::new(random.next_u64()))
         };
         let (store, broker) =
             (link(self.scenario.store_link_faults(self.plan())), link(self.scenario.broker_link_faults(self.plan())));
@@ -119,7 +114,14 @@ impl MemberHost {
         let port = MutantConsumer::new(port, self.mutant);
         let handler_random = SplitMix64::new(random.next_u64());
         let shared = Arc::clone(&self.shared);
-        let handler = SimHandler::new(self.consumer, shared, pause_gate.clone(), Arc::clone(&kill_signal), handler_random, self.mutant);
+        let handler = SimHandler::new(
+            self.consumer,
+            shared,
+            pause_gate.clone(),
+            Arc::clone(&kill_signal),
+            handler_random,
+            self.mutant,
+        );
         let runtime = ConsumerRuntime::with_seed(
             Arc::new(inbox),
             Arc::new(port),

@@ -56,7 +56,7 @@ pub struct MemberFaults {
     pub paused_permille: u64,
 }
 
-/// What happens to dead letters at the end.
+/// The treatment of dead letters at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeadLetterEnding {
     /// The handlers are fixed, and they are redriven.
@@ -105,7 +105,7 @@ pub struct Scenario {
     pub control_interval: Option<Duration>,
     /// When replays start.
     pub replays: Vec<Duration>,
-    /// What happens to dead letters at the end.
+    /// The treatment of dead letters at the end.
     pub ending: DeadLetterEnding,
 }
 
@@ -192,12 +192,7 @@ impl Scenario {
     /// The faults of a member's link to the store.
     pub fn store_link_faults(&self, plan: &ConsumerPlan) -> LinkFaults {
         let outages = self.database_outages.iter().map(|(span, _)| *span).collect();
-        LinkFaults {
-            rates: self.store.clone(),
-            until: self.faults_for,
-            lease: plan.config.heartbeat_ttl,
-            outages,
-        }
+        LinkFaults { rates: self.store.clone(), until: self.faults_for, lease: plan.config.heartbeat_ttl, outages }
     }
 
     /// The faults of an operator's link to the store.
@@ -209,12 +204,7 @@ impl Scenario {
     /// The faults of a member's link to the broker.
     pub fn broker_link_faults(&self, plan: &ConsumerPlan) -> LinkFaults {
         let outages = self.broker_outages.clone();
-        LinkFaults {
-            rates: self.broker.clone(),
-            until: self.faults_for,
-            lease: plan.config.heartbeat_ttl,
-            outages,
-        }
+        LinkFaults { rates: self.broker.clone(), until: self.faults_for, lease: plan.config.heartbeat_ttl, outages }
     }
 }
 

@@ -242,8 +242,10 @@ impl Server {
         let claimed = self.inner.claim_due(queues, messages, duration).await?;
         for claimed in &claimed {
             self.history.record(Event::QueueClaimed(self.claim_ref(claimed)));
-            let messages =
-                claimed.messages.iter().map(|waiting| ((claimed.queue.clone(), waiting.ordinal), waiting.message.dedup_id));
+            let messages = claimed
+                .messages
+                .iter()
+                .map(|waiting| ((claimed.queue.clone(), waiting.ordinal), waiting.message.dedup_id));
             self.sessions.lock().queued.extend(messages);
         }
         Ok(claimed)

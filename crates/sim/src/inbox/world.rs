@@ -295,7 +295,8 @@ impl World {
             left.extend(open.map(|queue| format!("queue {} of c{consumer} waits", queue.queue)));
         }
         let dead_letters = self.operator_port.dead_letters().await;
-        let pending = dead_letters.iter().filter(|(_, dead_letter)| dead_letter.state == DeadLetterState::Dead && !leaves);
+        let pending =
+            dead_letters.iter().filter(|(_, dead_letter)| dead_letter.state == DeadLetterState::Dead && !leaves);
         left.extend(pending.map(|(consumer, _)| format!("a dead letter of c{consumer} is pending")));
         left
     }

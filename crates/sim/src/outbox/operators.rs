@@ -47,7 +47,8 @@ impl Operator {
             }
             let name = MessageName::of(&dead_letter.message);
             let filter = DeadLetterFilter { ids: vec![name.id], ..DeadLetterFilter::default() };
-            let request = MarkRequest { filter, dry_run: false, by: "an operator".to_owned(), reason: "a test".to_owned() };
+            let request =
+                MarkRequest { filter, dry_run: false, by: "an operator".to_owned(), reason: "a test".to_owned() };
             let marked_counts = [self.mark_once(&request, discard).await, self.mark_once(&request, discard).await];
             if marked_counts[0] == 1 {
                 self.history.record(Event::Marked { name: name.clone(), discard });
@@ -59,7 +60,8 @@ impl Operator {
     }
 
     async fn mark_once(&self, request: &MarkRequest, discard: bool) -> u64 {
-        let marked = if discard { self.destination.discard(request).await } else { self.destination.redrive(request).await };
+        let marked =
+            if discard { self.destination.discard(request).await } else { self.destination.redrive(request).await };
         marked.unwrap_or_default()
     }
 

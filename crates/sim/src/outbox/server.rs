@@ -94,7 +94,8 @@ impl Server {
             if *result == ParkedResult::LeaseLost {
                 continue;
             }
-            self.history.record(Event::Wrote { lease: LeaseRef::from(&settlement.lease), text: "advanced a parked key" });
+            self.history
+                .record(Event::Wrote { lease: LeaseRef::from(&settlement.lease), text: "advanced a parked key" });
             if let Some((number, failure)) = &settlement.failed {
                 let name = self.known.lock().by_queue.get(&(settlement.key.clone(), *number)).cloned();
                 self.record_parked(name, failure);

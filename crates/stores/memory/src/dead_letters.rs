@@ -87,18 +87,17 @@ impl DestinationTables {
     ) -> Vec<DeadLetter> {
         let timestamp = |time| timestamp(started_at, time);
         let rows = self.dead_letters.values().filter(|row| row.matches(filter)).take(limit);
-        rows
-            .map(|row| DeadLetter {
-                message: row.entry.message.as_ref().clone(),
-                error: row.error.clone(),
-                class: row.class.to_owned(),
-                attempts: row.attempts,
-                route: row.route.clone(),
-                dead_at: timestamp(row.dead_at),
-                state: row.state.as_str().to_owned(),
-                marked: row.marked.clone().map(|(at, by, reason)| OperatorMark { at: timestamp(at), by, reason }),
-            })
-            .collect()
+        rows.map(|row| DeadLetter {
+            message: row.entry.message.as_ref().clone(),
+            error: row.error.clone(),
+            class: row.class.to_owned(),
+            attempts: row.attempts,
+            route: row.route.clone(),
+            dead_at: timestamp(row.dead_at),
+            state: row.state.as_str().to_owned(),
+            marked: row.marked.clone().map(|(at, by, reason)| OperatorMark { at: timestamp(at), by, reason }),
+        })
+        .collect()
     }
 
     /// Marks unmarked dead letters and returns how many.

@@ -116,7 +116,8 @@ impl inbox::Inbox for Inbox {
         lease: Option<&LaneLease>,
         duration: Duration,
     ) -> Result<ClaimOutcome, StoreError> {
-        let claimed = with_lock_timeout(&self.state, |state| state.claim_call(&self.scope, message, lease, duration)).await;
+        let claimed =
+            with_lock_timeout(&self.state, |state| state.claim_call(&self.scope, message, lease, duration)).await;
         Ok(claimed.unwrap_or(ClaimOutcome::Busy(LOCK_TIMEOUT)))
     }
 

@@ -49,21 +49,25 @@ impl Tables {
                 let last = shard.progress.len().saturating_sub(1);
                 let keep = shard.progress.partition_point(|(time, _)| *time <= before).min(last);
                 shard.progress.drain(..keep);
-                referenced.extend(shard.progress.iter().flat_map(|(_, position)| [position.from_tick, position.to_tick]));
+                referenced
+                    .extend(shard.progress.iter().flat_map(|(_, position)| [position.from_tick, position.to_tick]));
             }
             referenced.extend(destination.resharding_tick());
             destination.dead_letters.retain(|_, row| !row.is_settled_before(before));
         }
         // A relay may be inside a window that starts at a settled tick and ends at any later one.
         let oldest = self.destinations.values().flat_map(DestinationTables::settled_ticks).min().unwrap_or(i64::MAX);
-        self.log.ticks.retain(|number, tick| *number >= oldest || referenced.contains(number) || tick.created_at > before);
+        self.log
+            .ticks
+            .retain(|number, tick| *number >= oldest || referenced.contains(number) || tick.created_at > before);
     }
 
     fn warnings(&self, oldest: i64, held_back: usize) -> Vec<String> {
         if held_back == 0 {
             return Vec::new();
         }
-        let behind = self.destinations.iter().filter(|(_, destination)| destination.settled_ticks().any(|tick| tick == oldest));
+        let behind =
+            self.destinations.iter().filter(|(_, destination)| destination.settled_ticks().any(|tick| tick == oldest));
         behind.map(|(name, _)| format!("destination `{name}` holds back {held_back} messages from retention")).collect()
     }
 }

@@ -100,8 +100,12 @@ impl GroupState {
 
     /// Delivers the outstanding messages of a lane to another consumer as well.
     pub(super) fn duplicate_lane(&mut self, lane: usize) {
-        let copies: Vec<StoredMessage> =
-            self.outstanding.values().filter(|outstanding| outstanding.lane == lane).map(|outstanding| outstanding.message.clone()).collect();
+        let copies: Vec<StoredMessage> = self
+            .outstanding
+            .values()
+            .filter(|outstanding| outstanding.lane == lane)
+            .map(|outstanding| outstanding.message.clone())
+            .collect();
         for message in copies {
             if !self.settled.contains(&message.offset) {
                 self.lanes[lane].waiting.entry(message.offset).or_insert(message);

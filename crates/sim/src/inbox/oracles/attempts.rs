@@ -71,11 +71,7 @@ pub(super) fn no_more_than_the_policy_has(record: &Record) -> Option<Violation> 
             Event::Delivered { .. } => tries.deliveries += 1,
             Event::HandlerReturned { result: "retry" | "poison" | "panic" | "nothing", .. } => tries.failed += 1,
             Event::FailureRecorded { attempts, .. } if *attempts > max => {
-                return Some(violation_of(
-                    "P5",
-                    case,
-                    format!("{case} has {attempts} attempts, and its policy {max}"),
-                ));
+                return Some(violation_of("P5", case, format!("{case} has {attempts} attempts, and its policy {max}")));
             }
             _ => {}
         }

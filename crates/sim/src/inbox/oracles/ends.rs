@@ -120,6 +120,7 @@ pub(super) fn nothing_is_unfinished(record: &Record) -> Option<Violation> {
         }
     }
     let effects = record.events.iter().filter(|(_, event)| matches!(event, Event::Effect(_))).count();
-    (effects != record.effects)
-        .then(|| violation("P6", None, format!("{effects} effects were committed, and the ledger has {}", record.effects)))
+    (effects != record.effects).then(|| {
+        violation("P6", None, format!("{effects} effects were committed, and the ledger has {}", record.effects))
+    })
 }

@@ -116,7 +116,8 @@ impl ConsumerTables {
         self.members.insert(heartbeat.owner, member);
         self.removed_at = None;
         for (lane, row) in self.lanes.iter_mut().filter(|(_, row)| row.owner == Some(heartbeat.owner)) {
-            let offset = heartbeat.settled_offsets.iter().find(|(reported, _)| reported == lane).and_then(|(_, offset)| *offset);
+            let offset =
+                heartbeat.settled_offsets.iter().find(|(reported, _)| reported == lane).and_then(|(_, offset)| *offset);
             row.settled_offset = offset.or(row.settled_offset);
             row.breaker = heartbeat.breakers.iter().find(|(open, _)| open == lane).map(|(_, reason)| reason.clone());
         }

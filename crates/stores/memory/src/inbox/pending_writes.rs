@@ -74,7 +74,10 @@ impl PendingWrites {
                     tables.set_state(message.dedup_id, Known::Waiting, now);
                     tables.trace(self.traced, &message, Known::Waiting, now);
                     // Never create a queue here: a member that empties one waits for this transaction first.
-                    assert!(tables.queues.contains_key(&message.queue), "a queue exists while a transaction appends to it");
+                    assert!(
+                        tables.queues.contains_key(&message.queue),
+                        "a queue exists while a transaction appends to it"
+                    );
                     tables.append(QueuedRow::new(message), now);
                 }
                 WriteKind::Duplicate => tables.trace_repeat(self.traced, message.dedup_id),

@@ -24,7 +24,8 @@ impl ConsumerTables {
         let dead_letters = drain(&mut self.dead_letters, limit, |row| {
             row.state != DeadLetterState::Dead && row.marked_at < before(retention.dead_letters)
         });
-        let traces = retention.trace.is_some_and(|time| drain(&mut self.traces, limit, |trace| trace.at < before(time)));
+        let traces =
+            retention.trace.is_some_and(|time| drain(&mut self.traces, limit, |trace| trace.at < before(time)));
         let members = drain(&mut self.members, limit, |member| member.expires_at < before(DEAD_MEMBERS));
         rows || dead_letters || traces || members
     }

@@ -75,7 +75,8 @@ impl ConsumerTables {
             queue.messages.retain(|_, waiting| {
                 let dedup_id = waiting.message.dedup_id;
                 let reopened = rows.get(&dedup_id).is_some_and(|row| row.state == Known::Redriven);
-                let stays = dedup_id.replay != number || waiting.unfinished_starts > 0 || waiting.attempts > 0 || reopened;
+                let stays =
+                    dedup_id.replay != number || waiting.unfinished_starts > 0 || waiting.attempts > 0 || reopened;
                 if !stays {
                     // No broker redelivers a replayed message, so its row is not needed to detect repeats.
                     rows.remove(&dedup_id);
@@ -88,7 +89,8 @@ impl ConsumerTables {
         if let Some(replay) = replays.get_mut(&number) {
             replay.state = ReplayState::Stopped;
             replay.enqueued -= removed.len() as u64;
-            let first = replay.batches.iter().find(|(_, enqueued)| enqueued.iter().any(|dedup_id| removed.contains(dedup_id)));
+            let first =
+                replay.batches.iter().find(|(_, enqueued)| enqueued.iter().any(|dedup_id| removed.contains(dedup_id)));
             if let Some((from, _)) = first {
                 replay.cursor.clone_from(from);
             }

@@ -34,7 +34,8 @@ impl Tables {
                 if let Some(first) = queue.messages.values_mut().next().filter(|first| first.not_before <= now) {
                     first.unfinished_starts += 1;
                 }
-                let reopened = |dedup_id: DedupId| tables.rows.get(&dedup_id).is_some_and(|row| row.state == Known::Redriven);
+                let reopened =
+                    |dedup_id: DedupId| tables.rows.get(&dedup_id).is_some_and(|row| row.state == Known::Redriven);
                 let waiting = |(number, waiting): (&i64, &QueuedRow)| inbox::QueuedMessage {
                     ordinal: *number,
                     message: waiting.message.clone(),
@@ -91,7 +92,8 @@ impl Tables {
             return None;
         }
         let tables = self.tables(scope);
-        let Some(queue) = tables.queues.get_mut(&claimed.queue).filter(|queue| queue.is_claimed_by(claimed.token)) else {
+        let Some(queue) = tables.queues.get_mut(&claimed.queue).filter(|queue| queue.is_claimed_by(claimed.token))
+        else {
             return Some(());
         };
         queue.claim = None;

@@ -105,5 +105,9 @@ async fn a_replay_that_stops_by_itself_keeps_queues_with_an_open_append() {
         operator.enqueue_replay("billing", number, batch(&[], Some("2"), None)).await.unwrap(),
         EnqueueOutcome::NotRunning
     );
-    assert_eq!(operator.list_consumers().await.unwrap()[0].waiting, 2, "one was started, the other arrived from the broker");
+    assert_eq!(
+        operator.list_consumers().await.unwrap()[0].waiting,
+        2,
+        "one was started, the other arrived from the broker"
+    );
 }
