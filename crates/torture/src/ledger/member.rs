@@ -61,7 +61,7 @@ impl Member {
             retry: retries(),
             handler_timeout: Duration::from_secs(2),
             heartbeat_interval: heartbeat_ttl / 4,
-            heartbeat_ttl: heartbeat_ttl,
+            heartbeat_ttl,
             lane_acquire_interval: heartbeat_ttl / 10,
             lane_idle_timeout: heartbeat_ttl / 2,
             retry_poll_interval: Duration::from_millis(50),
