@@ -32,7 +32,8 @@ impl Account {
 
     pub(crate) fn give(self, path: &Path) -> Result<()> {
         if let Some((user, group)) = self.ids {
-            chown(path, Some(user), Some(group)).with_context(|| format!("cannot give `{}` away", path.display()))?;
+            chown(path, Some(user), Some(group))
+                .with_context(|| format!("cannot change the owner of `{}`", path.display()))?;
         }
         Ok(())
     }
@@ -46,5 +47,5 @@ pub(crate) fn own_id() -> Result<u32> {
 fn id(flag: &str) -> Result<u32> {
     let output = Command::new("id").args([flag, "postgres"]).output().context("cannot run `id`")?;
     let text = String::from_utf8_lossy(&output.stdout);
-    text.trim().parse().context("there is no user `postgres`; the package `postgresql-15` makes it")
+    text.trim().parse().context("there is no user `postgres`; the package `postgresql-15` creates it")
 }

@@ -25,7 +25,7 @@ pub(crate) fn run(runner: &Runner) -> Result<ExitCode> {
     sim(runner, None, Some(SEEDS))?;
     step("deny");
     deny(runner)?;
-    step("all is well");
+    step("all checks passed");
     Ok(ExitCode::SUCCESS)
 }
 
@@ -43,7 +43,9 @@ pub(crate) fn sim(runner: &Runner, seed: Option<u64>, seeds: Option<u64>) -> Res
 fn deny(runner: &Runner) -> Result<()> {
     let probe = Command::new("cargo-deny").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     if probe.is_err() {
-        eprintln!("no `cargo-deny`, so licences and bans go unchecked; `cargo install --locked cargo-deny` brings it");
+        eprintln!(
+            "no `cargo-deny`, so licences and bans are not checked; install it with `cargo install --locked cargo-deny`"
+        );
         return Ok(());
     }
     runner.run(&mut cargo::command(&["deny", "check"])?)

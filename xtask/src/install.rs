@@ -137,13 +137,9 @@ pub(crate) fn debian(runner: &Runner, packages: &[Package]) -> Result<()> {
 pub(crate) fn cache() -> Result<PathBuf> {
     let temporary = std::env::temp_dir().canonicalize().context("no directory for temporary files")?;
     let path = temporary.join("relevo-services");
-    std::fs::create_dir_all(&path).with_context(|| format!("cannot make `{}`", path.display()))?;
+    std::fs::create_dir_all(&path).with_context(|| format!("cannot create `{}`", path.display()))?;
     // Programs are run from this directory, so another user must not own it.
-    ensure!(
-        std::fs::metadata(&path)?.uid() == own_id()?,
-        "`{}` belongs to somebody else; set `TMPDIR`",
-        path.display()
-    );
+    ensure!(std::fs::metadata(&path)?.uid() == own_id()?, "`{}` belongs to another user; set `TMPDIR`", path.display());
     Ok(path)
 }
 

@@ -3,7 +3,7 @@
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,
-    reason = "a command line tool: what others read goes to stdout, everything else to stderr"
+    reason = "a command line tool: results go to stdout, everything else to stderr"
 )]
 
 mod account;
@@ -81,8 +81,8 @@ fn main() -> ExitCode {
         Ok(runner) => runner,
         Err(error) => return failed(&error),
     };
-    let done = dispatch(&runner, arguments.command);
-    match (runner.signal(), done) {
+    let result = dispatch(&runner, arguments.command);
+    match (runner.signal(), result) {
         // The exit code that a shell reports for a command that a signal ended.
         (Some(signal), _) => ExitCode::from(128 + signal),
         (None, Ok(code)) => code,

@@ -32,11 +32,11 @@ pub(crate) struct Prepared {
     pub(crate) urls: Vec<String>,
 }
 
-/// The server is ready when it answers the bytes of `says` with a response that starts with `hears`.
+/// The server is ready when it answers the bytes of `request` with bytes that start with `response`.
 pub(crate) struct Probe {
     pub(crate) port: u16,
-    pub(crate) says: Vec<u8>,
-    pub(crate) hears: &'static [u8],
+    pub(crate) request: Vec<u8>,
+    pub(crate) response: &'static [u8],
 }
 
 /// A server that stops, and whose files are deleted, when the value is dropped or this program is killed.
@@ -82,7 +82,7 @@ fn port_of(url: &str) -> Option<u16> {
 impl Directory {
     /// Starts a new server in an empty directory, on free ports.
     pub(crate) fn start(&self, kind: &dyn Kind) -> Result<Started> {
-        let mut said = String::new();
+        let mut log = String::new();
         for _ in 0..STARTS_MAX {
             let prepared = kind.prepare(&self.path)?;
             if let Some(process) = self.try_start(prepared.command, &prepared.probes)? {
@@ -92,13 +92,13 @@ impl Directory {
             // Another process may have taken a port first. The next attempt starts with an empty directory: a RabbitMQ
             // that finds files assumes that an older version wrote them, and leaves newer features disabled.
             self.stop()?;
-            said = self.output();
+            log = self.output();
             for entry in std::fs::read_dir(&self.path)? {
                 let path = entry?.path();
                 if path.is_dir() { std::fs::remove_dir_all(path)? } else { std::fs::remove_file(path)? }
             }
         }
-        bail!("a server does not start:\n{said}")
+        bail!("a server does not start:\n{log}")
     }
 
     fn try_start(&self, mut command: Command, probes: &[Probe]) -> Result<Option<Child>> {
@@ -126,7 +126,7 @@ impl Directory {
         urls.lines().all(answers).then(|| (process, urls.lines().map(str::to_owned).collect()))
     }
 
-    /// Kills the server at once. It holds no data that anyone needs.
+    /// Kills the server at once. Its data is not needed any more.
     pub(crate) fn stop(&self) -> Result<()> {
         let deadline = Instant::now() + END_DEADLINE;
         loop {
@@ -162,19 +162,20 @@ impl Directory {
 impl Probe {
     /// A `GET` request that must be answered with status 200.
     pub(crate) fn http(port: u16, path: &str, headers: &str) -> Self {
-        let says = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n").into_bytes();
-        Self { port, says, hears: b"HTTP/1.1 200" }
+        let request =
+            format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n").into_bytes();
+        Self { port, request, response: b"HTTP/1.1 200" }
     }
 
     fn succeeds(&self) -> bool {
-        let ask = || {
+        let receive = || {
             let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port))?;
             stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-            stream.write_all(&self.says)?;
-            let mut heard = vec![0; self.hears.len()];
-            stream.read_exact(&mut heard)?;
-            std::io::Result::Ok(heard)
+            stream.write_all(&self.request)?;
+            let mut received = vec![0; self.response.len()];
+            stream.read_exact(&mut received)?;
+            std::io::Result::Ok(received)
         };
-        ask().is_ok_and(|heard| heard == self.hears)
+        receive().is_ok_and(|received| received == self.response)
     }
 }

@@ -48,7 +48,7 @@ impl Kind for RabbitMq {
         if let BusyWait::Ordinary = self.0 {
             command.env("RABBITMQ_SCHEDULER_BUSY_WAIT_THRESHOLD", "medium");
         }
-        let greeting = Probe { port: amqp, says: b"AMQP\x00\x00\x09\x01".to_vec(), hears: b"\x01" };
+        let greeting = Probe { port: amqp, request: b"AMQP\x00\x00\x09\x01".to_vec(), response: b"\x01" };
         Ok(Prepared {
             command,
             probes: vec![greeting, Probe::http(management, "/api/overview", LOGIN)],

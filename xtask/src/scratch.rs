@@ -41,7 +41,7 @@ impl Scratch {
         let parent = PARENT.get().cloned().unwrap_or_else(std::env::temp_dir);
         let parent = parent.canonicalize().context("no directory for temporary files")?;
         let path = parent.join(format!("relevo-xtask-{}-{}", std::process::id(), free_port()?));
-        std::fs::create_dir(&path).with_context(|| format!("cannot make `{}`", path.display()))?;
+        std::fs::create_dir(&path).with_context(|| format!("cannot create `{}`", path.display()))?;
         let watchdog = Command::new("sh")
             .args(["-c", include_str!("../../crates/testkit/src/watchdog.sh"), "watchdog"])
             .arg(&path)

@@ -157,7 +157,7 @@ impl Service for Marked {
 
 fn renew(path: &Path) -> Result<()> {
     clear(path)?;
-    std::fs::create_dir(path).with_context(|| format!("cannot make `{}`", path.display()))
+    std::fs::create_dir(path).with_context(|| format!("cannot create `{}`", path.display()))
 }
 
 fn clear(path: &Path) -> Result<()> {

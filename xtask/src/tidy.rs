@@ -65,13 +65,13 @@ pub(crate) fn run() -> Result<()> {
     }
     match findings.len() {
         0 => Ok(()),
-        number => bail!("tidy found {number} to put right"),
+        number => bail!("tidy found {number} problems"),
     }
 }
 
 /// All files of the project, sorted, relative to its root directory.
 fn files(root: &Path) -> Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
+    let mut files = Vec::new();
     let mut open = vec![root.to_owned()];
     while let Some(directory) = open.pop() {
         for entry in std::fs::read_dir(&directory).with_context(|| format!("cannot list `{}`", directory.display()))? {
@@ -81,10 +81,10 @@ fn files(root: &Path) -> Result<Vec<PathBuf>> {
             if kind.is_dir() && name != "target" && !name.to_string_lossy().starts_with('.') {
                 open.push(entry.path());
             } else if kind.is_file() {
-                found.push(entry.path().strip_prefix(root)?.to_owned());
+                files.push(entry.path().strip_prefix(root)?.to_owned());
             }
         }
     }
-    found.sort();
-    Ok(found)
+    files.sort();
+    Ok(files)
 }

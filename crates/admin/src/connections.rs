@@ -157,25 +157,25 @@ mod tests {
     async fn a_request_that_arrives_byte_by_byte_times_out() {
         let (mut client, server) = duplex(64);
         let mut server = Connection::new(server, PATIENCE, None);
-        let began = Instant::now();
-        while began.elapsed() <= PATIENCE {
+        let start = Instant::now();
+        while start.elapsed() <= PATIENCE {
             client.write_all(b"G").await.expect("there is room");
             advance(PATIENCE / 4).await;
-            server.read_u8().await.expect("a letter");
+            server.read_u8().await.expect("a byte");
         }
-        let error = server.read_u8().await.expect_err("the next one is not waited for");
+        let error = server.read_u8().await.expect_err("the time limit has passed");
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-        assert!(began.elapsed() < 2 * PATIENCE, "{:?}", began.elapsed());
+        assert!(start.elapsed() < 2 * PATIENCE, "{:?}", start.elapsed());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_client_that_reads_may_ask_again_and_one_that_does_not_times_out() {
+    async fn a_client_that_reads_may_send_more_requests_and_one_that_does_not_times_out() {
         let (mut client, server) = duplex(4);
         let mut server = Connection::new(server, PATIENCE, None);
         for _ in 0..5 {
             advance(PATIENCE / 2).await;
-            server.write_all(b"fine").await.expect("it is taken");
-            client.read_exact(&mut [0; 4]).await.expect("an answer");
+            server.write_all(b"fine").await.expect("the client reads");
+            client.read_exact(&mut [0; 4]).await.expect("a response");
         }
         let error = server.write_all(b"more than there is room for").await.expect_err("the client does not read");
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);

@@ -29,7 +29,7 @@ pub struct Check {
     pub consumer: String,
     /// Whether the check succeeded.
     pub ok: bool,
-    /// What was found, as a readable sentence.
+    /// The finding, as a readable sentence.
     pub seen: String,
 }
 
@@ -59,7 +59,7 @@ pub struct Part {
     pub ok: bool,
     /// Whether the result of the probe depends on it.
     pub needed: bool,
-    /// What was found, as a readable sentence.
+    /// The finding, as a readable sentence.
     pub seen: String,
 }
 
@@ -80,7 +80,7 @@ impl Report {
         Self { checks: Vec::new(), parts: Vec::new(), ..self }
     }
 
-    /// Marks the report as successful whatever the checks say, because it has succeeded before.
+    /// Marks the report as successful, because it has succeeded before.
     pub(crate) fn once_good(mut self) -> Self {
         for check in self.checks.iter_mut().filter(|check| !check.ok) {
             (check.ok, check.seen) = (true, "has started".to_owned());

@@ -23,7 +23,7 @@ pub const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 /// Time for responses that are in progress at shutdown.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// The state that a process reports about itself. All answers come from memory: a probe must never wait for the thing
+/// The state that a process reports about itself. All values come from memory: a probe must never wait for the thing
 /// that it checks.
 pub trait Observe: Send + Sync + 'static {
     /// Whether the process works, however long it waits for other systems. If not, it should be restarted.

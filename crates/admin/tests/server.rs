@@ -58,16 +58,16 @@ impl Running {
     async fn get(&self, path: &str, header: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(self.address).await.expect("it listens");
         let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{header}\r\n");
-        stream.write_all(request.as_bytes()).await.expect("it reads");
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.expect("it answers");
-        let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
+        stream.write_all(request.as_bytes()).await.expect("the server reads");
+        let mut response = String::new();
+        stream.read_to_string(&mut response).await.expect("the server responds");
+        let (head, body) = response.split_once("\r\n\r\n").expect("a head and a body");
         (head[9..12].parse().expect("a status"), body.to_owned())
     }
 }
 
 #[tokio::test]
-async fn a_probe_says_what_and_why() {
+async fn a_probe_returns_its_checks_and_reasons() {
     let server = Running::start(None).await;
     assert_eq!(server.get("/livez", "").await, (200, r#"{"ok":true}"#.to_owned()));
     let (status, body) = server.get("/readyz", "").await;
@@ -79,7 +79,7 @@ async fn a_probe_says_what_and_why() {
 }
 
 #[tokio::test]
-async fn what_has_started_once_has_started() {
+async fn a_started_process_stays_started() {
     let server = Running::start(None).await;
     let (status, body) = server.get("/startupz", "").await;
     assert!(status == 503 && body.contains("starting"), "{status} {body}");
@@ -88,7 +88,7 @@ async fn what_has_started_once_has_started() {
     server.observed.0.store(false, Ordering::Relaxed);
     let (status, body) = server.get("/startupz", "").await;
     assert!(status == 200 && body.contains("has started"), "{status} {body}");
-    assert_eq!(server.get("/readyz", "").await.0, 503, "that is the other probe's to tell");
+    assert_eq!(server.get("/readyz", "").await.0, 503, "only the readiness probe reports it");
 }
 
 #[tokio::test]
@@ -104,14 +104,14 @@ async fn without_the_token_probes_give_no_reasons_and_metrics_are_refused() {
 }
 
 #[tokio::test]
-async fn a_taken_port_is_told() {
+async fn a_taken_port_is_an_error() {
     let server = Running::start(None).await;
     let error = Server::bind(server.address).await.err().unwrap();
     assert!(matches!(error, Error::Taken(address) if address == server.address));
 }
 
 #[tokio::test]
-async fn it_ends_though_a_client_keeps_its_connection_open() {
+async fn shutdown_does_not_wait_for_open_connections() {
     let mut server = Running::start(None).await;
     let idle = TcpStream::connect(server.address).await.unwrap();
     server.get("/livez", "").await;
@@ -121,21 +121,21 @@ async fn it_ends_though_a_client_keeps_its_connection_open() {
 }
 
 #[tokio::test]
-async fn connections_have_a_limit_and_whoever_comes_later_is_answered_when_one_ends() {
+async fn connections_above_the_limit_wait_until_one_closes() {
     let server = Running::start(None).await;
     let mut idle = Vec::new();
     for _ in 0..64 {
         idle.push(TcpStream::connect(server.address).await.expect("it listens"));
     }
-    let mut asked = Box::pin(server.get("/livez", ""));
-    let early = tokio::time::timeout(Duration::from_millis(200), &mut asked).await;
-    assert!(early.is_err(), "there is no room for it");
+    let mut request = Box::pin(server.get("/livez", ""));
+    let early = tokio::time::timeout(Duration::from_millis(200), &mut request).await;
+    assert!(early.is_err(), "all connections are in use");
     drop(idle.pop());
-    assert_eq!(asked.await.0, 200);
+    assert_eq!(request.await.0, 200);
 }
 
 #[tokio::test]
-async fn a_services_own_port_gives_up_whoever_says_nothing() {
+async fn a_silent_connection_is_closed() {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
     let limits = Limits { connections_max: 2, patience: Duration::from_millis(500) };
@@ -147,7 +147,7 @@ async fn a_services_own_port_gives_up_whoever_says_nothing() {
     }
     // The port serves two connections at a time.
     for mut silent in silent {
-        let given_up = tokio::time::timeout(20 * limits.patience, silent.read(&mut [0])).await;
-        assert_eq!(given_up.expect("nobody waits for ever").expect("it is closed"), 0);
+        let closed = tokio::time::timeout(20 * limits.patience, silent.read(&mut [0])).await;
+        assert_eq!(closed.expect("it is closed in time").expect("it is closed"), 0);
     }
 }

@@ -44,10 +44,10 @@ pub(crate) async fn drain(
     time: Duration,
 ) -> anyhow::Result<f64> {
     let mut connection = options.connect().await?;
-    let began = Instant::now();
-    let mut done = 0_u32;
+    let start = Instant::now();
+    let mut count = 0_u32;
     let reports = OutcomeReceiver::default();
-    while began.elapsed() < time {
+    while start.elapsed() < time {
         let mut tx = connection.begin().await?;
         let rows = sqlx::query(
             "SELECT id, message_id, topic, key, type, content_type, payload FROM plain_outbox \
@@ -87,7 +87,7 @@ pub(crate) async fn drain(
             .execute(&mut *tx)
             .await?;
         tx.commit().await?;
-        done += u32::try_from(ids.len())?;
+        count += u32::try_from(ids.len())?;
     }
-    Ok(f64::from(done) / began.elapsed().as_secs_f64())
+    Ok(f64::from(count) / start.elapsed().as_secs_f64())
 }

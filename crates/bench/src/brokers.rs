@@ -126,7 +126,7 @@ pub(crate) async fn measure(server: &PgConnectOptions, only: Option<&str>, repor
         kind.empty().await?;
         bench.rewind().await?;
         let peak = memory::peak_of_child(bench.options.to_url_lossy().as_ref(), Some(kind))?;
-        report.told(&format!("{}: resident memory", kind.name()), peak, "MB", format!("draining {COUNT}"));
+        report.record(&format!("{}: resident memory", kind.name()), peak, "MB", format!("draining {COUNT}"));
     }
     Ok(())
 }
@@ -169,7 +169,7 @@ async fn latencies(
     (p50, p99): (f64, f64),
     report: &mut Report,
 ) -> anyhow::Result<()> {
-    let [mut alone, mut publishing, mut whole] = [const { Rounds::new() }; 3];
+    let [mut alone, mut publishing, mut total] = [const { Rounds::new() }; 3];
     let stolen = Stolen::since_now();
     for _ in 0..ROUNDS {
         let bench = Bench::new(server, "brokers_latency").await?;
@@ -188,23 +188,23 @@ async fn latencies(
         let receipts = latency::Receipts::default();
         let broker = Timed::new(kind.open().await?, Arc::clone(&receipts));
         let millis = broker.millis();
-        whole.push(latency::at_rate(&bench, Arc::new(broker), &receipts, 1000, 4, LATENCY_TIME).await?);
+        total.push(latency::at_rate(&bench, Arc::new(broker), &receipts, 1000, 4, LATENCY_TIME).await?);
         let mut millis = std::mem::take(&mut *millis.lock());
         millis.sort_by(f64::total_cmp);
         publishing.push(millis);
     }
     let stolen = stolen.percent();
-    let told = |percent| {
+    let details = |percent| {
         format!(
-            "{}; {:.1} ms of it publishing; the client alone {:.1} ms; {stolen:.0} % of the machine was taken by others",
-            whole.spread(percent),
+            "{}; {:.1} ms of it publishing; the client alone {:.1} ms; {stolen:.0} % of the CPU time was stolen",
+            total.spread(percent),
             publishing.percentile(percent),
             alone.percentile(percent)
         )
     };
     let name = |part: &str| format!("{}: COMMIT to confirm at 1000/s, {part}", kind.name());
-    report.at_most(&name("p50"), whole.percentile(50), "ms", p50, told(50));
-    report.at_most(&name("p99"), whole.percentile(99), "ms", p99, told(99));
+    report.at_most(&name("p50"), total.percentile(50), "ms", p50, details(50));
+    report.at_most(&name("p99"), total.percentile(99), "ms", p99, details(99));
     Ok(())
 }
 

@@ -52,10 +52,10 @@ async fn idle(server: &PgConnectOptions, relevo: &Path, scratch: &Path, report: 
     let store = relevo_store_postgres::Store::open(relevo_store_postgres::Config::new(bench.options.clone(), "main"));
     store.await?.add_destination(IDLE_SHARDS, StartFrom::Now).await?;
     let url = bench.options.to_url_lossy().to_string();
-    let began = Instant::now();
+    let started_at = Instant::now();
     let daemon = start(relevo, &scratch.join("idle"), &url).await?;
-    let details = "from the start of the process to `/readyz` saying yes".to_owned();
-    report.told("daemon: start-up", began.elapsed().as_secs_f64() * 1000.0, "ms", details);
+    let details = "from the start of the process until `/readyz` returns 200".to_owned();
+    report.record("daemon: start-up", started_at.elapsed().as_secs_f64() * 1000.0, "ms", details);
     // The daemon first claims the shards.
     sleep(Duration::from_secs(3)).await;
     let before = daemon.cpu_seconds()?;
@@ -76,17 +76,17 @@ async fn drain(
     alone: f64,
     report: &mut Report,
 ) -> anyhow::Result<()> {
-    let began = Instant::now();
+    let started_at = Instant::now();
     let daemon = start(relevo, scratch, url).await?;
     while daemon.sum("outbox_published_total").await? < f64::from(COUNT) {
-        ensure!(began.elapsed() < DEADLINE, "{name}: {COUNT} messages do not arrive");
+        ensure!(started_at.elapsed() < DEADLINE, "{name}: {COUNT} messages did not arrive in time");
         sleep(Duration::from_millis(10)).await;
     }
-    let rate = f64::from(COUNT) / began.elapsed().as_secs_f64();
+    let rate = f64::from(COUNT) / started_at.elapsed().as_secs_f64();
     let details = format!("{:.2} of what the broker alone takes, {alone:.0}/s; start-up included", rate / alone);
     report.rate(&format!("daemon: {name} into the embedded broker"), rate, None, details);
     let peak = daemon.megabytes("VmHWM:")?;
-    report.told(&format!("daemon: resident memory, loaded, {name}"), peak, "MB", format!("{COUNT} messages"));
+    report.record(&format!("daemon: resident memory, loaded, {name}"), peak, "MB", format!("{COUNT} messages"));
     daemon.stop().await
 }
 
@@ -94,13 +94,13 @@ async fn drain(
 async fn broker_alone(file: &Path) -> anyhow::Result<f64> {
     let broker = BrokerFile::open(relevo_broker_embedded::Config::new(file)).await?;
     let reports = OutcomeReceiver::default();
-    let began = Instant::now();
+    let start = Instant::now();
     for first in (0..COUNT).step_by(1000) {
         let batch: Vec<_> = (first..first + 1000).map(publication).collect();
         broker.publish(&batch, &reports.sender(u64::from(first))).await;
         ensure!(reports.take().iter().filter(|(_, _, outcome)| outcome.is_ok()).count() == 1000, "a batch was refused");
     }
-    Ok(f64::from(COUNT) / began.elapsed().as_secs_f64())
+    Ok(f64::from(COUNT) / start.elapsed().as_secs_f64())
 }
 
 async fn fill_sqlite(file: &Path) -> anyhow::Result<()> {

@@ -43,7 +43,7 @@ pub(crate) async fn measure(server: &PgConnectOptions, report: &mut Report) -> a
             target,
             format!(
                 "emit {:.0}/s, INSERT {:.0}/s; of which a function that only inserts into the log {:.2}, \
-                 with id and slot {:.2}, and the rest are the checks",
+                 with id and slot {:.2}; the checks take the rest",
                 emit_rate / n,
                 bare_rate / n,
                 insert_rate / bare_rate,
@@ -75,19 +75,19 @@ async fn rate(options: &PgConnectOptions, setting: &str, statement: &'static str
         let mut connection = options.connect().await?;
         clients.spawn(async move {
             let payload = vec![b'x'; PAYLOAD_BYTES];
-            let mut done = 0_u32;
-            let began = Instant::now();
-            while began.elapsed() < ROUND {
-                let key = format!("k-{}", (done * 8 + client) % 1000);
+            let mut count = 0_u32;
+            let start = Instant::now();
+            while start.elapsed() < ROUND {
+                let key = format!("k-{}", (count * 8 + client) % 1000);
                 sqlx::query(statement).bind(key).bind(&payload[..]).execute(&mut connection).await?;
-                done += 1;
+                count += 1;
             }
-            anyhow::Ok(f64::from(done) / began.elapsed().as_secs_f64())
+            anyhow::Ok(f64::from(count) / start.elapsed().as_secs_f64())
         });
     }
     let mut total = 0.0;
-    while let Some(done) = clients.join_next().await {
-        total += done??;
+    while let Some(result) = clients.join_next().await {
+        total += result??;
     }
     Ok(total)
 }

@@ -32,14 +32,14 @@ pub(crate) async fn drain_with(relay: Relay, count: u64) -> anyhow::Result<f64> 
     while status.published() + status.parked() == 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    let (began, first) = (Instant::now(), status.published() + status.parked());
+    let (start, first) = (Instant::now(), status.published() + status.parked());
     while status.published() + status.parked() < count {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    let rate = f64::from(u32::try_from(count - first)?) / began.elapsed().as_secs_f64();
+    let rate = f64::from(u32::try_from(count - first)?) / start.elapsed().as_secs_f64();
     stop.cancel();
-    while let Some(done) = tasks.join_next().await {
-        done??;
+    while let Some(result) = tasks.join_next().await {
+        result??;
     }
     Ok(rate)
 }
@@ -50,7 +50,7 @@ async fn drained(bench: &mut Bench) -> anyhow::Result<f64> {
     drain(bench.store().await?, Arc::new(quick_broker()), Config::default(), COUNT.into()).await
 }
 
-async fn fresh(server: &PgConnectOptions, name: &str) -> anyhow::Result<Bench> {
+async fn filled_bench(server: &PgConnectOptions, name: &str) -> anyhow::Result<Bench> {
     let mut bench = Bench::new(server, name).await?;
     drop(bench.store().await?);
     bench.fill(COUNT).await?;
@@ -61,7 +61,7 @@ async fn fresh(server: &PgConnectOptions, name: &str) -> anyhow::Result<Bench> {
 const ROUNDS: usize = 3;
 
 pub(crate) async fn measure(server: &PgConnectOptions, report: &mut Report) -> anyhow::Result<()> {
-    let mut plain = fresh(server, "relay").await?;
+    let mut plain = filled_bench(server, "relay").await?;
     let (mut relay, mut loops) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         baseline::fill(&mut plain.connection, COUNT / 2).await?;
@@ -73,10 +73,10 @@ pub(crate) async fn measure(server: &PgConnectOptions, report: &mut Report) -> a
     let details = format!("relay {relay:.0}/s, claim-and-update loop {loops:.0}/s");
     report.ratio("relay into a broker that confirms at once", relay / loops, 3.0, details);
     let target = (loops >= 30_000.0).then_some(100_000.0);
-    report.rate("the same, absolute", relay, target, "asked where the loop reaches 30000/s".to_owned());
+    report.rate("the same, absolute", relay, target, "required where the loop reaches 30000/s".to_owned());
 
-    let (mut held, holder) = after_long_life(server).await?;
-    let (with, without) = in_turns(&mut held, &mut plain).await?;
+    let (mut loaded, holder) = after_long_life(server).await?;
+    let (with, without) = alternate(&mut loaded, &mut plain).await?;
     drop(holder);
     let name = "after 50000 settled batches, xmin held throughout";
     report.ratio(name, with / without, 0.9, format!("{with:.0}/s, without {without:.0}/s"));
@@ -93,7 +93,7 @@ pub(crate) async fn measure(server: &PgConnectOptions, report: &mut Report) -> a
 }
 
 /// The medians of draining each of two databases, alternating.
-async fn in_turns(one: &mut Bench, other: &mut Bench) -> anyhow::Result<(f64, f64)> {
+async fn alternate(one: &mut Bench, other: &mut Bench) -> anyhow::Result<(f64, f64)> {
     let (mut first, mut second) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         first.push(drained(one).await?);
@@ -175,7 +175,7 @@ pub(crate) async fn measure_history(server: &PgConnectOptions, report: &mut Repo
     bench.fill(COUNT).await?;
     let store = bench.store().await?;
     let with = drain(store, Arc::new(quick_broker()), Config::default(), COUNT.into()).await?;
-    let without = drained(&mut fresh(server, "relay").await?).await?;
+    let without = drained(&mut filled_bench(server, "relay").await?).await?;
     let name = "with 10 million delivered messages retained";
     report.ratio(name, with / without, 0.9, format!("{with:.0}/s, without {without:.0}/s"));
     Ok(())

@@ -34,12 +34,12 @@ const BATCH: usize = 100;
 const CONSUMER: &str = "bench";
 
 pub(crate) async fn measure(server: &PgConnectOptions, only: Option<&str>, report: &mut Report) -> anyhow::Result<()> {
-    let wanted = |part: &str| only.is_none_or(|only| part.contains(only));
-    if wanted("handled") {
+    let selected = |part: &str| only.is_none_or(|only| part.contains(only));
+    if selected("handled") {
         handled(server, report).await?;
     }
     for kind in through::KINDS {
-        if wanted(kind.name()) {
+        if selected(kind.name()) {
             through::measure(kind, server, report).await?;
         }
     }
@@ -55,11 +55,11 @@ async fn handled(server: &PgConnectOptions, report: &mut Report) -> anyhow::Resu
     let stolen = Stolen::since_now();
     for _ in 0..ROUNDS {
         let before = alone(&mut bench).await?;
-        let one = handling(&mut bench, by_key, 1).await?;
+        let one_by_one = handling(&mut bench, by_key, 1).await?;
         let between = alone(&mut bench).await?;
         let other = handling(&mut bench, unordered, 1).await?;
         let after = alone(&mut bench).await?;
-        in_order.push(one, f64::midpoint(before, between));
+        in_order.push(one_by_one, f64::midpoint(before, between));
         in_any.push(other, f64::midpoint(between, after));
         batched.push(handling(&mut bench, by_key, BATCH).await?);
     }
@@ -67,27 +67,27 @@ async fn handled(server: &PgConnectOptions, report: &mut Report) -> anyhow::Resu
     for (name, turns) in
         [("inbox: handled one by one against the same insert", in_order), ("inbox: the same without order", in_any)]
     {
-        report.ratio(name, turns.ratio(), 0.6, format!("{turns}; {stolen:.0} % of the processors stolen"));
+        report.ratio(name, turns.ratio(), 0.6, format!("{turns}; {stolen:.0} % of the CPU time was stolen"));
     }
-    let told = format!("at most {BATCH} in a transaction");
-    report.rate("inbox: handled in batches", median(batched), Some(5_000.0), told);
+    let details = format!("at most {BATCH} in a transaction");
+    report.rate("inbox: handled in batches", median(batched), Some(5_000.0), details);
     Ok(())
 }
 
 /// Rows per second without Relevo, each in its own transaction.
 async fn alone(bench: &mut Bench) -> anyhow::Result<f64> {
-    fresh(bench).await?;
+    empty_tables(bench).await?;
     effect::rate(&bench.options, WORKERS, COUNT).await
 }
 
 /// Messages per second through the runtime.
 async fn handling(bench: &mut Bench, order: MessageOrder, batch_max: usize) -> anyhow::Result<f64> {
-    fresh(bench).await?;
+    empty_tables(bench).await?;
     rate(bench, order, batch_max).await
 }
 
 /// Empties the inbox and the table of effects.
-async fn fresh(bench: &mut Bench) -> anyhow::Result<()> {
+async fn empty_tables(bench: &mut Bench) -> anyhow::Result<()> {
     run(&mut bench.connection, "TRUNCATE relevo.inbox").await?;
     run(&mut bench.connection, effect::TABLE).await?;
     run(&mut bench.connection, "CHECKPOINT").await
@@ -97,21 +97,21 @@ async fn fresh(bench: &mut Bench) -> anyhow::Result<()> {
 async fn rate(bench: &Bench, order: MessageOrder, batch_max: usize) -> anyhow::Result<f64> {
     let feed = Arc::new(Feed::new(COUNT, LANES));
     let runtime = runtime(bench, feed, order, batch_max).await?;
-    let stats = runtime.status();
+    let status = runtime.status();
     let stop = CancellationToken::new();
     let mut tasks = JoinSet::new();
     tasks.spawn(runtime.run(stop.clone()));
-    while stats.done() == 0 {
+    while status.done() == 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    let (began, first) = (Instant::now(), stats.done());
-    while stats.done() < u64::from(COUNT) {
+    let (start, first) = (Instant::now(), status.done());
+    while status.done() < u64::from(COUNT) {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    let rate = f64::from(u32::try_from(u64::from(COUNT) - first)?) / began.elapsed().as_secs_f64();
+    let rate = f64::from(u32::try_from(u64::from(COUNT) - first)?) / start.elapsed().as_secs_f64();
     stop.cancel();
-    while let Some(done) = tasks.join_next().await {
-        done??;
+    while let Some(result) = tasks.join_next().await {
+        result??;
     }
     Ok(rate)
 }

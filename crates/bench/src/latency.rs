@@ -28,14 +28,14 @@ pub(crate) async fn measure(server: &PgConnectOptions, report: &mut Report) -> a
         fast.push(to_memory(server, 1000, 4, Duration::from_secs(5)).await?);
     }
     let stolen = stolen.percent();
-    let told = |percent| format!("{}; {stolen:.0} % of the machine was taken by others", fast.spread(percent));
-    report.at_most("latency at 1000/s, p50", fast.percentile(50), "ms", 4.0, told(50));
-    report.at_most("latency at 1000/s, p99", fast.percentile(99), "ms", 10.0, told(99));
+    let details = |percent| format!("{}; {stolen:.0} % of the CPU time was stolen", fast.spread(percent));
+    report.at_most("latency at 1000/s, p50", fast.percentile(50), "ms", 4.0, details(50));
+    report.at_most("latency at 1000/s, p99", fast.percentile(99), "ms", 10.0, details(99));
     let slow = to_memory(server, 1, 1, Duration::from_secs(40)).await?;
-    let told = format!("{} messages", slow.len());
+    let details = format!("{} messages", slow.len());
     let mut once = Rounds::new();
     once.push(slow);
-    report.at_most("latency at 1/s, p99", once.percentile(99), "ms", 60.0, told);
+    report.at_most("latency at 1/s, p99", once.percentile(99), "ms", 60.0, details);
     Ok(())
 }
 
@@ -43,11 +43,11 @@ pub(crate) async fn measure(server: &PgConnectOptions, report: &mut Report) -> a
 async fn to_memory(server: &PgConnectOptions, rate: u32, clients: u32, time: Duration) -> anyhow::Result<Vec<f64>> {
     let bench = Bench::new(server, "latency").await?;
     let receipts: Receipts = Arc::default();
-    let seen = Arc::clone(&receipts);
+    let recorded = Arc::clone(&receipts);
     let broker = quick_broker();
     broker.on_receipt(move |publication| {
         let now = Instant::now();
-        seen.lock().entry(publication.message.id).or_insert(now);
+        recorded.lock().entry(publication.message.id).or_insert(now);
     });
     at_rate(&bench, Arc::new(broker), &receipts, rate, clients, time).await
 }
@@ -68,8 +68,8 @@ pub(crate) async fn at_rate(
     let sent = write(bench, rate, clients, time).await?;
     tokio::time::sleep(Duration::from_millis(500)).await;
     stop.cancel();
-    while let Some(done) = tasks.join_next().await {
-        done??;
+    while let Some(result) = tasks.join_next().await {
+        result??;
     }
     let receipts = receipts.lock();
     // The first second is the warm-up of both sides.
@@ -97,9 +97,9 @@ pub(crate) async fn write(
             let payload = vec![b'x'; PAYLOAD_BYTES];
             let period = Duration::from_secs(1) * clients / rate;
             let mut ticker = tokio::time::interval_at(tokio::time::Instant::now() + period * client / clients, period);
-            let began = Instant::now();
+            let start = Instant::now();
             let mut sent = Vec::new();
-            while began.elapsed() < time {
+            while start.elapsed() < time {
                 ticker.tick().await;
                 let key = format!("k-{}", sent.len() % 250 * 4 + client as usize);
                 let row = sqlx::query("SELECT relevo.emit_bytes('orders', $1, 'OrderPlaced', $2, 'text/plain')")
@@ -114,8 +114,8 @@ pub(crate) async fn write(
         });
     }
     let mut sent = Vec::new();
-    while let Some(done) = writers.join_next().await {
-        sent.extend(done??);
+    while let Some(result) = writers.join_next().await {
+        sent.extend(result??);
     }
     Ok(sent)
 }

@@ -38,28 +38,28 @@ pub(crate) async fn measure(server: &PgConnectOptions, report: &mut Report) -> a
     let (mut looks, mut spans) = (0, 0);
     let stolen = Stolen::since_now();
     for _ in 0..ROUNDS {
-        let before = round(&mut bench, Watching::Nobody).await?.rate;
-        let one = round(&mut bench, Watching::Scraped).await?;
-        let between = round(&mut bench, Watching::Nobody).await?.rate;
-        let other = round(&mut bench, Watching::Traced).await?;
-        let after = round(&mut bench, Watching::Nobody).await?.rate;
-        scraped.push(one.rate, f64::midpoint(before, between));
+        let before = round(&mut bench, Observation::None).await?.rate;
+        let scraped_round = round(&mut bench, Observation::Scraped).await?;
+        let between = round(&mut bench, Observation::None).await?.rate;
+        let other = round(&mut bench, Observation::Traced).await?;
+        let after = round(&mut bench, Observation::None).await?.rate;
+        scraped.push(scraped_round.rate, f64::midpoint(before, between));
         traced.push(other.rate, f64::midpoint(between, after));
-        looks += one.scrapes;
+        looks += scraped_round.scrapes;
         spans += other.spans;
     }
-    let stolen = format!("{:.0} % of the processors stolen", stolen.percent());
+    let stolen = format!("{:.0} % of the CPU time was stolen", stolen.percent());
     let name = "observe: relay with metrics, sampled and scraped every second";
     report.ratio(name, scraped.ratio(), 0.97, format!("{scraped}; {looks} scrapes; {stolen}"));
     let name = "observe: the same with traces of 1 %";
-    report.ratio(name, traced.ratio(), 0.93, format!("{traced}; {spans} spans were taken; {stolen}"));
+    report.ratio(name, traced.ratio(), 0.93, format!("{traced}; {spans} spans were exported; {stolen}"));
     Ok(())
 }
 
 /// How a relay is observed while it works.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Watching {
-    Nobody,
+enum Observation {
+    None,
     Scraped,
     Traced,
 }
@@ -71,11 +71,11 @@ struct Round {
     spans: u64,
 }
 
-async fn round(bench: &mut Bench, watching: Watching) -> anyhow::Result<Round> {
+async fn round(bench: &mut Bench, observation: Observation) -> anyhow::Result<Round> {
     bench.rewind().await?;
     let (stop, mut beside) = (CancellationToken::new(), JoinSet::new());
     let mut config = Config::default();
-    let exporter = if watching == Watching::Traced { Some(exporter(&stop, &mut beside).await?) } else { None };
+    let exporter = if observation == Observation::Traced { Some(exporter(&stop, &mut beside).await?) } else { None };
     let mut counts = None;
     if let Some(exporter) = exporter {
         config.tracer = exporter.traces(CommonAttributes { system: "memory".to_owned(), attributes: Vec::new() });
@@ -87,15 +87,15 @@ async fn round(bench: &mut Bench, watching: Watching) -> anyhow::Result<Round> {
         });
     }
     let relay = Relay::new(Arc::new(bench.store().await?), Arc::new(quick_broker()), config)?;
-    if watching != Watching::Nobody {
-        let seen = Arc::new(Embedded::new("bench", "main", "memory", relay.status()));
-        watch(bench, &seen, &stop, &mut beside).await?;
+    if observation != Observation::None {
+        let relay_metrics = Arc::new(Embedded::new("bench", "main", "memory", relay.status()));
+        observe(bench, &relay_metrics, &stop, &mut beside).await?;
     }
     let rate = drain_with(relay, COUNT.into()).await?;
     stop.cancel();
     let mut scrapes = 0;
-    while let Some(done) = beside.join_next().await {
-        scrapes += done??;
+    while let Some(result) = beside.join_next().await {
+        scrapes += result??;
     }
     Ok(Round { rate, scrapes, spans: counts.map_or(0, |counts| counts.exported()) })
 }
@@ -103,21 +103,21 @@ async fn round(bench: &mut Bench, watching: Watching) -> anyhow::Result<Round> {
 type Beside = JoinSet<anyhow::Result<u64>>;
 
 /// Starts a port, a task that samples and a task that scrapes.
-async fn watch(
+async fn observe(
     bench: &Bench,
-    seen: &Arc<Embedded>,
+    relay_metrics: &Arc<Embedded>,
     stop: &CancellationToken,
     beside: &mut Beside,
 ) -> anyhow::Result<()> {
     let server = Server::bind(([127, 0, 0, 1], 0).into()).await?;
     let address = server.address();
-    let told = Exposition::new("bench", "0").relays(vec![Arc::clone(seen) as Arc<dyn Observed>]);
-    let serving = server.run(Arc::new(Told(told)), None, stop.clone());
+    let exposition = Exposition::new("bench", "0").relays(vec![Arc::clone(relay_metrics) as Arc<dyn Observed>]);
+    let serving = server.run(Arc::new(MetricsOnly(exposition)), None, stop.clone());
     beside.spawn(async move {
         serving.await?;
         Ok(0)
     });
-    let (store, sampled, until) = (bench.store().await?, Arc::clone(seen), stop.clone());
+    let (store, sampled, until) = (bench.store().await?, Arc::clone(relay_metrics), stop.clone());
     beside.spawn(async move {
         while until.run_until_cancelled(tokio::time::sleep(EVERY)).await.is_some() {
             sampled.sample(&store).await;
@@ -130,9 +130,9 @@ async fn watch(
         while until.run_until_cancelled(tokio::time::sleep(EVERY)).await.is_some() {
             let mut stream = TcpStream::connect(address).await?;
             stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: bench\r\nconnection: close\r\n\r\n").await?;
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer).await?;
-            anyhow::ensure!(answer.contains("outbox_published_total"), "a scrape found nothing: {answer}");
+            let mut response = String::new();
+            stream.read_to_string(&mut response).await?;
+            anyhow::ensure!(response.contains("outbox_published_total"), "a scrape returned no metrics: {response}");
             scrapes += 1;
         }
         Ok(scrapes)
@@ -158,9 +158,9 @@ async fn exporter(stop: &CancellationToken, beside: &mut Beside) -> anyhow::Resu
     Ok(Exporter::new(traces::Config { sample: SAMPLE, ..traces::Config::new(endpoint, "bench") })?)
 }
 
-struct Told(Exposition);
+struct MetricsOnly(Exposition);
 
-impl Observe for Told {
+impl Observe for MetricsOnly {
     fn live(&self) -> Probe {
         Probe::of(Vec::new())
     }

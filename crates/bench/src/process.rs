@@ -23,12 +23,12 @@ impl Process {
     pub(crate) async fn start(command: &mut Command, port: u16, path: &str) -> anyhow::Result<Self> {
         let child = command.stdin(Stdio::null()).kill_on_drop(true).spawn().context("it cannot be started")?;
         let mut process = Self { child, port };
-        let began = Instant::now();
-        while !process.get(path).await.is_ok_and(|answer| answer.starts_with("HTTP/1.1 200")) {
+        let start = Instant::now();
+        while !process.get(path).await.is_ok_and(|response| response.starts_with("HTTP/1.1 200")) {
             if let Some(status) = process.child.try_wait()? {
                 bail!("it ended with {status}");
             }
-            ensure!(began.elapsed() < DEADLINE, "it does not get ready");
+            ensure!(start.elapsed() < DEADLINE, "it is not ready in time");
             sleep(Duration::from_millis(2)).await;
         }
         Ok(process)
@@ -52,9 +52,9 @@ impl Process {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).await?;
         let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await?;
-        Ok(answer)
+        let mut response = String::new();
+        stream.read_to_string(&mut response).await?;
+        Ok(response)
     }
 
     /// User and system CPU time so far.
@@ -75,7 +75,7 @@ impl Process {
     }
 
     fn id(&self) -> anyhow::Result<u32> {
-        self.child.id().context("it is gone")
+        self.child.id().context("it has ended")
     }
 
     /// Stops the process with SIGTERM, and waits until it has ended.
@@ -84,7 +84,7 @@ impl Process {
         let pid = rustix::process::Pid::from_raw(pid).context("a process has a number")?;
         rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
         let status = tokio::time::timeout(DEADLINE, self.child.wait()).await??;
-        ensure!(status.success(), "it left with {status}");
+        ensure!(status.success(), "it stopped with {status}");
         Ok(())
     }
 }

@@ -33,13 +33,13 @@ impl Report {
 
     /// A rate that must be at least `target`. Without a target, the report only shows it.
     pub(crate) fn rate(&mut self, name: &str, rate: f64, target: Option<f64>, details: String) {
-        let wanted = target.map_or_else(|| "told".to_owned(), |target| format!("at least {target:.0}/s"));
-        self.push(name, format!("{rate:.0}/s"), wanted, rate, target.map(|target| rate >= target), details);
+        let target_text = target.map_or_else(|| "none".to_owned(), |target| format!("at least {target:.0}/s"));
+        self.push(name, format!("{rate:.0}/s"), target_text, rate, target.map(|target| rate >= target), details);
     }
 
     /// A quantity without a target.
-    pub(crate) fn told(&mut self, name: &str, value: f64, unit: &str, details: String) {
-        self.push(name, format!("{value:.1} {unit}"), "told".to_owned(), value, None, details);
+    pub(crate) fn record(&mut self, name: &str, value: f64, unit: &str, details: String) {
+        self.push(name, format!("{value:.1} {unit}"), "none".to_owned(), value, None, details);
     }
 
     /// The number of missed targets.
@@ -70,7 +70,7 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "| what | measured | target | | details |\n|---|---|---|---|---|")?;
+        writeln!(f, "| measurement | value | target | | details |\n|---|---|---|---|---|")?;
         for line in &self.0 {
             let met = match line.met {
                 Some(true) => "met",

@@ -32,35 +32,40 @@ pub(crate) async fn measure(server: &PgConnectOptions, report: &mut Report) -> a
     let mut service = Service::install(server).await?;
     let (api, worker) = (service.start("api").await?, service.start("worker").await?);
     let stolen = Stolen::since_now();
-    let began = Instant::now();
-    let answers = people::open_tickets(api.port(), &service.token, RATE, TIME).await?;
-    let opened = u32::try_from(answers.len())?;
-    let rate = f64::from(opened) / began.elapsed().as_secs_f64();
+    let start = Instant::now();
+    let durations = people::open_tickets(api.port(), &service.token, RATE, TIME).await?;
+    let opened = u32::try_from(durations.len())?;
+    let rate = f64::from(opened) / start.elapsed().as_secs_f64();
     let mailed = service.all_mailed(opened).await?;
-    let told = format!(
-        "{opened} tickets in {:.0} s; {:.0} % of the machine was taken by others",
+    let details = format!(
+        "{opened} tickets in {:.0} s; {:.0} % of the CPU time was stolen",
         TIME.as_secs_f64(),
         stolen.percent()
     );
-    report.rate("tickets: opened through the API", rate, Some(f64::from(RATE) * 0.99), told);
+    report.rate("tickets: opened through the API", rate, Some(f64::from(RATE) * 0.99), details);
     let per_minute =
         format!("{:.1} times the owners' {DOCUMENT_PER_MINUTE:.0} a minute", rate * 60.0 / DOCUMENT_PER_MINUTE);
     let metrics = api.get("/metrics").await?;
     let dispatch = buckets::percentile(&metrics, "outbox_dispatch_latency_ms", 95)?;
     report.at_most("tickets: emit to RabbitMQ, p95", dispatch, "ms", DISPATCH_MS, per_minute);
     let publish = buckets::percentile(&metrics, "outbox_publish_latency_seconds", 95)? * 1000.0;
-    report.told("tickets: emit to RabbitMQ's confirm, p95", publish, "ms", "upper bound of its bucket".to_owned());
+    report.record("tickets: emit to RabbitMQ's confirm, p95", publish, "ms", "upper bound of its bucket".to_owned());
     let mut millis = Rounds::new();
-    millis.push(answers);
+    millis.push(durations);
     for percent in [50, 95, 99] {
-        let name = format!("tickets: the API's answer, p{percent}");
-        report.told(&name, millis.percentile(percent), "ms", format!("{RATE}/s asked for, whoever is late waits"));
+        let name = format!("tickets: API response, p{percent}");
+        report.record(
+            &name,
+            millis.percentile(percent),
+            "ms",
+            format!("{RATE}/s requested; a late client sends at once"),
+        );
     }
-    let told = format!("{opened} tickets and as many e-mails, counted from the first ticket");
-    report.rate("tickets: e-mails taken by SMTP", f64::from(opened) / (mailed - began).as_secs_f64(), None, told);
+    let details = format!("{opened} tickets and {opened} e-mails, counted from the first ticket");
+    report.rate("tickets: e-mails accepted by SMTP", f64::from(opened) / (mailed - start).as_secs_f64(), None, details);
     for (name, process) in [("API with relay", &api), ("worker", &worker)] {
         let details = format!("{:.0} s of processor", process.cpu_seconds()?);
-        report.told(&format!("tickets: resident memory, {name}"), process.megabytes("VmHWM:")?, "MB", details);
+        report.record(&format!("tickets: resident memory, {name}"), process.megabytes("VmHWM:")?, "MB", details);
     }
     worker.stop().await?;
     api.stop().await
@@ -95,18 +100,18 @@ impl Service {
         std::fs::write(scratch.0.join("ticketflow.toml"), config)?;
         let connection = options.connect().await?;
         let mut service = Self { program, scratch, connection, token: String::new(), _smtp: smtp };
-        service.ask(&["migrate"]).await?;
-        service.ask(&["topology", "apply"]).await?;
-        let said = service.ask(&["person", "add", "Ana", "ana@example.com", "requester"]).await?;
-        said.trim_end().clone_into(&mut service.token);
+        service.run_command(&["migrate"]).await?;
+        service.run_command(&["topology", "apply"]).await?;
+        let output = service.run_command(&["person", "add", "Ana", "ana@example.com", "requester"]).await?;
+        output.trim_end().clone_into(&mut service.token);
         Ok(service)
     }
 
     /// The output of one of its commands.
-    async fn ask(&self, arguments: &[&str]) -> anyhow::Result<String> {
+    async fn run_command(&self, arguments: &[&str]) -> anyhow::Result<String> {
         let output = self.command().args(arguments).output().await?;
-        let told = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "`ticketflow {}` failed: {told}", arguments.join(" "));
+        let errors = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "`ticketflow {}` failed: {errors}", arguments.join(" "));
         Ok(String::from_utf8(output.stdout)?)
     }
 
@@ -126,14 +131,14 @@ impl Service {
 
     /// Waits for the last e-mail, and returns the time of its commit. Fails if there are too many.
     async fn all_mailed(&mut self, tickets: u32) -> anyhow::Result<Instant> {
-        let began = Instant::now();
+        let start = Instant::now();
         loop {
             let emails = number(&mut self.connection, "SELECT count(*) FROM ticketflow.email").await?;
             ensure!(emails <= i64::from(tickets), "{emails} e-mails for {tickets} tickets");
             if emails == i64::from(tickets) {
                 return Ok(Instant::now());
             }
-            ensure!(began.elapsed() < DEADLINE, "{emails} of {tickets} e-mails were sent");
+            ensure!(start.elapsed() < DEADLINE, "{emails} of {tickets} e-mails were sent");
             sleep(Duration::from_millis(100)).await;
         }
     }

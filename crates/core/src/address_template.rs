@@ -84,8 +84,8 @@ impl AddressTemplate {
             pieces.push(TemplatePart::Char('.'));
         }
         let mut visited = BTreeSet::new();
-        let mut positions = vec![(0, false, 0)];
-        while let Some((at, begun, piece)) = positions.pop() {
+        let mut states = vec![(0, false, 0)];
+        while let Some((at, begun, piece)) = states.pop() {
             if !visited.insert((at, begun, piece)) {
                 continue;
             }
@@ -94,23 +94,19 @@ impl AddressTemplate {
                 return true;
             }
             if tip == Some(TemplatePart::Any) {
-                positions.push((at, begun, piece + 1));
+                states.push((at, begun, piece + 1));
             }
             match atom {
-                Some(Atom::Inside) => positions.push((at + 1, false, piece)),
-                Some(Atom::Words) if !begun => positions.push((at + 1, false, piece)),
+                Some(Atom::Inside) => states.push((at + 1, false, piece)),
+                Some(Atom::Words) if !begun => states.push((at + 1, false, piece)),
                 _ => {}
             }
             match (atom, tip) {
-                (Some(Atom::Char(a)), Some(TemplatePart::Char(b))) if a == b => {
-                    positions.push((at + 1, false, piece + 1))
-                }
-                (Some(Atom::Char(_)), Some(TemplatePart::Any)) => positions.push((at + 1, false, piece)),
-                (Some(Atom::Inside), Some(TemplatePart::Char(b))) if b != '.' => positions.push((at, false, piece + 1)),
-                (Some(Atom::Words), Some(TemplatePart::Char(b))) => positions.push((at, b != '.', piece + 1)),
-                (Some(Atom::Words), Some(TemplatePart::Any)) => {
-                    positions.extend([(at, false, piece), (at, true, piece)])
-                }
+                (Some(Atom::Char(a)), Some(TemplatePart::Char(b))) if a == b => states.push((at + 1, false, piece + 1)),
+                (Some(Atom::Char(_)), Some(TemplatePart::Any)) => states.push((at + 1, false, piece)),
+                (Some(Atom::Inside), Some(TemplatePart::Char(b))) if b != '.' => states.push((at, false, piece + 1)),
+                (Some(Atom::Words), Some(TemplatePart::Char(b))) => states.push((at, b != '.', piece + 1)),
+                (Some(Atom::Words), Some(TemplatePart::Any)) => states.extend([(at, false, piece), (at, true, piece)]),
                 _ => {}
             }
         }

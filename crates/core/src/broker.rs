@@ -12,7 +12,7 @@ use crate::failure::Outcome;
 use crate::header_rules::HeaderRules;
 use crate::message::Message;
 
-/// What a broker guarantees. The conformance suite tests every guarantee.
+/// The guarantees of a broker. The conformance suite tests every guarantee.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// The broker keeps the order of in-flight messages of one key: if one fails, its successors fail too. Without it,
@@ -40,7 +40,7 @@ pub struct Publication {
 /// A message broker, as the relay uses it.
 #[async_trait]
 pub trait Broker: Send + Sync {
-    /// What this broker guarantees.
+    /// The guarantees of this broker.
     fn capabilities(&self) -> Capabilities;
 
     /// Publishes a batch. Reports one outcome per message, by its index, as soon as it is known.

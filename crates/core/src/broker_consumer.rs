@@ -1,7 +1,7 @@
 //! The broker port of consumers.
 //!
 //! A consumer belongs to a group. Every group receives every message of its subscribed addresses. Within a group, each
-//! message goes to one consumer.
+//! message is delivered to one consumer.
 //!
 //! A group's messages arrive in *lanes*: a Kafka partition, a RabbitMQ queue, a NATS filter, or a share of the keys if
 //! the broker has none of these. One consumer owns a lane at a time, and all messages of a key are in one lane. Order
@@ -18,7 +18,7 @@ use crate::failure::Failure;
 use crate::message::Headers;
 use crate::wire::{self, Received, WireError};
 
-/// What a consumer guarantees.
+/// The guarantees of a consumer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConsumerCapabilities {
     /// At any time only one consumer of the group receives a lane. A new owner also receives everything that is not
@@ -149,7 +149,7 @@ impl AckOutcome {
 /// Methods may be called concurrently: usually one task receives and many acknowledge.
 #[async_trait]
 pub trait BrokerConsumer: Send + Sync {
-    /// What this consumer guarantees.
+    /// The guarantees of this consumer.
     fn capabilities(&self) -> ConsumerCapabilities;
 
     /// Delayed retries at the broker, if it supports them.

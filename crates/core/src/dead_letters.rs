@@ -11,7 +11,7 @@ use crate::store::StoreError;
 pub struct DeadLetter {
     /// The message, with its original bytes.
     pub message: Message,
-    /// Why it was dead-lettered.
+    /// The error that dead-lettered it.
     pub error: String,
     /// The name of the failure class.
     pub class: String,
@@ -19,7 +19,7 @@ pub struct DeadLetter {
     pub attempts: u32,
     /// The route that chose its address.
     pub route: String,
-    /// When it was dead-lettered. If it failed again after a redrive, the last time.
+    /// The time when it was dead-lettered. If it failed again after a redrive, the last time.
     pub dead_at: Timestamp,
     /// `dead`, then `redriving` or `discarding` while a mark waits, then `redriven` or `discarded`.
     pub state: String,
@@ -30,11 +30,11 @@ pub struct DeadLetter {
 /// An operator's mark on a dead letter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OperatorMark {
-    /// When.
+    /// The time of the request.
     pub at: Timestamp,
-    /// Who requested it.
+    /// The operator who requested it.
     pub by: String,
-    /// Why.
+    /// The reason for it.
     pub reason: String,
 }
 
@@ -58,9 +58,9 @@ pub struct MarkRequest {
     pub filter: DeadLetterFilter,
     /// Only counts the dead letters that would be marked.
     pub dry_run: bool,
-    /// Who requested it.
+    /// The operator who requested it.
     pub by: String,
-    /// Why.
+    /// The reason for it.
     pub reason: String,
 }
 

@@ -8,7 +8,7 @@ use uuid::Uuid;
 use crate::limits::{LimitError, Limits};
 use crate::message::{Headers, Message, MessageId};
 
-/// What `emit` does if the id was emitted before.
+/// The behaviour of `emit` if the id was emitted before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnDuplicate {
     /// `emit` returns an error.
@@ -39,7 +39,7 @@ pub struct Draft {
     pub deliver_at: Option<Timestamp>,
     /// Locks the key until the transaction ends. For writers that do not lock a row of their own.
     pub lock_key: bool,
-    /// What to do if the id was emitted before.
+    /// The behaviour if the id was emitted before.
     pub on_duplicate: OnDuplicate,
 }
 

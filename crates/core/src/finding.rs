@@ -20,7 +20,7 @@ pub enum Severity {
 pub struct Finding {
     /// Its severity.
     pub severity: Severity,
-    /// What was checked, as a short stable name such as `synchronous_commit`.
+    /// The checked subject, as a short stable name such as `synchronous_commit`.
     pub subject: String,
     /// The observed value.
     pub detail: String,

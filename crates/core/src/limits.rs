@@ -21,7 +21,7 @@ impl Default for Limits {
     }
 }
 
-/// Why a message cannot be emitted.
+/// The reason why a message cannot be emitted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LimitError {
     /// A part has too many bytes.

@@ -32,7 +32,8 @@ impl Jitter {
     }
 }
 
-/// Delays that double from one attempt to the next, for reconnecting and for calls that are repeated until they succeed.
+/// Delays that double from one attempt to the next, for reconnecting and for calls that are repeated until they
+/// succeed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExponentialBackoff {
     min: Duration,
@@ -86,7 +87,7 @@ impl Default for RetryPolicy {
     }
 }
 
-/// What happens to a message after a failed attempt.
+/// The next action for a message after a failed attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// The broker is unreachable. Wait for it; no attempt is counted.

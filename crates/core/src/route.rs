@@ -6,7 +6,7 @@ use crate::header_rules::HeaderRules;
 use crate::message::Message;
 use crate::retry::RetryPolicy;
 
-/// What happens to a key after one of its messages is dead-lettered.
+/// The treatment of a key after one of its messages is dead-lettered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AfterDead {
     /// The key waits until an operator redrives or discards the message. This keeps the order.
@@ -31,7 +31,7 @@ pub struct Route {
     pub headers: Arc<HeaderRules>,
     /// When messages are retried and dead-lettered.
     pub policy: RetryPolicy,
-    /// What happens to the key of a dead-lettered message.
+    /// The treatment of the key of a dead-lettered message.
     pub after_dead: AfterDead,
 }
 

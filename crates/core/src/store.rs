@@ -17,19 +17,19 @@ pub enum StoreError {
     /// The schema is missing, older or newer than this program.
     #[error("{reason}")]
     SchemaMismatch {
-        /// What was found.
+        /// The finding.
         reason: String,
     },
     /// The rows were written in another database: a restored dump, a copy or an upgraded cluster.
     #[error("{reason}")]
     WrongDatabase {
-        /// What was found, and the command that fixes it.
+        /// The finding, and the command that fixes it.
         reason: String,
     },
     /// The destination is disabled or does not exist, or a grant is missing.
     #[error("{reason}")]
     Refused {
-        /// What was refused.
+        /// The refused request.
         reason: String,
     },
     /// The database returned an unexpected reply.

@@ -1,4 +1,4 @@
-//! Tracing: what happened to a message, as spans that a collector joins into one trace.
+//! Tracing: the operations on a message, as spans that a collector joins into one trace.
 //!
 //! The engines use [`Tracer`] and know nothing about exporters: the host process provides a [`SpanRecorder`]. Without a
 //! recorder, and for a message that is not sampled, tracing allocates nothing.
@@ -62,7 +62,7 @@ pub struct CommonAttributes {
     pub attributes: Vec<(&'static str, String)>,
 }
 
-/// Why the operation of a span failed.
+/// The reason why the operation of a span failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpanError {
     /// The failure class, from a small fixed set.

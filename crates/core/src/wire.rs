@@ -59,7 +59,7 @@ pub fn is_reserved(name: &str) -> bool {
         || [CONTENT_TYPE, SEQUENCE, EPOCH].contains(&name)
 }
 
-/// Why received headers are not a Relevo message.
+/// The reason why received headers are not a Relevo message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
     /// A required header is missing.
@@ -70,7 +70,7 @@ pub enum WireError {
     Malformed(&'static str),
 }
 
-/// A received message and where it came from.
+/// A received message and its origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Received {
     /// The message with its own headers, as they were emitted.

@@ -54,7 +54,7 @@ struct Inner<E> {
     random: Mutex<SplitMix64>,
 }
 
-/// What happens to one call.
+/// The path of one call.
 struct CallPlan {
     request_delay: Duration,
     reply_delay: Duration,

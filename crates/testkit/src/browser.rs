@@ -64,10 +64,10 @@ impl Browser {
         flags.push("--window-size=1500,1000".to_owned());
         flags.push(format!("--accept-lang={language}"));
         let options = json!({ "binary": chromium, "args": flags });
-        let wanted = json!({ "goog:chromeOptions": options, "goog:loggingPrefs": { "browser": "ALL" } });
-        let wanted = json!({ "capabilities": { "alwaysMatch": wanted } });
-        let made = browser.post(START_DEADLINE, "/session", &wanted);
-        browser.session = format!("/session/{}", made["sessionId"].as_str().expect("a session has an id"));
+        let capabilities = json!({ "goog:chromeOptions": options, "goog:loggingPrefs": { "browser": "ALL" } });
+        let capabilities = json!({ "capabilities": { "alwaysMatch": capabilities } });
+        let session = browser.post(START_DEADLINE, "/session", &capabilities);
+        browser.session = format!("/session/{}", session["sessionId"].as_str().expect("a session has an id"));
         browser
     }
 
@@ -104,13 +104,13 @@ impl Browser {
     pub fn see(&self, selector: &str, text: &str) {
         let deadline = Instant::now() + SEE_DEADLINE;
         loop {
-            let seen = self.text(selector);
-            if seen.contains(text) {
+            let shown = self.text(selector);
+            if shown.contains(text) {
                 return;
             }
             assert!(
                 Instant::now() < deadline,
-                "no `{text}` in `{selector}`, which says `{seen}`\n{:#?}",
+                "no `{text}` in `{selector}`, which shows `{shown}`\n{:#?}",
                 self.console()
             );
             std::thread::sleep(POLL);
@@ -150,7 +150,7 @@ impl Browser {
             if let Some(id) = found[ELEMENT].as_str() {
                 return id.to_owned();
             }
-            assert!(Instant::now() < deadline, "no `{selector}` to be seen\n{:#?}", self.console());
+            assert!(Instant::now() < deadline, "no `{selector}` is visible\n{:#?}", self.console());
             std::thread::sleep(POLL);
         }
     }
@@ -161,23 +161,23 @@ impl Browser {
 
     fn post(&self, deadline: Duration, path: &str, body: &Value) -> Value {
         let (status, text) = http::request_in(VERSION, deadline, &self.driver_url, "POST", path, &body.to_string())
-            .unwrap_or_else(|error| panic!("`{path}` is not answered: {error}\n{}", self.log()));
+            .unwrap_or_else(|error| panic!("no response to `{path}`: {error}\n{}", self.log()));
         assert_eq!(status, 200, "{path} {body}: {text}");
-        let mut answer: Value = serde_json::from_str(&text).expect("the driver speaks JSON");
-        answer["value"].take()
+        let mut response: Value = serde_json::from_str(&text).expect("the driver speaks JSON");
+        response["value"].take()
     }
 
     /// The driver chooses a free port and prints it.
     fn port(&mut self) -> u16 {
-        const SAID: &str = "was started successfully on port ";
+        const STARTED: &str = "was started successfully on port ";
         let deadline = Instant::now() + READY_DEADLINE;
         loop {
             let log = self.log();
-            if let Some((port, _)) = log.split_once(SAID).and_then(|(_, rest)| rest.split_once('.')) {
+            if let Some((port, _)) = log.split_once(STARTED).and_then(|(_, rest)| rest.split_once('.')) {
                 return port.parse().expect("a port");
             }
-            let ended = self.driver.try_wait().expect("the process is ours");
-            assert!(ended.is_none() && Instant::now() < deadline, "it does not start:\n{log}");
+            let status = self.driver.try_wait().expect("the process is ours");
+            assert!(status.is_none() && Instant::now() < deadline, "it does not start:\n{log}");
             std::thread::sleep(POLL);
         }
     }

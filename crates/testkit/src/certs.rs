@@ -48,10 +48,10 @@ pub struct Pair {
 
 impl Certs {
     /// Creates a new authority and one certificate of every kind.
-    #[expect(clippy::new_without_default, reason = "it makes files, which no default should")]
+    #[expect(clippy::new_without_default, reason = "it writes files, which a default should not do")]
     pub fn new() -> Self {
         let certs = Self { scratch: Scratch::for_marked() };
-        let (own, foreign) = (authority("Relevo test authority"), authority("A stranger's authority"));
+        let (own, foreign) = (authority("Relevo test authority"), authority("Another authority"));
         std::fs::write(certs.ca(), own.pem()).expect("the directory can be written");
         std::fs::write(certs.foreign_ca(), foreign.pem()).expect("the directory can be written");
         for holder in [Holder::Server, Holder::Client] {
@@ -111,7 +111,7 @@ impl Pair {
 }
 
 pub(crate) fn read(file: &Path) -> String {
-    std::fs::read_to_string(file).expect("the files are there as long as their `Certs`")
+    std::fs::read_to_string(file).expect("the files exist as long as their `Certs`")
 }
 
 fn authority(name: &str) -> CertifiedIssuer<'static, KeyPair> {
@@ -120,7 +120,7 @@ fn authority(name: &str) -> CertifiedIssuer<'static, KeyPair> {
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     params.distinguished_name.push(DnType::CommonName, name);
     let key = KeyPair::generate().expect("there is randomness");
-    CertifiedIssuer::self_signed(params, key).expect("the parameters are sound")
+    CertifiedIssuer::self_signed(params, key).expect("the parameters are valid")
 }
 
 fn issue(pair: &Pair, holder: Holder, fault: Fault, issuer: &CertifiedIssuer<'static, KeyPair>) {
@@ -128,7 +128,7 @@ fn issue(pair: &Pair, holder: Holder, fault: Fault, issuer: &CertifiedIssuer<'st
     let name = match holder {
         Holder::Server => {
             let names = CertificateParams::new(["localhost".to_owned(), "127.0.0.1".to_owned()]);
-            params.subject_alt_names = names.expect("the names are sound").subject_alt_names;
+            params.subject_alt_names = names.expect("the names are valid").subject_alt_names;
             params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
             "localhost"
         }
@@ -143,7 +143,7 @@ fn issue(pair: &Pair, holder: Holder, fault: Fault, issuer: &CertifiedIssuer<'st
         params.not_after = date_time_ymd(2021, 1, 1);
     }
     let key = KeyPair::generate().expect("there is randomness");
-    let cert = params.signed_by(&key, issuer).expect("the parameters are sound");
+    let cert = params.signed_by(&key, issuer).expect("the parameters are valid");
     std::fs::write(&pair.cert, cert.pem()).expect("the directory can be written");
     std::fs::write(&pair.key, key.serialize_pem()).expect("the directory can be written");
 }

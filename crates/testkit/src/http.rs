@@ -68,6 +68,6 @@ pub(crate) fn is_well(url: &str, path: &str) -> bool {
     request(url, "GET", path, "").is_ok_and(|(status, _)| status == 200)
 }
 
-fn unexpected(what: &str) -> std::io::Error {
-    std::io::Error::new(std::io::ErrorKind::InvalidData, what.to_owned())
+fn unexpected(problem: &str) -> std::io::Error {
+    std::io::Error::new(std::io::ErrorKind::InvalidData, problem.to_owned())
 }

@@ -52,7 +52,7 @@ fn is_stopped(pid: u32) -> bool {
 
 /// Kills all processes with this mark. Returns when they have ended.
 pub(crate) fn kill9(directory: &Path) {
-    wait_until_gone("the killed server", || {
+    wait_until_ended("the killed server", || {
         // Repeated, because a process may have started another one after the listing.
         let pids = processes(directory);
         send("KILL", &pids);
@@ -61,10 +61,10 @@ pub(crate) fn kill9(directory: &Path) {
 }
 
 /// Waits until a stopped or killed process has ended.
-pub(crate) fn wait_until_gone(what: &str, mut is_gone: impl FnMut() -> bool) {
+pub(crate) fn wait_until_ended(name: &str, mut has_ended: impl FnMut() -> bool) {
     let deadline = Instant::now() + END_DEADLINE;
-    while !is_gone() {
-        assert!(Instant::now() < deadline, "{what} is still there");
+    while !has_ended() {
+        assert!(Instant::now() < deadline, "{name} still runs");
         std::thread::sleep(POLL);
     }
 }

@@ -129,8 +129,8 @@ impl Watcher {
     }
 
     fn get(&self, path: &str) -> String {
-        let answer = http::request(&self.url(), "GET", path, "");
-        answer.unwrap_or_else(|error| panic!("`{path}` is not answered: {error}\n{}", self.log())).1
+        let response = http::request(&self.url(), "GET", path, "");
+        response.unwrap_or_else(|error| panic!("no response to `{path}`: {error}\n{}", self.log())).1
     }
 
     fn log(&self) -> String {

@@ -111,7 +111,7 @@ impl CutProxy {
 
     /// Limits each direction of each connection to this many bytes per second, from now on.
     pub fn throttle(&self, bytes_per_second: u32) {
-        assert!(bytes_per_second > 0, "nothing at all is a stall");
+        assert!(bytes_per_second > 0, "use `stall` to forward nothing");
         self.each_pace(|pace| pace.bytes_per_second = Some(bytes_per_second));
     }
 

@@ -1,6 +1,6 @@
 //! A mail server for a single test: aiosmtpd, which speaks real SMTP and stores accepted messages.
 //!
-//! The recipient's address selects what happens to a message; `smtp.py` has the list.
+//! The recipient's address selects the treatment of a message; `smtp.py` has the list.
 
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt as _;
@@ -25,7 +25,7 @@ pub struct Smtp {
     asks: Asks,
 }
 
-/// What a mail server requires of its clients.
+/// The requirements of a mail server for its clients.
 #[derive(Clone, Debug, Default)]
 pub struct Asks {
     /// TLS with this certificate, through STARTTLS.
@@ -90,7 +90,7 @@ impl Smtp {
 
     /// The stored messages in order, each as received.
     pub fn mails(&self) -> Vec<String> {
-        let files = std::fs::read_dir(self.scratch.path().join("mail")).expect("the server has made it");
+        let files = std::fs::read_dir(self.scratch.path().join("mail")).expect("the server created it");
         let mut files: Vec<PathBuf> = files.map(|file| file.expect("a file").path()).collect();
         files.sort();
         files.into_iter().map(|file| std::fs::read_to_string(file).expect("mails of tests are text")).collect()
@@ -164,7 +164,7 @@ impl Smtp {
         self.process.wait().ok();
     }
 
-    /// Starts the server again on the same port, after [`kill9`](Self::kill9). It forgets its state about recipients.
+    /// Starts the server again on the same port, after [`kill9`](Self::kill9). It loses its state about recipients.
     pub fn start_again(&mut self) {
         let python = program("RELEVO_TEST_PYTHON", "/usr/bin/python3");
         self.process = spawn(&python, &self.scratch, self.port, &self.asks);

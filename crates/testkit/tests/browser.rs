@@ -8,13 +8,13 @@ const PAGE: &str = "data:text/html,<input id=name><button id=greet>Greet</button
     <script>greet.onclick = () => setTimeout(() => { said.textContent = `Hello ${name.value}`; console.error('greeted') }, 50)</script>";
 
 #[test]
-fn a_browser_is_driven_by_what_is_on_the_page_and_leaves_nothing_behind() {
+fn a_browser_reads_and_clicks_visible_elements_and_leaves_nothing_behind() {
     let browser = Browser::start("es");
     browser.open(&PAGE.replace("name.value", "document.querySelector('input').value"));
     browser.write("#name", "Ana");
     browser.click("#greet");
     browser.see("#said", "Hello Ana");
-    assert_eq!(browser.text("#hidden"), "", "what nobody can see is not read");
+    assert_eq!(browser.text("#hidden"), "", "hidden text is not read");
     assert_eq!(browser.run("return navigator.language + arguments[0]", &["!"]), "es!");
     let console = browser.console();
     assert_eq!(console.len(), 1, "{console:?}");
@@ -29,7 +29,7 @@ fn a_browser_is_driven_by_what_is_on_the_page_and_leaves_nothing_behind() {
         // A zombie has no command line.
         let line = || std::fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
         while !line().is_empty() {
-            assert!(Instant::now() < end, "still there: {}", String::from_utf8_lossy(&line()));
+            assert!(Instant::now() < end, "still running: {}", String::from_utf8_lossy(&line()));
             std::thread::sleep(Duration::from_millis(10));
         }
     }

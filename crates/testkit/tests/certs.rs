@@ -44,7 +44,7 @@ fn only_a_certificate_without_fault_is_trusted() {
 }
 
 #[test]
-fn the_files_go_with_the_value() {
+fn the_files_are_deleted_with_the_value() {
     let certs = Certs::new();
     let (ca, client) = (certs.ca(), certs.client());
     assert!(ca.exists() && client.cert.exists() && client.key.exists());

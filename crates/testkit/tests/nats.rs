@@ -27,26 +27,30 @@ async fn make(context: &jetstream::Context, name: &str, replicas: usize) {
 }
 
 async fn publish(context: &jetstream::Context, name: &str) {
-    let sent = context.publish(format!("{name}.a"), "x".into()).await.expect("the message goes out");
-    sent.await.expect("the server keeps it");
+    let sent = context.publish(format!("{name}.a"), "x".into()).await.expect("the message is sent");
+    sent.await.expect("the server stores it");
 }
 
-async fn kept(context: &jetstream::Context, name: &str) -> u64 {
-    context.get_stream(name).await.expect("the stream is there").cached_info().state.messages
+async fn stored(context: &jetstream::Context, name: &str) -> u64 {
+    context.get_stream(name).await.expect("the stream exists").cached_info().state.messages
 }
 
 #[tokio::test]
-async fn every_shared_version_is_the_one_asked_for() {
+async fn every_shared_server_has_the_requested_version() {
     for version in NatsVersion::ALL {
         let server = Server::shared(version);
-        let found = info(server.url()).await;
-        assert!(found.version.starts_with(&format!("{}.", version.number())), "{} is no {version:?}", found.version);
-        assert!(found.jetstream);
+        let server_info = info(server.url()).await;
+        assert!(
+            server_info.version.starts_with(&format!("{}.", version.number())),
+            "{} is no {version:?}",
+            server_info.version
+        );
+        assert!(server_info.jetstream);
     }
 }
 
 #[tokio::test]
-async fn a_server_killed_or_stopped_comes_back_with_what_it_kept() {
+async fn a_killed_or_stopped_server_keeps_its_messages() {
     for version in NatsVersion::ALL {
         let server = Private::start(version, Settings::new()).await;
         let name = unique("kept");
@@ -57,29 +61,29 @@ async fn a_server_killed_or_stopped_comes_back_with_what_it_kept() {
         server.kill9().await;
         async_nats::connect(server.url()).await.unwrap_err();
         server.start_again().await;
-        assert_eq!(kept(&jetstream(server.url()).await, &name).await, 1);
+        assert_eq!(stored(&jetstream(server.url()).await, &name).await, 1);
 
         server.stop().await;
         async_nats::connect(server.url()).await.unwrap_err();
         server.start_again().await;
-        assert_eq!(kept(&jetstream(server.url()).await, &name).await, 1);
+        assert_eq!(stored(&jetstream(server.url()).await, &name).await, 1);
     }
 }
 
 #[tokio::test]
-async fn a_paused_server_answers_when_it_goes_on() {
+async fn a_paused_server_responds_when_it_is_resumed() {
     let server = Private::start(NatsVersion::V2_15, Settings::new()).await;
     let client = async_nats::connect(server.url()).await.unwrap();
     client.flush().await.unwrap();
 
     server.pause().await;
-    let mut asked = client.subscribe("a").await.unwrap();
+    let mut messages = client.subscribe("a").await.unwrap();
     client.publish("a", "x".into()).await.unwrap();
-    let answer = async { futures_util::StreamExt::next(&mut asked).await };
+    let response = async { futures_util::StreamExt::next(&mut messages).await };
     // No event can show that nothing arrives. A slow machine can make this test pass wrongly, but not fail.
-    tokio::time::timeout(Duration::from_millis(200), answer).await.unwrap_err();
+    tokio::time::timeout(Duration::from_millis(200), response).await.unwrap_err();
     server.resume().await;
-    let message = futures_util::StreamExt::next(&mut asked).await;
+    let message = futures_util::StreamExt::next(&mut messages).await;
     assert!(message.is_some());
 }
 
@@ -98,7 +102,7 @@ async fn settings_reach_the_server() {
 }
 
 #[tokio::test]
-async fn a_key_opens_a_server_that_knows_it() {
+async fn a_server_accepts_its_configured_key() {
     // The key pair from the NATS documentation.
     let (seed, public) = (
         "SUACSSL3UAHUDXKFSNVUZRF5UHPMWZ6BFDTJ7M6USDXIEDNPPQYYYCU3VY",
@@ -110,7 +114,7 @@ async fn a_key_opens_a_server_that_knows_it() {
 }
 
 #[tokio::test]
-async fn a_server_with_tls_refuses_whoever_shows_no_good_certificate() {
+async fn a_server_with_tls_rejects_clients_without_a_valid_certificate() {
     let certs = Certs::new();
     let settings = Settings::new().tls(&certs, ClientCertificate::Required);
     let server = Private::start(NatsVersion::V2_15, settings).await;
@@ -126,7 +130,7 @@ async fn a_server_with_tls_refuses_whoever_shows_no_good_certificate() {
 }
 
 #[tokio::test]
-async fn a_careful_client_refuses_a_server_with_a_bad_certificate() {
+async fn a_client_rejects_a_server_with_an_invalid_certificate() {
     let certs = Certs::new();
     for (fault, welcome) in [(Fault::None, true), (Fault::Expired, false), (Fault::Foreign, false)] {
         let settings = Settings::new().faulty_tls(&certs, fault, ClientCertificate::NotAsked);
@@ -137,7 +141,7 @@ async fn a_careful_client_refuses_a_server_with_a_bad_certificate() {
 }
 
 #[tokio::test]
-async fn a_cluster_of_three_outlives_any_one_of_them() {
+async fn a_cluster_of_three_survives_the_loss_of_any_node() {
     let cluster = Cluster::of_three().await;
     let name = unique("replicated");
     let context = jetstream(cluster.nodes()[0].url()).await;
@@ -152,12 +156,12 @@ async fn a_cluster_of_three_outlives_any_one_of_them() {
         let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
         // The other nodes may have to elect a leader first.
         while context.get_stream(&name).await.is_err() {
-            assert!(tokio::time::Instant::now() < deadline, "the stream is gone");
+            assert!(tokio::time::Instant::now() < deadline, "the stream is unavailable");
         }
         node.start_again().await;
         cluster.healthy().await;
     }
-    assert_eq!(kept(&jetstream(cluster.nodes()[0].url()).await, &name).await, 1);
+    assert_eq!(stored(&jetstream(cluster.nodes()[0].url()).await, &name).await, 1);
 }
 
 #[tokio::test]

@@ -14,7 +14,7 @@ async fn count(connection: &mut PgConnection) -> i64 {
 }
 
 #[tokio::test]
-async fn every_version_is_the_one_asked_for() {
+async fn every_server_has_the_requested_version() {
     for version in PgVersion::ALL {
         let database = Server::shared(version).database().await;
         let mut connection = database.connect().await;
@@ -27,7 +27,7 @@ async fn every_version_is_the_one_asked_for() {
 }
 
 #[tokio::test]
-async fn two_databases_are_different_and_go_when_dropped() {
+async fn two_databases_are_different_and_deleted_when_dropped() {
     let server = Server::shared(PgVersion::V15);
     let (first, second) = (server.database().await, server.database().await);
     run(&mut first.connect().await, "CREATE TABLE numbers (n int)").await;
@@ -40,7 +40,7 @@ async fn two_databases_are_different_and_go_when_dropped() {
 }
 
 #[tokio::test]
-async fn a_killed_server_comes_back_with_what_was_committed() {
+async fn a_killed_server_keeps_committed_rows() {
     for version in PgVersion::ALL {
         let server = Private::start(version).await;
         let database = server.database().await;
@@ -70,7 +70,7 @@ async fn a_private_server_takes_settings_and_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn copies_of_a_server_part_ways() {
+async fn copies_of_a_server_are_independent() {
     let server = Private::start(PgVersion::V15).await;
     let mut connection = server.options().connect().await.unwrap();
     run(&mut connection, "CREATE TABLE numbers (n int)").await;
@@ -102,7 +102,7 @@ async fn a_standby_takes_writes_once_promoted() {
 }
 
 #[tokio::test]
-async fn a_dump_carries_the_rows_over() {
+async fn a_dump_restores_the_rows() {
     let server = Server::shared(PgVersion::V15);
     let (full, empty) = (server.database().await, server.database().await);
     run(&mut full.connect().await, "CREATE TABLE numbers (n int); INSERT INTO numbers VALUES (1)").await;

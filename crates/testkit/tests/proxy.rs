@@ -22,47 +22,47 @@ async fn echo(tasks: &mut JoinSet<()>) -> CutProxy {
     CutProxy::start(addr).await
 }
 
-async fn answers(client: &mut TcpStream) -> bool {
-    let mut answer = [0; 4];
-    client.write_all(b"ping").await.is_ok() && client.read_exact(&mut answer).await.is_ok() && answer == *b"ping"
+async fn responds(client: &mut TcpStream) -> bool {
+    let mut response = [0; 4];
+    client.write_all(b"ping").await.is_ok() && client.read_exact(&mut response).await.is_ok() && response == *b"ping"
 }
 
 #[tokio::test]
-async fn a_cut_ends_old_connections_and_takes_new_ones() {
+async fn a_cut_closes_connections_and_accepts_new_ones() {
     let mut tasks = JoinSet::new();
     let proxy = echo(&mut tasks).await;
     let mut old = TcpStream::connect(proxy.addr()).await.unwrap();
-    assert!(answers(&mut old).await);
+    assert!(responds(&mut old).await);
 
     proxy.cut().await;
-    assert!(!answers(&mut old).await);
-    assert!(answers(&mut TcpStream::connect(proxy.addr()).await.unwrap()).await);
+    assert!(!responds(&mut old).await);
+    assert!(responds(&mut TcpStream::connect(proxy.addr()).await.unwrap()).await);
 }
 
 #[tokio::test]
-async fn a_blocked_proxy_lets_nobody_through_until_unblocked() {
+async fn a_blocked_proxy_accepts_no_connection_until_unblocked() {
     let mut tasks = JoinSet::new();
     let proxy = echo(&mut tasks).await;
     let mut old = TcpStream::connect(proxy.addr()).await.unwrap();
-    assert!(answers(&mut old).await);
+    assert!(responds(&mut old).await);
 
     proxy.block().await;
-    assert!(!answers(&mut old).await);
-    assert!(!answers(&mut TcpStream::connect(proxy.addr()).await.unwrap()).await);
+    assert!(!responds(&mut old).await);
+    assert!(!responds(&mut TcpStream::connect(proxy.addr()).await.unwrap()).await);
     proxy.unblock();
-    assert!(answers(&mut TcpStream::connect(proxy.addr()).await.unwrap()).await);
+    assert!(responds(&mut TcpStream::connect(proxy.addr()).await.unwrap()).await);
 }
 
 #[tokio::test]
-async fn a_frozen_connection_answers_when_thawed() {
+async fn a_frozen_connection_continues_when_thawed() {
     let mut tasks = JoinSet::new();
     let proxy = echo(&mut tasks).await;
     let mut client = TcpStream::connect(proxy.addr()).await.unwrap();
-    assert!(answers(&mut client).await);
+    assert!(responds(&mut client).await);
 
     proxy.freeze();
     // No event can show that nothing arrives. A slow machine can make this test pass wrongly, but not fail.
-    tokio::time::timeout(Duration::from_millis(100), answers(&mut client)).await.unwrap_err();
+    tokio::time::timeout(Duration::from_millis(100), responds(&mut client)).await.unwrap_err();
     proxy.thaw();
     let mut late = [0; 4];
     client.read_exact(&mut late).await.unwrap();
@@ -91,16 +91,16 @@ async fn server() -> (TcpListener, CutProxy) {
 }
 
 #[tokio::test]
-async fn an_answer_can_be_lost_after_the_server_heard_the_question() {
+async fn a_response_can_be_lost_after_the_server_received_the_request() {
     let (listener, proxy) = server().await;
     let mut client = connect(&proxy).await;
     let (mut server, _) = listener.accept().await.unwrap();
 
     proxy.stall(Direction::ToClient);
     client.write_all(b"question").await.unwrap();
-    let mut heard = [0; 8];
-    server.read_exact(&mut heard).await.unwrap();
-    assert_eq!(heard, *b"question");
+    let mut received = [0; 8];
+    server.read_exact(&mut received).await.unwrap();
+    assert_eq!(received, *b"question");
     server.write_all(b"answer").await.unwrap();
     proxy.until_held(Direction::ToClient).await;
     proxy.cut().await;
@@ -108,7 +108,7 @@ async fn an_answer_can_be_lost_after_the_server_heard_the_question() {
 }
 
 #[tokio::test]
-async fn a_stalled_direction_gives_what_it_held_when_it_flows() {
+async fn a_stalled_direction_forwards_held_bytes_when_it_flows() {
     let (listener, proxy) = server().await;
     let mut client = connect(&proxy).await;
     let (mut server, _) = listener.accept().await.unwrap();
@@ -127,39 +127,39 @@ async fn a_stalled_direction_gives_what_it_held_when_it_flows() {
 }
 
 #[tokio::test]
-async fn a_delay_holds_each_way_until_it_is_taken_away() {
+async fn a_delay_applies_to_both_directions_until_it_is_removed() {
     const DELAY: Duration = Duration::from_millis(80);
     let mut tasks = JoinSet::new();
     let proxy = echo(&mut tasks).await;
     let mut client = connect(&proxy).await;
 
     proxy.delay(DELAY);
-    let begun = Instant::now();
-    assert!(answers(&mut client).await);
-    assert!(begun.elapsed() >= 2 * DELAY, "{:?}", begun.elapsed());
+    let start = Instant::now();
+    assert!(responds(&mut client).await);
+    assert!(start.elapsed() >= 2 * DELAY, "{:?}", start.elapsed());
 
     proxy.delay(Duration::from_hours(1));
     proxy.delay(Duration::ZERO);
-    assert!(tokio::time::timeout(Duration::from_secs(30), answers(&mut client)).await.unwrap());
+    assert!(tokio::time::timeout(Duration::from_secs(30), responds(&mut client)).await.unwrap());
 }
 
 #[tokio::test]
-async fn a_throttle_lets_only_so_many_bytes_through_in_a_second() {
+async fn a_throttle_limits_the_bytes_per_second() {
     let (listener, proxy) = server().await;
     let mut client = connect(&proxy).await;
     let (mut server, _) = listener.accept().await.unwrap();
 
     proxy.throttle(10_000);
-    let begun = Instant::now();
+    let start = Instant::now();
     client.write_all(&[7; 5_000]).await.unwrap();
-    let mut heard = vec![0; 5_000];
-    server.read_exact(&mut heard).await.unwrap();
-    assert!(begun.elapsed() >= Duration::from_millis(450), "{:?}", begun.elapsed());
+    let mut received = vec![0; 5_000];
+    server.read_exact(&mut received).await.unwrap();
+    assert!(start.elapsed() >= Duration::from_millis(450), "{:?}", start.elapsed());
 
     proxy.unthrottle();
-    let mut heard = vec![0; 5_000_000];
+    let mut received = vec![0; 5_000_000];
     let sent = async { client.write_all(&vec![7; 5_000_000]).await.unwrap() };
-    let both = async { tokio::join!(sent, server.read_exact(&mut heard)) };
+    let both = async { tokio::join!(sent, server.read_exact(&mut received)) };
     // At the old rate this would take minutes.
     tokio::time::timeout(Duration::from_mins(1), both).await.unwrap().1.unwrap();
 }
@@ -170,18 +170,18 @@ async fn a_connection_can_be_cut_at_a_byte() {
         let (listener, proxy) = server().await;
         let client = connect(&proxy).await;
         let (server, _) = listener.accept().await.unwrap();
-        let (mut says, mut hears) = match direction {
+        let (mut sender, mut receiver) = match direction {
             Direction::ToServer => (client, server),
             Direction::ToClient => (server, client),
         };
 
         proxy.cut_after(direction, 6);
-        says.write_all(b"1234").await.unwrap();
+        sender.write_all(b"1234").await.unwrap();
         let mut first = [0; 4];
-        hears.read_exact(&mut first).await.unwrap();
-        says.write_all(b"56789").await.unwrap();
-        assert_eq!(rest(&mut hears).await, b"56");
-        assert_eq!(rest(&mut says).await, b"");
+        receiver.read_exact(&mut first).await.unwrap();
+        sender.write_all(b"56789").await.unwrap();
+        assert_eq!(rest(&mut receiver).await, b"56");
+        assert_eq!(rest(&mut sender).await, b"");
 
         // The cut happens only once: the next connection works.
         let mut client = connect(&proxy).await;

@@ -35,15 +35,15 @@ async fn publish(channel: &Channel) -> Confirmation {
     let properties = BasicProperties::default().with_delivery_mode(2);
     let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
     let sent = channel.basic_publish("".into(), QUEUE.into(), options, b"x", properties).await;
-    sent.expect("the message goes out").await.expect("the server answers")
+    sent.expect("the message is sent").await.expect("the server responds")
 }
 
 async fn holds_one(channel: &Channel) -> bool {
-    channel.basic_get(QUEUE.into(), BasicGetOptions::default()).await.expect("the queue is there").is_some()
+    channel.basic_get(QUEUE.into(), BasicGetOptions::default()).await.expect("the queue exists").is_some()
 }
 
 #[tokio::test]
-async fn virtual_hosts_are_different_and_go_when_dropped() {
+async fn virtual_hosts_are_different_and_deleted_when_dropped() {
     let server = Server::shared();
     let (first, second) = (server.vhost().await, server.vhost().await);
     let connection = connect(&first.amqp_url()).await.unwrap();
@@ -57,7 +57,7 @@ async fn virtual_hosts_are_different_and_go_when_dropped() {
 }
 
 #[tokio::test]
-async fn a_private_server_comes_back_and_pauses_and_alarms() {
+async fn a_private_server_restarts_pauses_and_raises_alarms() {
     let server = Private::start_with(Settings::new().user("me", "secret")).await;
     assert!(connect(&server.amqp_url().replace("guest:guest", "me:wrong")).await.is_err());
     assert!(connect(&server.amqp_url().replace("guest:guest", "me:secret")).await.is_ok());
@@ -111,14 +111,14 @@ async fn alarm(server: &Private, memory: bool, on: bool) {
 async fn connect_with_tls(url: &str, certs: &Certs, identity: Option<Pair>) -> lapin::Result<Connection> {
     let identity = identity
         .map(|pair| OwnedIdentity::PKCS8 { pem: pair.cert_pem().into_bytes(), key: pair.key_pem().into_bytes() });
-    let ca = std::fs::read_to_string(certs.ca()).expect("the authority is there");
+    let ca = std::fs::read_to_string(certs.ca()).expect("the certificate of the authority exists");
     let config = OwnedTLSConfig { cert_chain: Some(ca), identity };
     let runtime = lapin::runtime::default_runtime()?;
     Connection::connect_with_config(url, ConnectionProperties::default(), config, runtime).await
 }
 
 #[tokio::test]
-async fn a_server_with_tls_refuses_whoever_shows_no_good_certificate() {
+async fn a_server_with_tls_rejects_clients_without_a_valid_certificate() {
     let certs = Certs::new();
     let server = Private::start_with(Settings::new().tls(&certs, ClientCertificate::Required)).await;
     let url = server.amqps_url();
@@ -132,7 +132,7 @@ async fn a_server_with_tls_refuses_whoever_shows_no_good_certificate() {
 }
 
 #[tokio::test]
-async fn a_cluster_of_three_outlives_one_of_them_and_all_of_them() {
+async fn a_cluster_of_three_survives_the_loss_of_one_node_and_of_all() {
     let cluster = Cluster::of_three().await;
     let [one, two, three] = cluster.nodes();
     let on_two = channel(&two.amqp_url()).await;

@@ -26,7 +26,7 @@ fn a_killed_process_leaves_no_server_behind() {
     let [nats, rabbitmq] = directories.as_slice() else { panic!("two servers: {directories:?}") };
     assert!(processes_of(nats).iter().any(|name| name == "nats-server"));
     for name in ["beam.smp", "epmd"] {
-        assert!(processes_of(rabbitmq).iter().any(|found| found == name), "{:?}", processes_of(rabbitmq));
+        assert!(processes_of(rabbitmq).iter().any(|process| process == name), "{:?}", processes_of(rabbitmq));
     }
 
     holder.kill().unwrap();
@@ -34,7 +34,7 @@ fn a_killed_process_leaves_no_server_behind() {
     let deadline = Instant::now() + Duration::from_secs(30);
     for directory in [nats, rabbitmq] {
         while Path::new(directory).exists() || !processes_of(directory).is_empty() {
-            assert!(Instant::now() < deadline, "still there: {:?}", processes_of(directory));
+            assert!(Instant::now() < deadline, "still running: {:?}", processes_of(directory));
             std::thread::sleep(Duration::from_millis(20));
         }
     }

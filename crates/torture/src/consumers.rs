@@ -10,7 +10,7 @@ use crate::process::Process;
 /// Number of lanes that keys are hashed into.
 pub(crate) const LANES: u16 = 4;
 /// Short, so that a run suspends consumers for longer than this several times.
-pub(crate) const BEAT_LASTS: Duration = Duration::from_secs(2);
+pub(crate) const HEARTBEAT_TTL: Duration = Duration::from_secs(2);
 /// One message in N fails twice before it succeeds.
 const FAILS_ONE_IN: u32 = 25;
 /// One message in N is poison until its consumer is cured.
@@ -28,8 +28,9 @@ pub(crate) struct Group {
     batch: usize,
 }
 
-/// In a careless run, this consumer's inbox is emptied. The other consumers acknowledge before they commit.
-pub(crate) const FORGETS: &str = "ordered";
+/// In a run with broken consumers, the inbox of this consumer is emptied. The other consumers acknowledge before they
+/// commit.
+pub(crate) const FORGETFUL_CONSUMER: &str = "ordered";
 
 impl Group {
     /// Without order, all members share one queue.
@@ -51,26 +52,26 @@ pub(crate) fn start(
     group: Group,
     database: &str,
     broker: &str,
-    careless: bool,
+    broken_consumers: bool,
 ) -> Result<Vec<Process>> {
     let member = |number: usize| {
         let name = format!("{}-{number}", group.name);
         let mut arguments: Vec<String> = Vec::new();
-        let mut say = |name: &str, value: String| arguments.extend([format!("--{name}"), value]);
-        say("store", database.to_owned());
-        say("broker", broker.to_owned());
-        say("consumer", group.name.to_owned());
-        say("member", name.clone());
-        say("order", if group.ordered { "key" } else { "none" }.to_owned());
+        let mut add = |name: &str, value: String| arguments.extend([format!("--{name}"), value]);
+        add("store", database.to_owned());
+        add("broker", broker.to_owned());
+        add("consumer", group.name.to_owned());
+        add("member", name.clone());
+        add("order", if group.ordered { "key" } else { "none" }.to_owned());
         if let Some(lanes) = group.lanes() {
-            say("lanes", lanes.to_string());
+            add("lanes", lanes.to_string());
         }
-        say("batch", group.batch.to_string());
-        say("beat-lasts-ms", BEAT_LASTS.as_millis().to_string());
-        say("retry-one-in", FAILS_ONE_IN.to_string());
-        say("poison-one-in", POISON_ONE_IN.to_string());
+        add("batch", group.batch.to_string());
+        add("heartbeat-ttl-ms", HEARTBEAT_TTL.as_millis().to_string());
+        add("retry-one-in", FAILS_ONE_IN.to_string());
+        add("poison-one-in", POISON_ONE_IN.to_string());
         arguments.push("--trace".to_owned());
-        if careless && group.name != FORGETS {
+        if broken_consumers && group.name != FORGETFUL_CONSUMER {
             arguments.push("--acknowledge-early".to_owned());
         }
         Process::start(name, directory, ledger, arguments)
@@ -78,12 +79,12 @@ pub(crate) fn start(
     (0..group.members).map(member).collect()
 }
 
-/// The binary `ledger` in the directory of another binary: one build puts both there.
+/// The binary `ledger` in the directory of another binary: one build creates both.
 pub fn ledger_beside(program: &Path) -> Result<PathBuf> {
     let ledger = program.with_file_name("ledger");
     ensure!(
         ledger.exists(),
-        "`{}` is not there; hint: `cargo build -p relevo-torture` makes it, and so does `cargo test --workspace`",
+        "`{}` does not exist; hint: `cargo build -p relevo-torture` or `cargo test --workspace` builds it",
         ledger.display()
     );
     Ok(ledger)

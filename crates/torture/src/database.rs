@@ -30,7 +30,7 @@ pub(crate) enum Database {
 
 impl Database {
     /// Creates the outbox and its only destination.
-    pub(crate) async fn make_outbox(&self, destination: &str, shards: u16) -> Result<()> {
+    pub(crate) async fn create_outbox(&self, destination: &str, shards: u16) -> Result<()> {
         match self {
             Self::Postgres(options) => {
                 let schema = relevo_store_postgres::Schema::default();
@@ -50,7 +50,7 @@ impl Database {
                 relevo_store_sqlite::Store::open(config).await?.add_destination(shards, StartFrom::Now).await?
             }
         };
-        anyhow::ensure!(added, "the outbox is not new");
+        anyhow::ensure!(added, "the destination exists already");
         Ok(())
     }
 
@@ -120,7 +120,7 @@ impl Database {
     }
 
     /// Reverts a cure: poison messages of the consumer are poison again.
-    pub(crate) async fn relapse(&self, consumer: &str) -> Result<()> {
+    pub(crate) async fn revert_cure(&self, consumer: &str) -> Result<()> {
         let delete = "DELETE FROM ledger_cure WHERE consumer = $1";
         match self.connect().await? {
             Link::Postgres(mut connection) => {

@@ -8,21 +8,21 @@ use tokio::time::{Instant, sleep};
 use crate::consumers::GROUPS;
 use crate::operator::redrive;
 use crate::relays::LEASE;
-use crate::stage::{DESTINATION, Stage};
+use crate::run::{DESTINATION, Run};
 
 /// If nothing has changed for this long, nothing will.
-const STANDS_STILL: Duration = Duration::from_mins(2);
+const STALLED_AFTER: Duration = Duration::from_mins(2);
 /// A consumer that is idle for this long has received all messages.
-const IS_IDLE: Duration = Duration::from_secs(10);
-const LOOK_AGAIN: Duration = Duration::from_millis(200);
+const IDLE_AFTER: Duration = Duration::from_secs(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-impl Stage {
+impl Run {
     /// Lets all processes work without faults until nothing waits or nothing changes. Returns how long that took.
     pub(crate) async fn drain(&mut self) -> Result<Duration> {
-        let began = Instant::now();
+        let start = Instant::now();
         for process in self.relays.iter_mut().chain(&mut self.consumers) {
-            process.thaw(began + LEASE * 2)?;
-            if process.is_gone() {
+            process.thaw(start + LEASE * 2)?;
+            if process.has_ended() {
                 process.start_again()?;
             }
         }
@@ -30,20 +30,20 @@ impl Stage {
         if !self.consumers.is_empty() {
             self.drain_inboxes().await?;
         }
-        Ok(began.elapsed())
+        Ok(start.elapsed())
     }
 
     async fn drain_outbox(&mut self) -> Result<()> {
-        let began = Instant::now();
+        let start = Instant::now();
         loop {
             let backlog = self.database.inspect(DESTINATION).await?.backlog().await?;
             if backlog.pending == 0 && backlog.parked == 0 {
                 return Ok(());
             }
-            if began.elapsed() > STANDS_STILL {
+            if start.elapsed() > STALLED_AFTER {
                 bail!("{} pending and {} parked messages do not arrive", backlog.pending, backlog.parked);
             }
-            self.rest().await?;
+            self.pause().await?;
         }
     }
 
@@ -51,7 +51,7 @@ impl Stage {
     /// oracle.
     async fn drain_inboxes(&mut self) -> Result<()> {
         let ledger = self.database.ledger();
-        let (mut last, mut moved) = ((0, 0, Vec::new()), Instant::now());
+        let (mut last, mut changed_at) = ((0, 0, Vec::new()), Instant::now());
         loop {
             let committed = self.database.committed().await?;
             let mut counts = Vec::new();
@@ -67,20 +67,20 @@ impl Stage {
             let is_idle = queued == 0 && counts.iter().all(|(done, known)| done == known);
             let now = (queued, committed, counts);
             if last != now {
-                (last, moved) = (now, Instant::now());
+                (last, changed_at) = (now, Instant::now());
             }
-            if moved.elapsed() > if is_idle { IS_IDLE } else { STANDS_STILL } {
+            if changed_at.elapsed() > if is_idle { IDLE_AFTER } else { STALLED_AFTER } {
                 return Ok(());
             }
-            self.rest().await?;
+            self.pause().await?;
         }
     }
 
-    async fn rest(&mut self) -> Result<()> {
+    async fn pause(&mut self) -> Result<()> {
         for process in self.relays.iter_mut().chain(&mut self.consumers) {
             process.expect_alive()?;
         }
-        sleep(LOOK_AGAIN).await;
+        sleep(POLL_INTERVAL).await;
         Ok(())
     }
 }

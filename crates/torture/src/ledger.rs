@@ -4,21 +4,21 @@
 //! The binary `ledger` runs one member of such a consumer as a separate process. Tests also run members in their own
 //! process. Payloads are JSON with the number of the change, `{"change": 7}`, and any other fields.
 
-mod conduct;
-mod early;
+mod behaviour;
+mod early_ack;
+mod failure_rates;
 mod feed;
 mod handler;
 mod member;
-mod moods;
+mod observed_consumer;
 mod store;
-mod watched;
 
-pub use conduct::{Conduct, Deed, Fate, Point, Reached, Steady};
+pub use behaviour::{Behaviour, FaultAction, NoFault, OneTimeFault, Point, PointReached};
+pub use failure_rates::FailureRates;
 pub use feed::{EXCHANGE, Feed, Kind};
-pub use handler::{Book, Page, change_of};
-pub use member::{Member, Running};
-pub use moods::Moods;
-pub use store::{Called, Row, Store};
+pub use handler::{LedgerConnection, LedgerHandler, change_of};
+pub use member::{Member, RunningMember};
+pub use store::{Row, ServiceCall, Store};
 
 /// Creates the schema with outbox and inbox, and the ledger's own tables. Existing tables are not changed.
 pub async fn prepare(store: &Store) -> anyhow::Result<()> {

@@ -5,11 +5,12 @@
 //! At the end, no committed message is lost and no uncommitted one is published. First deliveries of each key are in
 //! commit order, and every committed message has exactly one effect.
 
+mod broker;
+mod consumer_state;
 mod consumers;
 mod database;
 mod drain;
-mod far;
-mod harms;
+mod faults;
 pub mod ledger;
 mod operator;
 mod oracle;
@@ -17,12 +18,14 @@ mod process;
 mod producers;
 mod relays;
 mod report;
+mod run;
 mod server;
-mod stage;
-mod witness;
 
+pub use broker::BrokerKind;
 pub use consumers::ledger_beside;
-pub use far::Far;
-pub use oracle::{Arrival, Change, Effect, Findings, Judgement, Left, Mark, judge, judge_effects};
-pub use report::{Deeds, Ended, Report, Struck};
-pub use stage::{Plan, Victim, torture};
+pub use oracle::{
+    BrokerFindings, Change, ConsumerFindings, ConsumerState, Effect, LaneMark, StoredMessage, check_deliveries,
+    check_effects,
+};
+pub use report::{FaultCounts, ProcessFaultCounts, Report, ServerFaultCounts};
+pub use run::{Plan, StoreKind, torture};

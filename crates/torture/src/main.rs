@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::Parser;
-use relevo_torture::{Far, Plan, Victim, ledger_beside, torture};
+use relevo_torture::{BrokerKind, Plan, StoreKind, ledger_beside, torture};
 
 /// Kills and stops relays, consumers, their database and their broker while messages flow, then reports what happened
 /// to the messages.
@@ -18,10 +18,10 @@ struct Arguments {
     /// Runs consumers too, and injects faults into them.
     #[arg(long)]
     consumers: bool,
-    /// Breaks the consumers on purpose, to test the oracle: one forgets what it handled, the other acknowledges before
+    /// Breaks the consumers on purpose, to test the oracle: one loses its inbox, the other acknowledges before
     /// it commits.
     #[arg(long, requires = "consumers")]
-    careless: bool,
+    broken_consumers: bool,
     /// How long producers write in total, in seconds.
     #[arg(long, default_value_t = 30)]
     seconds: u64,
@@ -45,32 +45,32 @@ struct Arguments {
 #[tokio::main]
 async fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    let far = match arguments.broker.as_str() {
-        "embedded" => Far::Embedded,
-        "rabbitmq" => Far::RabbitMq,
-        "nats" => Far::Nats,
-        other => bail!("broker `{other}` is not known; hint: `embedded`, `rabbitmq` or `nats`"),
+    let broker = match arguments.broker.as_str() {
+        "embedded" => BrokerKind::Embedded,
+        "rabbitmq" => BrokerKind::RabbitMq,
+        "nats" => BrokerKind::Nats,
+        other => bail!("unknown broker `{other}`; hint: `embedded`, `rabbitmq` or `nats`"),
     };
-    let victims = match arguments.store.as_deref() {
-        None if far != Far::Embedded => vec![Victim::Postgres],
-        None => vec![Victim::Postgres, Victim::Sqlite],
-        Some("postgres") => vec![Victim::Postgres],
-        Some("sqlite") => vec![Victim::Sqlite],
-        Some(other) => bail!("store `{other}` is not known; hint: `postgres` or `sqlite`"),
+    let stores = match arguments.store.as_deref() {
+        None if broker != BrokerKind::Embedded => vec![StoreKind::Postgres],
+        None => vec![StoreKind::Postgres, StoreKind::Sqlite],
+        Some("postgres") => vec![StoreKind::Postgres],
+        Some("sqlite") => vec![StoreKind::Sqlite],
+        Some(other) => bail!("unknown store `{other}`; hint: `postgres` or `sqlite`"),
     };
     let ledger = if arguments.consumers { Some(ledger_beside(&std::env::current_exe()?)?) } else { None };
-    let seconds = arguments.seconds.div_ceil(victims.len() as u64);
-    let Arguments { seed, messages, faults, careless, .. } = arguments;
-    let mut broken = 0;
-    for victim in victims {
+    let seconds = arguments.seconds.div_ceil(stores.len() as u64);
+    let Arguments { seed, messages, faults, broken_consumers, .. } = arguments;
+    let mut failed_runs = 0;
+    for store in stores {
         let (relevo, ledger) = (arguments.relevo.clone(), ledger.clone());
         let write_for = Duration::from_secs(seconds);
-        let plan = Plan { relevo, ledger, victim, far, seed, write_for, messages, faults, careless };
+        let plan = Plan { relevo, ledger, store, broker, seed, write_for, messages, faults, broken_consumers };
         let report = torture(&plan).await?;
         write!(std::io::stdout(), "{report}")?;
-        broken += u32::from(!report.is_sound());
+        failed_runs += u32::from(!report.is_sound());
     }
-    if broken > 0 {
+    if failed_runs > 0 {
         bail!("a promise was broken; hint: `cargo xtask torture --seed {}` makes the same plan again", arguments.seed);
     }
     Ok(())

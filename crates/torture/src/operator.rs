@@ -13,8 +13,8 @@ use tokio_util::sync::CancellationToken;
 use crate::consumers::GROUPS;
 use crate::database::Database;
 use crate::ledger::Store;
-use crate::oracle::Mark;
-use crate::producers::Done;
+use crate::oracle::LaneMark;
+use crate::producers::Progress;
 use relevo_core::random::SplitMix64;
 
 /// Operates all consumers of a run.
@@ -22,22 +22,27 @@ pub(crate) struct Operator {
     database: Database,
     store: Store,
     random: SplitMix64,
-    done: Arc<Done>,
+    done: Arc<Progress>,
     /// The inbox of this consumer is emptied repeatedly.
     forgets: Option<&'static str>,
 }
 
 /// Marks that were sampled, by consumer.
-pub(crate) type Seen = BTreeMap<&'static str, Vec<Mark>>;
+pub(crate) type SampledMarks = BTreeMap<&'static str, Vec<LaneMark>>;
 
 impl Operator {
-    pub(crate) fn new(database: &Database, random: SplitMix64, done: Arc<Done>, forgets: Option<&'static str>) -> Self {
+    pub(crate) fn new(
+        database: &Database,
+        random: SplitMix64,
+        done: Arc<Progress>,
+        forgets: Option<&'static str>,
+    ) -> Self {
         Self { database: database.clone(), store: database.ledger(), random, done, forgets }
     }
 
     /// Runs until it is stopped. If the database is unreachable, it tries again in the next round.
-    pub(crate) async fn run(mut self, stop: CancellationToken) -> Seen {
-        let mut seen = Seen::new();
+    pub(crate) async fn run(mut self, stop: CancellationToken) -> SampledMarks {
+        let mut marks_by_consumer = SampledMarks::new();
         while !stop.is_cancelled() {
             if let Some(consumer) = self.forgets {
                 self.database.forget(consumer).await.ok();
@@ -46,13 +51,13 @@ impl Operator {
             let pause = Duration::from_millis(u64::from(500 + self.random.below(1500)));
             for group in GROUPS {
                 if let Ok(marks) = self.database.marks(group.name).await {
-                    seen.entry(group.name).or_default().extend(marks);
+                    marks_by_consumer.entry(group.name).or_default().extend(marks);
                 }
-                // Some letters die again, because not every consumer is cured when its letters are redriven.
+                // Some messages are dead-lettered again, because not every consumer is cured at that time.
                 if self.random.one_in(3) {
                     self.store.cure(group.name).await.ok();
                 } else {
-                    self.database.relapse(group.name).await.ok();
+                    self.database.revert_cure(group.name).await.ok();
                 }
                 redrive(&self.store, group.name).await.ok();
             }
@@ -61,7 +66,7 @@ impl Operator {
                 () = sleep(pause) => {}
             }
         }
-        seen
+        marks_by_consumer
     }
 
     /// Reports the progress of the slowest consumer to the producers.
@@ -79,7 +84,7 @@ impl Operator {
 /// Two operators redrive all dead letters at the same time. Returns the sum of both counts.
 pub(crate) async fn redrive(store: &Store, consumer: &str) -> Result<u64> {
     let operator = store.operator().await?;
-    let order = |by: &str| Order {
+    let request = |by: &str| Order {
         filter: DeadLetterFilter {
             consumer: Some(consumer.to_owned()),
             state: Some(DeadLetterState::Dead),
@@ -90,7 +95,7 @@ pub(crate) async fn redrive(store: &Store, consumer: &str) -> Result<u64> {
         by: by.to_owned(),
         reason: "torture".to_owned(),
     };
-    let (one, other) = (order("one"), order("other"));
+    let (one, other) = (request("one"), request("other"));
     let (one, other) = tokio::join!(operator.redrive(&one), operator.redrive(&other));
     Ok(one? + other?)
 }

@@ -1,10 +1,10 @@
-//! The oracle. It knows only what the database committed and what the broker stores.
+//! The oracle. It knows only the committed changes and the messages at the broker.
 
 mod effects;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-pub use effects::{Effect, Findings, Left, Mark, judge_effects};
+pub use effects::{ConsumerFindings, ConsumerState, Effect, LaneMark, check_effects};
 
 /// Maximum number of violations that a report names.
 const NAMED: usize = 10;
@@ -24,7 +24,7 @@ pub struct Change {
 
 /// One message that the broker stores, in the order of acceptance.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Arrival {
+pub struct StoredMessage {
     /// The key.
     pub key: String,
     /// The token in its payload.
@@ -33,7 +33,7 @@ pub struct Arrival {
 
 /// The result. Everything except the counts should be empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Judgement {
+pub struct BrokerFindings {
     /// Number of committed changes.
     pub committed: usize,
     /// Number of messages that the broker stores.
@@ -43,54 +43,59 @@ pub struct Judgement {
     /// Committed, but missing at the broker.
     pub lost: Vec<String>,
     /// At the broker, but never committed.
-    pub ghosts: Vec<String>,
-    /// First deliveries that came before an earlier change of their key.
-    pub inverted: Vec<String>,
+    pub uncommitted: Vec<String>,
+    /// First deliveries before an earlier change of their key.
+    pub out_of_order: Vec<String>,
 }
 
-impl Judgement {
+impl BrokerFindings {
     /// Violations, by the name of the guarantee.
-    pub fn offences(&self) -> [(&'static str, &[String]); 3] {
-        [("lost", &self.lost), ("ghosts", &self.ghosts), ("inverted", &self.inverted)]
+    pub fn violations(&self) -> [(&'static str, &[String]); 3] {
+        [("lost", &self.lost), ("uncommitted", &self.uncommitted), ("out of order", &self.out_of_order)]
     }
 
     /// Whether all guarantees held.
     pub fn is_sound(&self) -> bool {
-        self.offences().iter().all(|(_, offenders)| offenders.is_empty())
+        self.violations().iter().all(|(_, violations)| violations.is_empty())
     }
 }
 
 /// Compares the committed changes with the messages at the broker.
-pub fn judge(committed: &[Change], arrived: &[Arrival]) -> Judgement {
+pub fn check_deliveries(committed: &[Change], arrived: &[StoredMessage]) -> BrokerFindings {
     let known: BTreeMap<&str, &Change> = committed.iter().map(|change| (change.token.as_str(), change)).collect();
-    let mut seen = BTreeSet::new();
+    let mut tokens_seen = BTreeSet::new();
     let mut last: BTreeMap<&str, i64> = BTreeMap::new();
-    let mut judgement = Judgement { committed: committed.len(), arrived: arrived.len(), ..Judgement::default() };
-    for arrival in arrived {
-        let Some(change) = known.get(arrival.token.as_str()).filter(|change| change.key == arrival.key) else {
-            name(&mut judgement.ghosts, format!("{} of {}", arrival.token, arrival.key));
+    let mut broker_findings =
+        BrokerFindings { committed: committed.len(), arrived: arrived.len(), ..BrokerFindings::default() };
+    for stored_message in arrived {
+        let Some(change) = known.get(stored_message.token.as_str()).filter(|change| change.key == stored_message.key)
+        else {
+            name(&mut broker_findings.uncommitted, format!("{} of {}", stored_message.token, stored_message.key));
             continue;
         };
-        if !seen.insert(arrival.token.as_str()) {
-            judgement.repeats += 1;
+        if !tokens_seen.insert(stored_message.token.as_str()) {
+            broker_findings.repeats += 1;
             continue;
         }
         let before = last.entry(change.key.as_str()).or_default();
         if change.number < *before {
-            name(&mut judgement.inverted, format!("change {} of {} after change {before}", change.number, change.key));
+            name(
+                &mut broker_findings.out_of_order,
+                format!("change {} of {} after change {before}", change.number, change.key),
+            );
         }
         *before = change.number.max(*before);
     }
-    for change in committed.iter().filter(|change| !seen.contains(change.token.as_str())) {
-        name(&mut judgement.lost, format!("change {} of {} ({})", change.number, change.key, change.token));
+    for change in committed.iter().filter(|change| !tokens_seen.contains(change.token.as_str())) {
+        name(&mut broker_findings.lost, format!("change {} of {} ({})", change.number, change.key, change.token));
     }
-    judgement
+    broker_findings
 }
 
-fn name(offenders: &mut Vec<String>, offender: String) {
-    match offenders.len() {
-        NAMED => offenders.push("and more".to_owned()),
-        few if few < NAMED => offenders.push(offender),
+fn name(violations: &mut Vec<String>, violation: String) {
+    match violations.len() {
+        NAMED => violations.push("and more".to_owned()),
+        few if few < NAMED => violations.push(violation),
         _ => {}
     }
 }
@@ -109,42 +114,47 @@ mod tests {
         changes.iter().map(change).collect()
     }
 
-    fn arrived(tokens: &[(&str, &str)]) -> Vec<Arrival> {
-        tokens.iter().map(|(key, token)| Arrival { key: (*key).to_owned(), token: (*token).to_owned() }).collect()
+    fn arrived(tokens: &[(&str, &str)]) -> Vec<StoredMessage> {
+        tokens.iter().map(|(key, token)| StoredMessage { key: (*key).to_owned(), token: (*token).to_owned() }).collect()
     }
 
     const CHANGES: [(&str, i64); 3] = [("a", 1), ("a", 2), ("b", 1)];
 
     #[test]
     fn everything_once_and_in_order_is_sound() {
-        let judgement = judge(&committed(&CHANGES), &arrived(&[("a", "a1"), ("b", "b1"), ("a", "a2")]));
-        assert!(judgement.is_sound(), "{judgement:?}");
-        assert_eq!((judgement.committed, judgement.arrived, judgement.repeats), (3, 3, 0));
+        let broker_findings =
+            check_deliveries(&committed(&CHANGES), &arrived(&[("a", "a1"), ("b", "b1"), ("a", "a2")]));
+        assert!(broker_findings.is_sound(), "{broker_findings:?}");
+        assert_eq!((broker_findings.committed, broker_findings.arrived, broker_findings.repeats), (3, 3, 0));
     }
 
     #[test]
     fn a_late_repeat_is_counted_and_breaks_nothing() {
-        let judgement = judge(&committed(&CHANGES), &arrived(&[("a", "a1"), ("a", "a2"), ("b", "b1"), ("a", "a1")]));
-        assert!(judgement.is_sound(), "{judgement:?}");
-        assert_eq!(judgement.repeats, 1);
+        let broker_findings =
+            check_deliveries(&committed(&CHANGES), &arrived(&[("a", "a1"), ("a", "a2"), ("b", "b1"), ("a", "a1")]));
+        assert!(broker_findings.is_sound(), "{broker_findings:?}");
+        assert_eq!(broker_findings.repeats, 1);
     }
 
     #[test]
-    fn what_is_lost_is_found() {
-        let judgement = judge(&committed(&CHANGES), &arrived(&[("a", "a1"), ("b", "b1")]));
-        assert_eq!(judgement.lost, ["change 2 of a (a2)"]);
+    fn a_lost_message_is_found() {
+        let broker_findings = check_deliveries(&committed(&CHANGES), &arrived(&[("a", "a1"), ("b", "b1")]));
+        assert_eq!(broker_findings.lost, ["change 2 of a (a2)"]);
     }
 
     #[test]
-    fn what_never_committed_is_a_ghost_also_under_a_strange_key() {
-        let judgement =
-            judge(&committed(&CHANGES), &arrived(&[("a", "a1"), ("a", "a9"), ("b", "a2"), ("a", "a2"), ("b", "b1")]));
-        assert_eq!(judgement.ghosts, ["a9 of a", "a2 of b"]);
+    fn an_uncommitted_message_is_found_also_under_another_key() {
+        let broker_findings = check_deliveries(
+            &committed(&CHANGES),
+            &arrived(&[("a", "a1"), ("a", "a9"), ("b", "a2"), ("a", "a2"), ("b", "b1")]),
+        );
+        assert_eq!(broker_findings.uncommitted, ["a9 of a", "a2 of b"]);
     }
 
     #[test]
-    fn a_first_appearance_in_the_wrong_place_is_an_inversion() {
-        let judgement = judge(&committed(&CHANGES), &arrived(&[("a", "a2"), ("a", "a1"), ("b", "b1")]));
-        assert_eq!(judgement.inverted, ["change 1 of a after change 2"]);
+    fn a_first_delivery_before_an_earlier_change_is_out_of_order() {
+        let broker_findings =
+            check_deliveries(&committed(&CHANGES), &arrived(&[("a", "a2"), ("a", "a1"), ("b", "b1")]));
+        assert_eq!(broker_findings.out_of_order, ["change 1 of a after change 2"]);
     }
 }

@@ -11,11 +11,11 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, timeout};
 
-/// Deadline for a process to stop.
-const LEAVES_WITHIN: Duration = Duration::from_secs(30);
+/// Time limit for a process to stop.
+const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// After this time, a new process handles signals.
-const AWAKE_WITHIN: Duration = Duration::from_secs(5);
+const START_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A process that can be restarted with the same arguments after it has ended.
 #[derive(Debug)]
@@ -69,16 +69,16 @@ impl Process {
     }
 
     /// Whether it runs and is not suspended.
-    pub(crate) fn is_awake(&self) -> bool {
+    pub(crate) fn is_running(&self) -> bool {
         self.child.is_some() && self.continues_at.is_none()
     }
 
     /// Whether it has ended.
-    pub(crate) fn is_gone(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         self.child.is_none()
     }
 
-    /// Returns an error if the process ended by itself. No injected fault justifies that.
+    /// Returns an error if the process ended by itself, which no injected fault may cause.
     pub(crate) fn expect_alive(&mut self) -> Result<()> {
         let Some(child) = &mut self.child else { return Ok(()) };
         if let Some(status) = child.try_wait()? {
@@ -103,7 +103,7 @@ impl Process {
         Ok(())
     }
 
-    /// Resumes the process if its time has come.
+    /// Resumes the process if its suspension is over.
     pub(crate) fn thaw(&mut self, now: Instant) -> Result<()> {
         if self.continues_at.is_some_and(|at| at <= now) {
             self.signal(Signal::CONT)?;
@@ -116,11 +116,16 @@ impl Process {
     pub(crate) async fn leave(&mut self) -> Result<()> {
         self.signal(Signal::TERM)?;
         let Some(mut child) = self.child.take() else { return Ok(()) };
-        let status = timeout(LEAVES_WITHIN, child.wait()).await;
-        let status = status.with_context(|| format!("{} did not leave", self.name))??;
+        let status = timeout(STOP_TIMEOUT, child.wait()).await;
+        let status = status.with_context(|| format!("{} did not stop", self.name))??;
         // The signal may end a process that has just started and does not handle signals yet.
-        let unborn = status.signal() == Some(Signal::TERM.as_raw()) && self.started.elapsed() < AWAKE_WITHIN;
-        ensure!(status.success() || unborn, "{} left with {status}; its log ends with:\n{}", self.name, self.tail());
+        let not_ready = status.signal() == Some(Signal::TERM.as_raw()) && self.started.elapsed() < START_TIMEOUT;
+        ensure!(
+            status.success() || not_ready,
+            "{} stopped with {status}; its log ends with:\n{}",
+            self.name,
+            self.tail()
+        );
         Ok(())
     }
 

@@ -18,7 +18,7 @@ const ENDS: u32 = 10;
 /// One transaction in N waits before it ends.
 const SLOW: u32 = 20;
 /// The pause of a producer when the database is unreachable.
-const AWAY: Duration = Duration::from_millis(50);
+const RETRY_DELAY: Duration = Duration::from_millis(50);
 
 const CHANGE: &str = "UPDATE torture_key SET changes = changes + $2 WHERE key = $1 RETURNING changes - $2";
 const RECORD: &str = "INSERT INTO torture_change VALUES ($1, $2, $3, $4)";
@@ -29,15 +29,15 @@ enum End {
     Commit,
     Rollback,
     /// The connection is dropped in the middle, as if the process died.
-    Vanish,
+    Disconnect,
 }
 
-/// What the producers did, as far as they know.
+/// The results of the producers, as far as they know them.
 #[derive(Debug, Default)]
-pub(crate) struct Done {
+pub(crate) struct Progress {
     pub(crate) committed: AtomicU64,
     pub(crate) rolled_back: AtomicU64,
-    pub(crate) vanished: AtomicU64,
+    pub(crate) disconnected: AtomicU64,
     /// The database was unreachable or did not respond: the transaction may have committed.
     pub(crate) unknown: AtomicU64,
     /// Number of messages that the slowest consumer had handled at the last check.
@@ -48,7 +48,7 @@ pub(crate) struct Done {
 pub(crate) struct Producer {
     pub(crate) name: String,
     pub(crate) database: Database,
-    pub(crate) done: Arc<Done>,
+    pub(crate) done: Arc<Progress>,
     pub(crate) random: SplitMix64,
     /// Maximum pause between two transactions.
     pub(crate) pause_ms: u32,
@@ -65,20 +65,20 @@ impl Producer {
         let mut number = 0_u64;
         while !stop.is_cancelled() {
             if self.is_ahead() {
-                sleep(AWAY).await;
+                sleep(RETRY_DELAY).await;
                 continue;
             }
             let Some(open) = &mut link else {
                 match self.database.connect().await {
                     Ok(open) => link = Some(open),
-                    Err(_) => sleep(AWAY).await,
+                    Err(_) => sleep(RETRY_DELAY).await,
                 }
                 continue;
             };
             number += 1;
             let end = match self.random.below(ENDS * 3) {
                 0..=2 => End::Rollback,
-                3 => End::Vanish,
+                3 => End::Disconnect,
                 _ => End::Commit,
             };
             let key = format!("key-{}", self.random.below(KEYS));
@@ -90,10 +90,10 @@ impl Producer {
                 (Err(_), _) => &self.done.unknown,
                 (Ok(()), End::Commit) => &self.done.committed,
                 (Ok(()), End::Rollback) => &self.done.rolled_back,
-                (Ok(()), End::Vanish) => &self.done.vanished,
+                (Ok(()), End::Disconnect) => &self.done.disconnected,
             };
             counter.fetch_add(burst.into(), Ordering::Relaxed);
-            if changed.is_err() || end == End::Vanish {
+            if changed.is_err() || end == End::Disconnect {
                 link = None;
             }
             sleep(Duration::from_millis(self.random.below(self.pause_ms + 1).into())).await;
@@ -104,7 +104,7 @@ impl Producer {
     fn is_ahead(&self) -> bool {
         let [committed, handled] =
             [&self.done.committed, &self.done.handled].map(|count| count.load(Ordering::Relaxed));
-        self.ahead_max.is_some_and(|most| committed > handled + most)
+        self.ahead_max.is_some_and(|max| committed > handled + max)
     }
 }
 
@@ -127,7 +127,7 @@ async fn change(link: &mut Link, key: &str, tokens: &[String], slow: Option<Dura
             match end {
                 End::Commit => tx.commit().await.context("it may have committed")?,
                 End::Rollback => tx.rollback().await?,
-                End::Vanish => std::mem::forget(tx),
+                End::Disconnect => std::mem::forget(tx),
             }
         }
         Link::Sqlite(connection) => {
@@ -141,7 +141,7 @@ async fn change(link: &mut Link, key: &str, tokens: &[String], slow: Option<Dura
             match end {
                 End::Commit => tx.commit().await.context("it may have committed")?,
                 End::Rollback => tx.rollback().await?,
-                End::Vanish => std::mem::forget(tx),
+                End::Disconnect => std::mem::forget(tx),
             }
         }
     }

@@ -9,10 +9,10 @@ use crate::process::Process;
 
 /// Short, so that a run suspends relays for longer than this several times.
 pub(crate) const LEASE: Duration = Duration::from_secs(3);
-/// The deadline of a publish.
-pub(crate) const PUBLISH_DEADLINE: Duration = Duration::from_millis(1500);
-/// The deadline of a database call.
-pub(crate) const CALL_DEADLINE: Duration = Duration::from_millis(1500);
+/// The publish timeout.
+pub(crate) const PUBLISH_TIMEOUT: Duration = Duration::from_millis(1500);
+/// The timeout of a database call.
+pub(crate) const CALL_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// Starts a relay with its own configuration. `destination` is the broker section of it.
 pub(crate) fn start(
@@ -24,11 +24,11 @@ pub(crate) fn start(
 ) -> Result<Process> {
     let name = format!("relay-{number}");
     let path = directory.join(format!("{name}.toml"));
-    let [lease_ms, deadline_ms, call_ms] = [LEASE, PUBLISH_DEADLINE, CALL_DEADLINE].map(|limit| limit.as_millis());
+    let [lease_ms, deadline_ms, call_ms] = [LEASE, PUBLISH_TIMEOUT, CALL_TIMEOUT].map(|limit| limit.as_millis());
     let config = format!(
         "name = {name:?}\n[admin]\nlisten = \"off\"\n\
          [relay]\nlease_ms = {lease_ms}\nlease_margin_ms = 500\npublish_deadline_ms = {deadline_ms}\n\
-         [outboxes.victim]\ndatabase = {database:?}\ncall_deadline_ms = {call_ms}\n{destination}"
+         [outboxes.torture]\ndatabase = {database:?}\ncall_deadline_ms = {call_ms}\n{destination}"
     );
     std::fs::write(&path, config)?;
     Process::start(name, directory, relevo, ["run".into(), "-c".into(), path.into_os_string()])

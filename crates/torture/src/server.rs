@@ -8,7 +8,7 @@ use relevo_testkit::proxy::CutProxy;
 use sqlx::postgres::PgConnectOptions;
 use tokio::time::sleep;
 
-use crate::harms::Blow;
+use crate::faults::ServerFault;
 use relevo_core::random::SplitMix64;
 
 /// A private server.
@@ -37,19 +37,19 @@ impl Server {
 
     /// Injects a fault, and returns when the server is back. After a freeze of length `past`, the server receives the
     /// bytes that were held back.
-    pub(crate) async fn blow(&self, blow: Blow, past: Duration, random: &mut SplitMix64) {
-        match blow {
-            Blow::Kill => {
+    pub(crate) async fn fault(&self, fault: ServerFault, past: Duration, random: &mut SplitMix64) {
+        match fault {
+            ServerFault::Kill => {
                 self.server.kill9().await;
                 sleep(Duration::from_millis(random.below(500).into())).await;
                 self.server.start_again().await;
             }
-            Blow::Freeze => {
+            ServerFault::Suspend => {
                 self.proxy.freeze();
                 sleep(past).await;
                 self.proxy.thaw();
             }
-            Blow::Cut => self.proxy.cut().await,
+            ServerFault::Disconnect => self.proxy.cut().await,
         }
     }
 }

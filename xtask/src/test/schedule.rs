@@ -24,7 +24,7 @@ pub(super) fn jobs() -> usize {
 pub(super) fn run(runner: &Runner, jobs: usize, programs: Vec<NamedCommand>, report: &mut Report) -> Result<()> {
     let (queue, report) = (Mutex::new(programs.into_iter()), Mutex::new(report));
     std::thread::scope(|scope| {
-        let work = || -> Result<()> {
+        let worker = || -> Result<()> {
             loop {
                 let next = queue.lock().expect("no holder panics").next();
                 let Some(program) = next else { return Ok(()) };
@@ -34,7 +34,7 @@ pub(super) fn run(runner: &Runner, jobs: usize, programs: Vec<NamedCommand>, rep
                 report.add(result);
             }
         };
-        let workers: Vec<_> = (0..jobs.max(1)).map(|_| scope.spawn(work)).collect();
+        let workers: Vec<_> = (0..jobs.max(1)).map(|_| scope.spawn(worker)).collect();
         workers.into_iter().try_for_each(|worker| worker.join().expect("no worker panics"))
     })
 }

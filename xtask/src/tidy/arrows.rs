@@ -12,14 +12,14 @@ use crate::cargo;
 pub(super) fn check(root: &Path) -> Result<Vec<Finding>> {
     let output = cargo::command(&["metadata", "--no-deps", "--offline", "--format-version", "1"])?.output()?;
     ensure!(output.status.success(), "`cargo metadata` failed: {}", String::from_utf8_lossy(&output.stderr));
-    let metadata: Value = serde_json::from_slice(&output.stdout).context("`cargo metadata` speaks JSON")?;
+    let metadata: Value = serde_json::from_slice(&output.stdout).context("`cargo metadata` prints JSON")?;
     let mut findings = Vec::new();
     for package in metadata["packages"].as_array().context("`cargo metadata` lists packages")? {
         let name = package["name"].as_str().unwrap_or_default();
         let manifest = PathBuf::from(package["manifest_path"].as_str().unwrap_or_default());
         let text = std::fs::read_to_string(&manifest)?;
         for dependency in normal_dependencies(package) {
-            if may_know(name, dependency) {
+            if may_depend_on(name, dependency) {
                 continue;
             }
             let line = text.lines().position(|line| line.trim_start().starts_with(dependency)).unwrap_or(0) + 1;
@@ -37,7 +37,7 @@ fn normal_dependencies(package: &Value) -> impl Iterator<Item = &str> {
     all.filter(|dependency| dependency["kind"].is_null()).filter_map(|dependency| dependency["name"].as_str())
 }
 
-fn may_know(package: &str, dependency: &str) -> bool {
+fn may_depend_on(package: &str, dependency: &str) -> bool {
     let Some(to) = dependency.strip_prefix("relevo-") else {
         return true;
     };
@@ -66,58 +66,58 @@ mod tests {
     use super::*;
 
     #[test]
-    fn adapters_know_the_core_and_nothing_else_of_ours() {
+    fn adapters_depend_on_the_core_alone() {
         for adapter in ["relevo-store-postgres", "relevo-broker-memory"] {
-            assert!(may_know(adapter, "relevo-core"));
-            assert!(may_know(adapter, "sqlx"));
-            assert!(!may_know(adapter, "relevo-relay"));
-            assert!(!may_know(adapter, "relevo-store-memory"));
+            assert!(may_depend_on(adapter, "relevo-core"));
+            assert!(may_depend_on(adapter, "sqlx"));
+            assert!(!may_depend_on(adapter, "relevo-relay"));
+            assert!(!may_depend_on(adapter, "relevo-store-memory"));
         }
     }
 
     #[test]
     fn adapters_with_a_sqlite_file_share_one_crate() {
         for adapter in ["relevo-store-sqlite", "relevo-broker-embedded"] {
-            assert!(may_know(adapter, "relevo-sqlite-file"));
-            assert!(!may_know("relevo-sqlite-file", adapter));
+            assert!(may_depend_on(adapter, "relevo-sqlite-file"));
+            assert!(!may_depend_on("relevo-sqlite-file", adapter));
         }
-        assert!(!may_know("relevo-store-postgres", "relevo-sqlite-file"));
-        assert!(!may_know("relevo-sqlite-file", "relevo-core"));
+        assert!(!may_depend_on("relevo-store-postgres", "relevo-sqlite-file"));
+        assert!(!may_depend_on("relevo-sqlite-file", "relevo-core"));
     }
 
     #[test]
-    fn the_core_knows_nobody_and_the_relay_no_adapter() {
-        assert!(!may_know("relevo-core", "relevo-relay"));
-        assert!(may_know("relevo-relay", "relevo-core"));
-        assert!(!may_know("relevo-relay", "relevo-store-memory"));
+    fn the_core_depends_on_no_crate_and_the_relay_on_no_adapter() {
+        assert!(!may_depend_on("relevo-core", "relevo-relay"));
+        assert!(may_depend_on("relevo-relay", "relevo-core"));
+        assert!(!may_depend_on("relevo-relay", "relevo-store-memory"));
     }
 
     #[test]
-    fn what_tells_of_the_engines_knows_them_and_no_adapter() {
+    fn the_observe_crate_depends_on_engines_and_no_adapter() {
         for engine in ["relevo-core", "relevo-relay", "relevo-inbox", "relevo-admin"] {
-            assert!(may_know("relevo-observe", engine));
-            assert!(!may_know(engine, "relevo-observe"));
+            assert!(may_depend_on("relevo-observe", engine));
+            assert!(!may_depend_on(engine, "relevo-observe"));
         }
-        assert!(!may_know("relevo-observe", "relevo-store-postgres"));
+        assert!(!may_depend_on("relevo-observe", "relevo-store-postgres"));
     }
 
     #[test]
-    fn what_ships_knows_adapters_but_not_the_tools_of_tests() {
-        assert!(may_know("relevo-cli", "relevo-store-postgres"));
-        assert!(!may_know("relevo-cli", "relevo-testkit"));
-        assert!(!may_know("xtask", "relevo-core"));
+    fn shipped_crates_depend_on_adapters_but_not_on_test_support() {
+        assert!(may_depend_on("relevo-cli", "relevo-store-postgres"));
+        assert!(!may_depend_on("relevo-cli", "relevo-testkit"));
+        assert!(!may_depend_on("xtask", "relevo-core"));
     }
 
     #[test]
-    fn systems_know_the_library_alone() {
-        assert!(may_know("ticketflow", "relevo"));
-        assert!(!may_know("ticketflow", "relevo-relay"));
-        assert!(may_know("relevo", "relevo-relay"));
-        assert!(!may_know("relevo", "relevo-cli"));
+    fn systems_depend_on_the_library_alone() {
+        assert!(may_depend_on("ticketflow", "relevo"));
+        assert!(!may_depend_on("ticketflow", "relevo-relay"));
+        assert!(may_depend_on("relevo", "relevo-relay"));
+        assert!(!may_depend_on("relevo", "relevo-cli"));
     }
 
     #[test]
-    fn what_only_tests_need_is_left_out() {
+    fn dev_dependencies_are_not_checked() {
         let package = serde_json::json!({ "dependencies": [
             { "name": "relevo-core", "kind": null },
             { "name": "relevo-testkit", "kind": "dev" },

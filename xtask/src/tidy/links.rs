@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_links_to_files_are_looked_at() {
+    fn only_links_to_files_are_checked() {
         let text = "[a](docs/a.md#part) [b](https://example.org/b) [c](#here)\n```\n[d](d.md)\n```\n![e](e.svg \"E\")";
         assert_eq!(relative_links(text), [(1, "docs/a.md"), (5, "e.svg")]);
     }

@@ -17,12 +17,12 @@ pub(super) fn check(file: &Path, text: &str, known: &BTreeSet<String>) -> Vec<Fi
         let spans = text.split('`').skip(1).step_by(2).filter(|span| has_words(span, WORDS_MIN));
         // The metrics format appends `_total` to the name of a counter.
         let unknown = spans.filter(|span| !known.contains(*span) && !known.contains(span.trim_end_matches("_total")));
-        let told = |span: &str| Finding {
+        let finding = |span: &str| Finding {
             file: file.to_owned(),
             line: line + 1,
             problem: format!("names `{span}`, which no source has"),
         };
-        unknown.map(told).collect::<Vec<_>>()
+        unknown.map(finding).collect::<Vec<_>>()
     };
     text.lines().enumerate().flat_map(missing).chain(not_run(file, text, known)).collect()
 }
@@ -30,23 +30,23 @@ pub(super) fn check(file: &Path, text: &str, known: &BTreeSet<String>) -> Vec<Fi
 /// Reports rows of a "Run by" table that name no existing test.
 fn not_run(file: &Path, text: &str, known: &BTreeSet<String>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let mut promised = false;
+    let mut in_table = false;
     for (line, text) in text.lines().enumerate() {
         let last = text.strip_prefix('|').and_then(|row| row.trim_end().strip_suffix('|')?.rsplit('|').next());
         let Some(cell) = last.map(str::trim) else {
-            promised = false;
+            in_table = false;
             continue;
         };
         let is_rule = !cell.is_empty() && cell.bytes().all(|byte| byte == b'-');
-        if cell == RUN_BY || is_rule || !promised {
-            promised |= cell == RUN_BY;
+        if cell == RUN_BY || is_rule || !in_table {
+            in_table |= cell == RUN_BY;
             continue;
         }
         let names = cell.split(", ").map(|name| name.trim_matches('`'));
         findings.extend(names.filter(|name| !known.contains(&test(name))).map(|name| Finding {
             file: file.to_owned(),
             line: line + 1,
-            problem: format!("says that it is run by `{name}`, which is no test"),
+            problem: format!("names `{name}`, which is no test"),
         }));
     }
     findings
@@ -77,14 +77,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_test_that_is_gone_is_found() {
+    fn a_missing_test_is_found() {
         let source = "async fn a_relay_that_is_killed_is_replaced() {}\n";
         let known: BTreeSet<String> = names(source).collect();
         let page =
             "| row | `a_relay_that_is_killed_is_replaced`, `short_name` |\n| row | `a_relay_that_was_once_there` |\n";
-        let found = check(Path::new("page.md"), page, &known);
-        let told: Vec<_> = found.iter().map(|finding| (finding.line, finding.problem.as_str())).collect();
-        assert_eq!(told, [(2, "names `a_relay_that_was_once_there`, which no source has")]);
+        let findings = check(Path::new("page.md"), page, &known);
+        let problems: Vec<_> = findings.iter().map(|finding| (finding.line, finding.problem.as_str())).collect();
+        assert_eq!(problems, [(2, "names `a_relay_that_was_once_there`, which no source has")]);
     }
 
     #[test]
@@ -92,11 +92,11 @@ mod tests {
         let source = "#[tokio::test(flavor = \"multi_thread\")]\nasync fn a_test_of_ours_that_runs_it() {}\n\
                       fn a_function_that_is_no_test() {}\n";
         let known: BTreeSet<String> = names(source).collect();
-        let page = "| What | Run by |\n|---|---|\n| one | `a_test_of_ours_that_runs_it` |\n| two | nobody |\n\
-                    | three | `a_test_of_ours_that_runs_it`, `a_function_that_is_no_test` |\n\n| What | Else |\n|---|---|\n| four | nobody |\n";
-        let found = check(Path::new("page.md"), page, &known);
-        let told: Vec<_> = found.iter().map(|finding| (finding.line, finding.problem.as_str())).collect();
-        let no_test = "says that it is run by `a_function_that_is_no_test`, which is no test";
-        assert_eq!(told, [(4, "says that it is run by `nobody`, which is no test"), (5, no_test)]);
+        let page = "| What | Run by |\n|---|---|\n| one | `a_test_of_ours_that_runs_it` |\n| two | no test |\n\
+                    | three | `a_test_of_ours_that_runs_it`, `a_function_that_is_no_test` |\n\n| What | Else |\n|---|---|\n| four | no test |\n";
+        let findings = check(Path::new("page.md"), page, &known);
+        let problems: Vec<_> = findings.iter().map(|finding| (finding.line, finding.problem.as_str())).collect();
+        let no_test = "names `a_function_that_is_no_test`, which is no test";
+        assert_eq!(problems, [(4, "names `no test`, which is no test"), (5, no_test)]);
     }
 }

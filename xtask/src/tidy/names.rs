@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_says_nothing_is_found() {
+    fn a_meaningless_name_is_found() {
         assert!(check(Path::new("crates/core/src/utils.rs")).is_some());
         assert!(check(Path::new("crates/core/src/retry/mod.rs")).is_some());
         assert!(check(Path::new("crates/core/src/retry.rs")).is_none());

@@ -25,7 +25,7 @@ pub(super) fn check(file: &Path, text: &str) -> Vec<Finding> {
             find(index + 1, "write `#[expect(.., reason = \"..\")]`".to_owned());
         }
         if code.starts_with("#[ignore") {
-            find(index + 1, "assert today's behaviour and say why it is wrong; no test is ignored".to_owned());
+            find(index + 1, "assert today's behaviour and explain why it is wrong; no test is ignored".to_owned());
         }
         if !in_tests && !code.starts_with("//") && code.contains(SPAWN) {
             find(index + 1, "every task has an owner: use a `JoinSet` or a `TaskTracker`".to_owned());

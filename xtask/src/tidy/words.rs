@@ -5,11 +5,20 @@ use std::path::Path;
 use super::Finding;
 
 /// Folders and files whose text was rewritten. Every other one still has sentences to correct.
-const REWRITTEN: [&str; 25] = [
-    "crates/testkit/src/",
-    "crates/admin/src/",
+const REWRITTEN: [&str; 31] = [
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "README.md",
+    "crates/admin/",
+    "crates/bench/",
+    "crates/brokers/memory/",
+    "crates/conformance/",
+    "crates/core/src/",
+    "crates/sim/",
+    "crates/stores/memory/",
     "crates/stores/postgres/migrations/",
-    "crates/core/src/random.rs",
+    "crates/testkit/",
+    "crates/torture/",
     "docs/adr/",
     "docs/guides/alerts.md",
     "docs/guides/brokers.md",
@@ -27,10 +36,20 @@ const REWRITTEN: [&str; 25] = [
     "docs/reference/metrics.md",
     "docs/runbooks/",
     "ops/",
-    "xtask/src/test",
-    "CHANGELOG.md",
-    "CONTRIBUTING.md",
-    "README.md",
+    "xtask/",
+];
+
+/// Files below [`REWRITTEN`] that are not checked.
+const EXCEPTIONS: [&str; 6] = [
+    // The port of the inbox is not rewritten yet.
+    "crates/core/src/inbox",
+    // These texts are part of the events that a seed's fingerprint covers.
+    "crates/sim/src/inbox/members.rs",
+    "crates/sim/src/inbox/world.rs",
+    "crates/sim/src/outbox/operators.rs",
+    "crates/sim/src/outbox/relay_host.rs",
+    // This file contains the words as examples.
+    "xtask/src/tidy/words.rs",
 ];
 
 /// A word or a phrase, and what to write instead.
@@ -60,7 +79,8 @@ const BANNED: [(&str, &str); 21] = [
 
 pub(super) fn check(file: &Path, text: &str) -> Vec<Finding> {
     let name = file.to_string_lossy();
-    if !REWRITTEN.iter().any(|prefix| name.starts_with(prefix)) {
+    let is_below = |prefixes: &[&str]| prefixes.iter().any(|prefix| name.starts_with(prefix));
+    if !is_below(&REWRITTEN) || is_below(&EXCEPTIONS) {
         return Vec::new();
     }
     let lines = text.lines().enumerate();

@@ -22,7 +22,7 @@ pub(super) trait Client: Send + Sync {
 
 /// Messages per second, with at most `window` unconfirmed messages.
 pub(super) async fn rate(client: &dyn Client, batch: &[Publication], window: usize) -> anyhow::Result<f64> {
-    let began = Instant::now();
+    let start = Instant::now();
     let mut confirms = FuturesUnordered::new();
     for publication in batch {
         if confirms.len() >= window
@@ -35,7 +35,7 @@ pub(super) async fn rate(client: &dyn Client, batch: &[Publication], window: usi
     while let Some(confirm) = confirms.next().await {
         confirm?;
     }
-    Ok(f64::from(u32::try_from(batch.len())?) / began.elapsed().as_secs_f64())
+    Ok(f64::from(u32::try_from(batch.len())?) / start.elapsed().as_secs_f64())
 }
 
 /// Latencies from sending to the confirm, with one message every `period`. In milliseconds, sorted.
@@ -47,15 +47,15 @@ pub(super) async fn latencies(
 ) -> anyhow::Result<Vec<f64>> {
     let mut ticker = interval(period);
     ticker.set_missed_tick_behavior(MissedTickBehavior::Burst);
-    let began = Instant::now();
+    let start = Instant::now();
     let mut messages = batch.iter().cycle();
     let mut confirms = FuturesUnordered::new();
     let mut millis = Vec::new();
-    while began.elapsed() < time || !confirms.is_empty() {
+    while start.elapsed() < time || !confirms.is_empty() {
         tokio::select! {
             biased;
             Some(confirmed) = confirms.next() => millis.push(confirmed?),
-            _ = ticker.tick(), if began.elapsed() < time => {
+            _ = ticker.tick(), if start.elapsed() < time => {
                 let Some(publication) = messages.next() else { break };
                 let sent = Instant::now();
                 let confirm = client.send(publication).await?;

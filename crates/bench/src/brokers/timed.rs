@@ -27,10 +27,10 @@ impl Timed {
         Arc::clone(&self.millis)
     }
 
-    fn pass_on(&self, began: Instant, batch: &[Publication], reports: &OutcomeReceiver, confirms: &OutcomeSender) {
+    fn pass_on(&self, start: Instant, batch: &[Publication], reports: &OutcomeReceiver, confirms: &OutcomeSender) {
         let now = Instant::now();
         let reported = reports.take();
-        let took = (now - began).as_secs_f64() * 1000.0;
+        let took = (now - start).as_secs_f64() * 1000.0;
         self.millis.lock().extend(reported.iter().map(|_| took));
         let mut receipts = self.receipts.lock();
         for (_, index, _) in reported.iter().filter(|(_, _, outcome)| outcome.is_ok()) {
@@ -52,17 +52,17 @@ impl Broker for Timed {
     }
 
     async fn publish(&self, batch: &[Publication], confirms: &OutcomeSender) {
-        let began = Instant::now();
+        let start = Instant::now();
         let reports = OutcomeReceiver::default();
         let own = reports.sender(0);
         let mut publishing = self.inner.publish(batch, &own);
         loop {
             tokio::select! {
                 biased;
-                () = reports.ready() => self.pass_on(began, batch, &reports, confirms),
+                () = reports.ready() => self.pass_on(start, batch, &reports, confirms),
                 () = &mut publishing => break,
             }
         }
-        self.pass_on(began, batch, &reports, confirms);
+        self.pass_on(start, batch, &reports, confirms);
     }
 }

@@ -39,7 +39,7 @@ pub(super) async fn rate(options: &PgConnectOptions, clients: u32, count: u32) -
     for _ in 0..clients {
         connections.push(options.connect().await?);
     }
-    let began = Instant::now();
+    let start = Instant::now();
     let mut writers = JoinSet::new();
     for mut connection in connections {
         writers.spawn(async move {
@@ -53,8 +53,8 @@ pub(super) async fn rate(options: &PgConnectOptions, clients: u32, count: u32) -
             anyhow::Ok(())
         });
     }
-    while let Some(done) = writers.join_next().await {
-        done??;
+    while let Some(result) = writers.join_next().await {
+        result??;
     }
-    Ok(f64::from(count) / began.elapsed().as_secs_f64())
+    Ok(f64::from(count) / start.elapsed().as_secs_f64())
 }

@@ -51,9 +51,9 @@ impl BrokerConsumer for Feed {
     async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure> {
         loop {
             let settled = self.settled.notified();
-            let given = self.inner.lock().give(limit);
-            if !given.is_empty() {
-                return Ok(given);
+            let deliveries = self.inner.lock().take(limit);
+            if !deliveries.is_empty() {
+                return Ok(deliveries);
             }
             settled.await;
         }
@@ -87,16 +87,16 @@ impl BrokerConsumer for Feed {
 impl Lanes {
     /// Takes messages from the front, up to the limit or the first message whose lane is full. That one waits for a
     /// later call.
-    fn give(&mut self, limit: usize) -> Vec<Delivery> {
-        let mut given = Vec::new();
-        while given.len() < limit
+    fn take(&mut self, limit: usize) -> Vec<Delivery> {
+        let mut deliveries = Vec::new();
+        while deliveries.len() < limit
             && let Some(delivery) = self.waiting.pop_front_if(|next| self.out.get(&next.lane) < Some(&PREFETCH))
         {
             *self.out.entry(delivery.lane.clone()).or_default() += 1;
             self.of.insert(delivery.tag, delivery.lane.clone());
-            given.push(delivery);
+            deliveries.push(delivery);
         }
-        given
+        deliveries
     }
 }
 

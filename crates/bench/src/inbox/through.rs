@@ -29,11 +29,11 @@ pub(super) async fn measure(kind: Kind, server: &PgConnectOptions, report: &mut 
         millis.push(round(kind, server).await?);
     }
     let stolen = stolen.percent();
-    for (percent, most) in [(50, 20.0), (99, 80.0)] {
+    for (percent, max) in [(50, 20.0), (99, 80.0)] {
         let name = format!("inbox: COMMIT to effect at {RATE}/s through {}, p{percent}", kind.name());
         let spread = millis.spread(percent);
-        let told = format!("{spread}; one by one in key order; {stolen:.0} % of the machine was taken by others");
-        report.at_most(&name, millis.percentile(percent), "ms", most, told);
+        let details = format!("{spread}; one by one in key order; {stolen:.0} % of the CPU time was stolen");
+        report.at_most(&name, millis.percentile(percent), "ms", max, details);
     }
     Ok(())
 }
@@ -44,7 +44,8 @@ async fn round(kind: Kind, server: &PgConnectOptions) -> anyhow::Result<Vec<f64>
     run(&mut bench.connection, effect::TABLE).await?;
     kind.empty().await?;
     let receipts = Receipts::default();
-    let consumer = Watched { inner: kind.consumer().await?, out: Mutex::default(), receipts: Arc::clone(&receipts) };
+    let consumer =
+        TimedConsumer { inner: kind.consumer().await?, out: Mutex::default(), receipts: Arc::clone(&receipts) };
     let order = MessageOrder::ByKey { concurrency: WORKERS as usize };
     let runtime = runtime(&bench, Arc::new(consumer), order, 1).await?;
     let stop = CancellationToken::new();
@@ -52,21 +53,21 @@ async fn round(kind: Kind, server: &PgConnectOptions) -> anyhow::Result<Vec<f64>
     tasks.spawn(runtime.run(stop.clone()));
     let millis = latency::at_rate(&bench, kind.open().await?, &receipts, RATE, 4, TIME).await?;
     stop.cancel();
-    while let Some(done) = tasks.join_next().await {
-        done??;
+    while let Some(result) = tasks.join_next().await {
+        result??;
     }
     Ok(millis)
 }
 
 /// Records when each message is acknowledged, which is after its effect was committed.
-struct Watched {
+struct TimedConsumer {
     inner: Arc<dyn BrokerConsumer>,
     out: Mutex<BTreeMap<DeliveryTag, MessageId>>,
     receipts: Receipts,
 }
 
-impl Watched {
-    fn note(&self, tags: &[DeliveryTag]) {
+impl TimedConsumer {
+    fn record(&self, tags: &[DeliveryTag]) {
         let now = Instant::now();
         let mut out = self.out.lock();
         let mut receipts = self.receipts.lock();
@@ -79,20 +80,20 @@ impl Watched {
 }
 
 #[async_trait]
-impl BrokerConsumer for Watched {
+impl BrokerConsumer for TimedConsumer {
     fn capabilities(&self) -> ConsumerCapabilities {
         self.inner.capabilities()
     }
 
     async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure> {
         let deliveries = self.inner.receive(limit).await?;
-        let ids = deliveries.iter().filter_map(|one| Some((one.tag, one.raw.decode().ok()?.message.id)));
+        let ids = deliveries.iter().filter_map(|delivery| Some((delivery.tag, delivery.raw.decode().ok()?.message.id)));
         self.out.lock().extend(ids);
         Ok(deliveries)
     }
 
     async fn acknowledge(&self, tags: &[DeliveryTag]) -> Vec<AckOutcome> {
-        self.note(tags);
+        self.record(tags);
         self.inner.acknowledge(tags).await
     }
 

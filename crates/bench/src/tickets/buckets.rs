@@ -18,8 +18,8 @@ pub(super) fn percentile(metrics: &str, name: &str, percent: u32) -> anyhow::Res
     let all = counted.last().context("there is no such histogram")?.1;
     ensure!(all > 0.0, "nothing was counted");
     let rank = all * f64::from(percent) / 100.0;
-    let found = counted.iter().find(|(_, count)| *count >= rank).context("the last bucket has everything")?;
-    Ok(found.0)
+    let bucket = counted.iter().find(|(_, count)| *count >= rank).context("the last bucket has everything")?;
+    Ok(bucket.0)
 }
 
 #[cfg(test)]

@@ -18,33 +18,33 @@ pub(super) async fn open_tickets(port: u16, token: &str, rate: u32, time: Durati
     let client = Client::builder(TokioExecutor::new()).build_http::<Full<Bytes>>();
     let mut people = JoinSet::new();
     let period = Duration::from_secs(1) * CLIENTS / rate;
-    let began = tokio::time::Instant::now();
+    let start = tokio::time::Instant::now();
     for person in 0..CLIENTS {
         let (client, token) = (client.clone(), format!("Bearer {token}"));
         people.spawn(async move {
-            let mut pace = tokio::time::interval_at(began + period * person / CLIENTS, period);
+            let mut pace = tokio::time::interval_at(start + period * person / CLIENTS, period);
             let mut millis = Vec::new();
-            while began.elapsed() < time {
-                let due = pace.tick().await;
-                let title = format!("Printer {person} stands still, once more ({})", millis.len());
+            while start.elapsed() < time {
+                let scheduled_at = pace.tick().await;
+                let title = format!("Printer {person} does not print ({})", millis.len());
                 let ticket = serde_json::json!({ "title": title, "description": "It blinks, and nothing comes out." });
                 let request = Request::post(format!("http://127.0.0.1:{port}/api/tickets"))
                     .header(header::AUTHORIZATION, &token)
                     .header(header::CONTENT_TYPE, "application/json")
                     .body(Full::new(Bytes::from(ticket.to_string())))?;
-                let answer = client.request(request).await?;
-                let status = answer.status();
-                let body = answer.into_body().collect().await?.to_bytes();
+                let response = client.request(request).await?;
+                let status = response.status();
+                let body = response.into_body().collect().await?.to_bytes();
                 ensure!(status == StatusCode::CREATED, "{status}: {}", String::from_utf8_lossy(&body));
                 // Measured from the scheduled time, so that delays because of earlier slow responses count too.
-                millis.push(Instant::now().duration_since(due.into_std()).as_secs_f64() * 1000.0);
+                millis.push(Instant::now().duration_since(scheduled_at.into_std()).as_secs_f64() * 1000.0);
             }
             anyhow::Ok(millis)
         });
     }
     let mut millis = Vec::new();
-    while let Some(done) = people.join_next().await {
-        millis.extend(done??);
+    while let Some(result) = people.join_next().await {
+        millis.extend(result??);
     }
     millis.sort_by(f64::total_cmp);
     Ok(millis)

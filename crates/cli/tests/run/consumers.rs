@@ -14,7 +14,7 @@ use async_trait::async_trait;
 use relevo_core::inbox::retry_policy::HandlerRetryPolicy;
 use relevo_core::retry::RetryPolicy;
 use relevo_inbox::{HandlerError, HandlerResult, Verdict};
-use relevo_torture::ledger::{Conduct, Feed, Member, Point, Reached, Running, Store, prepare};
+use relevo_torture::ledger::{Behaviour, Feed, Member, Point, PointReached, RunningMember, Store, prepare};
 use relevo_torture::ledger_beside;
 
 use crate::daemon::{DEADLINE, Daemon, POLL, until};
@@ -26,7 +26,7 @@ const LANES: u16 = 4;
 /// After so many a message is a dead letter.
 const TRIES: u32 = 3;
 /// How long a member counts as alive: short, because tests wait until it ends.
-const BEAT_LASTS: Duration = Duration::from_millis(600);
+const HEARTBEAT_TTL: Duration = Duration::from_millis(600);
 /// What a process gets that aborts.
 const SIGABRT: i32 = 6;
 
@@ -60,9 +60,9 @@ impl Scene {
     }
 
     /// A member in this process.
-    async fn member(&self, conduct: Arc<dyn Conduct>) -> Running {
-        let member = Member::new(self.store.clone(), self.feed.clone(), CONSUMER, "here", BEAT_LASTS);
-        let mut member = Member { conduct, ..member };
+    async fn member(&self, behaviour: Arc<dyn Behaviour>) -> RunningMember {
+        let member = Member::new(self.store.clone(), self.feed.clone(), CONSUMER, "here", HEARTBEAT_TTL);
+        let mut member = Member { behaviour, ..member };
         let soon = RetryPolicy { base: Duration::from_millis(50), attempts_max: TRIES, ..member.config.retry.durable };
         member.config.retry = HandlerRetryPolicy { in_memory: vec![Duration::from_millis(10)], durable: soon };
         member.config.breaker.base = Duration::from_millis(100);
@@ -74,10 +74,10 @@ impl Scene {
     pub(crate) fn process(&self, name: &str, more: &[&str]) -> Process {
         let ledger = ledger_beside(Path::new(env!("CARGO_BIN_EXE_relevo"))).unwrap_or_else(|error| panic!("{error:#}"));
         let (store, broker, lasts) =
-            (self.world.database.url(), broker(&self.world), BEAT_LASTS.as_millis().to_string());
+            (self.world.database.url(), broker(&self.world), HEARTBEAT_TTL.as_millis().to_string());
         let mut command = Command::new(ledger);
         command.args(["--store", &store, "--broker", &broker, "--consumer", CONSUMER, "--member", name]);
-        command.args(["--lanes", &LANES.to_string(), "--beat-lasts-ms", &lasts]).args(more);
+        command.args(["--lanes", &LANES.to_string(), "--heartbeat-ttl-ms", &lasts]).args(more);
         let log = std::fs::File::create(self.world.directory.path().join(format!("{name}.log"))).expect("a directory");
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log).spawn().expect("it runs");
         let stdout = BufReader::new(child.stdout.take().expect("it is piped"));
@@ -186,8 +186,8 @@ impl<F> Ill<F> {
 }
 
 #[async_trait]
-impl<F: Fn(Reached<'_>) -> HandlerResult + Send + Sync> Conduct for Ill<F> {
-    async fn at(&self, reached: Reached<'_>) -> HandlerResult {
+impl<F: Fn(PointReached<'_>) -> HandlerResult + Send + Sync> Behaviour for Ill<F> {
+    async fn at(&self, reached: PointReached<'_>) -> HandlerResult {
         if reached.point == Point::During && self.is_ill.load(Ordering::SeqCst) {
             return (self.how)(reached);
         }
@@ -195,14 +195,14 @@ impl<F: Fn(Reached<'_>) -> HandlerResult + Send + Sync> Conduct for Ill<F> {
     }
 }
 
-fn key<'a>(reached: &Reached<'a>) -> &'a str {
+fn key<'a>(reached: &PointReached<'a>) -> &'a str {
     reached.incoming.expect("a handler has it").key()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_consumer_falls_silent_and_another_goes_on_with_what_it_had() {
     let scene = Scene::set().await;
-    let mut first = scene.process("first", &["--stay", "committed"]);
+    let mut first = scene.process("first", &["--wait-at", "committed"]);
     assert!(first.says("ready"));
     scene.emit(1..=24).await;
     assert!(first.says("at committed"), "something is committed that the broker does not know");
@@ -229,14 +229,14 @@ async fn a_killed_consumer_falls_silent_and_another_goes_on_with_what_it_had() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_that_fails_again_and_again_leaves_a_dead_letter_until_it_is_redriven() {
     let scene = Scene::set().await;
-    let (ill, is_ill) = Ill::new(|reached: Reached<'_>| {
+    let (ill, is_ill) = Ill::new(|reached: PointReached<'_>| {
         assert_ne!(reached.change, 7, "no such street");
         Ok(Verdict::Done)
     });
     let member = scene.member(ill).await;
     scene.emit(1..=24).await;
     until("it is seen", || scene.told("mq_dlq_total") == Some(1.0));
-    assert_eq!(member.stats().handler_failures(), u64::from(TRIES), "it was tried again before");
+    assert_eq!(member.status().handler_failures(), u64::from(TRIES), "it was tried again before");
     // 19 is of the same key, and waits.
     let others: Vec<i64> = (1..=24).filter(|change| ![7, 19].contains(change)).collect();
     scene.has_effects(&others).await;
@@ -258,7 +258,7 @@ async fn a_handler_that_fails_again_and_again_leaves_a_dead_letter_until_it_is_r
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_handler_calls_is_away_and_pauses_its_lane_alone_until_it_is_back() {
     let scene = Scene::set().await;
-    let (ill, is_ill) = Ill::new(|reached: Reached<'_>| match key(&reached) {
+    let (ill, is_ill) = Ill::new(|reached: PointReached<'_>| match key(&reached) {
         "k1" => Err(HandlerError::unavailable("the post is closed")),
         _ => Ok(Verdict::Done),
     });
@@ -289,7 +289,7 @@ async fn what_a_handler_calls_is_away_and_pauses_its_lane_alone_until_it_is_back
     is_ill.store(false, Ordering::SeqCst);
     scene.has_effects(&(1..=48).collect::<Vec<_>>()).await;
     until("it is closed", || scene.breakers() == (Vec::new(), usize::from(LANES)));
-    assert_eq!((member.stats().handler_failures(), scene.told("mq_dlq_total")), (0, Some(0.0)), "nothing was counted");
+    assert_eq!((member.status().handler_failures(), scene.told("mq_dlq_total")), (0, Some(0.0)), "nothing was counted");
     member.stop().await.expect("it stops in good order");
 }
 
@@ -299,7 +299,7 @@ async fn a_message_that_kills_its_process_is_given_up_and_the_others_go_on() {
     scene.emit(1..=24).await;
     let mut crashes = 0;
     loop {
-        let mut process = scene.process(&format!("m{crashes}"), &["--die", "during@7"]);
+        let mut process = scene.process(&format!("m{crashes}"), &["--abort-at", "during@7"]);
         // It may die before it can say that it is ready.
         until("it dies, or gives the message up", || process.has_ended() || scene.told("mq_dlq_total") == Some(1.0));
         if !process.has_ended() {

@@ -110,7 +110,7 @@ pub async fn an_enqueued_message_is_not_enqueued_again(h: &mut impl Harness) {
     assert_eq!((replay.enqueued, replay.done, replay.cursor.as_deref()), (3, 1, Some("3")));
 }
 
-/// Messages that already wait came before.
+/// Messages that already wait stay before them.
 pub async fn replayed_messages_are_queued_behind_waiting_ones(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     fail(&inbox, &inbox_message(9, "a"), &retry(Duration::ZERO, 1)).await;

@@ -81,7 +81,7 @@ pub trait Harness: Send + Sync {
     }
 }
 
-/// Where a new destination begins.
+/// The position where a new destination begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
     /// With messages committed from now on.
@@ -136,7 +136,7 @@ pub trait WriteTransaction: Send {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DuplicateId;
 
-/// What happens if a caller's id was used before.
+/// The behaviour if a caller's id was used before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnRepeat {
     /// The emit fails.
@@ -163,7 +163,7 @@ pub struct Draft {
     pub headers: Headers,
     /// The caller's own id; without it the store generates one.
     pub id: Option<MessageId>,
-    /// What happens if that id was used before.
+    /// The behaviour if that id was used before.
     pub on_repeat: OnRepeat,
     /// Schedules the message: it enters the log after this delay.
     pub deliver_after: Option<Duration>,

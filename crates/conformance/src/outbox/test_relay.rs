@@ -315,8 +315,8 @@ pub(crate) fn park_behind(entry: &LogEntry) -> ParkedMessage {
     ParkedMessage { seq: entry.seq, slot: entry.slot, key: entry.message.key.clone(), failure: None }
 }
 
-/// Emits one message per key and reads them in one page. Parks the first message of each key with `failure` and the others
-/// behind it. Returns the entries of the page, whose window is settled.
+/// Emits one message per key and reads them in one page. Parks the first message of each key with `failure` and the
+/// others behind it. Returns the entries of the page, whose window is settled.
 pub(crate) async fn emit_and_park<S>(
     h: &impl Harness<Store = S>,
     relay: &mut TestRelay<S>,

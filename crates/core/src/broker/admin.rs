@@ -70,8 +70,8 @@ impl fmt::Display for Difference {
 /// The configuration that the broker's settings are compared with.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExamineContext {
-    /// The addresses of the routes, as [`Route::address_template`](crate::Route::address_template) returns them. `{topic}`, `{type}`
-    /// and `{key}` match any text.
+    /// The addresses of the routes, as [`Route::address_template`](crate::Route::address_template) returns them.
+    /// `{topic}`, `{type}` and `{key}` match any text.
     pub addresses: Vec<String>,
     /// The longest time after which a sent message may be sent again, not counting broker outages.
     pub resend_window: Duration,

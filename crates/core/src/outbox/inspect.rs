@@ -24,7 +24,7 @@ pub struct DestinationInfo {
     pub enabled: bool,
 }
 
-/// How many messages wait for a destination.
+/// The number of messages that wait for a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backlog {
     /// Unsettled messages of the log.
@@ -148,7 +148,7 @@ pub struct ShardInfo {
     pub parked_keys: u64,
 }
 
-/// Why a key is not making progress.
+/// The reason why a key is not making progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WaitCause {
     /// No message of the key waits.
@@ -198,7 +198,7 @@ pub enum WaitCause {
 /// The state of one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyReport {
-    /// Why it is not making progress.
+    /// The reason why it is not making progress.
     pub cause: WaitCause,
     /// The message that blocks the key.
     pub head: Option<MessageSummary>,

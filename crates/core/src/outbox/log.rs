@@ -46,7 +46,7 @@ pub enum WindowLimit {
     UntilTick(i64),
 }
 
-/// What happens to the failed head of a key.
+/// The action for the failed head of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ParkAction {
     /// It is retried after this delay.
@@ -75,7 +75,7 @@ pub enum ParkAction {
 /// The failed head of a key, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublishFailure {
-    /// What happens to it.
+    /// The action for it.
     pub action: ParkAction,
     /// Counted attempts so far.
     pub attempts: u32,
@@ -96,7 +96,7 @@ pub struct ParkedMessage {
     pub slot: u16,
     /// Its key.
     pub key: ByteString,
-    /// Why it failed. `None` if it only waits behind the parked head of its key.
+    /// The failure. `None` if it only waits behind the parked head of its key.
     pub failure: Option<PublishFailure>,
 }
 

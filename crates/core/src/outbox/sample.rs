@@ -25,7 +25,8 @@ pub struct DestinationSample {
 /// The state that all destinations of an outbox share.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OutboxSample {
-    /// What prevents the database from removing old rows. `None` if the database has no such concept.
+    /// The oldest transaction that prevents the database from removing old rows. `None` if the database has no such
+    /// concept.
     pub horizon: Option<VacuumHorizon>,
     /// Consumers whose inbox is in the same database, by name.
     pub consumers: Vec<ConsumerSample>,
@@ -34,7 +35,7 @@ pub struct OutboxSample {
     pub retention_overdue: Vec<(String, Duration)>,
 }
 
-/// What prevents a database from removing old rows.
+/// The oldest transaction that prevents a database from removing old rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VacuumHorizon {
     /// The number of transactions that began after the oldest one still visible to a snapshot, a prepared transaction

@@ -77,7 +77,7 @@ pub enum Event {
         class: &'static str,
         /// Counted attempts.
         attempts: u32,
-        /// What happens to its queue, if it was dead-lettered.
+        /// The treatment of its queue, if it was dead-lettered.
         dead: Option<Dead>,
     },
     /// The broker recorded its acknowledgement.
@@ -136,7 +136,7 @@ pub enum Event {
     FaultsEnded,
 }
 
-/// What happens to the queue of a dead-lettered message.
+/// The treatment of the queue of a dead-lettered message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dead {
     /// The queue waits.

@@ -268,9 +268,9 @@ impl Inbox for MutantInbox {
     ) -> Result<RecordOutcome, StoreError> {
         let is_dead = !matches!(failure.action, InboxFailureAction::Retry { .. } | InboxFailureAction::Postpone { .. });
         if is_dead && self.is(Mutant::SplitDeadLetter) {
-            let buried = &mut self.state.lock().dead_letters;
-            *buried += 1;
-            if buried.is_multiple_of(3) {
+            let dead_count = &mut self.state.lock().dead_letters;
+            *dead_count += 1;
+            if dead_count.is_multiple_of(3) {
                 // Simulates a crash between the two: the message has ended, and its dead letter was never stored.
                 return Ok(RecordOutcome::Duplicate(InboxState::Dead));
             }

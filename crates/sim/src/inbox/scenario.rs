@@ -56,7 +56,7 @@ pub struct MemberFaults {
     pub paused_permille: u64,
 }
 
-/// What happens to dead letters at the end.
+/// The treatment of dead letters at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeadLetterEnding {
     /// The handlers are fixed, and they are redriven.
@@ -105,7 +105,7 @@ pub struct Scenario {
     pub control_interval: Option<Duration>,
     /// When replays start.
     pub replays: Vec<Duration>,
-    /// What happens to dead letters at the end.
+    /// The treatment of dead letters at the end.
     pub ending: DeadLetterEnding,
 }
 

@@ -57,7 +57,7 @@ pub enum Event {
         class: &'static str,
         /// Counted attempts.
         attempts: u32,
-        /// What happens to its key, if it was dead-lettered.
+        /// The treatment of its key, if it was dead-lettered.
         dead: Option<Dead>,
     },
     /// An operator marked its dead letter.
@@ -99,7 +99,7 @@ pub enum Event {
     FaultsEnded,
 }
 
-/// What happens to the key of a dead-lettered message.
+/// The treatment of the key of a dead-lettered message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dead {
     /// The key waits.

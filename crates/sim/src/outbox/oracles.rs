@@ -150,7 +150,7 @@ fn bytes_and_marks(record: &Record) -> Option<Violation> {
 }
 
 /// Committed messages that were neither received nor dead-lettered nor cancelled.
-pub(crate) fn undelivered(events: Events<'_>, given_up: &BTreeSet<MessageId>) -> Vec<MessageName> {
+pub(crate) fn undelivered(events: Events<'_>, dead_lettered: &BTreeSet<MessageId>) -> Vec<MessageName> {
     let mut open: BTreeMap<MessageId, &MessageName> = BTreeMap::new();
     let mut order = Vec::new();
     for (_, event) in events {
@@ -165,7 +165,7 @@ pub(crate) fn undelivered(events: Events<'_>, given_up: &BTreeSet<MessageId>) ->
             _ => {}
         }
     }
-    let is_open = |name: &&&MessageName| open.contains_key(&name.id) && !given_up.contains(&name.id);
+    let is_open = |name: &&&MessageName| open.contains_key(&name.id) && !dead_lettered.contains(&name.id);
     order.iter().filter(is_open).map(|name| (*name).clone()).collect()
 }
 

@@ -62,7 +62,7 @@ pub struct RelayFaults {
     pub paused_permille: u64,
 }
 
-/// What happens to dead letters at the end.
+/// The treatment of dead letters at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeadLetterEnding {
     /// The broker is fixed, and they are redriven.
@@ -118,7 +118,7 @@ pub struct Scenario {
     pub reshards: Vec<(Duration, u16)>,
     /// How often an operator checks the dead letters.
     pub operator_interval: Duration,
-    /// What happens to dead letters at the end.
+    /// The treatment of dead letters at the end.
     pub ending: DeadLetterEnding,
 }
 

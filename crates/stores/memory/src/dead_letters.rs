@@ -116,10 +116,10 @@ impl DestinationTables {
     }
 
     /// Applies the operator marks of these shards.
-    pub(crate) fn apply_marks(&mut self, leased: &BTreeSet<u16>, now: Micros) {
+    pub(crate) fn apply_marks(&mut self, owned_shards: &BTreeSet<u16>, now: Micros) {
         let shards = self.shard_count();
         let marked = |row: &&mut DeadLetterRow| matches!(row.state, DeadState::Redrive | DeadState::Discard);
-        let ours = |row: &&mut DeadLetterRow| leased.contains(&shard_of(row.entry.slot, shards));
+        let ours = |row: &&mut DeadLetterRow| owned_shards.contains(&shard_of(row.entry.slot, shards));
         let mut applied = Vec::new();
         // In reverse order, because each message goes to the front of its key. The first one ends up before the others.
         for row in self.dead_letters.values_mut().rev().filter(marked).filter(ours) {

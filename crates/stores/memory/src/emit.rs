@@ -30,7 +30,7 @@ pub struct Draft {
     pub headers: Headers,
     /// An id chosen by the caller. Without one, the store creates it.
     pub id: Option<MessageId>,
-    /// What happens if the id was emitted before.
+    /// The behaviour if the id was emitted before.
     pub on_repeat: OnRepeat,
     /// The delay after which a scheduled message enters the log.
     pub deliver_after: Option<Duration>,
@@ -58,7 +58,7 @@ impl Draft {
     }
 }
 
-/// What happens if the caller's id was emitted before.
+/// The behaviour if the caller's id was emitted before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnRepeat {
     /// The emit fails.
@@ -68,7 +68,7 @@ pub enum OnRepeat {
     Ignore,
 }
 
-/// Why a transaction failed.
+/// The reason why a transaction failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TransactionError {
     /// The caller's id was emitted before. An open transaction also counts, although a database would wait for it.

@@ -7,7 +7,7 @@ use crate::database::Database;
 use crate::leases::ShardRow;
 use crate::settle::ParkedState;
 
-/// What a parked key waits for.
+/// The event that a parked key waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ParkedStateView {
     /// The time of its next attempt.
@@ -25,7 +25,7 @@ pub enum ParkedStateView {
 pub struct ParkedKeyView {
     /// The key.
     pub key: String,
-    /// What it waits for.
+    /// The event that it waits for.
     pub state: ParkedStateView,
     /// Counted attempts of its first message.
     pub attempts: u32,

@@ -19,10 +19,10 @@ impl DestinationTables {
         messages: usize,
         now: Micros,
     ) -> Vec<ParkedBatch> {
-        let leased = self.held_shards(leases);
-        self.apply_marks(&leased, now);
+        let owned_shards = self.held_shards(leases);
+        self.apply_marks(&owned_shards, now);
         let shards = self.shard_count();
-        let parked = self.parked.iter().filter(|(key, _)| leased.contains(&shard_of(key.slot, shards)));
+        let parked = self.parked.iter().filter(|(key, _)| owned_shards.contains(&shard_of(key.slot, shards)));
         let mut due: Vec<(&SlotKey, &ParkedKey)> = parked.filter(|(_, header)| self.is_due(header, now)).collect();
         due.sort_by_key(|(key, header)| (header.due_at, *key));
         let mut probed = BTreeSet::new();

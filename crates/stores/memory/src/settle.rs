@@ -21,7 +21,7 @@ pub(crate) struct SlotKey {
     pub(crate) name: ByteString,
 }
 
-/// What a parked key waits for.
+/// The event that a parked key waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ParkedState {
     /// The time of its next attempt.

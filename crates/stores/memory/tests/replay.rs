@@ -2,15 +2,15 @@
 
 use async_trait::async_trait;
 use relevo_conformance::replay::Harness;
-use relevo_core::replay_source::{ReplaySource, OutboxRouting};
+use relevo_core::replay_source::{OutboxRouting, ReplaySource};
 use relevo_core::{Delivery, Draft, MessageId};
-use relevo_store_memory::{Draft as Emitted, Outbox, Settings};
+use relevo_store_memory as memory;
 
-struct Memory(Outbox);
+struct Memory(memory::Database);
 
 #[expect(clippy::unused_async, reason = "the suite awaits it: other stores start servers")]
 async fn start() -> Memory {
-    Memory(Outbox::new(Settings::default()))
+    Memory(memory::Database::new(memory::Config::default()))
 }
 
 #[async_trait]
@@ -19,15 +19,15 @@ impl Harness for Memory {
         Box::new(self.0.log(OutboxRouting::default()))
     }
 
-    async fn put(&mut self, drafts: Vec<Draft>) -> Vec<MessageId> {
+    async fn publish(&mut self, drafts: Vec<Draft>) -> Vec<MessageId> {
         let mut transaction = self.0.begin();
         let emit = |draft: Draft| {
-            let emitted = Emitted {
+            let draft = memory::Draft {
                 headers: draft.headers,
                 content_type: draft.content_type.to_string(),
-                ..Emitted::new(&*draft.topic, &*draft.key, &*draft.kind, draft.payload)
+                ..memory::Draft::new(&*draft.topic, &*draft.key, &*draft.kind, draft.payload)
             };
-            transaction.emit(emitted).expect("a message of the suite")
+            transaction.emit(draft).expect("a message of the suite")
         };
         let ids = drafts.into_iter().map(emit).collect();
         transaction.commit().expect("an open transaction");

@@ -94,10 +94,10 @@ impl Cluster {
     /// Starts the server. The first start takes a free port; later starts reuse it, so that clients can reconnect.
     pub(super) fn start(&self) {
         let known = self.port.load(Ordering::SeqCst);
-        let (begun, mut starts) = (Instant::now(), 0);
+        let (start, mut starts) = (Instant::now(), 0);
         // On the first start another process may take the port. On later starts, remains of a killed server may hold
         // its shared memory, which can take long on a busy machine.
-        while starts < STARTS_MAX || (known != NO_PORT_YET && begun.elapsed() < END_DEADLINE) {
+        while starts < STARTS_MAX || (known != NO_PORT_YET && start.elapsed() < END_DEADLINE) {
             let port = if known == NO_PORT_YET { self.scratch.reserve_port() } else { known };
             if self.start_on(port) {
                 self.port.store(port, Ordering::SeqCst);
@@ -137,7 +137,7 @@ impl Cluster {
         send("KILL", &all);
         let deadline = Instant::now() + END_DEADLINE;
         while all.iter().any(|pid| is_running(*pid)) || !port::is_free(self.port()) {
-            assert!(Instant::now() < deadline, "the killed server is still there");
+            assert!(Instant::now() < deadline, "the killed server still runs");
             std::thread::sleep(POLL);
         }
     }

@@ -39,7 +39,7 @@ impl Database {
         let statement = format!("CREATE DATABASE {name} TEMPLATE {template}");
         if let Err(error) = run(server_url, statement).await {
             panic!(
-                "cannot create a database on PostgreSQL {} (is the server that `cargo xtask services up` named still there?): {error}",
+                "cannot create a database on PostgreSQL {} (does the server of `cargo xtask services up` still run?): {error}",
                 version.major()
             );
         }
@@ -86,7 +86,7 @@ impl Database {
     pub async fn restore_into(&self, other: &Self) {
         let dump = self.dump().await;
         other.restore(&dump).await;
-        std::fs::remove_file(dump).expect("the dump is ours");
+        std::fs::remove_file(dump).expect("the dump was just written");
     }
 }
 

@@ -28,7 +28,7 @@ pub(super) struct Pace {
     pub(super) bytes_per_second: Option<u32>,
 }
 
-/// What happens to a chunk before it is written.
+/// The decision about a chunk before it is written.
 struct Passage {
     bytes: usize,
     then_cut: bool,
@@ -46,7 +46,7 @@ impl Lane {
 
     pub(super) async fn until_held(&self) {
         assert!(*self.stalled.borrow(), "only a stalled direction holds anything");
-        self.held.subscribe().wait_for(|held| *held > 0).await.expect("the sender is here");
+        self.held.subscribe().wait_for(|held| *held > 0).await.expect("this value holds the sender");
     }
 
     pub(super) fn change_pace(&self, change: &impl Fn(&mut Pace)) {
@@ -91,7 +91,7 @@ impl Lane {
         if !wait.is_zero() {
             tokio::time::sleep(wait).await;
         }
-        stalled.wait_for(|stalled| !stalled).await.expect("the sender is here");
+        stalled.wait_for(|stalled| !stalled).await.expect("this value holds the sender");
     }
 
     fn take(&self, length: usize) -> Passage {

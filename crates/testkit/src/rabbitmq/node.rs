@@ -177,7 +177,7 @@ impl Node {
             pids
         };
         marked::send("TERM", &emulators());
-        marked::wait_until_gone("the stopped server", || emulators().is_empty());
+        marked::wait_until_ended("the stopped server", || emulators().is_empty());
         // Also ends its epmd.
         self.kill9();
     }

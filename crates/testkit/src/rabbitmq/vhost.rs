@@ -22,7 +22,7 @@ impl Vhost {
         match http::request(url, "PUT", &format!("/api/vhosts/{}", self.name), "{}") {
             Ok((200..=299, _)) => {}
             other => panic!(
-                "cannot make a virtual host (is the RabbitMQ that `cargo xtask services up` named still there?): {other:?}"
+                "cannot create a virtual host (does the RabbitMQ of `cargo xtask services up` still run?): {other:?}"
             ),
         }
     }

@@ -10,14 +10,14 @@ use clap::Parser;
 use relevo_admin::Server;
 use relevo_inbox::{MessageOrder, RetryStorage};
 use relevo_observe::consumer::Service;
-use relevo_torture::ledger::{Deed, Fate, Feed, Member, Moods, Running, Store};
+use relevo_torture::ledger::{FailureRates, FaultAction, Feed, Member, OneTimeFault, RunningMember, Store};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 /// Database or broker may be down when the process starts. After this time, the start fails.
-const OPENS_WITHIN: Duration = Duration::from_mins(1);
+const OPEN_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Handles the messages of one group at a broker, each in a transaction that writes a row, until it is stopped. Prints
 /// `ready` when it runs.
@@ -55,18 +55,18 @@ struct Arguments {
     /// Aborts when a message reaches a point: `before`, `called`, `during`, `committed`, or one with the number of the
     /// change, `during@7`.
     #[arg(long)]
-    die: Option<String>,
-    /// Like `--die`, but the message waits at the point: the process prints `at POINT`, and continues after a line on
-    /// the standard input.
-    #[arg(long, conflicts_with = "die")]
-    stay: Option<String>,
+    abort_at: Option<String>,
+    /// Like `--abort-at`, but the message waits at the point: the process prints `at POINT`, and continues after a line
+    /// on the standard input.
+    #[arg(long, conflicts_with = "abort_at")]
+    wait_at: Option<String>,
     /// How long the process counts as alive after a heartbeat.
     #[arg(long, default_value_t = 2_000)]
-    beat_lasts_ms: u64,
-    /// Deadline of one attempt of a handler.
+    heartbeat_ttl_ms: u64,
+    /// Timeout of one attempt of a handler.
     #[arg(long, default_value_t = 2_000)]
-    deadline_ms: u64,
-    /// PostgreSQL ends a transaction that is idle for this long. The default is twice the deadline.
+    handler_timeout_ms: u64,
+    /// PostgreSQL ends a transaction that is idle for this long. The default is twice the handler timeout.
     #[arg(long)]
     stall_ms: Option<u64>,
     /// Calls an external service for every message, and commits its response.
@@ -110,7 +110,7 @@ async fn main() -> Result<()> {
     if let Some(address) = arguments.admin {
         let server = Server::bind(address).await?;
         writeln!(std::io::stdout(), "admin {}", server.address())?;
-        let service = Service::new(&arguments.service, [Arc::clone(running.stats())]);
+        let service = Service::new(&arguments.service, [Arc::clone(running.status())]);
         serving.spawn(server.run(Arc::new(service), None, CancellationToken::new()));
     }
     writeln!(std::io::stdout(), "ready")?;
@@ -128,33 +128,35 @@ fn member(arguments: &Arguments) -> Result<Member> {
     let order = match arguments.order.as_str() {
         "key" => MessageOrder::ByKey { concurrency: *concurrency },
         "none" => MessageOrder::None { concurrency: *concurrency },
-        other => bail!("`{other}` is no order; hint: `key` or `none`"),
+        other => bail!("unknown order `{other}`; hint: `key` or `none`"),
     };
     let ordered = matches!(order, MessageOrder::ByKey { .. });
     let feed = Feed::new(broker, consumer, *lanes, ordered)?;
-    let mut made = Member::new(store, feed, consumer, member, Duration::from_millis(arguments.beat_lasts_ms));
-    made.feed.prefetch = arguments.prefetch;
-    made.config.order = order;
-    made.config.batch_max = arguments.batch;
-    made.config.handler_timeout = Duration::from_millis(arguments.deadline_ms);
-    made.stall_deadline = arguments.stall_ms.map_or(made.config.handler_timeout * 2, Duration::from_millis);
-    made.config.retry_storage = if arguments.retry_at_broker { RetryStorage::Broker } else { RetryStorage::Inbox };
-    made.config.keeping.trace = arguments.trace.then_some(Duration::from_hours(24));
-    made.acknowledges_early = arguments.acknowledge_early;
-    made.calls = arguments.call;
-    made.moods = Moods { retry_one_in: arguments.retry_one_in, poison_one_in: arguments.poison_one_in };
-    let fate = [(Deed::Die, &arguments.die), (Deed::Stay, &arguments.stay)];
-    for (deed, place) in fate {
-        if let Some(place) = place {
-            made.conduct = Arc::new(Fate::new(deed, place)?);
+    let mut configured = Member::new(store, feed, consumer, member, Duration::from_millis(arguments.heartbeat_ttl_ms));
+    configured.feed.prefetch = arguments.prefetch;
+    configured.config.order = order;
+    configured.config.batch_max = arguments.batch;
+    configured.config.handler_timeout = Duration::from_millis(arguments.handler_timeout_ms);
+    configured.stall_timeout = arguments.stall_ms.map_or(configured.config.handler_timeout * 2, Duration::from_millis);
+    configured.config.retry_storage =
+        if arguments.retry_at_broker { RetryStorage::Broker } else { RetryStorage::Inbox };
+    configured.config.keeping.trace = arguments.trace.then_some(Duration::from_hours(24));
+    configured.acknowledges_early = arguments.acknowledge_early;
+    configured.calls = arguments.call;
+    configured.failure_rates =
+        FailureRates { retry_one_in: arguments.retry_one_in, poison_one_in: arguments.poison_one_in };
+    let faults = [(FaultAction::Abort, &arguments.abort_at), (FaultAction::Wait, &arguments.wait_at)];
+    for (action, point) in faults {
+        if let Some(point) = point {
+            configured.behaviour = Arc::new(OneTimeFault::new(action, point)?);
         }
     }
-    Ok(made)
+    Ok(configured)
 }
 
 /// Retries until database and broker are reachable.
-async fn open(member: Member) -> Result<Running> {
-    let end = Instant::now() + OPENS_WITHIN;
+async fn open(member: Member) -> Result<RunningMember> {
+    let end = Instant::now() + OPEN_TIMEOUT;
     loop {
         match member.clone().start().await {
             Ok(running) => return Ok(running),
@@ -162,7 +164,7 @@ async fn open(member: Member) -> Result<Running> {
                 writeln!(std::io::stderr(), "not yet: {error:#}")?;
                 sleep(Duration::from_millis(100)).await;
             }
-            Err(error) => return Err(error).context("the consumer cannot begin"),
+            Err(error) => return Err(error).context("the consumer cannot start"),
         }
     }
 }

@@ -107,11 +107,11 @@ impl Feed {
 
     /// The number of messages that the group has not settled. RabbitMQ does not count unacknowledged messages until
     /// their consumer disconnects.
-    pub async fn left(&self) -> Result<u64> {
+    pub async fn unsettled(&self) -> Result<u64> {
         match &self.kind {
-            Kind::Embedded(path) => embedded::left(self, path).await,
-            Kind::RabbitMq { .. } => rabbitmq::left(self).await,
-            Kind::Nats { .. } => nats::left(self).await,
+            Kind::Embedded(path) => embedded::unsettled(self, path).await,
+            Kind::RabbitMq { .. } => rabbitmq::unsettled(self).await,
+            Kind::Nats { .. } => nats::unsettled(self).await,
         }
     }
 }
@@ -123,28 +123,28 @@ impl std::str::FromStr for Kind {
         if let Some(path) = spec.strip_prefix("embedded:") {
             return Ok(Self::Embedded(path.into()));
         }
-        let named = |what: &str| {
+        let named = |part: &str| {
             let parts = spec.rsplit_once('#');
-            parts.with_context(|| format!("`{spec}` does not name its {what}; hint: `…#NAME`"))
+            parts.with_context(|| format!("`{spec}` does not name its {part}; hint: `…#NAME`"))
         };
         if spec.starts_with("nats://") {
             let (url, stream) = named("stream")?;
             return Ok(Self::Nats { url: url.to_owned(), stream: stream.to_owned() });
         }
         if !spec.starts_with("amqp://") {
-            bail!("`{spec}` is no broker; hint: `embedded:PATH`, `amqp://…#QUEUE` or `nats://…#STREAM`");
+            bail!("unknown broker `{spec}`; hint: `embedded:PATH`, `amqp://…#QUEUE` or `nats://…#STREAM`");
         }
         let (url, rest) = named("queue")?;
-        let (queue, pieces) = rest.split_once('?').unwrap_or((rest, ""));
+        let (queue, parameters) = rest.split_once('?').unwrap_or((rest, ""));
         let (mut exchange, mut retry) = (EXCHANGE.to_owned(), Vec::new());
-        for piece in pieces.split('&').filter(|piece| !piece.is_empty()) {
-            match piece.split_once('=') {
+        for parameter in parameters.split('&').filter(|parameter| !parameter.is_empty()) {
+            match parameter.split_once('=') {
                 Some(("exchange", name)) => name.clone_into(&mut exchange),
-                Some(("retry_ms", rungs)) => {
-                    let rung = |text: &str| text.parse().map(Duration::from_millis);
-                    retry = rungs.split(',').map(rung).collect::<Result<_, _>>().context("a rung is a number")?;
+                Some(("retry_ms", delays)) => {
+                    let delay = |text: &str| text.parse().map(Duration::from_millis);
+                    retry = delays.split(',').map(delay).collect::<Result<_, _>>().context("a delay is a number")?;
                 }
-                _ => bail!("`{piece}` is not known of a queue; hint: `exchange=NAME` or `retry_ms=200,1000`"),
+                _ => bail!("unknown queue parameter `{parameter}`; hint: `exchange=NAME` or `retry_ms=200,1000`"),
             }
         }
         Ok(Self::RabbitMq { url: url.to_owned(), queue: queue.to_owned(), exchange, retry })
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_broker_is_known_by_its_spec() {
+    fn a_spec_names_the_broker() {
         assert_eq!("embedded:/tmp/b.db".parse::<Kind>().unwrap(), Kind::Embedded("/tmp/b.db".into()));
         let nats = Kind::Nats { url: "nats://h:1".to_owned(), stream: "S".to_owned() };
         assert_eq!("nats://h:1#S".parse::<Kind>().unwrap(), nats);

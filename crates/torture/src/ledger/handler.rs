@@ -8,9 +8,9 @@ use relevo_inbox::{CallHandler, Handler, HandlerError, HandlerResult, Incoming, 
 use serde::Deserialize;
 use sqlx::{PgConnection, SqliteConnection};
 
-use super::conduct::{Conduct, Point, Reached};
-use super::moods::{FAILS, Mood, Moods};
-use super::store::{Called, Store};
+use super::behaviour::{Behaviour, Point, PointReached};
+use super::failure_rates::{FAILS, FailureRates, MessageKind};
+use super::store::{ServiceCall, Store};
 
 const INSERT: &str =
     "INSERT INTO ledger (consumer, message_id, message_key, change, member) VALUES ($1, $2, $3, $4, $5)";
@@ -28,7 +28,7 @@ pub fn change_of(payload: &[u8]) -> Option<i64> {
 
 /// The connection of a handler's transaction, with the ledger's statements.
 #[async_trait]
-pub trait Page: Send {
+pub trait LedgerConnection: Send {
     /// Writes a row.
     async fn write(
         &mut self,
@@ -42,10 +42,10 @@ pub trait Page: Send {
     async fn is_cured(&mut self, consumer: &str) -> Result<bool, sqlx::Error>;
 }
 
-macro_rules! page {
+macro_rules! connection {
     ($connection:ty) => {
         #[async_trait]
-        impl Page for $connection {
+        impl LedgerConnection for $connection {
             async fn write(
                 &mut self,
                 consumer: &str,
@@ -66,70 +66,75 @@ macro_rules! page {
     };
 }
 
-page!(PgConnection);
-page!(SqliteConnection);
+connection!(PgConnection);
+connection!(SqliteConnection);
 
 /// The handler for both forms. An *inside* handler writes a row; a *calling* handler calls the external service first.
 #[derive(Clone)]
-pub struct Book {
+pub struct LedgerHandler {
     /// The name of the consumer.
     pub consumer: String,
     /// The name of the process.
     pub member: String,
     /// The database that stands in for the external service.
-    pub far_side: Store,
+    pub external_service: Store,
     /// Which messages fail, and how.
-    pub moods: Moods,
+    pub failure_rates: FailureRates,
     /// The behaviour at each point.
-    pub conduct: Arc<dyn Conduct>,
+    pub behaviour: Arc<dyn Behaviour>,
 }
 
-impl Book {
-    async fn write(&self, page: &mut (impl Page + ?Sized), incoming: &Incoming, tries_fail: bool) -> HandlerResult {
+impl LedgerHandler {
+    async fn write(
+        &self,
+        connection: &mut (impl LedgerConnection + ?Sized),
+        incoming: &Incoming,
+        attempts_fail: bool,
+    ) -> HandlerResult {
         let Payload { change } = incoming.json()?;
         // First, so that every failure has something to roll back.
-        page.write(&self.consumer, &self.member, change, incoming).await?;
-        match self.moods.of(incoming.id()) {
-            Mood::Poison if !page.is_cured(&self.consumer).await? => {
+        connection.write(&self.consumer, &self.member, change, incoming).await?;
+        match self.failure_rates.of(incoming.id()) {
+            MessageKind::Poison if !connection.is_cured(&self.consumer).await? => {
                 return Err(HandlerError::permanent("it is poison"));
             }
-            Mood::Fails if tries_fail && incoming.attempt() <= FAILS => {
+            MessageKind::Fails if attempts_fail && incoming.attempt() <= FAILS => {
                 return Err(HandlerError::transient("it fails at first"));
             }
-            Mood::Good | Mood::Fails | Mood::Poison => {}
+            MessageKind::Good | MessageKind::Fails | MessageKind::Poison => {}
         }
-        self.conduct.at(Reached { point: Point::During, change, incoming: Some(incoming) }).await
+        self.behaviour.at(PointReached { point: Point::During, change, incoming: Some(incoming) }).await
     }
 }
 
 #[async_trait]
-impl<T: DerefMut<Target: Page> + Send> Handler<T> for Book {
+impl<T: DerefMut<Target: LedgerConnection> + Send> Handler<T> for LedgerHandler {
     async fn handle(&self, transaction: &mut T, incoming: &Incoming) -> HandlerResult {
         self.write(&mut **transaction, incoming, true).await
     }
 }
 
 #[async_trait]
-impl<T: DerefMut<Target: Page> + Send> CallHandler<T> for Book {
+impl<T: DerefMut<Target: LedgerConnection> + Send> CallHandler<T> for LedgerHandler {
     type Answer = Verdict;
 
     async fn call(&self, incoming: &Incoming) -> Result<Verdict, HandlerError> {
         let Payload { change } = incoming.json()?;
-        let call = Called {
+        let call = ServiceCall {
             message_id: incoming.id().to_string(),
             idempotency_id: incoming.idempotency_id().to_string(),
             member: self.member.clone(),
         };
-        self.far_side.call(&self.consumer, &call).await?;
-        if self.moods.of(incoming.id()) == Mood::Fails && incoming.attempt() <= FAILS {
-            return Err(HandlerError::transient("the far side fails at first"));
+        self.external_service.call(&self.consumer, &call).await?;
+        if self.failure_rates.of(incoming.id()) == MessageKind::Fails && incoming.attempt() <= FAILS {
+            return Err(HandlerError::transient("the external service fails at first"));
         }
-        self.conduct.at(Reached { point: Point::Called, change, incoming: Some(incoming) }).await
+        self.behaviour.at(PointReached { point: Point::Called, change, incoming: Some(incoming) }).await
     }
 
-    async fn commit(&self, transaction: &mut T, incoming: &Incoming, answer: &Verdict) -> HandlerResult {
+    async fn commit(&self, transaction: &mut T, incoming: &Incoming, verdict: &Verdict) -> HandlerResult {
         self.write(&mut **transaction, incoming, false).await?;
-        Ok(*answer)
+        Ok(*verdict)
     }
 }
 
@@ -138,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_payload_may_say_more_than_its_change() {
+    fn a_payload_may_have_more_fields_than_its_change() {
         assert_eq!(change_of(br#"{"change": 7, "token": "p1"}"#), Some(7));
         assert_eq!((change_of(b"7"), change_of(b"\xff")), (None, None));
     }

@@ -13,13 +13,13 @@ use relevo_inbox::{Config, ConsumerError, ConsumerRuntime, ConsumerStatus, Handl
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::conduct::{Conduct, Steady};
-use super::early::Early;
+use super::behaviour::{Behaviour, NoFault};
+use super::early_ack::EarlyAck;
+use super::failure_rates::FailureRates;
 use super::feed::Feed;
-use super::handler::{Book, Page};
-use super::moods::Moods;
+use super::handler::{LedgerConnection, LedgerHandler};
+use super::observed_consumer::ObservedConsumer;
 use super::store::Store;
-use super::watched::Watched;
 
 /// The configuration of one member.
 #[derive(Clone)]
@@ -35,35 +35,35 @@ pub struct Member {
     /// Whether it is broken on purpose: it acknowledges messages before it has handled them.
     pub acknowledges_early: bool,
     /// PostgreSQL ends a handler's transaction that is idle for this long.
-    pub stall_deadline: Duration,
+    pub stall_timeout: Duration,
     /// Which messages fail, and how.
-    pub moods: Moods,
+    pub failure_rates: FailureRates,
     /// The behaviour at each point.
-    pub conduct: Arc<dyn Conduct>,
+    pub behaviour: Arc<dyn Behaviour>,
 }
 
 /// A member that runs in this process until it is stopped or dropped.
-pub struct Running {
-    stats: Arc<ConsumerStatus>,
+pub struct RunningMember {
+    status: Arc<ConsumerStatus>,
     stop: CancellationToken,
     task: JoinSet<Result<(), ConsumerError>>,
 }
 
 impl Member {
-    /// A member with this name and short time limits. It counts as alive for `beat_lasts` after each heartbeat, also at
-    /// the broker.
-    pub fn new(store: Store, mut feed: Feed, consumer: &str, name: &str, beat_lasts: Duration) -> Self {
-        feed.lease = beat_lasts;
+    /// A member with this name and short time limits. It counts as alive for `heartbeat_ttl` after each heartbeat, also
+    /// at the broker.
+    pub fn new(store: Store, mut feed: Feed, consumer: &str, name: &str, heartbeat_ttl: Duration) -> Self {
+        feed.lease = heartbeat_ttl;
         let concurrency = 4;
         let config = Config {
             member_name: name.to_owned(),
             order: if feed.ordered { MessageOrder::ByKey { concurrency } } else { MessageOrder::None { concurrency } },
             retry: retries(),
             handler_timeout: Duration::from_secs(2),
-            heartbeat_interval: beat_lasts / 4,
-            heartbeat_ttl: beat_lasts,
-            lane_acquire_interval: beat_lasts / 10,
-            lane_idle_timeout: beat_lasts / 2,
+            heartbeat_interval: heartbeat_ttl / 4,
+            heartbeat_ttl,
+            lane_acquire_interval: heartbeat_ttl / 10,
+            lane_idle_timeout: heartbeat_ttl / 2,
             retry_poll_interval: Duration::from_millis(50),
             busy_delay: Duration::from_millis(50),
             claim_margin: Duration::from_millis(200),
@@ -71,54 +71,58 @@ impl Member {
             outage_backoff_max: Duration::from_secs(1),
             ..Config::new(consumer)
         };
-        let stall_deadline = config.handler_timeout * 2;
-        let (moods, conduct) = (Moods::default(), Arc::new(Steady));
-        Self { store, feed, config, calls: false, acknowledges_early: false, stall_deadline, moods, conduct }
+        let stall_timeout = config.handler_timeout * 2;
+        let (failure_rates, behaviour) = (FailureRates::default(), Arc::new(NoFault));
+        Self { store, feed, config, calls: false, acknowledges_early: false, stall_timeout, failure_rates, behaviour }
     }
 
     /// Opens its connections and starts to consume messages.
-    pub async fn start(self) -> Result<Running> {
+    pub async fn start(self) -> Result<RunningMember> {
         let consumer = self.feed.consumer(&self.config.member_name).await.context("the broker's consumer")?;
         let consumer: Arc<dyn BrokerConsumer> =
-            if self.acknowledges_early { Arc::new(Early(consumer)) } else { consumer };
-        let consumer: Arc<dyn BrokerConsumer> = Arc::new(Watched::new(consumer, Arc::clone(&self.conduct)));
-        let (name, keeping) = (self.config.consumer.clone(), self.config.keeping);
+            if self.acknowledges_early { Arc::new(EarlyAck(consumer)) } else { consumer };
+        let consumer: Arc<dyn BrokerConsumer> = Arc::new(ObservedConsumer::new(consumer, Arc::clone(&self.behaviour)));
+        let (name, retention) = (self.config.consumer.clone(), self.config.keeping);
         match self.store.clone() {
             Store::Postgres(options) => {
                 let config = relevo_store_postgres::inbox::Config {
                     handler_connections_max: 16,
-                    stall_timeout: self.stall_deadline,
+                    stall_timeout: self.stall_timeout,
                     ..relevo_store_postgres::inbox::Config::new(*options)
                 };
-                let inbox = relevo_store_postgres::inbox::Inbox::open(&config, &name, keeping).await;
+                let inbox = relevo_store_postgres::inbox::Inbox::open(&config, &name, retention).await;
                 Ok(self.run(inbox, consumer)?)
             }
             Store::Sqlite(path) => {
                 let config = relevo_store_sqlite::inbox::Config::new(path);
-                let inbox = relevo_store_sqlite::inbox::Inbox::open(&config, &name, keeping).await;
+                let inbox = relevo_store_sqlite::inbox::Inbox::open(&config, &name, retention).await;
                 Ok(self.run(inbox, consumer)?)
             }
         }
     }
 
-    fn run<I>(self, inbox: Result<I, StoreError>, consumer: Arc<dyn BrokerConsumer>) -> Result<Running, StoreError>
+    fn run<I>(
+        self,
+        inbox: Result<I, StoreError>,
+        consumer: Arc<dyn BrokerConsumer>,
+    ) -> Result<RunningMember, StoreError>
     where
         I: Inbox + 'static,
-        I::Transaction: DerefMut<Target: Page> + 'static,
+        I::Transaction: DerefMut<Target: LedgerConnection> + 'static,
     {
-        let book = Book {
+        let handler = LedgerHandler {
             consumer: self.config.consumer.clone(),
             member: self.config.member_name.clone(),
-            far_side: self.store,
-            moods: self.moods,
-            conduct: self.conduct,
+            external_service: self.store,
+            failure_rates: self.failure_rates,
+            behaviour: self.behaviour,
         };
         let handlers = Handlers::new();
-        let handlers = if self.calls { handlers.call_handler("*", book) } else { handlers.handler("*", book) };
+        let handlers = if self.calls { handlers.call_handler("*", handler) } else { handlers.handler("*", handler) };
         let runtime = ConsumerRuntime::new(Arc::new(inbox?), consumer, handlers, self.config);
-        let (stats, stop, mut task) = (runtime.status(), CancellationToken::new(), JoinSet::new());
+        let (status, stop, mut task) = (runtime.status(), CancellationToken::new(), JoinSet::new());
         task.spawn(runtime.run(stop.clone()));
-        Ok(Running { stats, stop, task })
+        Ok(RunningMember { status, stop, task })
     }
 }
 
@@ -134,15 +138,15 @@ fn retries() -> HandlerRetryPolicy {
     HandlerRetryPolicy { in_memory: vec![Duration::from_millis(50)], durable }
 }
 
-impl Running {
-    /// Its statistics so far.
-    pub fn stats(&self) -> &Arc<ConsumerStatus> {
-        &self.stats
+impl RunningMember {
+    /// Its current status.
+    pub fn status(&self) -> &Arc<ConsumerStatus> {
+        &self.status
     }
 
     /// Waits until it is stopped. Returns an error if it ends by itself.
     pub async fn ended(&mut self) -> Result<()> {
-        self.task.join_next().await.context("it ended before")??.context("the consumer ended by itself")
+        self.task.join_next().await.context("it has ended already")??.context("the consumer ended by itself")
     }
 
     /// Stops it, and waits until it has ended.

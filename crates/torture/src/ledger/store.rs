@@ -50,7 +50,7 @@ pub struct Row {
 
 /// One call to the external service.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Called {
+pub struct ServiceCall {
     /// The id of the message.
     pub message_id: String,
     /// The idempotency id of the call.
@@ -77,9 +77,9 @@ impl FromStr for Store {
             return Ok(Self::Sqlite(path.into()));
         }
         if !url.starts_with("postgres://") {
-            bail!("`{url}` is no store of a ledger; hint: `postgres://…` or `sqlite:PATH`");
+            bail!("unknown ledger store `{url}`; hint: `postgres://…` or `sqlite:PATH`");
         }
-        Ok(Self::Postgres(Box::new(url.parse().context("the store's URL cannot be read")?)))
+        Ok(Self::Postgres(Box::new(url.parse().context("the store's URL cannot be parsed")?)))
     }
 }
 
@@ -100,7 +100,7 @@ impl Store {
         Ok(())
     }
 
-    /// The effects of a consumer, ordered by their place.
+    /// The effects of a consumer, in order.
     pub async fn rows(&self, consumer: &str) -> Result<Vec<Row>> {
         macro_rules! read {
             ($connection:expr) => {{
@@ -124,12 +124,12 @@ impl Store {
     }
 
     /// The calls of a consumer to the external service, in order.
-    pub async fn calls(&self, consumer: &str) -> Result<Vec<Called>> {
+    pub async fn calls(&self, consumer: &str) -> Result<Vec<ServiceCall>> {
         macro_rules! read {
             ($connection:expr) => {{
                 let rows = sqlx::query(CALLS).bind(consumer).fetch_all(&mut $connection).await?;
                 rows.iter()
-                    .map(|row| Called { message_id: row.get(0), idempotency_id: row.get(1), member: row.get(2) })
+                    .map(|row| ServiceCall { message_id: row.get(0), idempotency_id: row.get(1), member: row.get(2) })
                     .collect()
             }};
         }
@@ -140,8 +140,8 @@ impl Store {
     }
 
     /// Calls the external service: a table in the same database, written outside the handler's transaction.
-    pub(super) async fn call(&self, consumer: &str, call: &Called) -> Result<(), sqlx::Error> {
-        let Called { message_id, idempotency_id, member } = call;
+    pub(super) async fn call(&self, consumer: &str, call: &ServiceCall) -> Result<(), sqlx::Error> {
+        let ServiceCall { message_id, idempotency_id, member } = call;
         macro_rules! write {
             ($connection:expr) => {{
                 let call = sqlx::query(CALL).bind(consumer).bind(message_id).bind(idempotency_id).bind(member);
@@ -183,12 +183,12 @@ impl Store {
     }
 
     async fn postgres(&self) -> Result<PgConnection, sqlx::Error> {
-        let Self::Postgres(options) = self else { unreachable!("it is asked for where it is known") };
+        let Self::Postgres(options) = self else { unreachable!("the caller checks the kind") };
         options.connect().await
     }
 
     async fn sqlite(&self) -> Result<SqliteConnection, sqlx::Error> {
-        let Self::Sqlite(path) = self else { unreachable!("it is asked for where it is known") };
+        let Self::Sqlite(path) = self else { unreachable!("the caller checks the kind") };
         relevo_store_sqlite::connect_options(path).connect().await
     }
 }
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_store_is_known_by_its_url() {
+    fn a_url_names_the_store() {
         assert!(matches!("sqlite:/tmp/a.db".parse(), Ok(Store::Sqlite(path)) if path.ends_with("a.db")));
         assert!(matches!("postgres://localhost/shop".parse(), Ok(Store::Postgres(_))));
         assert!("mysql://localhost".parse::<Store>().is_err());

@@ -1,4 +1,4 @@
-//! Messages that arrive after the inbox has forgotten them.
+//! Messages that arrive after the inbox has pruned them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,13 +8,13 @@ use relevo_core::inbox::InboxRetention;
 use relevo_core::inbox::dead_letters::{DeadLetterFilter, MarkRequest};
 use relevo_inbox::Clock;
 use relevo_store_sqlite::connect_options;
-use relevo_torture::ledger::{Member, Steady, Store};
+use relevo_torture::ledger::{Member, NoFault, Store};
 use sqlx::{AssertSqlSafe, ConnectOptions as _};
 
-use crate::on::{On, Shape};
-use crate::stage::{Stage, start, until};
+use crate::backends::{Backends, OrderMode};
+use crate::harness::{Harness, start, until};
 
-const REMEMBERED: Duration = Duration::from_hours(1);
+const RETENTION: Duration = Duration::from_hours(1);
 
 /// Makes all entries of the inbox older by `time`.
 async fn age(store: &Store, time: Duration) {
@@ -22,13 +22,16 @@ async fn age(store: &Store, time: Duration) {
         Store::Postgres(options) => {
             let earlier = format!("entered_at - interval '{} seconds'", time.as_secs());
             let sql = AssertSqlSafe(format!("UPDATE relevo.inbox SET entered_at = {earlier}"));
-            sqlx::raw_sql(sql).execute(&mut options.connect().await.expect("it is there")).await.expect("a table");
+            sqlx::raw_sql(sql)
+                .execute(&mut options.connect().await.expect("the database is reachable"))
+                .await
+                .expect("a table");
         }
         Store::Sqlite(path) => {
             let earlier = format!("entered_at_ms - {}", time.as_millis());
             let sql = AssertSqlSafe(format!("UPDATE relevo_inbox SET entered_at_ms = {earlier}"));
             sqlx::raw_sql(sql)
-                .execute(&mut connect_options(path).connect().await.expect("it is there"))
+                .execute(&mut connect_options(path).connect().await.expect("the database is reachable"))
                 .await
                 .expect("a table");
         }
@@ -40,46 +43,49 @@ async fn entries(store: &Store) -> i64 {
     match store {
         Store::Postgres(options) => {
             let count = sqlx::query_scalar("SELECT count(*) FROM relevo.inbox");
-            count.fetch_one(&mut options.connect().await.expect("it is there")).await.expect("a table")
+            count.fetch_one(&mut options.connect().await.expect("the database is reachable")).await.expect("a table")
         }
         Store::Sqlite(path) => {
             let count = sqlx::query_scalar("SELECT count(*) FROM relevo_inbox");
-            count.fetch_one(&mut connect_options(path).connect().await.expect("it is there")).await.expect("a table")
+            count
+                .fetch_one(&mut connect_options(path).connect().await.expect("the database is reachable"))
+                .await
+                .expect("a table")
         }
     }
 }
 
-pub(crate) async fn a_message_that_comes_after_it_was_forgotten_is_a_dead_letter(on: On) {
-    let stage = Stage::set(on, Shape::Ordered).await;
+pub(crate) async fn a_message_delivered_after_it_was_pruned_is_a_dead_letter(backends: Backends) {
+    let harness = Harness::new(backends, OrderMode::Ordered).await;
     // The late deliveries: the same messages, for the same consumer.
-    let late = stage.second_feed().await;
-    let first = stage.start("first", Arc::new(Steady)).await;
-    stage.send(8, 4).await;
-    stage.until_all().await;
-    first.stop().await.expect("it stops in good order");
+    let late = harness.second_feed().await;
+    let first = harness.start("first", Arc::new(NoFault)).await;
+    harness.send(8, 4).await;
+    harness.until_all().await;
+    first.stop().await.expect("it stops cleanly");
 
-    age(&stage.store, REMEMBERED * 2).await;
-    let mut later = Member { feed: late.clone(), ..stage.member("later") };
-    later.config.keeping = InboxRetention { done: REMEMBERED, ..InboxRetention::default() };
+    age(&harness.store, RETENTION * 2).await;
+    let mut later = Member { feed: late.clone(), ..harness.member("later") };
+    later.config.keeping = InboxRetention { done: RETENTION, ..InboxRetention::default() };
     later.config.clock = Clock::new(|| Timestamp::now() + SignedDuration::from_hours(2));
     later.config.prune_interval = Duration::from_millis(50);
-    let pruning = start(Member { feed: stage.feed.clone(), ..later.clone() }).await;
-    until("everything is forgotten", async || entries(&stage.store).await == 0).await;
-    pruning.stop().await.expect("it stops in good order");
+    let pruning = start(Member { feed: harness.feed.clone(), ..later.clone() }).await;
+    until("everything is pruned", async || entries(&harness.store).await == 0).await;
+    pruning.stop().await.expect("it stops cleanly");
     let later = start(later).await;
-    until("all are dead letters", async || stage.dead().await.len() == 8).await;
-    assert!(stage.dead().await.iter().all(|letter| letter.class == "expired"));
-    later.stop().await.expect("it stops in good order");
-    until("the late queue is empty", async || late.left().await.is_ok_and(|left| left == 0)).await;
+    until("all are dead letters", async || harness.dead().await.len() == 8).await;
+    assert!(harness.dead().await.iter().all(|dead_letter| dead_letter.class == "expired"));
+    later.stop().await.expect("it stops cleanly");
+    until("the late queue is empty", async || late.unsettled().await.is_ok_and(|count| count == 0)).await;
 
-    let filter = DeadLetterFilter { consumer: Some(stage.consumer.clone()), ..DeadLetterFilter::default() };
-    let mark = MarkRequest {
+    let filter = DeadLetterFilter { consumer: Some(harness.consumer.clone()), ..DeadLetterFilter::default() };
+    let request = MarkRequest {
         filter,
         dry_run: false,
         rate_per_second: None,
         by: "one".to_owned(),
         reason: "too late".to_owned(),
     };
-    assert_eq!(stage.operator().await.archive(&mark).await.expect("a store"), 8);
-    stage.judge(&[]).await;
+    assert_eq!(harness.operator().await.archive(&request).await.expect("a store"), 8);
+    harness.check(&[]).await;
 }

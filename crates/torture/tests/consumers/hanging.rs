@@ -4,35 +4,35 @@ use std::time::Duration;
 
 use relevo_torture::ledger::{Member, Point};
 
-use crate::conduct::{DONE, does};
-use crate::on::{On, Shape};
-use crate::stage::{Stage, start, until};
+use crate::backends::{Backends, OrderMode};
+use crate::behaviour::{DONE, behaviour_fn};
+use crate::harness::{Harness, start, until};
 
-pub(crate) async fn a_handler_that_never_returns_lets_its_lane_go_on_elsewhere(on: On) {
-    let stage = Stage::set(on, Shape::Ordered).await;
-    let hangs = does(|moment| async move {
-        if moment.point == Point::During && moment.change == 1 {
+pub(crate) async fn a_lane_with_a_hanging_handler_continues_at_another_member(backends: Backends) {
+    let harness = Harness::new(backends, OrderMode::Ordered).await;
+    let hangs = behaviour_fn(|event| async move {
+        if event.point == Point::During && event.change == 1 {
             std::future::pending::<()>().await;
         }
         DONE
     });
-    let hasty = |mut member: Member| {
+    let short_timeouts = |mut member: Member| {
         member.config.handler_timeout = Duration::from_millis(250);
         member.config.retry.in_memory.clear();
         member.config.retry.durable.max = Duration::from_millis(100);
-        // High enough, however often the hanging message is tried.
+        // High enough for any number of attempts of the hanging message.
         member.config.retry.durable.attempts_max = 1_000;
         member
     };
-    stage.send(16, 8).await;
-    let one = start(hasty(Member { conduct: hangs, ..stage.member("hangs") })).await;
-    until("a try passed its deadline", async || one.stats().handler_timeouts() > 0).await;
+    harness.send(16, 8).await;
+    let one = start(short_timeouts(Member { behaviour: hangs, ..harness.member("hangs") })).await;
+    until("an attempt timed out", async || one.status().handler_timeouts() > 0).await;
     // The first and the ninth message have the same key.
-    stage.until_rows(14).await;
-    let two = start(hasty(stage.member("returns"))).await;
-    stage.until_all().await;
-    let rows = stage.rows().await;
-    let first = rows.iter().find(|row| row.change == 1).expect("it is there");
+    harness.until_rows(14).await;
+    let two = start(short_timeouts(harness.member("returns"))).await;
+    harness.until_all().await;
+    let rows = harness.rows().await;
+    let first = rows.iter().find(|row| row.change == 1).expect("it has a row");
     assert_eq!(first.member, "returns");
-    stage.finish([one, two], &[]).await;
+    harness.finish([one, two], &[]).await;
 }

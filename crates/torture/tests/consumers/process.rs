@@ -10,15 +10,15 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
-use crate::stage::until;
+use crate::harness::until;
 
-const SOON: Duration = Duration::from_secs(40);
+const TIMEOUT: Duration = Duration::from_secs(40);
 
 /// The process is killed when the value is dropped.
 pub(crate) struct Process {
     child: Child,
-    said: Lines<BufReader<ChildStdout>>,
-    heard: Vec<String>,
+    printed: Lines<BufReader<ChildStdout>>,
+    printed_lines: Vec<String>,
     stdin: Option<ChildStdin>,
     log: PathBuf,
 }
@@ -34,41 +34,41 @@ impl Process {
             .kill_on_drop(true)
             .spawn()
             .expect("the binary runs");
-        let said = BufReader::new(child.stdout.take().expect("it is piped")).lines();
+        let printed = BufReader::new(child.stdout.take().expect("it is piped")).lines();
         let stdin = child.stdin.take();
-        let mut process = Self { child, said, heard: Vec::new(), stdin, log };
-        process.until_says("ready").await;
+        let mut process = Self { child, printed, printed_lines: Vec::new(), stdin, log };
+        process.until_prints("ready").await;
         process
     }
 
     /// Waits until it prints this line.
-    pub(crate) async fn until_says(&mut self, line: &str) {
-        let said = async {
-            while let Some(said) = self.said.next_line().await.expect("its output") {
-                if said == line {
+    pub(crate) async fn until_prints(&mut self, line: &str) {
+        let printed = async {
+            while let Some(printed) = self.printed.next_line().await.expect("its output") {
+                if printed == line {
                     return true;
                 }
-                self.heard.push(said);
+                self.printed_lines.push(printed);
             }
             false
         };
-        let in_time = timeout(SOON, said).await.unwrap_or(false);
-        assert!(in_time, "it did not say `{line}`, but:\n{}", self.told());
+        let in_time = timeout(TIMEOUT, printed).await.unwrap_or(false);
+        assert!(in_time, "it did not print `{line}`; its log:\n{}", self.log_text());
     }
 
     /// The rest of an earlier line with this prefix.
-    pub(crate) fn heard(&self, prefix: &str) -> &str {
-        self.heard.iter().find_map(|line| line.strip_prefix(prefix)).expect("it said so")
+    pub(crate) fn printed_line(&self, prefix: &str) -> &str {
+        self.printed_lines.iter().find_map(|line| line.strip_prefix(prefix)).expect("it printed the line")
     }
 
     /// Lets a waiting message continue.
-    pub(crate) async fn go_on(&mut self) {
+    pub(crate) async fn proceed(&mut self) {
         self.stdin.as_mut().expect("it is piped").write_all(b"\n").await.expect("it listens");
     }
 
     /// Waits until it has ended by itself.
     pub(crate) async fn ended(&mut self) -> ExitStatus {
-        timeout(SOON, self.child.wait()).await.expect("it ends").expect("a child")
+        timeout(TIMEOUT, self.child.wait()).await.expect("it ends").expect("a child")
     }
 
     /// Kills the process with SIGKILL.
@@ -81,8 +81,8 @@ impl Process {
         self.signal(Signal::STOP);
         let stat = format!("/proc/{}/stat", self.child.id().expect("it runs"));
         // The name, in parentheses, precedes the state.
-        let stands = || std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T "));
-        until("it stands still", async || stands()).await;
+        let is_stopped = || std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T "));
+        until("it is suspended", async || is_stopped()).await;
     }
 
     /// Resumes the process.
@@ -94,11 +94,11 @@ impl Process {
     pub(crate) async fn leave(&mut self) {
         self.signal(Signal::TERM);
         let status = self.ended().await;
-        assert!(status.success(), "it left with {status}, and told:\n{}", self.told());
+        assert!(status.success(), "it stopped with {status}; its log:\n{}", self.log_text());
     }
 
     /// Its log.
-    fn told(&self) -> String {
+    fn log_text(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 

@@ -7,29 +7,29 @@ use relevo_core::AfterDead;
 use relevo_core::inbox::retry_policy::HandlerRetryPolicy;
 use relevo_core::retry::{Backoff, RetryPolicy};
 use relevo_inbox::{HandlerError, RetryStorage};
-use relevo_torture::ledger::{Conduct, Member, Point};
+use relevo_torture::ledger::{Behaviour, Member, Point};
 
-use crate::conduct::{DONE, Log, does};
-use crate::on::{On, Shape};
-use crate::stage::{Stage, start, until};
+use crate::backends::{Backends, OrderMode};
+use crate::behaviour::{DONE, Log, behaviour_fn};
+use crate::harness::{Harness, start, until};
 
-const ILL: i64 = 3;
+const FAILING: i64 = 3;
 const ATTEMPTS: u32 = 4;
 
 /// Makes one change fail at every attempt, and records the attempts. From attempt `hangs_at` on it hangs instead, until
 /// its process ends.
-fn failing(attempts: &Log<u32>, hangs_at: u32) -> Arc<dyn Conduct> {
+fn failing(attempts: &Log<u32>, hangs_at: u32) -> Arc<dyn Behaviour> {
     let attempts = attempts.clone();
-    does(move |moment| {
-        let ill = moment.point == Point::During && moment.change == ILL;
-        if ill {
-            attempts.note(moment.attempt);
+    behaviour_fn(move |event| {
+        let fails = event.point == Point::During && event.change == FAILING;
+        if fails {
+            attempts.push(event.attempt);
         }
         async move {
-            if ill && moment.attempt >= hangs_at {
+            if fails && event.attempt >= hangs_at {
                 std::future::pending::<()>().await;
             }
-            if ill { Err(HandlerError::transient("it fails")) } else { DONE }
+            if fails { Err(HandlerError::transient("it fails")) } else { DONE }
         }
     })
 }
@@ -51,60 +51,60 @@ fn retried(mut member: Member, durable: RetryStorage) -> Member {
     member
 }
 
-async fn buried_after_all_attempts(stage: &Stage, attempts: &Log<u32>) {
-    until("it is a dead letter", async || stage.dead().await.len() == 1).await;
-    let mut noted = attempts.all();
-    noted.dedup();
-    assert_eq!(noted, [1, 2, 3, 4], "{:?}", attempts.all());
-    assert_eq!(stage.dead().await[0].attempts, ATTEMPTS);
-    stage.until_rows(stage.count() - 1).await;
+async fn assert_dead_after_all_attempts(harness: &Harness, attempts: &Log<u32>) {
+    until("it is a dead letter", async || harness.dead().await.len() == 1).await;
+    let mut recorded = attempts.all();
+    recorded.dedup();
+    assert_eq!(recorded, [1, 2, 3, 4], "{:?}", attempts.all());
+    assert_eq!(harness.dead().await[0].attempts, ATTEMPTS);
+    harness.until_rows(harness.count() - 1).await;
 }
 
-pub(crate) async fn attempts_of_the_retry_table_survive_their_process(on: On) {
-    let stage = Stage::set(on, Shape::Ordered).await;
+pub(crate) async fn attempts_of_the_retry_table_survive_their_process(backends: Backends) {
+    let harness = Harness::new(backends, OrderMode::Ordered).await;
     let attempts = Log::new();
-    stage.send(12, 4).await;
-    let one = Member { conduct: failing(&attempts, 3), ..stage.member("one") };
+    harness.send(12, 4).await;
+    let one = Member { behaviour: failing(&attempts, 3), ..harness.member("one") };
     let one = start(retried(one, RetryStorage::Inbox)).await;
     // The third attempt hangs until its deadline, and then fails too.
-    until("two tries failed", async || attempts.len() >= 2 && one.stats().handler_failures() >= 2).await;
+    until("two attempts failed", async || attempts.len() >= 2 && one.status().handler_failures() >= 2).await;
     // Dropped without a stop, like a killed process.
     drop(one);
-    let two = Member { conduct: failing(&attempts, u32::MAX), ..stage.member("two") };
+    let two = Member { behaviour: failing(&attempts, u32::MAX), ..harness.member("two") };
     let two = start(retried(two, RetryStorage::Inbox)).await;
-    buried_after_all_attempts(&stage, &attempts).await;
-    stage.finish([two], &[ILL]).await;
+    assert_dead_after_all_attempts(&harness, &attempts).await;
+    harness.finish([two], &[FAILING]).await;
 }
 
-pub(crate) async fn attempts_of_the_broker_survive_their_process(on: On) {
-    let stage = Stage::set(on, Shape::Unordered).await;
+pub(crate) async fn attempts_of_the_broker_survive_their_process(backends: Backends) {
+    let harness = Harness::new(backends, OrderMode::Unordered).await;
     let attempts = Log::new();
-    stage.send(12, 4).await;
-    let one = Member { conduct: failing(&attempts, u32::MAX), ..stage.member("one") };
+    harness.send(12, 4).await;
+    let one = Member { behaviour: failing(&attempts, u32::MAX), ..harness.member("one") };
     let one = start(retried(one, RetryStorage::Broker)).await;
-    until("two tries failed", async || one.stats().handler_failures() >= 2).await;
-    one.stop().await.expect("it stops in good order");
-    let two = Member { conduct: failing(&attempts, u32::MAX), ..stage.member("two") };
+    until("two attempts failed", async || one.status().handler_failures() >= 2).await;
+    one.stop().await.expect("it stops cleanly");
+    let two = Member { behaviour: failing(&attempts, u32::MAX), ..harness.member("two") };
     let two = start(retried(two, RetryStorage::Broker)).await;
-    buried_after_all_attempts(&stage, &attempts).await;
-    stage.finish([two], &[ILL]).await;
+    assert_dead_after_all_attempts(&harness, &attempts).await;
+    harness.finish([two], &[FAILING]).await;
 }
 
 /// The message still has all its attempts after an outage of an external service, however many members received it.
-pub(crate) async fn attempts_of_the_broker_are_no_deliveries(on: On) {
-    let stage = Stage::set(on, Shape::Unordered).await;
+pub(crate) async fn attempts_of_the_broker_are_no_deliveries(backends: Backends) {
+    let harness = Harness::new(backends, OrderMode::Unordered).await;
     let attempts = Log::new();
-    stage.send(12, 4).await;
+    harness.send(12, 4).await;
     for name in ["one", "two", "three", "four"] {
-        let conduct = does(|moment| async move {
-            if moment.change == ILL { Err(HandlerError::unavailable("the mail server is away")) } else { DONE }
+        let behaviour = behaviour_fn(|event| async move {
+            if event.change == FAILING { Err(HandlerError::unavailable("the mail server is down")) } else { DONE }
         });
-        let member = start(retried(Member { conduct, ..stage.member(name) }, RetryStorage::Broker)).await;
-        until("it was delivered", async || member.stats().handler_outages() > 0).await;
-        member.stop().await.expect("it stops in good order");
+        let member = start(retried(Member { behaviour, ..harness.member(name) }, RetryStorage::Broker)).await;
+        until("it was delivered", async || member.status().handler_outages() > 0).await;
+        member.stop().await.expect("it stops cleanly");
     }
-    let last = Member { conduct: failing(&attempts, u32::MAX), ..stage.member("last") };
+    let last = Member { behaviour: failing(&attempts, u32::MAX), ..harness.member("last") };
     let last = start(retried(last, RetryStorage::Broker)).await;
-    buried_after_all_attempts(&stage, &attempts).await;
-    stage.finish([last], &[ILL]).await;
+    assert_dead_after_all_attempts(&harness, &attempts).await;
+    harness.finish([last], &[FAILING]).await;
 }

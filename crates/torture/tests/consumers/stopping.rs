@@ -3,34 +3,35 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use relevo_torture::ledger::{Member, Point, Steady};
+use relevo_torture::ledger::{Member, NoFault, Point};
 use tokio::time::{Instant, sleep};
 
-use crate::conduct::{DONE, does};
-use crate::on::{On, Shape};
-use crate::stage::{Stage, start};
+use crate::backends::{Backends, OrderMode};
+use crate::behaviour::{DONE, behaviour_fn};
+use crate::harness::{Harness, start};
 
 /// How long others would wait for a member that ended without a stop.
-const BEAT_LASTS: Duration = Duration::from_secs(30);
+const HEARTBEAT_TTL: Duration = Duration::from_secs(30);
 
-pub(crate) async fn what_a_stopped_member_had_goes_on_at_once(on: On) {
-    let stage = Stage::set(on, Shape::Ordered).await;
-    let member = |name: &str| Member::new(stage.store.clone(), stage.feed.clone(), &stage.consumer, name, BEAT_LASTS);
-    let slow = does(|moment| async move {
-        if moment.point == Point::During {
+pub(crate) async fn messages_of_a_stopped_member_continue_at_once(backends: Backends) {
+    let harness = Harness::new(backends, OrderMode::Ordered).await;
+    let member =
+        |name: &str| Member::new(harness.store.clone(), harness.feed.clone(), &harness.consumer, name, HEARTBEAT_TTL);
+    let slow = behaviour_fn(|event| async move {
+        if event.point == Point::During {
             sleep(Duration::from_millis(150)).await;
         }
         DONE
     });
-    let one = start(Member { conduct: slow, ..member("one") }).await;
-    stage.send(80, 16).await;
-    stage.until_rows(8).await;
-    one.stop().await.expect("it stops in good order");
-    let left = stage.count() - stage.rows().await.len();
-    assert!(left > 0, "it had more than it could handle");
-    let begun = Instant::now();
-    let two = start(Member { conduct: Arc::new(Steady), ..member("two") }).await;
-    stage.until_all().await;
-    assert!(begun.elapsed() < BEAT_LASTS / 2, "nobody waited for a lease");
-    stage.finish([two], &[]).await;
+    let one = start(Member { behaviour: slow, ..member("one") }).await;
+    harness.send(80, 16).await;
+    harness.until_rows(8).await;
+    one.stop().await.expect("it stops cleanly");
+    let left = harness.count() - harness.rows().await.len();
+    assert!(left > 0, "messages are left");
+    let start_time = Instant::now();
+    let two = start(Member { behaviour: Arc::new(NoFault), ..member("two") }).await;
+    harness.until_all().await;
+    assert!(start_time.elapsed() < HEARTBEAT_TTL / 2, "the takeover did not wait for a lease");
+    harness.finish([two], &[]).await;
 }

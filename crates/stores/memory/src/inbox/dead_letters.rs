@@ -83,7 +83,7 @@ impl Tables {
 }
 
 impl ConsumerTables {
-    /// Puts a dead letter back at its place in the queue, before everything that came after it.
+    /// Puts a dead letter back at its position in the queue, before all later messages.
     fn redrive(&mut self, dedup_id: DedupId, request: &MarkRequest, now: Micros, next: Micros) {
         let Some(row) = self.dead_letters.get_mut(&dedup_id) else { return };
         row.mark(DeadLetterState::Redriven, request, now);

@@ -30,8 +30,8 @@ pub(super) async fn consumer(feed: &Feed, path: &Path, name: &str) -> Result<Arc
     Ok(Arc::new(open(path).await?.consumer(&feed.group, membership).await?))
 }
 
-pub(super) async fn left(feed: &Feed, path: &Path) -> Result<u64> {
+pub(super) async fn unsettled(feed: &Feed, path: &Path) -> Result<u64> {
     let groups = open(path).await?.groups().await?;
-    let group = groups.iter().find(|group| group.name == feed.group).context("the group is gone")?;
+    let group = groups.iter().find(|group| group.name == feed.group).context("the group does not exist")?;
     Ok(group.lag + group.outstanding + group.ready)
 }

@@ -14,12 +14,12 @@ use super::{Feed, Kind};
 
 impl Feed {
     fn nats(&self) -> Config {
-        let Kind::Nats { url, .. } = &self.kind else { unreachable!("it is asked for where it is known") };
+        let Kind::Nats { url, .. } = &self.kind else { unreachable!("only called for NATS") };
         Config { lanes: self.lanes, ..Config::new(url) }
     }
 
     fn stream(&self) -> &str {
-        let Kind::Nats { stream, .. } = &self.kind else { unreachable!("it is asked for where it is known") };
+        let Kind::Nats { stream, .. } = &self.kind else { unreachable!("only called for NATS") };
         stream
     }
 
@@ -35,10 +35,10 @@ pub(super) async fn declare(feed: &Feed) -> Result<()> {
     let stream = feed.stream();
     let topology =
         Topology { streams: vec![Stream::new(stream, [format!("{stream}.>")])], groups: vec![feed.nats_group()] };
-    let pieces = Admin::new(Config { topology, ..feed.nats() })?.apply().await?;
-    let wrong =
-        pieces.iter().find(|piece| matches!(piece.status, TopologyStatus::Missing | TopologyStatus::Different(_)));
-    ensure!(wrong.is_none(), "the topology could not be made: {wrong:?}");
+    let items = Admin::new(Config { topology, ..feed.nats() })?.apply().await?;
+    let failed =
+        items.iter().find(|item| matches!(item.status, TopologyStatus::Missing | TopologyStatus::Different(_)));
+    ensure!(failed.is_none(), "the topology could not be created: {failed:?}");
     Ok(())
 }
 
@@ -51,16 +51,16 @@ pub(super) async fn consumer(feed: &Feed, name: &str) -> Result<Arc<dyn BrokerCo
     Ok(Arc::new(member(&feed.nats(), &feed.nats_group(), membership).await?))
 }
 
-pub(super) async fn left(feed: &Feed) -> Result<u64> {
-    let Kind::Nats { url, .. } = &feed.kind else { unreachable!("it is asked for where it is known") };
+pub(super) async fn unsettled(feed: &Feed) -> Result<u64> {
+    let Kind::Nats { url, .. } = &feed.kind else { unreachable!("only called for NATS") };
     let stream = jetstream::new(async_nats::connect(url).await?).get_stream(feed.stream()).await?;
-    let mut left = 0;
+    let mut unsettled = 0;
     let mut consumers = stream.consumers();
     while let Some(consumer) = consumers.try_next().await? {
         let lane = consumer.name.strip_prefix(&feed.group).and_then(|rest| rest.strip_prefix('-'));
         if consumer.name == feed.group || lane.is_some_and(|lane| lane.parse::<u16>().is_ok()) {
-            left += consumer.num_pending + u64::try_from(consumer.num_ack_pending)?;
+            unsettled += consumer.num_pending + u64::try_from(consumer.num_ack_pending)?;
         }
     }
-    Ok(left)
+    Ok(unsettled)
 }

@@ -17,7 +17,7 @@ use super::{Feed, Kind};
 
 impl Feed {
     fn queue(&self) -> Queue {
-        let Kind::RabbitMq { queue, retry, .. } = &self.kind else { unreachable!("it is asked for where it is known") };
+        let Kind::RabbitMq { queue, retry, .. } = &self.kind else { unreachable!("only called for RabbitMQ") };
         Queue {
             lanes: self.lanes,
             single_active_consumer: self.ordered,
@@ -27,9 +27,7 @@ impl Feed {
     }
 
     fn rabbitmq(&self) -> Config {
-        let Kind::RabbitMq { url, exchange, .. } = &self.kind else {
-            unreachable!("it is asked for where it is known")
-        };
+        let Kind::RabbitMq { url, exchange, .. } = &self.kind else { unreachable!("only called for RabbitMQ") };
         // The protocol counts heartbeats in seconds, and drops a peer after two missed ones.
         let heartbeat = Duration::from_secs((self.lease / 2).as_secs().max(1));
         Config { exchange: exchange.clone(), lanes: self.lanes, heartbeat, ..Config::new(url) }
@@ -45,10 +43,10 @@ pub(super) async fn declare(feed: &Feed) -> Result<()> {
         queues: vec![queue],
         policies: Vec::new(),
     };
-    let pieces = Admin::new(Config { topology, ..config })?.apply().await?;
-    let wrong =
-        pieces.iter().find(|piece| matches!(piece.status, TopologyStatus::Missing | TopologyStatus::Different(_)));
-    ensure!(wrong.is_none(), "the topology could not be made: {wrong:?}");
+    let items = Admin::new(Config { topology, ..config })?.apply().await?;
+    let failed =
+        items.iter().find(|item| matches!(item.status, TopologyStatus::Missing | TopologyStatus::Different(_)));
+    ensure!(failed.is_none(), "the topology could not be created: {failed:?}");
     Ok(())
 }
 
@@ -61,18 +59,18 @@ pub(super) async fn consumer(feed: &Feed, name: &str) -> Result<Arc<dyn BrokerCo
     Ok(Arc::new(GroupConsumer::open(&feed.rabbitmq(), &feed.queue(), membership).await?))
 }
 
-pub(super) async fn left(feed: &Feed) -> Result<u64> {
-    let Kind::RabbitMq { url, .. } = &feed.kind else { unreachable!("it is asked for where it is known") };
+pub(super) async fn unsettled(feed: &Feed) -> Result<u64> {
+    let Kind::RabbitMq { url, .. } = &feed.kind else { unreachable!("only called for RabbitMQ") };
     let queue = feed.queue();
     let connection = Connection::connect(url, ConnectionProperties::default()).await?;
     let channel = connection.create_channel().await?;
     let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-    let mut left = 0;
+    let mut unsettled = 0;
     for declared in queue.declarations().iter().filter(|declared| declared.name != dead_letter_queue_name(&queue.name))
     {
-        let found = channel.queue_declare(declared.name.as_str().into(), passive, FieldTable::default()).await?;
-        left += u64::from(found.message_count());
+        let queue_state = channel.queue_declare(declared.name.as_str().into(), passive, FieldTable::default()).await?;
+        unsettled += u64::from(queue_state.message_count());
     }
     connection.close(200, "done".into()).await?;
-    Ok(left)
+    Ok(unsettled)
 }

@@ -8,10 +8,10 @@ use relevo_core::{
     AckOutcome, BrokerConsumer, ConsumerCapabilities, DelayedRetry, Delivery, DeliveryTag, Failure, Lane,
 };
 
-pub(super) struct Early(pub(super) Arc<dyn BrokerConsumer>);
+pub(super) struct EarlyAck(pub(super) Arc<dyn BrokerConsumer>);
 
 #[async_trait]
-impl BrokerConsumer for Early {
+impl BrokerConsumer for EarlyAck {
     fn capabilities(&self) -> ConsumerCapabilities {
         self.0.capabilities()
     }
@@ -23,7 +23,7 @@ impl BrokerConsumer for Early {
     async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure> {
         let deliveries = self.0.receive(limit).await?;
         let tags: Vec<DeliveryTag> = deliveries.iter().map(|delivery| delivery.tag).collect();
-        // Those that fail are delivered again.
+        // Messages whose acknowledgement fails are delivered again.
         drop(self.0.acknowledge(&tags).await);
         Ok(deliveries)
     }

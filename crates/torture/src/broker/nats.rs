@@ -1,4 +1,4 @@
-//! NATS JetStream, read only with its client library: the oracle does not trust our own adapter.
+//! NATS JetStream, read only with its client library: the oracle does not use the tested adapter.
 
 use anyhow::{Context as _, Result};
 use async_nats::jetstream::{self, consumer, stream};
@@ -7,7 +7,7 @@ use relevo_testkit::nats::{NatsVersion, Private, Settings};
 use relevo_testkit::proxy::CutProxy;
 
 use crate::consumers::LANES;
-use crate::oracle::Arrival;
+use crate::oracle::StoredMessage;
 
 const STREAM: &str = "torture";
 
@@ -38,10 +38,10 @@ impl Nats {
     pub(super) fn config(&self, destination: &str) -> String {
         let url = self.url();
         format!(
-            "[outboxes.victim.destinations.{destination}]\n\
-             [outboxes.victim.destinations.{destination}.broker]\nkind = \"nats\"\nurls = [{url:?}]\n\
+            "[outboxes.torture.destinations.{destination}]\n\
+             [outboxes.torture.destinations.{destination}.broker]\nkind = \"nats\"\nurls = [{url:?}]\n\
              stream = \"{STREAM}\"\nlanes = {LANES}\nack_deadline_ms = 1000\n\
-             [[outboxes.victim.destinations.{destination}.routes]]\naddress = \"torture.{{topic}}\"\n"
+             [[outboxes.torture.destinations.{destination}.routes]]\naddress = \"torture.{{topic}}\"\n"
         )
     }
 
@@ -50,20 +50,20 @@ impl Nats {
         format!("nats://{}", self.proxy.addr())
     }
 
-    pub(super) async fn arrivals(&self) -> Result<Vec<Arrival>> {
+    pub(super) async fn stored_messages(&self) -> Result<Vec<StoredMessage>> {
         let jetstream = self.jetstream().await?;
         let stream = jetstream.get_stream(STREAM).await?;
         let count = usize::try_from(stream.get_info().await?.state.messages)?;
         let config = consumer::pull::Config { ack_policy: consumer::AckPolicy::None, ..Default::default() };
         let mut messages = stream.create_consumer(config).await?.messages().await?;
-        let mut arrivals = Vec::with_capacity(count);
-        while arrivals.len() < count {
+        let mut stored_messages = Vec::with_capacity(count);
+        while stored_messages.len() < count {
             let message = messages.next().await.context("the oracle's consumer ended")??;
             let headers = message.headers.as_ref();
             let key = headers.and_then(|headers| headers.get("ce-partitionkey")).map(ToString::to_string);
-            arrivals.push(super::arrival(key, &message.payload)?);
+            stored_messages.push(super::stored_message(key, &message.payload)?);
         }
-        Ok(arrivals)
+        Ok(stored_messages)
     }
 
     async fn jetstream(&self) -> Result<jetstream::Context> {

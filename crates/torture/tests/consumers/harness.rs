@@ -12,23 +12,23 @@ use relevo_core::inbox::admin::Operate;
 use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterFilter, DeadLetterState};
 use relevo_core::message::Headers;
 use relevo_core::{Broker, Message, MessageId};
-use relevo_torture::ledger::{Conduct, Feed, Member, Row, Running, Store};
+use relevo_torture::ledger::{Behaviour, Feed, Member, Row, RunningMember, Store};
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
-use crate::on::{self, Backing, On, Shape};
+use crate::backends::{self, Backends, OrderMode, Resources};
 use crate::process::Process;
 
 /// How long a member counts as alive. It is short, because cases wait until it expires.
-pub(crate) const BEAT_LASTS: Duration = Duration::from_millis(600);
+pub(crate) const HEARTBEAT_TTL: Duration = Duration::from_millis(600);
 /// Long enough for any step, even on a busy machine.
-const SOON: Duration = Duration::from_secs(40);
+const TIMEOUT: Duration = Duration::from_secs(40);
 
 /// Waits until a condition holds.
-pub(crate) async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
-    let end = Instant::now() + SOON;
-    while !is_so().await {
-        assert!(Instant::now() < end, "in vain: {what}");
+pub(crate) async fn until(condition: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let end = Instant::now() + TIMEOUT;
+    while !holds().await {
+        assert!(Instant::now() < end, "timed out: {condition}");
         sleep(Duration::from_millis(25)).await;
     }
 }
@@ -42,10 +42,10 @@ pub(crate) struct Sent {
 }
 
 /// Everything that outlives a member.
-pub(crate) struct Stage {
-    pub(crate) on: On,
-    pub(crate) shape: Shape,
-    pub(crate) backing: Backing,
+pub(crate) struct Harness {
+    pub(crate) backends: Backends,
+    pub(crate) order_mode: OrderMode,
+    pub(crate) resources: Resources,
     pub(crate) store: Store,
     pub(crate) feed: Feed,
     pub(crate) consumer: String,
@@ -54,25 +54,25 @@ pub(crate) struct Stage {
     next: AtomicI64,
 }
 
-impl Stage {
+impl Harness {
     /// Uses shared servers.
-    pub(crate) async fn set(on: On, shape: Shape) -> Self {
-        Self::with(Backing::shared(on).await, on, shape).await
+    pub(crate) async fn new(backends: Backends, order_mode: OrderMode) -> Self {
+        Self::with(Resources::shared(backends).await, backends, order_mode).await
     }
 
-    pub(crate) async fn with(backing: Backing, on: On, shape: Shape) -> Self {
+    pub(crate) async fn with(resources: Resources, backends: Backends, order_mode: OrderMode) -> Self {
         let consumer = format!("ledger-{}", &Uuid::new_v4().simple().to_string()[..8]);
-        let store = backing.store().await;
-        let feed = on::feed(&backing.broker(on, &consumer), on, shape, &consumer).await;
+        let store = resources.store().await;
+        let feed = backends::feed(&resources.broker(backends, &consumer), backends, order_mode, &consumer).await;
         let publisher = feed.publisher().await.expect("a publisher");
         let (sent, next) = (Mutex::default(), AtomicI64::new(0));
-        Self { on, shape, backing, store, feed, consumer, publisher, sent, next }
+        Self { backends, order_mode, resources, store, feed, consumer, publisher, sent, next }
     }
 
     /// Creates a second group that also receives every message, for the same consumer.
     pub(crate) async fn second_feed(&self) -> Feed {
         let group = format!("{}-two", self.consumer);
-        on::feed(&self.backing.broker(self.on, &group), self.on, self.shape, &group).await
+        backends::feed(&self.resources.broker(self.backends, &group), self.backends, self.order_mode, &group).await
     }
 
     /// A message with this key, and the next number as its change.
@@ -106,7 +106,7 @@ impl Stage {
         let mut publications = Vec::new();
         for (message, change) in batch {
             let (id, key) = (message.id, message.key.to_string());
-            self.sent.lock().expect("no holder panics").push(Sent { id, key, change });
+            self.sent.lock().expect("no thread panicked").push(Sent { id, key, change });
             publications.push(Publication {
                 message: Arc::new(message),
                 address: self.feed.address().into(),
@@ -115,7 +115,7 @@ impl Stage {
                 epoch: 1,
             });
         }
-        until("the broker takes what is published", async || {
+        until("the broker accepts the messages", async || {
             let reports = OutcomeReceiver::default();
             self.publisher.publish(&publications, &reports.sender(0)).await;
             let outcomes = reports.take();
@@ -130,27 +130,27 @@ impl Stage {
 
     /// A member in this process, not started yet.
     pub(crate) fn member(&self, name: &str) -> Member {
-        Member::new(self.store.clone(), self.feed.clone(), &self.consumer, name, BEAT_LASTS)
+        Member::new(self.store.clone(), self.feed.clone(), &self.consumer, name, HEARTBEAT_TTL)
     }
 
-    /// Starts a member with a conduct.
-    pub(crate) async fn start(&self, name: &str, conduct: Arc<dyn Conduct>) -> Running {
-        start(Member { conduct, ..self.member(name) }).await
+    /// Starts a member with a behaviour.
+    pub(crate) async fn start(&self, name: &str, behaviour: Arc<dyn Behaviour>) -> RunningMember {
+        start(Member { behaviour, ..self.member(name) }).await
     }
 
     /// Starts a member as a separate process.
     pub(crate) async fn process(&self, name: &str, more: &[&str]) -> Process {
-        let beat_lasts = BEAT_LASTS.as_millis().to_string();
-        let broker = self.backing.broker(self.on, &self.consumer);
-        let order = if self.shape == Shape::Ordered { "key" } else { "none" };
-        let store = self.backing.store_url();
+        let heartbeat_ttl = HEARTBEAT_TTL.as_millis().to_string();
+        let broker = self.resources.broker(self.backends, &self.consumer);
+        let order = if self.order_mode == OrderMode::Ordered { "key" } else { "none" };
+        let store = self.resources.store_url();
         let lanes = self.feed.lanes.map(|lanes| lanes.to_string());
         let mut arguments =
             vec!["--store", &store, "--broker", &broker, "--consumer", &self.consumer, "--member", name];
-        arguments.extend(["--order", order, "--beat-lasts-ms", &beat_lasts]);
+        arguments.extend(["--order", order, "--heartbeat-ttl-ms", &heartbeat_ttl]);
         arguments.extend(lanes.iter().flat_map(|lanes| ["--lanes", lanes]));
         arguments.extend(more);
-        Process::start(&arguments, self.backing.scratch.file(&format!("{name}.log"))).await
+        Process::start(&arguments, self.resources.scratch.file(&format!("{name}.log"))).await
     }
 
     pub(crate) async fn rows(&self) -> Vec<Row> {
@@ -160,13 +160,13 @@ impl Stage {
     /// Waits until the ledger has this many rows.
     pub(crate) async fn until_rows(&self, count: usize) {
         let mut seen = 0;
-        let end = Instant::now() + SOON;
+        let end = Instant::now() + TIMEOUT;
         loop {
             seen = self.rows().await.len().max(seen);
             if seen >= count {
                 return;
             }
-            assert!(Instant::now() < end, "in vain: {count} rows, of which {seen} are there");
+            assert!(Instant::now() < end, "timed out: {seen} of {count} rows");
             sleep(Duration::from_millis(40)).await;
         }
     }
@@ -182,7 +182,7 @@ impl Stage {
     }
 
     pub(crate) fn sent(&self) -> Vec<Sent> {
-        self.sent.lock().expect("no holder panics").clone()
+        self.sent.lock().expect("no thread panicked").clone()
     }
 
     pub(crate) async fn operator(&self) -> Box<dyn Operate> {
@@ -200,30 +200,32 @@ impl Stage {
     }
 
     /// Ends a case: waits until the broker is empty, stops the last members, and checks everything.
-    pub(crate) async fn finish<const N: usize>(&self, members: [Running; N], dead: &[i64]) {
+    pub(crate) async fn finish<const N: usize>(&self, members: [RunningMember; N], dead: &[i64]) {
         self.until_empty().await;
         for member in members {
-            member.stop().await.expect("it stops in good order");
+            member.stop().await.expect("it stops cleanly");
         }
-        self.judge(dead).await;
+        self.check(dead).await;
     }
 
     /// Waits until the broker has no messages left.
     pub(crate) async fn until_empty(&self) {
-        until("the broker's queues are empty", async || self.feed.left().await.is_ok_and(|left| left == 0)).await;
+        until("the broker's queues are empty", async || self.feed.unsettled().await.is_ok_and(|count| count == 0))
+            .await;
     }
 
     /// Checks the state after all members have ended. Each published message has one effect, except for dead letters.
     /// If the consumer keeps order, the effects of each key are in order. Nothing waits anywhere.
-    pub(crate) async fn judge(&self, dead: &[i64]) {
+    pub(crate) async fn check(&self, dead: &[i64]) {
         self.until_empty().await;
-        let shown =
+        let details =
             self.operator().await.get_consumer(&self.consumer, 10).await.expect("a store").expect("the consumer");
-        assert_eq!(shown.summary.waiting, 0, "nothing waits in the retry table: {:?}", shown.queues);
-        let buried: BTreeSet<MessageId> = self.dead().await.iter().map(|letter| letter.message.dedup_id.id).collect();
+        assert_eq!(details.summary.waiting, 0, "nothing waits in the retry table: {:?}", details.queues);
+        let dead_ids: BTreeSet<MessageId> =
+            self.dead().await.iter().map(|dead_letter| dead_letter.message.dedup_id.id).collect();
         let expected: BTreeSet<MessageId> =
             self.sent().iter().filter(|sent| dead.contains(&sent.change)).map(|sent| sent.id).collect();
-        assert_eq!(buried, expected, "these are dead letters and no others");
+        assert_eq!(dead_ids, expected, "exactly these are dead letters");
         let rows = self.rows().await;
         let mut effects: BTreeMap<&str, usize> = BTreeMap::new();
         for row in &rows {
@@ -233,15 +235,15 @@ impl Stage {
             let count = effects.remove(id.to_string().as_str()).unwrap_or_default();
             assert_eq!(count, usize::from(!dead.contains(&change)), "effects of change {change} of {key}: {rows:?}");
         }
-        assert!(effects.is_empty(), "effects of what was never published: {effects:?}");
-        if self.shape == Shape::Ordered {
-            judge_order(&rows);
+        assert!(effects.is_empty(), "effects of unpublished messages: {effects:?}");
+        if self.order_mode == OrderMode::Ordered {
+            check_order(&rows);
         }
     }
 }
 
 /// The effects of each key are in the order of publication.
-fn judge_order(rows: &[Row]) {
+fn check_order(rows: &[Row]) {
     let mut last: BTreeMap<&str, i64> = BTreeMap::new();
     for row in rows {
         let before = last.insert(&row.message_key, row.change).unwrap_or_default();
@@ -249,6 +251,6 @@ fn judge_order(rows: &[Row]) {
     }
 }
 
-pub(crate) async fn start(member: Member) -> Running {
+pub(crate) async fn start(member: Member) -> RunningMember {
     member.start().await.unwrap_or_else(|error| panic!("{error:#}"))
 }

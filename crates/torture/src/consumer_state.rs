@@ -6,7 +6,7 @@ use anyhow::Result;
 use sqlx::{AssertSqlSafe, Row as _};
 
 use crate::database::{Database, Link};
-use crate::oracle::{Effect, Left, Mark};
+use crate::oracle::{ConsumerState, Effect, LaneMark};
 
 /// Runs a query with the consumer as its only parameter, on either database, and reads each row.
 macro_rules! rows {
@@ -26,7 +26,7 @@ macro_rules! rows {
 
 impl Database {
     /// The mark of each lane of a consumer, and how many messages its inbox knows up to there: both at the same moment.
-    pub(crate) async fn marks(&self, consumer: &str) -> Result<Vec<Mark>> {
+    pub(crate) async fn marks(&self, consumer: &str) -> Result<Vec<LaneMark>> {
         // The trace has one row for each message that the inbox knows.
         let known = |inbox: &str| {
             format!(
@@ -43,12 +43,12 @@ impl Database {
         );
         let mut link = self.connect().await?;
         Ok(rows!(&mut link, sql, consumer, |row| {
-            Ok(Mark { lane: row.try_get(0)?, mark: row.try_get(1)?, known: row.try_get(2)? })
+            Ok(LaneMark { lane: row.try_get(0)?, mark: row.try_get(1)?, known: row.try_get(2)? })
         }))
     }
 
     /// All data of a consumer, and the state of marks that were sampled during the run.
-    pub(crate) async fn left(&self, consumer: &str, seen: &[Mark]) -> Result<Left> {
+    pub(crate) async fn consumer_state(&self, consumer: &str, sampled: &[LaneMark]) -> Result<ConsumerState> {
         let inbox = match self {
             Self::Postgres(_) => "relevo.inbox",
             Self::Sqlite(_) => "relevo_inbox",
@@ -70,21 +70,21 @@ impl Database {
             Ok([row.try_get::<i64, _>(0)?, row.try_get(1)?, row.try_get(2)?])
         });
         let [waiting, dead, redriven] = counts.first().copied().unwrap_or_default();
-        let places = format!(
+        let offsets = format!(
             "SELECT lane, CAST(broker_offset AS bigint) FROM {inbox}_trace
              WHERE consumer = $1 AND broker_offset IS NOT NULL ORDER BY lane, broker_offset"
         );
-        let places = rows!(&mut link, places, consumer, |row| Ok((row.try_get(0)?, row.try_get(1)?)));
+        let offsets = rows!(&mut link, offsets, consumer, |row| Ok((row.try_get(0)?, row.try_get(1)?)));
         let mut lanes: BTreeMap<String, Vec<i64>> = BTreeMap::new();
-        for (lane, place) in places {
-            lanes.entry(lane).or_default().push(place);
+        for (lane, offset) in offsets {
+            lanes.entry(lane).or_default().push(offset);
         }
-        let in_the_end = |mark: &Mark| {
-            let places = lanes.get(&mark.lane).map_or(&[][..], Vec::as_slice);
-            i64::try_from(places.partition_point(|place| *place <= mark.mark)).unwrap_or(i64::MAX)
+        let at_end = |mark: &LaneMark| {
+            let offsets = lanes.get(&mark.lane).map_or(&[][..], Vec::as_slice);
+            i64::try_from(offsets.partition_point(|offset| *offset <= mark.mark)).unwrap_or(i64::MAX)
         };
-        let marks = seen.iter().map(|mark| (mark.clone(), in_the_end(mark))).collect();
-        Ok(Left { effects, states: states.into_iter().collect(), waiting, dead, redriven, marks })
+        let marks = sampled.iter().map(|mark| (mark.clone(), at_end(mark))).collect();
+        Ok(ConsumerState { effects, states: states.into_iter().collect(), waiting, dead, redriven, marks })
     }
 
     /// The number of committed changes.

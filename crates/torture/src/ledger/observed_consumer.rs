@@ -1,4 +1,4 @@
-//! A broker consumer that reports received and acknowledged messages to the member's conduct.
+//! A broker consumer that reports received and acknowledged messages to the member's behaviour.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,19 +9,19 @@ use relevo_core::{
     AckOutcome, BrokerConsumer, ConsumerCapabilities, DelayedRetry, Delivery, DeliveryTag, Failure, Lane,
 };
 
-use super::conduct::{Conduct, Point, Reached};
+use super::behaviour::{Behaviour, Point, PointReached};
 use super::handler::change_of;
 
-pub(super) struct Watched {
+pub(super) struct ObservedConsumer {
     inner: Arc<dyn BrokerConsumer>,
-    conduct: Arc<dyn Conduct>,
+    behaviour: Arc<dyn Behaviour>,
     /// The change numbers of unsettled messages.
     out: Mutex<BTreeMap<DeliveryTag, i64>>,
 }
 
-impl Watched {
-    pub(super) fn new(inner: Arc<dyn BrokerConsumer>, conduct: Arc<dyn Conduct>) -> Self {
-        Self { inner, conduct, out: Mutex::default() }
+impl ObservedConsumer {
+    pub(super) fn new(inner: Arc<dyn BrokerConsumer>, behaviour: Arc<dyn Behaviour>) -> Self {
+        Self { inner, behaviour, out: Mutex::default() }
     }
 
     fn out(&self) -> MutexGuard<'_, BTreeMap<DeliveryTag, i64>> {
@@ -31,12 +31,12 @@ impl Watched {
 
     /// At these two points, no handler can return a verdict.
     async fn at(&self, point: Point, change: i64) {
-        self.conduct.at(Reached { point, change, incoming: None }).await.ok();
+        self.behaviour.at(PointReached { point, change, incoming: None }).await.ok();
     }
 }
 
 #[async_trait]
-impl BrokerConsumer for Watched {
+impl BrokerConsumer for ObservedConsumer {
     fn capabilities(&self) -> ConsumerCapabilities {
         self.inner.capabilities()
     }

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use relevo_broker_embedded::{BrokerFile, Config, Group, Membership};
 use relevo_core::{AckOutcome, BrokerConsumer as _};
 
-use crate::oracle::Arrival;
+use crate::oracle::StoredMessage;
 
 const ORACLE: &str = "oracle";
 
@@ -23,23 +23,23 @@ impl Embedded {
 
     pub(super) fn config(&self, destination: &str) -> String {
         let path = format!("{:?}", self.0.to_string_lossy());
-        format!("[outboxes.victim.destinations.{destination}]\nbroker = {{ kind = \"embedded\", path = {path} }}\n")
+        format!("[outboxes.torture.destinations.{destination}]\nbroker = {{ kind = \"embedded\", path = {path} }}\n")
     }
 
     pub(super) fn spec(&self) -> String {
         format!("embedded:{}", self.0.display())
     }
 
-    pub(super) async fn arrivals(&self) -> Result<Vec<Arrival>> {
+    pub(super) async fn stored_messages(&self) -> Result<Vec<StoredMessage>> {
         let broker = BrokerFile::open(Config::new(&self.0)).await?;
         let consumer = broker.consumer(ORACLE, Membership::default()).await?;
-        let mut arrivals = Vec::new();
+        let mut stored_messages = Vec::new();
         while left(&broker).await? > 0 {
             let deliveries = consumer.receive(1000).await?;
             let mut tags = Vec::with_capacity(deliveries.len());
             for delivery in deliveries {
                 let message = delivery.raw.decode()?.message;
-                arrivals.push(super::arrival(Some(message.key.to_string()), &message.payload)?);
+                stored_messages.push(super::stored_message(Some(message.key.to_string()), &message.payload)?);
                 tags.push(delivery.tag);
             }
             let outcomes = consumer.acknowledge(&tags).await;
@@ -47,7 +47,7 @@ impl Embedded {
             ensure!(all, "deliveries of the oracle were not acknowledged: {outcomes:?}");
         }
         consumer.close().await?;
-        Ok(arrivals)
+        Ok(stored_messages)
     }
 }
 

@@ -10,15 +10,15 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use crate::consumers::{self, FORGETS, GROUPS};
+use crate::broker::{Broker, BrokerKind};
+use crate::consumers::{self, FORGETFUL_CONSUMER, GROUPS};
 use crate::database::Database;
-use crate::far::{Broker, Far};
-use crate::operator::{Operator, Seen};
-use crate::oracle::{Change, Findings, judge, judge_effects};
+use crate::operator::{Operator, SampledMarks};
+use crate::oracle::{Change, ConsumerFindings, check_deliveries, check_effects};
 use crate::process::Process;
-use crate::producers::{Done, Producer};
+use crate::producers::{Producer, Progress};
 use crate::relays;
-use crate::report::{Deeds, Report};
+use crate::report::{FaultCounts, Report};
 use crate::server::Server;
 use relevo_core::random::SplitMix64;
 
@@ -28,14 +28,14 @@ pub(crate) const DESTINATION: &str = "main";
 
 /// The store under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Victim {
+pub enum StoreKind {
     /// A private PostgreSQL server.
     Postgres,
     /// A SQLite file.
     Sqlite,
 }
 
-impl Victim {
+impl StoreKind {
     /// The display name.
     pub const fn name(self) -> &'static str {
         match self {
@@ -53,9 +53,9 @@ pub struct Plan {
     /// The binary `ledger`, if the run includes consumers.
     pub ledger: Option<PathBuf>,
     /// The store.
-    pub victim: Victim,
+    pub store: StoreKind,
     /// The broker.
-    pub far: Far,
+    pub broker: BrokerKind,
     /// The seed of all random choices.
     pub seed: u64,
     /// Minimum time for which producers write.
@@ -64,22 +64,22 @@ pub struct Plan {
     pub messages: u64,
     /// Minimum number of injected faults.
     pub faults: u32,
-    /// Breaks the consumers: one forgets what it handled, the other acknowledges before it commits. The oracle must
+    /// Breaks the consumers: one loses its inbox, the other acknowledges before it commits. The oracle must
     /// detect both.
-    pub careless: bool,
+    pub broken_consumers: bool,
 }
 
 /// Executes a plan. Returns an error only if it could not be executed, or if a process ended by itself.
 pub async fn torture(plan: &Plan) -> Result<Report> {
     let directory = Scratch::new(plan)?;
-    let mut stage = Stage::set(plan, &directory.0).await?;
-    let mut ended = stage.play(plan).await;
-    if !plan.careless && !ended.as_ref().is_ok_and(Report::is_sound) {
+    let mut run = Run::start(plan, &directory.0).await?;
+    let mut result = run.execute(plan).await;
+    if !plan.broken_consumers && !result.as_ref().is_ok_and(Report::is_sound) {
         // Keep the directory: the logs of the processes show the cause.
-        ended = ended.map(|report| Report { logs: Some(directory.0.clone()), ..report });
+        result = result.map(|report| Report { logs: Some(directory.0.clone()), ..report });
         std::mem::forget(directory);
     }
-    ended
+    result
 }
 
 /// The run's own directory. It is deleted if the run ends well.
@@ -87,10 +87,10 @@ struct Scratch(PathBuf);
 
 impl Scratch {
     fn new(plan: &Plan) -> Result<Self> {
-        let on_stage = if plan.ledger.is_some() { "-consumers" } else { "" };
-        let (process, Plan { victim, far, seed, .. }) = (std::process::id(), plan);
-        let path = std::env::temp_dir().join(format!("relevo-torture-{process}-{victim:?}-{far:?}{on_stage}-{seed}"));
-        std::fs::create_dir_all(&path).with_context(|| format!("`{}` cannot be made", path.display()))?;
+        let suffix = if plan.ledger.is_some() { "-consumers" } else { "" };
+        let (process, Plan { store, broker, seed, .. }) = (std::process::id(), plan);
+        let path = std::env::temp_dir().join(format!("relevo-torture-{process}-{store:?}-{broker:?}{suffix}-{seed}"));
+        std::fs::create_dir_all(&path).with_context(|| format!("`{}` cannot be created", path.display()))?;
         Ok(Self(path))
     }
 }
@@ -107,107 +107,108 @@ const AHEAD_MAX: [u64; 2] = [500, 5000];
 /// Maximum number of changes in one transaction when the plan sets a number of messages: commits take most of the time.
 const BURST: u32 = 100;
 
-/// Minimum number of commits, whatever the plan says. A suspended process that holds the lock of a SQLite file blocks
+/// Minimum number of commits in any plan. A suspended process that holds the lock of a SQLite file blocks
 /// all writers, and fewer commits would prove little.
 const COMMITTED_MIN: u64 = 101;
 
 /// All processes and servers of a run.
-pub(crate) struct Stage {
+pub(crate) struct Run {
     pub(crate) server: Option<Server>,
     pub(crate) database: Database,
     pub(crate) broker: Broker,
     pub(crate) relays: Vec<Process>,
     pub(crate) consumers: Vec<Process>,
     /// Whether the consumers are broken on purpose.
-    pub(crate) careless: bool,
+    pub(crate) broken_consumers: bool,
     pub(crate) random: SplitMix64,
-    pub(crate) deeds: Deeds,
+    pub(crate) fault_counts: FaultCounts,
 }
 
-impl Stage {
+impl Run {
     /// Prepares a database with an outbox and the producers' tables, and starts relays and consumers.
-    async fn set(plan: &Plan, directory: &Path) -> Result<Self> {
-        let (server, database, url) = match plan.victim {
-            Victim::Postgres => {
+    async fn start(plan: &Plan, directory: &Path) -> Result<Self> {
+        let (server, database, url) = match plan.store {
+            StoreKind::Postgres => {
                 let server = Server::start().await;
                 let (options, url) = (server.options(), server.url());
                 (Some(server), Database::Postgres(Box::new(options)), url)
             }
-            Victim::Sqlite => {
+            StoreKind::Sqlite => {
                 let file = directory.join("outbox.db");
                 let url = format!("sqlite:{}", file.display());
                 (None, Database::Sqlite(file), url)
             }
         };
-        database.make_outbox(DESTINATION, SHARDS).await?;
+        database.create_outbox(DESTINATION, SHARDS).await?;
         database.prepare().await?;
         crate::ledger::prepare(&database.ledger()).await?;
         let groups = if plan.ledger.is_some() { &GROUPS[..] } else { &[] };
-        let broker = Broker::start(plan.far, directory, groups).await?;
-        let mut stage = Self {
+        let broker = Broker::start(plan.broker, directory, groups).await?;
+        let mut run = Self {
             server,
             database,
             broker,
             relays: Vec::new(),
             consumers: Vec::new(),
-            careless: plan.careless,
+            broken_consumers: plan.broken_consumers,
             random: SplitMix64::new(plan.seed),
-            deeds: Deeds::default(),
+            fault_counts: FaultCounts::default(),
         };
-        let destination = stage.broker.config(DESTINATION);
+        let destination = run.broker.config(DESTINATION);
         for number in 0..RELAYS {
-            stage.relays.push(relays::start(&plan.relevo, directory, number, &url, &destination)?);
+            run.relays.push(relays::start(&plan.relevo, directory, number, &url, &destination)?);
         }
         for (ledger, group) in plan.ledger.iter().flat_map(|ledger| groups.iter().map(move |group| (ledger, *group))) {
-            let feed = stage.broker.spec(group);
-            stage.consumers.extend(consumers::start(ledger, directory, group, &url, &feed, plan.careless)?);
+            let feed = run.broker.spec(group);
+            run.consumers.extend(consumers::start(ledger, directory, group, &url, &feed, plan.broken_consumers)?);
         }
-        Ok(stage)
+        Ok(run)
     }
 
-    async fn play(&mut self, plan: &Plan) -> Result<Report> {
-        let done = Arc::new(Done::default());
+    async fn execute(&mut self, plan: &Plan) -> Result<Report> {
+        let done = Arc::new(Progress::default());
         let stop = CancellationToken::new();
         let mut producers = self.start_producers(plan, &done, &stop);
         let mut operators = JoinSet::new();
         if !self.consumers.is_empty() {
-            let forgets = plan.careless.then_some(FORGETS);
+            let forgets = plan.broken_consumers.then_some(FORGETFUL_CONSUMER);
             let operator = Operator::new(&self.database, self.random.fork(), Arc::clone(&done), forgets);
             operators.spawn(operator.run(stop.clone()));
         }
-        let began = Instant::now();
-        self.torment(plan, &done).await?;
+        let start = Instant::now();
+        self.inject_faults(plan, &done).await?;
         stop.cancel();
         while let Some(ended) = producers.join_next().await {
             ended??;
         }
-        let seen = operators.join_next().await.transpose()?.unwrap_or_default();
-        let wrote_for = began.elapsed();
+        let sampled_marks = operators.join_next().await.transpose()?.unwrap_or_default();
+        let wrote_for = start.elapsed();
         let drained_in = self.drain().await?;
         for process in self.relays.iter_mut().chain(&mut self.consumers) {
             process.leave().await?;
         }
         let committed = self.database.changes().await?;
-        let arrived = self.broker.arrivals().await?;
+        let arrived = self.broker.stored_messages().await?;
         Ok(Report {
-            store: plan.victim.name(),
-            broker: plan.far.name(),
+            store: plan.store.name(),
+            broker: plan.broker.name(),
             seed: plan.seed,
             wrote_for,
             drained_in,
-            deeds: self.deeds,
-            unhappy: [&done.rolled_back, &done.vanished, &done.unknown].map(|count| count.load(Ordering::Relaxed)),
-            judgement: judge(&committed, &arrived),
-            findings: self.judge_consumers(&committed, &seen).await?,
+            fault_counts: self.fault_counts,
+            not_committed: [&done.rolled_back, &done.disconnected, &done.unknown]
+                .map(|count| count.load(Ordering::Relaxed)),
+            broker_findings: check_deliveries(&committed, &arrived),
+            consumer_findings: self.check_consumers(&committed, &sampled_marks).await?,
             logs: None,
         })
     }
 
-    fn start_producers(&mut self, plan: &Plan, done: &Arc<Done>, stop: &CancellationToken) -> JoinSet<Result<()>> {
+    fn start_producers(&mut self, plan: &Plan, done: &Arc<Progress>, stop: &CancellationToken) -> JoinSet<Result<()>> {
         let mut producers = JoinSet::new();
-        let (count, pause_ms) = match plan.victim {
-            Victim::Postgres => (6, 8),
-            Victim::Sqlite => (3, 12),
+        let (count, pause_ms) = match plan.store {
+            StoreKind::Postgres => (6, 8),
+            StoreKind::Sqlite => (3, 12),
         };
         let (pause_ms, burst_max) = if plan.messages > 0 { (0, BURST) } else { (pause_ms, 1) };
         for number in 0..count {
@@ -226,45 +227,49 @@ impl Stage {
     }
 
     /// Injects faults until the plan is complete.
-    async fn torment(&mut self, plan: &Plan, done: &Done) -> Result<()> {
+    async fn inject_faults(&mut self, plan: &Plan, done: &Progress) -> Result<()> {
         let end = Instant::now() + plan.write_for;
         let enough = plan.messages.max(COMMITTED_MIN);
         let mut round = 0;
         loop {
-            let (committed, deeds) = (done.committed.load(Ordering::Relaxed), self.deeds.all());
-            if Instant::now() >= end && committed >= enough && deeds >= plan.faults {
+            let (committed, fault_counts) = (done.committed.load(Ordering::Relaxed), self.fault_counts.all());
+            if Instant::now() >= end && committed >= enough && fault_counts >= plan.faults {
                 return Ok(());
             }
             sleep(Duration::from_millis(u64::from(200 + self.random.below(700)))).await;
-            self.mend()?;
+            self.recover()?;
             // If the plan sets both numbers, the faults are spread over the messages.
-            let early = u64::from(deeds) * plan.messages > committed * u64::from(plan.faults);
+            let early = u64::from(fault_counts) * plan.messages > committed * u64::from(plan.faults);
             if plan.faults == 0 || !early || committed >= plan.messages {
-                self.harm(round).await?;
+                self.fault(round).await?;
                 round += 1;
             }
         }
     }
 
     /// Resumes processes that were suspended for long enough, and restarts some of those that have ended.
-    fn mend(&mut self) -> Result<()> {
+    fn recover(&mut self) -> Result<()> {
         for process in self.relays.iter_mut().chain(&mut self.consumers) {
             process.expect_alive()?;
             process.thaw(Instant::now())?;
-            if process.is_gone() && self.random.one_in(2) {
+            if process.has_ended() && self.random.one_in(2) {
                 process.start_again()?;
             }
         }
         Ok(())
     }
 
-    async fn judge_consumers(&self, committed: &[Change], seen: &Seen) -> Result<Vec<Findings>> {
-        let mut findings = Vec::new();
+    async fn check_consumers(
+        &self,
+        committed: &[Change],
+        sampled_marks: &SampledMarks,
+    ) -> Result<Vec<ConsumerFindings>> {
+        let mut consumer_findings = Vec::new();
         for group in GROUPS.iter().filter(|_| !self.consumers.is_empty()) {
-            let marks = seen.get(group.name).map_or(&[][..], Vec::as_slice);
-            let left = self.database.left(group.name, marks).await?;
-            findings.push(judge_effects(group.name, group.ordered, committed, &left));
+            let marks = sampled_marks.get(group.name).map_or(&[][..], Vec::as_slice);
+            let state = self.database.consumer_state(group.name, marks).await?;
+            consumer_findings.push(check_effects(group.name, group.ordered, committed, &state));
         }
-        Ok(findings)
+        Ok(consumer_findings)
     }
 }

@@ -1,4 +1,4 @@
-//! RabbitMQ, read only with its client library: the oracle does not trust our own adapter.
+//! RabbitMQ, read only with its client library: the oracle does not use the tested adapter.
 
 use anyhow::{Context as _, Result, ensure};
 use futures_util::StreamExt as _;
@@ -12,7 +12,7 @@ use relevo_testkit::proxy::CutProxy;
 use relevo_testkit::rabbitmq::Private;
 
 use crate::consumers::{Group, LANES};
-use crate::oracle::Arrival;
+use crate::oracle::StoredMessage;
 
 const EXCHANGE: &str = "torture";
 const QUEUE: &str = "oracle";
@@ -44,8 +44,8 @@ impl RabbitMq {
     pub(super) fn config(&self, destination: &str) -> String {
         let url = self.url();
         format!(
-            "[outboxes.victim.destinations.{destination}]\n\
-             [outboxes.victim.destinations.{destination}.broker]\nkind = \"rabbitmq\"\nurls = [{url:?}]\n\
+            "[outboxes.torture.destinations.{destination}]\n\
+             [outboxes.torture.destinations.{destination}.broker]\nkind = \"rabbitmq\"\nurls = [{url:?}]\n\
              exchange = \"{EXCHANGE}\"\nlanes = {LANES}\nconfirm_deadline_ms = 1000\nheartbeat_ms = 2000\n"
         )
     }
@@ -55,7 +55,7 @@ impl RabbitMq {
         format!("amqp://guest:guest@{}/%2f", self.proxy.addr())
     }
 
-    pub(super) async fn arrivals(&self) -> Result<Vec<Arrival>> {
+    pub(super) async fn stored_messages(&self) -> Result<Vec<StoredMessage>> {
         let channel = self.channel().await?;
         let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
         let queue = channel.queue_declare(QUEUE.into(), passive, FieldTable::default()).await?;
@@ -63,21 +63,21 @@ impl RabbitMq {
         channel.basic_qos(PREFETCH, BasicQosOptions::default()).await?;
         let options = BasicConsumeOptions::default();
         let mut consumer = channel.basic_consume(QUEUE.into(), "oracle".into(), options, FieldTable::default()).await?;
-        let mut arrivals = Vec::with_capacity(count);
-        while arrivals.len() < count {
+        let mut stored_messages = Vec::with_capacity(count);
+        while stored_messages.len() < count {
             let delivery = consumer.next().await.context("the oracle's consumer ended")??;
             let headers = delivery.properties.headers().as_ref();
             let key = headers.and_then(|headers| match headers.inner().get("ce-partitionkey") {
                 Some(AMQPValue::LongString(key)) => Some(key.to_string()),
                 _ => None,
             });
-            arrivals.push(super::arrival(key, &delivery.data)?);
-            if arrivals.len() % usize::from(PREFETCH / 2) == 0 || arrivals.len() == count {
+            stored_messages.push(super::stored_message(key, &delivery.data)?);
+            if stored_messages.len() % usize::from(PREFETCH / 2) == 0 || stored_messages.len() == count {
                 let acked = delivery.acker.ack(BasicAckOptions { multiple: true }).await?;
                 ensure!(acked, "the oracle lost its channel");
             }
         }
-        Ok(arrivals)
+        Ok(stored_messages)
     }
 
     async fn channel(&self) -> Result<Channel> {

@@ -13,14 +13,14 @@ use uuid::Uuid;
 
 /// The store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kept {
+pub(crate) enum StoreKind {
     Postgres,
     Sqlite,
 }
 
 /// The broker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum By {
+pub(crate) enum BrokerKind {
     Embedded,
     RabbitMq,
     Nats,
@@ -28,21 +28,21 @@ pub(crate) enum By {
 
 /// The pair of store and broker.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct On {
-    pub(crate) store: Kept,
-    pub(crate) broker: By,
+pub(crate) struct Backends {
+    pub(crate) store: StoreKind,
+    pub(crate) broker: BrokerKind,
 }
 
 /// Whether the consumer keeps order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Shape {
+pub(crate) enum OrderMode {
     Ordered,
     Unordered,
 }
 
 pub(crate) const LANES: u16 = 4;
 /// The delay of RabbitMQ's retry queue.
-pub(crate) const RUNG: Duration = Duration::from_millis(100);
+pub(crate) const RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// The case's own directory.
 pub(crate) struct Scratch(PathBuf);
@@ -61,13 +61,13 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // A leftover directory does no harm, and a panic in `drop` would hide the test's own.
+        // A leftover directory is harmless, and a panic in `drop` would hide the test's own.
         std::fs::remove_dir_all(&self.0).ok();
     }
 }
 
 /// Resources that must live as long as a case.
-pub(crate) struct Backing {
+pub(crate) struct Resources {
     pub(crate) scratch: Scratch,
     pub(crate) database: Option<Database>,
     vhost: Option<Vhost>,
@@ -75,19 +75,19 @@ pub(crate) struct Backing {
     pub(crate) nats: Option<nats::Private>,
 }
 
-impl Backing {
+impl Resources {
     /// Uses the servers that all cases share.
-    pub(crate) async fn shared(on: On) -> Self {
+    pub(crate) async fn shared(backends: Backends) -> Self {
         let database = async {
-            match on.store {
-                Kept::Postgres => Some(postgres::Server::shared(PgVersion::V15).database().await),
-                Kept::Sqlite => None,
+            match backends.store {
+                StoreKind::Postgres => Some(postgres::Server::shared(PgVersion::V15).database().await),
+                StoreKind::Sqlite => None,
             }
         };
         let vhost = async {
-            match on.broker {
-                By::RabbitMq => Some(rabbitmq::Server::shared().vhost().await),
-                By::Embedded | By::Nats => None,
+            match backends.broker {
+                BrokerKind::RabbitMq => Some(rabbitmq::Server::shared().vhost().await),
+                BrokerKind::Embedded | BrokerKind::Nats => None,
             }
         };
         let (database, vhost) = tokio::join!(database, vhost);
@@ -95,16 +95,16 @@ impl Backing {
     }
 
     /// Like `shared`, but with a private broker that the case may kill.
-    pub(crate) async fn private(on: On) -> Self {
-        let mut backing = Self::shared(On { broker: By::Embedded, ..on }).await;
-        match on.broker {
-            By::Embedded => {}
-            By::RabbitMq => backing.rabbitmq = Some(rabbitmq::Private::start().await),
-            By::Nats => {
-                backing.nats = Some(nats::Private::start(NatsVersion::V2_15, nats::Settings::new()).await);
+    pub(crate) async fn private(backends: Backends) -> Self {
+        let mut resources = Self::shared(Backends { broker: BrokerKind::Embedded, ..backends }).await;
+        match backends.broker {
+            BrokerKind::Embedded => {}
+            BrokerKind::RabbitMq => resources.rabbitmq = Some(rabbitmq::Private::start().await),
+            BrokerKind::Nats => {
+                resources.nats = Some(nats::Private::start(NatsVersion::V2_15, nats::Settings::new()).await);
             }
         }
-        backing
+        resources
     }
 
     pub(crate) async fn store(&self) -> Store {
@@ -121,16 +121,16 @@ impl Backing {
     }
 
     /// The location of the broker, for one group.
-    pub(crate) fn broker(&self, on: On, group: &str) -> String {
-        let rung = RUNG.as_millis();
-        match on.broker {
-            By::Embedded => format!("embedded:{}", self.scratch.file("broker.db").display()),
-            By::RabbitMq => {
+    pub(crate) fn broker(&self, backends: Backends, group: &str) -> String {
+        let rung = RETRY_DELAY.as_millis();
+        match backends.broker {
+            BrokerKind::Embedded => format!("embedded:{}", self.scratch.file("broker.db").display()),
+            BrokerKind::RabbitMq => {
                 let shared = self.vhost.as_ref().map(Vhost::amqp_url);
                 let url = shared.or_else(|| self.rabbitmq.as_ref().map(rabbitmq::Private::amqp_url));
                 format!("{}#{group}?retry_ms={rung}", url.expect("there is a server"))
             }
-            By::Nats => {
+            BrokerKind::Nats => {
                 let private = self.nats.as_ref().map(nats::Private::url);
                 let url = private.unwrap_or_else(|| nats::Server::shared(NatsVersion::V2_15).url().to_owned());
                 // Streams need unique names per case, and so do the groups that read them.
@@ -140,17 +140,17 @@ impl Backing {
     }
 
     fn stream(&self) -> String {
-        let name = self.scratch.0.file_name().and_then(|name| name.to_str()).expect("a name of ours");
+        let name = self.scratch.0.file_name().and_then(|name| name.to_str()).expect("a name that we chose");
         name.replace("relevo-consumers-", "S")
     }
 }
 
 /// Declares the group at the broker, and returns its feed.
-pub(crate) async fn feed(spec: &str, on: On, shape: Shape, group: &str) -> Feed {
+pub(crate) async fn feed(spec: &str, backends: Backends, order_mode: OrderMode, group: &str) -> Feed {
     // A shared RabbitMQ queue has no lanes. With other brokers, members share the lanes.
-    let lanes = (shape == Shape::Ordered || on.broker != By::RabbitMq).then_some(LANES);
-    let feed = Feed::new(spec, group, lanes, shape == Shape::Ordered).expect("a spec");
-    feed.declare().await.expect("a broker that takes it");
+    let lanes = (order_mode == OrderMode::Ordered || backends.broker != BrokerKind::RabbitMq).then_some(LANES);
+    let feed = Feed::new(spec, group, lanes, order_mode == OrderMode::Ordered).expect("a spec");
+    feed.declare().await.expect("the broker accepts it");
     feed
 }
 

@@ -12,14 +12,14 @@ use serde::Deserialize;
 use tokio::time::sleep;
 
 use crate::consumers::Group;
-use crate::harms::Blow;
+use crate::faults::ServerFault;
 use crate::ledger::Feed;
-use crate::oracle::Arrival;
+use crate::oracle::StoredMessage;
 use relevo_core::random::SplitMix64;
 
 /// The kind of broker that the relays publish to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Far {
+pub enum BrokerKind {
     /// The embedded broker, in a SQLite file that all relays share.
     Embedded,
     /// A private RabbitMQ server with a quorum queue.
@@ -28,7 +28,7 @@ pub enum Far {
     Nats,
 }
 
-impl Far {
+impl BrokerKind {
     /// The display name.
     pub const fn name(self) -> &'static str {
         match self {
@@ -48,18 +48,18 @@ pub(crate) enum Broker {
 
 impl Broker {
     /// Starts the broker with these groups, and with a queue or stream that stores all messages.
-    pub(crate) async fn start(far: Far, directory: &Path, groups: &[Group]) -> Result<Self> {
-        let broker = match far {
-            Far::Embedded => Self::Embedded(embedded::Embedded::start(directory).await?),
-            Far::RabbitMq => Self::RabbitMq(rabbitmq::RabbitMq::start().await?),
-            Far::Nats => Self::Nats(nats::Nats::start().await?),
+    pub(crate) async fn start(broker: BrokerKind, directory: &Path, groups: &[Group]) -> Result<Self> {
+        let broker = match broker {
+            BrokerKind::Embedded => Self::Embedded(embedded::Embedded::start(directory).await?),
+            BrokerKind::RabbitMq => Self::RabbitMq(rabbitmq::RabbitMq::start().await?),
+            BrokerKind::Nats => Self::Nats(nats::Nats::start().await?),
         };
         for group in groups {
             broker.feed(*group)?.declare().await?;
         }
         if let Self::RabbitMq(broker) = &broker {
             // A quorum queue that is killed shortly after its creation may come back empty. That is a loss of the
-            // server itself, which this test does not look for. A clean restart avoids it.
+            // server itself, which this test does not check. A clean restart avoids it.
             broker.server.stop().await;
             broker.server.start_again().await;
         }
@@ -89,7 +89,7 @@ impl Broker {
     pub(crate) async fn queued(&self, groups: &[Group]) -> Result<u64> {
         let mut queued = 0;
         for group in groups {
-            queued += self.feed(*group)?.left().await?;
+            queued += self.feed(*group)?.unsettled().await?;
         }
         Ok(queued)
     }
@@ -104,42 +104,42 @@ impl Broker {
     }
 
     /// Injects a fault, and returns when the broker is back. Returns `false` if this broker has no such fault.
-    pub(crate) async fn blow(&self, blow: Blow, past: Duration, random: &mut SplitMix64) -> bool {
-        match (self, blow) {
+    pub(crate) async fn fault(&self, fault: ServerFault, past: Duration, random: &mut SplitMix64) -> bool {
+        match (self, fault) {
             // This broker is a library inside the relays: faults of the relays cover it.
             (Self::Embedded(_), _) => return false,
-            (Self::RabbitMq(broker), Blow::Kill) => {
+            (Self::RabbitMq(broker), ServerFault::Kill) => {
                 broker.server.kill9().await;
                 pause(random).await;
                 broker.server.start_again().await;
             }
-            (Self::Nats(broker), Blow::Kill) => {
+            (Self::Nats(broker), ServerFault::Kill) => {
                 broker.server.kill9().await;
                 pause(random).await;
                 broker.server.start_again().await;
             }
-            (Self::RabbitMq(broker), Blow::Freeze) => {
+            (Self::RabbitMq(broker), ServerFault::Suspend) => {
                 broker.server.pause().await;
                 sleep(past).await;
                 broker.server.resume().await;
             }
-            (Self::Nats(broker), Blow::Freeze) => {
+            (Self::Nats(broker), ServerFault::Suspend) => {
                 broker.server.pause().await;
                 sleep(past).await;
                 broker.server.resume().await;
             }
-            (Self::RabbitMq(broker), Blow::Cut) => broker.proxy.cut().await,
-            (Self::Nats(broker), Blow::Cut) => broker.proxy.cut().await,
+            (Self::RabbitMq(broker), ServerFault::Disconnect) => broker.proxy.cut().await,
+            (Self::Nats(broker), ServerFault::Disconnect) => broker.proxy.cut().await,
         }
         true
     }
 
     /// The stored messages. Messages of one key are in the order in which the broker accepted them.
-    pub(crate) async fn arrivals(&self) -> Result<Vec<Arrival>> {
+    pub(crate) async fn stored_messages(&self) -> Result<Vec<StoredMessage>> {
         match self {
-            Self::Embedded(broker) => broker.arrivals().await,
-            Self::RabbitMq(broker) => broker.arrivals().await,
-            Self::Nats(broker) => broker.arrivals().await,
+            Self::Embedded(broker) => broker.stored_messages().await,
+            Self::RabbitMq(broker) => broker.stored_messages().await,
+            Self::Nats(broker) => broker.stored_messages().await,
         }
     }
 }
@@ -155,8 +155,8 @@ struct Payload {
 }
 
 /// Reads the payload and the key header, as any consumer does.
-fn arrival(key: Option<String>, payload: &[u8]) -> Result<Arrival> {
+fn stored_message(key: Option<String>, payload: &[u8]) -> Result<StoredMessage> {
     let Some(key) = key else { bail!("a message without its key arrived") };
     let Payload { token } = serde_json::from_slice(payload)?;
-    Ok(Arrival { key, token })
+    Ok(StoredMessage { key, token })
 }

@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use relevo_inbox::{HandlerResult, Verdict};
-use relevo_torture::ledger::{Conduct, Point, Reached};
+use relevo_torture::ledger::{Behaviour, Point, PointReached};
 use tokio::sync::watch;
 
 /// A message at a point, as an owned value.
 #[derive(Clone, Debug)]
-pub(crate) struct Moment {
+pub(crate) struct PointEvent {
     pub(crate) point: Point,
     pub(crate) change: i64,
     /// Set if a handler has the message.
@@ -18,28 +18,28 @@ pub(crate) struct Moment {
     pub(crate) lane: String,
 }
 
-/// A conduct that runs this function at every point.
-pub(crate) fn does<F, A>(act: F) -> Arc<dyn Conduct>
+/// A behaviour that runs this function at every point.
+pub(crate) fn behaviour_fn<F, A>(function: F) -> Arc<dyn Behaviour>
 where
-    F: Fn(Moment) -> A + Send + Sync + 'static,
+    F: Fn(PointEvent) -> A + Send + Sync + 'static,
     A: Future<Output = HandlerResult> + Send + 'static,
 {
-    Arc::new(Does(act))
+    Arc::new(BehaviourFn(function))
 }
 
-struct Does<F>(F);
+struct BehaviourFn<F>(F);
 
 #[async_trait]
-impl<F, A> Conduct for Does<F>
+impl<F, A> Behaviour for BehaviourFn<F>
 where
-    F: Fn(Moment) -> A + Send + Sync,
+    F: Fn(PointEvent) -> A + Send + Sync,
     A: Future<Output = HandlerResult> + Send,
 {
-    async fn at(&self, reached: Reached<'_>) -> HandlerResult {
-        let Reached { point, change, incoming } = reached;
+    async fn at(&self, reached: PointReached<'_>) -> HandlerResult {
+        let PointReached { point, change, incoming } = reached;
         let attempt = incoming.map_or(0, relevo_inbox::Incoming::attempt);
         let lane = incoming.map(|incoming| incoming.lane().name().to_owned()).unwrap_or_default();
-        (self.0)(Moment { point, change, attempt, lane }).await
+        (self.0)(PointEvent { point, change, attempt, lane }).await
     }
 }
 
@@ -52,7 +52,7 @@ impl Event {
         Self(watch::Sender::new(false))
     }
 
-    pub(crate) fn happen(&self) {
+    pub(crate) fn set(&self) {
         self.0.send_replace(true);
     }
 
@@ -61,7 +61,7 @@ impl Event {
     }
 }
 
-/// A log of what happened, in order.
+/// A log of values, in order.
 #[derive(Clone, Debug)]
 pub(crate) struct Log<T>(Arc<Mutex<Vec<T>>>);
 
@@ -70,53 +70,53 @@ impl<T: Clone> Log<T> {
         Self(Arc::default())
     }
 
-    pub(crate) fn note(&self, what: T) {
-        self.0.lock().expect("no holder panics").push(what);
+    pub(crate) fn push(&self, value: T) {
+        self.0.lock().expect("no thread panicked").push(value);
     }
 
     pub(crate) fn all(&self) -> Vec<T> {
-        self.0.lock().expect("no holder panics").clone()
+        self.0.lock().expect("no thread panicked").clone()
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.0.lock().expect("no holder panics").len()
+        self.0.lock().expect("no thread panicked").len()
     }
 }
 
 /// Checks that two members never handle the same lane at the same time.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Guard {
+pub(crate) struct LaneGuard {
     handling: Arc<Mutex<BTreeMap<String, (&'static str, usize)>>>,
-    broken: Arc<Mutex<Vec<String>>>,
+    violations: Arc<Mutex<Vec<String>>>,
 }
 
-impl Guard {
+impl LaneGuard {
     /// Records that the handler of a member runs, until the value is dropped.
-    pub(crate) fn enter(&self, member: &'static str, lane: &str) -> Inside {
-        let mut handling = self.handling.lock().expect("no holder panics");
+    pub(crate) fn enter(&self, member: &'static str, lane: &str) -> RunningHandler {
+        let mut handling = self.handling.lock().expect("no thread panicked");
         let (owner, count) = handling.entry(lane.to_owned()).or_insert((member, 0));
         if *count > 0 && *owner != member {
-            let told = format!("{member} handles lane {lane} while {owner} does");
-            self.broken.lock().expect("no holder panics").push(told);
+            let violation = format!("{member} and {owner} handle lane {lane} at the same time");
+            self.violations.lock().expect("no thread panicked").push(violation);
         }
         (*owner, *count) = (member, *count + 1);
-        Inside { guard: self.clone(), lane: lane.to_owned() }
+        RunningHandler { guard: self.clone(), lane: lane.to_owned() }
     }
 
-    pub(crate) fn broken(&self) -> Vec<String> {
-        self.broken.lock().expect("no holder panics").clone()
+    pub(crate) fn violations(&self) -> Vec<String> {
+        self.violations.lock().expect("no thread panicked").clone()
     }
 }
 
 /// A running handler.
-pub(crate) struct Inside {
-    guard: Guard,
+pub(crate) struct RunningHandler {
+    guard: LaneGuard,
     lane: String,
 }
 
-impl Drop for Inside {
+impl Drop for RunningHandler {
     fn drop(&mut self) {
-        if let Some((_, count)) = self.guard.handling.lock().expect("no holder panics").get_mut(&self.lane) {
+        if let Some((_, count)) = self.guard.handling.lock().expect("no thread panicked").get_mut(&self.lane) {
             *count -= 1;
         }
     }
