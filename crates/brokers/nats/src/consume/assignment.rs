@@ -237,7 +237,11 @@ impl ConsumerInner {
         if !is_same_durable(record.durable_ns, durable_ns) {
             // The durable consumer is new or was recreated, so the record describes another one.
             let handed_out_to = start_before(&info, record.durable_ns != 0);
-            record = LaneRecord { durable_ns, handed_out_to, epoch: record.epoch, ..LaneRecord::default() };
+            // An earlier record was deleted, or belongs to another durable consumer: the messages that it or the server
+            // counts as delivered may have been delivered before.
+            let redelivered_to = record.handed_out_to.max(info.delivered.stream_sequence);
+            let epoch = record.epoch;
+            record = LaneRecord { durable_ns, handed_out_to, redelivered_to, epoch, ..LaneRecord::default() };
         }
         record.owner = Some(self.id.clone());
         record.epoch += 1;

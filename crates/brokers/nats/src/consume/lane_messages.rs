@@ -38,6 +38,8 @@ pub(crate) struct LaneMessages {
     handed_out_to: u64,
     /// The last message that was seen.
     seen_to: u64,
+    /// Messages up to this one may have been delivered before the record existed.
+    redelivered_to: u64,
     messages: BTreeMap<u64, LaneMessage>,
     tags: HashMap<DeliveryTag, u64>,
 }
@@ -80,11 +82,22 @@ impl LaneMessages {
     pub(crate) fn new(record: &LaneRecord) -> Self {
         let unread = || LaneMessage { content: None, redelivered: true, tag: None, reply: None };
         let messages = record.unacknowledged.iter().map(|seq| (*seq, unread())).collect();
-        Self { handed_out_to: record.handed_out_to, seen_to: record.handed_out_to, messages, tags: HashMap::new() }
+        Self {
+            handed_out_to: record.handed_out_to,
+            seen_to: record.handed_out_to,
+            redelivered_to: record.redelivered_to,
+            messages,
+            tags: HashMap::new(),
+        }
     }
 
     pub(crate) fn seen_to(&self) -> u64 {
         self.seen_to
+    }
+
+    /// The last message that may have been delivered before the record existed; zero once all of them were delivered.
+    pub(crate) fn redelivered_to(&self) -> u64 {
+        if self.redelivered_to > self.handed_out_to { self.redelivered_to } else { 0 }
     }
 
     pub(crate) fn outstanding(&self) -> usize {
@@ -114,8 +127,9 @@ impl LaneMessages {
             return Arrival::Acknowledged;
         }
         self.seen_to = seq;
+        let redelivered = seq <= self.redelivered_to;
         let content = Some(Arc::new(content));
-        self.messages.insert(seq, LaneMessage { content, redelivered: false, tag: None, reply });
+        self.messages.insert(seq, LaneMessage { content, redelivered, tag: None, reply });
         Arrival::New
     }
 

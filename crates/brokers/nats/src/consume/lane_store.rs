@@ -35,6 +35,9 @@ pub(crate) struct LaneRecord {
     /// Messages that were delivered and not acknowledged, by their stream sequence.
     #[serde(rename = "open")]
     pub(crate) unacknowledged: Vec<u64>,
+    /// Messages up to this one may have been delivered before this record existed.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) redelivered_to: u64,
 }
 
 /// The heartbeat of a consumer.
@@ -220,6 +223,11 @@ fn timestamp_ms(message: &StreamMessage) -> i64 {
     i64::try_from(message.time.unix_timestamp_nanos() / 1_000_000).unwrap_or(i64::MAX)
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
 fn json(value: &impl Serialize) -> Bytes {
     serde_json::to_vec(value).expect("a record has only keys of text").into()
 }
@@ -237,6 +245,7 @@ mod tests {
             durable_ns: 5,
             handed_out_to: 12,
             unacknowledged: vec![10, 12],
+            redelivered_to: 0,
         };
         let text = json(&record);
         assert_eq!(text, r#"{"owner":"a","epoch":3,"lease_ms":10000,"durable_ns":5,"high":12,"open":[10,12]}"#);

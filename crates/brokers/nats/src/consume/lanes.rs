@@ -89,6 +89,7 @@ impl OwnedLane {
             durable_ns: self.durable_ns,
             handed_out_to,
             unacknowledged,
+            redelivered_to: self.messages.redelivered_to(),
         }
     }
 }

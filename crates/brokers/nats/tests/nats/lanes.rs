@@ -340,6 +340,28 @@ async fn a_recreated_group_begins_at_its_start_policy() {
 }
 
 #[tokio::test]
+async fn a_message_delivered_before_its_lane_record_was_deleted_is_redelivered() {
+    for version in NatsVersion::ALL {
+        let lanes = start(version).await;
+        let config = Config { lanes: Some(1), ..lanes.config() };
+        let group = Group { lanes: Some(1), ..Group::new("billing", STREAM, ["orders"]) };
+        declare_group(&config, &group).await.expect("a group");
+        let broker = Publisher::open(config.clone()).await.expect("a broker");
+        publish_all(&broker, &batch(0..3, 1)).await;
+        let one = consumer(&config, &group, Membership::default()).await.expect("a consumer");
+        let held = receive(&one, 3).await;
+        assert!(held.iter().all(|delivery| !delivery.redelivered));
+        within_timeout(one.close()).await.expect("closed");
+        let bucket = lanes.jetstream().await.get_stream("KV_relevo-lanes").await.expect("the bucket");
+        bucket.purge().await.expect("purged");
+        publish_all(&broker, &batch(3..4, 1)).await;
+        let two = consumer(&config, &group, Membership::default()).await.expect("a consumer");
+        let again: Vec<_> = receive(&two, 4).await.iter().map(|one| (number(one), one.redelivered)).collect();
+        assert_eq!(again, [(0, true), (1, true), (2, true), (3, false)], "on {version:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_work_queue_is_empty_when_everything_is_acknowledged() {
     for version in NatsVersion::ALL {
         let lanes = start(version).await;

@@ -96,6 +96,19 @@ fn a_message_of_a_lost_call_is_marked_as_redelivered() {
     assert_eq!(hand_out(&mut messages), [(1, true), (2, false)]);
 }
 
+#[test]
+fn messages_delivered_before_the_record_existed_are_redelivered() {
+    let first = LaneMessages::new(&LaneRecord { handed_out_to: 1, redelivered_to: 3, ..LaneRecord::default() });
+    assert_eq!(first.redelivered_to(), 3);
+    // Nothing was delivered before the lane was claimed again.
+    let mut messages = LaneMessages::new(&LaneRecord { redelivered_to: first.redelivered_to(), ..record(&first) });
+    for seq in 2..=4 {
+        messages.insert(seq, content(), None);
+    }
+    assert_eq!(hand_out(&mut messages), [(2, true), (3, true), (4, false)]);
+    assert_eq!(messages.redelivered_to(), 0, "the record lists them now");
+}
+
 /// One step of the lane model.
 #[derive(Clone, Debug)]
 enum Step {
