@@ -87,7 +87,7 @@ pub(crate) fn options(config: &Config) -> Result<ConnectOptions, Error> {
         Auth::Token(token) => options.token(token.clone()),
         Auth::NKey(seed) => options.nkey(validate_seed(seed)?),
         Auth::Credentials(text) => {
-            options.credentials(text).map_err(|_| Error::Config("the credentials cannot be read".to_owned()))?
+            options.credentials(text).map_err(|_| Error::Config("the credentials are invalid".to_owned()))?
         }
     })
 }
@@ -98,7 +98,9 @@ fn validate_seed(seed: &str) -> Result<String, Error> {
     let is_seed = seed.len() == 58
         && seed.starts_with("SU")
         && seed.bytes().all(|byte| byte.is_ascii_uppercase() || (b'2'..=b'7').contains(&byte));
-    is_seed.then(|| seed.to_owned()).ok_or_else(|| Error::Config("the NKey is no seed of a user (`SU…`)".to_owned()))
+    is_seed
+        .then(|| seed.to_owned())
+        .ok_or_else(|| Error::Config("the NKey is not the seed of a user (`SU…`)".to_owned()))
 }
 
 /// The validated servers of the configuration.
@@ -111,15 +113,18 @@ pub(crate) fn servers(config: &Config) -> Result<Vec<ServerAddr>, Error> {
 
 fn server(url: &str) -> Result<ServerAddr, Error> {
     let server: ServerAddr =
-        url.parse().map_err(|_| Error::Config("a URL is not like `nats://host:port`".to_owned()))?;
+        url.parse().map_err(|_| Error::Config("a URL does not have the form `nats://host:port`".to_owned()))?;
     if server.host().is_empty() {
-        return Err(Error::Config("a URL names no host".to_owned()));
+        return Err(Error::Config("a URL has no host".to_owned()));
     }
     if !matches!(server.scheme(), "nats" | "tls") {
-        return Err(Error::Config(format!("a URL begins with `{}://`, not `nats://` or `tls://`", server.scheme())));
+        return Err(Error::Config(format!(
+            "a URL begins with `{}://`, not with `nats://` or `tls://`",
+            server.scheme()
+        )));
     }
     if server.has_user_pass() {
-        return Err(Error::Config("a URL holds a login: give it as `auth`, where nothing prints it".to_owned()));
+        return Err(Error::Config("a URL contains credentials: set them as `auth`, which is never printed".to_owned()));
     }
     Ok(server)
 }
@@ -170,7 +175,7 @@ fn roots(tls: &Tls) -> Result<RootCertStore, Error> {
             roots.add(certificate).map_err(|error| config_error("the certificate authority", &error))?;
         }
     } else {
-        // On a system without certificates, the TLS handshake fails with an error that says so.
+        // On a system without certificates, the TLS handshake fails with an error that explains it.
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     }
     Ok(roots)
@@ -181,13 +186,13 @@ fn certificates(pem: &str, what: &str) -> Result<Vec<CertificateDer<'static>>, E
         .collect::<Result<_, _>>()
         .map_err(|error| config_error(what, &error))?;
     if certificates.is_empty() {
-        return Err(Error::Config(format!("{what} holds no certificate")));
+        return Err(Error::Config(format!("{what} contains no certificate")));
     }
     Ok(certificates)
 }
 
 fn config_error(what: &str, error: &dyn std::fmt::Display) -> Error {
-    Error::Config(format!("{what} cannot be used: {error}"))
+    Error::Config(format!("{what} is invalid: {error}"))
 }
 
 /// Maps a failed attempt to connect.
@@ -256,14 +261,15 @@ mod tests {
 
     #[test]
     fn the_missing_permission_is_recognised() {
-        let told = |text| permission_error(text).map(|error| error.to_string());
-        let publish = told("Permissions Violation for Publish to \"a.b\"").expect("a violation");
+        let describe = |text| permission_error(text).map(|error| error.to_string());
+        let publish = describe("Permissions Violation for Publish to \"a.b\"").expect("a violation");
         assert!(publish.ends_with("publish to `a.b`"), "{publish}");
-        let listen = told("permissions violation for subscription to \"a.B\" using queue \"q\"").expect("a violation");
-        assert!(listen.ends_with("subscribe to `a.B`"), "{listen}");
-        let inbox = told("Permissions Violation for Subscription to \"_INBOX.x.*\"").expect("a violation");
+        let subscribe =
+            describe("permissions violation for subscription to \"a.B\" using queue \"q\"").expect("a violation");
+        assert!(subscribe.ends_with("subscribe to `a.B`"), "{subscribe}");
+        let inbox = describe("Permissions Violation for Subscription to \"_INBOX.x.*\"").expect("a violation");
         assert!(inbox.contains("inbox"), "{inbox}");
-        assert_eq!((told("ñ"), told("Slow Consumer")), (None, None));
+        assert_eq!((describe("ñ"), describe("Slow Consumer")), (None, None));
     }
 
     #[test]

@@ -91,23 +91,24 @@ pub async fn consumer(config: &Config, group: &Group, membership: Membership) ->
     if membership.prefetch == 0 || membership.prefetch > group.max_ack_pending {
         return Err(Error::Config(format!("`prefetch` must be 1 to the group's {}", group.max_ack_pending)));
     }
-    let fault = SharedError::default();
+    let fatal_error = SharedError::default();
     let changed = Arc::new(Notify::new());
     let (sender, connected) = watch::channel(());
-    let client = connection::connect_reporting_denials(config, record_fatal_error(&fault, &changed), sender).await?;
-    let opened = open(client, connected, config, group, membership, &fault, changed).await;
+    let client =
+        connection::connect_reporting_denials(config, record_fatal_error(&fatal_error, &changed), sender).await?;
+    let opened = open(client, connected, config, group, membership, &fatal_error, changed).await;
     // Without a permission the server does not respond to the request; it reports the violation separately.
-    opened.map_err(|error| fault.lock().take().unwrap_or(error))
+    opened.map_err(|error| fatal_error.lock().take().unwrap_or(error))
 }
 
 /// An error from a reader or the server that only an operator can fix.
 type SharedError = Arc<Mutex<Option<Error>>>;
 
 /// Stores errors that the server reports asynchronously.
-fn record_fatal_error(fault: &SharedError, changed: &Arc<Notify>) -> impl Fn(Error) + Send + Sync + 'static {
-    let (fault, changed) = (Arc::clone(fault), Arc::clone(changed));
+fn record_fatal_error(fatal_error: &SharedError, changed: &Arc<Notify>) -> impl Fn(Error) + Send + Sync + 'static {
+    let (fatal_error, changed) = (Arc::clone(fatal_error), Arc::clone(changed));
     move |error| {
-        *fault.lock() = Some(error);
+        *fatal_error.lock() = Some(error);
         changed.notify_waiters();
     }
 }
@@ -118,7 +119,7 @@ async fn open(
     config: &Config,
     group: &Group,
     membership: Membership,
-    fault: &SharedError,
+    fatal_error: &SharedError,
     changed: Arc<Notify>,
 ) -> Result<GroupConsumer, Error> {
     group.validate_record_size(client.max_payload())?;
@@ -126,12 +127,12 @@ async fn open(
     verify_group(&context, group).await?;
     let stream = context.get_stream_no_info(&group.stream).await;
     let stream = stream.map_err(|error| api_error("get the stream", error))?;
-    let bucket = LaneStore::open(&context, group, config.confirm_timeout).await?;
-    let shared = Arc::new(ConsumerInner {
+    let lane_store = LaneStore::open(&context, group, config.confirm_timeout).await?;
+    let inner = Arc::new(ConsumerInner {
         client,
         connected,
         stream,
-        lane_store: bucket,
+        lane_store,
         lane_slots: (0..group.lane_count()).map(|number| LaneSlot::new(group, number)).collect(),
         group: group.clone(),
         membership,
@@ -142,12 +143,12 @@ async fn open(
         rebalance_lock: tokio::sync::Mutex::default(),
         receive_lock: tokio::sync::Mutex::default(),
         closed: watch::Sender::new(false),
-        fatal_error: Arc::clone(fault),
+        fatal_error: Arc::clone(fatal_error),
         next_tag: AtomicU64::new(1),
         next_lane: AtomicUsize::default(),
         tasks: Mutex::default(),
     });
-    let consumer = GroupConsumer { inner: shared };
+    let consumer = GroupConsumer { inner };
     assignment::join_group(&consumer.inner).await?;
     Ok(consumer)
 }
@@ -169,10 +170,10 @@ impl ConsumerInner {
     }
 
     async fn set_paused(&self, lane: &Lane, paused: bool) {
-        if let Some(cell) = self.lane_slots.iter().find(|cell| cell.lane == *lane)
-            && let Some(held) = &mut *cell.owned.lock().await
+        if let Some(slot) = self.lane_slots.iter().find(|slot| slot.lane == *lane)
+            && let Some(owned) = &mut *slot.owned.lock().await
         {
-            held.paused = paused;
+            owned.paused = paused;
         }
         self.changed.notify_waiters();
     }
@@ -187,7 +188,7 @@ impl GroupConsumer {
 
 impl fmt::Debug for GroupConsumer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NatsConsumer").field("group", &self.inner.group.name).finish_non_exhaustive()
+        f.debug_struct("GroupConsumer").field("group", &self.inner.group.name).finish_non_exhaustive()
     }
 }
 
@@ -229,14 +230,14 @@ impl BrokerConsumer for GroupConsumer {
     async fn close(&self) -> Result<(), Failure> {
         // Set this first: nothing may be delivered after it, even if the server is unreachable.
         self.inner.closed.send_replace(true);
-        let deadline = self.inner.timeout;
-        let left = tokio::time::timeout(deadline, self.inner.leave_group()).await;
+        let timeout = self.inner.timeout;
+        let closed = tokio::time::timeout(timeout, self.inner.leave_group()).await;
         // Lanes that could not be released stay leased until the lease ends, so no task may renew them.
         self.inner.tasks.lock().abort_all();
         // Pending acknowledgements are not written any more. Dropping them informs their callers.
-        for cell in &self.inner.lane_slots {
-            cell.settle_calls.lock().clear();
+        for slot in &self.inner.lane_slots {
+            slot.settle_calls.lock().clear();
         }
-        Ok(left.unwrap_or(Err(Error::Unconfirmed(deadline)))?)
+        Ok(closed.unwrap_or(Err(Error::Unconfirmed(timeout)))?)
     }
 }

@@ -5,15 +5,15 @@
 //!
 //! ```no_run
 //! # async fn example(batch: &[relevo_core::Publication]) -> Result<(), Box<dyn std::error::Error>> {
-//! use relevo_broker_nats::{Config, NatsBroker};
+//! use relevo_broker_nats::{Config, Publisher};
 //! use relevo_core::Broker;
-//! use relevo_core::broker::Reports;
+//! use relevo_core::broker::OutcomeReceiver;
 //!
 //! let config = Config { stream: Some("orders".to_owned()), ..Config::new("nats://localhost:4222") };
-//! let broker = NatsBroker::open(config).await?;
-//! let reports = Reports::default();
-//! broker.publish(batch, &reports.confirms(1)).await;
-//! for (_, index, outcome) in reports.take() {
+//! let publisher = Publisher::open(config).await?;
+//! let outcomes = OutcomeReceiver::default();
+//! publisher.publish(batch, &outcomes.sender(1)).await;
+//! for (_, index, outcome) in outcomes.take() {
 //!     println!("{} {}", batch[index].message.id, if outcome.is_ok() { "is stored" } else { "is not confirmed" });
 //! }
 //! # Ok(())

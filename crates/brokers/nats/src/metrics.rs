@@ -41,7 +41,7 @@ struct NoResponse;
 type StreamResponse = Result<Option<stream::Info>, NoResponse>;
 
 impl Monitor {
-    /// Creates the sampler. It sends no request to the server.
+    /// Creates the monitor. It sends no request to the server.
     pub fn new(config: Config) -> Result<Self, Error> {
         connection::servers(&config)?;
         Ok(Self { config, client: OnceCell::new(), node_counts: Mutex::default() })
@@ -57,34 +57,34 @@ impl Monitor {
                 .node_counts
                 .lock()
                 .values()
-                .map(|&known| NodeCount { running: 0, total: known })
+                .map(|&total| NodeCount { running: 0, total })
                 .min_by_key(missing_nodes);
             return Ok(BrokerSample { nodes, dead_letter_queues: Vec::new() });
         }
         let context = jetstream(client, &self.config);
         let mut streams: BTreeSet<String> = groups.map(|group| group.stream.clone()).collect();
         streams.extend(topology.streams.iter().map(|stream| stream.name.clone()));
-        let answers = join_all(streams.iter().map(|name| stream_info(&context, name))).await;
-        let nodes = streams.iter().zip(&answers).filter_map(|(name, answer)| self.nodes_of(name, answer));
+        let responses = join_all(streams.iter().map(|name| stream_info(&context, name))).await;
+        let nodes = streams.iter().zip(&responses).filter_map(|(name, response)| self.nodes_of(name, response));
         Ok(BrokerSample { nodes: nodes.min_by_key(missing_nodes), dead_letter_queues: Vec::new() })
     }
 
     /// The nodes of a stream. A replicated stream responds while most of its nodes run. If it does not respond, only
     /// the server of this connection is known to run.
-    fn nodes_of(&self, name: &str, answer: &StreamResponse) -> Option<NodeCount> {
-        let mut all = self.node_counts.lock();
-        match answer {
+    fn nodes_of(&self, name: &str, response: &StreamResponse) -> Option<NodeCount> {
+        let mut counts = self.node_counts.lock();
+        match response {
             Ok(info) => {
                 let cluster = info.as_ref().and_then(|info| info.cluster.as_ref());
-                let nodes = cluster.map(|cluster| nodes(cluster, all.get(name).copied()));
+                let nodes = cluster.map(|cluster| nodes(cluster, counts.get(name).copied()));
                 match nodes {
-                    Some(nodes) => all.insert(name.to_owned(), nodes.total),
-                    None => all.remove(name),
+                    Some(nodes) => counts.insert(name.to_owned(), nodes.total),
+                    None => counts.remove(name),
                 };
                 nodes
             }
             Err(NoResponse) => {
-                all.get(name).filter(|known| **known > 1).map(|&known| NodeCount { running: 1, total: known })
+                counts.get(name).filter(|total| **total > 1).map(|&total| NodeCount { running: 1, total })
             }
         }
     }
@@ -140,7 +140,7 @@ mod tests {
             let active = Duration::from_secs(active);
             is_running(&stream::PeerInfo { current, active, offline, ..stream::PeerInfo::default() })
         };
-        assert!(of(true, 0, false) && of(true, 1, false) && of(false, 1, false), "one that catches up runs");
+        assert!(of(true, 0, false) && of(true, 1, false) && of(false, 1, false), "a replica that catches up runs");
         assert!(!of(false, 0, false) && !of(true, 11, false) && !of(true, 1, true));
     }
 
@@ -154,9 +154,9 @@ mod tests {
             let NodeCount { running, total: known } = nodes(&cluster, known);
             (running, known)
         };
-        assert_eq!(of(Some("a"), &[true, false], Some(5)), (2, 3), "a leader knows");
+        assert_eq!(of(Some("a"), &[true, false], Some(5)), (2, 3), "a leader lists all others");
         assert_eq!(of(None, &[true, false, false], Some(3)), (1, 3), "it lists itself");
-        assert_eq!(of(None, &[false, false], Some(3)), (1, 3), "it does not");
+        assert_eq!(of(None, &[false, false], Some(3)), (1, 3), "it does not list itself");
         assert_eq!(of(Some("a"), &[], None), (1, 1));
     }
 

@@ -36,33 +36,32 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// Validates the configuration and starts to connect. An unreachable server is not an error: the broker keeps
+    /// Validates the configuration and starts to connect. An unreachable server is not an error: the publisher keeps
     /// trying, and publishing reports an outage until it connects.
     pub async fn open(config: Config) -> Result<Self, Error> {
         config.validate()?;
         let servers = connection::servers(&config)?;
-        let (sender, state) = watch::channel(BrokerConnection::Down(Arc::new(Error::Connecting)));
-        let mut keeper = JoinSet::new();
-        keeper.spawn(maintain(config.clone(), servers, sender));
-        let mut broker = Self { config: Arc::new(config), connection: state, tasks: Arc::new(Mutex::new(keeper)) };
-        broker.wait_for_first_attempt().await;
-        Ok(broker)
+        let (sender, connection) = watch::channel(BrokerConnection::Down(Arc::new(Error::Connecting)));
+        let mut tasks = JoinSet::new();
+        tasks.spawn(maintain(config.clone(), servers, sender));
+        let mut publisher = Self { config: Arc::new(config), connection, tasks: Arc::new(Mutex::new(tasks)) };
+        publisher.wait_for_first_attempt().await;
+        Ok(publisher)
     }
 
     /// Closes the connection. Messages in flight have an unknown outcome; later calls report an outage.
     pub async fn close(&self) {
-        let mut keeper = std::mem::take(&mut *self.tasks.lock());
-        keeper.shutdown().await;
-        if let BrokerConnection::Up(session) = &*self.connection.borrow() {
-            session.unconfirmed.connection_lost();
+        let mut tasks = std::mem::take(&mut *self.tasks.lock());
+        tasks.shutdown().await;
+        if let BrokerConnection::Up(connection) = &*self.connection.borrow() {
+            connection.unconfirmed.connection_lost();
         }
     }
 
     /// Waits for the first attempt, so that the caller can publish at once if the server is reachable.
     async fn wait_for_first_attempt(&mut self) {
-        let deadline = self.config.connect_timeout;
         // Ignore a timeout or a failure here: `publish` reports it.
-        tokio::time::timeout(deadline, self.connection.changed()).await.ok();
+        tokio::time::timeout(self.config.connect_timeout, self.connection.changed()).await.ok();
     }
 }
 
@@ -70,7 +69,7 @@ impl Publisher {
 impl Broker for Publisher {
     fn capabilities(&self) -> Capabilities {
         let message_bytes_max = match &*self.connection.borrow() {
-            BrokerConnection::Up(session) => bytes_max(session, &self.config),
+            BrokerConnection::Up(connection) => bytes_max(connection, &self.config),
             BrokerConnection::Down(_) => self.config.message_bytes_max,
         };
         // The server stores messages of one connection in order, but a refused message does not stop later ones.
@@ -82,9 +81,9 @@ impl Broker for Publisher {
     }
 
     async fn publish(&self, batch: &[Publication], confirms: &OutcomeSender) {
-        let state = self.connection.borrow().clone();
-        match state {
-            BrokerConnection::Up(session) => publish_over(&session, &self.config, batch, confirms).await,
+        let connection = self.connection.borrow().clone();
+        match connection {
+            BrokerConnection::Up(connection) => publish_over(&connection, &self.config, batch, confirms).await,
             BrokerConnection::Down(reason) => {
                 confirms
                     .report_all((0..batch.len()).map(|index| (index, Err(Error::Shared(Arc::clone(&reason)).into()))));
@@ -94,21 +93,26 @@ impl Broker for Publisher {
 }
 
 /// Sends a batch over this connection and waits until every message has an outcome.
-async fn publish_over(session: &PublishConnection, config: &Config, batch: &[Publication], confirms: &OutcomeSender) {
-    let flight = PublishCall::new(confirms);
-    let bytes_max = bytes_max(session, config);
-    let call = BatchPublisher { connection: session, config, batch, confirms, call: &flight, bytes_max };
-    if batch.len() > 1 && atomic_batches::should_batch(session, config) {
-        call.publish_batched().await;
+async fn publish_over(
+    connection: &PublishConnection,
+    config: &Config,
+    batch: &[Publication],
+    confirms: &OutcomeSender,
+) {
+    let call = PublishCall::new(confirms);
+    let bytes_max = bytes_max(connection, config);
+    let publisher = BatchPublisher { connection, config, batch, confirms, call: &call, bytes_max };
+    if batch.len() > 1 && atomic_batches::should_batch(connection, config) {
+        publisher.publish_batched().await;
     } else {
-        call.publish_single().await;
+        publisher.publish_single().await;
     }
-    flight.finished().await;
+    call.finished().await;
 }
 
 /// The largest message that the server and the configuration allow.
-fn bytes_max(session: &PublishConnection, config: &Config) -> usize {
-    session.client.max_payload().min(config.message_bytes_max)
+fn bytes_max(connection: &PublishConnection, config: &Config) -> usize {
+    connection.client.max_payload().min(config.message_bytes_max)
 }
 
 /// A call in progress. Cancelling it removes its pending messages.
@@ -133,17 +137,17 @@ impl BatchPublisher<'_> {
 
     /// Sends the batch in as few atomic batches as possible, one after the other.
     async fn publish_batched(&self) {
-        let mut gathered = BatchBuilder::default();
+        let mut builder = BatchBuilder::default();
         for (index, publication) in self.batch.iter().enumerate() {
             match encode(publication, self.config, self.bytes_max) {
-                Ok(message) => gathered.push(index, message),
+                Ok(message) => builder.push(index, message),
                 Err(error) => self.confirms.report(index, Err(error.into())),
             }
-            if gathered.is_full() {
-                self.send_batch(&mut gathered).await;
+            if builder.is_full() {
+                self.send_batch(&mut builder).await;
             }
         }
-        self.send_batch(&mut gathered).await;
+        self.send_batch(&mut builder).await;
     }
 
     async fn send_or_report(&self, index: usize, message: EncodedMessage) {
@@ -154,18 +158,18 @@ impl BatchPublisher<'_> {
 
     /// Sends one message. After an error the message was not sent, and the caller must report it.
     async fn send(&self, index: usize, message: EncodedMessage) -> Result<(), Error> {
-        let PublishConnection { client, unconfirmed: acks, .. } = self.connection;
+        let PublishConnection { client, unconfirmed, .. } = self.connection;
         if self.connection.is_denied(&message.subject) {
             return Err(Error::PublishDenied(message.subject.into_string()));
         }
-        acks.reserve(1).await?;
-        let token = acks.register(self.call, index, &message.subject)?;
+        unconfirmed.reserve(1).await?;
+        let token = unconfirmed.register(self.call, index, &message.subject)?;
         let reply = self.connection.reply_subject(token);
         let EncodedMessage { subject, headers, payload, .. } = message;
         let sending = client.publish_with_reply_and_headers(subject, reply, headers, payload);
         match self.write_in_time(sending).await {
             // A message that already has an outcome was reported.
-            Err(error) if acks.cancel(token) => Err(error),
+            Err(error) if unconfirmed.cancel(token) => Err(error),
             Ok(()) | Err(_) => Ok(()),
         }
     }

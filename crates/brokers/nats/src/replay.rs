@@ -59,8 +59,8 @@ impl ReplayLog {
         let retention = log.info().await?.config.retention;
         if retention != RetentionPolicy::Limits {
             return Err(ReplaySourceError::Unsupported(format!(
-                "the stream `{}` drops what was acknowledged, so that there is nothing to replay from; hint: replay from \
-                 the outbox's own log, or keep messages with `retention = \"limits\"`",
+                "the stream `{}` deletes acknowledged messages, so they cannot be replayed; hint: replay from the outbox \
+                 log, or set `retention = \"limits\"`",
                 group.stream
             )));
         }
@@ -75,7 +75,7 @@ impl ReplayLog {
         match self.context.get_stream(&self.group.stream).await {
             Ok(stream) => Ok(stream.cached_info().clone()),
             Err(error) if is_stream_not_found(&error.kind()) => Err(ReplaySourceError::Unsupported(format!(
-                "there is no stream `{}` at the server; hint: `relevo topology plan` compares what there should be",
+                "the server has no stream `{}`; hint: `relevo topology plan` compares the topology with the server",
                 self.group.stream
             ))),
             Err(error) => Err(api_error("get the stream", error).into()),
@@ -85,11 +85,11 @@ impl ReplayLog {
     /// The sequence after which the reader starts: its position, or shortly before the first message of the time range.
     async fn start_after(&self, filter: &ReplayFilter, after: u64) -> Result<u64, ReplaySourceError> {
         let low = filter.start_after(after);
-        let (Some(since), Some(extent)) = (filter.since.filter(|_| after == 0), self.bounds().await?) else {
+        let (Some(since), Some(bounds)) = (filter.since.filter(|_| after == 0), self.bounds().await?) else {
             return Ok(low);
         };
         let stream = self.stream().await?;
-        let (mut low, mut high) = (low.max(extent.first - 1), extent.last);
+        let (mut low, mut high) = (low.max(bounds.first - 1), bounds.last);
         // The first message is after `low`, and not after `high`.
         while low < high {
             let middle = low + (high - low) / 2;
@@ -118,25 +118,29 @@ impl ReplayLog {
             filter_subject,
             ..pull::Config::default()
         };
-        let made = self.stream().await?.create_consumer(config).await;
-        let consumer = made.map_err(|error| api_error("create a reader of the stream", error))?;
+        let created = self.stream().await?.create_consumer(config).await;
+        let consumer = created.map_err(|error| api_error("create a reader of the stream", error))?;
         Ok(Reader { consumer, last_sequence: start, delivered: 0 })
     }
 
-    async fn read_page(&self, filter: &ReplayFilter, ask: ReplayReadRequest) -> Result<ReplayPage, ReplaySourceError> {
+    async fn read_page(
+        &self,
+        filter: &ReplayFilter,
+        request: ReplayReadRequest,
+    ) -> Result<ReplayPage, ReplaySourceError> {
         let mut slot = self.reader.lock().await;
-        let start = self.start_after(filter, ask.after).await?;
+        let start = self.start_after(filter, request.after).await?;
         let mut reader = match slot.take() {
             Some(reader) if reader.last_sequence == start => reader,
             _ => self.open_reader(start).await?,
         };
-        let limit = ask.limit.clamp(1, CHUNK);
-        let fetched = timeout(self.timeout * 2, self.fetch(&mut reader, filter, ask, limit)).await;
-        let (read, is_whole) = fetched.map_err(|_| Error::Unconfirmed(self.timeout * 2))??;
-        if is_whole {
+        let limit = request.limit.clamp(1, CHUNK);
+        let fetched = timeout(self.timeout * 2, self.fetch(&mut reader, filter, request, limit)).await;
+        let (page, can_continue) = fetched.map_err(|_| Error::Unconfirmed(self.timeout * 2))??;
+        if can_continue {
             *slot = Some(reader);
         }
-        Ok(read)
+        Ok(page)
     }
 
     /// Reads the next messages, and returns whether the reader can continue. It cannot if it received more than this
@@ -145,42 +149,43 @@ impl ReplayLog {
         &self,
         reader: &mut Reader,
         filter: &ReplayFilter,
-        ask: ReplayReadRequest,
+        request: ReplayReadRequest,
         limit: usize,
     ) -> Result<(ReplayPage, bool), Error> {
-        let mut read = ReplayPage { messages: Vec::new(), next: reader.last_sequence, ended: false };
-        let asked = reader.consumer.fetch().max_messages(limit).messages().await;
-        let mut messages = asked.map_err(|error| api_error("read the stream", error))?;
-        let (mut bytes, mut looked) = (0, 0);
+        let mut page = ReplayPage { messages: Vec::new(), next: reader.last_sequence, ended: false };
+        let response = reader.consumer.fetch().max_messages(limit).messages().await;
+        let mut messages = response.map_err(|error| api_error("read the stream", error))?;
+        let (mut bytes, mut scanned) = (0, 0);
         while let Some(message) = messages.try_next().await.map_err(|error| api_error("read the stream", error))? {
             let info = message.info().map_err(|error| api_error("parse a delivery", error))?;
             let (sequence, pending) = (info.stream_sequence, info.pending);
-            // A message was lost on the way: a new reader must request it again.
+            // A message was lost: a new reader must request it again.
             if info.consumer_sequence != reader.delivered + 1 {
-                return Ok((read, false));
+                return Ok((page, false));
             }
             if filter.to.is_some_and(|to| sequence > to) {
-                read.ended = true;
-                return Ok((read, false));
+                page.ended = true;
+                return Ok((page, false));
             }
             let at = timestamp(info.published.unix_timestamp_nanos());
-            (reader.delivered, reader.last_sequence, read.next) = (reader.delivered + 1, sequence, sequence);
-            looked += 1;
-            if let Some(logged) = self.to_log_message(sequence, at, message).filter(|logged| filter.matches(logged)) {
-                bytes += logged.raw.payload.len();
-                read.messages.push(logged);
+            (reader.delivered, reader.last_sequence, page.next) = (reader.delivered + 1, sequence, sequence);
+            scanned += 1;
+            if let Some(message) = self.to_log_message(sequence, at, message).filter(|message| filter.matches(message))
+            {
+                bytes += message.raw.payload.len();
+                page.messages.push(message);
             }
-            read.ended = pending == 0;
-            if bytes >= ask.bytes {
-                let is_whole = looked == limit || read.ended;
-                return Ok((read, is_whole));
+            page.ended = pending == 0;
+            if bytes >= request.bytes {
+                let can_continue = scanned == limit || page.ended;
+                return Ok((page, can_continue));
             }
         }
-        if looked == 0 {
+        if scanned == 0 {
             let info = reader.consumer.info().await.map_err(|error| api_error("get the reader", error))?;
-            read.ended = info.num_pending == 0;
+            page.ended = info.num_pending == 0;
         }
-        Ok((read, true))
+        Ok((page, true))
     }
 
     /// Converts a message to the form that this group's consumers receive; `None` if its subject does not match.
@@ -220,11 +225,11 @@ fn timestamp(nanos: i128) -> Timestamp {
 impl ReplaySource for ReplayLog {
     async fn bounds(&self) -> Result<Option<LogBounds>, ReplaySourceError> {
         let state = self.info().await?.state;
-        let extent = LogBounds { first: state.first_sequence, last: state.last_sequence };
-        Ok((state.messages > 0).then_some(extent))
+        let bounds = LogBounds { first: state.first_sequence, last: state.last_sequence };
+        Ok((state.messages > 0).then_some(bounds))
     }
 
-    async fn read(&self, filter: &ReplayFilter, ask: ReplayReadRequest) -> Result<ReplayPage, ReplaySourceError> {
-        self.read_page(filter, ask).await
+    async fn read(&self, filter: &ReplayFilter, request: ReplayReadRequest) -> Result<ReplayPage, ReplaySourceError> {
+        self.read_page(filter, request).await
     }
 }

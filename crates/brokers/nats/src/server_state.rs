@@ -26,20 +26,20 @@ impl ServerState {
     pub(crate) async fn read(
         client: &Client,
         config: &Config,
-        looked_at: impl Fn(&stream::Config) -> bool,
+        is_relevant: impl Fn(&stream::Config) -> bool,
     ) -> Result<Self, Error> {
         let context = jetstream(client, config);
         let server = client.server_info();
         let streams: Vec<stream::Info> =
             context.streams().try_collect().await.map_err(|error| api_error("list the streams", error))?;
         let mut consumers = BTreeMap::new();
-        for info in streams.iter().filter(|info| looked_at(&info.config)) {
+        for info in streams.iter().filter(|info| is_relevant(&info.config)) {
             let name = &info.config.name;
             let stream = context.get_stream_no_info(name).await;
             let stream = stream.map_err(|error| api_error("get the stream", error))?;
-            let of_it: Vec<consumer::Info> =
+            let found: Vec<consumer::Info> =
                 stream.consumers().try_collect().await.map_err(|error| api_error("list the consumers", error))?;
-            consumers.extend(of_it.into_iter().map(|consumer| ((name.clone(), consumer.name.clone()), consumer)));
+            consumers.extend(found.into_iter().map(|consumer| ((name.clone(), consumer.name.clone()), consumer)));
         }
         let streams = streams.into_iter().map(|info| (info.config.name.clone(), info)).collect();
         Ok(Self { streams, consumers, version: version(&server.version), server })

@@ -22,9 +22,9 @@ pub(crate) struct SettleCall {
 }
 
 impl SettleCall {
-    fn respond(self, told: CallResult) {
+    fn respond(self, result: CallResult) {
         // The caller was cancelled if it no longer listens.
-        self.reply.send(told).ok();
+        self.reply.send(result).ok();
     }
 }
 
@@ -34,15 +34,15 @@ impl ConsumerInner {
         for tag in tags {
             by_lane.entry(tag.number() & 0xffff).or_default().push(*tag);
         }
-        let calls = by_lane.into_iter().filter_map(|(lane, of_lane)| {
-            let cell = self.lane_slots.get(usize::try_from(lane).ok()?).filter(|_| !self.is_closed())?;
-            let asked = self.enqueue_acks(cell, of_lane.clone());
-            Some(async move { (of_lane, asked.await.unwrap_or_else(|_| Err(Arc::new(Error::Closed)))) })
+        let calls = by_lane.into_iter().filter_map(|(number, lane_tags)| {
+            let slot = self.lane_slots.get(usize::try_from(number).ok()?).filter(|_| !self.is_closed())?;
+            let reply = self.enqueue_acks(slot, lane_tags.clone());
+            Some(async move { (lane_tags, reply.await.unwrap_or_else(|_| Err(Arc::new(Error::Closed)))) })
         });
         let mut outcomes: HashMap<DeliveryTag, AckOutcome> = HashMap::new();
-        for (of_lane, told) in join_all(calls).await {
-            for tag in of_lane {
-                let outcome = match &told {
+        for (lane_tags, result) in join_all(calls).await {
+            for tag in lane_tags {
+                let outcome = match &result {
                     Ok(stale) if stale.contains(&tag) => AckOutcome::Stale,
                     Ok(_) => AckOutcome::Acknowledged,
                     Err(error) => AckOutcome::Failed(Error::Shared(Arc::clone(error)).into()),
@@ -54,32 +54,32 @@ impl ConsumerInner {
     }
 
     /// Queues acknowledgements for the next write of their lane, and starts a task that writes them.
-    fn enqueue_acks(self: &Arc<Self>, cell: &LaneSlot, tags: Vec<DeliveryTag>) -> oneshot::Receiver<CallResult> {
-        let (told, answer) = oneshot::channel();
-        let mut calls = cell.settle_calls.lock();
+    fn enqueue_acks(self: &Arc<Self>, slot: &LaneSlot, tags: Vec<DeliveryTag>) -> oneshot::Receiver<CallResult> {
+        let (sender, receiver) = oneshot::channel();
+        let mut calls = slot.settle_calls.lock();
         // There are more calls than outstanding deliveries, so some calls were cancelled.
         if calls.len() >= self.membership.prefetch {
             calls.retain(|call| !call.reply.is_closed());
         }
-        calls.push(SettleCall { tags, reply: told });
+        calls.push(SettleCall { tags, reply: sender });
         drop(calls);
-        let (shared, number) = (Arc::clone(self), usize::from(cell.number));
+        let (inner, number) = (Arc::clone(self), usize::from(slot.number));
         // A separate task, because a caller that is cancelled during the write must not cancel the others.
-        self.spawn(async move { shared.write_calls(&shared.lane_slots[number]).await });
-        answer
+        self.spawn(async move { inner.write_calls(&inner.lane_slots[number]).await });
+        receiver
     }
 
     /// Writes all waiting acknowledgements of a lane at once. There is nothing to do if the previous write included
     /// them.
-    async fn write_calls(&self, cell: &LaneSlot) {
-        let mut slot = cell.owned.lock().await;
-        let mut calls = std::mem::take(&mut *cell.settle_calls.lock());
+    async fn write_calls(&self, slot: &LaneSlot) {
+        let mut owned = slot.owned.lock().await;
+        let mut calls = std::mem::take(&mut *slot.settle_calls.lock());
         calls.retain(|call| !call.reply.is_closed());
         if calls.is_empty() {
             return;
         }
-        let written = self.write_tags(cell, &mut slot, &calls).await;
-        drop(slot);
+        let written = self.write_tags(slot, &mut owned, &calls).await;
+        drop(owned);
         self.changed.notify_waiters();
         match written {
             Ok(stale) => {
@@ -99,27 +99,28 @@ impl ConsumerInner {
     /// Writes the acknowledgements of these calls. Returns the stale tags of each call.
     async fn write_tags(
         &self,
-        cell: &LaneSlot,
-        slot: &mut Option<OwnedLane>,
+        slot: &LaneSlot,
+        owned: &mut Option<OwnedLane>,
         calls: &[SettleCall],
     ) -> Result<Vec<HashSet<DeliveryTag>>, Error> {
-        let plan = |window: &LaneMessages| window.plan_acks(calls.iter().flat_map(|call| call.tags.iter().copied()));
-        let Some(plan) = self.write_change(cell, slot, plan).await? else {
+        let plan =
+            |messages: &LaneMessages| messages.plan_acks(calls.iter().flat_map(|call| call.tags.iter().copied()));
+        let Some(change) = self.write_change(slot, owned, plan).await? else {
             return Ok(calls.iter().map(|call| call.tags.iter().copied().collect()).collect());
         };
         // By index and not by tag: if two calls acknowledge the same delivery, only the second is stale.
-        let mut places = 0..;
+        let mut indexes = 0..;
         let stale_of = |call: &SettleCall| {
-            let tags = call.tags.iter().zip(places.by_ref());
-            tags.filter(|(_, place)| plan.stale.contains(place)).map(|(tag, _)| *tag).collect()
+            let tags = call.tags.iter().zip(indexes.by_ref());
+            tags.filter(|(_, index)| change.stale.contains(index)).map(|(tag, _)| *tag).collect()
         };
         let stale = calls.iter().map(stale_of).collect();
-        if let Some(held) = slot.as_mut() {
-            let words = held.messages.apply(plan);
-            if held.releasing && held.messages.outstanding() == 0 {
+        if let Some(lane) = owned.as_mut() {
+            let acks = lane.messages.apply(change);
+            if lane.releasing && lane.messages.outstanding() == 0 {
                 self.rebalance_now.notify_one();
             }
-            self.ack_at_server(cell, words).await;
+            self.ack_at_server(slot, acks).await;
         }
         Ok(stale)
     }

@@ -257,7 +257,7 @@ async fn a_stream_of_nats_is_a_log() {
         cases::object(&cli, &args)["count"].as_u64().expect("a count")
     };
     let told = cli.fails(2, &[&["replay", "plan", "billing"][..], &log].concat());
-    assert!(told.contains(&format!("there is no stream `{stream}`")), "{told}");
+    assert!(told.contains(&format!("the server has no stream `{stream}`")), "{told}");
     cli.succeeds(&["topology", "apply", "--yes", "-c", &config]);
     let client = async_nats::connect(server.url()).await.expect("the server is there");
     let jetstream = async_nats::jetstream::new(client);

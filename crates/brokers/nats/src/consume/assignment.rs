@@ -32,17 +32,17 @@ pub(super) enum Participation {
 }
 
 /// Runs the first rebalance and starts the tasks that repeat it.
-pub(super) async fn join_group(shared: &Arc<ConsumerInner>) -> Result<(), Error> {
-    let subscribed = shared.client.subscribe(shared.lane_store.member_subjects()).await;
+pub(super) async fn join_group(inner: &Arc<ConsumerInner>) -> Result<(), Error> {
+    let subscribed = inner.client.subscribe(inner.lane_store.member_subjects()).await;
     let members = subscribed.map_err(|error| api_error("subscribe to the members of the group", error))?;
-    let share = shared.rebalance(true).await?;
-    shared.spawn(heartbeat(Arc::clone(shared), members));
-    shared.spawn(send_in_progress(Arc::clone(shared)));
-    let deadline = Instant::now() + JOIN_TIMEOUT.min(shared.membership.lease);
+    let share = inner.rebalance(true).await?;
+    inner.spawn(heartbeat(Arc::clone(inner), members));
+    inner.spawn(send_in_progress(Arc::clone(inner)));
+    let deadline = Instant::now() + JOIN_TIMEOUT.min(inner.membership.lease);
     loop {
-        let mut changed = pin!(shared.changed.notified());
+        let mut changed = pin!(inner.changed.notified());
         changed.as_mut().enable();
-        if shared.owned_lanes().await >= share {
+        if inner.owned_lanes().await >= share {
             return Ok(());
         }
         if tokio::time::timeout_at(deadline, changed).await.is_err() {
@@ -52,50 +52,50 @@ pub(super) async fn join_group(shared: &Arc<ConsumerInner>) -> Result<(), Error>
 }
 
 /// Rebalances the lanes until the consumer is closed or dropped.
-async fn heartbeat(shared: Arc<ConsumerInner>, mut members: Subscriber) {
+async fn heartbeat(inner: Arc<ConsumerInner>, mut members: Subscriber) {
     // Three heartbeats per lease: two may be late.
-    let pause = shared.membership.lease / 3;
-    let mut next = Instant::now() + pause;
-    let mut closed = shared.closed.subscribe();
+    let interval = inner.membership.lease / 3;
+    let mut next = Instant::now() + interval;
+    let mut closed = inner.closed.subscribe();
     loop {
         tokio::select! {
             _ = closed.wait_for(|closed| *closed) => return,
             () = tokio::time::sleep_until(next) => {}
-            () = shared.rebalance_now.notified() => {}
+            () = inner.rebalance_now.notified() => {}
             Some(message) = members.next() => {
-                let own = message.subject.ends_with(&shared.id);
-                let called = serde_json::from_slice::<MemberHeartbeat>(&message.payload).is_ok_and(|member| member.call);
-                if own || !called {
+                let is_own = message.subject.ends_with(&inner.id);
+                let requested = serde_json::from_slice::<MemberHeartbeat>(&message.payload).is_ok_and(|member| member.call);
+                if is_own || !requested {
                     continue;
                 }
             }
         }
-        next = Instant::now() + pause;
+        next = Instant::now() + interval;
         // The next call to receive or acknowledge fails with the same error; the next heartbeat retries.
-        if let Err(error) = shared.rebalance(false).await {
-            tracing::warn!(group = shared.group.name, %error, "lanes could not be renewed, will try again");
+        if let Err(error) = inner.rebalance(false).await {
+            tracing::warn!(group = inner.group.name, %error, "lanes not renewed, will retry");
         }
     }
 }
 
-/// Tells the server that messages are in progress, so that it does not redeliver them.
-async fn send_in_progress(shared: Arc<ConsumerInner>) {
+/// Signals to the server that messages are in progress, so that it does not redeliver them.
+async fn send_in_progress(inner: Arc<ConsumerInner>) {
     loop {
-        sleep(shared.group.ack_wait / 3).await;
-        for cell in &shared.lane_slots {
-            let slot = cell.owned.lock().await;
-            let all = slot.as_ref().map(|held| held.messages.in_progress()).unwrap_or_default();
-            drop(slot);
-            let told = async {
+        sleep(inner.group.ack_wait / 3).await;
+        for slot in &inner.lane_slots {
+            let owned = slot.owned.lock().await;
+            let all = owned.as_ref().map(|lane| lane.messages.in_progress()).unwrap_or_default();
+            drop(owned);
+            let signals = async {
                 for (seq, reply) in all {
-                    let reply = reply.unwrap_or_else(|| shared.ack_subject(cell, seq));
-                    if shared.client.publish(reply, async_nats::jetstream::AckKind::Progress.into()).await.is_err() {
+                    let reply = reply.unwrap_or_else(|| inner.ack_subject(slot, seq));
+                    if inner.client.publish(reply, async_nats::jetstream::AckKind::Progress.into()).await.is_err() {
                         return;
                     }
                 }
             };
-            if timeout(shared.timeout, told).await.is_err() {
-                tracing::debug!(group = shared.group.name, "the server could not be told what is in progress");
+            if timeout(inner.timeout, signals).await.is_err() {
+                tracing::debug!(group = inner.group.name, "progress signals not sent, the server may redeliver");
             }
         }
     }
@@ -104,8 +104,8 @@ async fn send_in_progress(shared: Arc<ConsumerInner>) {
 impl ConsumerInner {
     async fn owned_lanes(&self) -> usize {
         let mut count = 0;
-        for cell in &self.lane_slots {
-            count += usize::from(cell.owned.lock().await.is_some());
+        for slot in &self.lane_slots {
+            count += usize::from(slot.owned.lock().await.is_some());
         }
         count
     }
@@ -119,7 +119,7 @@ impl ConsumerInner {
         }
         // Renew first, and each lane separately. An error in one lane, or in counting members, must not cost another
         // lease.
-        let renewed = join_all(self.lane_slots.iter().map(|cell| self.renew(cell))).await;
+        let renewed = join_all(self.lane_slots.iter().map(|slot| self.renew(slot))).await;
         let now_ms = self.write_heartbeat(call, self.lease_ms()).await?;
         let share = self.fair_share(now_ms).await?;
         renewed.into_iter().collect::<Result<(), Error>>()?;
@@ -160,16 +160,16 @@ impl ConsumerInner {
     /// Deletes a dead member. A failure is harmless, because a dead member does not count.
     async fn remove_member(&self, id: &str) {
         if let Err(error) = self.lane_store.remove_member(id).await {
-            tracing::debug!(group = self.group.name, %error, "a dead member could not be forgotten");
+            tracing::debug!(group = self.group.name, %error, "dead member not deleted");
         }
     }
 
-    async fn renew(&self, cell: &LaneSlot) -> Result<(), Error> {
-        let mut slot = cell.owned.lock().await;
-        self.reload_if_uncertain(cell, &mut slot).await?;
-        let Some(held) = slot.as_mut() else { return Ok(()) };
-        if !self.write_record(cell, held, &LaneChange::default()).await? {
-            self.reload_if_uncertain(cell, &mut slot).await?;
+    async fn renew(&self, slot: &LaneSlot) -> Result<(), Error> {
+        let mut owned = slot.owned.lock().await;
+        self.reload_if_uncertain(slot, &mut owned).await?;
+        let Some(lane) = owned.as_mut() else { return Ok(()) };
+        if !self.write_record(slot, lane, &LaneChange::default()).await? {
+            self.reload_if_uncertain(slot, &mut owned).await?;
         }
         Ok(())
     }
@@ -177,22 +177,22 @@ impl ConsumerInner {
     /// Releases lanes above the share, those with the fewest outstanding deliveries first. A lane is released when none
     /// is outstanding.
     async fn release_surplus(&self, share: usize) -> Result<usize, Error> {
-        let mut held = Vec::new();
-        for (index, cell) in self.lane_slots.iter().enumerate() {
-            if let Some(lane) = &*cell.owned.lock().await {
-                held.push((lane.messages.outstanding(), index));
+        let mut lanes = Vec::new();
+        for (index, slot) in self.lane_slots.iter().enumerate() {
+            if let Some(lane) = &*slot.owned.lock().await {
+                lanes.push((lane.messages.outstanding(), index));
             }
         }
-        held.sort_unstable();
-        let surplus = held.len().saturating_sub(share);
+        lanes.sort_unstable();
+        let surplus = lanes.len().saturating_sub(share);
         let mut released = 0;
-        for (at, (_, index)) in held.into_iter().enumerate() {
-            let cell = &self.lane_slots[index];
-            let mut slot = cell.owned.lock().await;
-            let Some(lane) = slot.as_mut() else { continue };
-            lane.releasing = at < surplus;
+        for (rank, (_, index)) in lanes.into_iter().enumerate() {
+            let slot = &self.lane_slots[index];
+            let mut owned = slot.owned.lock().await;
+            let Some(lane) = owned.as_mut() else { continue };
+            lane.releasing = rank < surplus;
             if lane.releasing && lane.messages.outstanding() == 0 {
-                self.release(cell, &mut slot).await?;
+                self.release(slot, &mut owned).await?;
                 released += 1;
             }
         }
@@ -200,53 +200,58 @@ impl ConsumerInner {
     }
 
     async fn claim_free(self: &Arc<Self>, share: usize, now_ms: i64) -> Result<(), Error> {
-        let held = self.owned_lanes().await;
-        if held >= share {
+        let count = self.owned_lanes().await;
+        if count >= share {
             return Ok(());
         }
-        let looked = self.lane_slots.iter().map(|cell| async move {
-            if cell.owned.lock().await.is_some() {
+        let checked = self.lane_slots.iter().map(|slot| async move {
+            if slot.owned.lock().await.is_some() {
                 return Ok(None);
             }
-            let found = self.lane_store.read_lane(cell.number).await?;
-            Ok::<_, Error>(self.is_free(found.as_ref(), now_ms).then_some((cell, found)))
+            let stored = self.lane_store.read_lane(slot.number).await?;
+            Ok::<_, Error>(self.is_free(stored.as_ref(), now_ms).then_some((slot, stored)))
         });
         let mut free = Vec::new();
-        for looked in join_all(looked).await {
-            free.extend(looked?);
+        for checked in join_all(checked).await {
+            free.extend(checked?);
         }
-        let taken =
-            join_all(free.into_iter().take(share - held).map(|(cell, found)| self.claim_lane(cell, found))).await;
-        taken.into_iter().collect()
+        let claimed =
+            join_all(free.into_iter().take(share - count).map(|(slot, stored)| self.claim_lane(slot, stored))).await;
+        claimed.into_iter().collect()
     }
 
-    fn is_free(&self, found: Option<&StoredRecord>, now_ms: i64) -> bool {
-        found.is_none_or(|StoredRecord { record, written_at_ms: at_ms, .. }| {
-            let ours = record.owner.as_ref().is_none_or(|owner| *owner == self.id);
-            ours || u64::try_from(now_ms - at_ms).is_ok_and(|silent| silent >= record.lease_ms)
+    fn is_free(&self, stored: Option<&StoredRecord>, now_ms: i64) -> bool {
+        stored.is_none_or(|StoredRecord { record, written_at_ms, .. }| {
+            let is_own_or_free = record.owner.as_ref().is_none_or(|owner| *owner == self.id);
+            is_own_or_free || u64::try_from(now_ms - written_at_ms).is_ok_and(|silent| silent >= record.lease_ms)
         })
     }
 
     /// Claims a lane, unless another consumer claims it first.
-    async fn claim_lane(self: &Arc<Self>, cell: &LaneSlot, found: Option<StoredRecord>) -> Result<(), Error> {
-        let info = self.stream.consumer_info(&cell.durable).await;
+    async fn claim_lane(self: &Arc<Self>, slot: &LaneSlot, stored: Option<StoredRecord>) -> Result<(), Error> {
+        let info = self.stream.consumer_info(&slot.durable).await;
         let info = info.map_err(|error| api_error("get a durable consumer", error))?;
         let durable_ns = durable_ns(&info);
-        let (revision, mut record) = found.map_or((0, LaneRecord::default()), |found| (found.revision, found.record));
+        let (revision, mut record) =
+            stored.map_or((0, LaneRecord::default()), |stored| (stored.revision, stored.record));
         if !is_same_durable(record.durable_ns, durable_ns) {
             // The durable consumer is new or was recreated, so the record describes another one.
-            let high = start_before(&info, record.durable_ns != 0);
-            record = LaneRecord { durable_ns, high, epoch: record.epoch, ..LaneRecord::default() };
+            let handed_out_to = start_before(&info, record.durable_ns != 0);
+            // An earlier record was deleted, or belongs to another durable consumer: the messages that it or the server
+            // counts as delivered may have been delivered before.
+            let redelivered_to = record.handed_out_to.max(info.delivered.stream_sequence);
+            let epoch = record.epoch;
+            record = LaneRecord { durable_ns, handed_out_to, redelivered_to, epoch, ..LaneRecord::default() };
         }
         record.owner = Some(self.id.clone());
         record.epoch += 1;
         record.lease_ms = self.lease_ms();
-        let mut slot = cell.owned.lock().await;
-        let RecordWrite::Stored(revision) = self.lane_store.write_lane(cell.number, &record, revision).await? else {
+        let mut owned = slot.owned.lock().await;
+        let RecordWrite::Stored(revision) = self.lane_store.write_lane(slot.number, &record, revision).await? else {
             return Ok(());
         };
-        let reader = self.spawn(reader::read_lane(Arc::clone(self), cell.number, record.epoch));
-        *slot = Some(OwnedLane {
+        let reader = self.spawn(reader::read_lane(Arc::clone(self), slot.number, record.epoch));
+        *owned = Some(OwnedLane {
             epoch: record.epoch,
             revision,
             durable_ns: record.durable_ns,
@@ -262,20 +267,20 @@ impl ConsumerInner {
     /// Releases all lanes and leaves the group, once. A lane that could not be released can be retried, or expires with
     /// its lease.
     pub(super) async fn leave_group(&self) -> Result<(), Error> {
-        let mut presence = self.rebalance_lock.lock().await;
-        if *presence == Participation::Left {
+        let mut participation = self.rebalance_lock.lock().await;
+        if *participation == Participation::Left {
             return Ok(());
         }
-        let released = join_all(self.lane_slots.iter().map(|cell| async move {
-            let mut slot = cell.owned.lock().await;
-            self.release(cell, &mut slot).await
+        let released = join_all(self.lane_slots.iter().map(|slot| async move {
+            let mut owned = slot.owned.lock().await;
+            self.release(slot, &mut owned).await
         }));
         let released: Result<(), Error> = released.await.into_iter().collect();
         // A lease of zero ends this membership at once, so that the others claim its lanes.
         self.write_heartbeat(true, 0).await?;
         self.lane_store.remove_member(&self.id).await?;
         released?;
-        *presence = Participation::Left;
+        *participation = Participation::Left;
         Ok(())
     }
 }
@@ -285,10 +290,10 @@ impl ConsumerInner {
 /// If a durable consumer of the same name existed before, the acknowledgements on the server may belong to that one. An
 /// acknowledgement does not identify the consumer. If the stream was recreated too, it does not identify the message
 /// either.
-fn start_before(info: &Info, was_another: bool) -> u64 {
+fn start_before(info: &Info, was_recreated: bool) -> u64 {
     match info.config.deliver_policy {
-        DeliverPolicy::All if was_another => 0,
-        DeliverPolicy::ByStartSequence { start_sequence } if was_another => start_sequence.saturating_sub(1),
+        DeliverPolicy::All if was_recreated => 0,
+        DeliverPolicy::ByStartSequence { start_sequence } if was_recreated => start_sequence.saturating_sub(1),
         _ => info.ack_floor.stream_sequence,
     }
 }

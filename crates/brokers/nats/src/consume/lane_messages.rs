@@ -26,7 +26,7 @@ struct LaneMessage {
     /// It may have been delivered before.
     redelivered: bool,
     /// The tag of its delivery while it is outstanding.
-    out: Option<DeliveryTag>,
+    tag: Option<DeliveryTag>,
     /// The reply subject for its acknowledgement.
     reply: Option<Subject>,
 }
@@ -38,6 +38,8 @@ pub(crate) struct LaneMessages {
     handed_out_to: u64,
     /// The last message that was seen.
     seen_to: u64,
+    /// Messages up to this one may have been delivered before the record existed.
+    redelivered_to: u64,
     messages: BTreeMap<u64, LaneMessage>,
     tags: HashMap<DeliveryTag, u64>,
 }
@@ -46,14 +48,14 @@ pub(crate) struct LaneMessages {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct LaneChange {
     pub(crate) handed_out: Vec<u64>,
-    done: BTreeSet<u64>,
+    acknowledged: BTreeSet<u64>,
     /// Acknowledgements of deliveries that are no longer outstanding, by their index in the request.
     pub(crate) stale: BTreeSet<usize>,
 }
 
 impl LaneChange {
     pub(crate) fn is_empty(&self) -> bool {
-        self.handed_out.is_empty() && self.done.is_empty()
+        self.handed_out.is_empty() && self.acknowledged.is_empty()
     }
 }
 
@@ -69,22 +71,33 @@ pub(crate) struct ServerAck {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Arrival {
     New,
-    /// It is already in the window.
+    /// It is already known.
     Duplicate,
     /// It was acknowledged; the server does not know it yet.
-    Done,
+    Acknowledged,
 }
 
 impl LaneMessages {
-    /// Creates the window from a record. Its unacknowledged messages must be read again.
+    /// Creates the state from a record. Its unacknowledged messages must be read again.
     pub(crate) fn new(record: &LaneRecord) -> Self {
-        let entry = || LaneMessage { content: None, redelivered: true, out: None, reply: None };
-        let messages = record.open.iter().map(|seq| (*seq, entry())).collect();
-        Self { handed_out_to: record.high, seen_to: record.high, messages, tags: HashMap::new() }
+        let unread = || LaneMessage { content: None, redelivered: true, tag: None, reply: None };
+        let messages = record.unacknowledged.iter().map(|seq| (*seq, unread())).collect();
+        Self {
+            handed_out_to: record.handed_out_to,
+            seen_to: record.handed_out_to,
+            redelivered_to: record.redelivered_to,
+            messages,
+            tags: HashMap::new(),
+        }
     }
 
     pub(crate) fn seen_to(&self) -> u64 {
         self.seen_to
+    }
+
+    /// The last message that may have been delivered before the record existed; zero once all of them were delivered.
+    pub(crate) fn redelivered_to(&self) -> u64 {
+        if self.redelivered_to > self.handed_out_to { self.redelivered_to } else { 0 }
     }
 
     pub(crate) fn outstanding(&self) -> usize {
@@ -93,29 +106,30 @@ impl LaneMessages {
 
     /// The number of messages that wait for delivery.
     pub(crate) fn ready_count(&self) -> usize {
-        self.messages.values().filter(|entry| entry.out.is_none()).count()
+        self.messages.values().filter(|message| message.tag.is_none()).count()
     }
 
     /// The messages that must be read again.
     pub(crate) fn unread(&self) -> Vec<u64> {
-        self.messages.iter().filter(|(_, entry)| entry.content.is_none()).map(|(seq, _)| *seq).collect()
+        self.messages.iter().filter(|(_, message)| message.content.is_none()).map(|(seq, _)| *seq).collect()
     }
 
     /// Adds a message that the server delivered, or that was read again.
     pub(crate) fn insert(&mut self, seq: u64, content: MessageContent, reply: Option<Subject>) -> Arrival {
-        if let Some(entry) = self.messages.get_mut(&seq) {
-            entry.content.get_or_insert_with(|| Arc::new(content));
+        if let Some(message) = self.messages.get_mut(&seq) {
+            message.content.get_or_insert_with(|| Arc::new(content));
             if reply.is_some() {
-                entry.reply = reply;
+                message.reply = reply;
             }
             return Arrival::Duplicate;
         }
         if seq <= self.seen_to {
-            return Arrival::Done;
+            return Arrival::Acknowledged;
         }
         self.seen_to = seq;
+        let redelivered = seq <= self.redelivered_to;
         let content = Some(Arc::new(content));
-        self.messages.insert(seq, LaneMessage { content, redelivered: false, out: None, reply });
+        self.messages.insert(seq, LaneMessage { content, redelivered, tag: None, reply });
         Arrival::New
     }
 
@@ -127,71 +141,76 @@ impl LaneMessages {
     /// Plans the next deliveries, at most `limit`.
     pub(crate) fn ready(&self, limit: usize) -> LaneChange {
         // Messages after one that is not read yet may have the same key.
-        let read = self.messages.iter().take_while(|(_, entry)| entry.content.is_some());
-        let ready = read.filter(|(_, entry)| entry.out.is_none()).map(|(seq, _)| *seq);
+        let read = self.messages.iter().take_while(|(_, message)| message.content.is_some());
+        let ready = read.filter(|(_, message)| message.tag.is_none()).map(|(seq, _)| *seq);
         LaneChange { handed_out: ready.take(limit).collect(), ..LaneChange::default() }
     }
 
     /// Plans the change for these acknowledgements.
     pub(crate) fn plan_acks(&self, tags: impl IntoIterator<Item = DeliveryTag>) -> LaneChange {
-        let mut plan = LaneChange::default();
-        for (place, tag) in tags.into_iter().enumerate() {
+        let mut change = LaneChange::default();
+        for (index, tag) in tags.into_iter().enumerate() {
             match self.tags.get(&tag) {
-                Some(seq) if plan.done.insert(*seq) => {}
-                _ => drop(plan.stale.insert(place)),
+                Some(seq) if change.acknowledged.insert(*seq) => {}
+                _ => drop(change.stale.insert(index)),
             }
         }
-        plan
+        change
     }
 
-    /// The record after the plan is applied.
-    pub(crate) fn record(&self, plan: &LaneChange) -> (u64, Vec<u64>) {
-        let high = plan.handed_out.iter().copied().max().unwrap_or_default().max(self.handed_out_to);
-        let open = self.messages.range(..=high).map(|(seq, _)| *seq).filter(|seq| !plan.done.contains(seq));
-        (high, open.collect())
+    /// The record after the change is applied.
+    pub(crate) fn record(&self, change: &LaneChange) -> (u64, Vec<u64>) {
+        let handed_out_to = change.handed_out.iter().copied().max().unwrap_or_default().max(self.handed_out_to);
+        let unacknowledged =
+            self.messages.range(..=handed_out_to).map(|(seq, _)| *seq).filter(|seq| !change.acknowledged.contains(seq));
+        (handed_out_to, unacknowledged.collect())
     }
 
-    /// Applies the plan after it was stored. Returns the acknowledgements for the server.
-    pub(crate) fn apply(&mut self, plan: LaneChange) -> Vec<ServerAck> {
-        self.handed_out_to = plan.handed_out.iter().copied().max().unwrap_or_default().max(self.handed_out_to);
-        let mut words = Vec::new();
-        for seq in plan.done {
-            if let Some(entry) = self.messages.remove(&seq) {
-                if let Some(tag) = entry.out {
+    /// Applies the change after it was stored. Returns the acknowledgements for the server.
+    pub(crate) fn apply(&mut self, change: LaneChange) -> Vec<ServerAck> {
+        self.handed_out_to = change.handed_out.iter().copied().max().unwrap_or_default().max(self.handed_out_to);
+        let mut acks = Vec::new();
+        for seq in change.acknowledged {
+            if let Some(message) = self.messages.remove(&seq) {
+                if let Some(tag) = message.tag {
                     self.tags.remove(&tag);
                 }
-                words.push(ServerAck { seq, reply: entry.reply });
+                acks.push(ServerAck { seq, reply: message.reply });
             }
         }
-        words
+        acks
     }
 
     /// Marks a message as outstanding. Returns its content, and whether it may have been delivered before.
     pub(crate) fn mark_handed_out(&mut self, seq: u64, tag: DeliveryTag) -> Option<(Arc<MessageContent>, bool)> {
-        let entry = self.messages.get_mut(&seq)?;
-        let content = Arc::clone(entry.content.as_ref()?);
-        entry.out = Some(tag);
+        let message = self.messages.get_mut(&seq)?;
+        let content = Arc::clone(message.content.as_ref()?);
+        message.tag = Some(tag);
         self.tags.insert(tag, seq);
-        Some((content, std::mem::replace(&mut entry.redelivered, true)))
+        Some((content, std::mem::replace(&mut message.redelivered, true)))
     }
 
     /// Adopts the record after a write with an unknown result. Returns the acknowledgements for the server.
     pub(crate) fn adopt_record(&mut self, record: &LaneRecord) -> Vec<ServerAck> {
-        let open: HashSet<u64> = record.open.iter().copied().collect();
-        let done = self.messages.range(..=record.high).map(|(seq, _)| *seq).filter(|seq| !open.contains(seq));
-        let plan = LaneChange { done: done.collect(), ..LaneChange::default() };
-        let words = self.apply(plan);
-        self.handed_out_to = record.high;
-        for (_, entry) in self.messages.range_mut(..=record.high) {
+        let unacknowledged: HashSet<u64> = record.unacknowledged.iter().copied().collect();
+        let acknowledged = self
+            .messages
+            .range(..=record.handed_out_to)
+            .map(|(seq, _)| *seq)
+            .filter(|seq| !unacknowledged.contains(seq));
+        let change = LaneChange { acknowledged: acknowledged.collect(), ..LaneChange::default() };
+        let acks = self.apply(change);
+        self.handed_out_to = record.handed_out_to;
+        for (_, message) in self.messages.range_mut(..=record.handed_out_to) {
             // A call that was cancelled here may have recorded it as delivered.
-            entry.redelivered = true;
+            message.redelivered = true;
         }
-        words
+        acks
     }
 
     /// The messages for which the server needs a progress signal.
     pub(crate) fn in_progress(&self) -> Vec<(u64, Option<Subject>)> {
-        self.messages.iter().map(|(seq, entry)| (*seq, entry.reply.clone())).collect()
+        self.messages.iter().map(|(seq, message)| (*seq, message.reply.clone())).collect()
     }
 }
 

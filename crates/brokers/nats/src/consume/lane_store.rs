@@ -29,10 +29,15 @@ pub(crate) struct LaneRecord {
     pub(crate) lease_ms: u64,
     /// When the durable consumer was created. The record applies only to that one.
     pub(crate) durable_ns: i64,
-    /// The last message that was delivered. Earlier messages that are not in `open` are acknowledged.
-    pub(crate) high: u64,
+    /// The last message that was delivered. Earlier messages that are not in `unacknowledged` are acknowledged.
+    #[serde(rename = "high")]
+    pub(crate) handed_out_to: u64,
     /// Messages that were delivered and not acknowledged, by their stream sequence.
-    pub(crate) open: Vec<u64>,
+    #[serde(rename = "open")]
+    pub(crate) unacknowledged: Vec<u64>,
+    /// Messages up to this one may have been delivered before this record existed.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) redelivered_to: u64,
 }
 
 /// The heartbeat of a consumer.
@@ -75,13 +80,13 @@ pub(crate) struct LaneStore {
 
 impl LaneStore {
     /// Opens the bucket, which must exist.
-    pub(crate) async fn open(context: &Context, group: &Group, deadline: Duration) -> Result<Self, Error> {
+    pub(crate) async fn open(context: &Context, group: &Group, timeout: Duration) -> Result<Self, Error> {
         let stream = context
             .get_stream_no_info(stream_name())
             .await
             .map_err(|error| api_error("get the bucket of lanes", error))?;
         let prefix = format!("$KV.{BUCKET}.{}.{}", group.stream, group.name);
-        Ok(Self { context: context.clone(), stream, prefix, timeout: deadline })
+        Ok(Self { context: context.clone(), stream, prefix, timeout })
     }
 
     /// The subject of the heartbeats.
@@ -100,8 +105,8 @@ impl LaneStore {
     /// Reads the record of a lane, if it exists.
     pub(crate) async fn read_lane(&self, lane: u16) -> Result<Option<StoredRecord>, Error> {
         let subject = self.lane_subject(lane);
-        let asked = self.stream.raw_message_builder().last_by_subject(subject.as_str()).send();
-        let Some(message) = none_if_missing(asked.await)? else { return Ok(None) };
+        let response = self.stream.raw_message_builder().last_by_subject(subject.as_str()).send().await;
+        let Some(message) = none_if_missing(response)? else { return Ok(None) };
         let record = serde_json::from_slice(&message.payload).map_err(|_| Error::InvalidLaneRecord(subject))?;
         Ok(Some(StoredRecord { record, revision: message.sequence, written_at_ms: timestamp_ms(&message) }))
     }
@@ -122,12 +127,12 @@ impl LaneStore {
         let written = self.publish(self.member_subject(id), HeaderMap::new(), json(member)).await;
         let sequence = match written {
             Ok(sequence) => sequence,
-            Err(WriteError::Conflict) => unreachable!("nothing was expected"),
+            Err(WriteError::Conflict) => unreachable!("a heartbeat expects no revision"),
             Err(WriteError::Other(error)) => return Err(error),
         };
-        let asked = self.stream.raw_message_builder().sequence(sequence).send().await;
+        let response = self.stream.raw_message_builder().sequence(sequence).send().await;
         // Only another heartbeat of this consumer could replace it, and those are written one at a time.
-        none_if_missing(asked)?
+        none_if_missing(response)?
             .map(|message| timestamp_ms(&message))
             .ok_or_else(|| Error::InvalidLaneRecord(self.member_subject(id)))
     }
@@ -160,15 +165,15 @@ impl LaneStore {
     }
 
     async fn publish(&self, subject: String, headers: HeaderMap, payload: Bytes) -> Result<u64, WriteError> {
-        let unsure = |error: async_nats::jetstream::context::PublishError| match error.kind() {
+        let write_error = |error: async_nats::jetstream::context::PublishError| match error.kind() {
             PublishErrorKind::WrongLastSequence => WriteError::Conflict,
             PublishErrorKind::TimedOut => WriteError::Other(Error::Unconfirmed(self.timeout)),
             PublishErrorKind::StreamNotFound => WriteError::Other(Error::GroupNotFound(format!("KV_{BUCKET}"))),
             PublishErrorKind::BrokenPipe => WriteError::Other(Error::ConnectionLost),
             // Nothing was sent. A group is opened only if every record fits, so the server's limit was changed later.
             PublishErrorKind::MaxPayloadExceeded => WriteError::Other(Error::Config(
-                "the server's `max_payload` is too small for what is known of a lane: make it larger, or the group's \
-                 `max_ack_pending` smaller"
+                "a lane record exceeds the server's `max_payload`: increase it, or decrease the group's \
+                 `max_ack_pending`"
                     .to_owned(),
             )),
             PublishErrorKind::WrongLastMessageId | PublishErrorKind::MaxAckPending | PublishErrorKind::Other => {
@@ -176,11 +181,11 @@ impl LaneStore {
             }
         };
         let sent = self.context.publish_with_headers(subject, headers, payload);
-        // Sending waits while there is no connection, and no call may exceed its deadline.
+        // Sending waits while there is no connection, and no call may exceed its timeout.
         let Ok(sent) = tokio::time::timeout(self.timeout, sent).await else {
             return Err(WriteError::Other(Error::Unconfirmed(self.timeout)));
         };
-        Ok(sent.map_err(unsure)?.await.map_err(unsure)?.sequence)
+        Ok(sent.map_err(write_error)?.await.map_err(write_error)?.sequence)
     }
 }
 
@@ -204,8 +209,10 @@ pub(crate) async fn next_message(
 }
 
 /// A message that may not exist.
-pub(crate) fn none_if_missing(answer: Result<StreamMessage, RawMessageError>) -> Result<Option<StreamMessage>, Error> {
-    match answer {
+pub(crate) fn none_if_missing(
+    response: Result<StreamMessage, RawMessageError>,
+) -> Result<Option<StreamMessage>, Error> {
+    match response {
         Ok(message) => Ok(Some(message)),
         Err(error) if error.kind() == RawMessageErrorKind::NoMessageFound => Ok(None),
         Err(error) => Err(api_error("read a message", error)),
@@ -216,8 +223,13 @@ fn timestamp_ms(message: &StreamMessage) -> i64 {
     i64::try_from(message.time.unix_timestamp_nanos() / 1_000_000).unwrap_or(i64::MAX)
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
 fn json(value: &impl Serialize) -> Bytes {
-    serde_json::to_vec(value).expect("a record has no map with keys other than text").into()
+    serde_json::to_vec(value).expect("a record has only keys of text").into()
 }
 
 #[cfg(test)]
@@ -231,8 +243,9 @@ mod tests {
             epoch: 3,
             lease_ms: 10_000,
             durable_ns: 5,
-            high: 12,
-            open: vec![10, 12],
+            handed_out_to: 12,
+            unacknowledged: vec![10, 12],
+            redelivered_to: 0,
         };
         let text = json(&record);
         assert_eq!(text, r#"{"owner":"a","epoch":3,"lease_ms":10000,"durable_ns":5,"high":12,"open":[10,12]}"#);

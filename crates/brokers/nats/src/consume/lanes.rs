@@ -80,62 +80,67 @@ impl OwnedLane {
         is_same_durable(self.durable_ns, durable_ns)
     }
 
-    fn record(&self, owner: Option<&str>, lease_ms: u64, plan: &LaneChange) -> LaneRecord {
-        let (high, open) = self.messages.record(plan);
+    fn record(&self, owner: Option<&str>, lease_ms: u64, change: &LaneChange) -> LaneRecord {
+        let (handed_out_to, unacknowledged) = self.messages.record(change);
         LaneRecord {
             owner: owner.map(str::to_owned),
             epoch: self.epoch,
             lease_ms,
             durable_ns: self.durable_ns,
-            high,
-            open,
+            handed_out_to,
+            unacknowledged,
+            redelivered_to: self.messages.redelivered_to(),
         }
     }
 }
 
 impl ConsumerInner {
     /// Reloads an uncertain lane from its record. Removes the lane if another consumer owns it now.
-    pub(crate) async fn reload_if_uncertain(&self, cell: &LaneSlot, slot: &mut Option<OwnedLane>) -> Result<(), Error> {
-        let Some(held) = slot.as_mut().filter(|held| held.uncertain) else { return Ok(()) };
-        let found = self.lane_store.read_lane(cell.number).await?;
-        match found.filter(|found| self.is_own_record(&found.record, held)) {
-            Some(found) => {
-                held.revision = found.revision;
-                held.uncertain = false;
-                let words = held.messages.adopt_record(&found.record);
-                self.ack_at_server(cell, words).await;
+    pub(crate) async fn reload_if_uncertain(
+        &self,
+        slot: &LaneSlot,
+        owned: &mut Option<OwnedLane>,
+    ) -> Result<(), Error> {
+        let Some(lane) = owned.as_mut().filter(|lane| lane.uncertain) else { return Ok(()) };
+        let stored = self.lane_store.read_lane(slot.number).await?;
+        match stored.filter(|stored| self.is_own_record(&stored.record, lane)) {
+            Some(stored) => {
+                lane.revision = stored.revision;
+                lane.uncertain = false;
+                let acks = lane.messages.adopt_record(&stored.record);
+                self.ack_at_server(slot, acks).await;
             }
-            None => self.drop_lane(cell, slot),
+            None => self.drop_lane(slot, owned),
         }
         Ok(())
     }
 
-    fn is_own_record(&self, record: &LaneRecord, held: &OwnedLane) -> bool {
-        record.owner.as_ref() == Some(&self.id) && record.epoch == held.epoch && record.durable_ns == held.durable_ns
+    fn is_own_record(&self, record: &LaneRecord, lane: &OwnedLane) -> bool {
+        record.owner.as_ref() == Some(&self.id) && record.epoch == lane.epoch && record.durable_ns == lane.durable_ns
     }
 
-    pub(crate) fn drop_lane(&self, cell: &LaneSlot, slot: &mut Option<OwnedLane>) {
-        *slot = None;
-        tracing::info!(group = self.group.name, lane = %cell.lane, "lane lost");
+    pub(crate) fn drop_lane(&self, slot: &LaneSlot, owned: &mut Option<OwnedLane>) {
+        *owned = None;
+        tracing::info!(group = self.group.name, lane = %slot.lane, "lane lost");
         self.changed.notify_waiters();
     }
 
-    /// Writes the planned change to the record. `false` means that another writer was first, and the lane must be
+    /// Writes the change change to the record. `false` means that another writer was first, and the lane must be
     /// reloaded.
     ///
     /// Cancelling leaves the lane uncertain; the next call reloads it.
     pub(crate) async fn write_record(
         &self,
-        cell: &LaneSlot,
-        held: &mut OwnedLane,
-        plan: &LaneChange,
+        slot: &LaneSlot,
+        lane: &mut OwnedLane,
+        change: &LaneChange,
     ) -> Result<bool, Error> {
-        let record = held.record(Some(&self.id), self.lease_ms(), plan);
-        held.uncertain = true;
-        match self.lane_store.write_lane(cell.number, &record, held.revision).await? {
+        let record = lane.record(Some(&self.id), self.lease_ms(), change);
+        lane.uncertain = true;
+        match self.lane_store.write_lane(slot.number, &record, lane.revision).await? {
             RecordWrite::Stored(revision) => {
-                held.revision = revision;
-                held.uncertain = false;
+                lane.revision = revision;
+                lane.uncertain = false;
                 Ok(true)
             }
             RecordWrite::Conflict => Ok(false),
@@ -146,30 +151,30 @@ impl ConsumerInner {
     /// another consumer owns the lane.
     pub(crate) async fn write_change(
         &self,
-        cell: &LaneSlot,
-        slot: &mut Option<OwnedLane>,
+        slot: &LaneSlot,
+        owned: &mut Option<OwnedLane>,
         plan: impl Fn(&LaneMessages) -> LaneChange,
     ) -> Result<Option<LaneChange>, Error> {
         for _ in 0..WRITE_ATTEMPTS_MAX {
-            self.reload_if_uncertain(cell, slot).await?;
-            let Some(held) = slot else { return Ok(None) };
-            let planned = plan(&held.messages);
-            if planned.is_empty() || self.write_record(cell, held, &planned).await? {
-                return Ok(Some(planned));
+            self.reload_if_uncertain(slot, owned).await?;
+            let Some(lane) = owned else { return Ok(None) };
+            let change = plan(&lane.messages);
+            if change.is_empty() || self.write_record(slot, lane, &change).await? {
+                return Ok(Some(change));
             }
         }
         Err(Error::Unconfirmed(self.timeout))
     }
 
     /// Releases a lane and records its state.
-    pub(crate) async fn release(&self, cell: &LaneSlot, slot: &mut Option<OwnedLane>) -> Result<(), Error> {
+    pub(crate) async fn release(&self, slot: &LaneSlot, owned: &mut Option<OwnedLane>) -> Result<(), Error> {
         for _ in 0..WRITE_ATTEMPTS_MAX {
-            self.reload_if_uncertain(cell, slot).await?;
-            let Some(held) = slot else { return Ok(()) };
-            let record = held.record(None, self.lease_ms(), &LaneChange::default());
-            held.uncertain = true;
-            if let RecordWrite::Stored(_) = self.lane_store.write_lane(cell.number, &record, held.revision).await? {
-                *slot = None;
+            self.reload_if_uncertain(slot, owned).await?;
+            let Some(lane) = owned else { return Ok(()) };
+            let record = lane.record(None, self.lease_ms(), &LaneChange::default());
+            lane.uncertain = true;
+            if let RecordWrite::Stored(_) = self.lane_store.write_lane(slot.number, &record, lane.revision).await? {
+                *owned = None;
                 return Ok(());
             }
         }
@@ -178,10 +183,10 @@ impl ConsumerInner {
 
     /// Sends acknowledgements to the server. The record is authoritative: if an acknowledgement is lost, the server
     /// redelivers the message after `ack_wait`, and this consumer acknowledges it again.
-    pub(crate) async fn ack_at_server(&self, cell: &LaneSlot, words: Vec<ServerAck>) {
+    pub(crate) async fn ack_at_server(&self, slot: &LaneSlot, acks: Vec<ServerAck>) {
         let all = async {
-            for ServerAck { seq, reply } in words {
-                let reply = reply.unwrap_or_else(|| self.ack_subject(cell, seq));
+            for ServerAck { seq, reply } in acks {
+                let reply = reply.unwrap_or_else(|| self.ack_subject(slot, seq));
                 if self.client.publish(reply, AckKind::Ack.into()).await.is_err() {
                     return;
                 }
@@ -189,12 +194,12 @@ impl ConsumerInner {
         };
         // Without a connection, publishing would wait for one.
         if tokio::time::timeout(self.timeout, all).await.is_err() {
-            tracing::debug!(group = self.group.name, lane = %cell.lane, "the server could not be told");
+            tracing::debug!(group = self.group.name, lane = %slot.lane, "acknowledgements not sent to the server, which will redeliver");
         }
     }
 
     /// The reply subject of a message that was delivered to another consumer. The server uses only the sequence.
-    pub(crate) fn ack_subject(&self, cell: &LaneSlot, seq: u64) -> Subject {
-        format!("$JS.ACK.{}.{}.1.{seq}.1.1.0", self.group.stream, cell.durable).into()
+    pub(crate) fn ack_subject(&self, slot: &LaneSlot, seq: u64) -> Subject {
+        format!("$JS.ACK.{}.{}.1.{seq}.1.1.0", self.group.stream, slot.durable).into()
     }
 }

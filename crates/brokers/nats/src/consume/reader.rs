@@ -38,7 +38,7 @@ const PULL_MAX: usize = 500;
 const PARALLEL_READS: usize = 32;
 /// After a session of this length, the next delay is the shortest one again.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
-/// The maximum number of received messages that are processed together.
+/// The maximum number of received messages that are processed contiguous.
 const CHUNK: usize = 256;
 
 /// Why a reader stops.
@@ -58,20 +58,20 @@ impl From<Error> for ReaderExit {
 }
 
 /// Reads a lane until it is lost or the consumer is closed.
-pub(super) async fn read_lane(shared: Arc<ConsumerInner>, number: u16, epoch: u64) {
-    let cell = &shared.lane_slots[usize::from(number)];
-    let mut reader = Reader { consumer: &shared, lane: cell, epoch };
+pub(super) async fn read_lane(inner: Arc<ConsumerInner>, number: u16, epoch: u64) {
+    let slot = &inner.lane_slots[usize::from(number)];
+    let mut reader = Reader { consumer: &inner, lane: slot, epoch };
     let mut backoff = connection::backoff();
     loop {
         let began = Instant::now();
         match reader.read_session().await {
             Err(ReaderExit::LaneLost) => return,
             Err(ReaderExit::Fatal(error)) => {
-                *shared.fatal_error.lock() = Some(error);
-                shared.changed.notify_waiters();
+                *inner.fatal_error.lock() = Some(error);
+                inner.changed.notify_waiters();
             }
             Err(ReaderExit::Retry(error)) => {
-                tracing::warn!(group = shared.group.name, lane = number, %error, "reading failed, will try again");
+                tracing::warn!(group = inner.group.name, lane = number, %error, "reading a lane failed, will retry");
             }
             // The library ended its message stream: request a new one.
             Ok(()) => {}
@@ -106,12 +106,12 @@ impl Reader<'_> {
             .await
             .map_err(request_error)?;
         let mut chunks = messages.ready_chunks(CHUNK);
-        let mut count = DeliveryCounter::default();
+        let mut counter = DeliveryCounter::default();
         let idle = (self.consumer.group.ack_wait / 4).max(HEARTBEAT);
         loop {
             tokio::select! {
                 chunk = chunks.next() => match chunk {
-                    Some(chunk) => self.accept(chunk, &mut count).await?,
+                    Some(chunk) => self.accept(chunk, &mut counter).await?,
                     None => return Ok(()),
                 },
                 // Deliveries to the lost connection may be missing, without a later one that would show the gap. The
@@ -126,22 +126,26 @@ impl Reader<'_> {
     /// Reads the unacknowledged messages of the record, after the lane was claimed from another consumer. It reads in
     /// ascending order, so that no message is delivered before an earlier one is known.
     async fn reload_unacknowledged(&self) -> Result<(), ReaderExit> {
-        let unread = self.with_owned_lane(|held| held.messages.unread()).await?;
-        let asked = |seq| async move {
+        let unread = self.with_owned_lane(|lane| lane.messages.unread()).await?;
+        let read = |seq| async move {
             Ok::<_, Error>((
                 seq,
                 none_if_missing(self.consumer.stream.raw_message_builder().sequence(seq).send().await)?,
             ))
         };
-        let mut read = stream::iter(unread).map(asked).buffered(PARALLEL_READS);
-        while let Some((seq, message)) = read.try_next().await? {
+        let mut messages = stream::iter(unread).map(read).buffered(PARALLEL_READS);
+        while let Some((seq, message)) = messages.try_next().await? {
             let Some(message) = message else {
-                tracing::warn!(group = self.consumer.group.name, seq, "the stream's limits removed an open message");
-                self.with_owned_lane(|held| held.messages.drop_missing(seq)).await?;
+                tracing::warn!(
+                    group = self.consumer.group.name,
+                    seq,
+                    "the limits of the stream deleted an unacknowledged message"
+                );
+                self.with_owned_lane(|lane| lane.messages.drop_missing(seq)).await?;
                 continue;
             };
             let content = self.content(&message.subject, Some(&message.headers), message.payload);
-            self.with_owned_lane(|held| held.messages.insert(seq, content, None)).await?;
+            self.with_owned_lane(|lane| lane.messages.insert(seq, content, None)).await?;
         }
         self.consumer.changed.notify_waiters();
         Ok(())
@@ -163,12 +167,12 @@ impl Reader<'_> {
             }
             Err(error) => return Err(request_error(error).into()),
         };
-        let mut slot = self.lane.owned.lock().await;
-        if self.owned_lane(&mut slot)?.belongs_to(durable_ns(&info)) {
+        let mut owned = self.lane.owned.lock().await;
+        if self.owned_lane(&mut owned)?.belongs_to(durable_ns(&info)) {
             return Ok(info.delivered.stream_sequence);
         }
-        tracing::warn!(group = self.consumer.group.name, lane = %self.lane.lane, "the durable consumer was made again");
-        self.consumer.drop_lane(self.lane, &mut slot);
+        tracing::warn!(group = self.consumer.group.name, lane = %self.lane.lane, "the durable consumer was recreated");
+        self.consumer.drop_lane(self.lane, &mut owned);
         self.consumer.rebalance_now.notify_one();
         Err(ReaderExit::LaneLost)
     }
@@ -176,14 +180,14 @@ impl Reader<'_> {
     /// Reads all messages of the lane up to this sequence that were not seen. Only this task adds seen messages, so the
     /// lane need not stay locked.
     async fn catch_up(&self, until: u64) -> Result<(), ReaderExit> {
-        let mut seen = self.with_owned_lane(|held| held.messages.seen_to()).await?;
+        let mut seen = self.with_owned_lane(|lane| lane.messages.seen_to()).await?;
         while seen < until {
             let Some(message) = self.next_message(seen + 1).await?.filter(|message| message.sequence <= until) else {
                 return Ok(());
             };
             seen = message.sequence;
             let content = self.content(&message.subject, Some(&message.headers), message.payload);
-            self.with_owned_lane(|held| held.messages.insert(seen, content, None)).await?;
+            self.with_owned_lane(|lane| lane.messages.insert(seen, content, None)).await?;
             self.consumer.changed.notify_waiters();
         }
         Ok(())
@@ -193,17 +197,17 @@ impl Reader<'_> {
     async fn next_message(&self, from: u64) -> Result<Option<StreamMessage>, Error> {
         let any = [">".to_owned()];
         let filters = if self.lane.filters.is_empty() { &any[..] } else { &self.lane.filters };
-        let asked = filters.iter().map(|filter| next_message(&self.consumer.stream, filter, from));
-        let found = try_join_all(asked).await?;
-        Ok(found.into_iter().flatten().min_by_key(|message| message.sequence))
+        let requests = filters.iter().map(|filter| next_message(&self.consumer.stream, filter, from));
+        let messages = try_join_all(requests).await?;
+        Ok(messages.into_iter().flatten().min_by_key(|message| message.sequence))
     }
 
     async fn accept(
         &self,
         chunk: Vec<Result<Message, pull::MessagesError>>,
-        count: &mut DeliveryCounter,
+        counter: &mut DeliveryCounter,
     ) -> Result<(), ReaderExit> {
-        let mut together = Vec::new();
+        let mut contiguous = Vec::new();
         for message in chunk {
             let message = match message {
                 Ok(message) => message,
@@ -215,18 +219,18 @@ impl Reader<'_> {
                 Err(error) => return Err(request_error(error).into()),
             };
             let (seq, gap) = match message.info() {
-                Ok(info) => (info.stream_sequence, count.record(info.consumer_sequence, info.delivered <= 1)),
+                Ok(info) => (info.stream_sequence, counter.record(info.consumer_sequence, info.delivered <= 1)),
                 Err(error) => return Err(api_error("parse a delivery", error).into()),
             };
             if gap != Gap::None {
-                self.insert_messages(std::mem::take(&mut together)).await?;
+                self.insert_messages(std::mem::take(&mut contiguous)).await?;
                 let delivered = self.last_delivered().await?;
                 let before = seq.saturating_sub(1);
                 self.catch_up(if gap == Gap::Before { before } else { before.max(delivered) }).await?;
             }
-            together.push((seq, message.message));
+            contiguous.push((seq, message.message));
         }
-        self.insert_messages(together).await
+        self.insert_messages(contiguous).await
     }
 
     /// Accepts messages that have no gap before them.
@@ -234,28 +238,28 @@ impl Reader<'_> {
         if messages.is_empty() {
             return Ok(());
         }
-        let mut done = Vec::new();
-        let mut slot = self.lane.owned.lock().await;
-        let held = self.owned_lane(&mut slot)?;
+        let mut acknowledged = Vec::new();
+        let mut owned = self.lane.owned.lock().await;
+        let lane = self.owned_lane(&mut owned)?;
         for (seq, message) in messages {
             let content = self.content(&message.subject, message.headers.as_ref(), message.payload);
-            if held.messages.insert(seq, content, message.reply.clone()) == Arrival::Done {
-                done.push(ServerAck { seq, reply: message.reply });
+            if lane.messages.insert(seq, content, message.reply.clone()) == Arrival::Acknowledged {
+                acknowledged.push(ServerAck { seq, reply: message.reply });
             }
         }
-        drop(slot);
+        drop(owned);
         self.consumer.changed.notify_waiters();
-        self.consumer.ack_at_server(self.lane, done).await;
+        self.consumer.ack_at_server(self.lane, acknowledged).await;
         Ok(())
     }
 
     async fn with_owned_lane<T>(&self, job: impl FnOnce(&mut OwnedLane) -> T) -> Result<T, ReaderExit> {
-        let mut slot = self.lane.owned.lock().await;
-        Ok(job(self.owned_lane(&mut slot)?))
+        let mut owned = self.lane.owned.lock().await;
+        Ok(job(self.owned_lane(&mut owned)?))
     }
 
-    fn owned_lane<'s>(&self, slot: &'s mut Option<OwnedLane>) -> Result<&'s mut OwnedLane, ReaderExit> {
-        slot.as_mut().filter(|held| held.epoch == self.epoch).ok_or(ReaderExit::LaneLost)
+    fn owned_lane<'s>(&self, owned: &'s mut Option<OwnedLane>) -> Result<&'s mut OwnedLane, ReaderExit> {
+        owned.as_mut().filter(|lane| lane.epoch == self.epoch).ok_or(ReaderExit::LaneLost)
     }
 
     fn content(&self, subject: &Subject, headers: Option<&HeaderMap>, payload: Bytes) -> MessageContent {

@@ -22,14 +22,14 @@ struct PollResult {
 
 /// A lane with messages to deliver.
 struct SelectedLane<'a> {
-    lane: &'a LaneSlot,
+    slot: &'a LaneSlot,
     owned: MutexGuard<'a, Option<OwnedLane>>,
     change: LaneChange,
 }
 
 impl ConsumerInner {
     pub(super) async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Error> {
-        assert!(limit > 0, "a limit of nothing would wait for ever");
+        assert!(limit > 0, "with a limit of zero, the call would never return");
         let mut closed = self.closed.subscribe();
         loop {
             // Register before the poll, so that no change in between is missed.
@@ -41,15 +41,15 @@ impl ConsumerInner {
             if let Some(error) = self.fatal_error.lock().take() {
                 return Err(error);
             }
-            let look = tokio::select! {
+            let result = tokio::select! {
                 biased; // Closing must not wait for a server that does not respond.
                 _ = closed.wait_for(|closed| *closed) => return Ok(Vec::new()),
-                look = self.poll_lanes(limit) => look?,
+                result = self.poll_lanes(limit) => result?,
             };
-            if !look.deliveries.is_empty() {
-                return Ok(look.deliveries);
+            if !result.deliveries.is_empty() {
+                return Ok(result.deliveries);
             }
-            if look.poll_again {
+            if result.poll_again {
                 continue;
             }
             tokio::select! {
@@ -65,69 +65,69 @@ impl ConsumerInner {
     async fn poll_lanes(&self, limit: usize) -> Result<PollResult, Error> {
         // Two concurrent polls would wait for each other's lanes.
         let _one = self.receive_lock.lock().await;
-        let mut look = PollResult::default();
-        let mut chosen = self.select_lanes(limit).await?;
-        let writes = chosen.iter_mut().map(|SelectedLane { lane: cell, owned: slot, change: plan }| async {
-            match slot.as_mut() {
-                Some(held) => self.write_record(cell, held, plan).await,
+        let mut result = PollResult::default();
+        let mut selected = self.select_lanes(limit).await?;
+        let writes = selected.iter_mut().map(|SelectedLane { slot, owned, change }| async {
+            match owned.as_mut() {
+                Some(lane) => self.write_record(slot, lane, change).await,
                 None => Ok(false),
             }
         });
         let written = join_all(writes).await;
         let mut failed = None;
-        for (SelectedLane { lane: cell, owned: mut slot, change: plan }, written) in chosen.into_iter().zip(written) {
-            match (written, slot.as_mut()) {
-                (Ok(true), Some(held)) => self.deliver(cell, held, plan, &mut look.deliveries),
-                (Ok(_), _) => look.poll_again = true,
+        for (SelectedLane { slot, mut owned, change }, written) in selected.into_iter().zip(written) {
+            match (written, owned.as_mut()) {
+                (Ok(true), Some(lane)) => self.deliver(slot, lane, change, &mut result.deliveries),
+                (Ok(_), _) => result.poll_again = true,
                 (Err(error), _) => failed = Some(error),
             }
         }
         match failed {
             // Return the successful deliveries; the uncertain lane reports its error at the next poll.
-            Some(error) if look.deliveries.is_empty() => Err(error),
-            _ => Ok(look),
+            Some(error) if result.deliveries.is_empty() => Err(error),
+            _ => Ok(result),
         }
     }
 
     async fn select_lanes(&self, limit: usize) -> Result<Vec<SelectedLane<'_>>, Error> {
         let first = self.next_lane.fetch_add(1, Ordering::Relaxed) % self.lane_slots.len();
         let mut left = limit;
-        let mut chosen: Vec<SelectedLane<'_>> = Vec::new();
-        for cell in self.lane_slots[first..].iter().chain(&self.lane_slots[..first]) {
+        let mut selected: Vec<SelectedLane<'_>> = Vec::new();
+        for slot in self.lane_slots[first..].iter().chain(&self.lane_slots[..first]) {
             // A poll that already holds lanes does not wait for others, which may be waiting for the server.
-            let mut slot = match cell.owned.try_lock() {
-                Ok(slot) => slot,
-                Err(_) if !chosen.is_empty() => continue,
-                Err(_) => cell.owned.lock().await,
+            let mut owned = match slot.owned.try_lock() {
+                Ok(owned) => owned,
+                Err(_) if !selected.is_empty() => continue,
+                Err(_) => slot.owned.lock().await,
             };
-            self.reload_if_uncertain(cell, &mut slot).await?;
-            let Some(held) = slot.as_ref().filter(|held| !held.paused && !held.releasing) else { continue };
-            let room = self.membership.prefetch.saturating_sub(held.messages.outstanding());
-            let plan = held.messages.ready(room.min(left));
-            if !plan.is_empty() {
-                left -= plan.handed_out.len();
-                chosen.push(SelectedLane { lane: cell, owned: slot, change: plan });
+            self.reload_if_uncertain(slot, &mut owned).await?;
+            let Some(lane) = owned.as_ref().filter(|lane| !lane.paused && !lane.releasing) else { continue };
+            let room = self.membership.prefetch.saturating_sub(lane.messages.outstanding());
+            let change = lane.messages.ready(room.min(left));
+            if !change.is_empty() {
+                left -= change.handed_out.len();
+                selected.push(SelectedLane { slot, owned, change });
             }
             if left == 0 {
                 break;
             }
         }
-        Ok(chosen)
+        Ok(selected)
     }
 
-    fn deliver(&self, cell: &LaneSlot, held: &mut OwnedLane, plan: LaneChange, deliveries: &mut Vec<Delivery>) {
-        let handed = plan.handed_out.clone();
-        held.messages.apply(plan);
-        for seq in handed {
+    fn deliver(&self, slot: &LaneSlot, lane: &mut OwnedLane, change: LaneChange, deliveries: &mut Vec<Delivery>) {
+        let sequences = change.handed_out.clone();
+        lane.messages.apply(change);
+        for seq in sequences {
             // The low bits hold the lane, so that an acknowledgement finds it.
             let number = self.next_tag.fetch_add(1, Ordering::Relaxed);
-            let tag = DeliveryTag::new(number << 16 | u64::from(cell.number));
-            if let Some((content, redelivered)) = held.messages.mark_handed_out(seq, tag) {
+            let tag = DeliveryTag::new(number << 16 | u64::from(slot.number));
+            if let Some((content, redelivered)) = lane.messages.mark_handed_out(seq, tag) {
                 deliveries.push(Delivery {
                     tag,
                     raw: content.raw.clone(),
                     address: content.address.clone(),
-                    lane: cell.lane.clone(),
+                    lane: slot.lane.clone(),
                     offset: Some(seq),
                     redelivered,
                     retry_count: 0,

@@ -7,14 +7,15 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use async_nats::Client;
 use async_nats::header::{NATS_BATCH_COMMIT, NATS_BATCH_COMMIT_FINAL, NATS_BATCH_ID, NATS_BATCH_SEQUENCE};
-use async_nats::{Client, jetstream};
 use tracing::{debug, info};
 
 use super::encode::{EncodedMessage, encode};
 use super::{BatchPublisher, PublishConnection};
 use crate::classify::Error;
 use crate::config::{AtomicBatches, Config};
+use crate::connection::jetstream;
 
 /// How long connecting may wait for the stream's settings.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(1);
@@ -24,6 +25,8 @@ const QUERY_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 pub(super) const MESSAGES_MAX: usize = 1_000;
 /// Our limit per batch: the server buffers a batch in memory until it is complete.
 const BYTES_MAX: usize = 8 << 20;
+/// The error code for a stream that does not accept batches.
+const BATCHES_DISABLED: u64 = 10_174;
 
 /// Whether the stream of a connection accepts batches.
 #[derive(Debug, Default)]
@@ -39,14 +42,14 @@ impl BatchSupport {
         if !client.is_server_compatible(2, 12, 0) {
             return true;
         }
-        let context = jetstream::new(client.clone());
+        let context = jetstream(client, config);
         match tokio::time::timeout(QUERY_TIMEOUT, context.get_stream(stream)).await {
             Ok(Ok(stream)) => {
                 self.0.store(stream.cached_info().config.allow_atomic_publish, Ordering::Relaxed);
                 true
             }
             Ok(Err(error)) => {
-                debug!(stream, %error, "the stream's settings cannot be read, so messages go one by one");
+                debug!(stream, %error, "cannot read the stream settings, publishing messages one by one");
                 false
             }
             Err(_) => false,
@@ -60,20 +63,20 @@ impl BatchSupport {
         }
     }
 
-    fn disable(&self, why: &Error) {
+    fn disable(&self, error: &Error) {
         if self.0.swap(false, Ordering::Relaxed) {
-            info!(%why, "the stream takes no atomic batches any more, so messages go one by one");
+            info!(%error, "the stream no longer accepts atomic batches, publishing messages one by one");
         }
     }
 }
 
 /// Whether a call should send batches over this connection.
-pub(super) fn should_batch(session: &PublishConnection, config: &Config) -> bool {
-    session.batch_support.0.load(Ordering::Relaxed)
+pub(super) fn should_batch(connection: &PublishConnection, config: &Config) -> bool {
+    connection.batch_support.0.load(Ordering::Relaxed)
         && match config.atomic_batches {
             AtomicBatches::Off => false,
             AtomicBatches::Always => true,
-            AtomicBatches::Auto => session.unconfirmed.is_slow(),
+            AtomicBatches::Auto => connection.unconfirmed.is_slow(),
         }
 }
 
@@ -98,9 +101,8 @@ impl BatchBuilder {
 impl BatchPublisher<'_> {
     /// Sends the collected messages as one batch. If the server refuses the batch, they are sent one by one, so that
     /// each has its own outcome.
-    pub(super) async fn send_batch(&self, gathered: &mut BatchBuilder) {
-        let gathered = std::mem::take(gathered);
-        let messages = gathered.messages;
+    pub(super) async fn send_batch(&self, batch: &mut BatchBuilder) {
+        let messages = std::mem::take(batch).messages;
         if messages.len() < 2 {
             for (index, message) in messages {
                 self.send_or_report(index, message).await;
@@ -123,7 +125,7 @@ impl BatchPublisher<'_> {
         if matches!(error, Error::Refused { code: BATCHES_DISABLED, .. }) {
             self.connection.batch_support.disable(&error);
         }
-        debug!(%error, messages = indexes.len(), "a batch was refused whole, its messages go one by one");
+        debug!(%error, messages = indexes.len(), "atomic batch refused, publishing its messages one by one");
         for index in indexes {
             match encode(&self.batch[index], self.config, self.bytes_max) {
                 Ok(message) => self.send_or_report(index, message).await,
@@ -134,14 +136,14 @@ impl BatchPublisher<'_> {
 
     /// Sends a batch and waits for its single acknowledgement.
     async fn publish_atomic_batch(&self, messages: Vec<(usize, EncodedMessage)>) -> Result<(), Error> {
-        let PublishConnection { client, unconfirmed: acks, .. } = self.connection;
+        let PublishConnection { client, unconfirmed, .. } = self.connection;
         let count = messages.len();
         if let Some((_, denied)) = messages.iter().find(|(_, message)| self.connection.is_denied(&message.subject)) {
             return Err(Error::PublishDenied(denied.subject.to_string()));
         }
-        acks.reserve(count).await?;
+        unconfirmed.reserve(count).await?;
         let last = messages[count - 1].1.subject.clone();
-        let (token, answer) = acks.register_batch(count, &last)?;
+        let (token, ack) = unconfirmed.register_batch(count, &last)?;
         let batch_id = uuid::Uuid::new_v4().simple().to_string();
         for (number, (_, message)) in messages.into_iter().enumerate() {
             let EncodedMessage { subject, mut headers, payload, .. } = message;
@@ -156,13 +158,10 @@ impl BatchPublisher<'_> {
             };
             if let Err(error) = written {
                 // The server discards a batch without its last message.
-                acks.cancel(token);
+                unconfirmed.cancel(token);
                 return Err(error);
             }
         }
-        answer.await.unwrap_or(Err(Error::ConnectionLost))
+        ack.await.unwrap_or(Err(Error::ConnectionLost))
     }
 }
-
-/// `JetStream`'s error code for a stream that does not accept batches.
-const BATCHES_DISABLED: u64 = 10_174;

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use async_nats::{Client, Event, ServerAddr, ServerError, Subject, Subscriber};
 use futures_util::StreamExt as _;
 use parking_lot::Mutex;
+use relevo_core::Failure;
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
@@ -37,7 +38,7 @@ pub(crate) struct PublishConnection {
     denied: Mutex<BTreeMap<String, Instant>>,
 }
 
-/// The inputs of a session.
+/// The inputs of a connection.
 pub(crate) struct ConnectionEvents {
     events: mpsc::Receiver<Event>,
     acks: Subscriber,
@@ -62,37 +63,37 @@ impl PublishConnection {
                 std::future::ready(())
             });
         let client = options.connect(server.clone()).await.map_err(connection::connect_error)?;
-        let inbox = client.new_inbox() + ".";
+        let reply_inbox = client.new_inbox() + ".";
         // This fails only if the connection is already lost.
-        let answers = client.subscribe(format!("{inbox}*")).await.map_err(|_| Error::Disconnected)?;
+        let acks = client.subscribe(format!("{reply_inbox}*")).await.map_err(|_| Error::Disconnected)?;
         let clustered = client.server_info().cluster.is_some();
-        let acks = UnconfirmedMessages::new(config.in_flight_max, config.confirm_timeout, clustered);
-        let ability = BatchSupport::default();
-        let answered = ability.query(&client, config).await;
+        let unconfirmed = UnconfirmedMessages::new(config.in_flight_max, config.confirm_timeout, clustered);
+        let batch_support = BatchSupport::default();
+        let batch_support_known = batch_support.query(&client, config).await;
         Ok((
-            Self { client, unconfirmed: acks, batch_support: ability, reply_inbox: inbox, denied: Mutex::default() },
-            ConnectionEvents { events, acks: answers, batch_support_known: answered },
+            Self { client, unconfirmed, batch_support, reply_inbox, denied: Mutex::default() },
+            ConnectionEvents { events, acks, batch_support_known },
         ))
     }
 
     /// Runs until the connection is lost, and returns the cause. Every waiting message has an outcome by then.
-    pub(crate) async fn run(&self, ears: ConnectionEvents, config: &Config) -> Error {
-        let answered = ears.batch_support_known;
-        let mut listening = pin!(self.listen(ears));
-        if answered {
+    pub(crate) async fn run(&self, events: ConnectionEvents, config: &Config) -> Error {
+        let batch_support_known = events.batch_support_known;
+        let mut listening = pin!(self.listen(events));
+        if batch_support_known {
             return listening.await;
         }
         tokio::select! {
-            why = &mut listening => why,
+            error = &mut listening => error,
             () = self.batch_support.query_until_answered(&self.client, config) => listening.await,
         }
     }
 
-    async fn listen(&self, ears: ConnectionEvents) -> Error {
-        let ConnectionEvents { mut events, acks: answers, .. } = ears;
-        let mut answers = answers.ready_chunks(ACK_CHUNK);
-        let mut look = tokio::time::interval(EXPIRE_INTERVAL);
-        let why = loop {
+    async fn listen(&self, events: ConnectionEvents) -> Error {
+        let ConnectionEvents { mut events, acks, .. } = events;
+        let mut acks = acks.ready_chunks(ACK_CHUNK);
+        let mut expire = tokio::time::interval(EXPIRE_INTERVAL);
+        let error = loop {
             tokio::select! {
                 biased;
                 event = events.recv() => match event {
@@ -100,18 +101,18 @@ impl PublishConnection {
                     Some(Event::ServerError(error)) => if let Some(error) = self.on_server_error(&error) { break error },
                     Some(_) => {}
                 },
-                some = answers.next() => match some {
-                    Some(some) => self.unconfirmed.settle(some.iter().filter_map(|message| {
+                chunk = acks.next() => match chunk {
+                    Some(chunk) => self.unconfirmed.settle(chunk.iter().filter_map(|message| {
                         let token = message.subject.strip_prefix(self.reply_inbox.as_str())?.parse().ok()?;
                         Some((token, parse_ack(message)))
                     })),
                     None => break Error::Disconnected,
                 },
-                now = look.tick() => self.unconfirmed.expire(now.into_std()),
+                now = expire.tick() => self.unconfirmed.expire(now.into_std()),
             }
         };
         self.unconfirmed.connection_lost();
-        why
+        error
     }
 
     /// The reply subject of a token.
@@ -159,7 +160,7 @@ const DISCOVERED_MAX: usize = 64;
 /// A connection of this length counts as stable.
 const STABLE_AFTER: Duration = Duration::from_secs(5);
 
-/// Runs until it is dropped.
+/// Connects, and replaces a lost connection by a new one, until it is dropped.
 pub(crate) async fn maintain(config: Config, configured: Vec<ServerAddr>, state: watch::Sender<BrokerConnection>) {
     let mut servers = configured.clone();
     let mut failures = 0;
@@ -167,35 +168,38 @@ pub(crate) async fn maintain(config: Config, configured: Vec<ServerAddr>, state:
     let mut delay = Duration::ZERO;
     loop {
         let server = servers[failures % servers.len()].clone();
-        let why = match PublishConnection::open(&config, &server).await {
-            Ok((session, ears)) => {
+        let error = match PublishConnection::open(&config, &server).await {
+            Ok((connection, events)) => {
                 info!(server = server.host(), port = server.port(), "connected to NATS");
-                servers = known_servers(&configured, &session);
-                let session = Arc::new(session);
+                servers = known_servers(&configured, &connection);
+                let connection = Arc::new(connection);
                 let began = Instant::now();
-                state.send_replace(BrokerConnection::Up(Arc::clone(&session)));
-                let why = session.run(ears, &config).await;
-                // Keep the failure count if the server accepts and then closes connections, so that the pauses grow.
-                if session.unconfirmed.has_stored() || began.elapsed() >= STABLE_AFTER {
+                state.send_replace(BrokerConnection::Up(Arc::clone(&connection)));
+                let error = connection.run(events, &config).await;
+                // Keep the failure count if the server accepts and then closes connections, so that the delays grow.
+                if connection.unconfirmed.has_stored() || began.elapsed() >= STABLE_AFTER {
                     failures = 0;
                     backoff.reset();
                 }
-                why
+                error
             }
-            // That server is not in the configuration, so its TLS error is no configuration error.
+            // That server is not in the configuration, so its TLS error does not concern the configuration.
             Err(error @ (Error::ServerCertificate(_) | Error::ClientCertificate(_) | Error::Tls(_)))
                 if !configured.contains(&server) =>
             {
-                warn!(server = server.host(), port = server.port(), error = %error_chain(&error), "a server of the cluster refuses us");
+                let (host, port, error) = (server.host(), server.port(), error_chain(Arc::new(error)));
+                warn!(server = host, port, error, "TLS handshake with a discovered NATS server failed");
                 Error::Disconnected
             }
             Err(error) => error,
         };
+        let error = Arc::new(error);
         if failures == 0 {
-            warn!(server = server.host(), port = server.port(), error = %error_chain(&why), "no connection to NATS, trying again");
+            let (host, port, error) = (server.host(), server.port(), error_chain(Arc::clone(&error)));
+            warn!(server = host, port, error, "not connected to NATS, will retry");
         }
         failures += 1;
-        state.send_replace(BrokerConnection::Down(Arc::new(why)));
+        state.send_replace(BrokerConnection::Down(error));
         // Every server is tried once before the delay grows.
         if failures == 1 || failures.is_multiple_of(servers.len()) {
             delay = backoff.next(connection::jitter());
@@ -205,9 +209,9 @@ pub(crate) async fn maintain(config: Config, configured: Vec<ServerAddr>, state:
 }
 
 /// The configured servers, and those that the cluster announces.
-fn known_servers(configured: &[ServerAddr], session: &PublishConnection) -> Vec<ServerAddr> {
+fn known_servers(configured: &[ServerAddr], connection: &PublishConnection) -> Vec<ServerAddr> {
     let mut servers = configured.to_vec();
-    for url in session.client.server_info().connect_urls.iter().take(DISCOVERED_MAX) {
+    for url in connection.client.server_info().connect_urls.iter().take(DISCOVERED_MAX) {
         match url.parse::<ServerAddr>() {
             Ok(server) if !servers.contains(&server) => servers.push(server),
             _ => {}
@@ -216,12 +220,6 @@ fn known_servers(configured: &[ServerAddr], session: &PublishConnection) -> Vec<
     servers
 }
 
-fn error_chain(error: &Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(source) = cause {
-        text = format!("{text}: {source}");
-        cause = source.source();
-    }
-    text
+fn error_chain(error: Arc<Error>) -> String {
+    Failure::from(Error::Shared(error)).error_chain()
 }

@@ -46,7 +46,7 @@ pub(crate) fn encode(publication: &Publication, config: &Config, bytes_max: usiz
 /// addresses. It does not include the lane, so that a change of the lane count creates no duplicates.
 pub(crate) fn message_id(publication: &Publication) -> String {
     let mut id = String::with_capacity(37 + publication.address.len());
-    write!(id, "{}/{}", publication.message.id, publication.address).expect("a string takes any text");
+    write!(id, "{}/{}", publication.message.id, publication.address).expect("writing to a string cannot fail");
     id
 }
 
@@ -72,13 +72,11 @@ pub(crate) fn parse_ack(message: &Message) -> Result<usize, Error> {
     if message.status == Some(StatusCode::NO_RESPONDERS) {
         return Err(Error::NoStream);
     }
-    let answer: AckResponse<'_> =
+    let response: AckResponse<'_> =
         serde_json::from_slice(&message.payload).map_err(|error| Error::InvalidAck(error.to_string()))?;
-    match answer {
-        AckResponse { error: Some(refusal), .. } => {
-            Err(from_api_code(refusal.err_code, refusal.description.into_owned()))
-        }
+    match response {
+        AckResponse { error: Some(error), .. } => Err(from_api_code(error.err_code, error.description.into_owned())),
         AckResponse { seq: Some(_), count, .. } => Ok(count.unwrap_or(1)),
-        AckResponse { seq: None, .. } => Err(Error::InvalidAck("it names no sequence".to_owned())),
+        AckResponse { seq: None, .. } => Err(Error::InvalidAck("it has no sequence".to_owned())),
     }
 }

@@ -69,9 +69,9 @@ impl InFlightWindow {
     }
 
     fn release_in(&self, size: &mut WindowSize, weight: usize) {
-        let paid = size.excess.min(weight);
-        size.excess -= paid;
-        self.permits.add_permits(weight - paid);
+        let reduced = size.excess.min(weight);
+        size.excess -= reduced;
+        self.permits.add_permits(weight - reduced);
     }
 }
 
@@ -144,34 +144,34 @@ mod tests {
 
     #[tokio::test]
     async fn a_shrinking_window_admits_nothing_until_enough_was_released() {
-        let room = InFlightWindow::new(1_000);
+        let window = InFlightWindow::new(1_000);
         for _ in 0..1_000 {
-            room.acquire(1).await.expect("room");
+            window.acquire(1).await.expect("it has capacity");
         }
-        room.resize(300);
-        room.release(700);
-        assert_eq!(room.permits.available_permits(), 0);
-        room.release(300);
-        assert_eq!(room.permits.available_permits(), 300);
-        room.resize(5_000);
-        assert_eq!(room.permits.available_permits(), 1_000, "never more than allowed");
+        window.resize(300);
+        window.release(700);
+        assert_eq!(window.permits.available_permits(), 0);
+        window.release(300);
+        assert_eq!(window.permits.available_permits(), 300);
+        window.resize(5_000);
+        assert_eq!(window.permits.available_permits(), 1_000, "never more than the maximum");
     }
 
     #[tokio::test]
     async fn the_largest_batch_fits_into_the_smallest_window() {
-        let room = InFlightWindow::new(8_000);
-        room.resize(1);
-        room.acquire(1_000).await.expect("room");
+        let window = InFlightWindow::new(8_000);
+        window.resize(1);
+        window.acquire(1_000).await.expect("it has capacity");
         let small = InFlightWindow::new(10);
-        small.acquire(1_000).await.expect("room");
+        small.acquire(1_000).await.expect("it has capacity");
     }
 
     fn measured_rate(acknowledged: usize, took: Duration) -> AckRate {
-        let mut pace = AckRate::default();
-        let began = Instant::now().checked_sub(took).expect("the machine runs for longer");
-        pace.sent(IN_FLIGHT_MIN, began);
-        pace.settled(acknowledged, 0);
-        pace
+        let mut rate = AckRate::default();
+        let began = Instant::now().checked_sub(took).expect("the machine has run for longer");
+        rate.sent(IN_FLIGHT_MIN, began);
+        rate.settled(acknowledged, 0);
+        rate
     }
 
     #[test]
@@ -182,26 +182,26 @@ mod tests {
 
     #[test]
     fn the_window_is_half_a_second_of_acknowledgements() {
-        let mut pace = AckRate::default();
-        pace.sent(
+        let mut rate = AckRate::default();
+        rate.sent(
             IN_FLIGHT_MIN,
-            Instant::now().checked_sub(Duration::from_secs(2)).expect("the machine runs for longer"),
+            Instant::now().checked_sub(Duration::from_secs(2)).expect("the machine has run for longer"),
         );
-        let window = pace.settled(4_000, 0).expect("a measurement");
+        let window = rate.settled(4_000, 0).expect("a measurement");
         assert!((900..=1_000).contains(&window), "{window}");
     }
 
     #[test]
     fn time_without_messages_in_flight_is_not_measured() {
-        let mut pace = AckRate::default();
-        pace.sent(
+        let mut rate = AckRate::default();
+        rate.sent(
             IN_FLIGHT_MIN,
-            Instant::now().checked_sub(Duration::from_mins(1)).expect("the machine runs for longer"),
+            Instant::now().checked_sub(Duration::from_mins(1)).expect("the machine has run for longer"),
         );
-        pace.ended_unacknowledged(0);
-        pace.sent(IN_FLIGHT_MIN, Instant::now());
-        assert_eq!(pace.settled(IN_FLIGHT_MIN, 0), None);
-        assert!(!pace.is_slow());
+        rate.ended_unacknowledged(0);
+        rate.sent(IN_FLIGHT_MIN, Instant::now());
+        assert_eq!(rate.settled(IN_FLIGHT_MIN, 0), None);
+        assert!(!rate.is_slow());
     }
 
     #[test]

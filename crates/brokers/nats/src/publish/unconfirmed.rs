@@ -27,7 +27,7 @@ enum AckOwner {
     Batch(usize, oneshot::Sender<Result<(), Error>>),
 }
 
-/// A waiting message, or the last message of a waiting batch.
+/// A pending message, or the last message of a pending batch.
 #[derive(Debug)]
 struct PendingAck {
     owner: AckOwner,
@@ -51,7 +51,7 @@ pub(crate) struct UnconfirmedMessages {
 #[derive(Debug, Default)]
 struct AckTable {
     pending: Slab<PendingAck>,
-    /// The number of waiting messages, including all messages of a batch.
+    /// The number of pending messages, including all messages of a batch.
     in_flight: usize,
     generation: u64,
     closed: bool,
@@ -61,7 +61,7 @@ struct AckTable {
 
 /// Bits for the slot. A token consists of a slot and a counter that changes with each use.
 const SLOT_BITS: u32 = 16;
-/// The maximum number of waiting messages per connection.
+/// The maximum number of pending messages per connection.
 pub(crate) const IN_FLIGHT_MAX: usize = 1 << SLOT_BITS;
 
 impl UnconfirmedMessages {
@@ -84,50 +84,45 @@ impl UnconfirmedMessages {
 
     /// Registers a message that has capacity. Its acknowledgement carries the returned token. Fails when the connection
     /// is lost.
-    pub(crate) fn register(&self, flight: &Arc<PublishCall>, index: usize, subject: &Subject) -> Result<u64, Error> {
-        self.insert(AckOwner::Message(Arc::clone(flight), index), subject)
+    pub(crate) fn register(&self, call: &Arc<PublishCall>, index: usize, subject: &Subject) -> Result<u64, Error> {
+        self.insert(AckOwner::Message(Arc::clone(call), index), subject)
     }
 
     /// Registers the last message of a batch that has capacity.
     pub(crate) fn register_batch(&self, messages: usize, last: &Subject) -> Result<(u64, BatchAck), Error> {
-        let (sender, answer) = oneshot::channel();
-        Ok((self.insert(AckOwner::Batch(messages, sender), last)?, answer))
+        let (sender, ack) = oneshot::channel();
+        Ok((self.insert(AckOwner::Batch(messages, sender), last)?, ack))
     }
 
-    fn insert(&self, whose: AckOwner, subject: &Subject) -> Result<u64, Error> {
+    fn insert(&self, owner: AckOwner, subject: &Subject) -> Result<u64, Error> {
         let now = Instant::now();
         let mut table = self.table.lock();
         if table.closed {
             return Err(Error::Disconnected);
         }
-        if let AckOwner::Message(flight, _) = &whose {
-            flight.add();
+        if let AckOwner::Message(call, _) = &owner {
+            call.add();
         }
         table.generation += 1;
-        let turn = table.generation;
-        let waiting = PendingAck {
-            owner: whose,
-            generation: turn,
-            subject: subject.clone(),
-            deadline: now + self.confirm_timeout,
-        };
-        table.in_flight += waiting.messages();
-        let place = table.pending.insert(waiting) as u64;
+        let generation = table.generation;
+        let pending = PendingAck { owner, generation, subject: subject.clone(), deadline: now + self.confirm_timeout };
+        table.in_flight += pending.messages();
+        let slot = table.pending.insert(pending) as u64;
         let in_flight = table.in_flight;
         table.ack_rate.sent(in_flight, now);
-        Ok(turn << SLOT_BITS | place)
+        Ok(generation << SLOT_BITS | slot)
     }
 
     /// Cancels a message that was not sent, which the caller then reports. Returns `false` if it already has an
     /// outcome.
     pub(crate) fn cancel(&self, token: u64) -> bool {
         let mut table = self.table.lock();
-        let Some(waiting) = table.take(token) else { return false };
+        let Some(pending) = table.take(token) else { return false };
         table.update_ack_rate();
         drop(table);
-        self.window.release(self.window.weight(waiting.messages()));
-        if let AckOwner::Message(flight, _) = waiting.owner {
-            flight.complete(1);
+        self.window.release(self.window.weight(pending.messages()));
+        if let AckOwner::Message(call, _) = pending.owner {
+            call.complete(1);
         }
         true
     }
@@ -149,17 +144,17 @@ impl UnconfirmedMessages {
     }
 
     /// Applies acknowledgements. Tokens that no longer wait are ignored.
-    pub(crate) fn settle(&self, answers: impl IntoIterator<Item = (u64, Result<usize, Error>)>) {
+    pub(crate) fn settle(&self, acks: impl IntoIterator<Item = (u64, Result<usize, Error>)>) {
         let now = Instant::now();
         let mut table = self.table.lock();
         let mut settled = SettledAcks::default();
-        for (token, answer) in answers {
-            self.stored_any.fetch_or(answer.is_ok(), Ordering::Relaxed);
-            if let Some(waiting) = table.take(token) {
-                let wanted = waiting.messages();
-                let weight = self.window.weight(waiting.messages());
-                let answer = table.subject_failures.classify(&waiting.subject, answer, now);
-                settled.push(waiting, weight, answer.and_then(|stored| check_batch_count(stored, wanted)));
+        for (token, ack) in acks {
+            self.stored_any.fetch_or(ack.is_ok(), Ordering::Relaxed);
+            if let Some(pending) = table.take(token) {
+                let expected = pending.messages();
+                let weight = self.window.weight(pending.messages());
+                let ack = table.subject_failures.classify(&pending.subject, ack, now);
+                settled.push(pending, weight, ack.and_then(|stored| check_batch_count(stored, expected)));
             }
         }
         let in_flight = table.in_flight;
@@ -172,16 +167,16 @@ impl UnconfirmedMessages {
 
     /// Reports messages that have passed their deadline.
     pub(crate) fn expire(&self, now: Instant) {
-        let within = self.confirm_timeout;
-        self.settle_where(|waiting| waiting.deadline <= now, |_| Error::Unconfirmed(within));
+        let timeout = self.confirm_timeout;
+        self.settle_where(|pending| pending.deadline <= now, |_| Error::Unconfirmed(timeout));
     }
 
     /// Reports messages for a subject that the account may not publish to.
     pub(crate) fn deny(&self, subject: &str) {
-        self.settle_where(|waiting| &*waiting.subject == subject, |_| Error::PublishDenied(subject.to_owned()));
+        self.settle_where(|pending| &*pending.subject == subject, |_| Error::PublishDenied(subject.to_owned()));
     }
 
-    /// Marks the connection as lost: waiting messages may have been stored, and no message can be added.
+    /// Marks the connection as lost: pending messages may have been stored, and no message can be added.
     pub(crate) fn connection_lost(&self) {
         self.table.lock().closed = true;
         self.window.close();
@@ -190,29 +185,29 @@ impl UnconfirmedMessages {
     }
 
     /// Removes the messages of a cancelled call.
-    pub(crate) fn abandon(&self, flight: &Arc<PublishCall>) {
+    pub(crate) fn abandon(&self, call: &Arc<PublishCall>) {
         let mut table = self.table.lock();
-        let gone = |waiting: &PendingAck| match &waiting.owner {
-            AckOwner::Message(whose, _) => Arc::ptr_eq(whose, flight),
-            AckOwner::Batch(_, answer) => answer.is_closed(),
+        let is_abandoned = |pending: &PendingAck| match &pending.owner {
+            AckOwner::Message(owner, _) => Arc::ptr_eq(owner, call),
+            AckOwner::Batch(_, ack) => ack.is_closed(),
         };
-        let places: Vec<usize> =
-            table.pending.iter().filter(|(_, waiting)| gone(waiting)).map(|(place, _)| place).collect();
-        let freed = places.into_iter().map(|place| self.window.weight(table.remove(place).messages())).sum();
+        let slots: Vec<usize> =
+            table.pending.iter().filter(|(_, pending)| is_abandoned(pending)).map(|(slot, _)| slot).collect();
+        let freed = slots.into_iter().map(|slot| self.window.weight(table.remove(slot).messages())).sum();
         table.update_ack_rate();
         self.window.release(freed);
     }
 
-    fn settle_where(&self, which: impl Fn(&PendingAck) -> bool, why: impl Fn(&PendingAck) -> Error) {
+    fn settle_where(&self, selects: impl Fn(&PendingAck) -> bool, error: impl Fn(&PendingAck) -> Error) {
         let mut table = self.table.lock();
-        let places: Vec<usize> =
-            table.pending.iter().filter(|(_, waiting)| which(waiting)).map(|(place, _)| place).collect();
+        let slots: Vec<usize> =
+            table.pending.iter().filter(|(_, pending)| selects(pending)).map(|(slot, _)| slot).collect();
         let mut settled = SettledAcks::default();
-        for place in places {
-            let waiting = table.remove(place);
-            let error = why(&waiting);
-            let weight = self.window.weight(waiting.messages());
-            settled.push(waiting, weight, Err(error));
+        for slot in slots {
+            let pending = table.remove(slot);
+            let error = error(&pending);
+            let weight = self.window.weight(pending.messages());
+            settled.push(pending, weight, Err(error));
         }
         table.update_ack_rate();
         self.report(settled);
@@ -221,8 +216,8 @@ impl UnconfirmedMessages {
     /// Must be called with the table locked, so that a cancelled call receives no more outcomes.
     fn report(&self, settled: SettledAcks) {
         self.window.release(settled.weight);
-        for (flight, outcomes) in settled.calls {
-            flight.report(outcomes);
+        for (call, outcomes) in settled.calls {
+            call.report(outcomes);
         }
     }
 }
@@ -242,24 +237,24 @@ impl AckTable {
         self.ack_rate.ended_unacknowledged(self.in_flight);
     }
 
-    /// Removes the waiting message of a slot.
-    fn remove(&mut self, place: usize) -> PendingAck {
-        let waiting = self.pending.remove(place);
-        self.in_flight -= waiting.messages();
-        waiting
+    /// Removes the pending message of a slot.
+    fn remove(&mut self, slot: usize) -> PendingAck {
+        let pending = self.pending.remove(slot);
+        self.in_flight -= pending.messages();
+        pending
     }
 
     fn take(&mut self, token: u64) -> Option<PendingAck> {
-        let place = usize::try_from(token % IN_FLIGHT_MAX as u64).ok()?;
-        let turn = token >> SLOT_BITS;
-        self.pending.get(place).is_some_and(|waiting| waiting.generation == turn).then(|| self.remove(place))
+        let slot = usize::try_from(token % IN_FLIGHT_MAX as u64).ok()?;
+        let generation = token >> SLOT_BITS;
+        self.pending.get(slot).is_some_and(|pending| pending.generation == generation).then(|| self.remove(slot))
     }
 }
 
 /// A server without batch support acknowledges only the last message.
-fn check_batch_count(stored: usize, wanted: usize) -> Result<(), Error> {
-    let short = || Error::InvalidAck(format!("it is for {stored} messages of {wanted}"));
-    (stored == wanted).then_some(()).ok_or_else(short)
+fn check_batch_count(stored: usize, expected: usize) -> Result<(), Error> {
+    let short = || Error::InvalidAck(format!("it confirms {stored} of {expected} messages"));
+    (stored == expected).then_some(()).ok_or_else(short)
 }
 
 /// Outcomes of one call.
@@ -274,17 +269,17 @@ struct SettledAcks {
 }
 
 impl SettledAcks {
-    fn push(&mut self, waiting: PendingAck, weight: usize, answer: Result<(), Error>) {
-        self.count += waiting.messages();
+    fn push(&mut self, pending: PendingAck, weight: usize, ack: Result<(), Error>) {
+        self.count += pending.messages();
         self.weight += weight;
-        match waiting.owner {
+        match pending.owner {
             // The call was cancelled if it no longer listens.
-            AckOwner::Batch(_, whose) => drop(whose.send(answer)),
-            AckOwner::Message(flight, index) => {
-                let outcome = answer.map_err(Into::into);
+            AckOwner::Batch(_, owner) => drop(owner.send(ack)),
+            AckOwner::Message(call, index) => {
+                let outcome = ack.map_err(Into::into);
                 match self.calls.last_mut() {
-                    Some((last, outcomes)) if Arc::ptr_eq(last, &flight) => outcomes.push((index, outcome)),
-                    _ => self.calls.push((flight, vec![(index, outcome)])),
+                    Some((last, outcomes)) if Arc::ptr_eq(last, &call) => outcomes.push((index, outcome)),
+                    _ => self.calls.push((call, vec![(index, outcome)])),
                 }
             }
         }
@@ -302,8 +297,8 @@ mod tests {
         UnconfirmedMessages::new(2, Duration::from_secs(4), false)
     }
 
-    fn classes(reports: &OutcomeReceiver) -> Vec<(usize, Option<Class>)> {
-        reports
+    fn classes(outcomes: &OutcomeReceiver) -> Vec<(usize, Option<Class>)> {
+        outcomes
             .take()
             .into_iter()
             .map(|(_, index, outcome)| (index, outcome.err().map(|error| error.class())))
@@ -312,57 +307,57 @@ mod tests {
 
     #[tokio::test]
     async fn a_late_acknowledgement_is_ignored() {
-        let (acks, reports) = (unconfirmed_messages(), OutcomeReceiver::default());
-        let flight = PublishCall::new(&reports.sender(1));
-        acks.reserve(1).await.expect("room");
-        let first = acks.register(&flight, 0, &"a".into()).expect("registered");
-        acks.expire(Instant::now() + Duration::from_secs(5));
-        assert_eq!(classes(&reports), [(0, Some(Class::Unknown))]);
-        acks.reserve(1).await.expect("room");
-        let second = acks.register(&flight, 1, &"a".into()).expect("registered");
-        assert_eq!(first % IN_FLIGHT_MAX as u64, second % IN_FLIGHT_MAX as u64, "the place is used again");
-        acks.settle([(first, Ok(1))]);
-        assert_eq!(classes(&reports), []);
-        acks.settle([(second, Ok(1))]);
-        assert_eq!(classes(&reports), [(1, None)]);
-        flight.finished().await;
+        let (unconfirmed, outcomes) = (unconfirmed_messages(), OutcomeReceiver::default());
+        let call = PublishCall::new(&outcomes.sender(1));
+        unconfirmed.reserve(1).await.expect("capacity");
+        let first = unconfirmed.register(&call, 0, &"a".into()).expect("registered");
+        unconfirmed.expire(Instant::now() + Duration::from_secs(5));
+        assert_eq!(classes(&outcomes), [(0, Some(Class::Unknown))]);
+        unconfirmed.reserve(1).await.expect("capacity");
+        let second = unconfirmed.register(&call, 1, &"a".into()).expect("registered");
+        assert_eq!(first % IN_FLIGHT_MAX as u64, second % IN_FLIGHT_MAX as u64, "the slot is used again");
+        unconfirmed.settle([(first, Ok(1))]);
+        assert_eq!(classes(&outcomes), []);
+        unconfirmed.settle([(second, Ok(1))]);
+        assert_eq!(classes(&outcomes), [(1, None)]);
+        call.finished().await;
     }
 
     #[tokio::test]
     async fn an_abandoned_call_gets_no_outcome_and_releases_the_window() {
-        let (acks, reports) = (unconfirmed_messages(), OutcomeReceiver::default());
-        let flight = PublishCall::new(&reports.sender(1));
+        let (unconfirmed, outcomes) = (unconfirmed_messages(), OutcomeReceiver::default());
+        let call = PublishCall::new(&outcomes.sender(1));
         for index in 0..2 {
-            acks.reserve(1).await.expect("room");
-            acks.register(&flight, index, &"a".into()).expect("registered");
+            unconfirmed.reserve(1).await.expect("capacity");
+            unconfirmed.register(&call, index, &"a".into()).expect("registered");
         }
-        acks.abandon(&flight);
-        acks.reserve(1).await.expect("room again");
-        acks.connection_lost();
-        assert_eq!(classes(&reports), []);
+        unconfirmed.abandon(&call);
+        unconfirmed.reserve(1).await.expect("capacity again");
+        unconfirmed.connection_lost();
+        assert_eq!(classes(&outcomes), []);
     }
 
     #[tokio::test]
     async fn a_lost_connection_settles_pending_messages_and_accepts_no_more() {
-        let (acks, reports) = (unconfirmed_messages(), OutcomeReceiver::default());
-        let flight = PublishCall::new(&reports.sender(1));
-        acks.reserve(1).await.expect("room");
-        acks.register(&flight, 0, &"a".into()).expect("registered");
-        acks.connection_lost();
-        assert_eq!(classes(&reports), [(0, Some(Class::Unknown))]);
-        assert!(acks.reserve(1).await.is_err());
-        assert!(acks.register(&flight, 1, &"a".into()).is_err());
-        flight.finished().await;
+        let (unconfirmed, outcomes) = (unconfirmed_messages(), OutcomeReceiver::default());
+        let call = PublishCall::new(&outcomes.sender(1));
+        unconfirmed.reserve(1).await.expect("capacity");
+        unconfirmed.register(&call, 0, &"a".into()).expect("registered");
+        unconfirmed.connection_lost();
+        assert_eq!(classes(&outcomes), [(0, Some(Class::Unknown))]);
+        assert!(unconfirmed.reserve(1).await.is_err());
+        assert!(unconfirmed.register(&call, 1, &"a".into()).is_err());
+        call.finished().await;
     }
 
     #[tokio::test]
     async fn a_denied_subject_leaves_the_others_pending() {
-        let (acks, reports) = (unconfirmed_messages(), OutcomeReceiver::default());
-        let flight = PublishCall::new(&reports.sender(1));
-        acks.reserve(2).await.expect("room");
-        acks.register(&flight, 0, &"a".into()).expect("registered");
-        acks.register(&flight, 1, &"b".into()).expect("registered");
-        acks.deny("b");
-        assert_eq!(classes(&reports), [(1, Some(Class::Blocked))]);
+        let (unconfirmed, outcomes) = (unconfirmed_messages(), OutcomeReceiver::default());
+        let call = PublishCall::new(&outcomes.sender(1));
+        unconfirmed.reserve(2).await.expect("capacity");
+        unconfirmed.register(&call, 0, &"a".into()).expect("registered");
+        unconfirmed.register(&call, 1, &"b".into()).expect("registered");
+        unconfirmed.deny("b");
+        assert_eq!(classes(&outcomes), [(1, Some(Class::Blocked))]);
     }
 }

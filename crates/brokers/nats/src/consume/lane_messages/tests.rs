@@ -7,51 +7,51 @@ fn content() -> MessageContent {
     MessageContent { raw: RawMessage { headers: Vec::new(), payload: Bytes::new() }, address: "a".into() }
 }
 
-/// A window with messages 1 to `last`.
+/// A messages with messages 1 to `last`.
 fn lane_messages(last: u64) -> LaneMessages {
-    let mut window = LaneMessages::default();
+    let mut messages = LaneMessages::default();
     for seq in 1..=last {
-        assert_eq!(window.insert(seq, content(), Some(format!("reply.{seq}").into())), Arrival::New);
+        assert_eq!(messages.insert(seq, content(), Some(format!("reply.{seq}").into())), Arrival::New);
     }
-    window
+    messages
 }
 
 /// Delivers all ready messages, with the sequence as the tag. Returns each with its redelivery mark.
-fn hand_out(window: &mut LaneMessages) -> Vec<(u64, bool)> {
-    let plan = window.ready(usize::MAX);
-    let handed = plan.handed_out.clone();
-    window.apply(plan);
-    let hand_out = |seq: u64| (seq, window.mark_handed_out(seq, DeliveryTag::new(seq)).expect("it is here").1);
-    handed.into_iter().map(hand_out).collect()
+fn hand_out(messages: &mut LaneMessages) -> Vec<(u64, bool)> {
+    let change = messages.ready(usize::MAX);
+    let sequences = change.handed_out.clone();
+    messages.apply(change);
+    let hand_out = |seq: u64| (seq, messages.mark_handed_out(seq, DeliveryTag::new(seq)).expect("it is known").1);
+    sequences.into_iter().map(hand_out).collect()
 }
 
 /// Acknowledges these messages. Returns the stale ones.
-fn acknowledge(window: &mut LaneMessages, seqs: &[u64]) -> Vec<u64> {
-    let plan = window.plan_acks(seqs.iter().map(|seq| DeliveryTag::new(*seq)));
-    let stale = plan.stale.iter().map(|place| seqs[*place]).collect();
-    window.apply(plan);
+fn acknowledge(messages: &mut LaneMessages, seqs: &[u64]) -> Vec<u64> {
+    let change = messages.plan_acks(seqs.iter().map(|seq| DeliveryTag::new(*seq)));
+    let stale = change.stale.iter().map(|index| seqs[*index]).collect();
+    messages.apply(change);
     stale
 }
 
 /// The current record.
-fn record(window: &LaneMessages) -> LaneRecord {
-    let (high, open) = window.record(&LaneChange::default());
-    LaneRecord { high, open, ..LaneRecord::default() }
+fn record(messages: &LaneMessages) -> LaneRecord {
+    let (handed_out_to, unacknowledged) = messages.record(&LaneChange::default());
+    LaneRecord { handed_out_to, unacknowledged, ..LaneRecord::default() }
 }
 
 #[test]
-fn the_next_owner_hands_out_again_what_is_not_acknowledged() {
+fn the_next_owner_redelivers_unacknowledged_messages() {
     let mut first = lane_messages(3);
     assert_eq!(hand_out(&mut first), [(1, false), (2, false), (3, false)]);
     assert_eq!(acknowledge(&mut first, &[3]), [0_u64; 0]);
     let record = record(&first);
-    assert_eq!((record.high, &record.open), (3, &vec![1, 2]));
+    assert_eq!((record.handed_out_to, &record.unacknowledged), (3, &vec![1, 2]));
     let mut next = LaneMessages::new(&record);
     assert_eq!(next.unread(), [1, 2]);
     // The second arrives before the first, and the third was acknowledged.
     assert_eq!(next.insert(2, content(), None), Arrival::Duplicate);
-    assert_eq!(next.insert(3, content(), None), Arrival::Done);
-    assert_eq!(hand_out(&mut next), [], "nothing passes what is not read yet");
+    assert_eq!(next.insert(3, content(), None), Arrival::Acknowledged);
+    assert_eq!(hand_out(&mut next), [], "no message overtakes an unread one");
     next.insert(1, content(), None);
     next.insert(4, content(), None);
     assert_eq!(hand_out(&mut next), [(1, true), (2, true), (4, false)]);
@@ -59,41 +59,54 @@ fn the_next_owner_hands_out_again_what_is_not_acknowledged() {
 
 #[test]
 fn an_unseen_message_is_not_in_the_record() {
-    let mut window = lane_messages(3);
-    assert_eq!(record(&window), LaneRecord::default());
-    let plan = window.ready(2);
-    assert_eq!(window.record(&plan), (2, vec![1, 2]));
-    window.apply(plan);
-    assert_eq!(record(&window).open, [1, 2]);
+    let mut messages = lane_messages(3);
+    assert_eq!(record(&messages), LaneRecord::default());
+    let change = messages.ready(2);
+    assert_eq!(messages.record(&change), (2, vec![1, 2]));
+    messages.apply(change);
+    assert_eq!(record(&messages).unacknowledged, [1, 2]);
 }
 
 #[test]
-fn an_acknowledgement_that_is_repeated_is_stale() {
-    let mut window = lane_messages(2);
-    hand_out(&mut window);
-    assert_eq!(acknowledge(&mut window, &[1, 1, 2]), [1]);
-    assert_eq!(acknowledge(&mut window, &[2]), [2]);
+fn a_repeated_acknowledgement_is_stale() {
+    let mut messages = lane_messages(2);
+    hand_out(&mut messages);
+    assert_eq!(acknowledge(&mut messages, &[1, 1, 2]), [1]);
+    assert_eq!(acknowledge(&mut messages, &[2]), [2]);
 }
 
 #[test]
 fn after_an_uncertain_write_the_record_is_adopted() {
-    let mut doubtful = lane_messages(4);
-    hand_out(&mut doubtful);
+    let mut messages = lane_messages(4);
+    hand_out(&mut messages);
     // The record was written, but the response was not seen: 3 is acknowledged.
-    let plan = doubtful.plan_acks([DeliveryTag::new(3)]);
-    let (high, open) = doubtful.record(&plan);
-    let words = doubtful.adopt_record(&LaneRecord { high, open, ..LaneRecord::default() });
-    assert_eq!(words.iter().map(|word| word.seq).collect::<Vec<_>>(), [3]);
-    assert_eq!(acknowledge(&mut doubtful, &[3, 4]), [3], "the fourth is still out");
+    let change = messages.plan_acks([DeliveryTag::new(3)]);
+    let (handed_out_to, unacknowledged) = messages.record(&change);
+    let acks = messages.adopt_record(&LaneRecord { handed_out_to, unacknowledged, ..LaneRecord::default() });
+    assert_eq!(acks.iter().map(|ack| ack.seq).collect::<Vec<_>>(), [3]);
+    assert_eq!(acknowledge(&mut messages, &[3, 4]), [3], "the fourth is still outstanding");
 }
 
 #[test]
-fn what_a_lost_call_may_have_handed_out_is_a_repeat() {
-    let mut doubtful = lane_messages(2);
-    let plan = doubtful.ready(1);
-    let (high, open) = doubtful.record(&plan);
-    doubtful.adopt_record(&LaneRecord { high, open, ..LaneRecord::default() });
-    assert_eq!(hand_out(&mut doubtful), [(1, true), (2, false)]);
+fn a_message_of_a_lost_call_is_marked_as_redelivered() {
+    let mut messages = lane_messages(2);
+    let change = messages.ready(1);
+    let (handed_out_to, unacknowledged) = messages.record(&change);
+    messages.adopt_record(&LaneRecord { handed_out_to, unacknowledged, ..LaneRecord::default() });
+    assert_eq!(hand_out(&mut messages), [(1, true), (2, false)]);
+}
+
+#[test]
+fn messages_delivered_before_the_record_existed_are_redelivered() {
+    let first = LaneMessages::new(&LaneRecord { handed_out_to: 1, redelivered_to: 3, ..LaneRecord::default() });
+    assert_eq!(first.redelivered_to(), 3);
+    // Nothing was delivered before the lane was claimed again.
+    let mut messages = LaneMessages::new(&LaneRecord { redelivered_to: first.redelivered_to(), ..record(&first) });
+    for seq in 2..=4 {
+        messages.insert(seq, content(), None);
+    }
+    assert_eq!(hand_out(&mut messages), [(2, true), (3, true), (4, false)]);
+    assert_eq!(messages.redelivered_to(), 0, "the record lists them now");
 }
 
 /// One step of the lane model.
@@ -133,7 +146,7 @@ struct Model {
     messages: LaneMessages,
     published: u64,
     first_deliveries: BTreeSet<u64>,
-    done: BTreeSet<u64>,
+    acknowledged: BTreeSet<u64>,
 }
 
 impl Model {
@@ -160,15 +173,15 @@ impl Model {
     }
 
     fn hand_out(&mut self, limit: usize) -> Result<(), TestCaseError> {
-        let plan = self.messages.ready(limit);
-        let handed = plan.handed_out.clone();
-        prop_assert!(handed.len() <= limit);
-        self.messages.apply(plan);
-        for seq in handed {
-            prop_assert!(!self.done.contains(&seq), "{seq} was acknowledged");
+        let change = self.messages.ready(limit);
+        let sequences = change.handed_out.clone();
+        prop_assert!(sequences.len() <= limit);
+        self.messages.apply(change);
+        for seq in sequences {
+            prop_assert!(!self.acknowledged.contains(&seq), "{seq} was acknowledged");
             let missing = (1..seq).find(|other| !self.first_deliveries.contains(other));
             prop_assert_eq!(missing, None, "{} appeared too early", seq);
-            let (_, redelivered) = self.messages.mark_handed_out(seq, DeliveryTag::new(seq)).expect("it is here");
+            let (_, redelivered) = self.messages.mark_handed_out(seq, DeliveryTag::new(seq)).expect("it is known");
             prop_assert_eq!(redelivered, !self.first_deliveries.insert(seq));
         }
         Ok(())
@@ -176,7 +189,7 @@ impl Model {
 
     fn acknowledge(&mut self, seq: u64) {
         if acknowledge(&mut self.messages, &[seq]).is_empty() {
-            self.done.insert(seq);
+            self.acknowledged.insert(seq);
         }
     }
 
@@ -185,8 +198,8 @@ impl Model {
         for seq in 1..=self.published {
             self.acknowledge(seq);
         }
-        prop_assert_eq!(self.done.len() as u64, self.published);
-        prop_assert_eq!(record(&self.messages).open, [0_u64; 0]);
+        prop_assert_eq!(self.acknowledged.len() as u64, self.published);
+        prop_assert_eq!(record(&self.messages).unacknowledged, [0_u64; 0]);
         Ok(())
     }
 }

@@ -27,7 +27,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 0..60)
 }
 
-/// A model of the server and the reader of one lane, limited to counting.
+/// A model of the server and the reader of one lane, reduced to delivery numbers.
 #[derive(Default)]
 struct Lane {
     counter: DeliveryCounter,
@@ -66,7 +66,7 @@ impl Lane {
         }
         self.receive(seq);
         let missed = (1..=self.messages.seen_to()).find(|seq| !self.received.contains(seq));
-        prop_assert_eq!(missed, None, "it would be taken for done");
+        prop_assert_eq!(missed, None, "it would counter as acknowledged");
         Ok(())
     }
 }
@@ -95,11 +95,11 @@ proptest! {
 
 #[test]
 fn a_redelivery_before_a_gap_does_not_hide_it() {
-    let mut count = DeliveryCounter::default();
-    assert_eq!(count.record(1, true), Gap::Before);
-    assert_eq!(count.record(2, false), Gap::None);
+    let mut counter = DeliveryCounter::default();
+    assert_eq!(counter.record(1, true), Gap::Before);
+    assert_eq!(counter.record(2, false), Gap::None);
     // The third delivery was lost, and may be a new message.
-    assert_eq!(count.record(4, false), Gap::Delivered);
-    assert_eq!(count.record(5, true), Gap::None);
-    assert_eq!(count.record(7, true), Gap::Before);
+    assert_eq!(counter.record(4, false), Gap::Delivered);
+    assert_eq!(counter.record(5, true), Gap::None);
+    assert_eq!(counter.record(7, true), Gap::Before);
 }
