@@ -13,16 +13,19 @@ pub(crate) enum Error {
     #[error(transparent)]
     Connection(sqlx::Error),
     /// The server did not respond before the deadline.
-    #[error("no answer within {0:?}")]
+    #[error("no response within {0:?}")]
     Timeout(std::time::Duration),
     /// The response is malformed.
-    #[error("the answer cannot be read: {0}")]
+    #[error("unexpected response: {0}")]
     UnexpectedResponse(&'static str),
+    /// A tick that progress refers to is missing.
+    #[error("unexpected response: tick {0} is missing but progress refers to it")]
+    MissingTick(i64),
     /// The destination does not exist.
     #[error("destination \"{0}\" is not known; hint: add it with `relevo destination add`")]
     UnknownDestination(String),
     /// A search reached its time limit.
-    #[error("message {id} was not found within {budget:?}; hint: look for it with `relevo outbox list --key KEY`")]
+    #[error("message {id} was not found within {budget:?}; hint: search with `relevo outbox list --key KEY`")]
     SearchTimedOut {
         /// The message id.
         id: relevo_core::MessageId,
@@ -72,6 +75,7 @@ impl Error {
                 !matches!(error.severity(), PgSeverity::Fatal | PgSeverity::Panic) && !error.code().starts_with("08")
             }
             Self::UnexpectedResponse(_)
+            | Self::MissingTick(_)
             | Self::UnknownDestination(_)
             | Self::SearchTimedOut { .. }
             | Self::TimelineChanged { .. } => true,
@@ -87,7 +91,7 @@ impl From<Error> for StoreError {
             Error::Connection(_) | Error::Timeout(_) | Error::TimelineChanged { .. } => {
                 Self::Unavailable(Box::new(error))
             }
-            Error::UnexpectedResponse(_) => Self::Unexpected(Box::new(error)),
+            Error::UnexpectedResponse(_) | Error::MissingTick(_) => Self::Unexpected(Box::new(error)),
             Error::UnknownDestination(_) | Error::SearchTimedOut { .. } => Self::Refused { reason: error.to_string() },
         }
     }

@@ -5,9 +5,6 @@
 //! operation is one statement in the simple protocol, so that it works behind a pooler in transaction mode.
 
 mod config;
-mod operate;
-mod read;
-mod sql;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,14 +22,14 @@ use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
 pub use self::config::Config;
-use self::read::InsertResult;
-use self::sql::InboxStatements;
 use crate::classify::Error;
 use crate::connection::{self, Connection};
 use crate::migrate;
 use crate::pool::ConnectionPool;
 pub use crate::pool::Transaction;
-use crate::queries::{column, json_response};
+use crate::queries::inbox::InboxStatements;
+use crate::queries::inbox::results::{self, InsertResult};
+use crate::queries::{column, count_u32, json_response, scalar};
 
 /// Maximum number of attempts for a claim whose retry queue is deleted in the meantime.
 const CLAIM_ATTEMPTS_MAX: usize = 3;
@@ -64,7 +61,7 @@ impl Inbox {
         };
         let rows = connections.calls.query(&migrate::exists_query(&config.schema)).await?;
         let mut newest = None;
-        if read::scalar::<Option<String>>(&rows)?.is_some() {
+        if scalar::<Option<String>>(&rows)?.is_some() {
             let rows = connections.calls.query(&migrate::applied_query(&config.schema)).await?;
             newest = rows.last().map(|row| Ok::<_, Error>((column(row, 0)?, column(row, 1)?))).transpose()?;
         }
@@ -90,7 +87,7 @@ impl Inbox {
     async fn begin_if(&self, sql: String) -> Result<BeginOutcome<Transaction>, Error> {
         match none_if_contended(self.connections.handlers.begin(&sql).await)? {
             None => Ok(BeginOutcome::Busy),
-            Some((tx, rows)) if read::scalar(&rows)? => Ok(BeginOutcome::Open(tx, vec![EnterOutcome::New])),
+            Some((tx, rows)) if scalar(&rows)? => Ok(BeginOutcome::Open(tx, vec![EnterOutcome::New])),
             Some((tx, _)) => {
                 tx.roll_back().await?;
                 Ok(BeginOutcome::Fenced)
@@ -111,9 +108,9 @@ impl Inbox {
         begun: Result<(Transaction, Vec<PgRow>), Error>,
     ) -> Result<BeginOutcome<Transaction>, Error> {
         let Some((mut tx, rows)) = none_if_contended(begun)? else { return Ok(BeginOutcome::Busy) };
-        let refused = match read::insert_result(&rows)? {
+        let refused = match results::insert_result(&rows)? {
             InsertResult::Each(answers) => {
-                let entered = read::results_in_order(enter.arrivals, answers);
+                let entered = results::results_in_order(enter.arrivals, answers);
                 let told = enter.arrivals.iter().zip(&entered);
                 let behind: Vec<_> =
                     told.filter(|told| *told.1 == EnterOutcome::QueuedBehind).map(|told| told.0).collect();
@@ -140,7 +137,7 @@ impl Inbox {
                 Err(error) if error.is_contention() => return Ok(ClaimOutcome::Busy(self.lock_timeout)),
                 rows => rows?,
             };
-            let row = read::claim_row(&rows)?;
+            let row = results::claim_row(&rows)?;
             match row.outcome {
                 "mine" => {
                     let token = row.token.ok_or(Error::UnexpectedResponse("a claim without a token"))?;
@@ -149,8 +146,8 @@ impl Inbox {
                 "lost" => return Ok(ClaimOutcome::Fenced),
                 "busy" => return Ok(ClaimOutcome::Busy(Duration::from_millis(row.remaining_ms))),
                 "behind" => {}
-                word if self.statements.traces() => _ = read::parse_state(word)?,
-                word => return Ok(ClaimOutcome::Duplicate(read::parse_state(word)?)),
+                word if self.statements.traces() => _ = results::parse_state(word)?,
+                word => return Ok(ClaimOutcome::Duplicate(results::parse_state(word)?)),
             }
             // The message is behind a retry queue, or its repeat is traced. Insert it the way a handler's transaction
             // does.
@@ -179,11 +176,11 @@ impl Inbox {
             Err(error) if error.is_contention() => return Ok(RecordOutcome::Busy),
             rows => rows?,
         };
-        match read::scalar::<&str>(&rows)? {
+        match scalar::<&str>(&rows)? {
             "kept" => Ok(RecordOutcome::Recorded),
             "lost" => Ok(RecordOutcome::Fenced),
             "busy" => Ok(RecordOutcome::Busy),
-            word => Ok(RecordOutcome::Duplicate(read::parse_state(word)?)),
+            word => Ok(RecordOutcome::Duplicate(results::parse_state(word)?)),
         }
     }
 }
@@ -243,7 +240,7 @@ impl port::Inbox for Inbox {
             }
             rows => rows?,
         };
-        Ok(read::count_u32(read::scalar(&rows)?)?)
+        Ok(count_u32(scalar(&rows)?)?)
     }
 
     async fn claim_call(
@@ -285,7 +282,7 @@ impl port::Inbox for Inbox {
         messages: usize,
         lasts: Duration,
     ) -> Result<Vec<ClaimedQueue>, StoreError> {
-        Ok(read::claimed_queues(
+        Ok(results::claimed_queues(
             &self.connections.calls.query(&self.statements.claim_due_queues(queues, messages, lasts)).await?,
         )?)
     }
@@ -313,15 +310,12 @@ impl port::Inbox for Inbox {
             &self.connections.heartbeats.query(connection::read_committed(&self.statements.heartbeat(beat))).await?,
         )?;
         // A deleted member still reports marks for its lanes. They show that this is not its first heartbeat.
-        Ok(read::heartbeat_reply(&answer, !beat.settled_offsets.is_empty())?)
+        Ok(results::heartbeat_reply(&answer, !beat.settled_offsets.is_empty())?)
     }
 
     async fn acquire_lanes(&self, owner: Uuid, lanes: &[Lane]) -> Result<Vec<LaneLease>, StoreError> {
         let rows = self.connections.calls.query(&self.statements.acquire_lanes(owner, lanes)).await?;
-        let held = rows.iter().map(|row| {
-            Ok::<_, Error>(LaneLease { lane: Lane::new(column::<&str>(row, 0)?), epoch: column(row, 1)?, owner })
-        });
-        Ok(held.collect::<Result<_, _>>()?)
+        Ok(results::lane_leases(&rows, owner)?)
     }
 
     async fn release_lanes(&self, owner: Uuid, lanes: &[Lane]) -> Result<(), StoreError> {
@@ -335,6 +329,6 @@ impl port::Inbox for Inbox {
     }
 
     async fn prune(&self, limit: usize) -> Result<bool, StoreError> {
-        Ok(read::scalar(&self.connections.calls.query(&self.statements.prune(limit)).await?)?)
+        Ok(scalar(&self.connections.calls.query(&self.statements.prune(limit)).await?)?)
     }
 }

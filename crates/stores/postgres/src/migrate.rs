@@ -8,7 +8,7 @@ use sqlx::postgres::PgConnection;
 use sqlx::{AssertSqlSafe, Connection as _, Row as _};
 
 use crate::config::Schema;
-use crate::queries::literal;
+use crate::literal::literal;
 
 /// One version of the schema.
 #[derive(Clone, Copy)]

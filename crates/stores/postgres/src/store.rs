@@ -13,12 +13,12 @@ use relevo_core::outbox::log::{OutboxReader, Page, PageRequest, SettleResult, Se
 use relevo_core::outbox::maintenance::{Maintenance, MaintenanceReport};
 use relevo_core::outbox::parked::{ParkedBatch, ParkedReader, ParkedResult, ParkedSettlement};
 use relevo_core::store::StoreError;
-use sqlx::Row as _;
 use uuid::Uuid;
 
 use crate::classify::Error;
 use crate::config::{Config, Schema};
 use crate::connection::Connection;
+use crate::queries::{leases, parked, read, settle};
 use crate::tick::Tick;
 use crate::{migrate, queries};
 
@@ -26,8 +26,6 @@ use crate::{migrate, queries};
 const CACHED_TICKS_MAX: usize = 64;
 /// Maintenance of a long history takes longer than a call of the hot path may.
 const MAINTENANCE_TIMEOUT: Duration = Duration::from_mins(1);
-/// Maximum number of scheduled messages that one transaction moves into the log.
-const SCHEDULED_BATCH: u32 = 1000;
 
 /// The outbox of one destination, as a relay uses it.
 ///
@@ -92,34 +90,28 @@ impl Store {
             return Ok(tick);
         }
         // This needs its own transaction, because a transaction that creates a tick must not write messages.
-        self.read_connection.query(format!("SELECT {}.move_due_scheduled({SCHEDULED_BATCH})", self.schema)).await?;
+        self.read_connection.query(read::move_due_scheduled(&self.schema)).await?;
         Ok(self.make_tick().await?.0)
     }
 
     async fn make_tick(&self) -> Result<(Arc<Tick>, bool), Error> {
-        let rows = self.read_connection.query(format!("SELECT * FROM {}.make_tick()", self.schema)).await?;
-        let row = rows.first().ok_or(Error::UnexpectedResponse("no tick"))?;
-        let tick = self.cache_tick(queries::tick(row)?);
-        let line: i32 = row.try_get(4)?;
+        let new = read::new_tick(&self.read_connection.query(read::make_tick(&self.schema)).await?)?;
+        let tick = self.cache_tick(new.tick);
         let known = self.timeline.load(Ordering::Relaxed);
         // The initial tick has no timeline. A process that loses the race for the first tick gets it.
-        if known != 0 && line != 0 && known != i64::from(line) {
-            return Err(Error::TimelineChanged { from: known, to: line.into() });
+        if known != 0 && new.timeline != 0 && known != new.timeline {
+            return Err(Error::TimelineChanged { from: known, to: new.timeline });
         }
-        Ok((tick, row.try_get(5)?))
+        Ok((tick, new.is_due))
     }
 
-    async fn tick(&self, no: i64) -> Result<Arc<Tick>, Error> {
-        if let Some(tick) = self.ticks.lock().get(&no) {
+    async fn tick(&self, id: i64) -> Result<Arc<Tick>, Error> {
+        if let Some(tick) = self.ticks.lock().get(&id) {
             return Ok(Arc::clone(tick));
         }
-        let sql = format!(
-            "SELECT tick, snapshot::text, max_seq, late_xids::text FROM {}.tick WHERE tick = {no}",
-            self.schema
-        );
-        let rows = self.read_connection.query(sql).await?;
-        let row = rows.first().ok_or(Error::UnexpectedResponse("a tick that progress names is gone"))?;
-        Ok(self.cache_tick(queries::tick(row)?))
+        let rows = self.read_connection.query(read::select_tick(&self.schema, id)).await?;
+        let row = rows.first().ok_or(Error::MissingTick(id))?;
+        Ok(self.cache_tick(read::tick(row)?))
     }
 
     fn cache_tick(&self, tick: Tick) -> Arc<Tick> {
@@ -131,31 +123,31 @@ impl Store {
         tick
     }
 
-    async fn read_page(&self, read: PageRequest<'_>) -> Result<Page, Error> {
-        let after = read.after;
-        let nothing = Page { entries: Vec::new(), end: after };
-        let (to, place) = match (after.is_exhausted(), read.window_limit) {
+    async fn read_page(&self, request: PageRequest<'_>) -> Result<Page, Error> {
+        let after = request.after;
+        let empty = Page { entries: Vec::new(), end: after };
+        let (to, settled_seq) = match (after.is_exhausted(), request.window_limit) {
             (false, _) => (self.tick(after.to_tick).await?, after.settled_seq),
-            (true, WindowLimit::CurrentWindow) => return Ok(nothing),
-            (true, WindowLimit::UntilTick(no)) if no <= after.from_tick => return Ok(nothing),
-            (true, WindowLimit::UntilTick(no)) => (self.tick(no).await?, 0),
+            (true, WindowLimit::CurrentWindow) => return Ok(empty),
+            (true, WindowLimit::UntilTick(tick)) if tick <= after.from_tick => return Ok(empty),
+            (true, WindowLimit::UntilTick(tick)) => (self.tick(tick).await?, 0),
             (true, WindowLimit::Unlimited) => (self.newest_tick().await?, 0),
         };
-        if to.id <= after.from_tick || read.leases.is_empty() {
-            return Ok(nothing);
+        if to.id <= after.from_tick || request.leases.is_empty() {
+            return Ok(empty);
         }
         let from = self.tick(after.from_tick).await?;
-        let sql = queries::page(&self.schema, &read, &from, &to, place);
-        let mut rows = queries::page_rows(self.read_connection.copy_out(sql).await?)?;
+        let sql = read::page(&self.schema, &request, &from, &to, settled_seq);
+        let mut rows = read::page_rows(self.read_connection.copy_out(sql).await?)?;
         let found = rows.len();
         let mut bytes = 0;
         rows.retain(|row| {
-            let fits = bytes < read.bytes_max;
+            let fits = bytes < request.bytes_max;
             bytes += row.size;
             fits
         });
         let end = match rows.last() {
-            Some(last) if found >= read.messages_max || found > rows.len() => {
+            Some(last) if found >= request.messages_max || found > rows.len() => {
                 Position { from_tick: from.id, to_tick: to.id, settled_seq: last.seq }
             }
             _ => Position::at(to.id),
@@ -163,8 +155,8 @@ impl Store {
         let missing: Vec<i64> = rows.iter().filter(|row| !row.has_payload).map(|row| row.seq).collect();
         let mut payloads = BTreeMap::new();
         if !missing.is_empty() {
-            let answer = self.read_connection.copy_out(queries::payloads(&self.schema, &missing)).await?;
-            payloads = queries::payload_rows(answer)?;
+            let answer = self.read_connection.copy_out(read::payloads(&self.schema, &missing)).await?;
+            payloads = read::payload_rows(answer)?;
         }
         let entries = rows.into_iter().map(|row| row.with_payload(&mut payloads)).collect::<Result<_, _>>()?;
         Ok(Page { entries, end })
@@ -173,11 +165,11 @@ impl Store {
 
 #[async_trait]
 impl ShardLeases for Store {
-    async fn acquire_leases(&self, ask: LeaseRequest) -> Result<LeaseResponse, StoreError> {
+    async fn acquire_leases(&self, request: LeaseRequest) -> Result<LeaseResponse, StoreError> {
         let call = async {
-            let sql = queries::acquire_leases(&self.schema, &self.destination, &ask);
+            let sql = leases::acquire_leases(&self.schema, &self.destination, &request);
             let answer = queries::json_response(&self.write_connection.query(sql).await?)?;
-            queries::lease_response(&answer, &ask)
+            leases::lease_response(&answer, &request)
         };
         let (leased, timeline) = call.await.map_err(|error| self.store_error(error))?;
         if self.timeline.swap(timeline, Ordering::Relaxed) != timeline {
@@ -189,18 +181,18 @@ impl ShardLeases for Store {
     async fn standing(&self, leases: &[Lease]) -> Result<Vec<TakenShard>, StoreError> {
         let Some(first) = leases.first() else { return Ok(Vec::new()) };
         let call = async {
-            let rows = self.write_connection.query(queries::positions(&self.schema, &self.destination)).await?;
-            let mut standings = queries::taken_shards(&rows, leases)?;
+            let rows = self.write_connection.query(leases::positions(&self.schema, &self.destination)).await?;
+            let mut shards = leases::taken_shards(&rows, leases)?;
             let answer =
-                self.write_connection.copy_out(queries::parked_keys(&self.schema, &self.destination, leases)).await?;
-            queries::add_parked(answer, first.shard_count, &mut standings)?;
-            Ok(standings)
+                self.write_connection.copy_out(leases::parked_keys(&self.schema, &self.destination, leases)).await?;
+            leases::add_parked(answer, first.shard_count, &mut shards)?;
+            Ok(shards)
         };
         call.await.map_err(|error| self.store_error(error))
     }
 
     async fn release_leases(&self, owner: Uuid) -> Result<(), StoreError> {
-        let sql = format!("SELECT {}.release_leases({}, '{owner}')", self.schema, queries::literal(&self.destination));
+        let sql = leases::release_leases(&self.schema, &self.destination, owner);
         self.write_connection.query(sql).await.map_err(|error| self.store_error(error))?;
         Ok(())
     }
@@ -208,8 +200,8 @@ impl ShardLeases for Store {
 
 #[async_trait]
 impl OutboxReader for Store {
-    async fn read(&self, read: PageRequest<'_>) -> Result<Page, StoreError> {
-        self.read_page(read).await.map_err(|error| self.store_error(error))
+    async fn read(&self, request: PageRequest<'_>) -> Result<Page, StoreError> {
+        self.read_page(request).await.map_err(|error| self.store_error(error))
     }
 
     async fn settle(&self, settlement: Settlement) -> Result<SettleResult, StoreError> {
@@ -217,8 +209,8 @@ impl OutboxReader for Store {
             return Ok(SettleResult::default());
         }
         let call = async {
-            let sql = queries::settle(&self.schema, &self.destination, &settlement);
-            queries::settle_result(&queries::json_response(&self.write_connection.query(sql).await?)?)
+            let sql = settle::settle(&self.schema, &self.destination, &settlement);
+            settle::settle_result(&queries::json_response(&self.write_connection.query(sql).await?)?)
         };
         call.await.map_err(|error| self.store_error(error))
     }
@@ -235,29 +227,19 @@ impl ParkedReader for Store {
         if leases.is_empty() {
             return Ok(Vec::new());
         }
-        let sql = queries::read_parked(&self.schema, &self.destination, leases, keys, messages);
-        let call = async { queries::parked_batches(self.write_connection.copy_out(sql).await?) };
+        let sql = parked::read_parked(&self.schema, &self.destination, leases, keys, messages);
+        let call = async { parked::parked_batches(self.write_connection.copy_out(sql).await?) };
         call.await.map_err(|error| self.store_error(error))
     }
 
-    async fn settle_parked(&self, advances: Vec<ParkedSettlement>) -> Result<Vec<ParkedResult>, StoreError> {
-        if advances.is_empty() {
+    async fn settle_parked(&self, settlements: Vec<ParkedSettlement>) -> Result<Vec<ParkedResult>, StoreError> {
+        if settlements.is_empty() {
             return Ok(Vec::new());
         }
         let call = async {
-            let sql = queries::settle_parked(&self.schema, &self.destination, &advances);
+            let sql = parked::settle_parked(&self.schema, &self.destination, &settlements);
             let answer = queries::json_response(&self.write_connection.query(sql).await?)?;
-            let answers = answer.as_array().ok_or(Error::UnexpectedResponse("runs are malformed"))?;
-            if answers.len() != advances.len() {
-                return Err(Error::UnexpectedResponse("runs are missing"));
-            }
-            let word = |value: &serde_json::Value| match value.as_str() {
-                Some("lost") => Ok(ParkedResult::LeaseLost),
-                Some("unparked") => Ok(ParkedResult::KeyFreed),
-                Some("waits") => Ok(ParkedResult::StillParked),
-                _ => Err(Error::UnexpectedResponse("runs are malformed")),
-            };
-            answers.iter().map(word).collect()
+            parked::parked_results(&answer, settlements.len())
         };
         call.await.map_err(|error| self.store_error(error))
     }
@@ -267,18 +249,8 @@ impl ParkedReader for Store {
 impl Maintenance for Store {
     async fn maintain(&self) -> Result<MaintenanceReport, StoreError> {
         let call = async {
-            let rows = self.maintenance_connection.query(format!("SELECT {}.maintain()::text", self.schema)).await?;
-            let answer = queries::json_response(&rows)?;
-            let count = |name: &str| u32::try_from(answer[name].as_u64().unwrap_or(0)).unwrap_or(u32::MAX);
-            let warnings = answer["warnings"].as_array().map_or_else(Vec::new, |list| {
-                list.iter().filter_map(|text| text.as_str().map(str::to_owned)).collect()
-            });
-            Ok(MaintenanceReport {
-                skipped: answer["busy"].as_bool().unwrap_or(false),
-                prepared: count("partitions_created"),
-                dropped: count("partitions_emptied"),
-                warnings,
-            })
+            let rows = self.maintenance_connection.query(leases::maintain(&self.schema)).await?;
+            Ok(leases::maintenance_report(&queries::json_response(&rows)?))
         };
         call.await.map_err(|error: Error| error.into())
     }

@@ -7,7 +7,7 @@ use relevo_core::finding::{Finding, Severity};
 use super::{Mended as _, finding, human_duration};
 use crate::binary_copy::CopyRows;
 use crate::classify::Error;
-use crate::inspect::sample::XMIN_AGE;
+use crate::queries::status::sample::XMIN_AGE;
 use crate::store::Store;
 
 const NOTE_AFTER: Duration = Duration::from_mins(1);

@@ -3,42 +3,31 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use jiff::Timestamp;
 use relevo_core::MessageId;
 use relevo_core::broker_consumer::{Lane, RawMessage};
-use relevo_core::inbox::members::HeartbeatReply;
-use relevo_core::inbox::retries::{ClaimedQueue, QueuedMessage};
-use relevo_core::inbox::transactions::EnterOutcome;
-use relevo_core::inbox::{DedupId, InboxMessage, InboxState};
+use relevo_core::inbox::{
+    ClaimedQueue, DedupId, EnterOutcome, HeartbeatReply, InboxMessage, InboxState, LaneLease, QueuedMessage,
+};
 use serde_json::Value;
-use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
 use crate::classify::Error;
-use crate::queries::column;
+use crate::queries::{column, count_u32, count_u64, scalar};
 
-/// Returns the first column of the only row.
-pub(super) fn scalar<'r, T>(rows: &'r [PgRow]) -> Result<T, Error>
-where
-    T: sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres>,
-{
-    column(rows.first().ok_or(Error::UnexpectedResponse("no row"))?, 0)
-}
-
-pub(super) fn parse_state(word: &str) -> Result<InboxState, Error> {
+pub(crate) fn parse_state(word: &str) -> Result<InboxState, Error> {
     InboxState::parse(word).ok_or(Error::UnexpectedResponse("a state is not known"))
 }
 
 /// The result of inserting messages.
-pub(super) enum InsertResult {
+pub(crate) enum InsertResult {
     Each(BTreeMap<DedupId, EnterOutcome>),
     Fenced,
     Busy,
 }
 
 /// Reads the result of `inbox_insert_many`, which returns no row for a new message.
-pub(super) fn insert_result(rows: &[PgRow]) -> Result<InsertResult, Error> {
+pub(crate) fn insert_result(rows: &[PgRow]) -> Result<InsertResult, Error> {
     let text: Option<&str> = scalar(rows)?;
     match text {
         Some("lost") => Ok(InsertResult::Fenced),
@@ -61,7 +50,7 @@ fn parse_result(line: &str) -> Result<(DedupId, EnterOutcome), Error> {
 }
 
 /// Returns one result per arrival, in the given order. A second arrival with the same id is a repeat of the first.
-pub(super) fn results_in_order(
+pub(crate) fn results_in_order(
     arrivals: &[InboxMessage],
     mut answers: BTreeMap<DedupId, EnterOutcome>,
 ) -> Vec<EnterOutcome> {
@@ -80,7 +69,7 @@ pub(super) fn results_in_order(
 }
 
 /// Reads claimed queues, each with its messages in order.
-pub(super) fn claimed_queues(rows: &[PgRow]) -> Result<Vec<ClaimedQueue>, Error> {
+pub(crate) fn claimed_queues(rows: &[PgRow]) -> Result<Vec<ClaimedQueue>, Error> {
     let mut dues: Vec<ClaimedQueue> = Vec::new();
     for row in rows {
         let token: Uuid = column(row, 1)?;
@@ -102,7 +91,7 @@ pub(super) fn claimed_queues(rows: &[PgRow]) -> Result<Vec<ClaimedQueue>, Error>
 }
 
 /// Reads the columns from `id` to `correlation`. The queue is an argument.
-pub(super) fn inbox_message(row: &PgRow, first: usize, queue: bytestring::ByteString) -> Result<InboxMessage, Error> {
+pub(crate) fn inbox_message(row: &PgRow, first: usize, queue: bytestring::ByteString) -> Result<InboxMessage, Error> {
     let names: Vec<Vec<u8>> = column(row, first + 2)?;
     let values: Vec<Vec<u8>> = column(row, first + 3)?;
     if names.len() != values.len() {
@@ -129,22 +118,8 @@ pub(super) fn inbox_message(row: &PgRow, first: usize, queue: bytestring::ByteSt
     })
 }
 
-/// Converts a count. NULL is zero.
-pub(super) fn count_u32(number: Option<i32>) -> Result<u32, Error> {
-    u32::try_from(number.unwrap_or(0)).map_err(|_| Error::UnexpectedResponse("a count is negative"))
-}
-
-pub(super) fn count_u64(number: i64) -> Result<u64, Error> {
-    u64::try_from(number).map_err(|_| Error::UnexpectedResponse("a count is negative"))
-}
-
-/// Converts microseconds since 1970.
-pub(super) fn timestamp(micros: i64) -> Result<Timestamp, Error> {
-    Timestamp::from_microsecond(micros).map_err(|_| Error::UnexpectedResponse("a time is out of range"))
-}
-
 /// Reads the result of `inbox_heartbeat`: the state of the member's row, and the controls.
-pub(super) fn heartbeat_reply(answer: &Value, beat_before: bool) -> Result<HeartbeatReply, Error> {
+pub(crate) fn heartbeat_reply(answer: &Value, beat_before: bool) -> Result<HeartbeatReply, Error> {
     let lane = |value: &Value| value.as_str().map(Lane::new);
     let read = || -> Option<HeartbeatReply> {
         Some(HeartbeatReply {
@@ -162,19 +137,25 @@ pub(super) fn heartbeat_reply(answer: &Value, beat_before: bool) -> Result<Heart
 }
 
 /// The row that `inbox_claim_call` returns.
-pub(super) struct ClaimRow<'r> {
-    pub(super) outcome: &'r str,
-    pub(super) token: Option<Uuid>,
-    pub(super) unfinished_starts: u32,
-    pub(super) remaining_ms: u64,
+pub(crate) struct ClaimRow<'r> {
+    pub(crate) outcome: &'r str,
+    pub(crate) token: Option<Uuid>,
+    pub(crate) unfinished_starts: u32,
+    pub(crate) remaining_ms: u64,
 }
 
-pub(super) fn claim_row(rows: &[PgRow]) -> Result<ClaimRow<'_>, Error> {
+pub(crate) fn claim_row(rows: &[PgRow]) -> Result<ClaimRow<'_>, Error> {
     let row = rows.first().ok_or(Error::UnexpectedResponse("no row"))?;
     Ok(ClaimRow {
-        outcome: row.try_get(0)?,
+        outcome: column(row, 0)?,
         token: column(row, 1)?,
         unfinished_starts: count_u32(column(row, 2)?)?,
         remaining_ms: count_u64(column::<Option<i64>>(row, 3)?.unwrap_or(0))?,
     })
+}
+
+/// Reads the lanes that `owner` acquired.
+pub(crate) fn lane_leases(rows: &[PgRow], owner: Uuid) -> Result<Vec<LaneLease>, Error> {
+    let lease = |row| Ok(LaneLease { lane: Lane::new(column::<&str>(row, 0)?), epoch: column(row, 1)?, owner });
+    rows.iter().map(lease).collect()
 }

@@ -1,29 +1,40 @@
-//! Message status in SQL: joins the log, the side tables and the latest progress for a range of sequence numbers.
+//! Message status in SQL: joins the log, the parked messages, the dead letters and the position of each shard for a range
+//! of sequence numbers. Also destinations, shards and the backlog.
+
+pub(crate) mod key;
+pub(crate) mod replay;
+pub(crate) mod sample;
+pub(crate) mod verify;
+
+use std::time::Duration;
 
 use bytes::Bytes;
-use relevo_core::outbox::inspect::{MessageStatus, MessageSummary};
+use jiff::Timestamp;
+use relevo_core::outbox::inspect::{Backlog, DestinationInfo, MessageStatus, MessageSummary, ShardInfo};
 use relevo_core::outbox::search::MessageFilter;
 use relevo_core::{Message, MessageId};
+use sqlx::postgres::PgRow;
 
 use crate::binary_copy::{CopyRow, CopyRows};
 use crate::classify::Error;
-use crate::queries::{full_message, literal};
-use crate::store::Store;
+use crate::literal::literal;
+use crate::queries::column;
+use crate::queries::read::full_message;
 
 /// The tables that can hold messages of a status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Sources {
-    pub(super) log: bool,
-    pub(super) parked: bool,
-    pub(super) dead: bool,
+pub(crate) struct Sources {
+    pub(crate) log: bool,
+    pub(crate) parked: bool,
+    pub(crate) dead: bool,
 }
 
 impl Sources {
-    pub(super) const ALL: Self = Self { log: true, parked: true, dead: true };
-    pub(super) const LOG: Self = Self { log: true, parked: false, dead: false };
+    pub(crate) const ALL: Self = Self { log: true, parked: true, dead: true };
+    pub(crate) const LOG: Self = Self { log: true, parked: false, dead: false };
 
     /// Returns `None` for scheduled messages, which are not in the log yet.
-    pub(super) fn of(status: Option<MessageStatus>) -> Option<Self> {
+    pub(crate) fn of(status: Option<MessageStatus>) -> Option<Self> {
         let none = Self { log: false, parked: false, dead: false };
         match status {
             None => Some(Self::ALL),
@@ -38,10 +49,10 @@ impl Sources {
 }
 
 /// A range of sequence numbers. The end is exclusive.
-pub(super) type SeqRange = std::ops::Range<i64>;
+pub(crate) type SeqRange = std::ops::Range<i64>;
 
 /// Builds the conditions of a search, except the status.
-pub(super) fn condition(search: &MessageFilter) -> String {
+pub(crate) fn condition(search: &MessageFilter) -> String {
     let texts = [("key", &search.key), ("topic", &search.topic), ("type", &search.kind)];
     let texts =
         texts.into_iter().filter_map(|(column, wanted)| Some(format!(" AND {column} = {}", literal(wanted.as_ref()?))));
@@ -50,19 +61,24 @@ pub(super) fn condition(search: &MessageFilter) -> String {
     texts.chain(times).collect()
 }
 
-/// Builds SQL for one outbox and one destination.
-pub(super) struct Sql {
+/// Builds the conditions of a search for scheduled messages before an ordinal.
+pub(crate) fn scheduled_condition(search: &MessageFilter, before: Option<u64>) -> String {
+    condition(search) + &before.map_or_else(String::new, |before| format!(" AND ordinal < {before}"))
+}
+
+/// Builds the statements of operators for one outbox and one destination.
+pub(crate) struct StatusStatements {
     schema: String,
     destination: String,
 }
 
-impl Sql {
-    pub(super) fn of(store: &Store) -> Self {
-        Self { schema: store.schema.clone(), destination: literal(&store.destination) }
+impl StatusStatements {
+    pub(crate) fn new(schema: &str, destination: &str) -> Self {
+        Self { schema: schema.to_owned(), destination: literal(destination) }
     }
 
     /// Builds a `FROM` clause for the rows of this destination.
-    pub(super) fn own(&self, table: &str) -> String {
+    fn own(&self, table: &str) -> String {
         format!("{}.{table} WHERE destination = {}", self.schema, self.destination)
     }
 
@@ -94,7 +110,7 @@ impl Sql {
 
     /// Selects messages in a range of sequence numbers, each with its `status`. The other columns come from joined
     /// tables: `m` the message, `x` its dead letter, `p` and `k` its parked state, `st` the position of its shard.
-    pub(super) fn standing(&self, from: Sources, numbers: &SeqRange, condition: &str) -> String {
+    fn with_status(&self, from: Sources, numbers: &SeqRange, condition: &str) -> String {
         let Self { schema, destination } = self;
         let (low, high) = (numbers.start, numbers.end);
         format!(
@@ -115,15 +131,15 @@ impl Sql {
              LEFT JOIN {schema}.parked_key AS k ON k.destination = {destination} AND k.key = p.key \
              LEFT JOIN LATERAL (SELECT s.max_seq, s.late_xids, pg_visible_in_snapshot(m.xid, s.f) AS seen_from, \
                  pg_visible_in_snapshot(m.xid, s.f) OR (m.seq <= s.settled_seq AND pg_visible_in_snapshot(m.xid, s.t)) AS settled \
-                 FROM stand AS s WHERE s.shard = m.slot % s.shards) AS st ON true",
+                 FROM shard_position AS s WHERE s.shard = m.slot % s.shards) AS st ON true",
             source = self.source(from, numbers, condition),
         )
     }
 
-    /// The `WITH` clause that [`Sql::standing`] needs. It computes the position of each shard once per statement.
-    pub(super) fn stand(&self) -> String {
+    /// The `WITH` clause that [`StatusStatements::with_status`] needs. It computes the position of each shard once per statement.
+    fn positions(&self) -> String {
         format!(
-            "WITH stand AS MATERIALIZED (SELECT d.shards, s.shard, s.settled_seq, f.snapshot AS f, f.max_seq, f.late_xids, \
+            "WITH shard_position AS MATERIALIZED (SELECT d.shards, s.shard, s.settled_seq, f.snapshot AS f, f.max_seq, f.late_xids, \
              t.snapshot AS t FROM {schema}.destination AS d CROSS JOIN LATERAL {schema}.shard_positions(d.name) AS s \
              JOIN {schema}.tick AS f ON f.tick = s.from_tick JOIN {schema}.tick AS t ON t.tick = s.to_tick \
              WHERE d.name = {destination})",
@@ -133,7 +149,7 @@ impl Sql {
     }
 
     /// Lists messages, newest first. The publish time is looked up only for listed messages.
-    pub(super) fn list(
+    pub(crate) fn list(
         &self,
         from: Sources,
         numbers: &SeqRange,
@@ -144,7 +160,7 @@ impl Sql {
         let Self { schema, destination } = self;
         let wanted = status.map_or_else(String::new, |status| format!("WHERE status = '{}'", status.as_str()));
         format!(
-            "{stand} SELECT seq, id, created_at, topic, key, type, status, \
+            "{positions} SELECT seq, id, created_at, topic, key, type, status, \
              CASE WHEN status = 'dead' OR status = 'discarded' THEN dead_attempts \
                  WHEN head AND status <> 'behind' THEN parked_attempts ELSE 0 END, \
              CASE WHEN head AND status <> 'dead' THEN next_at END, \
@@ -157,14 +173,14 @@ impl Sql {
                  AND (pg_visible_in_snapshot(m.xid, f.snapshot) \
                      OR (m.seq <= p.settled_seq AND pg_visible_in_snapshot(m.xid, t.snapshot))) \
                  ORDER BY p.settled_at LIMIT 1)) END \
-             FROM (SELECT * FROM ({standing}) AS every {wanted} ORDER BY seq DESC LIMIT {limit}) AS m ORDER BY seq DESC",
-            stand = self.stand(),
-            standing = self.standing(from, numbers, condition),
+             FROM (SELECT * FROM ({rows}) AS every {wanted} ORDER BY seq DESC LIMIT {limit}) AS m ORDER BY seq DESC",
+            positions = self.positions(),
+            rows = self.with_status(from, numbers, condition),
         )
     }
 
     /// Selects the highest number below `before` and its emit time.
-    pub(super) fn top(&self, from: Sources, before: i64) -> String {
+    pub(crate) fn newest_below(&self, from: Sources, before: i64) -> String {
         let newest =
             |table: &str| format!("(SELECT seq, created_at FROM {table} seq < {before} ORDER BY seq DESC LIMIT 1)");
         let mut parts = Vec::new();
@@ -181,12 +197,12 @@ impl Sql {
     }
 
     /// Selects the lowest number of the log that is at least `from`, and its emit time.
-    pub(super) fn next(&self, from: i64) -> String {
+    pub(crate) fn oldest_from(&self, from: i64) -> String {
         format!("SELECT seq, created_at FROM {}.message WHERE seq >= {from} ORDER BY seq LIMIT 1", self.schema)
     }
 
     /// Selects scheduled messages, newest first.
-    pub(super) fn scheduled(&self, condition: &str, limit: usize) -> String {
+    pub(crate) fn scheduled(&self, condition: &str, limit: usize) -> String {
         format!(
             "SELECT ordinal, id, created_at, topic, key, type, due_at FROM {}.scheduled WHERE true{condition} \
              ORDER BY ordinal DESC LIMIT {limit}",
@@ -194,8 +210,21 @@ impl Sql {
         )
     }
 
-    /// Selects a full message of a table by a condition on its columns.
-    pub(super) fn whole(&self, table: &str, condition: &str) -> String {
+    pub(crate) fn scheduled_by_id(&self, id: MessageId) -> String {
+        self.scheduled(&format!(" AND id = '{id}'"), 1)
+    }
+
+    /// Selects a full message of the table `scheduled`.
+    pub(crate) fn scheduled_message(&self, id: MessageId) -> String {
+        self.full_message_where("scheduled", &format!("id = '{id}'"))
+    }
+
+    /// Selects a full message of another table.
+    pub(crate) fn full_message(&self, table: &str, seq: i64) -> String {
+        self.full_message_where(table, &format!("seq = {seq}"))
+    }
+
+    fn full_message_where(&self, table: &str, condition: &str) -> String {
         let own = if matches!(table, "parked_message" | "dead_letter") {
             format!("destination = {} AND ", self.destination)
         } else {
@@ -208,17 +237,118 @@ impl Sql {
         )
     }
 
-    pub(super) fn schema(&self) -> &str {
-        &self.schema
+    /// Selects the number of a message in a side table by its id.
+    pub(crate) fn seq_in_table(&self, table: &str, id: MessageId) -> String {
+        format!("SELECT seq FROM {} AND id = '{id}' LIMIT 1", self.own(table))
     }
 
-    pub(super) fn destination(&self) -> &str {
-        &self.destination
+    /// Selects the number of a message in a range of the log by its id.
+    pub(crate) fn seq_in_range(&self, id: MessageId, numbers: &SeqRange) -> String {
+        format!(
+            "SELECT seq FROM {}.message WHERE seq >= {} AND seq < {} AND id = '{id}' LIMIT 1",
+            self.schema, numbers.start, numbers.end
+        )
+    }
+
+    /// Selects when a caller used this id.
+    pub(crate) fn id_claimed_at(&self, id: MessageId) -> String {
+        format!("SELECT claimed_at FROM {}.dedup_id WHERE id = '{id}'", self.schema)
+    }
+
+    pub(crate) fn backlog(&self) -> String {
+        format!("SELECT * FROM {}.backlog({})", self.schema, self.destination)
+    }
+
+    /// Selects the shards of the destination, with the names of their live relays.
+    pub(crate) fn shards(&self) -> String {
+        format!(
+            "SELECT l.shard, coalesce(m.name, l.owner::text), l.epoch, \
+             greatest(0, floor(date_part('epoch', CASE WHEN isfinite(l.expires_at) THEN l.expires_at - clock_timestamp() END) \
+                 * 1000))::bigint, \
+             p.settled_at, (SELECT count(*) FROM {schema}.parked_key AS k \
+                 WHERE k.destination = l.destination AND k.slot % d.shards = l.shard) \
+             FROM {schema}.destination AS d JOIN {schema}.lease AS l ON l.destination = d.name \
+             LEFT JOIN {schema}.relay AS m ON m.destination = l.destination AND m.owner = l.owner \
+             LEFT JOIN LATERAL (SELECT q.settled_at FROM {schema}.progress AS q WHERE q.destination = d.name \
+                 AND q.shards = d.shards AND q.shard = l.shard AND q.epoch > 0 ORDER BY q.progress_id DESC LIMIT 1) AS p ON true \
+             WHERE d.name = {} ORDER BY l.shard",
+            self.destination,
+            schema = self.schema,
+        )
     }
 }
 
-/// Reads the rows of [`Sql::list`].
-pub(super) fn decode_summaries(answer: Bytes) -> Result<Vec<MessageSummary>, Error> {
+pub(crate) fn select_destinations(schema: &str) -> String {
+    format!("SELECT name, shards, reshard_to, enabled FROM {schema}.destination ORDER BY name")
+}
+
+pub(crate) fn destinations(rows: &[PgRow]) -> Result<Vec<DestinationInfo>, Error> {
+    let shards =
+        |number: i16| u16::try_from(number).map_err(|_| Error::UnexpectedResponse("a number of shards is negative"));
+    let destination = |row| {
+        let resharding_to: Option<i16> = column(row, 2)?;
+        Ok(DestinationInfo {
+            name: column(row, 0)?,
+            shards: shards(column(row, 1)?)?,
+            resharding_to: resharding_to.map(shards).transpose()?,
+            enabled: column(row, 3)?,
+        })
+    };
+    rows.iter().map(destination).collect()
+}
+
+pub(crate) fn select_retention(schema: &str) -> String {
+    format!("SELECT floor(date_part('epoch', retention))::bigint FROM {schema}.settings")
+}
+
+pub(crate) fn decode_backlog(rows: &[PgRow]) -> Result<Backlog, Error> {
+    let row = rows.first().ok_or(Error::UnexpectedResponse("no backlog"))?;
+    Ok(Backlog { pending: column(row, 0)?, exact: column(row, 1)?, parked: column(row, 2)?, dead: column(row, 3)? })
+}
+
+/// Reads the rows of [`StatusStatements::shards`].
+pub(crate) fn decode_shards(answer: Bytes) -> Result<Vec<ShardInfo>, Error> {
+    let mut rows = CopyRows::new(answer, 6)?;
+    let mut shards = Vec::new();
+    while let Some(mut row) = rows.next_row()? {
+        shards.push(ShardInfo {
+            shard: row.slot()?,
+            owner: row.optional_string()?,
+            epoch: row.int8()?,
+            lease_remaining: Duration::from_millis(row.count()?),
+            settled_at: row.optional_timestamp()?,
+            parked_keys: row.count()?,
+        });
+    }
+    Ok(shards)
+}
+
+/// Reads one number, or nothing.
+pub(crate) fn decode_seq(answer: Bytes) -> Result<Option<i64>, Error> {
+    let mut rows = CopyRows::new(answer, 1)?;
+    let row = rows.next_row()?;
+    row.map(|mut row| row.int8()).transpose()
+}
+
+/// Reads one time, or nothing.
+pub(crate) fn decode_time(answer: Bytes) -> Result<Option<Timestamp>, Error> {
+    let mut rows = CopyRows::new(answer, 1)?;
+    let row = rows.next_row()?;
+    row.map(|mut row| row.timestamp()).transpose()
+}
+
+/// Reads sequence numbers with their emit times.
+pub(crate) fn decode_seqs_and_times(answer: Bytes) -> Result<Vec<(i64, Timestamp)>, Error> {
+    let mut rows = CopyRows::new(answer, 2)?;
+    let mut pairs = Vec::new();
+    while let Some(mut row) = rows.next_row()? {
+        pairs.push((row.int8()?, row.timestamp()?));
+    }
+    Ok(pairs)
+}
+
+/// Reads the rows of [`StatusStatements::list`].
+pub(crate) fn decode_summaries(answer: Bytes) -> Result<Vec<MessageSummary>, Error> {
     let mut rows = CopyRows::new(answer, 11)?;
     let mut list = Vec::new();
     while let Some(mut row) = rows.next_row()? {
@@ -235,8 +365,8 @@ pub(super) fn decode_summaries(answer: Bytes) -> Result<Vec<MessageSummary>, Err
     Ok(list)
 }
 
-/// Reads the rows of [`Sql::scheduled`], each with its ordinal in the table `scheduled`.
-pub(super) fn decode_scheduled(answer: Bytes) -> Result<Vec<(i64, MessageSummary)>, Error> {
+/// Reads the rows of [`StatusStatements::scheduled`], each with its ordinal in the table `scheduled`.
+pub(crate) fn decode_scheduled(answer: Bytes) -> Result<Vec<(i64, MessageSummary)>, Error> {
     let mut rows = CopyRows::new(answer, 7)?;
     let mut list = Vec::new();
     while let Some(mut row) = rows.next_row()? {
@@ -265,8 +395,8 @@ fn decode_summary_start(row: &mut CopyRow<'_>) -> Result<MessageSummary, Error> 
     })
 }
 
-/// Reads the rows of [`Sql::whole`].
-pub(super) fn decode_message(answer: Bytes) -> Result<Option<Message>, Error> {
+/// Reads the rows of [`StatusStatements::full_message`].
+pub(crate) fn decode_message(answer: Bytes) -> Result<Option<Message>, Error> {
     let mut rows = CopyRows::new(answer, 8)?;
     let row = rows.next_row()?;
     row.map(|mut row| full_message(&mut row)).transpose()

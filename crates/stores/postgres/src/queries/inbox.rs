@@ -1,6 +1,7 @@
-//! Builds the statements of an inbox, with literals in their text.
+//! Builds the statements of an inbox.
 
-use std::fmt::Write as _;
+pub(crate) mod results;
+
 use std::time::Duration;
 
 use relevo_core::broker_consumer::Lane;
@@ -11,12 +12,14 @@ use relevo_core::inbox::{DedupId, InboxMessage, InboxRetention, LaneLease};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::config::Config;
-use crate::queries::{json_literal, literal, millis};
+use crate::inbox::Config;
+use crate::literal::{
+    bytea_array, bytea_literal, join_with_commas, json_literal, literal, millis, optional_literal, text_array,
+};
 
 /// Builds the statements of one consumer.
 #[derive(Clone)]
-pub(super) struct InboxStatements {
+pub(crate) struct InboxStatements {
     schema: String,
     consumer: String,
     lock_timeout_ms: u64,
@@ -27,7 +30,7 @@ pub(super) struct InboxStatements {
 }
 
 impl InboxStatements {
-    pub(super) fn new(config: &Config, consumer: &str, retention: InboxRetention) -> Self {
+    pub(crate) fn new(config: &Config, consumer: &str, retention: InboxRetention) -> Self {
         Self {
             schema: config.schema.quoted(),
             consumer: literal(consumer),
@@ -39,16 +42,16 @@ impl InboxStatements {
         }
     }
 
-    pub(super) fn for_consumer(&self, consumer: &str, keeping: InboxRetention) -> Self {
+    pub(crate) fn for_consumer(&self, consumer: &str, keeping: InboxRetention) -> Self {
         Self { consumer: literal(consumer), retention: keeping, ..self.clone() }
     }
 
-    pub(super) fn traces(&self) -> bool {
+    pub(crate) fn traces(&self) -> bool {
         self.retention.trace.is_some()
     }
 
     /// `entries` must not contain duplicates.
-    pub(super) fn insert(&self, held: Option<&LaneLease>, entries: &[&InboxMessage]) -> String {
+    pub(crate) fn insert(&self, held: Option<&LaneLease>, entries: &[&InboxMessage]) -> String {
         let Self { schema, consumer, lock_timeout_ms: wait_ms, stall_timeout_ms: stall_ms, .. } = self;
         if let [arrival] = entries
             && !self.traces()
@@ -69,16 +72,16 @@ impl InboxStatements {
         )
     }
 
-    pub(super) fn append(&self, behind: &[&InboxMessage]) -> String {
+    pub(crate) fn append(&self, behind: &[&InboxMessage]) -> String {
         let Self { schema, consumer, .. } = self;
         format!("SELECT {schema}.inbox_append({consumer}, {})", message_array(schema, behind, Body::Full))
     }
 
-    pub(super) fn mark_skipped(&self, entry: DedupId) -> String {
+    pub(crate) fn mark_skipped(&self, entry: DedupId) -> String {
         format!("SELECT {}.inbox_mark_skipped({}, {})", self.schema, self.consumer, dedup_id_arguments(entry))
     }
 
-    pub(super) fn record_start(&self, entry: DedupId) -> String {
+    pub(crate) fn record_start(&self, entry: DedupId) -> String {
         format!(
             "SELECT {}.inbox_record_start({}, {}, {})",
             self.schema,
@@ -89,11 +92,11 @@ impl InboxStatements {
     }
 
     /// Reads the committed starts only, without waiting for open transactions.
-    pub(super) fn unfinished_starts(&self, entry: DedupId) -> String {
+    pub(crate) fn unfinished_starts(&self, entry: DedupId) -> String {
         format!("SELECT {}.inbox_starts({}, {})", self.schema, self.consumer, dedup_id_arguments(entry))
     }
 
-    pub(super) fn end_attempt(&self, entry: DedupId, claim: Option<CallClaim>) -> String {
+    pub(crate) fn end_attempt(&self, entry: DedupId, claim: Option<CallClaim>) -> String {
         let (entry, claim) = (dedup_id_arguments(entry), token_argument(claim));
         format!(
             "SELECT {}.inbox_reset_start({}, {entry}, {claim}, {})",
@@ -101,7 +104,7 @@ impl InboxStatements {
         )
     }
 
-    pub(super) fn claim_call(&self, arrival: &InboxMessage, held: Option<&LaneLease>, lasts: Duration) -> String {
+    pub(crate) fn claim_call(&self, arrival: &InboxMessage, held: Option<&LaneLease>, lasts: Duration) -> String {
         let Self { schema, consumer, lock_timeout_ms: wait_ms, .. } = self;
         format!(
             "SELECT word, claim, times, rest_ms FROM {schema}.inbox_claim_call({consumer}, {}, {}, {}, {wait_ms})",
@@ -111,7 +114,7 @@ impl InboxStatements {
         )
     }
 
-    pub(super) fn complete_call(&self, arrival: &InboxMessage, held: Option<&LaneLease>, claim: CallClaim) -> String {
+    pub(crate) fn complete_call(&self, arrival: &InboxMessage, held: Option<&LaneLease>, claim: CallClaim) -> String {
         let Self { schema, consumer, lock_timeout_ms: wait_ms, stall_timeout_ms: stall_ms, .. } = self;
         format!(
             "SELECT {schema}.inbox_complete_call({consumer}, {}, {}, '{}', {wait_ms}, {stall_ms}, {})",
@@ -122,7 +125,7 @@ impl InboxStatements {
         )
     }
 
-    pub(super) fn fail(
+    pub(crate) fn fail(
         &self,
         arrival: &InboxMessage,
         held: Option<&LaneLease>,
@@ -140,7 +143,7 @@ impl InboxStatements {
         )
     }
 
-    pub(super) fn claim_due_queues(&self, queues: usize, messages: usize, lasts: Duration) -> String {
+    pub(crate) fn claim_due_queues(&self, queues: usize, messages: usize, lasts: Duration) -> String {
         let most = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
         format!(
             "SELECT queue, claim_token, attempts, unfinished_starts, redriven, ordinal, id, replay, header_names, header_values, payload, \
@@ -153,7 +156,7 @@ impl InboxStatements {
         )
     }
 
-    pub(super) fn complete_queued(&self, due: &ClaimedQueue, number: i64) -> String {
+    pub(crate) fn complete_queued(&self, due: &ClaimedQueue, number: i64) -> String {
         let Self { schema, consumer, lock_timeout_ms: wait_ms, stall_timeout_ms: stall_ms, .. } = self;
         let (queue, token) = (literal(&due.queue), due.token);
         format!(
@@ -162,7 +165,7 @@ impl InboxStatements {
         )
     }
 
-    pub(super) fn fail_queued(&self, due: &ClaimedQueue, number: i64, setback: &InboxFailure) -> String {
+    pub(crate) fn fail_queued(&self, due: &ClaimedQueue, number: i64, setback: &InboxFailure) -> String {
         let Self { schema, consumer, lock_timeout_ms: wait_ms, .. } = self;
         let (queue, token, why) = (literal(&due.queue), due.token, why(setback));
         format!(
@@ -171,7 +174,7 @@ impl InboxStatements {
         )
     }
 
-    pub(super) fn release_queue(&self, due: &ClaimedQueue) -> String {
+    pub(crate) fn release_queue(&self, due: &ClaimedQueue) -> String {
         let (queue, token) = (literal(&due.queue), due.token);
         format!(
             "SELECT {}.inbox_release_queue({}, {queue}, '{token}', {})",
@@ -179,7 +182,7 @@ impl InboxStatements {
         )
     }
 
-    pub(super) fn heartbeat(&self, beat: &Heartbeat) -> String {
+    pub(crate) fn heartbeat(&self, beat: &Heartbeat) -> String {
         let marks: Value = beat
             .settled_offsets
             .iter()
@@ -200,7 +203,7 @@ impl InboxStatements {
         )
     }
 
-    pub(super) fn acquire_lanes(&self, owner: Uuid, lanes: &[Lane]) -> String {
+    pub(crate) fn acquire_lanes(&self, owner: Uuid, lanes: &[Lane]) -> String {
         let lanes = text_array(lanes.iter().map(Lane::name));
         format!(
             "SELECT lane, epoch FROM {}.inbox_acquire_lanes({}, '{owner}', {lanes}, {})",
@@ -209,7 +212,7 @@ impl InboxStatements {
     }
 
     /// Releases these lanes. Without `lanes`, releases all lanes and removes the member.
-    pub(super) fn release_lanes(&self, owner: Uuid, lanes: Option<&[Lane]>) -> String {
+    pub(crate) fn release_lanes(&self, owner: Uuid, lanes: Option<&[Lane]>) -> String {
         let lanes = lanes.map_or_else(|| "NULL".to_owned(), |lanes| text_array(lanes.iter().map(Lane::name)));
         format!(
             "SELECT {}.inbox_release_lanes({}, '{owner}', {lanes}, {})",
@@ -217,7 +220,7 @@ impl InboxStatements {
         )
     }
 
-    pub(super) fn prune(&self, limit: usize) -> String {
+    pub(crate) fn prune(&self, limit: usize) -> String {
         // A literal of milliseconds cannot exceed 24 days.
         let interval = |time: Duration| format!("interval '1 millisecond' * {}", millis(time));
         // Traces from an earlier configuration are pruned too.
@@ -236,13 +239,13 @@ impl InboxStatements {
 
 /// Whether to send a message's headers and payload too.
 #[derive(Clone, Copy)]
-pub(super) enum Body {
+pub(crate) enum Body {
     Full,
     Omitted,
 }
 
 /// Builds an array of messages.
-pub(super) fn message_array(schema: &str, arrivals: &[&InboxMessage], body: Body) -> String {
+pub(crate) fn message_array(schema: &str, arrivals: &[&InboxMessage], body: Body) -> String {
     let rows: Vec<_> = arrivals.iter().map(|arrival| message_row(schema, arrival, body)).collect();
     format!("ARRAY[{}]::{schema}.inbox_arrival[]", rows.join(","))
 }
@@ -265,7 +268,7 @@ fn message_row(schema: &str, arrival: &InboxMessage, body: Body) -> String {
         literal(&arrival.address),
         literal(arrival.lane.name()),
         arrival.offset.map_or_else(|| "NULL".to_owned(), |place| place.to_string()),
-        arrival.correlation.as_ref().map_or_else(|| "NULL".to_owned(), |text| literal(text)),
+        optional_literal(arrival.correlation.as_deref()),
     )
 }
 
@@ -282,7 +285,7 @@ fn why(setback: &InboxFailure) -> String {
         i32::try_from(setback.attempts).unwrap_or(i32::MAX),
         literal(setback.class),
         literal(&setback.error),
-        setback.backtrace.as_ref().map_or_else(|| "NULL".to_owned(), |text| literal(text)),
+        optional_literal(setback.backtrace.as_deref()),
     )
 }
 
@@ -299,27 +302,4 @@ fn lane_arguments(held: Option<&LaneLease>) -> String {
 
 fn token_argument(claim: Option<CallClaim>) -> String {
     claim.map_or_else(|| "NULL".to_owned(), |claim| format!("'{}'", claim.token))
-}
-
-fn join_with_commas(values: impl Iterator<Item = impl std::fmt::Display>) -> String {
-    values.map(|value| value.to_string()).collect::<Vec<_>>().join(",")
-}
-
-pub(super) fn text_array<'a>(values: impl Iterator<Item = &'a str>) -> String {
-    format!("ARRAY[{}]::text[]", values.map(literal).collect::<Vec<_>>().join(","))
-}
-
-fn bytea_array<'a>(values: impl Iterator<Item = &'a [u8]>) -> String {
-    format!("ARRAY[{}]::bytea[]", values.map(bytea_literal).collect::<Vec<_>>().join(","))
-}
-
-/// Builds a bytes literal that does not depend on `standard_conforming_strings`.
-fn bytea_literal(value: &[u8]) -> String {
-    let mut text = String::with_capacity(value.len() * 2 + 8);
-    text.push_str(" E'\\\\x");
-    for byte in value {
-        write!(text, "{byte:02x}").expect("a string takes everything");
-    }
-    text.push('\'');
-    text
 }

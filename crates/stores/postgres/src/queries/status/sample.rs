@@ -1,17 +1,16 @@
-//! Samples for monitoring. A relay runs these statements every few seconds. Each costs the same whatever the table
-//! sizes are, and stale statistics cannot mislead the planner, as for reading pages.
+//! The statements of monitoring. Each costs the same whatever the table sizes are, and stale statistics cannot mislead
+//! the planner, as for reading pages.
 
 use std::time::Duration;
 
-use async_trait::async_trait;
+use bytes::Bytes;
 use relevo_core::outbox::inspect::Backlog;
-use relevo_core::outbox::sample::{ConsumerSample, DestinationSample, OutboxMonitor, OutboxSample, VacuumHorizon};
-use relevo_core::store::StoreError;
+use relevo_core::outbox::sample::{ConsumerSample, DestinationSample, VacuumHorizon};
+use sqlx::postgres::PgRow;
 
 use crate::binary_copy::CopyRows;
 use crate::classify::Error;
-use crate::queries::{column, literal};
-use crate::store::Store;
+use crate::queries::{column, scalar};
 
 /// Counting stops here.
 const COUNT_MAX: u32 = 10_000;
@@ -20,11 +19,11 @@ const COUNT_MAX: u32 = 10_000;
 /// back. A snapshot holds back rows of its own database. A standby's snapshot has no database and holds back rows of
 /// all. A transaction that has written holds back the snapshots of every database. Between two statements it has no
 /// snapshot itself.
-pub(super) const XMIN_AGE: &str = "greatest(age(backend_xid), \
+pub(crate) const XMIN_AGE: &str = "greatest(age(backend_xid), \
      CASE WHEN datname IS NULL OR datname = current_database() THEN age(backend_xmin) END)::bigint";
 
 /// A vacuum's snapshot holds nothing back, so it is excluded. A slot has no start time, but its transactions count.
-fn vacuum_horizon_query() -> String {
+pub(crate) fn vacuum_horizon_query() -> String {
     format!(
         "SELECT coalesce(max(transactions), 0), \
          floor(date_part('epoch', clock_timestamp() - min(since)) * 1000)::bigint FROM ( \
@@ -33,107 +32,6 @@ fn vacuum_horizon_query() -> String {
          UNION ALL SELECT age(transaction)::bigint, prepared FROM pg_prepared_xacts \
          UNION ALL SELECT coalesce(age(xmin), age(catalog_xmin))::bigint, NULL FROM pg_replication_slots) AS holder"
     )
-}
-
-#[async_trait]
-impl OutboxMonitor for Store {
-    async fn sample_destination(&self) -> Result<DestinationSample, StoreError> {
-        Ok(self.sample().await?)
-    }
-
-    async fn sample_outbox(&self) -> Result<OutboxSample, StoreError> {
-        Ok(OutboxSample {
-            horizon: Some(self.horizon().await?),
-            consumers: self.consumers().await?,
-            retention_overdue: self.retention_overdue().await?,
-        })
-    }
-}
-
-impl Store {
-    /// The statements that sampling sends, so that tests can check their cost.
-    pub fn sampling_statements(&self) -> Vec<String> {
-        let destination = literal(&self.destination);
-        vec![
-            destination_sample_query(&self.schema, &destination),
-            vacuum_horizon_query(),
-            consumer_samples_query(&self.schema),
-            retention_overdue_query(&self.schema, &destination),
-        ]
-    }
-
-    async fn sample(&self) -> Result<DestinationSample, Error> {
-        let rows =
-            self.operator_connection.query(destination_sample_query(&self.schema, &literal(&self.destination))).await?;
-        let row = rows.first().ok_or_else(|| Error::UnknownDestination(self.destination.clone()))?;
-        let backlog = Backlog {
-            pending: column(row, 0)?,
-            exact: column(row, 1)?,
-            parked: column(row, 2)?,
-            dead: column(row, 3)?,
-        };
-        Ok(DestinationSample {
-            backlog,
-            parked_keys: column(row, 4)?,
-            held_addresses: column(row, 5)?,
-            oldest_pending: millis(column(row, 6)?),
-            holdback: millis(column(row, 7)?),
-        })
-    }
-
-    async fn horizon(&self) -> Result<VacuumHorizon, Error> {
-        let rows = self.operator_connection.query(vacuum_horizon_query()).await?;
-        let row = rows.first().ok_or(Error::UnexpectedResponse("no horizon"))?;
-        let transactions: i64 = column(row, 0)?;
-        let held: Option<i64> = column(row, 1)?;
-        Ok(VacuumHorizon {
-            transactions: u64::try_from(transactions).unwrap_or(0),
-            held_for: millis(held.unwrap_or(0)),
-        })
-    }
-
-    async fn retention_overdue(&self) -> Result<Vec<(String, Duration)>, Error> {
-        let known = self
-            .operator_connection
-            .query(format!("SELECT name FROM {}.destination ORDER BY name", self.schema))
-            .await?;
-        let mut holdbacks = Vec::new();
-        for row in &known {
-            let name: String = column(row, 0)?;
-            let rows = self.operator_connection.query(retention_overdue_query(&self.schema, &literal(&name))).await?;
-            let held: i64 = column(rows.first().ok_or(Error::UnexpectedResponse("no row"))?, 0)?;
-            holdbacks.push((name, millis(held)));
-        }
-        Ok(holdbacks)
-    }
-
-    async fn consumers(&self) -> Result<Vec<ConsumerSample>, Error> {
-        let mut rows =
-            CopyRows::new(self.operator_connection.copy_out(consumer_samples_query(&self.schema)).await?, 8)?;
-        let mut consumers = Vec::new();
-        while let Some(mut row) = rows.next_row()? {
-            let consumer = ConsumerSample {
-                name: row.string()?,
-                members: row.count()?,
-                heartbeat_age: row.optional_int8()?.map(millis),
-                last_message_age: row.optional_int8()?.map(millis),
-                waiting: row.count()?,
-                dead: row.count()?,
-                breakers: serde_json::from_str(&row.string()?).map_err(|_| Error::UnexpectedResponse("not JSON"))?,
-            };
-            // A removed consumer is reported while it has waiting messages or dead letters.
-            let is_forgotten = row.boolean()?;
-            if !is_forgotten || consumer.waiting > 0 || consumer.dead > 0 {
-                consumers.push(consumer);
-            }
-        }
-        Ok(consumers)
-    }
-}
-
-/// A negative age, after the clock was set back, becomes zero.
-fn millis(millis: i64) -> Duration {
-    Duration::from_millis(u64::try_from(millis).unwrap_or(0))
 }
 
 /// Milliseconds since a time, or null.
@@ -184,11 +82,11 @@ fn overdue_millis() -> String {
     format!("coalesce((SELECT {since} FROM kept CROSS JOIN oldest WHERE oldest.seq < kept.end_seq), 0)")
 }
 
-fn retention_overdue_query(schema: &str, destination: &str) -> String {
+pub(crate) fn retention_overdue_query(schema: &str, destination: &str) -> String {
     format!("WITH {} SELECT {}", destination_position(schema, destination), overdue_millis())
 }
 
-fn destination_sample_query(schema: &str, destination: &str) -> String {
+pub(crate) fn destination_sample_query(schema: &str, destination: &str) -> String {
     let counted =
         |from: &str| format!("(SELECT count(*) FROM (SELECT 1 FROM {schema}.{from} LIMIT {COUNT_MAX}) AS counted)");
     let past = COUNT_MAX + 1;
@@ -215,7 +113,7 @@ fn destination_sample_query(schema: &str, destination: &str) -> String {
 
 /// Consumers that only have inbox rows are found by stepping from name to name. The breaker state of a dead member is
 /// ignored. The last column is true for a removed consumer that has handled nothing since.
-fn consumer_samples_query(schema: &str) -> String {
+pub(crate) fn consumer_samples_query(schema: &str) -> String {
     format!(
         "WITH RECURSIVE step (n) AS ( \
              (SELECT i.consumer FROM {schema}.inbox AS i ORDER BY i.consumer LIMIT 1) \
@@ -242,4 +140,59 @@ fn consumer_samples_query(schema: &str) -> String {
         beat = millis_since("m.beat_at"),
         last = millis_since("m.last_message_at"),
     )
+}
+
+/// Reads the row of [`destination_sample_query`]. An unknown destination has none.
+pub(crate) fn destination_sample(rows: &[PgRow]) -> Result<Option<DestinationSample>, Error> {
+    let Some(row) = rows.first() else { return Ok(None) };
+    let backlog =
+        Backlog { pending: column(row, 0)?, exact: column(row, 1)?, parked: column(row, 2)?, dead: column(row, 3)? };
+    Ok(Some(DestinationSample {
+        backlog,
+        parked_keys: column(row, 4)?,
+        held_addresses: column(row, 5)?,
+        oldest_pending: millis(column(row, 6)?),
+        holdback: millis(column(row, 7)?),
+    }))
+}
+
+/// Reads the row of [`vacuum_horizon_query`].
+pub(crate) fn vacuum_horizon(rows: &[PgRow]) -> Result<VacuumHorizon, Error> {
+    let row = rows.first().ok_or(Error::UnexpectedResponse("no horizon"))?;
+    let transactions: i64 = column(row, 0)?;
+    let held: Option<i64> = column(row, 1)?;
+    Ok(VacuumHorizon { transactions: u64::try_from(transactions).unwrap_or(0), held_for: millis(held.unwrap_or(0)) })
+}
+
+/// Reads the row of [`retention_overdue_query`].
+pub(crate) fn retention_overdue(rows: &[PgRow]) -> Result<Duration, Error> {
+    Ok(millis(scalar(rows)?))
+}
+
+/// Reads the rows of [`consumer_samples_query`].
+pub(crate) fn consumer_samples(answer: Bytes) -> Result<Vec<ConsumerSample>, Error> {
+    let mut rows = CopyRows::new(answer, 8)?;
+    let mut consumers = Vec::new();
+    while let Some(mut row) = rows.next_row()? {
+        let consumer = ConsumerSample {
+            name: row.string()?,
+            members: row.count()?,
+            heartbeat_age: row.optional_int8()?.map(millis),
+            last_message_age: row.optional_int8()?.map(millis),
+            waiting: row.count()?,
+            dead: row.count()?,
+            breakers: serde_json::from_str(&row.string()?).map_err(|_| Error::UnexpectedResponse("not JSON"))?,
+        };
+        // A removed consumer is reported while it has waiting messages or dead letters.
+        let is_removed = row.boolean()?;
+        if !is_removed || consumer.waiting > 0 || consumer.dead > 0 {
+            consumers.push(consumer);
+        }
+    }
+    Ok(consumers)
+}
+
+/// A negative age, after the clock was set back, becomes zero.
+fn millis(millis: i64) -> Duration {
+    Duration::from_millis(u64::try_from(millis).unwrap_or(0))
 }
