@@ -1,5 +1,6 @@
 //! Errors of the broker, and the failure class of each.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use relevo_core::{Class, Failure};
@@ -18,16 +19,16 @@ pub enum Error {
     #[error("the broker's file cannot be opened")]
     CannotOpen(#[source] sqlx::Error),
     /// The file or its directory is not writable.
-    #[error("the broker's file may not be written")]
+    #[error("the broker's file is not writable")]
     ReadOnly(#[source] sqlx::Error),
     /// The file is not a SQLite database, or it is corrupt.
-    #[error("the broker's file is damaged; restore it from a copy")]
+    #[error("the broker's file is corrupt; hint: restore it from a backup")]
     Corrupt(#[source] sqlx::Error),
-    /// The tables are newer than this program, or missing.
-    #[error("the broker's tables do not fit this program: {what}")]
+    /// The tables are missing, or of a version that this program does not support.
+    #[error("the broker's tables do not fit this program: {detail}")]
     Schema {
-        /// What was found.
-        what: String,
+        /// The difference.
+        detail: String,
     },
     /// The file is on a network file system, and the configuration does not allow that.
     #[error(transparent)]
@@ -36,7 +37,7 @@ pub enum Error {
     #[error("the broker's file cannot be read or written")]
     Io(#[source] sqlx::Error),
     /// Any other error of SQLite or its driver.
-    #[error("the broker's file could not be used")]
+    #[error("SQLite reported an error")]
     Sqlite(#[source] sqlx::Error),
     /// The message can never be stored.
     #[error("the message is {bytes} bytes, more than `message_bytes_max` = {max}")]
@@ -58,10 +59,10 @@ pub enum Error {
     #[error("an earlier message of its key was refused")]
     EarlierRefused,
     /// The group does not exist.
-    #[error("there is no group `{0}`")]
+    #[error("group `{0}` does not exist")]
     GroupNotFound(String),
     /// The group exists with different settings.
-    #[error("the group `{name}` exists and differs: {difference}")]
+    #[error("group `{name}` exists with different settings: {difference}")]
     Mismatch {
         /// The name of the group.
         name: String,
@@ -69,13 +70,16 @@ pub enum Error {
         difference: String,
     },
     /// The group definition is invalid.
-    #[error("the group `{name}` cannot be made: {why}")]
+    #[error("group `{name}` cannot be created: {reason}")]
     InvalidGroup {
         /// The name of the group.
         name: String,
         /// Why it is invalid.
-        why: &'static str,
+        reason: &'static str,
     },
+    /// The error of a batch, shared by all its messages.
+    #[error(transparent)]
+    Shared(Arc<Error>),
 }
 
 /// The pause that a full broker requests from the relay.
@@ -100,6 +104,7 @@ impl Error {
             Self::TooLarge { .. } => Class::Poison,
             // Consumers make room without an operator.
             Self::Full { .. } => Class::Throttled(THROTTLE_PAUSE),
+            Self::Shared(error) => error.class(),
         }
     }
 }
@@ -119,7 +124,7 @@ impl From<sqlx::Error> for Error {
             Some(FileError::ReadOnly | FileError::FileReplaced) => Self::ReadOnly(error),
             Some(FileError::Corrupt | FileError::NotADatabase) => Self::Corrupt(error),
             Some(FileError::Io) => Self::Io(error),
-            Some(FileError::MissingTable) => Self::Schema { what: error.to_string() },
+            Some(FileError::MissingTable) => Self::Schema { detail: error.to_string() },
             None => match error {
                 // No connection became free in time, which has the same cause as a lock.
                 sqlx::Error::PoolTimedOut => Self::Locked(error),

@@ -55,23 +55,23 @@ impl Connections {
         let pool = |connections: u32| {
             SqlitePoolOptions::new()
                 .max_connections(connections)
-                // A waiting caller needs its turn at the file, which may itself take as long as a lock.
+                // One wait for other callers of this process, and one for the file lock.
                 .acquire_timeout(config.busy_timeout * 2)
                 .test_before_acquire(false)
                 .max_lifetime(None::<Duration>)
                 .idle_timeout(None::<Duration>)
         };
-        let begun = Instant::now();
-        let deadline = begun + config.busy_timeout;
+        let started = Instant::now();
+        let deadline = started + config.busy_timeout;
         let durable = loop {
             match pool(1).connect_with(options.clone()).await.map_err(Error::from) {
                 // SQLite does not wait for other connections when it enables the write-ahead log: it fails at once.
                 Err(Error::Locked(_)) if Instant::now() < deadline => sleep(JOURNAL_RETRY_INTERVAL).await,
                 // An existing file may fail to open while another process closes it and removes the write-ahead log.
-                Err(Error::CannotOpen(_)) if config.path.exists() && begun.elapsed() < REOPEN_MAX => {
+                Err(Error::CannotOpen(_)) if config.path.exists() && started.elapsed() < REOPEN_MAX => {
                     sleep(JOURNAL_RETRY_INTERVAL).await;
                 }
-                tried => break tried?,
+                opened => break opened?,
             }
         };
         // If a power failure loses these writes, messages are redelivered but not lost. A killed process loses nothing.
@@ -93,9 +93,9 @@ impl Connections {
     }
 
     async fn begin(&self, pool: &SqlitePool) -> Result<WriteTransaction, Error> {
-        let turn = Arc::clone(&self.write_lock).lock_owned().await;
+        let write_lock = Arc::clone(&self.write_lock).lock_owned().await;
         // Wrap the connection before `BEGIN`: if the caller is cancelled at the lock, `drop` must close it.
-        let mut write = WriteTransaction { connection: pool.acquire().await?, ended: false, _write_lock: turn };
+        let mut write = WriteTransaction { connection: pool.acquire().await?, ended: false, _write_lock: write_lock };
         // Take the write lock at once. Otherwise a later statement could fail because another connection wrote in
         // between.
         sqlx::query("BEGIN IMMEDIATE").execute(write.connection()).await?;
@@ -136,8 +136,8 @@ impl WriteTransaction {
         self.end("ROLLBACK").await
     }
 
-    async fn end(mut self, how: &'static str) -> Result<(), Error> {
-        sqlx::query(how).execute(self.connection()).await?;
+    async fn end(mut self, sql: &'static str) -> Result<(), Error> {
+        sqlx::query(sql).execute(self.connection()).await?;
         self.ended = true;
         Ok(())
     }

@@ -1,19 +1,26 @@
 //! A consumer of one group.
 
+pub(crate) mod assignment;
+pub(crate) mod lag;
+pub(crate) mod lanes;
+mod receive;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use relevo_core::{AckOutcome, BrokerConsumer, ConsumerCapabilities, Delivery, DeliveryTag, Failure, Lane};
+use sqlx::SqlitePool;
+use tokio::sync::futures::OwnedNotified;
 use tokio::sync::{Mutex, Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
 use crate::address::AddressPatterns;
-use crate::broker::{BrokerFile, BrokerInner};
 use crate::classify::Error;
-use crate::lanes::ConsumerState;
+use crate::consume::lanes::ConsumerState;
+use crate::publish::{BrokerFile, BrokerInner};
 use crate::topology::StoredGroup;
 
 /// The options of a consumer in its group.
@@ -63,7 +70,7 @@ impl BrokerFile {
     pub async fn consumer(&self, group: &str, membership: Membership) -> Result<GroupConsumer, Error> {
         let stored = StoredGroup::find(self.0.connections.readers(), group).await?;
         let group = stored.ok_or_else(|| Error::GroupNotFound(group.to_owned()))?;
-        let shared = Arc::new(ConsumerInner {
+        let inner = Arc::new(ConsumerInner {
             broker: Arc::clone(&self.0),
             patterns: group.patterns(),
             lanes: (0..group.lanes).map(|lane| Lane::new(lane.to_string())).collect(),
@@ -74,32 +81,32 @@ impl BrokerFile {
             changed: Notify::new(),
             closed: watch::Sender::new(false),
         });
-        shared.rebalance(&mut *shared.state.lock().await).await?;
+        inner.rebalance(&mut *inner.state.lock().await).await?;
         // Wake the other consumers: they now own more than their share.
         self.0.change_notifier.notify();
         let mut heartbeat = JoinSet::new();
-        heartbeat.spawn(run_heartbeat(Arc::clone(&shared)));
-        Ok(GroupConsumer { inner: shared, _heartbeat: heartbeat })
+        heartbeat.spawn(run_heartbeat(Arc::clone(&inner)));
+        Ok(GroupConsumer { inner, _heartbeat: heartbeat })
     }
 }
 
 /// Renews the lanes and claims expired ones, until the consumer is closed or dropped.
-async fn run_heartbeat(shared: Arc<ConsumerInner>) {
-    let mut closed = shared.closed.subscribe();
+async fn run_heartbeat(inner: Arc<ConsumerInner>) {
+    let mut closed = inner.closed.subscribe();
     loop {
         // Three heartbeats per lease: two may be late.
-        if timeout(shared.membership.lease / 3, closed.wait_for(|closed| *closed)).await.is_ok() {
+        if timeout(inner.membership.lease / 3, closed.wait_for(|closed| *closed)).await.is_ok() {
             return;
         }
-        let mut state = shared.state.lock().await;
-        if *shared.closed.borrow() {
+        let mut state = inner.state.lock().await;
+        if *inner.closed.borrow() {
             return;
         }
-        match shared.rebalance(&mut state).await {
-            Ok(()) => shared.changed.notify_waiters(),
+        match inner.rebalance(&mut state).await {
+            Ok(()) => inner.changed.notify_waiters(),
             // The next call to receive or acknowledge returns this error; the next heartbeat retries.
             Err(error) => {
-                tracing::warn!(group = shared.group.name, %error, "lanes could not be renewed, will try again");
+                tracing::warn!(group = inner.group.name, %error, "cannot renew lanes, will retry");
             }
         }
     }
@@ -111,11 +118,11 @@ impl ConsumerInner {
     }
 
     async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Error> {
-        assert!(limit > 0, "a limit of nothing would wait for ever");
+        assert!(limit > 0, "the limit must not be zero");
         let mut closed = self.closed.subscribe();
         loop {
             // Register for all events before the check, so that no change in between is missed.
-            let stirred = self.broker.change_notifier.notified();
+            let notified = self.broker.change_notifier.notified();
             let changed = self.changed.notified();
             let version = self.broker.change_notifier.data_version().await?;
             let mut state = self.state.lock().await;
@@ -137,7 +144,7 @@ impl ConsumerInner {
                 continue;
             }
             tokio::select! {
-                () = stirred => {}
+                () = notified => {}
                 () = changed => {}
                 // The sender lives as long as `self`.
                 _ = closed.changed() => {}
@@ -209,5 +216,34 @@ impl BrokerConsumer for GroupConsumer {
             return Ok(());
         }
         Ok(self.inner.leave_group(&mut state).await?)
+    }
+}
+
+/// Notifies consumers of the same process at once. Consumers of other processes detect that the file changed.
+#[derive(Debug)]
+pub(crate) struct ChangeNotifier {
+    notify: Arc<Notify>,
+    watch_pool: SqlitePool,
+}
+
+impl ChangeNotifier {
+    /// `watch_pool` has one connection, which never writes.
+    pub(crate) fn new(watch_pool: SqlitePool) -> Self {
+        Self { notify: Arc::default(), watch_pool }
+    }
+
+    /// Notifies consumers that a message was published or returned, or that a lane was released.
+    pub(crate) fn notify(&self) {
+        self.notify.notify_waiters();
+    }
+
+    /// Completes at the next [`notify`](Self::notify) after this call.
+    pub(crate) fn notified(&self) -> OwnedNotified {
+        Arc::clone(&self.notify).notified_owned()
+    }
+
+    /// A number that changes whenever another connection commits.
+    pub(crate) async fn data_version(&self) -> Result<i64, Error> {
+        Ok(sqlx::query_scalar("PRAGMA data_version").fetch_one(&self.watch_pool).await?)
     }
 }

@@ -6,11 +6,11 @@
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-//! use relevo_broker_embedded::{Config, EmbeddedBroker, Group, Membership};
+//! use relevo_broker_embedded::{BrokerFile, Config, Group, Membership};
 //! use relevo_core::BrokerConsumer;
 //!
-//! let broker = EmbeddedBroker::open(Config::new("relevo.db")).await?;
-//! broker.declare(&Group::new("billing", ["orders.**"])).await?;
+//! let broker = BrokerFile::open(Config::new("relevo.db")).await?;
+//! broker.declare_group(&Group::new("billing", ["orders.**"])).await?;
 //! let consumer = broker.consumer("billing", Membership::default()).await?;
 //! for delivery in consumer.receive(100).await? {
 //!     let received = delivery.raw.decode()?;
@@ -23,28 +23,22 @@
 //! ```
 
 mod address;
-mod broker;
 mod classify;
 mod config;
 mod connection;
 mod consume;
-mod fetch;
-mod inspect;
-mod lag;
-mod lanes;
 mod migrations;
 mod publish;
 mod replay;
 mod retention;
 mod settle;
 mod topology;
-mod wake;
 
-pub use broker::BrokerFile;
 pub use classify::Error;
 pub use config::Config;
+pub use consume::lag::LAG_COUNT_MAX;
 pub use consume::{GroupConsumer, Membership};
-pub use inspect::{GroupStatus, LAG_COUNT_MAX, StoredMessage};
+pub use publish::BrokerFile;
 pub use replay::ReplayLog;
 pub use retention::Pruned;
-pub use topology::{Group, Start};
+pub use topology::{Group, GroupStatus};

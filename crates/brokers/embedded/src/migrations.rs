@@ -33,7 +33,7 @@ pub(crate) async fn migrate(mut write: WriteTransaction) -> Result<(), Error> {
             }
             write.commit().await
         }
-        Some(other) => Err(Error::Schema { what: format!("they are of version {other}, this program's is {VERSION}") }),
-        None => Err(Error::Schema { what: "`broker_meta` is empty".to_owned() }),
+        Some(other) => Err(Error::Schema { detail: format!("they have version {other}, this program's is {VERSION}") }),
+        None => Err(Error::Schema { detail: "`broker_meta` is empty".to_owned() }),
     }
 }

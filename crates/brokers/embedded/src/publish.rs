@@ -1,17 +1,102 @@
-//! Stores messages.
+//! The broker handle, and its publishing side.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
+use std::sync::Arc;
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use relevo_core::message::Headers;
-use relevo_core::{Publication, slot, wire};
+use relevo_core::{Broker, Capabilities, OutcomeSender, Publication, slot, wire};
 use sqlx::{AssertSqlSafe, Row as _};
 use uuid::Uuid;
 
 use crate::classify::Error;
 use crate::config::Config;
-use crate::connection::WriteTransaction;
+use crate::connection::{Connections, WriteTransaction};
+use crate::consume::ChangeNotifier;
+use crate::migrations;
+use crate::retention::PruneSchedule;
+
+/// A durable broker in a SQLite file. Cheap to clone: clones share their connections and wake each other's consumers.
+#[derive(Clone, Debug)]
+pub struct BrokerFile(pub(crate) Arc<BrokerInner>);
+
+#[derive(Debug)]
+pub(crate) struct BrokerInner {
+    pub(crate) config: Config,
+    pub(crate) connections: Connections,
+    pub(crate) change_notifier: ChangeNotifier,
+    pub(crate) prune_schedule: PruneSchedule,
+}
+
+impl BrokerFile {
+    /// Opens the broker's file. Creates the file and the tables if they are missing.
+    pub async fn open(config: Config) -> Result<Self, Error> {
+        let connections = Connections::open(&config).await?;
+        migrations::migrate(connections.begin_durable().await?).await?;
+        let change_notifier = ChangeNotifier::new(connections.watch());
+        Ok(Self(Arc::new(BrokerInner {
+            config,
+            connections,
+            change_notifier,
+            prune_schedule: PruneSchedule::default(),
+        })))
+    }
+
+    /// Stores any message with text headers. `key` decides its lane and so its order.
+    ///
+    /// Use it for messages that do not come from an outbox: duplicates are not detected.
+    pub async fn publish_raw(&self, address: &str, key: &str, headers: &Headers, payload: Bytes) -> Result<(), Error> {
+        let row = EncodedMessage::from_raw(address, key, headers, payload);
+        row.validate(self.0.config.message_bytes_max)?;
+        self.store(&[row]).await
+    }
+
+    /// Closes the file. Later calls fail, so close the consumers first.
+    pub async fn close(&self) {
+        self.0.connections.close().await;
+    }
+
+    async fn store(&self, rows: &[EncodedMessage<'_>]) -> Result<(), Error> {
+        let BrokerInner { config, connections, .. } = &*self.0;
+        loop {
+            match store(connections.begin_durable().await?, rows, config).await {
+                Err(Error::Full { .. }) if self.prune_to_fit(rows).await? => {}
+                Err(error) => return Err(error),
+                Ok(()) => break,
+            }
+        }
+        self.0.change_notifier.notify();
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Broker for BrokerFile {
+    fn capabilities(&self) -> Capabilities {
+        // A batch is one transaction, so no message can overtake a failed one of the same key.
+        Capabilities { ordered_in_flight: true, message_bytes_max: self.0.config.message_bytes_max }
+    }
+
+    async fn publish(&self, batch: &[Publication], confirms: &OutcomeSender) {
+        let (rows, refused) = encode_batch(batch, &self.0.config);
+        confirms.report_all(refused.into_iter().map(|(index, error)| (index, Err(error.into()))));
+        if rows.is_empty() {
+            return;
+        }
+        let (indexes, rows): (Vec<usize>, Vec<EncodedMessage<'_>>) = rows.into_iter().unzip();
+        match self.store(&rows).await {
+            Ok(()) => confirms.report_all(indexes.into_iter().map(|index| (index, Ok(())))),
+            Err(error) => {
+                let error = Arc::new(error);
+                let failure = |index| (index, Err(Error::Shared(Arc::clone(&error)).into()));
+                confirms.report_all(indexes.into_iter().map(failure));
+            }
+        }
+        self.prune_if_due(rows.len()).await;
+    }
+}
 
 /// A message as it is stored.
 pub(crate) struct EncodedMessage<'a> {
@@ -23,8 +108,8 @@ pub(crate) struct EncodedMessage<'a> {
 }
 
 impl<'a> EncodedMessage<'a> {
-    pub(crate) fn from_raw(address: &'a str, key: &'a str, headers: &Headers, payload: Bytes) -> Self {
-        let headers = serde_json::to_string(headers).expect("a map of texts is always JSON");
+    fn from_raw(address: &'a str, key: &'a str, headers: &Headers, payload: Bytes) -> Self {
+        let headers = serde_json::to_string(headers).expect("a map of strings is always JSON");
         Self { address, key, id: None, headers, payload }
     }
 
@@ -39,7 +124,7 @@ impl<'a> EncodedMessage<'a> {
         self.headers.len() + self.payload.len()
     }
 
-    pub(crate) fn validate(&self, max: usize) -> Result<(), Error> {
+    fn validate(&self, max: usize) -> Result<(), Error> {
         let bytes = self.bytes();
         if bytes > max { Err(Error::TooLarge { bytes, max }) } else { Ok(()) }
     }
@@ -54,10 +139,7 @@ type Indexed<T> = Vec<(usize, T)>;
 
 /// Splits a batch into messages to store and messages to refuse. A message is refused if it, or an earlier one of its
 /// key, is too large.
-pub(crate) fn encode_batch<'a>(
-    batch: &'a [Publication],
-    config: &Config,
-) -> (Indexed<EncodedMessage<'a>>, Indexed<Error>) {
+fn encode_batch<'a>(batch: &'a [Publication], config: &Config) -> (Indexed<EncodedMessage<'a>>, Indexed<Error>) {
     let mut rows = Vec::with_capacity(batch.len());
     let mut refused = Vec::new();
     let mut keys = HashSet::new();
@@ -76,11 +158,7 @@ pub(crate) fn encode_batch<'a>(
 }
 
 /// Stores all rows or none. Returns an error if the broker is full.
-pub(crate) async fn store(
-    mut write: WriteTransaction,
-    rows: &[EncodedMessage<'_>],
-    config: &Config,
-) -> Result<(), Error> {
+async fn store(mut write: WriteTransaction, rows: &[EncodedMessage<'_>], config: &Config) -> Result<(), Error> {
     let meta = sqlx::query(
         "SELECT messages, bytes, CAST(unixepoch('subsec') * 1000 AS INTEGER),
                 coalesce((SELECT max(seq) FROM broker_message), 0) FROM broker_meta",
@@ -117,7 +195,7 @@ async fn insert(write: &mut WriteTransaction, rows: &[EncodedMessage<'_>], now: 
         String::from("INSERT INTO broker_message (address, slot, key, id, stored_at_ms, headers, payload) VALUES ");
     for index in 0..rows.len() {
         let comma = if index == 0 { "" } else { "," };
-        write!(sql, "{comma}(?,?,?,?,?,?,?)").expect("writing to a text does not fail");
+        write!(sql, "{comma}(?,?,?,?,?,?,?)").expect("writing to a string does not fail");
     }
     // Not a plain `DO NOTHING`, which would hide other conflicts.
     sql.push_str(" ON CONFLICT (id, address) WHERE id IS NOT NULL DO NOTHING");

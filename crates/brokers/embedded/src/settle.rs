@@ -1,4 +1,4 @@
-//! Recording acknowledgements.
+//! Records acknowledgements.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -8,7 +8,8 @@ use sqlx::Row as _;
 use crate::classify::Error;
 use crate::connection::WriteTransaction;
 use crate::consume::ConsumerInner;
-use crate::lanes::{ConsumerState, json_list};
+use crate::consume::assignment::json_list;
+use crate::consume::lanes::ConsumerState;
 
 impl ConsumerInner {
     /// Acknowledges deliveries in one transaction; returns the tags that are not outstanding.
@@ -42,7 +43,7 @@ impl ConsumerInner {
         if state.has_drained() {
             // Other consumers wait for the lane; if this fails, the heartbeat retries.
             if let Err(error) = self.rebalance(&mut state).await {
-                tracing::warn!(group = self.group.name, %error, "a lane could not be given back, will try again");
+                tracing::warn!(group = self.group.name, %error, "cannot release a lane, will retry");
             }
         }
         drop(state);

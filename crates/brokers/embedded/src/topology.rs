@@ -1,21 +1,13 @@
-//! Consumer groups: which messages each group receives.
+//! Consumer groups: which messages each group receives, and the status of each group.
 
+use futures_util::TryStreamExt as _;
 use relevo_core::slot::SLOTS;
 use sqlx::Row as _;
 
 use crate::address::AddressPatterns;
-use crate::broker::BrokerFile;
 use crate::classify::Error;
-
-/// Where a new group starts to read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Start {
-    /// At the next message that is published.
-    Now,
-    /// At the oldest stored message.
-    #[default]
-    Oldest,
-}
+use crate::consume::lag::LAG_COUNT_MAX;
+use crate::publish::BrokerFile;
 
 /// A group of consumers that share every message of some addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,27 +20,20 @@ pub struct Group {
     /// The number of lanes that keys are hashed into. It limits how many consumers work in parallel: at most 256, and
     /// it cannot change.
     pub lanes: u16,
-    /// Where a new group starts to read.
-    pub start: Start,
 }
 
 impl Group {
-    /// A group of sixteen lanes that starts at the oldest message.
+    /// A group of sixteen lanes. It starts with the oldest stored message.
     pub fn new<P: Into<String>>(name: impl Into<String>, patterns: impl IntoIterator<Item = P>) -> Self {
-        Self {
-            name: name.into(),
-            patterns: patterns.into_iter().map(Into::into).collect(),
-            lanes: 16,
-            start: Start::default(),
-        }
+        Self { name: name.into(), patterns: patterns.into_iter().map(Into::into).collect(), lanes: 16 }
     }
 
     fn validate(&self) -> Result<(), Error> {
-        let malformed = |why| Err(Error::InvalidGroup { name: self.name.clone(), why });
+        let invalid = |reason| Err(Error::InvalidGroup { name: self.name.clone(), reason });
         match self {
-            Self { name, .. } if name.is_empty() => malformed("its name is empty"),
-            Self { patterns, .. } if patterns.is_empty() => malformed("it has no patterns"),
-            Self { lanes, .. } if !(1..=SLOTS).contains(lanes) => malformed("it needs 1 to 256 lanes"),
+            Self { name, .. } if name.is_empty() => invalid("its name is empty"),
+            Self { patterns, .. } if patterns.is_empty() => invalid("it has no patterns"),
+            Self { lanes, .. } if !(1..=SLOTS).contains(lanes) => invalid("it needs 1 to 256 lanes"),
             _ => Ok(()),
         }
     }
@@ -57,13 +42,32 @@ impl Group {
     fn difference(&self, stored: &StoredGroup) -> Option<String> {
         let mut parts = Vec::new();
         if self.patterns != stored.patterns {
-            parts.push(format!("patterns are {:?}, asked for {:?}", stored.patterns, self.patterns));
+            parts.push(format!("patterns are {:?}, requested {:?}", stored.patterns, self.patterns));
         }
         if self.lanes != stored.lanes {
-            parts.push(format!("lanes are {}, asked for {}", stored.lanes, self.lanes));
+            parts.push(format!("lanes are {}, requested {}", stored.lanes, self.lanes));
         }
         (!parts.is_empty()).then(|| parts.join("; "))
     }
+}
+
+/// The status of a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupStatus {
+    /// The name.
+    pub name: String,
+    /// The address patterns of the group.
+    pub patterns: Vec<String>,
+    /// The number of lanes.
+    pub lanes: u16,
+    /// The number of live consumers.
+    pub consumers: u64,
+    /// The number of messages that were never delivered. Above [`LAG_COUNT_MAX`] it is a lower bound.
+    pub lag: u64,
+    /// The number of messages that are delivered and not acknowledged.
+    pub outstanding: u64,
+    /// The number of messages that were delivered, returned and wait for the next delivery.
+    pub ready: u64,
 }
 
 /// A group as stored in the file.
@@ -88,7 +92,7 @@ impl StoredGroup {
 
     fn read(row: &sqlx::sqlite::SqliteRow) -> Result<Self, Error> {
         let name: String = row.get(1);
-        let malformed = || Error::Schema { what: format!("the row of the group `{name}` cannot be read") };
+        let malformed = || Error::Schema { detail: format!("the row of group `{name}` is malformed") };
         Ok(Self {
             id: row.get(0),
             patterns: serde_json::from_str(row.get(2)).map_err(|_| malformed())?,
@@ -103,7 +107,8 @@ impl StoredGroup {
 }
 
 impl BrokerFile {
-    /// Creates a group. An existing group is not changed; if it differs, the error says how.
+    /// Creates a group, which starts with the oldest stored message. An existing group is not changed; if it differs, the
+    /// error describes the difference.
     pub async fn declare_group(&self, group: &Group) -> Result<(), Error> {
         group.validate()?;
         let mut write = self.0.connections.begin_durable().await?;
@@ -125,13 +130,10 @@ impl BrokerFile {
         .await?;
         sqlx::query(
             "WITH RECURSIVE lane(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM lane WHERE n + 1 < ?2)
-             INSERT INTO broker_lane (group_id, lane, cursor) SELECT ?1, n,
-                 CASE WHEN ?3 THEN coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'broker_message'), 0) ELSE 0 END
-             FROM lane",
+             INSERT INTO broker_lane (group_id, lane, cursor) SELECT ?1, n, 0 FROM lane",
         )
         .bind(id)
         .bind(group.lanes)
-        .bind(group.start == Start::Now)
         .execute(write.connection())
         .await?;
         write.commit().await
@@ -140,10 +142,60 @@ impl BrokerFile {
     /// Deletes a group and its progress, and returns whether it existed. Its consumers lose all their lanes.
     pub async fn delete_group(&self, name: &str) -> Result<bool, Error> {
         let mut write = self.0.connections.begin_durable().await?;
-        let removed =
+        let deleted =
             sqlx::query("DELETE FROM broker_group WHERE name = ?1").bind(name).execute(write.connection()).await?;
         write.commit().await?;
         self.0.change_notifier.notify();
-        Ok(removed.rows_affected() > 0)
+        Ok(deleted.rows_affected() > 0)
+    }
+
+    /// The status of every group, sorted by name.
+    pub async fn groups(&self) -> Result<Vec<GroupStatus>, Error> {
+        let mut statuses = Vec::new();
+        for group in StoredGroup::all(self.0.connections.readers()).await? {
+            statuses.push(self.status(group).await?);
+        }
+        Ok(statuses)
+    }
+
+    async fn status(&self, group: StoredGroup) -> Result<GroupStatus, Error> {
+        let row = sqlx::query(
+            "SELECT (SELECT count(*) FROM broker_member WHERE group_id = ?1 AND lease_until_ms > unixepoch('subsec') * 1000),
+                    (SELECT count(*) FROM broker_unacknowledged WHERE group_id = ?1 AND outstanding = 1),
+                    (SELECT count(*) FROM broker_unacknowledged WHERE group_id = ?1 AND outstanding = 0)",
+        )
+        .bind(group.id)
+        .fetch_one(self.0.connections.readers())
+        .await?;
+        let number = |column: usize| row.get::<i64, _>(column).cast_unsigned();
+        Ok(GroupStatus {
+            consumers: number(0),
+            lag: self.lag(&group).await?,
+            outstanding: number(1),
+            ready: number(2),
+            name: group.name,
+            patterns: group.patterns,
+            lanes: group.lanes,
+        })
+    }
+
+    async fn lag(&self, group: &StoredGroup) -> Result<u64, Error> {
+        let patterns = group.patterns();
+        let mut rows = sqlx::query(
+            "SELECT m.address FROM broker_message m
+             JOIN broker_lane l ON l.group_id = ?1 AND l.lane = m.slot % ?2 AND m.seq > l.cursor
+             WHERE m.seq > (SELECT min(cursor) FROM broker_lane WHERE group_id = ?1)",
+        )
+        .bind(group.id)
+        .bind(i64::from(group.lanes))
+        .fetch(self.0.connections.readers());
+        let mut lag = 0;
+        while let Some(row) = rows.try_next().await? {
+            lag += u64::from(patterns.matches(row.get(0)));
+            if lag > LAG_COUNT_MAX {
+                break;
+            }
+        }
+        Ok(lag)
     }
 }

@@ -142,10 +142,13 @@ impl World {
         if !path.exists() {
             return Vec::new();
         }
-        let broker = BrokerFile::open(relevo_broker_embedded::Config::new(path)).await.expect("the broker's file");
-        let kept = broker.peek("**", 0, 10_000).await.expect("it can be read");
+        // Opening the broker creates its tables.
+        let broker = BrokerFile::open(relevo_broker_embedded::Config::new(&path)).await.expect("the broker's file");
+        let mut connection = SqliteConnectOptions::new().filename(path).connect().await.expect("the broker's file");
+        let select = sqlx::query_scalar("SELECT address FROM broker_message ORDER BY seq");
+        let addresses = select.fetch_all(&mut connection).await.expect("stored messages");
         broker.close().await;
-        kept.into_iter().map(|kept| kept.address).collect()
+        addresses
     }
 
     /// Waits until a destination has taken so many.

@@ -2,6 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use relevo_core::{RawMessage, route};
+use sqlx::{ConnectOptions as _, Row as _, SqliteConnection};
+
 /// Deleted on drop.
 pub(crate) struct Directory(PathBuf);
 
@@ -22,4 +25,22 @@ impl Drop for Directory {
         // Ignore a failure: a panic in `drop` would hide the failure of the test.
         std::fs::remove_dir_all(&self.0).ok();
     }
+}
+
+/// Opens a connection of its own to the file of a broker.
+pub(crate) async fn connect(file: &Path) -> SqliteConnection {
+    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(file);
+    options.connect().await.expect("the file can be opened")
+}
+
+/// Reads the stored messages whose address matches a pattern, oldest first, acknowledged or not.
+pub(crate) async fn stored_messages(file: &Path, pattern: &str) -> Vec<RawMessage> {
+    let select = sqlx::query("SELECT address, headers, payload FROM broker_message ORDER BY seq");
+    let rows = select.fetch_all(&mut connect(file).await).await.expect("the file can be read");
+    let matching = rows.iter().filter(|row| route::pattern_matches(pattern, row.get("address")));
+    let message = |row: &sqlx::sqlite::SqliteRow| {
+        let headers = serde_json::from_str(row.get("headers")).expect("headers are JSON");
+        RawMessage::new(headers, row.get::<Vec<u8>, _>("payload").into())
+    };
+    matching.map(message).collect()
 }

@@ -12,7 +12,7 @@ use relevo_conformance::broker::harness::{
 use relevo_core::{BrokerConsumer as _, Class, Publication};
 use sqlx::{ConnectOptions as _, Connection as _, SqliteConnection};
 
-use crate::directory::Directory;
+use crate::directory::{Directory, connect, stored_messages};
 
 fn config(directory: &Path) -> Config {
     Config::new(directory.join("broker.db"))
@@ -30,14 +30,12 @@ async fn open_with_short_wait(directory: &Path) -> BrokerFile {
     BrokerFile::open(config).await.expect("the file can be opened")
 }
 
-async fn stored_numbers(broker: &BrokerFile) -> Vec<i64> {
-    let kept = broker.peek(ADDRESS, 0, usize::MAX).await.expect("the file can be read");
-    numbers(kept.iter().map(|message| &message.raw))
+async fn stored_numbers(directory: &Path) -> Vec<i64> {
+    numbers(stored_messages(&directory.join("broker.db"), ADDRESS).await.iter())
 }
 
 async fn other_connection(directory: &Path) -> SqliteConnection {
-    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(directory.join("broker.db"));
-    options.connect().await.expect("the file can be opened")
+    connect(&directory.join("broker.db")).await
 }
 
 /// A file system in memory, small enough to fill up.
@@ -104,13 +102,14 @@ async fn a_full_disk_is_an_outage_and_loses_nothing() {
     let (confirmed, class) = fill(&broker).await;
     assert_eq!(class, Class::Outage);
     let expected: Vec<i64> = (0..i64::from(confirmed)).collect();
-    assert_eq!(stored_numbers(&broker).await, expected);
+    assert_eq!(stored_numbers(disk.0.path()).await, expected);
     // The outage lasts while the disk is full, and ends when there is space. The broker need not be reopened.
     assert_eq!(fill(&broker).await.1, Class::Outage);
     disk.remount("size=64m");
     publish_all(&broker, &[publication(confirmed, "k")]).await;
     broker.close().await;
-    assert_eq!(stored_numbers(&open(disk.0.path()).await).await, (0..=i64::from(confirmed)).collect::<Vec<_>>());
+    open(disk.0.path()).await;
+    assert_eq!(stored_numbers(disk.0.path()).await, (0..=i64::from(confirmed)).collect::<Vec<_>>());
 }
 
 #[tokio::test]
@@ -143,10 +142,10 @@ async fn a_locked_file_is_an_outage_until_it_is_unlocked() {
     let lock = other.begin_with("BEGIN EXCLUSIVE").await.expect("the lock");
     assert_eq!(publish(&broker, &[publication(1, "a")]).await, [Some(Class::Outage)]);
     // Reading still works.
-    assert_eq!(stored_numbers(&broker).await, Vec::<i64>::new());
+    assert_eq!(stored_numbers(directory.path()).await, Vec::<i64>::new());
     lock.rollback().await.expect("unlocked");
     publish_all(&broker, &[publication(1, "a")]).await;
-    assert_eq!(stored_numbers(&broker).await, [1]);
+    assert_eq!(stored_numbers(directory.path()).await, [1]);
 }
 
 #[tokio::test]
@@ -188,7 +187,7 @@ async fn a_corrupt_file_is_blocked_until_it_is_repaired() {
     std::fs::write(&path, &whole).expect("it can be written");
     let broker = open(directory.path()).await;
     publish_all(&broker, &[publication(2_000, "k")]).await;
-    assert_eq!(stored_numbers(&broker).await, (0..=2_000).collect::<Vec<_>>());
+    assert_eq!(stored_numbers(directory.path()).await, (0..=2_000).collect::<Vec<_>>());
 }
 
 #[tokio::test]
@@ -197,7 +196,7 @@ async fn a_file_that_is_no_database_is_rejected() {
     std::fs::write(directory.path().join("broker.db"), "not a database, by far".repeat(100)).expect("written");
     let error = BrokerFile::open(config(directory.path())).await.expect_err("no database");
     assert_eq!(error.class(), Class::Blocked);
-    assert_eq!(error.to_string(), "the broker's file is damaged; restore it from a copy");
+    assert_eq!(error.to_string(), "the broker's file is corrupt; hint: restore it from a backup");
 }
 
 #[tokio::test]
@@ -240,7 +239,7 @@ async fn tables_of_a_later_version_are_rejected() {
     assert_eq!(error.class(), Class::Blocked);
     assert_eq!(
         error.to_string(),
-        "the broker's tables do not fit this program: they are of version 99, this program's is 1"
+        "the broker's tables do not fit this program: they have version 99, this program's is 1"
     );
 }
 

@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use relevo_broker_embedded::{BrokerFile, Config, Group, GroupConsumer, Membership, Start};
+use relevo_broker_embedded::{BrokerFile, Config, Group, GroupConsumer, Membership};
 use relevo_conformance::broker::harness::{BrokerHarness, ConsumerHarness, Guarantees};
 use relevo_core::RawMessage;
 use relevo_core::message::Headers;
-use sqlx::{ConnectOptions as _, Connection as _};
+use sqlx::Connection as _;
 
-use crate::directory::Directory;
+use crate::directory::{Directory, connect, stored_messages};
 
-/// Longer than any test case, so that only [`Embedded::expire`] ends a lease.
+/// Longer than any test case, so that only [`Embedded::expire_leases`] ends a lease.
 const LEASE: Duration = Duration::from_mins(5);
 
 pub(crate) struct Embedded {
@@ -37,8 +37,7 @@ impl Embedded {
 
     /// Changes the file as the passage of time would.
     async fn sql(&self, sql: &'static str, ms: i64) {
-        let options = sqlx::sqlite::SqliteConnectOptions::new().filename(self.path());
-        let mut connection = options.connect().await.expect("the file can be opened");
+        let mut connection = connect(&self.path()).await;
         sqlx::query(sql).bind(ms).execute(&mut connection).await.expect("the statement runs");
         connection.close().await.expect("closed");
     }
@@ -58,8 +57,7 @@ impl BrokerHarness for Embedded {
     }
 
     async fn stored(&self, address: &str) -> Vec<RawMessage> {
-        let kept = self.open().await.peek(address, 0, usize::MAX).await.expect("the file can be read");
-        kept.into_iter().map(|message| message.raw).collect()
+        stored_messages(&self.path(), address).await
     }
 
     /// There is no server: a crash leaves the file as it is. Other tests kill real processes.
@@ -77,7 +75,7 @@ impl ConsumerHarness for Embedded {
     type Consumer = GroupConsumer;
 
     async fn group(&self, name: &str, address: &str) {
-        let group = Group { lanes: 8, start: Start::Now, ..Group::new(name, [address]) };
+        let group = Group { lanes: 8, ..Group::new(name, [address]) };
         self.open().await.declare_group(&group).await.expect("a group");
     }
 

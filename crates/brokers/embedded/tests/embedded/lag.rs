@@ -32,10 +32,10 @@ async fn the_lag_of_a_lane_is_counted_up_to_the_limit() {
         publish_all(&broker, &many).await;
     }
     // The other lanes advance their cursors and find nothing.
-    tokio::time::timeout(Duration::from_millis(300), consumer.receive(1)).await.expect_err("nothing flows");
+    tokio::time::timeout(Duration::from_millis(300), consumer.receive(1)).await.expect_err("nothing to receive");
     let few: Vec<Publication> = (50..57).map(|number| publication(number, &keys[lanes[2]])).collect();
     publish_all(&broker, &few).await;
     let expected = [(lanes[0], 0), (lanes[1], LAG_COUNT_MAX), (lanes[2], 7), (lanes[3], 0)];
-    let told = within_timeout(consumer.lag()).await.expect("it is told");
-    assert_eq!(told, expected.map(|(lane, waiting)| (lane.clone(), waiting)));
+    let lag = within_timeout(consumer.lag()).await.expect("a lag");
+    assert_eq!(lag, expected.map(|(lane, waiting)| (lane.clone(), waiting)));
 }

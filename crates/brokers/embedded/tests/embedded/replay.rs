@@ -65,5 +65,5 @@ async fn a_log_is_read_as_an_existing_group_sees_it() {
         1,
         "its addresses"
     );
-    assert!(matches!(harness.open().await.replay_log("nobody").await, Err(Error::GroupNotFound(_))));
+    assert!(matches!(harness.open().await.replay_log("unknown").await, Err(Error::GroupNotFound(_))));
 }

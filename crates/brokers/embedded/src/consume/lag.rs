@@ -7,7 +7,9 @@ use sqlx::Row as _;
 
 use crate::classify::Error;
 use crate::consume::ConsumerInner;
-use crate::inspect::LAG_COUNT_MAX;
+
+/// A lag is exact up to this number. Above it, the real lag may be higher.
+pub const LAG_COUNT_MAX: u64 = 10_000;
 
 impl ConsumerInner {
     /// The number of waiting messages of each lane, whichever consumer owns it. It reads at most [`LAG_COUNT_MAX`]
@@ -24,22 +26,22 @@ impl ConsumerInner {
         let cursors: BTreeMap<String, i64> =
             state.lanes.iter().map(|(lane, held)| (lane.to_string(), held.cursor)).collect();
         drop(state);
-        let fresh = sqlx::query(COUNT_NEW)
+        let new_messages = sqlx::query(COUNT_NEW)
             .bind(self.group.id)
             .bind(i64::from(self.group.lanes))
             .bind(LAG_COUNT_MAX.cast_signed())
             .bind(serde_json::json!(cursors).to_string())
             .fetch_all(self.broker.connections.readers())
             .await?;
-        for row in fresh.iter().filter(|row| self.patterns.matches(row.get(1))) {
+        for row in new_messages.iter().filter(|row| self.patterns.matches(row.get(1))) {
             count(row.get(0), row.get(2));
         }
-        let again = sqlx::query(COUNT_RETURNED)
+        let returned = sqlx::query(COUNT_RETURNED)
             .bind(self.group.id)
             .bind(LAG_COUNT_MAX.cast_signed())
             .fetch_all(self.broker.connections.readers())
             .await?;
-        for row in &again {
+        for row in &returned {
             count(row.get(0), row.get(1));
         }
         Ok(self.lanes.iter().cloned().zip(counts).collect())

@@ -1,4 +1,4 @@
-//! Reads the next deliveries.
+//! Selects the next deliveries and records them as outstanding.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,8 @@ use sqlx::sqlite::SqliteRow;
 
 use crate::classify::Error;
 use crate::consume::ConsumerInner;
-use crate::lanes::{ConsumerState, OutstandingDelivery, json_list, write_cursors};
+use crate::consume::assignment::{json_list, write_cursors};
+use crate::consume::lanes::{ConsumerState, OutstandingDelivery};
 
 /// The number of sequence numbers that one statement reads.
 const SCAN_WINDOW: i64 = 4_096;
@@ -53,8 +54,8 @@ impl FetchPlan {
     /// Whether the lane has capacity for one more message. If not, the lane takes no part in the rest of this fetch.
     fn reserve(&mut self, lane: u16) -> bool {
         match self.capacity.get_mut(&lane) {
-            Some(room) if *room > 0 => {
-                *room -= 1;
+            Some(capacity) if *capacity > 0 => {
+                *capacity -= 1;
                 true
             }
             _ => {
@@ -68,63 +69,64 @@ impl FetchPlan {
 impl ConsumerInner {
     pub(crate) async fn fetch(&self, state: &mut ConsumerState, limit: usize) -> Result<FetchResult, Error> {
         let open = state.lanes.iter().filter(|(_, held)| !held.paused && !held.releasing);
-        let rooms: BTreeMap<u16, usize> = open
+        let capacity: BTreeMap<u16, usize> = open
             .map(|(lane, held)| (*lane, self.membership.prefetch.saturating_sub(held.outstanding)))
-            .filter(|(_, room)| *room > 0)
+            .filter(|(_, capacity)| *capacity > 0)
             .collect();
         let cursors = state.lanes.iter().map(|(lane, held)| (*lane, held.cursor)).collect();
-        let mut look = FetchPlan { limit, capacity: rooms, cursors, redelivered: Vec::new(), new_messages: Vec::new() };
-        if look.capacity.is_empty() {
+        let mut plan = FetchPlan { limit, capacity, cursors, redelivered: Vec::new(), new_messages: Vec::new() };
+        if plan.capacity.is_empty() {
             return Ok(FetchResult { deliveries: Vec::new(), more: false });
         }
-        self.fetch_returned(&mut look).await?;
-        let more = self.fetch_new(&mut look).await?;
-        if look.redelivered.is_empty() && look.new_messages.is_empty() {
+        self.fetch_returned(&mut plan).await?;
+        let more = self.fetch_new(&mut plan).await?;
+        if plan.redelivered.is_empty() && plan.new_messages.is_empty() {
             // Only this consumer needs the new cursors; the next heartbeat writes them to the file.
             for (lane, held) in &mut state.lanes {
-                held.cursor = look.cursors[lane];
+                held.cursor = plan.cursors[lane];
             }
             return Ok(FetchResult { deliveries: Vec::new(), more });
         }
-        let deliveries = self.write_and_deliver(state, look).await?;
+        let deliveries = self.write_and_deliver(state, plan).await?;
         Ok(FetchResult { more: true, deliveries })
     }
 
     /// Reads messages that were delivered before and returned to the lane.
-    async fn fetch_returned(&self, look: &mut FetchPlan) -> Result<(), Error> {
-        let lanes: Vec<u16> = look.capacity.keys().copied().collect();
+    async fn fetch_returned(&self, plan: &mut FetchPlan) -> Result<(), Error> {
+        let lanes: Vec<u16> = plan.capacity.keys().copied().collect();
         let rows = sqlx::query(SELECT_RETURNED)
             .bind(self.group.id)
             .bind(json_list(&lanes))
-            .bind(i64::try_from(look.limit).unwrap_or(i64::MAX))
+            .bind(i64::try_from(plan.limit).unwrap_or(i64::MAX))
             .fetch_all(self.broker.connections.readers())
             .await?;
         for row in &rows {
             let lane: u16 = row.get("lane");
-            if look.reserve(lane) {
-                look.redelivered.push(decode_message(row, lane, true)?);
+            if plan.reserve(lane) {
+                plan.redelivered.push(decode_message(row, lane, true)?);
             }
         }
-        if rows.len() >= look.limit {
+        if rows.len() >= plan.limit {
             // These lanes may have more returned messages, and new messages must not overtake them.
-            look.capacity.clear();
+            plan.capacity.clear();
         }
         Ok(())
     }
 
     /// Reads messages that were never delivered. Lanes with the same cursor are read together, the lowest cursor first.
-    async fn fetch_new(&self, look: &mut FetchPlan) -> Result<bool, Error> {
+    async fn fetch_new(&self, plan: &mut FetchPlan) -> Result<bool, Error> {
         let newest: i64 = sqlx::query_scalar("SELECT coalesce(max(seq), 0) FROM broker_message")
             .fetch_one(self.broker.connections.readers())
             .await?;
         for _ in 0..SCAN_WINDOWS_MAX {
-            let standing = |look: &FetchPlan| look.capacity.keys().map(|lane| look.cursors[lane]).collect::<Vec<i64>>();
-            let Some(low) = standing(look).into_iter().min().filter(|low| *low < newest) else { return Ok(false) };
-            let lanes: Vec<u16> = look.capacity.keys().copied().filter(|lane| look.cursors[lane] == low).collect();
-            let next = standing(look).into_iter().filter(|cursor| *cursor > low).min().unwrap_or(newest);
+            let open_cursors =
+                |plan: &FetchPlan| plan.capacity.keys().map(|lane| plan.cursors[lane]).collect::<Vec<i64>>();
+            let Some(low) = open_cursors(plan).into_iter().min().filter(|low| *low < newest) else { return Ok(false) };
+            let lanes: Vec<u16> = plan.capacity.keys().copied().filter(|lane| plan.cursors[lane] == low).collect();
+            let next = open_cursors(plan).into_iter().filter(|cursor| *cursor > low).min().unwrap_or(newest);
             let end = next.min(low + SCAN_WINDOW).min(newest);
-            self.fetch_window(look, &lanes, low, end).await?;
-            if look.remaining() == 0 {
+            self.fetch_window(plan, &lanes, low, end).await?;
+            if plan.remaining() == 0 {
                 return Ok(true);
             }
         }
@@ -132,8 +134,8 @@ impl ConsumerInner {
     }
 
     /// Reads the messages of these lanes after `low`, up to `end`.
-    async fn fetch_window(&self, look: &mut FetchPlan, lanes: &[u16], low: i64, end: i64) -> Result<(), Error> {
-        let left = look.remaining();
+    async fn fetch_window(&self, plan: &mut FetchPlan, lanes: &[u16], low: i64, end: i64) -> Result<(), Error> {
+        let limit = plan.remaining();
         let all = lanes.len() == usize::from(self.group.lanes);
         let rows = sqlx::query(SELECT_NEW)
             .bind(low)
@@ -141,55 +143,52 @@ impl ConsumerInner {
             .bind(i64::from(self.group.lanes))
             .bind((!all).then(|| json_list(lanes)))
             .bind(self.patterns.globs())
-            .bind(i64::try_from(left).unwrap_or(i64::MAX))
+            .bind(i64::try_from(limit).unwrap_or(i64::MAX))
             .fetch_all(self.broker.connections.readers())
             .await?;
-        let end = if rows.len() == left { rows.last().map_or(end, |row| row.get("seq")) } else { end };
+        let end = if rows.len() == limit { rows.last().map_or(end, |row| row.get("seq")) } else { end };
         for row in &rows {
             let (seq, lane): (i64, u16) = (row.get("seq"), row.get("lane"));
-            if !look.capacity.contains_key(&lane) || !self.patterns.matches(row.get("address")) {
+            if !plan.capacity.contains_key(&lane) || !self.patterns.matches(row.get("address")) {
                 continue;
             }
-            if look.reserve(lane) {
-                look.new_messages.push(decode_message(row, lane, false)?);
+            if plan.reserve(lane) {
+                plan.new_messages.push(decode_message(row, lane, false)?);
             } else {
-                look.cursors.insert(lane, seq - 1);
+                plan.cursors.insert(lane, seq - 1);
             }
         }
         for lane in lanes {
-            if look.capacity.contains_key(lane) {
-                look.cursors.insert(*lane, end);
+            if plan.capacity.contains_key(lane) {
+                plan.cursors.insert(*lane, end);
             }
         }
         Ok(())
     }
 
     /// Records the messages as outstanding, then delivers them. A lane that was lost in the meantime delivers nothing.
-    async fn write_and_deliver(&self, state: &mut ConsumerState, look: FetchPlan) -> Result<Vec<Delivery>, Error> {
+    async fn write_and_deliver(&self, state: &mut ConsumerState, plan: FetchPlan) -> Result<Vec<Delivery>, Error> {
         let mut write = self.broker.connections.begin_relaxed().await?;
         let rows = sqlx::query("SELECT lane, epoch, cursor FROM broker_lane WHERE group_id = ?1 AND owner = ?2")
             .bind(self.group.id)
             .bind(self.owner)
             .fetch_all(write.connection())
             .await?;
-        let standing: BTreeMap<u16, (i64, i64)> =
-            rows.iter().map(|row| (row.get(0), (row.get(1), row.get(2)))).collect();
+        let stored: BTreeMap<u16, (i64, i64)> = rows.iter().map(|row| (row.get(0), (row.get(1), row.get(2)))).collect();
         let is_mine = |lane: u16| {
-            standing
-                .get(&lane)
-                .is_some_and(|(epoch, _)| state.lanes.get(&lane).is_some_and(|held| held.epoch == *epoch))
+            stored.get(&lane).is_some_and(|(epoch, _)| state.lanes.get(&lane).is_some_and(|held| held.epoch == *epoch))
         };
-        // A limit deleted the messages that the cursor in the file has passed.
-        let is_there = |lane: u16, seq: i64| standing.get(&lane).is_some_and(|(_, cursor)| seq > *cursor);
+        // Messages that the cursor in the file has passed may be deleted.
+        let is_stored = |lane: u16, seq: i64| stored.get(&lane).is_some_and(|(_, cursor)| seq > *cursor);
         let lost: Vec<u16> = state.lanes.keys().copied().filter(|lane| !is_mine(*lane)).collect();
-        let FetchPlan { redelivered: mut again, new_messages: mut fresh, mut cursors, .. } = look;
-        again.retain(|found| is_mine(found.lane));
-        fresh.retain(|found| is_mine(found.lane) && is_there(found.lane, found.seq));
+        let FetchPlan { mut redelivered, mut new_messages, mut cursors, .. } = plan;
+        redelivered.retain(|message| is_mine(message.lane));
+        new_messages.retain(|message| is_mine(message.lane) && is_stored(message.lane, message.seq));
         cursors.retain(|lane, _| is_mine(*lane));
 
         state.uncertain = true;
-        if !again.is_empty() {
-            let seqs: Vec<i64> = again.iter().map(|found| found.seq).collect();
+        if !redelivered.is_empty() {
+            let seqs: Vec<i64> = redelivered.iter().map(|message| message.seq).collect();
             sqlx::query(
                 "UPDATE broker_unacknowledged SET outstanding = 1
                  WHERE group_id = ?1 AND seq IN (SELECT value FROM json_each(?2))",
@@ -200,7 +199,7 @@ impl ConsumerInner {
             .await?;
         }
         // Sequence number and lane share one integer: SQLite reads a flat list much faster than a list of pairs.
-        let packed: Vec<i64> = fresh.iter().map(|found| found.seq << 8 | i64::from(found.lane)).collect();
+        let packed: Vec<i64> = new_messages.iter().map(|message| message.seq << 8 | i64::from(message.lane)).collect();
         sqlx::query(
             "INSERT INTO broker_unacknowledged (seq, group_id, lane, outstanding)
              SELECT value >> 8, ?1, value & 255, 1 FROM json_each(?2)",
@@ -220,13 +219,14 @@ impl ConsumerInner {
         for lane in lost {
             state.drop_lane(lane);
         }
-        let deliveries = again.into_iter().chain(fresh).map(|found| self.deliver(state, found)).collect();
+        let deliveries =
+            redelivered.into_iter().chain(new_messages).map(|message| self.deliver(state, message)).collect();
         state.uncertain = false;
         Ok(deliveries)
     }
 
-    fn deliver(&self, state: &mut ConsumerState, found: FetchedMessage) -> Delivery {
-        let FetchedMessage { seq, lane, redelivered, address, raw } = found;
+    fn deliver(&self, state: &mut ConsumerState, message: FetchedMessage) -> Delivery {
+        let FetchedMessage { seq, lane, redelivered, address, raw } = message;
         let tag = state.insert(OutstandingDelivery { seq, lane });
         let lane = self.lanes[usize::from(lane)].clone();
         Delivery { tag, raw, address, lane, offset: Some(seq.cast_unsigned()), redelivered, retry_count: 0 }
@@ -236,7 +236,7 @@ impl ConsumerInner {
 fn decode_message(row: &SqliteRow, lane: u16, redelivered: bool) -> Result<FetchedMessage, Error> {
     let seq = row.get("seq");
     let headers: Headers = serde_json::from_str(row.get("headers"))
-        .map_err(|_| Error::Schema { what: format!("the headers of message {seq} cannot be read") })?;
+        .map_err(|_| Error::Schema { detail: format!("the header of message {seq} is malformed") })?;
     let payload = Bytes::from(row.get::<Vec<u8>, _>("payload"));
     let address = row.get::<&str, _>("address").into();
     Ok(FetchedMessage { seq, lane, redelivered, address, raw: RawMessage::new(headers, payload) })

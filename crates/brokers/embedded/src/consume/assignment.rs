@@ -1,6 +1,6 @@
-//! The lanes that a consumer owns, and its outstanding deliveries.
+//! Which consumer owns which lane: leases in the file, renewed by heartbeats.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use relevo_core::DeliveryTag;
@@ -9,96 +9,18 @@ use sqlx::Row as _;
 use crate::classify::Error;
 use crate::connection::WriteTransaction;
 use crate::consume::ConsumerInner;
+use crate::consume::lanes::{ConsumerState, OwnedLane};
 
 /// Whether a lease has expired. A lease that ends too far in the future was written by a clock that has since been set
 /// back.
-macro_rules! is_over {
-    ($longest:literal) => {
+macro_rules! lease_expired {
+    ($lease_max:literal) => {
         concat!(
             "(lease_until_ms <= unixepoch('subsec') * 1000 OR lease_until_ms > unixepoch('subsec') * 1000 + ",
-            $longest,
+            $lease_max,
             ")"
         )
     };
-}
-
-/// What a consumer knows about its group.
-#[derive(Debug, Default)]
-pub(crate) struct ConsumerState {
-    pub(crate) lanes: BTreeMap<u16, OwnedLane>,
-    outstanding: HashMap<DeliveryTag, OutstandingDelivery>,
-    tags: HashMap<i64, DeliveryTag>,
-    next_tag: u64,
-    /// A call was cancelled during a write: the file may be ahead of this state.
-    pub(crate) uncertain: bool,
-}
-
-/// A lane that this consumer owns.
-#[derive(Clone, Debug)]
-pub(crate) struct OwnedLane {
-    pub(crate) epoch: i64,
-    /// Every message up to here was delivered, or does not match the group.
-    pub(crate) cursor: i64,
-    pub(crate) outstanding: usize,
-    pub(crate) paused: bool,
-    /// The lane exceeds the fair share. It delivers nothing new, and is released when no delivery is outstanding.
-    pub(crate) releasing: bool,
-}
-
-/// An outstanding delivery.
-#[derive(Clone, Debug)]
-pub(crate) struct OutstandingDelivery {
-    pub(crate) seq: i64,
-    pub(crate) lane: u16,
-}
-
-impl ConsumerState {
-    /// Adds a delivery with a new tag. An older tag of the same message becomes invalid.
-    pub(crate) fn insert(&mut self, out: OutstandingDelivery) -> DeliveryTag {
-        if let Some(old) = self.tags.get(&out.seq).copied() {
-            self.remove(old);
-        }
-        self.next_tag += 1;
-        let tag = DeliveryTag::new(self.next_tag);
-        if let Some(held) = self.lanes.get_mut(&out.lane) {
-            held.outstanding += 1;
-        }
-        self.tags.insert(out.seq, tag);
-        self.outstanding.insert(tag, out);
-        tag
-    }
-
-    /// Removes a delivery that was acknowledged or no longer belongs to this consumer.
-    pub(crate) fn remove(&mut self, tag: DeliveryTag) {
-        let Some(out) = self.outstanding.remove(&tag) else { return };
-        self.tags.remove(&out.seq);
-        if let Some(held) = self.lanes.get_mut(&out.lane) {
-            held.outstanding -= 1;
-        }
-    }
-
-    pub(crate) fn outstanding(&self, tag: DeliveryTag) -> Option<&OutstandingDelivery> {
-        self.outstanding.get(&tag)
-    }
-
-    pub(crate) fn all_outstanding(&self) -> impl Iterator<Item = (DeliveryTag, &OutstandingDelivery)> {
-        self.outstanding.iter().map(|(tag, out)| (*tag, out))
-    }
-
-    /// Removes a lane and its outstanding deliveries.
-    pub(crate) fn drop_lane(&mut self, lane: u16) {
-        self.lanes.remove(&lane);
-        let tags: Vec<DeliveryTag> =
-            self.all_outstanding().filter(|(_, out)| out.lane == lane).map(|(tag, _)| tag).collect();
-        for tag in tags {
-            self.remove(tag);
-        }
-    }
-
-    /// Whether a lane is ready to be released.
-    pub(crate) fn has_drained(&self) -> bool {
-        self.lanes.values().any(|held| held.releasing && held.outstanding == 0)
-    }
 }
 
 /// A lane as stored in the file.
@@ -115,7 +37,7 @@ impl ConsumerInner {
     pub(crate) async fn rebalance(&self, state: &mut ConsumerState) -> Result<(), Error> {
         let mut write = self.broker.connections.begin_relaxed().await?;
         let (group, owner, lease) = (self.group.id, self.owner, self.lease_ms());
-        sqlx::query(concat!("DELETE FROM broker_member WHERE group_id = ?1 AND ", is_over!("?2")))
+        sqlx::query(concat!("DELETE FROM broker_member WHERE group_id = ?1 AND ", lease_expired!("?2")))
             .bind(group)
             .bind(self.lease_ms_max())
             .execute(write.connection())
@@ -142,19 +64,19 @@ impl ConsumerInner {
             .await?;
         let fair = rows.len().div_ceil(usize::try_from(members).unwrap_or(1).max(1));
         drop_lost_lanes(state, &rows);
-        let give_back = select_releasing(state, fair);
-        self.release_lanes(&mut write, state, &give_back).await?;
-        let room = fair.saturating_sub(state.lanes.len() - give_back.len());
+        let releasing = select_releasing(state, fair);
+        self.release_lanes(&mut write, state, &releasing).await?;
+        let capacity = fair.saturating_sub(state.lanes.len() - releasing.len());
         let is_held = |row: &LaneRow| state.lanes.contains_key(&row.lane);
-        let take: Vec<u16> =
-            rows.iter().filter(|row| row.free && !is_held(row)).map(|row| row.lane).take(room).collect();
-        let taken = self.claim_lanes(&mut write, &take, lease).await?;
+        let free: Vec<u16> =
+            rows.iter().filter(|row| row.free && !is_held(row)).map(|row| row.lane).take(capacity).collect();
+        let claimed = self.claim_lanes(&mut write, &free, lease).await?;
         write.commit().await?;
-        for lane in &give_back {
+        for lane in &releasing {
             state.drop_lane(*lane);
         }
-        state.lanes.extend(taken);
-        if !give_back.is_empty() {
+        state.lanes.extend(claimed);
+        if !releasing.is_empty() {
             self.broker.change_notifier.notify();
         }
         Ok(())
@@ -188,7 +110,7 @@ impl ConsumerInner {
         let rows = self.lane_rows(&mut write).await?;
         drop_lost_lanes(state, &rows);
         let lanes: Vec<u16> = state.lanes.keys().copied().collect();
-        let out: Vec<i64> = sqlx::query_scalar(
+        let outstanding: Vec<i64> = sqlx::query_scalar(
             "SELECT seq FROM broker_unacknowledged
              WHERE group_id = ?1 AND outstanding = 1 AND lane IN (SELECT value FROM json_each(?2))",
         )
@@ -196,8 +118,8 @@ impl ConsumerInner {
         .bind(json_list(&lanes))
         .fetch_all(write.connection())
         .await?;
-        let out: HashSet<i64> = out.into_iter().collect();
-        let unknown: Vec<i64> = out.iter().copied().filter(|seq| !state.tags.contains_key(seq)).collect();
+        let outstanding: HashSet<i64> = outstanding.into_iter().collect();
+        let unknown: Vec<i64> = outstanding.iter().copied().filter(|seq| !state.tags.contains_key(seq)).collect();
         sqlx::query(
             "UPDATE broker_unacknowledged SET outstanding = 0
              WHERE group_id = ?1 AND seq IN (SELECT value FROM json_each(?2))",
@@ -207,8 +129,11 @@ impl ConsumerInner {
         .execute(write.connection())
         .await?;
         write.commit().await?;
-        let acknowledged: Vec<DeliveryTag> =
-            state.all_outstanding().filter(|(_, known)| !out.contains(&known.seq)).map(|(tag, _)| tag).collect();
+        let acknowledged: Vec<DeliveryTag> = state
+            .all_outstanding()
+            .filter(|(_, known)| !outstanding.contains(&known.seq))
+            .map(|(tag, _)| tag)
+            .collect();
         for tag in acknowledged {
             state.remove(tag);
         }
@@ -223,17 +148,17 @@ impl ConsumerInner {
 
     /// The longest lease that this consumer assumes for any consumer of its group.
     fn lease_ms_max(&self) -> i64 {
-        let longest = (self.membership.lease * 20).max(Duration::from_mins(10));
-        i64::try_from(longest.as_millis()).unwrap_or(i64::MAX / 2)
+        let lease_max = (self.membership.lease * 20).max(Duration::from_mins(10));
+        i64::try_from(lease_max.as_millis()).unwrap_or(i64::MAX / 2)
     }
 
     /// Whether consumers joined, left or died, so that the lanes must be rebalanced.
     pub(crate) async fn needs_rebalance(&self, state: &ConsumerState) -> Result<bool, Error> {
         let row = sqlx::query(concat!(
             "SELECT (SELECT count(*) FROM broker_lane WHERE group_id = ?1 AND (owner IS NULL OR ",
-            is_over!("?3"),
+            lease_expired!("?3"),
             ") AND owner IS NOT ?2), (SELECT count(*) FROM broker_member WHERE group_id = ?1 AND NOT ",
-            is_over!("?3"),
+            lease_expired!("?3"),
             ")"
         ))
         .bind(self.group.id)
@@ -250,7 +175,7 @@ impl ConsumerInner {
     async fn lane_rows(&self, write: &mut WriteTransaction) -> Result<Vec<LaneRow>, Error> {
         let rows = sqlx::query(concat!(
             "SELECT lane, epoch, cursor, owner IS ?2, owner IS NULL OR owner IS ?2 OR ",
-            is_over!("?3"),
+            lease_expired!("?3"),
             " FROM broker_lane WHERE group_id = ?1 ORDER BY lane"
         ))
         .bind(self.group.id)
