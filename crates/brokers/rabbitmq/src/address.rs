@@ -1,6 +1,6 @@
 //! Converts an address to an exchange and a routing key.
 
-use relevo_core::slot::{shard_of, slot_of};
+use relevo_core::slot::lane_of;
 
 use crate::classify::Error;
 use crate::config::{Config, NAME_BYTES_MAX};
@@ -17,7 +17,7 @@ pub(crate) fn split_address<'a>(address: &'a str, config: &'a Config) -> (&'a st
 pub(crate) fn resolve_address<'a>(address: &'a str, key: &str, config: &'a Config) -> Result<(&'a str, String), Error> {
     let (exchange, routing_key) = split_address(address, config);
     let routing_key = match config.lanes {
-        Some(lanes) => lane_routing_key(routing_key, shard_of(slot_of(key), lanes)),
+        Some(lanes) => lane_routing_key(routing_key, lane_of(key, lanes)),
         None => routing_key.to_owned(),
     };
     if exchange.len() > NAME_BYTES_MAX {

@@ -10,19 +10,19 @@ use relevo_core::{Class, Failure};
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
     /// The configuration is invalid.
-    #[error("the configuration of RabbitMQ is wrong: {0}")]
+    #[error("invalid RabbitMQ configuration: {0}")]
     Config(String),
     /// There is no connection. Nothing was sent.
-    #[error("RabbitMQ cannot be reached")]
+    #[error("RabbitMQ is unreachable")]
     Unreachable(#[source] lapin::Error),
     /// The server did not respond in time. Nothing was sent.
-    #[error("RabbitMQ does not answer within {} ms", .0.as_millis())]
+    #[error("RabbitMQ did not respond within {} ms", .0.as_millis())]
     NoResponse(Duration),
     /// The server has a memory or disk alarm and accepts no messages. Nothing was sent.
-    #[error("RabbitMQ takes no messages: {0}")]
+    #[error("RabbitMQ has a resource alarm and accepts no messages: {0}")]
     ResourceAlarm(String),
     /// The adapter was closed. Nothing was sent.
-    #[error("the connection to RabbitMQ is closed on our side")]
+    #[error("the connection to RabbitMQ was closed by this program")]
     Closed,
     /// The server refused the login.
     #[error("RabbitMQ refuses the login of `{user}`: wrong user or password")]
@@ -31,12 +31,12 @@ pub enum Error {
         user: String,
     },
     /// The virtual host does not exist, or the user has no access to it.
-    #[error("RabbitMQ refuses the virtual host `{vhost}`: {why}")]
+    #[error("RabbitMQ refuses the virtual host `{vhost}`: {reason}")]
     VhostRefused {
         /// The virtual host.
         vhost: String,
         /// The description from the server.
-        why: String,
+        reason: String,
     },
     /// The server's certificate is not trusted.
     #[error("the certificate of RabbitMQ {0}")]
@@ -45,22 +45,28 @@ pub enum Error {
     #[error("RabbitMQ {0}")]
     ClientCertificate(String),
     /// The handshake failed: no TLS where it is expected, or another protocol.
-    #[error("RabbitMQ cannot be talked to: {0}")]
+    #[error("the handshake with RabbitMQ failed: {0}")]
     Handshake(String),
     /// The user has no permission.
-    #[error("RabbitMQ does not permit it: {0}")]
+    #[error("RabbitMQ denies access: {0}")]
     AccessRefused(String),
     /// An exchange or a queue does not exist.
-    #[error("RabbitMQ has it not: {0}")]
+    #[error("no such exchange or queue: {0}")]
     NotFound(String),
     /// The node of a queue is down.
-    #[error("RabbitMQ has it on a node that is away: {0}")]
+    #[error("the node of the queue is down: {0}")]
     NodeDown(String),
     /// An exchange or a queue exists with different settings.
-    #[error("RabbitMQ has it otherwise: {0}")]
+    #[error("the exchange or queue exists with different settings: {0}")]
     Mismatch(String),
+    /// A queue that must be ordered exists without a single active consumer.
+    #[error(
+        "queue `{0}` exists without a single active consumer, so two consumers could handle messages of one key at the \
+         same time; delete the drained queue and create it again, or configure it as unordered"
+    )]
+    Unordered(String),
     /// No queue is bound for messages of this address.
-    #[error("nothing is bound to the exchange `{exchange}` for the routing key `{key}`")]
+    #[error("no queue is bound to exchange `{exchange}` for the routing key `{key}`")]
     Unroutable {
         /// The exchange.
         exchange: String,
@@ -68,34 +74,34 @@ pub enum Error {
         key: String,
     },
     /// The address is invalid.
-    #[error("the address is none of RabbitMQ: {0}")]
+    #[error("invalid address: {0}")]
     InvalidAddress(&'static str),
     /// A queue is full and refuses messages.
-    #[error("RabbitMQ refused the message: a queue is full or not available")]
+    #[error("RabbitMQ refused the message: a queue is full or unavailable")]
     Nacked,
     /// The server accepts messages too slowly. Nothing was sent.
-    #[error("the message could not be sent within {} ms: RabbitMQ is slower than what is sent to it", .0.as_millis())]
+    #[error("the message could not be sent within {} ms: RabbitMQ accepts messages too slowly", .0.as_millis())]
     SendTimeout(Duration),
-    /// The limit of exchanges in use is reached, so there is no channel for another.
+    /// The limit of exchanges in use is reached.
     #[error("more than {0} exchanges are in use")]
     TooManyExchanges(usize),
-    /// The connection has no channel left for another exchange or lane.
+    /// The connection has no free channel for another exchange or lane.
     #[error(
-        "the connection to RabbitMQ has no channel left: raise the server's `channel_max`, or use fewer exchanges, \
+        "the connection to RabbitMQ has no free channel: raise the server's `channel_max`, or use fewer exchanges, \
          `channels` or lanes"
     )]
     NoChannelLeft,
     /// Deliveries were outstanding for longer than the server allows. It requeued them and closed their channel.
-    #[error("RabbitMQ took its deliveries back: {0}")]
+    #[error("RabbitMQ requeued the deliveries: {0}")]
     ConsumerTimeout(String),
     /// The management API is unreachable, or does not respond in time.
-    #[error("the management API of RabbitMQ cannot be reached: {0}")]
+    #[error("the management API of RabbitMQ is unreachable: {0}")]
     ManagementUnreachable(String),
     /// The management API refused the request, or the URL is not a management API.
-    #[error("the management API of RabbitMQ refuses it: {0}")]
+    #[error("the management API of RabbitMQ refused the request: {0}")]
     ManagementRefused(String),
     /// The message exceeds the size limit.
-    #[error("the message is {bytes} bytes, more than the {max} that are allowed")]
+    #[error("the message has {bytes} bytes, the limit is {max}")]
     TooLarge {
         /// The size of the message.
         bytes: usize,
@@ -103,22 +109,22 @@ pub enum Error {
         max: usize,
     },
     /// The headers of the message are invalid.
-    #[error("the message's headers cannot be sent: {0}")]
+    #[error("invalid headers: {0}")]
     InvalidHeaders(String),
     /// The message was sent and not confirmed.
     #[error("RabbitMQ did not confirm the message within {} ms; it may have arrived", .0.as_millis())]
     Unconfirmed(Duration),
     /// The message was sent and not confirmed, but later messages were.
     #[error(
-        "RabbitMQ did not confirm the message within {} ms, and confirmed later ones: a queue stands still; it may have arrived",
+        "RabbitMQ did not confirm the message within {} ms, but confirmed later ones: a queue is stalled; it may have arrived",
         .0.as_millis()
     )]
     QueueStalled(Duration),
     /// The message was sent, and then the connection or the channel was lost.
-    #[error("the connection broke before RabbitMQ confirmed the message; it may have arrived")]
+    #[error("the connection was lost before RabbitMQ confirmed the message; it may have arrived")]
     ConnectionLost(#[source] lapin::Error),
     /// Acknowledgements may have been sent, and then the lane was lost or the broker did not respond.
-    #[error("RabbitMQ did not show that it knows the answers; they may have been kept")]
+    #[error("RabbitMQ did not confirm the acknowledgements; it may have processed them")]
     AckUnconfirmed,
 }
 
@@ -147,6 +153,7 @@ impl Error {
             | Self::AccessRefused(_)
             | Self::NotFound(_)
             | Self::Mismatch(_)
+            | Self::Unordered(_)
             | Self::Unroutable { .. }
             | Self::InvalidAddress(_)
             | Self::ManagementRefused(_)
@@ -163,17 +170,19 @@ impl Error {
 
     /// Maps an error of a request other than a publish on an open connection: a channel, a declaration or a
     /// subscription.
-    pub fn from_channel_error(error: lapin::Error) -> Self {
+    pub(crate) fn from_channel_error(error: lapin::Error) -> Self {
         match error.kind() {
-            ErrorKind::ProtocolError(said) => Self::from_protocol_error(said).unwrap_or(Self::Unreachable(error)),
+            ErrorKind::ProtocolError(response) => {
+                Self::from_protocol_error(response).unwrap_or(Self::Unreachable(error))
+            }
             ErrorKind::ChannelsLimitReached => Self::NoChannelLeft,
             _ => Self::Unreachable(error),
         }
     }
 
-    fn from_protocol_error(said: &AMQPError) -> Option<Self> {
-        let text = said.get_message().to_string();
-        match said.kind() {
+    fn from_protocol_error(response: &AMQPError) -> Option<Self> {
+        let text = response.get_message().to_string();
+        match response.kind() {
             // A classic queue whose node is down. A queue that does not exist has the same code.
             AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND) if text.contains("is down or inaccessible") => {
                 Some(Self::NodeDown(text))
@@ -212,13 +221,13 @@ mod tests {
 
     #[test]
     fn a_consumer_timeout_needs_no_operator() {
-        let overdue = refused(
+        let timed_out = refused(
             "PRECONDITION_FAILED - delivery acknowledgement on channel 1 timed out. Timeout value used: 1800000 ms. This \
              timeout value can be configured, see consumers doc guide to learn more",
         );
-        assert_eq!(overdue.class(), Class::Outage);
-        let differs = refused("PRECONDITION_FAILED - inequivalent arg 'durable' for queue 'q' in vhost '/'");
-        assert_eq!(differs.class(), Class::Blocked);
+        assert_eq!(timed_out.class(), Class::Outage);
+        let different = refused("PRECONDITION_FAILED - inequivalent arg 'durable' for queue 'q' in vhost '/'");
+        assert_eq!(different.class(), Class::Blocked);
     }
 
     #[test]

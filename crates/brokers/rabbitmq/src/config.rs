@@ -1,4 +1,4 @@
-//! The URLs, the credentials and the limits.
+//! The configuration of the adapter.
 
 use std::fmt;
 use std::time::Duration;
@@ -98,29 +98,29 @@ impl Config {
 
     /// Rejects invalid settings. Returns the first problem.
     pub fn validate(&self) -> Result<(), Error> {
-        let wrong = |what: &str| Err(Error::Config(what.to_owned()));
+        let invalid = |problem: &str| Err(Error::Config(problem.to_owned()));
         self.endpoints()?;
-        connection::tls_connector(&self.tls)?;
+        connection::tls_config(&self.tls)?;
         if self.exchange.len() > NAME_BYTES_MAX {
-            return wrong("`exchange` is longer than 255 bytes");
+            return invalid("`exchange` is longer than 255 bytes");
         }
         if self.heartbeat < Duration::from_secs(1) || self.heartbeat > Duration::from_mins(10) {
-            return wrong("`heartbeat` is not between 1 s and 10 min");
+            return invalid("`heartbeat` is not between 1 s and 10 min");
         }
         if self.connect_timeout.is_zero() || self.confirm_timeout.is_zero() {
-            return wrong("a deadline is zero");
+            return invalid("a time limit is zero");
         }
         if self.channels_per_exchange == 0 || self.channels_per_exchange > CHANNELS_MAX {
-            return wrong("`channels` is not between 1 and 64");
+            return invalid("`channels` is not between 1 and 64");
         }
         if self.in_flight_max == 0 || self.message_bytes_max == 0 {
-            return wrong("a limit is zero");
+            return invalid("a limit is zero");
         }
         if self.lanes == Some(0) {
-            return wrong("`lanes` is zero");
+            return invalid("`lanes` is zero");
         }
         if self.tls.sasl_external && self.tls.identity.is_none() {
-            return wrong("`external` needs a client certificate");
+            return invalid("`tls_external` needs a client certificate");
         }
         Ok(())
     }
@@ -128,18 +128,18 @@ impl Config {
     /// The URLs in the form of the client library, completed with the other settings.
     pub(crate) fn endpoints(&self) -> Result<Vec<AMQPUri>, Error> {
         if self.urls.is_empty() {
-            return Err(Error::Config("there is no URL".to_owned()));
+            return Err(Error::Config("no URL is configured".to_owned()));
         }
         self.urls.iter().map(|url| self.endpoint(url)).collect()
     }
 
     fn endpoint(&self, url: &str) -> Result<AMQPUri, Error> {
         // The parser's error may contain a part of the URL, and so the password.
-        let wrong = || {
+        let invalid = || {
             let url = without_secret(url);
             Error::Config(format!("the URL `{url}` is not like `amqp[s]://user:password@host:port/vhost`"))
         };
-        let mut uri: AMQPUri = url.parse().map_err(|_| wrong())?;
+        let mut uri: AMQPUri = url.parse().map_err(|_| invalid())?;
         // The library does not parse IPv6 addresses and would connect to `localhost`.
         if let Some(host) = ipv6_host(url) {
             host.clone_into(&mut uri.authority.host);
@@ -158,7 +158,9 @@ impl Config {
         uri.query.heartbeat.get_or_insert(u16::try_from(heartbeat).unwrap_or(u16::MAX));
         if self.tls.sasl_external {
             if uri.scheme == AMQPScheme::AMQP {
-                return Err(Error::Config("a certificate can take the password's place only over `amqps`".to_owned()));
+                return Err(Error::Config(
+                    "a certificate can replace the password only with an `amqps` URL".to_owned(),
+                ));
             }
             uri.query.auth_mechanism = Some(SASLMechanism::External);
         }
@@ -201,9 +203,9 @@ impl fmt::Debug for Config {
             .field("source", &self.source)
             .field("lanes", &self.lanes)
             .field("heartbeat", &self.heartbeat)
-            .field("connect_deadline", &self.connect_timeout)
-            .field("confirm_deadline", &self.confirm_timeout)
-            .field("channels", &self.channels_per_exchange)
+            .field("connect_timeout", &self.connect_timeout)
+            .field("confirm_timeout", &self.confirm_timeout)
+            .field("channels_per_exchange", &self.channels_per_exchange)
             .field("in_flight_max", &self.in_flight_max)
             .field("message_bytes_max", &self.message_bytes_max)
             .field("management_urls", &management_urls)
@@ -238,8 +240,8 @@ mod tests {
             let mut config = Config::new(url);
             config.management_urls = vec![url.to_owned()];
             // The library accepts some of these as URLs.
-            let told = config.validate().err().map(|error| error.to_string());
-            for shown in told.into_iter().chain([format!("{config:?}")]) {
+            let problem = config.validate().err().map(|error| error.to_string());
+            for shown in problem.into_iter().chain([format!("{config:?}")]) {
                 assert!(!shown.contains("hunt") && shown.contains("@host"), "{shown}");
             }
         }

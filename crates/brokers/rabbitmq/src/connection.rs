@@ -6,13 +6,14 @@ use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hyper_rustls::ConfigBuilderExt as _;
 use lapin::protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError};
-use lapin::tcp::{AsyncTcpStream, RustlsConnector, RustlsConnectorConfig};
+use lapin::tcp::{AsyncTcpStream, RustlsConnector};
 use lapin::uri::{AMQPScheme, AMQPUri};
 use lapin::{Connection, ConnectionProperties, ErrorKind};
 use parking_lot::Mutex;
 use relevo_core::retry::{ExponentialBackoff, Jitter};
-use rustls::{AlertDescription, CertificateError};
+use rustls::{AlertDescription, CertificateError, ClientConfig, RootCertStore, crypto};
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::time::{Instant, sleep, timeout};
@@ -84,13 +85,13 @@ pub(crate) async fn connect(config: &Config, name: &str) -> Result<Connection, E
 
 /// Like [`connect`], but starts with another URL. Also returns the index of the URL that responded.
 async fn connect_from(config: &Config, name: &str, first: usize) -> Result<(Connection, usize), Error> {
-    let connector = tls_connector(&config.tls)?;
+    let connector = RustlsConnector::from(tls_config(&config.tls)?);
     let endpoints = config.endpoints()?;
-    let mut last = Error::Config("there is no URL".to_owned());
+    let mut last = Error::Config("no URL is configured".to_owned());
     for step in 0..endpoints.len() {
-        let node = (first + step) % endpoints.len();
-        match attempt(config, &connector, endpoints[node].clone(), name).await {
-            Ok(connection) => return Ok((connection, node)),
+        let url = (first + step) % endpoints.len();
+        match attempt(config, &connector, endpoints[url].clone(), name).await {
+            Ok(connection) => return Ok((connection, url)),
             // An error that needs an operator is more useful than the report that another node is down.
             Err(Error::Unreachable(_) | Error::NoResponse(_)) if last.needs_operator() => {}
             Err(error) => last = error,
@@ -115,19 +116,19 @@ async fn attempt(
     let socket = SocketHandle::default();
     let properties = ConnectionProperties::default().with_connection_name(name.into());
     let runtime = lapin::runtime::default_runtime().map_err(Error::Unreachable)?;
-    let (deadline, seat, tls) = (config.connect_timeout, socket.clone(), connector.clone());
+    let (limit, handle, tls) = (config.connect_timeout, socket.clone(), connector.clone());
     let connection = Connection::connector(
         endpoint.clone(),
         runtime,
         async move |uri: AMQPUri, runtime| {
             // The library waits here on its own thread, which cannot be cancelled.
-            let stream = timeout(deadline, async {
+            let stream = timeout(limit, async {
                 let address = (uri.authority.host.as_str(), uri.authority.port);
                 let stream =
                     AsyncTcpStream::connect(&runtime, tokio::net::lookup_host(address).await?.collect::<Vec<_>>());
                 let stream = stream.await?;
                 if let AsyncTcpStream::Plain(plain) = &stream {
-                    seat.set(plain.get_ref().as_fd().try_clone_to_owned()?.into());
+                    handle.set(plain.get_ref().as_fd().try_clone_to_owned()?.into());
                 }
                 match uri.scheme {
                     AMQPScheme::AMQP => Ok(stream),
@@ -166,36 +167,38 @@ impl SocketHandle {
     }
 }
 
-/// The TLS connector. Fails if the certificates are invalid.
-pub(crate) fn tls_connector(tls: &Tls) -> Result<RustlsConnector, Error> {
-    let wrong = |what: &str, why: &dyn std::fmt::Display| Error::Config(format!("{what} cannot be read: {why}"));
+/// The TLS settings of AMQP and of the management API. Fails if the certificates are invalid.
+pub(crate) fn tls_config(tls: &Tls) -> Result<ClientConfig, Error> {
+    let invalid = |what: &str, error: &dyn std::fmt::Display| Error::Config(format!("{what} cannot be used: {error}"));
     let certificates = |pem: &str| CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>();
-    let trust = match &tls.ca {
-        Some(pem) => RustlsConnectorConfig::default()
-            .with_parsable_certificates(certificates(pem).map_err(|why| wrong("the CA certificate", &why))?),
-        None => RustlsConnectorConfig::new_with_webpki_root_certs(),
-    };
-    match &tls.identity {
-        Some(identity) => {
-            let chain = certificates(&identity.cert_chain).map_err(|why| wrong("the client certificate", &why))?;
-            let key = PrivateKeyDer::from_pem_slice(identity.key.as_bytes())
-                .map_err(|why| wrong("the key of the client certificate", &why))?;
-            trust.connector_with_single_cert(chain, key)
+    let builder = ClientConfig::builder_with_provider(Arc::new(crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| invalid("TLS", &error))?;
+    let builder = match &tls.ca {
+        None => builder.with_webpki_roots(),
+        Some(pem) => {
+            let mut roots = RootCertStore::empty();
+            // A bundle of authorities may contain certificates of a kind that is not supported.
+            roots.add_parsable_certificates(certificates(pem).map_err(|error| invalid("the CA certificate", &error))?);
+            builder.with_root_certificates(roots)
         }
-        None => trust.connector_with_no_client_auth(),
-    }
-    .map_err(|why| wrong("the certificates", &why))
+    };
+    let Some(identity) = &tls.identity else { return Ok(builder.with_no_client_auth()) };
+    let chain = certificates(&identity.cert_chain).map_err(|error| invalid("the client certificate", &error))?;
+    let key = PrivateKeyDer::from_pem_slice(identity.key.as_bytes())
+        .map_err(|error| invalid("the key of the client certificate", &error))?;
+    builder.with_client_auth_cert(chain, key).map_err(|error| invalid("the client certificate", &error))
 }
 
 /// Maps a failed attempt to connect.
 fn connect_error(error: lapin::Error, endpoint: &AMQPUri) -> Error {
     match error.kind() {
-        ErrorKind::ProtocolError(said) => match said.kind() {
+        ErrorKind::ProtocolError(response) => match response.kind() {
             AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) => {
                 Error::LoginRefused { user: endpoint.authority.userinfo.username.clone() }
             }
             AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED) => {
-                Error::VhostRefused { vhost: endpoint.vhost.clone(), why: said.get_message().to_string() }
+                Error::VhostRefused { vhost: endpoint.vhost.clone(), reason: response.get_message().to_string() }
             }
             _ => Error::Unreachable(error),
         },
@@ -219,12 +222,12 @@ fn find_tls_error(io: &io::Error) -> Option<Error> {
 
 fn tls_error(error: &rustls::Error) -> Error {
     match error {
-        rustls::Error::InvalidCertificate(why) => Error::ServerCertificate(match why {
+        rustls::Error::InvalidCertificate(error) => Error::ServerCertificate(match error {
             CertificateError::Expired | CertificateError::ExpiredContext { .. } => "is expired".to_owned(),
             CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
                 "is not valid yet".to_owned()
             }
-            CertificateError::UnknownIssuer => "is from an authority that is not trusted".to_owned(),
+            CertificateError::UnknownIssuer => "has an issuer that is not trusted".to_owned(),
             CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
                 "is for another name".to_owned()
             }
@@ -232,22 +235,24 @@ fn tls_error(error: &rustls::Error) -> Error {
             other => format!("is not accepted: {other}"),
         }),
         rustls::Error::AlertReceived(alert) => match alert {
-            AlertDescription::CertificateRequired => Error::ClientCertificate("wants a client certificate".to_owned()),
+            AlertDescription::CertificateRequired => {
+                Error::ClientCertificate("requires a client certificate".to_owned())
+            }
             AlertDescription::CertificateExpired => {
                 Error::ClientCertificate("refuses the client certificate: it is expired".to_owned())
             }
-            AlertDescription::UnknownCA => Error::ClientCertificate(
-                "refuses the client certificate: it is from an authority that it does not trust".to_owned(),
-            ),
+            AlertDescription::UnknownCA => {
+                Error::ClientCertificate("refuses the client certificate: its issuer is not trusted".to_owned())
+            }
             AlertDescription::BadCertificate
             | AlertDescription::UnsupportedCertificate
             | AlertDescription::CertificateRevoked
             | AlertDescription::CertificateUnknown => {
                 Error::ClientCertificate(format!("refuses the client certificate: {alert:?}"))
             }
-            other => Error::Handshake(format!("it ended TLS with {other:?}")),
+            other => Error::Handshake(format!("TLS alert {other:?}")),
         },
-        rustls::Error::InvalidMessage(_) => Error::Handshake("it does not speak TLS there".to_owned()),
+        rustls::Error::InvalidMessage(_) => Error::Handshake("the port does not use TLS".to_owned()),
         other => Error::Handshake(other.to_string()),
     }
 }

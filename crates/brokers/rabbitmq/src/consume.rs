@@ -110,8 +110,8 @@ impl GroupConsumer {
 
     /// Whether it is subscribed to all of its lanes now.
     pub fn is_connected(&self) -> bool {
-        let state = self.inner.lane_table();
-        state.lanes.iter().all(|lane| lane.channel.as_ref().is_some_and(|channel| channel.status().connected()))
+        let table = self.inner.lane_table();
+        table.lanes.iter().all(|lane| lane.channel.as_ref().is_some_and(|channel| channel.status().connected()))
     }
 }
 
@@ -158,12 +158,13 @@ async fn serve_lanes(
 
 #[async_trait]
 impl BrokerConsumer for GroupConsumer {
+    /// As configured. A queue that exists without a single active consumer is refused when it is subscribed.
     fn capabilities(&self) -> ConsumerCapabilities {
         ConsumerCapabilities { ordered_lanes: self.inner.queue.is_ordered() }
     }
 
     fn delayed_retry(&self) -> Option<&dyn DelayedRetry> {
-        Some(self)
+        if self.inner.queue.retry_delays.is_empty() { None } else { Some(self) }
     }
 
     async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure> {
@@ -293,17 +294,17 @@ impl ConsumerInner {
 
     /// Records that a lane is subscribed.
     pub(crate) fn lane_subscribed(&self, lane: usize, channel: Channel) {
-        let mut state = self.lane_table();
-        state.lanes[lane].channel = Some(channel);
-        if state.lanes.iter().all(|lane| lane.channel.is_some()) {
-            let session = LaneConnection::Up(state.connection_number);
-            drop(state);
+        let mut table = self.lane_table();
+        table.lanes[lane].channel = Some(channel);
+        if table.lanes.iter().all(|lane| lane.channel.is_some()) {
+            let up = LaneConnection::Up(table.connection_number);
+            drop(table);
             self.lane_connection.send_if_modified(|current| {
-                let news = *current != session && *current != LaneConnection::Closed;
-                if news {
-                    *current = session;
+                let is_new = *current != up && *current != LaneConnection::Closed;
+                if is_new {
+                    *current = up;
                 }
-                news
+                is_new
             });
             if !self.shares_lanes() {
                 self.joined.send_replace(true);
@@ -314,36 +315,36 @@ impl ConsumerInner {
 
     /// Records that a lane is no longer subscribed.
     pub(crate) fn lane_unsubscribed(&self, lane: usize, handed_over: bool) {
-        let mut state = self.lane_table();
-        state.reset_lane(lane);
+        let mut table = self.lane_table();
+        table.reset_lane(lane);
         if handed_over {
-            state.lanes[lane].paused = false;
-            state.released_at[lane] = state.members_hash;
+            table.lanes[lane].paused = false;
+            table.released_at[lane] = table.members_hash;
         }
-        drop(state);
+        drop(table);
         self.lanes_moved.notify_one();
     }
 
     pub(crate) fn mark_disconnected(&self) {
         self.lane_connection.send_if_modified(|current| {
-            let news = matches!(current, LaneConnection::Up(_));
-            if news {
+            let was_up = matches!(current, LaneConnection::Up(_));
+            if was_up {
                 *current = LaneConnection::Down;
             }
-            news
+            was_up
         });
     }
 
     /// Stores a delivery of a lane. Returns its tag if its delay has not ended.
-    pub(crate) fn buffer_delivery(&self, lane: usize, mut arrived: ReceivedMessage) -> Option<u64> {
+    pub(crate) fn buffer_delivery(&self, lane: usize, mut message: ReceivedMessage) -> Option<u64> {
         if self.queue.retry_delays.is_empty() {
             // There is no retry queue for the remaining delay, so the message would never be delivered.
-            arrived.delay_left = Duration::ZERO;
+            message.delay_left = Duration::ZERO;
         }
-        let climbs = !arrived.delay_left.is_zero();
-        let tag = self.lane_table().insert(lane, arrived);
+        let is_delayed = !message.delay_left.is_zero();
+        let tag = self.lane_table().insert(lane, message);
         self.changed.notify_waiters();
-        climbs.then_some(tag)
+        is_delayed.then_some(tag)
     }
 
     /// Records an error. Receivers get it if it needs an operator.
@@ -351,10 +352,10 @@ impl ConsumerInner {
         let group = &self.queue.name;
         match error.class() {
             Class::Outage | Class::Unknown | Class::Throttled(_) | Class::Transient => {
-                tracing::warn!(group, queue, %error, "the broker is away, will try again");
+                tracing::warn!(group, queue, %error, "the broker is unavailable, will retry");
             }
             Class::Blocked | Class::Poison => {
-                tracing::error!(group, queue, %error, "nothing can be received until a person mends it");
+                tracing::error!(group, queue, %error, "cannot consume from the queue until an operator fixes it");
                 self.lane_table().fatal_error = Some(error);
                 self.joined.send_replace(true);
                 self.changed.notify_waiters();
@@ -364,8 +365,8 @@ impl ConsumerInner {
 
     /// Whether a lane must be released.
     pub(crate) fn hand_over(&self, lane: usize) -> HandOver {
-        let state = self.lane_table();
-        match &state.lanes[lane] {
+        let table = self.lane_table();
+        match &table.lanes[lane] {
             lane if !lane.handing_over => HandOver::None,
             lane if lane.is_busy() => HandOver::Draining,
             _ => HandOver::Ready,
@@ -381,13 +382,13 @@ impl ConsumerInner {
 
     /// Stops deliveries and acknowledgements.
     pub(crate) fn shut_down(&self) {
-        let mut state = self.lane_table();
-        state.closed = true;
-        for lane in &mut state.lanes {
+        let mut table = self.lane_table();
+        table.closed = true;
+        for lane in &mut table.lanes {
             lane.outstanding.clear();
             lane.handing_over = true;
         }
-        drop(state);
+        drop(table);
         self.changed.notify_waiters();
         self.lane_connection.send_replace(LaneConnection::Closed);
     }

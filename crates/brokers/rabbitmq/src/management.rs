@@ -1,7 +1,6 @@
-//! A client for the parts of the management API that topology and doctor need. It sends one request at a time, each
-//! with a deadline.
+//! A client for the parts of the management API that the topology, the checks and the metrics need. It sends one request
+//! at a time, each with a time limit.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -10,19 +9,17 @@ use base64::prelude::BASE64_STANDARD;
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderValue, Method, Request, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Full, Limited};
-use hyper_rustls::{ConfigBuilderExt as _, HttpsConnector};
+use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use lapin::uri::AMQPUserInfo;
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
-use rustls::{ClientConfig, RootCertStore, crypto};
-use rustls_pki_types::pem::PemObject as _;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use serde::de::DeserializeOwned;
 
 use crate::classify::Error;
 use crate::config::{Config, Tls};
+use crate::connection;
 use crate::topology::Policy;
 
 mod server_state;
@@ -143,21 +140,25 @@ impl ManagementClient {
             "definition": policy.definition,
             "priority": policy.priority,
         });
-        let (status, answer) = self.request(Method::PUT, &path, body.to_string()).await?;
-        if status.is_success() { Ok(()) } else { Err(refused_error(&path, status, &answer)) }
+        let (status, response) = self.request(Method::PUT, &path, body.to_string()).await?;
+        if status.is_success() { Ok(()) } else { Err(refused_error(&path, status, &response)) }
     }
 
     async fn list<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
-        let (status, answer) = self.request(Method::GET, path, String::new()).await?;
-        if status == StatusCode::OK { parse_response(path, &answer) } else { Err(refused_error(path, status, &answer)) }
+        let (status, response) = self.request(Method::GET, path, String::new()).await?;
+        if status == StatusCode::OK {
+            parse_response(path, &response)
+        } else {
+            Err(refused_error(path, status, &response))
+        }
     }
 
     /// Requests data that needs more permissions than the rest.
     async fn get_if_permitted<T: DeserializeOwned>(&self, path: &str) -> Result<Option<T>, Error> {
         match self.request(Method::GET, path, String::new()).await? {
-            (StatusCode::OK, answer) => parse_response(path, &answer).map(Some),
+            (StatusCode::OK, response) => parse_response(path, &response).map(Some),
             (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::NOT_FOUND, _) => Ok(None),
-            (status, answer) => Err(refused_error(path, status, &answer)),
+            (status, response) => Err(refused_error(path, status, &response)),
         }
     }
 
@@ -206,22 +207,22 @@ impl ManagementClient {
     }
 }
 
-fn parse_response<T: DeserializeOwned>(path: &str, answer: &[u8]) -> Result<T, Error> {
-    serde_json::from_slice(answer)
-        .map_err(|error| Error::ManagementRefused(format!("`{path}` cannot be read: {error}")))
+fn parse_response<T: DeserializeOwned>(path: &str, body: &[u8]) -> Result<T, Error> {
+    serde_json::from_slice(body)
+        .map_err(|error| Error::ManagementRefused(format!("the response of `{path}` is invalid: {error}")))
 }
 
-fn refused_error(path: &str, status: StatusCode, answer: &[u8]) -> Error {
-    let text = String::from_utf8_lossy(&answer[..answer.len().min(300)]).into_owned();
+fn refused_error(path: &str, status: StatusCode, body: &[u8]) -> Error {
+    let text = String::from_utf8_lossy(&body[..body.len().min(300)]).into_owned();
     match status {
         StatusCode::UNAUTHORIZED => {
             Error::ManagementRefused("wrong user or password, or a user without the tag `management`".to_owned())
         }
-        StatusCode::NOT_FOUND => Error::ManagementRefused(format!("`{path}` is not there: {text}")),
+        StatusCode::NOT_FOUND => Error::ManagementRefused(format!("`{path}` does not exist: {text}")),
         status if status.is_server_error() => {
-            Error::ManagementUnreachable(format!("`{path}` answered {status}: {text}"))
+            Error::ManagementUnreachable(format!("`{path}` returned {status}: {text}"))
         }
-        status => Error::ManagementRefused(format!("`{path}` answered {status}: {text}")),
+        status => Error::ManagementRefused(format!("`{path}` returned {status}: {text}")),
     }
 }
 
@@ -232,9 +233,9 @@ fn unreachable_error(error: &hyper_util::client::legacy::Error) -> Error {
     let mut is_tls = false;
     while let Some(source) = cause {
         is_tls |= is_tls_error(source);
-        let told = source.to_string();
-        if !text.ends_with(&told) {
-            text = format!("{text}: {told}");
+        let detail = source.to_string();
+        if !text.ends_with(&detail) {
+            text = format!("{text}: {detail}");
         }
         cause = source.source();
     }
@@ -250,35 +251,11 @@ fn is_tls_error(error: &(dyn std::error::Error + 'static)) -> bool {
 
 fn client(tls: &Tls) -> Result<Client<HttpsConnector<HttpConnector>, Body>, Error> {
     let connector = hyper_rustls::HttpsConnectorBuilder::new()
-        .with_tls_config(tls_config(tls)?)
+        .with_tls_config(connection::tls_config(tls)?)
         .https_or_http()
         .enable_http1()
         .build();
     Ok(Client::builder(TokioExecutor::new()).build(connector))
-}
-
-fn tls_config(tls: &Tls) -> Result<ClientConfig, Error> {
-    let wrong = |what: &str, why: &dyn std::fmt::Display| Error::Config(format!("{what} cannot be used: {why}"));
-    let certificates = |pem: &str| CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>();
-    let builder = ClientConfig::builder_with_provider(Arc::new(crypto::ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .map_err(|error| wrong("TLS", &error))?;
-    let builder = match &tls.ca {
-        None => builder.with_webpki_roots(),
-        Some(pem) => {
-            let mut roots = RootCertStore::empty();
-            let authority = "the certificate authority";
-            for certificate in certificates(pem).map_err(|error| wrong(authority, &error))? {
-                roots.add(certificate).map_err(|error| wrong(authority, &error))?;
-            }
-            builder.with_root_certificates(roots)
-        }
-    };
-    let Some(identity) = &tls.identity else { return Ok(builder.with_no_client_auth()) };
-    let ours = "the client certificate";
-    let chain = certificates(&identity.cert_chain).map_err(|error| wrong(ours, &error))?;
-    let key = PrivateKeyDer::from_pem_slice(identity.key.as_bytes()).map_err(|error| wrong(ours, &error))?;
-    builder.with_client_auth_cert(chain, key).map_err(|error| wrong(ours, &error))
 }
 
 fn percent_encode(name: &str) -> String {

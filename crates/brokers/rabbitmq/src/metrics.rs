@@ -105,21 +105,24 @@ const OTHER_QUEUES_MAX: usize = 100;
 /// The dead-letter queues: those of the topology, and those that another queue dead-letters to directly, limited to the
 /// first ones by name. The target of a queue with a message TTL does not count, because that queue is a delay. Nor does
 /// a target that dead-letters further, or that the topology consumes.
-fn dead_letter_counts(queues: &[QueueInfo], declared: &Declarations, mut dead: BTreeSet<String>) -> QueueCounts {
+fn dead_letter_counts(queues: &[QueueInfo], declared: &Declarations, mut names: BTreeSet<String>) -> QueueCounts {
     let mut found = BTreeSet::new();
     let text = |queue: &QueueInfo, name: &str| queue.arguments.get(name).and_then(Value::as_str).map(str::to_owned);
-    let seen: BTreeMap<&str, &QueueInfo> = queues.iter().map(|queue| (queue.name.as_str(), queue)).collect();
+    let existing: BTreeMap<&str, &QueueInfo> = queues.iter().map(|queue| (queue.name.as_str(), queue)).collect();
     let is_consumed = |name: &str| declared.queues.iter().any(|queue| queue.consumed && queue.name == name);
     for queue in queues.iter().filter(|queue| !queue.arguments.contains_key("x-message-ttl")) {
         let is_direct = text(queue, "x-dead-letter-exchange").is_some_and(|exchange| exchange.is_empty());
         let Some(target) = text(queue, "x-dead-letter-routing-key").filter(|_| is_direct) else { continue };
-        let passes_on = |it: &&QueueInfo| it.arguments.contains_key("x-dead-letter-exchange");
-        if !is_consumed(&target) && !dead.contains(&target) && !seen.get(target.as_str()).is_some_and(passes_on) {
+        let passes_on = |queue: &&QueueInfo| queue.arguments.contains_key("x-dead-letter-exchange");
+        if !is_consumed(&target) && !names.contains(&target) && !existing.get(target.as_str()).is_some_and(passes_on) {
             found.insert(target);
         }
     }
-    dead.extend(found.into_iter().take(OTHER_QUEUES_MAX));
-    dead.into_iter().filter_map(|name| seen.get(name.as_str()).map(|queue| (name.clone(), queue.messages))).collect()
+    names.extend(found.into_iter().take(OTHER_QUEUES_MAX));
+    names
+        .into_iter()
+        .filter_map(|name| existing.get(name.as_str()).map(|queue| (name.clone(), queue.messages)))
+        .collect()
 }
 
 #[cfg(test)]

@@ -70,13 +70,13 @@ impl Publisher {
 
     /// Starts to connect with a validated configuration. `name` is the connection name in the broker's tools.
     pub(crate) fn start(config: Arc<Config>, name: String) -> Self {
-        let (sender, state) = watch::channel(BrokerConnection::Connecting);
+        let (sender, connection) = watch::channel(BrokerConnection::Connecting);
         let (closing, closes) = watch::channel(false);
         let mut tasks = JoinSet::new();
         tasks.spawn(connection_task::run(Arc::clone(&config), name, sender, closes));
         let exchanges = Mutex::new(Exchanges { channel_tasks: HashMap::new(), tasks });
         let queue_turn = tokio::sync::Mutex::new(());
-        Self(Arc::new(PublisherInner { config, connection: state, closing, exchanges, queue_turn }))
+        Self(Arc::new(PublisherInner { config, connection, closing, exchanges, queue_turn }))
     }
 
     /// Whether it is connected now. It sends no request to the server.
@@ -87,9 +87,9 @@ impl Publisher {
     /// Closes the connection. Messages in flight may have been stored; later calls report an outage.
     pub async fn close(&self) {
         self.0.closing.send_replace(true);
-        let mut state = self.0.connection.clone();
+        let mut connection = self.0.connection.clone();
         // If the task has ended, its sender is dropped.
-        state.wait_for(|state| matches!(state, BrokerConnection::Closed)).await.ok();
+        connection.wait_for(|connection| matches!(connection, BrokerConnection::Closed)).await.ok();
     }
 
     /// Publishes messages to queues, in order on one channel. The routing key is the name of the queue. Returns an
@@ -121,47 +121,46 @@ impl Publisher {
 
     /// The channels of an exchange, opened at its first use.
     fn channel_tasks(&self, exchange: &str) -> Result<Vec<mpsc::Sender<Vec<QueuedMessage>>>, Error> {
-        let PublisherInner { config, connection: state, exchanges, .. } = &*self.0;
-        // No code panics while it holds the lock.
+        let PublisherInner { config, connection, exchanges, .. } = &*self.0;
         let mut exchanges = exchanges.lock();
-        if let Some(owners) = exchanges.channel_tasks.get(exchange) {
-            return Ok(owners.clone());
+        if let Some(senders) = exchanges.channel_tasks.get(exchange) {
+            return Ok(senders.clone());
         }
         if exchanges.channel_tasks.len() == EXCHANGES_MAX {
             return Err(Error::TooManyExchanges(EXCHANGES_MAX));
         }
         let name = ShortString::try_new(exchange)
             .map_err(|_| Error::InvalidAddress("its exchange is longer than 255 bytes"))?;
-        let owners: Vec<_> = (0..config.channels_per_exchange)
+        let senders: Vec<_> = (0..config.channels_per_exchange)
             .map(|_| {
                 let (sender, jobs) = mpsc::channel(JOBS_MAX);
-                let owner = ChannelTask::new(Arc::clone(config), name.clone(), state.clone(), jobs);
-                exchanges.tasks.spawn(owner.run());
+                let task = ChannelTask::new(Arc::clone(config), name.clone(), connection.clone(), jobs);
+                exchanges.tasks.spawn(task.run());
                 sender
             })
             .collect();
-        exchanges.channel_tasks.insert(exchange.to_owned(), owners.clone());
-        Ok(owners)
+        exchanges.channel_tasks.insert(exchange.to_owned(), senders.clone());
+        Ok(senders)
     }
 
     fn frame_bytes(&self) -> usize {
         match &*self.0.connection.borrow() {
-            BrokerConnection::Up(line) => line.connection.configuration().frame_max() as usize,
+            BrokerConnection::Up(live) => live.connection.configuration().frame_max() as usize,
             BrokerConnection::Connecting | BrokerConnection::Down(_) | BrokerConnection::Closed => FRAME_BYTES,
         }
     }
 
-    async fn enqueue(&self, share: ChannelBatch<'_>, call: &Arc<PublishCall>) {
-        let all = |items: Vec<QueuedMessage>, why: &Error| {
-            report_all(items.into_iter().map(|item| (item.pending, Err(why.clone()))).collect());
+    async fn enqueue(&self, batch: ChannelBatch<'_>, call: &Arc<PublishCall>) {
+        let fail_all = |messages: Vec<QueuedMessage>, error: &Error| {
+            report_all(messages.into_iter().map(|message| (message.pending, Err(error.clone()))).collect());
         };
-        let item = |(index, parcel)| QueuedMessage { pending: PendingConfirm::new(call, index), message: parcel };
-        let items = share.messages.into_iter().map(item).collect();
-        match self.channel_tasks(share.exchange) {
-            Err(why) => all(items, &why),
-            Ok(owners) => {
-                if let Err(mpsc::error::SendError(items)) = owners[share.channel].send(items).await {
-                    all(items, &Error::Closed);
+        let queued = |(index, message)| QueuedMessage { pending: PendingConfirm::new(call, index), message };
+        let messages = batch.messages.into_iter().map(queued).collect();
+        match self.channel_tasks(batch.exchange) {
+            Err(error) => fail_all(messages, &error),
+            Ok(senders) => {
+                if let Err(mpsc::error::SendError(messages)) = senders[batch.channel].send(messages).await {
+                    fail_all(messages, &Error::Closed);
                 }
             }
         }
@@ -177,21 +176,22 @@ impl Broker for Publisher {
 
     fn is_unreachable(&self) -> bool {
         match &*self.0.connection.borrow() {
-            BrokerConnection::Up(line) => line.alarm.is_some(),
+            BrokerConnection::Up(live) => live.alarm.is_some(),
             BrokerConnection::Down(_) => true,
             BrokerConnection::Connecting | BrokerConnection::Closed => false,
         }
     }
 
     async fn publish(&self, batch: &[Publication], confirms: &OutcomeSender) {
-        let began = Instant::now();
-        let sorted = plan_batch(batch, &self.0.config, self.frame_bytes());
-        confirms.report_all(sorted.refused.into_iter().map(|(index, why)| (index, Err(why.into()))));
-        for wave in sorted.steps {
-            let call = PublishCall::new(confirms, wave.iter().map(|share| share.messages.len()).sum(), began);
+        let started_at = Instant::now();
+        let plan = plan_batch(batch, &self.0.config, self.frame_bytes());
+        confirms.report_all(plan.refused.into_iter().map(|(index, error)| (index, Err(error.into()))));
+        for step in plan.steps {
+            let count = step.iter().map(|batch| batch.messages.len()).sum();
+            let call = PublishCall::new(confirms, count, started_at);
             call.wait_for_outcomes(async {
-                for share in wave {
-                    self.enqueue(share, &call).await;
+                for batch in step {
+                    self.enqueue(batch, &call).await;
                 }
             })
             .await;

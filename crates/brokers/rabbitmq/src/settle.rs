@@ -22,8 +22,8 @@ use crate::topology::retry_queue_name;
 impl ConsumerInner {
     /// Acknowledges each delivery, or moves it to a retry queue for a delay.
     pub(crate) async fn settle(&self, deliveries: &[(DeliveryTag, Option<Duration>)]) -> Vec<AckOutcome> {
-        let claims = self.claim_deliveries(deliveries);
-        let settled = join_all(claims.into_iter().map(|(lane, claim)| self.settle_lane(lane, claim))).await;
+        let batches = self.claim_deliveries(deliveries);
+        let settled = join_all(batches.into_iter().map(|(lane, batch)| self.settle_lane(lane, batch))).await;
         let mut results: BTreeMap<u64, Result<(), Error>> = settled.into_iter().flatten().collect();
         let outcome = |(tag, _): &(DeliveryTag, _)| match results.remove(&tag.number()) {
             Some(Ok(())) => AckOutcome::Acknowledged,
@@ -35,48 +35,48 @@ impl ConsumerInner {
 
     /// Reserves the outstanding deliveries for this call.
     fn claim_deliveries(&self, deliveries: &[(DeliveryTag, Option<Duration>)]) -> BTreeMap<usize, AckBatch<'_>> {
-        let mut claims = BTreeMap::new();
-        let mut state = self.lane_table();
+        let mut batches = BTreeMap::new();
+        let mut table = self.lane_table();
         for (tag, delay) in deliveries {
-            let Some((lane, held)) = state.find(*tag) else { continue };
-            let claim = claims.entry(lane).or_insert_with(|| AckBatch::new(self, lane));
-            claim.tags.insert(tag.number());
-            if held.stage == DeliveryStage::HandedOut {
-                held.stage = DeliveryStage::Acking;
-                claim.retries.extend(delay.map(|after| (tag.number(), Retry { after, counted: true })));
+            let Some((lane, delivery)) = table.find(*tag) else { continue };
+            let batch = batches.entry(lane).or_insert_with(|| AckBatch::new(self, lane));
+            batch.tags.insert(tag.number());
+            if delivery.stage == DeliveryStage::HandedOut {
+                delivery.stage = DeliveryStage::Acking;
+                batch.retries.extend(delay.map(|delay| (tag.number(), Retry { delay, counted: true })));
             }
         }
-        drop(state);
-        claims
+        drop(table);
+        batches
     }
 
     /// Acknowledges the deliveries of a lane. A failed one stays outstanding and does not stop the others.
-    async fn settle_lane(&self, lane: usize, claim: AckBatch<'_>) -> Vec<(u64, Result<(), Error>)> {
-        let mut failed = self.publish_copies(lane, &claim).await;
-        let tags: BTreeSet<u64> = claim.tags.iter().copied().filter(|tag| !failed.contains_key(tag)).collect();
+    async fn settle_lane(&self, lane: usize, batch: AckBatch<'_>) -> Vec<(u64, Result<(), Error>)> {
+        let mut failed = self.publish_copies(lane, &batch).await;
+        let tags: BTreeSet<u64> = batch.tags.iter().copied().filter(|tag| !failed.contains_key(tag)).collect();
         let acknowledged = if tags.is_empty() { Ok(()) } else { self.acknowledge_lane(lane, &tags).await };
         let result = |tag: &u64| (*tag, failed.remove(tag).map_or_else(|| acknowledged.clone(), Err));
-        claim.tags.iter().map(result).collect()
+        batch.tags.iter().map(result).collect()
     }
 
     async fn acknowledge_lane(&self, lane: usize, tags: &BTreeSet<u64>) -> Result<(), Error> {
         let channel = self.send_acks(lane, tags)?;
         self.await_ack_round_trip(lane, &channel).await?;
-        let mut state = self.lane_table();
+        let mut table = self.lane_table();
         for tag in tags {
-            state.lanes[lane].outstanding.remove(tag);
+            table.lanes[lane].outstanding.remove(tag);
         }
-        drop(state);
+        drop(table);
         self.lane_wakers[lane].notify_one();
         Ok(())
     }
 
     /// Publishes the copies that must be in a retry queue before the original is acknowledged. Returns the failed ones
     /// with their errors.
-    async fn publish_copies(&self, lane: usize, claim: &AckBatch<'_>) -> BTreeMap<u64, Error> {
+    async fn publish_copies(&self, lane: usize, batch: &AckBatch<'_>) -> BTreeMap<u64, Error> {
         let (mut tags, mut copies) = (Vec::new(), Vec::new());
         let mut failed = BTreeMap::new();
-        for (tag, result) in self.copies(lane, claim) {
+        for (tag, result) in self.copies(lane, batch) {
             match result {
                 Ok(copy) => {
                     tags.push(tag);
@@ -92,19 +92,19 @@ impl ConsumerInner {
         failed
     }
 
-    fn copies(&self, lane: usize, claim: &AckBatch<'_>) -> Vec<(u64, Result<EncodedMessage, Error>)> {
-        let state = self.lane_table();
+    fn copies(&self, lane: usize, batch: &AckBatch<'_>) -> Vec<(u64, Result<EncodedMessage, Error>)> {
+        let table = self.lane_table();
         let copy = |(tag, retry): &(u64, Retry)| {
-            let held = state.lanes[lane].outstanding.get(tag).ok_or(Error::AckUnconfirmed);
-            (*tag, held.and_then(|held| self.copy(lane, &held.message, *retry)))
+            let delivery = table.lanes[lane].outstanding.get(tag).ok_or(Error::AckUnconfirmed);
+            (*tag, delivery.and_then(|delivery| self.copy(lane, &delivery.message, *retry)))
         };
-        claim.retries.iter().map(copy).collect()
+        batch.retries.iter().map(copy).collect()
     }
 
     /// Queues the acknowledgements. Returns their channel.
     fn send_acks(&self, lane: usize, tags: &BTreeSet<u64>) -> Result<Channel, Error> {
-        let mut state = self.lane_table();
-        let lane = &mut state.lanes[lane];
+        let mut table = self.lane_table();
+        let lane = &mut table.lanes[lane];
         // The lane may have been lost and even reopened: its new channel does not know these deliveries.
         if !tags.iter().all(|tag| lane.outstanding.contains_key(tag)) {
             return Err(Error::AckUnconfirmed);
@@ -119,32 +119,32 @@ impl ConsumerInner {
         Ok(channel)
     }
 
-    fn copy(&self, lane: usize, arrived: &ReceivedMessage, retry: Retry) -> Result<EncodedMessage, Error> {
-        let ReceivedMessage { properties, address, retries, .. } = arrived;
-        let Some((delay, left)) = retry_queues::next_delay(&self.queue.retry_delays, retry.after) else {
+    fn copy(&self, lane: usize, message: &ReceivedMessage, retry: Retry) -> Result<EncodedMessage, Error> {
+        let ReceivedMessage { properties, address, retries, .. } = message;
+        let Some((delay, left)) = retry_queues::next_delay(&self.queue.retry_delays, retry.delay) else {
             return Err(Error::NotFound(format!("queue `{}` has no retry queues", self.queue.name)));
         };
         let retries = retries.saturating_add(retry.counted.into());
         let properties = retry_queues::retry_properties(properties, retries, left, address);
         // The name was checked when the consumer was opened.
         let routing_key = retry_queue_name(&self.queues[lane], delay).as_str().into();
-        Ok(EncodedMessage { routing_key, properties, payload: arrived.payload.clone() })
+        Ok(EncodedMessage { routing_key, properties, payload: message.payload.clone() })
     }
 
     /// Moves a message with a remaining delay to its next retry queue. It was not delivered to a caller, so this is not
     /// counted as a retry.
     pub(crate) async fn move_to_next_retry_queue(&self, lane: usize, tag: u64) -> Result<(), Error> {
-        let mut claim = AckBatch::new(self, lane);
+        let mut batch = AckBatch::new(self, lane);
         {
-            let mut state = self.lane_table();
-            let Some((_, held)) = state.find(DeliveryTag::new(tag)) else { return Ok(()) };
-            claim.tags.insert(tag);
-            if held.stage == DeliveryStage::HandedOut {
-                held.stage = DeliveryStage::Acking;
-                claim.retries.push((tag, Retry { after: held.message.delay_left, counted: false }));
+            let mut table = self.lane_table();
+            let Some((_, delivery)) = table.find(DeliveryTag::new(tag)) else { return Ok(()) };
+            batch.tags.insert(tag);
+            if delivery.stage == DeliveryStage::HandedOut {
+                delivery.stage = DeliveryStage::Acking;
+                batch.retries.push((tag, Retry { delay: delivery.message.delay_left, counted: false }));
             }
         }
-        self.settle_lane(lane, claim).await.into_iter().try_for_each(|(_, settled)| settled)
+        self.settle_lane(lane, batch).await.into_iter().try_for_each(|(_, settled)| settled)
     }
 
     /// RabbitMQ does not confirm an acknowledgement. A later request on the same channel is answered after the broker
@@ -152,8 +152,8 @@ impl ConsumerInner {
     /// connection has no effect. A crash of the broker may still lose it, because the queue may have it only in memory.
     async fn await_ack_round_trip(&self, lane: usize, channel: &Channel) -> Result<(), Error> {
         let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-        let asked = channel.queue_declare(self.queues[lane].as_str().into(), options, FieldTable::default());
-        match timeout(self.config.confirm_timeout, asked).await {
+        let declared = channel.queue_declare(self.queues[lane].as_str().into(), options, FieldTable::default());
+        match timeout(self.config.confirm_timeout, declared).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(_)) | Err(_) => Err(Error::AckUnconfirmed),
         }
@@ -163,7 +163,7 @@ impl ConsumerInner {
 /// A message for a retry queue.
 #[derive(Clone, Copy)]
 struct Retry {
-    after: Duration,
+    delay: Duration,
     /// Whether a caller requested it. Otherwise the message continues a delay that is longer than one queue's.
     counted: bool,
 }
@@ -185,11 +185,13 @@ impl<'a> AckBatch<'a> {
 
 impl Drop for AckBatch<'_> {
     fn drop(&mut self) {
-        let mut state = self.consumer.lane_table();
-        let lane = &mut state.lanes[self.lane];
+        let mut table = self.consumer.lane_table();
+        let lane = &mut table.lanes[self.lane];
         for tag in &self.tags {
-            if let Some(held) = lane.outstanding.get_mut(tag).filter(|held| held.stage == DeliveryStage::Acking) {
-                held.stage = DeliveryStage::HandedOut;
+            if let Some(delivery) =
+                lane.outstanding.get_mut(tag).filter(|delivery| delivery.stage == DeliveryStage::Acking)
+            {
+                delivery.stage = DeliveryStage::HandedOut;
             }
         }
     }

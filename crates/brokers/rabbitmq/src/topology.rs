@@ -14,7 +14,7 @@ mod declarations;
 mod validate;
 
 pub use apply::Admin;
-pub(crate) use apply::TopologyConnection;
+pub(crate) use apply::{TopologyConnection, field_table};
 pub(crate) use compare::{AT_LEAST_ONCE_FLAG, TopologyPart};
 pub use declarations::{BindingDeclaration, Declarations, ExchangeDeclaration, QueueDeclaration};
 pub use declarations::{dead_letter_queue_name, lane_queue_name, lane_routing_key, retry_queue_name};
@@ -76,8 +76,8 @@ impl ExchangeKind {
     }
 
     /// Parses the name; `None` for exchange types of plugins.
-    pub fn parse(word: &str) -> Option<Self> {
-        [Self::Topic, Self::Direct, Self::Fanout, Self::Headers].into_iter().find(|kind| kind.as_str() == word)
+    pub fn parse(name: &str) -> Option<Self> {
+        [Self::Topic, Self::Direct, Self::Fanout, Self::Headers].into_iter().find(|kind| kind.as_str() == name)
     }
 }
 

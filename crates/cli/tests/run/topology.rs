@@ -90,7 +90,7 @@ async fn without_the_management_api_nothing_is_called_the_same_that_was_not_comp
     let (code, plan, stderr) = relevo(&file, &["topology", "plan"]);
     assert_eq!(code, 3, "{stderr}");
     assert!(plan.contains("\nmissing  queue `billing`\n"), "{plan}");
-    assert!(plan.contains(&format!("\nunseen   {binding} (it cannot be seen without the management API)\n")), "{plan}");
+    assert!(plan.contains(&format!("\nunseen   {binding} (not visible without the management API)\n")), "{plan}");
     let (code, made, stderr) = relevo(&file, &["topology", "apply", "--yes", "--json"]);
     assert_eq!(code, 0, "{stderr}");
     let made = states(&made);

@@ -32,11 +32,13 @@ const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(1);
 struct MemberAnnouncement {
     id: String,
     /// All members that it knows, including itself.
-    view: BTreeSet<String>,
-    /// It has released every lane that belongs to others in this view.
+    #[serde(rename = "view")]
+    members: BTreeSet<String>,
+    /// It has released every lane that belongs to another of these members.
     settled: bool,
     /// It leaves the group.
-    bye: bool,
+    #[serde(rename = "bye")]
+    leaving: bool,
 }
 
 /// What a member decides for a lane.
@@ -66,7 +68,7 @@ impl MemberTable {
         self.peers.keys().chain([&self.own_id]).cloned().collect()
     }
 
-    /// A hash of the view.
+    /// A hash of the member list.
     fn members_hash(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.members().hash(&mut hasher);
@@ -75,8 +77,8 @@ impl MemberTable {
 
     /// The owner of a lane.
     fn owner(&self, lane: usize) -> String {
-        let view = self.members();
-        view.iter().nth(lane % view.len()).expect("it holds this member at least").clone()
+        let members = self.members();
+        members.iter().nth(lane % members.len()).expect("this member is in the list").clone()
     }
 
     /// The decision for a lane.
@@ -84,31 +86,31 @@ impl MemberTable {
         match self.peers.get(&self.owner(lane)) {
             None => LaneDecision::Keep,
             // With a different list it might release the lane too, and then queue after us.
-            Some(owner) if owner.announcement.view != self.members() => LaneDecision::Wait,
+            Some(owner) if owner.announcement.members != self.members() => LaneDecision::Wait,
             Some(_) => LaneDecision::Release,
         }
     }
 
     /// Records an announcement.
-    fn record(&mut self, word: MemberAnnouncement, now: Instant) {
-        if word.bye {
-            self.peers.remove(&word.id);
-        } else if word.id != self.own_id {
-            self.peers.insert(word.id.clone(), PeerMember { announcement: word, received_at: now });
+    fn record(&mut self, announcement: MemberAnnouncement, now: Instant) {
+        if announcement.leaving {
+            self.peers.remove(&announcement.id);
+        } else if announcement.id != self.own_id {
+            self.peers.insert(announcement.id.clone(), PeerMember { announcement, received_at: now });
         }
     }
 
     /// Removes members without recent announcements.
     fn expire(&mut self, now: Instant) {
-        self.peers.retain(|_, other| now - other.received_at < 3 * ANNOUNCE_INTERVAL);
+        self.peers.retain(|_, peer| now - peer.received_at < 3 * ANNOUNCE_INTERVAL);
     }
 
     /// Whether there are at least `others` other members, and all have the same list and have released the lanes of
     /// others.
     fn is_agreed(&self, others: usize) -> bool {
-        let view = self.members();
+        let members = self.members();
         self.peers.len() >= others
-            && self.peers.values().all(|other| other.announcement.view == view && other.announcement.settled)
+            && self.peers.values().all(|peer| peer.announcement.members == members && peer.announcement.settled)
     }
 }
 
@@ -149,29 +151,29 @@ pub(crate) async fn run(inner: Arc<ConsumerInner>) {
 
 impl ConsumerInner {
     /// Applies the assignment. Returns whether this member has released every lane of others.
-    pub(crate) fn apply_assignment(&self, view: u64, wish: impl Fn(usize) -> LaneDecision) -> bool {
-        let mut state = self.lane_table();
-        state.members_hash = view;
+    pub(crate) fn apply_assignment(&self, members_hash: u64, decide: impl Fn(usize) -> LaneDecision) -> bool {
+        let mut table = self.lane_table();
+        table.members_hash = members_hash;
         let mut settled = true;
         for lane in 0..self.queues.len() {
-            let given = state.released_at[lane] == view;
-            let leaves = match wish(lane) {
+            let is_released = table.released_at[lane] == members_hash;
+            let is_leaving = match decide(lane) {
                 LaneDecision::Keep => false,
                 LaneDecision::Wait => {
-                    settled &= given;
+                    settled &= is_released;
                     false
                 }
                 LaneDecision::Release => {
                     // Until it is subscribed again, the release may not be complete.
-                    settled &= given && state.lanes[lane].channel.is_some();
-                    !given
+                    settled &= is_released && table.lanes[lane].channel.is_some();
+                    !is_released
                 }
             };
-            if std::mem::replace(&mut state.lanes[lane].handing_over, leaves) != leaves {
+            if std::mem::replace(&mut table.lanes[lane].handing_over, is_leaving) != is_leaving {
                 self.lane_wakers[lane].notify_one();
             }
         }
-        drop(state);
+        drop(table);
         self.changed.notify_waiters();
         settled
     }
@@ -179,51 +181,50 @@ impl ConsumerInner {
 
 /// Runs until the connection of the lanes changes, or this connection is lost.
 async fn join_group(
-    shared: &ConsumerInner,
+    inner: &ConsumerInner,
     connection: &lapin::Connection,
     own_id: &str,
     lanes: &mut watch::Receiver<LaneConnection>,
 ) -> Result<(), Error> {
-    let deadline = shared.config.connect_timeout;
-    let opened = timeout(deadline, subscribe_announcements(shared, connection))
-        .await
-        .map_err(|_| Error::NoResponse(deadline))?;
-    let (channel, mut words) = opened.map_err(Error::from_channel_error)?;
+    let limit = inner.config.connect_timeout;
+    let opened =
+        timeout(limit, subscribe_announcements(inner, connection)).await.map_err(|_| Error::NoResponse(limit))?;
+    let (channel, mut announcements) = opened.map_err(Error::from_channel_error)?;
     let mut table = MemberTable { own_id: own_id.to_owned(), peers: BTreeMap::new() };
     let mut tick = interval(ANNOUNCE_INTERVAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut said: Option<MemberAnnouncement> = None;
+    let mut last: Option<MemberAnnouncement> = None;
     loop {
-        let settled = shared.apply_assignment(table.members_hash(), |lane| table.decide(lane));
-        let word = MemberAnnouncement { id: table.own_id.clone(), view: table.members(), settled, bye: false };
-        let news = said.as_ref() != Some(&word);
-        if news {
-            announce(shared, &channel, &word).await?;
-            said = Some(word);
+        let settled = inner.apply_assignment(table.members_hash(), |lane| table.decide(lane));
+        let current =
+            MemberAnnouncement { id: table.own_id.clone(), members: table.members(), settled, leaving: false };
+        if last.as_ref() != Some(&current) {
+            announce(inner, &channel, &current).await?;
+            last = Some(current);
         }
-        if !*shared.joined.borrow() && table.is_agreed(count_peers(shared, &channel).await?) {
-            shared.joined.send_replace(true);
+        if !*inner.joined.borrow() && table.is_agreed(count_peers(inner, &channel).await?) {
+            inner.joined.send_replace(true);
         }
         tokio::select! {
             changed = lanes.changed() => {
-                let bye = MemberAnnouncement { bye: true, ..said.expect("it was said above") };
-                announce(shared, &channel, &bye).await?;
-                timeout(deadline, connection.close(200, "OK".into())).await.ok();
+                let leaving = MemberAnnouncement { leaving: true, ..last.expect("it was announced above") };
+                announce(inner, &channel, &leaving).await?;
+                timeout(limit, connection.close(200, "OK".into())).await.ok();
                 return changed.map_err(|_| Error::Closed);
             }
-            () = shared.lanes_moved.notified() => {}
+            () = inner.lanes_moved.notified() => {}
             _ = tick.tick() => {
                 table.expire(Instant::now());
                 // Announce again, even without a change.
-                said = None;
+                last = None;
             }
-            word = words.next() => {
-                let delivery = word.ok_or(Error::Closed)?.map_err(Error::from_channel_error)?;
-                if let Ok(word) = serde_json::from_slice::<MemberAnnouncement>(&delivery.data) {
-                    let newcomer = word.id != table.own_id && !table.peers.contains_key(&word.id);
-                    table.record(word, Instant::now());
-                    if newcomer {
-                        said = None;
+            received = announcements.next() => {
+                let delivery = received.ok_or(Error::Closed)?.map_err(Error::from_channel_error)?;
+                if let Ok(announcement) = serde_json::from_slice::<MemberAnnouncement>(&delivery.data) {
+                    let is_new = announcement.id != table.own_id && !table.peers.contains_key(&announcement.id);
+                    table.record(announcement, Instant::now());
+                    if is_new {
+                        last = None;
                     }
                 }
             }
@@ -232,41 +233,41 @@ async fn join_group(
 }
 
 async fn subscribe_announcements(
-    shared: &ConsumerInner,
+    inner: &ConsumerInner,
     connection: &lapin::Connection,
 ) -> Result<(Channel, lapin::Consumer), lapin::Error> {
     let channel = connection.create_channel().await?;
     let options = QueueDeclareOptions { exclusive: true, auto_delete: true, ..QueueDeclareOptions::default() };
     let queue = channel.queue_declare("".into(), options, FieldTable::default()).await?;
     let (name, bind) = (queue.name().clone(), QueueBindOptions::default());
-    channel.queue_bind(name.clone(), EXCHANGE.into(), announcement_key(shared), bind, FieldTable::default()).await?;
+    channel.queue_bind(name.clone(), EXCHANGE.into(), announcement_key(inner), bind, FieldTable::default()).await?;
     let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
-    let words = channel.basic_consume(name, "".into(), options, FieldTable::default()).await?;
-    Ok((channel, words))
+    let announcements = channel.basic_consume(name, "".into(), options, FieldTable::default()).await?;
+    Ok((channel, announcements))
 }
 
 /// The routing key of the group. A name that is too long was rejected when the group was created.
-fn announcement_key(shared: &ConsumerInner) -> ShortString {
-    shared.queue.members_key().as_str().into()
+fn announcement_key(inner: &ConsumerInner) -> ShortString {
+    inner.queue.members_key().as_str().into()
 }
 
-async fn announce(shared: &ConsumerInner, channel: &Channel, word: &MemberAnnouncement) -> Result<(), Error> {
-    let text = serde_json::to_vec(word).expect("strings and booleans are JSON");
+async fn announce(inner: &ConsumerInner, channel: &Channel, announcement: &MemberAnnouncement) -> Result<(), Error> {
+    let text = serde_json::to_vec(announcement).expect("strings and booleans are JSON");
     let options = BasicPublishOptions::default();
-    let said =
-        channel.basic_publish(EXCHANGE.into(), announcement_key(shared), options, &text, BasicProperties::default());
-    let deadline = shared.config.connect_timeout;
-    timeout(deadline, said).await.map_err(|_| Error::NoResponse(deadline))?.map_err(Error::from_channel_error)?;
+    let sent =
+        channel.basic_publish(EXCHANGE.into(), announcement_key(inner), options, &text, BasicProperties::default());
+    let limit = inner.config.connect_timeout;
+    timeout(limit, sent).await.map_err(|_| Error::NoResponse(limit))?.map_err(Error::from_channel_error)?;
     Ok(())
 }
 
 /// The number of other subscribers of the first lane.
-async fn count_peers(shared: &ConsumerInner, channel: &Channel) -> Result<usize, Error> {
+async fn count_peers(inner: &ConsumerInner, channel: &Channel) -> Result<usize, Error> {
     let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-    let asked = channel.queue_declare(shared.queues[0].as_str().into(), options, FieldTable::default());
-    let deadline = shared.config.connect_timeout;
+    let declared = channel.queue_declare(inner.queues[0].as_str().into(), options, FieldTable::default());
+    let limit = inner.config.connect_timeout;
     let queue =
-        timeout(deadline, asked).await.map_err(|_| Error::NoResponse(deadline))?.map_err(Error::from_channel_error)?;
+        timeout(limit, declared).await.map_err(|_| Error::NoResponse(limit))?.map_err(Error::from_channel_error)?;
     Ok(queue.consumer_count().saturating_sub(1) as usize)
 }
 
@@ -274,19 +275,19 @@ async fn count_peers(shared: &ConsumerInner, channel: &Channel) -> Result<usize,
 mod tests {
     use super::*;
 
-    fn announcement(id: &str, view: &[&str]) -> MemberAnnouncement {
+    fn announcement(id: &str, members: &[&str]) -> MemberAnnouncement {
         MemberAnnouncement {
             id: id.to_owned(),
-            view: view.iter().map(|&id| id.to_owned()).collect(),
+            members: members.iter().map(|&id| id.to_owned()).collect(),
             settled: true,
-            bye: false,
+            leaving: false,
         }
     }
 
-    fn table(me: &str, words: &[MemberAnnouncement]) -> MemberTable {
-        let mut table = MemberTable { own_id: me.to_owned(), peers: BTreeMap::new() };
-        for word in words {
-            table.record(word.clone(), Instant::now());
+    fn table(own_id: &str, announcements: &[MemberAnnouncement]) -> MemberTable {
+        let mut table = MemberTable { own_id: own_id.to_owned(), peers: BTreeMap::new() };
+        for announcement in announcements {
+            table.record(announcement.clone(), Instant::now());
         }
         table
     }
@@ -294,14 +295,14 @@ mod tests {
     #[test]
     fn members_with_the_same_list_agree_on_every_owner() {
         let all = ["a", "b", "c"];
-        let tables = all.map(|me| table(me, &all.map(|id| announcement(id, &all))));
+        let tables = all.map(|own_id| table(own_id, &all.map(|id| announcement(id, &all))));
         for lane in 0..12 {
-            let keepers: Vec<&str> = tables
+            let owners: Vec<&str> = tables
                 .iter()
                 .filter(|table| table.decide(lane) == LaneDecision::Keep)
                 .map(|table| table.own_id.as_str())
                 .collect();
-            assert_eq!(keepers, [all[lane % 3]], "lane {lane}");
+            assert_eq!(owners, [all[lane % 3]], "lane {lane}");
         }
         assert!(tables.iter().all(|table| table.is_agreed(2)));
     }
@@ -316,7 +317,7 @@ mod tests {
     #[test]
     fn a_member_that_leaves_or_stops_announcing_owns_no_lane() {
         let mut table = table("b", &[announcement("a", &["a", "b"]), announcement("c", &["b", "c"])]);
-        table.record(MemberAnnouncement { bye: true, ..announcement("a", &["a", "b"]) }, Instant::now());
+        table.record(MemberAnnouncement { leaving: true, ..announcement("a", &["a", "b"]) }, Instant::now());
         assert_eq!((table.decide(0), table.decide(1)), (LaneDecision::Keep, LaneDecision::Release));
         table.expire(Instant::now() + 3 * ANNOUNCE_INTERVAL);
         assert_eq!((table.decide(0), table.decide(1)), (LaneDecision::Keep, LaneDecision::Keep));

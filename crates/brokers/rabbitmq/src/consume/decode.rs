@@ -29,7 +29,7 @@ pub(crate) struct ReceivedMessage {
 }
 
 impl ReceivedMessage {
-    /// Reads a delivery from a lane's queue. `lanes` says whether publishers append the lane. `exchange` is the
+    /// Reads a delivery from a lane's queue. `lanes`: publishers append the lane to the routing key. `exchange` is the
     /// configured exchange, which addresses do not name.
     pub(crate) fn new(delivery: lapin::message::Delivery, lanes: bool, exchange: &str) -> Self {
         let headers = delivery.properties.headers().as_ref().map(FieldTable::inner);
@@ -37,7 +37,7 @@ impl ReceivedMessage {
         let number = |name: &str| value(name).and_then(header_u64).unwrap_or_default();
         let retries = number(RETRIES_HEADER).try_into().unwrap_or(u32::MAX);
         let delay_left = Duration::from_millis(number(DELAY_LEFT_HEADER));
-        let noted = match value(ADDRESS_HEADER) {
+        let recorded = match value(ADDRESS_HEADER) {
             Some(AMQPValue::LongString(address)) => std::str::from_utf8(address.as_bytes()).ok().map(Arc::from),
             _ => None,
         };
@@ -45,7 +45,7 @@ impl ReceivedMessage {
             || published_address(delivery.exchange.as_str(), delivery.routing_key.as_str(), lanes, exchange).into();
         Self {
             delivery_tag: delivery.delivery_tag,
-            address: noted.unwrap_or_else(published),
+            address: recorded.unwrap_or_else(published),
             redelivered: delivery.redelivered || retries > 0 || number("x-delivery-count") > 0,
             retries,
             delay_left,
@@ -61,13 +61,13 @@ impl ReceivedMessage {
 }
 
 /// The address as a publisher writes it: the routing key, with the exchange before it unless it is the configured one.
-fn published_address(exchange: &str, key: &str, lanes: bool, usual: &str) -> String {
+fn published_address(exchange: &str, key: &str, lanes: bool, configured: &str) -> String {
     let key = match key.rsplit_once('.') {
         Some((key, _)) if lanes => key,
         None if lanes => "",
         _ => key,
     };
-    if exchange == usual { key.to_owned() } else { format!("{exchange}/{key}") }
+    if exchange == configured { key.to_owned() } else { format!("{exchange}/{key}") }
 }
 
 /// Headers and properties as names and bytes. A property does not replace a header of the same name. A property that

@@ -18,28 +18,28 @@ pub(crate) struct LagRequest(oneshot::Sender<Result<Vec<u64>, Error>>);
 
 /// Serves requests while the connection is open, on its own channel: a missing queue closes the channel.
 pub(super) async fn serve_requests(
-    shared: &ConsumerInner,
+    inner: &ConsumerInner,
     connection: &Connection,
-    asked: &mut mpsc::Receiver<LagRequest>,
+    requests: &mut mpsc::Receiver<LagRequest>,
 ) {
     let mut channel = None;
-    while let Some(LagRequest(told)) = asked.recv().await {
-        if told.is_closed() {
+    while let Some(LagRequest(response)) = requests.recv().await {
+        if response.is_closed() {
             continue; // the caller was cancelled
         }
-        let deadline = shared.config.connect_timeout;
-        let counted = timeout(deadline, count_ready(shared, connection, &mut channel)).await;
-        let counted = counted.unwrap_or(Err(Error::NoResponse(deadline)));
+        let limit = inner.config.connect_timeout;
+        let counted = timeout(limit, count_ready(inner, connection, &mut channel)).await;
+        let counted = counted.unwrap_or(Err(Error::NoResponse(limit)));
         if counted.is_err() {
             channel = None;
         }
         // The caller may have been cancelled in the meantime.
-        told.send(counted).ok();
+        response.send(counted).ok();
     }
 }
 
 async fn count_ready(
-    shared: &ConsumerInner,
+    inner: &ConsumerInner,
     connection: &Connection,
     channel: &mut Option<Channel>,
 ) -> Result<Vec<u64>, Error> {
@@ -47,11 +47,11 @@ async fn count_ready(
         *channel = Some(connection.create_channel().await.map_err(Error::from_channel_error)?);
     }
     let Some(channel) = channel else { unreachable!("it was opened") };
-    let mut ready = Vec::with_capacity(shared.queues.len());
-    for queue in &shared.queues {
+    let mut ready = Vec::with_capacity(inner.queues.len());
+    for queue in &inner.queues {
         let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-        let found = channel.queue_declare(queue.as_str().into(), options, FieldTable::default()).await;
-        ready.push(found.map_err(Error::from_channel_error)?.message_count().into());
+        let declared = channel.queue_declare(queue.as_str().into(), options, FieldTable::default()).await;
+        ready.push(declared.map_err(Error::from_channel_error)?.message_count().into());
     }
     Ok(ready)
 }
@@ -60,11 +60,11 @@ impl ConsumerInner {
     /// The number of ready messages in each queue, plus the prefetched ones that are not delivered to a caller. Without
     /// a connection it waits for the next one.
     pub(super) async fn lag(&self) -> Result<Vec<(Lane, u64)>, Error> {
-        let (told, counted) = oneshot::channel();
-        self.lag_requests.send(LagRequest(told)).await.map_err(|_| Error::Closed)?;
+        let (response, counted) = oneshot::channel();
+        self.lag_requests.send(LagRequest(response)).await.map_err(|_| Error::Closed)?;
         let ready = counted.await.map_err(|_| Error::Closed)??;
-        let state = self.lane_table();
-        let waiting = ready.iter().zip(&state.lanes).map(|(ready, lane)| ready + lane.buffered() as u64);
+        let table = self.lane_table();
+        let waiting = ready.iter().zip(&table.lanes).map(|(ready, lane)| ready + lane.buffered() as u64);
         Ok(self.lanes.iter().cloned().zip(waiting).collect())
     }
 }

@@ -78,17 +78,17 @@ impl LaneTable {
     }
 
     /// Stores a delivery of a lane. Returns its tag.
-    pub(crate) fn insert(&mut self, lane: usize, arrived: ReceivedMessage) -> u64 {
+    pub(crate) fn insert(&mut self, lane: usize, message: ReceivedMessage) -> u64 {
         self.last_tag += 1;
         let tag = self.last_tag * TAG_STRIDE + lane as u64;
-        let climbs = !arrived.delay_left.is_zero();
+        let is_delayed = !message.delay_left.is_zero();
         // A message that must move to another retry queue is not delivered to a caller, but acknowledged like any
         // other.
-        let phase = if climbs { DeliveryStage::HandedOut } else { DeliveryStage::Buffered };
-        let state = &mut self.lanes[lane];
-        state.outstanding.insert(tag, OutstandingDelivery { message: arrived, stage: phase });
-        if !climbs {
-            state.buffered.push_back(tag);
+        let stage = if is_delayed { DeliveryStage::HandedOut } else { DeliveryStage::Buffered };
+        let lane = &mut self.lanes[lane];
+        lane.outstanding.insert(tag, OutstandingDelivery { message, stage });
+        if !is_delayed {
+            lane.buffered.push_back(tag);
         }
         tag
     }
@@ -96,8 +96,8 @@ impl LaneTable {
     /// The lane and the delivery of a tag that is outstanding, or whose acknowledgement was sent before.
     pub(crate) fn find(&mut self, tag: DeliveryTag) -> Option<(usize, &mut OutstandingDelivery)> {
         let lane = usize::try_from(tag.number() % TAG_STRIDE).ok()?;
-        let held = self.lanes.get_mut(lane)?.outstanding.get_mut(&tag.number())?;
-        matches!(held.stage, DeliveryStage::HandedOut | DeliveryStage::AckSent).then_some((lane, held))
+        let delivery = self.lanes.get_mut(lane)?.outstanding.get_mut(&tag.number())?;
+        matches!(delivery.stage, DeliveryStage::HandedOut | DeliveryStage::AckSent).then_some((lane, delivery))
     }
 
     /// Resets a lane after its subscription ended: the broker requeues its messages, and their tags become invalid. A
@@ -116,7 +116,7 @@ impl LaneDeliveries {
 
     /// Whether the caller still has deliveries of this lane.
     pub(crate) fn is_busy(&self) -> bool {
-        self.outstanding.values().any(|held| held.stage != DeliveryStage::Buffered)
+        self.outstanding.values().any(|delivery| delivery.stage != DeliveryStage::Buffered)
     }
 
     /// Marks these deliveries as acknowledged. Returns the frames to send: the delivery tag, and the `multiple` flag.
@@ -125,20 +125,22 @@ impl LaneDeliveries {
     /// must be queued before another call: a tag that is acknowledged twice closes the channel.
     pub(crate) fn mark_acks_sent(&mut self, tags: &BTreeSet<u64>) -> Vec<(u64, bool)> {
         let mut frames = Vec::new();
-        for (tag, held) in &mut self.outstanding {
-            match held.stage {
+        for (tag, delivery) in &mut self.outstanding {
+            match delivery.stage {
                 DeliveryStage::Acking if tags.contains(tag) => {
-                    held.stage = DeliveryStage::AckSent;
-                    frames = vec![(held.message.delivery_tag, true)];
+                    delivery.stage = DeliveryStage::AckSent;
+                    frames = vec![(delivery.message.delivery_tag, true)];
                 }
                 DeliveryStage::AckSent => {}
                 DeliveryStage::Buffered | DeliveryStage::HandedOut | DeliveryStage::Acking => break,
             }
         }
         for tag in tags {
-            if let Some(held) = self.outstanding.get_mut(tag).filter(|held| held.stage == DeliveryStage::Acking) {
-                held.stage = DeliveryStage::AckSent;
-                frames.push((held.message.delivery_tag, false));
+            if let Some(delivery) =
+                self.outstanding.get_mut(tag).filter(|delivery| delivery.stage == DeliveryStage::Acking)
+            {
+                delivery.stage = DeliveryStage::AckSent;
+                frames.push((delivery.message.delivery_tag, false));
             }
         }
         frames
@@ -167,20 +169,20 @@ mod tests {
     }
 
     /// A lane with `count` outstanding deliveries, their tags, and some of them being acknowledged.
-    fn lane(count: u64, settling: &[usize]) -> (LaneTable, Vec<u64>) {
-        let mut state = LaneTable::new(3);
-        let tags: Vec<u64> = (1..=count).map(|number| state.insert(2, received_message(number))).collect();
+    fn lane(count: u64, acking: &[usize]) -> (LaneTable, Vec<u64>) {
+        let mut table = LaneTable::new(3);
+        let tags: Vec<u64> = (1..=count).map(|number| table.insert(2, received_message(number))).collect();
         let names = ["0", "1", "2"].map(Lane::new);
-        assert_eq!(state.take_ready(1_000, &names).len() as u64, count);
-        for index in settling {
-            state.find(DeliveryTag::new(tags[*index])).expect("it is out").1.stage = DeliveryStage::Acking;
+        assert_eq!(table.take_ready(1_000, &names).len() as u64, count);
+        for index in acking {
+            table.find(DeliveryTag::new(tags[*index])).expect("it is outstanding").1.stage = DeliveryStage::Acking;
         }
-        (state, tags)
+        (table, tags)
     }
 
-    fn ack_frames(count: u64, settling: &[usize]) -> Vec<(u64, bool)> {
-        let (mut state, tags) = lane(count, settling);
-        state.lanes[2].mark_acks_sent(&settling.iter().map(|index| tags[*index]).collect())
+    fn ack_frames(count: u64, acking: &[usize]) -> Vec<(u64, bool)> {
+        let (mut table, tags) = lane(count, acking);
+        table.lanes[2].mark_acks_sent(&acking.iter().map(|index| tags[*index]).collect())
     }
 
     #[test]
@@ -193,49 +195,49 @@ mod tests {
 
     #[test]
     fn acks_of_another_call_are_not_sent_with_ours() {
-        let (mut state, tags) = lane(4, &[0, 1, 2]);
-        assert_eq!(state.lanes[2].mark_acks_sent(&BTreeSet::from([tags[0], tags[2]])), [(1, true), (3, false)]);
-        assert_eq!(state.lanes[2].mark_acks_sent(&BTreeSet::from([tags[1]])), [(2, true)]);
+        let (mut table, tags) = lane(4, &[0, 1, 2]);
+        assert_eq!(table.lanes[2].mark_acks_sent(&BTreeSet::from([tags[0], tags[2]])), [(1, true), (3, false)]);
+        assert_eq!(table.lanes[2].mark_acks_sent(&BTreeSet::from([tags[1]])), [(2, true)]);
     }
 
     #[test]
     fn an_ack_is_sent_once() {
-        let (mut state, tags) = lane(2, &[0, 1]);
+        let (mut table, tags) = lane(2, &[0, 1]);
         let all = BTreeSet::from([tags[0], tags[1]]);
-        assert_eq!(state.lanes[2].mark_acks_sent(&all), [(2, true)]);
-        assert_eq!(state.lanes[2].mark_acks_sent(&all), []);
-        assert!(state.find(DeliveryTag::new(tags[0])).is_some(), "the call may be made again");
+        assert_eq!(table.lanes[2].mark_acks_sent(&all), [(2, true)]);
+        assert_eq!(table.lanes[2].mark_acks_sent(&all), []);
+        assert!(table.find(DeliveryTag::new(tags[0])).is_some(), "the call may be repeated");
     }
 
     #[test]
     fn a_lost_lane_invalidates_its_tags() {
-        let (mut state, tags) = lane(1, &[]);
-        state.reset_lane(2);
-        assert!(state.find(DeliveryTag::new(tags[0])).is_none());
-        assert!(!tags.contains(&state.insert(2, received_message(1))), "numbers of the broker begin anew, tags do not");
+        let (mut table, tags) = lane(1, &[]);
+        table.reset_lane(2);
+        assert!(table.find(DeliveryTag::new(tags[0])).is_none());
+        assert!(!tags.contains(&table.insert(2, received_message(1))), "the broker numbers deliveries again from 1");
     }
 
     #[test]
     fn a_pause_outlives_the_subscription() {
-        let mut state = LaneTable::new(1);
-        state.lanes[0].paused = true;
-        state.reset_lane(0);
-        state.insert(0, received_message(1));
-        assert!(state.take_ready(10, &[Lane::new("0")]).is_empty());
-        state.lanes[0].paused = false;
-        assert_eq!(state.take_ready(10, &[Lane::new("0")]).len(), 1);
+        let mut table = LaneTable::new(1);
+        table.lanes[0].paused = true;
+        table.reset_lane(0);
+        table.insert(0, received_message(1));
+        assert!(table.take_ready(10, &[Lane::new("0")]).is_empty());
+        table.lanes[0].paused = false;
+        assert_eq!(table.take_ready(10, &[Lane::new("0")]).len(), 1);
     }
 
     #[test]
     fn paused_lanes_and_lanes_being_handed_over_deliver_nothing() {
-        let mut state = LaneTable::new(3);
+        let mut table = LaneTable::new(3);
         for lane in 0..3 {
-            state.insert(lane, received_message(1));
+            table.insert(lane, received_message(1));
         }
-        state.lanes[0].paused = true;
-        state.lanes[1].handing_over = true;
+        table.lanes[0].paused = true;
+        table.lanes[1].handing_over = true;
         let names = ["0", "1", "2"].map(Lane::new);
-        let out = state.take_ready(10, &names);
-        assert_eq!(out.iter().map(|one| one.lane.name()).collect::<Vec<_>>(), ["2"]);
+        let deliveries = table.take_ready(10, &names);
+        assert_eq!(deliveries.iter().map(|delivery| delivery.lane.name()).collect::<Vec<_>>(), ["2"]);
     }
 }

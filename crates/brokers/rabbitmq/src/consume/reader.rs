@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use lapin::options::{BasicConsumeOptions, BasicQosOptions};
+use lapin::options::{BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
 use lapin::{Channel, Connection};
 use tokio::time::{Instant, sleep_until, timeout};
@@ -13,6 +13,7 @@ use super::ConsumerInner;
 use super::decode::ReceivedMessage;
 use crate::classify::Error;
 use crate::connection;
+use crate::topology::field_table;
 
 /// How a subscription ended.
 enum SubscriptionEnd {
@@ -23,17 +24,25 @@ enum SubscriptionEnd {
 }
 
 /// Keeps a lane subscribed while the connection is open.
-pub(crate) async fn run_lane(shared: &Arc<ConsumerInner>, connection: &Connection, lane: usize) {
+pub(crate) async fn run_lane(inner: &Arc<ConsumerInner>, connection: &Connection, lane: usize) {
     let mut backoff = connection::backoff();
+    let mut is_verified = false;
     while connection.status().connected() {
-        let ended = match subscribe(shared, connection, lane).await {
+        let subscribed = async {
+            if !is_verified {
+                verify_order(inner, connection, lane).await?;
+            }
+            subscribe(inner, connection, lane).await
+        };
+        let ended = match subscribed.await {
             Ok((channel, mut deliveries)) => {
-                backoff = connection::backoff();
-                let ended = forward_deliveries(shared, lane, &mut deliveries).await;
+                backoff.reset();
+                is_verified = true;
+                let ended = forward_deliveries(inner, lane, &mut deliveries).await;
                 // Close the channel before the stream is dropped, which would cancel the subscription. After a cancel,
                 // the next consumer would get the unacknowledged messages after newer ones.
-                timeout(shared.config.connect_timeout, channel.close(200, "OK".into())).await.ok();
-                shared.lane_unsubscribed(lane, matches!(ended, SubscriptionEnd::HandedOver));
+                timeout(inner.config.connect_timeout, channel.close(200, "OK".into())).await.ok();
+                inner.lane_unsubscribed(lane, matches!(ended, SubscriptionEnd::HandedOver));
                 ended
             }
             Err(error) => SubscriptionEnd::Failed(error),
@@ -41,7 +50,7 @@ pub(crate) async fn run_lane(shared: &Arc<ConsumerInner>, connection: &Connectio
         match ended {
             SubscriptionEnd::HandedOver => {}
             SubscriptionEnd::Failed(error) => {
-                shared.report_error(&shared.queues[lane], error);
+                inner.report_error(&inner.queues[lane], error);
                 connection::pause(&mut backoff).await;
             }
         }
@@ -49,52 +58,83 @@ pub(crate) async fn run_lane(shared: &Arc<ConsumerInner>, connection: &Connectio
 }
 
 async fn subscribe(
-    shared: &ConsumerInner,
+    inner: &ConsumerInner,
     connection: &Connection,
     lane: usize,
 ) -> Result<(Channel, lapin::Consumer), Error> {
-    let queue = shared.queues[lane].as_str();
+    let queue = inner.queues[lane].as_str();
     let opening = async {
         let channel = connection.create_channel().await?;
         // Set the prefetch before the subscription: it applies only to later subscriptions.
-        channel.basic_qos(shared.membership.prefetch, BasicQosOptions::default()).await?;
+        channel.basic_qos(inner.membership.prefetch, BasicQosOptions::default()).await?;
         let (options, table) = (BasicConsumeOptions::default(), FieldTable::default());
         let deliveries = channel.basic_consume(queue.into(), "".into(), options, table).await?;
         Ok((channel, deliveries))
     };
-    let opened = timeout(shared.config.connect_timeout, opening).await;
+    let opened = timeout(inner.config.connect_timeout, opening).await;
     let (channel, deliveries) =
-        opened.map_err(|_| Error::NoResponse(shared.config.connect_timeout))?.map_err(Error::from_channel_error)?;
-    shared.lane_subscribed(lane, channel.clone());
+        opened.map_err(|_| Error::NoResponse(inner.config.connect_timeout))?.map_err(Error::from_channel_error)?;
+    inner.lane_subscribed(lane, channel.clone());
     Ok((channel, deliveries))
 }
 
+/// Refuses an ordered queue that exists without a single active consumer, such as one of an earlier version: two
+/// consumers could handle messages of one key at the same time.
+///
+/// AMQP does not show the settings of a queue. The broker compares them when the queue is declared again, and names the
+/// first one that differs. If it cannot be compared, for example without permission, the configuration is trusted.
+async fn verify_order(inner: &ConsumerInner, connection: &Connection, lane: usize) -> Result<(), Error> {
+    let name = &inner.queues[lane];
+    let declarations = if inner.queue.is_ordered() { inner.queue.declarations() } else { Vec::new() };
+    let Some(declaration) = declarations.into_iter().find(|declaration| declaration.name == *name) else {
+        return Ok(());
+    };
+    let arguments = field_table(&declaration.arguments)?;
+    let declaring = async {
+        // A refused request closes its channel. A missing queue is not created.
+        let channel = connection.create_channel().await?;
+        let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+        channel.queue_declare(name.as_str().into(), passive, FieldTable::default()).await?;
+        let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+        channel.queue_declare(name.as_str().into(), durable, arguments).await?;
+        channel.close(200, "OK".into()).await
+    };
+    match timeout(inner.config.connect_timeout, declaring).await.map(|result| result.map_err(Error::from_channel_error))
+    {
+        Ok(Err(Error::Mismatch(text))) if text.contains("'x-single-active-consumer'") => {
+            Err(Error::Unordered(name.clone()))
+        }
+        // The subscription reports any other problem.
+        _ => Ok(()),
+    }
+}
+
 async fn forward_deliveries(
-    shared: &Arc<ConsumerInner>,
+    inner: &Arc<ConsumerInner>,
     lane: usize,
     deliveries: &mut lapin::Consumer,
 ) -> SubscriptionEnd {
-    let mut climbing = FuturesUnordered::new();
+    let mut moves = FuturesUnordered::new();
     let mut draining = None;
     loop {
-        let drained = match shared.hand_over(lane) {
+        let drained = match inner.hand_over(lane) {
             HandOver::None => {
                 draining = None;
                 None
             }
             HandOver::Ready => return SubscriptionEnd::HandedOver,
-            HandOver::Draining => Some(*draining.get_or_insert_with(|| Instant::now() + shared.membership.hand_over)),
+            HandOver::Draining => Some(*draining.get_or_insert_with(|| Instant::now() + inner.membership.hand_over)),
         };
         tokio::select! {
             biased;
-            () = shared.lane_wakers[lane].notified() => {}
+            () = inner.lane_wakers[lane].notified() => {}
             () = sleep_until(drained.unwrap_or_else(Instant::now)), if drained.is_some() => return SubscriptionEnd::HandedOver,
-            Some(()) = climbing.next(), if !climbing.is_empty() => {}
+            Some(()) = moves.next(), if !moves.is_empty() => {}
             delivery = deliveries.next() => match delivery {
                 Some(Ok(delivery)) => {
-                    let arrived = ReceivedMessage::new(delivery, shared.queue.lanes.is_some(), &shared.config.exchange);
-                    if let Some(tag) = shared.buffer_delivery(lane, arrived) {
-                        climbing.push(move_to_next_retry_queue(shared, lane, tag));
+                    let message = ReceivedMessage::new(delivery, inner.queue.lanes.is_some(), &inner.config.exchange);
+                    if let Some(tag) = inner.buffer_delivery(lane, message) {
+                        moves.push(move_to_next_retry_queue(inner, lane, tag));
                     }
                 }
                 Some(Err(error)) => return SubscriptionEnd::Failed(Error::from_channel_error(error)),
@@ -116,10 +156,10 @@ pub(crate) enum HandOver {
 }
 
 /// Moves a message to its next retry queue. If this fails, the broker still has the message.
-async fn move_to_next_retry_queue(shared: &ConsumerInner, lane: usize, tag: u64) {
+async fn move_to_next_retry_queue(inner: &ConsumerInner, lane: usize, tag: u64) {
     let mut backoff = connection::backoff();
-    while let Err(error) = shared.move_to_next_retry_queue(lane, tag).await {
-        tracing::warn!(queue = shared.queues[lane], %error, "a message cannot go on waiting, will try again");
+    while let Err(error) = inner.move_to_next_retry_queue(lane, tag).await {
+        tracing::warn!(queue = inner.queues[lane], %error, "cannot move the message to its next retry queue, will retry");
         connection::pause(&mut backoff).await;
     }
 }

@@ -10,20 +10,20 @@ use crate::classify::Error;
 
 impl ConsumerInner {
     pub(crate) async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Error> {
-        assert!(limit > 0, "a limit of nothing would wait for ever");
+        assert!(limit > 0, "with a limit of 0 the call would never return");
         loop {
             let mut changed = pin!(self.changed.notified());
             // Register before the check, so that no change in between is missed.
             changed.as_mut().enable();
             {
-                let mut state = self.lane_table();
-                if state.closed {
+                let mut table = self.lane_table();
+                if table.closed {
                     return Ok(Vec::new());
                 }
-                if let Some(error) = state.fatal_error.take() {
+                if let Some(error) = table.fatal_error.take() {
                     return Err(error);
                 }
-                let deliveries = state.take_ready(limit, &self.lanes);
+                let deliveries = table.take_ready(limit, &self.lanes);
                 if !deliveries.is_empty() {
                     return Ok(deliveries);
                 }
@@ -45,16 +45,16 @@ impl LaneTable {
                 && !lane.handing_over
                 && let Some(tag) = lane.buffered.pop_front()
             {
-                let held = lane.outstanding.get_mut(&tag).expect("what waits is held");
-                held.stage = DeliveryStage::HandedOut;
+                let delivery = lane.outstanding.get_mut(&tag).expect("a buffered message is outstanding");
+                delivery.stage = DeliveryStage::HandedOut;
                 deliveries.push(Delivery {
                     tag: DeliveryTag::new(tag),
-                    raw: held.message.to_raw_message(),
-                    address: held.message.address.clone(),
+                    raw: delivery.message.to_raw_message(),
+                    address: delivery.message.address.clone(),
                     lane: names[index].clone(),
                     offset: None,
-                    redelivered: held.message.redelivered,
-                    retry_count: held.message.retries,
+                    redelivered: delivery.message.redelivered,
+                    retry_count: delivery.message.retries,
                 });
             }
         }

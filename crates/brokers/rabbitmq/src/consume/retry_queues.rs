@@ -13,7 +13,7 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 /// Header: how often a retry of the message was requested.
 pub(crate) const RETRIES_HEADER: &str = "relevo-retries";
 /// Header: the milliseconds of the delay that remain after the current retry queue.
-pub(crate) const DELAY_LEFT_HEADER: &str = "relevo-pause-left-ms";
+pub(crate) const DELAY_LEFT_HEADER: &str = "relevo-delay-left-ms";
 /// Header: the address that the message was published to. When it returns, the broker knows only the retry queue.
 pub(crate) const ADDRESS_HEADER: &str = "relevo-address";
 
@@ -26,12 +26,12 @@ const BROKER_HEADERS: [&str; 5] =
 /// again, and the broker interprets these values itself. The value is kept under the second name.
 const ACTING_HEADERS: [(&str, &str); 2] = [("CC", "relevo-cc"), ("BCC", "relevo-bcc")];
 
-/// The next retry delay for a pause, and the remaining pause. It is the longest delay that fits, or the shortest one if
-/// none fits.
-pub(crate) fn next_delay(rungs: &[Duration], pause: Duration) -> Option<(Duration, Duration)> {
-    let fitting = rungs.iter().filter(|rung| **rung <= pause).max();
-    let rung = *fitting.or_else(|| rungs.iter().min())?;
-    Some((rung, pause.saturating_sub(rung)))
+/// The delay of the next retry queue, and what then remains of the requested delay. It is the longest one that fits, or
+/// the shortest one if none fits.
+pub(crate) fn next_delay(retry_delays: &[Duration], requested: Duration) -> Option<(Duration, Duration)> {
+    let fitting = retry_delays.iter().filter(|delay| **delay <= requested).max();
+    let delay = *fitting.or_else(|| retry_delays.iter().min())?;
+    Some((delay, requested.saturating_sub(delay)))
 }
 
 /// The properties of a message for a retry queue: the original ones, and the retry headers.
@@ -42,17 +42,17 @@ pub(crate) fn retry_properties(
     address: &str,
 ) -> BasicProperties {
     let left = i64::try_from(left.as_millis()).unwrap_or(i64::MAX);
-    let notes = [
+    let headers = [
         (RETRIES_HEADER, AMQPValue::LongLongInt(retries.into())),
         (DELAY_LEFT_HEADER, AMQPValue::LongLongInt(left)),
         (ADDRESS_HEADER, AMQPValue::LongString(address.into())),
     ];
-    copy_with_headers(original, notes)
+    copy_with_headers(original, headers)
 }
 
 fn copy_with_headers<const N: usize>(
     original: &BasicProperties,
-    notes: [(&'static str, AMQPValue); N],
+    added: [(&'static str, AMQPValue); N],
 ) -> BasicProperties {
     let kept = original.headers().as_ref().map(FieldTable::inner).into_iter().flatten();
     let kept = kept.filter(|(name, _)| !BROKER_HEADERS.contains(&name.as_str()));
@@ -70,7 +70,7 @@ fn copy_with_headers<const N: usize>(
             headers.entry(name.into()).or_insert_with(|| AMQPValue::LongString(value.as_str().into()));
         }
     }
-    headers.extend(notes.map(|(name, value)| (name.into(), value)));
+    headers.extend(added.map(|(name, value)| (name.into(), value)));
     // Persistent, even if the original publisher did not set it.
     descriptive_properties(original).with_headers(headers.into()).with_delivery_mode(2)
 }
@@ -109,16 +109,16 @@ mod tests {
 
     const MIN: Duration = Duration::from_mins(1);
 
-    fn delays_of(mut pause: Duration) -> Vec<u64> {
-        let rungs = [MIN, 5 * MIN, 15 * MIN];
-        let mut way = Vec::new();
+    fn delays_of(mut requested: Duration) -> Vec<u64> {
+        let retry_delays = [MIN, 5 * MIN, 15 * MIN];
+        let mut minutes = Vec::new();
         loop {
-            let (rung, left) = next_delay(&rungs, pause).expect("there are rungs");
-            way.push(rung.as_secs() / 60);
+            let (delay, left) = next_delay(&retry_delays, requested).expect("there are retry delays");
+            minutes.push(delay.as_secs() / 60);
             if left.is_zero() {
-                return way;
+                return minutes;
             }
-            pause = left;
+            requested = left;
         }
     }
 
@@ -170,20 +170,20 @@ mod tests {
     fn acting_headers_of_a_copy_are_renamed() {
         let mut acting = FieldTable::default();
         acting.insert("CC".into(), AMQPValue::LongString("elsewhere".into()));
-        let sent = BasicProperties::default()
+        let original = BasicProperties::default()
             .with_priority(3)
             .with_timestamp(7)
             .with_correlation_id("c".into())
             .with_expiration("500".into())
-            .with_user_id("somebody".into())
+            .with_user_id("writer".into())
             .with_headers(acting);
-        let copy = retry_properties(&sent, 1, MIN, "a");
+        let copy = retry_properties(&original, 1, MIN, "a");
         assert_eq!((copy.expiration(), copy.user_id()), (&None, &None));
         assert_eq!((copy.priority(), copy.timestamp()), (&Some(3), &Some(7)));
         assert_eq!(copy.correlation_id().as_ref().map(ShortString::as_str), Some("c"));
         let headers = headers(&copy);
         assert!(!headers.contains_key("CC"));
-        for (name, value) in [("expiration", "500"), ("user-id", "somebody"), ("relevo-cc", "elsewhere")] {
+        for (name, value) in [("expiration", "500"), ("user-id", "writer"), ("relevo-cc", "elsewhere")] {
             assert_eq!(headers[name], &AMQPValue::LongString(value.into()));
         }
     }

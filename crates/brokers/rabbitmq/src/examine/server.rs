@@ -3,78 +3,74 @@
 use std::net::IpAddr;
 
 use lapin::uri::AMQPScheme;
-use relevo_core::finding::Findings;
-use relevo_core::finding::Severity;
+use relevo_core::finding::{Findings, Severity};
 use serde_json::Value;
 
 use crate::config::Config;
 use crate::management::ServerState;
 
 /// Checks the transport and the server.
-pub(super) fn examine(config: &Config, seen: &ServerState, report: &mut Findings) {
-    examine_transport(config, report);
-    if version(&seen.version) < (3, 10) {
-        let what = format!("RabbitMQ {}: quorum queues dead-letter at least once only from 3.10 on", seen.version);
-        report.problem(Severity::Warning, "server-version", what, "upgrade RabbitMQ to 3.10 or later".to_owned());
-    } else {
-        report.passed("server-version", format!("RabbitMQ {}", seen.version));
-    }
-    match &seen.nodes {
-        None => report.problem(
+pub(super) fn examine(config: &Config, server: &ServerState, findings: &mut Findings) {
+    examine_transport(config, findings);
+    let name = format!("RabbitMQ {}", server.version);
+    findings.check(version(&server.version) >= (3, 10), Severity::Warning, "server-version", name, || {
+        let detail = format!("RabbitMQ {}: quorum queues dead-letter at least once only from 3.10 on", server.version);
+        (detail, "upgrade RabbitMQ to 3.10 or later".to_owned())
+    });
+    match &server.nodes {
+        None => findings.problem(
             Severity::Note,
             "management",
-            "the user lacks the tag `monitoring`: the nodes are not shown, and replicas were not compared with the cluster"
+            "the user lacks the tag `monitoring`: the nodes are not visible, and replicas were not compared with the cluster"
                 .to_owned(),
             "give the user the tag `monitoring`".to_owned(),
         ),
         Some(nodes) => {
-            report.passed("management", format!("{} node(s) seen", nodes.len()));
+            findings.passed("management", format!("{} node(s)", nodes.len()));
             for (node, _) in nodes.iter().filter(|(_, running)| !**running) {
-                let what = format!("node `{node}` of the cluster is down");
-                report.problem(Severity::Warning, "cluster-node", what, format!("start `{node}` again"));
+                let detail = format!("node `{node}` of the cluster is down");
+                findings.problem(Severity::Warning, "cluster-node", detail, format!("start `{node}`"));
             }
         }
     }
     // From 3.13 on the flag is not needed.
-    if seen.flags.is_none() && version(&seen.version) < (3, 13) {
-        let what = "the user lacks the tag `administrator`: the feature flags are not shown, and whether dead letters move \
-                    at least once was not looked at";
-        let fix = "give the user the tag `administrator`, or look with `rabbitmqctl list_feature_flags`".to_owned();
-        report.problem(Severity::Note, "management", what.to_owned(), fix);
+    if server.flags.is_none() && version(&server.version) < (3, 13) {
+        let detail = "the user lacks the tag `administrator`: the feature flags are not visible, and whether dead letters move \
+                    at least once was not checked";
+        let fix = "give the user the tag `administrator`, or run `rabbitmqctl list_feature_flags`".to_owned();
+        findings.problem(Severity::Note, "management", detail.to_owned(), fix);
     }
     // A policy selects queues by a regular expression, which the API does not resolve.
-    for policy in seen.operator_policies.iter().flatten() {
+    for policy in server.operator_policies.iter().flatten() {
         let definition = Value::from_iter(policy.definition.clone());
-        let what = format!(
-            "operator policy `{}` sets {definition} for names that match `{}`: not counted here",
+        let detail = format!(
+            "operator policy `{}` sets {definition} for names that match `{}`: not considered by other checks",
             policy.name, policy.pattern
         );
-        let harms = policy
+        let can_drop = policy
             .definition
             .keys()
             .any(|setting| setting.starts_with("max-length") || matches!(setting.as_str(), "message-ttl" | "expires"));
-        let severity = if harms { Severity::Warning } else { Severity::Note };
+        let severity = if can_drop { Severity::Warning } else { Severity::Note };
         let fix = "check that it neither drops nor expires messages of your queues".to_owned();
-        report.problem(severity, "operator-policy", what, fix);
+        findings.problem(severity, "operator-policy", detail, fix);
     }
 }
 
 /// Checks whether the connection is encrypted.
-pub(super) fn examine_transport(config: &Config, report: &mut Findings) {
+pub(super) fn examine_transport(config: &Config, findings: &mut Findings) {
     for endpoint in config.endpoints().unwrap_or_default() {
         let host = &endpoint.authority.host;
-        if endpoint.scheme == AMQPScheme::AMQP && !is_loopback(host) {
-            let what = format!("messages and password go to `{host}` in plain text");
-            let fix = "use an `amqps://` URL; the broker needs a listener with TLS".to_owned();
-            report.problem(Severity::Danger, "plain-text", what, fix);
-        } else {
-            report.passed("plain-text", format!("AMQP to `{host}`"));
-        }
+        let safe = endpoint.scheme != AMQPScheme::AMQP || is_loopback(host);
+        findings.check(safe, Severity::Danger, "plain-text", format!("AMQP to `{host}`"), || {
+            let detail = format!("messages and the password are sent to `{host}` in plain text");
+            (detail, "use an `amqps://` URL; the broker needs a listener with TLS".to_owned())
+        });
     }
     for (scheme, rest) in config.management_urls.iter().filter_map(|url| url.split_once("://")) {
         let host = host(rest);
         let safe = scheme != "http" || is_loopback(host);
-        report.check(safe, Severity::Danger, "plain-text", format!("management API of `{host}`"), || {
+        findings.check(safe, Severity::Danger, "plain-text", format!("management API of `{host}`"), || {
             let detail = format!("the password is sent to the management API of `{host}` in plain text");
             (detail, "use an `https://` URL for `management_url`".to_owned())
         });
@@ -111,9 +107,9 @@ mod tests {
     fn plain(url: &str, management: Option<&str>) -> Vec<Finding> {
         let config =
             Config { management_urls: management.into_iter().map(str::to_owned).collect(), ..Config::new(url) };
-        let mut report = Findings::default();
-        examine_transport(&config, &mut report);
-        report.into_sorted().into_iter().filter(|finding| finding.severity == Severity::Danger).collect()
+        let mut findings = Findings::default();
+        examine_transport(&config, &mut findings);
+        findings.into_sorted().into_iter().filter(|finding| finding.severity == Severity::Danger).collect()
     }
 
     #[test]
@@ -135,7 +131,7 @@ mod tests {
             definition: [(setting.to_owned(), 5.into())].into(),
             ..PolicyInfo::default()
         };
-        let seen = ServerState {
+        let server = ServerState {
             version: "3.10.8".to_owned(),
             operator_policies: Some(
                 ["max-length", "message-ttl", "expires", "max-in-memory-length"].map(policy).into(),
@@ -143,9 +139,9 @@ mod tests {
             nodes: Some(std::iter::once(("a".to_owned(), true)).collect()),
             ..ServerState::default()
         };
-        let mut report = Findings::default();
-        examine(&Config::new("amqp://localhost"), &seen, &mut report);
-        let found = report.into_sorted();
+        let mut findings = Findings::default();
+        examine(&Config::new("amqp://localhost"), &server, &mut findings);
+        let found = findings.into_sorted();
         let of = |subject: &str, severity| {
             found.iter().filter(|one| one.subject == subject && one.severity == severity).count()
         };

@@ -30,24 +30,24 @@ pub(crate) struct ChannelBatch<'a> {
 
 /// Splits a batch by exchange and channel. `frame_bytes` is the largest frame.
 pub(crate) fn plan_batch<'a>(batch: &'a [Publication], config: &'a Config, frame_bytes: usize) -> BatchPlan<'a> {
-    let mut sorted = BatchPlan::default();
-    let mut several = None;
+    let mut plan = BatchPlan::default();
+    let mut last_steps = None;
     for (index, publication) in batch.iter().enumerate() {
         let key = &*publication.message.key;
         match EncodedMessage::encode(publication, config, frame_bytes) {
-            Err(why) => sorted.refused.push((index, why)),
-            Ok((exchange, parcel)) => {
+            Err(error) => plan.refused.push((index, error)),
+            Ok((exchange, message)) => {
                 // Most batches use one exchange and need not track keys.
-                if several.is_none() && sorted.steps.iter().flatten().any(|share| share.exchange != exchange) {
-                    several = Some(keys_so_far(batch, &sorted));
+                if last_steps.is_none() && plan.steps.iter().flatten().any(|part| part.exchange != exchange) {
+                    last_steps = Some(keys_so_far(batch, &plan));
                 }
-                let wave = match &mut several {
+                let step = match &mut last_steps {
                     None => 0,
                     Some(keys) => {
-                        let (last, wave) = keys.entry(key).or_insert((exchange, 0));
-                        *wave += usize::from(*last != exchange);
+                        let (last, step) = keys.entry(key).or_insert((exchange, 0));
+                        *step += usize::from(*last != exchange);
                         *last = exchange;
-                        *wave
+                        *step
                     }
                 };
                 let channel = if config.channels_per_exchange == 1 {
@@ -55,29 +55,29 @@ pub(crate) fn plan_batch<'a>(batch: &'a [Publication], config: &'a Config, frame
                 } else {
                     usize::from(slot_of(key)) % config.channels_per_exchange
                 };
-                sorted.add(wave, exchange, channel, (index, parcel));
+                plan.add(step, exchange, channel, (index, message));
             }
         }
     }
-    sorted
+    plan
 }
 
 /// The keys so far, each with its exchange and its step.
-fn keys_so_far<'a>(batch: &'a [Publication], sorted: &BatchPlan<'a>) -> HashMap<&'a str, (&'a str, usize)> {
-    let shares = sorted.steps.iter().flatten();
-    let keys = shares.flat_map(|share| share.messages.iter().map(|(index, _)| (*index, share.exchange)));
+fn keys_so_far<'a>(batch: &'a [Publication], plan: &BatchPlan<'a>) -> HashMap<&'a str, (&'a str, usize)> {
+    let parts = plan.steps.iter().flatten();
+    let keys = parts.flat_map(|part| part.messages.iter().map(|(index, _)| (*index, part.exchange)));
     keys.map(|(index, exchange)| (&*batch[index].message.key, (exchange, 0))).collect()
 }
 
 impl<'a> BatchPlan<'a> {
-    fn add(&mut self, wave: usize, exchange: &'a str, channel: usize, parcel: (usize, EncodedMessage)) {
-        if self.steps.len() <= wave {
-            self.steps.resize_with(wave + 1, Vec::new);
+    fn add(&mut self, step: usize, exchange: &'a str, channel: usize, message: (usize, EncodedMessage)) {
+        if self.steps.len() <= step {
+            self.steps.resize_with(step + 1, Vec::new);
         }
-        let shares = &mut self.steps[wave];
-        match shares.iter_mut().find(|share| share.exchange == exchange && share.channel == channel) {
-            Some(share) => share.messages.push(parcel),
-            None => shares.push(ChannelBatch { exchange, channel, messages: vec![parcel] }),
+        let parts = &mut self.steps[step];
+        match parts.iter_mut().find(|part| part.exchange == exchange && part.channel == channel) {
+            Some(part) => part.messages.push(message),
+            None => parts.push(ChannelBatch { exchange, channel, messages: vec![message] }),
         }
     }
 }
@@ -92,13 +92,12 @@ mod tests {
     fn steps(addresses: &[(&str, &str)]) -> Vec<Vec<(String, Vec<usize>)>> {
         let config = Config::new("amqp://localhost");
         let batch: Vec<Publication> =
-            (0..).zip(addresses).map(|(number, (to_, key))| publication_to(to_, number, key)).collect();
-        let sorted = plan_batch(&batch, &config, 131_072);
-        let indexes = |share: &ChannelBatch<'_>| share.messages.iter().map(|(index, _)| *index).collect();
-        let names = |wave: &Vec<ChannelBatch<'_>>| {
-            wave.iter().map(|share| (share.exchange.to_owned(), indexes(share))).collect()
-        };
-        sorted.steps.iter().map(names).collect()
+            (0..).zip(addresses).map(|(number, (address, key))| publication_to(address, number, key)).collect();
+        let plan = plan_batch(&batch, &config, 131_072);
+        let indexes = |part: &ChannelBatch<'_>| part.messages.iter().map(|(index, _)| *index).collect();
+        let names =
+            |step: &Vec<ChannelBatch<'_>>| step.iter().map(|part| (part.exchange.to_owned(), indexes(part))).collect();
+        plan.steps.iter().map(names).collect()
     }
 
     #[test]
@@ -114,9 +113,9 @@ mod tests {
 
     #[test]
     fn a_key_that_changes_its_exchange_needs_another_step() {
-        let found = steps(&[("x/a", "k"), ("y/a", "k"), ("y/a", "k"), ("x/a", "k"), ("x/a", "l")]);
+        let actual = steps(&[("x/a", "k"), ("y/a", "k"), ("y/a", "k"), ("x/a", "k"), ("x/a", "l")]);
         let expected =
             [vec![("x".to_owned(), vec![0, 4])], vec![("y".to_owned(), vec![1, 2])], vec![("x".to_owned(), vec![3])]];
-        assert_eq!(found, expected);
+        assert_eq!(actual, expected);
     }
 }

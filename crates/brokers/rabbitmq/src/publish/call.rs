@@ -28,7 +28,7 @@ pub(crate) struct QueuedMessage {
     pub(crate) message: EncodedMessage,
 }
 
-/// Identifies a message of a call. A ticket that is dropped without an outcome reports one: a call waits for all its
+/// Identifies a message of a call. A value that is dropped without an outcome reports one: a call waits for all its
 /// messages.
 #[derive(Debug)]
 pub(crate) struct PendingConfirm {
@@ -58,12 +58,12 @@ impl Drop for PendingConfirm {
         if self.reported {
             return;
         }
-        let why = if self.sent {
+        let error = if self.sent {
             Error::ConnectionLost(ErrorKind::InvalidConnectionState(ConnectionState::Closed).into())
         } else {
             Error::Closed
         };
-        self.call.report(vec![(self.index, Err(why.into()))]);
+        self.call.report(vec![(self.index, Err(error.into()))]);
     }
 }
 
@@ -71,14 +71,14 @@ impl Drop for PendingConfirm {
 pub(crate) type ConfirmResult = (PendingConfirm, Result<(), Error>);
 
 impl PublishCall {
-    /// `began` is the start of the caller's wait.
-    pub(crate) fn new(confirms: &OutcomeSender, messages: usize, began: Instant) -> Arc<Self> {
+    /// `started_at` is the start of the caller's wait.
+    pub(crate) fn new(confirms: &OutcomeSender, messages: usize, started_at: Instant) -> Arc<Self> {
         Arc::new(Self {
             confirms: confirms.clone(),
             unreported: AtomicUsize::new(messages),
             all_reported: Notify::new(),
             abandoned: AtomicBool::new(false),
-            started_at: began,
+            started_at,
         })
     }
 
@@ -93,24 +93,24 @@ impl PublishCall {
 
     /// Reports outcomes, and wakes the caller after the last one.
     pub(crate) fn report(&self, outcomes: Vec<(usize, Outcome)>) {
-        let told = outcomes.len();
+        let count = outcomes.len();
         if !self.is_abandoned() {
             self.confirms.report_all(outcomes);
         }
-        if self.unreported.fetch_sub(told, Ordering::AcqRel) == told {
+        if self.unreported.fetch_sub(count, Ordering::AcqRel) == count {
             self.all_reported.notify_one();
         }
     }
 
-    /// Runs `hand_over`, and returns when every message has an outcome. If it is dropped before, the call sends and
+    /// Runs `enqueue`, and returns when every message has an outcome. If it is dropped before, the call sends and
     /// reports nothing more.
-    pub(crate) async fn wait_for_outcomes(&self, hand_over: impl Future<Output = ()>) {
-        let mut leaving = AbandonOnDrop { call: self, finished: false };
-        hand_over.await;
+    pub(crate) async fn wait_for_outcomes(&self, enqueue: impl Future<Output = ()>) {
+        let mut guard = AbandonOnDrop { call: self, finished: false };
+        enqueue.await;
         while self.unreported.load(Ordering::Acquire) > 0 {
             self.all_reported.notified().await;
         }
-        leaving.finished = true;
+        guard.finished = true;
     }
 }
 
@@ -128,16 +128,16 @@ impl Drop for AbandonOnDrop<'_> {
 }
 
 /// Reports outcomes, grouped by call.
-pub(crate) fn report_all(told: Vec<ConfirmResult>) {
-    let mut told = told.into_iter().peekable();
-    while let Some((mut ticket, outcome)) = told.next() {
-        ticket.reported = true;
-        let mut outcomes = vec![(ticket.index, outcome.map_err(Into::into))];
-        while let Some((mut next, outcome)) = told.next_if(|(next, _)| Arc::ptr_eq(&next.call, &ticket.call)) {
+pub(crate) fn report_all(results: Vec<ConfirmResult>) {
+    let mut results = results.into_iter().peekable();
+    while let Some((mut pending, outcome)) = results.next() {
+        pending.reported = true;
+        let mut outcomes = vec![(pending.index, outcome.map_err(Into::into))];
+        while let Some((mut next, outcome)) = results.next_if(|(next, _)| Arc::ptr_eq(&next.call, &pending.call)) {
             next.reported = true;
             outcomes.push((next.index, outcome.map_err(Into::into)));
         }
-        ticket.call.report(outcomes);
+        pending.call.report(outcomes);
     }
 }
 
@@ -158,8 +158,8 @@ mod tests {
             drop((sent, PendingConfirm::new(&call, 1)));
         })
         .await;
-        let told: Vec<_> =
-            reports.take().into_iter().map(|(_, _, outcome)| outcome.map_err(|why| why.class())).collect();
-        assert_eq!(told, [Err(Class::Unknown), Err(Class::Outage)]);
+        let classes: Vec<_> =
+            reports.take().into_iter().map(|(_, _, outcome)| outcome.map_err(|failure| failure.class())).collect();
+        assert_eq!(classes, [Err(Class::Unknown), Err(Class::Outage)]);
     }
 }

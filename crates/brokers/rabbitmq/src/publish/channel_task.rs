@@ -24,7 +24,7 @@ const TICK: Duration = Duration::from_millis(50);
 /// A channel without any confirm for this long is replaced.
 const SILENT_CHANNEL_MAX: Duration = Duration::from_secs(30);
 
-/// The maximum number of messages that test whether a silent channel gets confirms again.
+/// The maximum number of messages that test whether a is_idle channel gets confirms again.
 const PROBES_MAX: usize = 16;
 
 /// The task that owns one channel of one exchange.
@@ -55,16 +55,17 @@ impl ChannelTask {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             self.step().await;
-            if self.unconfirmed.as_ref().is_some_and(|(_, flight)| flight.needs_round()) {
+            if self.unconfirmed.as_ref().is_some_and(|(_, unconfirmed)| unconfirmed.needs_round()) {
                 tokio::task::yield_now().await;
                 continue;
             }
-            let idle = self.backlog.is_empty() && self.unconfirmed.as_ref().is_none_or(|(_, flight)| !flight.is_busy());
-            let room = self.backlog.len() < self.config.in_flight_max;
-            let wakes = self.unconfirmed.as_ref().map(|(_, flight)| flight.ready_queue());
+            let idle = self.backlog.is_empty()
+                && self.unconfirmed.as_ref().is_none_or(|(_, unconfirmed)| !unconfirmed.is_busy());
+            let has_room = self.backlog.len() < self.config.in_flight_max;
+            let ready_queue = self.unconfirmed.as_ref().map(|(_, unconfirmed)| unconfirmed.ready_queue());
             let woken = async {
-                match wakes {
-                    Some(wakes) => wakes.wait_ready().await,
+                match ready_queue {
+                    Some(ready_queue) => ready_queue.wait_ready().await,
                     None => std::future::pending().await,
                 }
             };
@@ -72,7 +73,7 @@ impl ChannelTask {
                 biased;
                 changed = self.connection.changed() => if changed.is_err() { return },
                 () = woken => {}
-                job = self.jobs.recv(), if room => match job {
+                job = self.jobs.recv(), if has_room => match job {
                     Some(items) => self.backlog.extend(items),
                     None => return,
                 },
@@ -90,122 +91,124 @@ impl ChannelTask {
                 Err(_) => break,
             }
         }
-        let mut told = Vec::new();
-        self.settle(&mut told);
-        self.expire(&mut told);
+        let mut results = Vec::new();
+        self.settle(&mut results);
+        self.expire(&mut results);
         // Report outcomes before opening a channel, so that callers do not wait for it.
-        report_all(std::mem::take(&mut told));
-        self.send_backlog(&mut told).await;
-        report_all(told);
+        report_all(std::mem::take(&mut results));
+        self.send_backlog(&mut results).await;
+        report_all(results);
     }
 
-    fn settle(&mut self, told: &mut Vec<ConfirmResult>) {
-        let Some((number, flight)) = &mut self.unconfirmed else { return };
-        let broken = flight.settle(told);
-        let gone = match &*self.connection.borrow() {
-            BrokerConnection::Up(line) => line.number != *number,
+    fn settle(&mut self, results: &mut Vec<ConfirmResult>) {
+        let Some((number, unconfirmed)) = &mut self.unconfirmed else { return };
+        let channel_error = unconfirmed.settle(results);
+        let is_replaced = match &*self.connection.borrow() {
+            BrokerConnection::Up(live) => live.number != *number,
             BrokerConnection::Connecting | BrokerConnection::Down(_) => false,
             BrokerConnection::Closed => true,
         };
-        let silent = !flight.is_open() && !flight.is_busy();
-        if let Some(error) = broken {
-            self.end_channel(&error, told);
-        } else if gone || silent {
-            self.end_channel(&ErrorKind::InvalidConnectionState(ConnectionState::Closed).into(), told);
+        let is_idle = !unconfirmed.is_open() && !unconfirmed.is_busy();
+        if let Some(error) = channel_error {
+            self.end_channel(&error, results);
+        } else if is_replaced || is_idle {
+            self.end_channel(&ErrorKind::InvalidConnectionState(ConnectionState::Closed).into(), results);
         }
     }
 
     /// Ends the channel after it or the connection was lost. An error of the exchange applies to all messages that wait
     /// for it.
-    fn end_channel(&mut self, error: &lapin::Error, told: &mut Vec<ConfirmResult>) {
-        let Some((_, flight)) = self.unconfirmed.take() else { return };
-        self.silent_since = flight.silent_since();
+    fn end_channel(&mut self, error: &lapin::Error, results: &mut Vec<ConfirmResult>) {
+        let Some((_, unconfirmed)) = self.unconfirmed.take() else { return };
+        self.silent_since = unconfirmed.silent_since();
         match Error::from_channel_error(error.clone()) {
-            why @ (Error::NotFound(_) | Error::AccessRefused(_)) => {
-                let refused = RefusalScope::from_error(&why);
-                let verdict = |key: &str| {
-                    if refused.applies_to(key) { why.clone() } else { Error::ConnectionLost(error.clone()) }
+            refusal @ (Error::NotFound(_) | Error::AccessRefused(_)) => {
+                let scope = RefusalScope::from_error(&refusal);
+                let error_of = |key: &str| {
+                    if scope.applies_to(key) { refusal.clone() } else { Error::ConnectionLost(error.clone()) }
                 };
-                flight.fail_all(|key, _| verdict(key), told);
-                self.fail_matching(&why, |key| refused.applies_to(key), told);
+                unconfirmed.fail_all(|key, _| error_of(key), results);
+                self.fail_matching(&refusal, |key| scope.applies_to(key), results);
             }
             Error::Mismatch(text) => {
                 let max = size_limit(&text);
-                flight.fail_all(
+                unconfirmed.fail_all(
                     |_, bytes| match max {
                         Some(max) if bytes > max => Error::TooLarge { bytes, max },
                         _ => Error::ConnectionLost(error.clone()),
                     },
-                    told,
+                    results,
                 );
             }
-            _ => flight.fail_all(|_, _| Error::ConnectionLost(error.clone()), told),
+            _ => unconfirmed.fail_all(|_, _| Error::ConnectionLost(error.clone()), results),
         }
     }
 
-    fn expire(&mut self, told: &mut Vec<ConfirmResult>) {
-        let (now, deadline) = (Instant::now(), self.config.confirm_timeout);
-        let mut flows = false;
-        if let Some((_, flight)) = &mut self.unconfirmed {
-            flight.expire(now, deadline, told);
-            let crowded = 2 * flight.expired() > self.config.in_flight_max;
-            flows = flight.awaiting() > 0 && flight.silent_since().is_none();
-            if flight.silent_since().is_some_and(|since| now - since > SILENT_CHANNEL_MAX) && flight.awaiting() == 0 {
+    fn expire(&mut self, results: &mut Vec<ConfirmResult>) {
+        let (now, limit) = (Instant::now(), self.config.confirm_timeout);
+        let mut is_confirming = false;
+        if let Some((_, unconfirmed)) = &mut self.unconfirmed {
+            unconfirmed.expire(now, limit, results);
+            let is_crowded = 2 * unconfirmed.expired() > self.config.in_flight_max;
+            is_confirming = unconfirmed.awaiting() > 0 && unconfirmed.silent_since().is_none();
+            if unconfirmed.silent_since().is_some_and(|since| now - since > SILENT_CHANNEL_MAX)
+                && unconfirmed.awaiting() == 0
+            {
                 // All remaining messages have expired, so no outcome is left to report.
                 self.silent_since = Some(now);
                 self.unconfirmed = None;
-            } else if crowded {
+            } else if is_crowded {
                 // Expired messages would leave no capacity for new ones.
-                self.end_channel(&ErrorKind::InvalidConnectionState(ConnectionState::Closed).into(), told);
+                self.end_channel(&ErrorKind::InvalidConnectionState(ConnectionState::Closed).into(), results);
             }
         }
         while let Some(item) = self.backlog.front() {
             let call = item.pending.call();
-            let late = now >= call.started_at() + deadline;
-            if !late && !call.is_abandoned() {
+            let is_late = now >= call.started_at() + limit;
+            if !is_late && !call.is_abandoned() {
                 return;
             }
             if let Some(item) = self.backlog.pop_front() {
-                let why = if flows { Error::SendTimeout(deadline) } else { Error::NoResponse(deadline) };
-                told.push((item.pending, Err(why)));
+                let error = if is_confirming { Error::SendTimeout(limit) } else { Error::NoResponse(limit) };
+                results.push((item.pending, Err(error)));
             }
         }
     }
 
-    async fn send_backlog(&mut self, told: &mut Vec<ConfirmResult>) {
+    async fn send_backlog(&mut self, results: &mut Vec<ConfirmResult>) {
         if self.backlog.is_empty() {
             return;
         }
         let state = self.connection.borrow().clone();
-        let line = match state {
+        let live = match state {
             BrokerConnection::Connecting => return,
-            BrokerConnection::Down(why) => return self.fail_all(&why, told),
-            BrokerConnection::Closed => return self.fail_all(&Error::Closed, told),
+            BrokerConnection::Down(error) => return self.fail_all(&error, results),
+            BrokerConnection::Closed => return self.fail_all(&Error::Closed, results),
             BrokerConnection::Up(LiveConnection { alarm: Some(reason), .. }) => {
-                return self.fail_all(&Error::ResourceAlarm(reason.to_string()), told);
+                return self.fail_all(&Error::ResourceAlarm(reason.to_string()), results);
             }
-            BrokerConnection::Up(line) => line,
+            BrokerConnection::Up(live) => live,
         };
         if self.unconfirmed.is_none() {
             let waited = self.backlog.front().map_or(Duration::ZERO, |item| item.pending.call().started_at().elapsed());
-            match open_confirm_channel(&line, self.config.confirm_timeout.saturating_sub(waited).max(TICK)).await {
+            match open_confirm_channel(&live, self.config.confirm_timeout.saturating_sub(waited).max(TICK)).await {
                 Ok(channel) => {
                     self.unconfirmed = Some((
-                        line.number,
+                        live.number,
                         UnconfirmedMessages::new(channel, self.exchange.clone(), self.silent_since),
                     ));
                 }
-                Err(why) => return self.fail_all(&why, told),
+                Err(error) => return self.fail_all(&error, results),
             }
         }
-        self.send(told);
+        self.send(results);
     }
 
-    fn send(&mut self, told: &mut Vec<ConfirmResult>) {
-        let Some((_, flight)) = &mut self.unconfirmed else { return };
-        // On a silent channel, one message per routing key tests for confirms, because their queues may differ.
-        let mut probing = flight.silent_since().map(|_| flight.awaiting_keys());
-        while flight.is_open() && flight.unconfirmed() < self.config.in_flight_max {
+    fn send(&mut self, results: &mut Vec<ConfirmResult>) {
+        let Some((_, unconfirmed)) = &mut self.unconfirmed else { return };
+        // On a is_idle channel, one message per routing key tests for confirms, because their queues may differ.
+        let mut probing = unconfirmed.silent_since().map(|_| unconfirmed.awaiting_keys());
+        while unconfirmed.is_open() && unconfirmed.unconfirmed() < self.config.in_flight_max {
             let Some(item) = self.backlog.pop_front() else { return };
             let due = item.pending.call().started_at() + self.config.confirm_timeout;
             let is_not_probed = |keys: &mut HashSet<ShortString>| {
@@ -214,24 +217,24 @@ impl ChannelTask {
                     || !keys.insert(item.message.routing_key.clone())
             };
             if item.pending.call().is_abandoned() {
-                told.push((item.pending, Err(Error::Closed)));
+                results.push((item.pending, Err(Error::Closed)));
             } else if probing.as_mut().is_some_and(is_not_probed) {
-                told.push((item.pending, Err(Error::NoResponse(self.config.confirm_timeout))));
+                results.push((item.pending, Err(Error::NoResponse(self.config.confirm_timeout))));
             } else {
-                flight.send(item, due);
+                unconfirmed.send(item, due);
             }
         }
     }
 
-    fn fail_all(&mut self, why: &Error, told: &mut Vec<ConfirmResult>) {
-        self.fail_matching(why, |_| true, told);
+    fn fail_all(&mut self, error: &Error, results: &mut Vec<ConfirmResult>) {
+        self.fail_matching(error, |_| true, results);
     }
 
     /// Reports an error for waiting messages with matching routing keys.
-    fn fail_matching(&mut self, why: &Error, which: impl Fn(&str) -> bool, told: &mut Vec<ConfirmResult>) {
+    fn fail_matching(&mut self, error: &Error, matches: impl Fn(&str) -> bool, results: &mut Vec<ConfirmResult>) {
         for item in std::mem::take(&mut self.backlog) {
-            if which(item.message.routing_key.as_str()) {
-                told.push((item.pending, Err(why.clone())));
+            if matches(item.message.routing_key.as_str()) {
+                results.push((item.pending, Err(error.clone())));
             } else {
                 self.backlog.push_back(item);
             }
@@ -249,8 +252,8 @@ enum RefusalScope<'a> {
 
 impl<'a> RefusalScope<'a> {
     /// Parses `access to topic 'orders.eu' in exchange 'shop' in vhost '/' refused for user 'guest'`.
-    fn from_error(why: &'a Error) -> Self {
-        let Error::AccessRefused(text) = why else { return Self::All };
+    fn from_error(error: &'a Error) -> Self {
+        let Error::AccessRefused(text) = error else { return Self::All };
         let Some((_, rest)) = text.split_once("access to topic '") else { return Self::All };
         match rest.rsplit_once("' in exchange '") {
             Some((key, _)) => Self::Key { prefix: key, exact: true },
@@ -261,22 +264,22 @@ impl<'a> RefusalScope<'a> {
     fn applies_to(&self, key: &str) -> bool {
         match self {
             Self::All => true,
-            Self::Key { prefix: start, exact: true } => key == *start,
-            Self::Key { prefix: start, exact: false } => key.starts_with(start),
+            Self::Key { prefix, exact: true } => key == *prefix,
+            Self::Key { prefix, exact: false } => key.starts_with(prefix),
         }
     }
 }
 
 /// Opens a channel with publisher confirms.
-async fn open_confirm_channel(line: &LiveConnection, deadline: Duration) -> Result<Channel, Error> {
+async fn open_confirm_channel(live: &LiveConnection, limit: Duration) -> Result<Channel, Error> {
     let opened = async {
-        let channel = line.connection.create_channel().await?;
+        let channel = live.connection.create_channel().await?;
         channel.confirm_select(ConfirmSelectOptions::default()).await?;
         Ok(channel)
     };
-    match timeout(deadline, opened).await {
+    match timeout(limit, opened).await {
         Ok(opened) => opened.map_err(Error::from_channel_error),
-        Err(_) => Err(Error::NoResponse(deadline)),
+        Err(_) => Err(Error::NoResponse(limit)),
     }
 }
 
@@ -299,14 +302,14 @@ mod tests {
 
     #[test]
     fn a_refused_topic_affects_its_routing_key_only() {
-        let said = |text: &str| Error::AccessRefused(format!("ACCESS_REFUSED - {text}"));
-        let topic = said("access to topic 'a.'b' in exchange 'shop' in vhost '/' refused for user 'guest'");
+        let refusal = |text: &str| Error::AccessRefused(format!("ACCESS_REFUSED - {text}"));
+        let topic = refusal("access to topic 'a.'b' in exchange 'shop' in vhost '/' refused for user 'guest'");
         assert!(
             RefusalScope::from_error(&topic).applies_to("a.'b") && !RefusalScope::from_error(&topic).applies_to("a.b")
         );
-        let cut = said("access to topic 'aaaa...");
+        let cut = refusal("access to topic 'aaaa...");
         assert!(RefusalScope::from_error(&cut).applies_to("aaaab") && !RefusalScope::from_error(&cut).applies_to("b"));
-        let exchange = said("access to exchange 'shop' in vhost '/' refused for user 'guest'");
+        let exchange = refusal("access to exchange 'shop' in vhost '/' refused for user 'guest'");
         assert!(RefusalScope::from_error(&exchange).applies_to("a.b"));
         assert!(RefusalScope::from_error(&Error::NotFound("no exchange".to_owned())).applies_to("a.b"));
     }

@@ -13,7 +13,7 @@ use crate::config::{Config, NAME_BYTES_MAX};
 const PERSISTENT: u8 = 2;
 /// The server reads lists in these headers as further routing keys, and closes the channel for other values. Any other
 /// spelling, such as `cc`, is an ordinary header.
-const ROUTING: [&str; 2] = ["CC", "BCC"];
+const ROUTING_HEADERS: [&str; 2] = ["CC", "BCC"];
 /// The part of a frame that is not headers: the frame itself, the other properties, and a reserve.
 const FRAME_MARGIN: usize = 2_048;
 
@@ -62,7 +62,7 @@ impl EncodedMessage {
 fn encode_headers(publication: &Publication, source: &str, frame_bytes: usize) -> Result<FieldTable, Error> {
     let mut table = FieldTable::default();
     let mut bytes = 0;
-    let mut wrong = None;
+    let mut problem = None;
     wire::for_each(publication, source, |name, value| {
         // The length of the name, the type and the length of the value.
         bytes += name.len() + value.len() + 6;
@@ -70,19 +70,19 @@ fn encode_headers(publication: &Publication, source: &str, frame_bytes: usize) -
             Ok(name) => {
                 table.insert(name, AMQPValue::LongString(value.into()));
             }
-            Err(_) => wrong = Some(format!("a name is {} bytes long, more than {NAME_BYTES_MAX}", name.len())),
+            Err(_) => problem = Some(format!("a name has {} bytes, the limit is {NAME_BYTES_MAX}", name.len())),
         }
-        if ROUTING.contains(&name) {
-            wrong = Some(format!("`{name}` is the server's own: it names further queues, or closes the channel"));
+        if ROUTING_HEADERS.contains(&name) {
+            problem = Some(format!("`{name}` is reserved: the server reads it as further routing keys"));
         }
     });
-    if let Some(why) = wrong {
-        return Err(Error::InvalidHeaders(why));
+    if let Some(problem) = problem {
+        return Err(Error::InvalidHeaders(problem));
     }
     // The headers must fit into one frame, or the server closes the connection.
     let max = frame_bytes.saturating_sub(FRAME_MARGIN);
     if bytes > max {
-        return Err(Error::InvalidHeaders(format!("they are {bytes} bytes, more than the {max} of a frame")));
+        return Err(Error::InvalidHeaders(format!("they have {bytes} bytes, a frame has room for {max}")));
     }
     Ok(table)
 }

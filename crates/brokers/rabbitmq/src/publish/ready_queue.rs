@@ -28,9 +28,9 @@ impl ReadyQueue {
         Arc::new(SlotWaker { slot: number, queue: Arc::clone(self) }).into()
     }
 
-    /// Takes all numbers woken since the last call, in order. `spent` is an empty list to use again.
-    pub(crate) fn take_ready(&self, spent: Vec<usize>) -> Vec<usize> {
-        std::mem::replace(&mut self.inner.lock().woken, spent)
+    /// Takes all numbers woken since the last call, in order. `empty` is a list to use again.
+    pub(crate) fn take_ready(&self, empty: Vec<usize>) -> Vec<usize> {
+        std::mem::replace(&mut self.inner.lock().woken, empty)
     }
 
     /// Returns when a number can be taken.

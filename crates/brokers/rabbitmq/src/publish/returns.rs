@@ -65,24 +65,18 @@ impl<T> ReturnMatcher<T> {
     /// Records the confirm of a message and the return attached to it. `last` is the last serial that was sent.
     pub(crate) fn add_confirm(
         &mut self,
-        what: T,
-        (name, serial): (ReturnKey, u64),
+        confirm: T,
+        (return_key, serial): (ReturnKey, u64),
         carried: Option<ReturnKey>,
         last: u64,
     ) {
-        let some = carried.is_some();
-        if let Some(announced) = carried {
-            self.returned.insert(announced, last);
+        let carried_return = carried.is_some();
+        if let Some(returned) = carried {
+            self.returned.insert(returned, last);
         } else {
             self.round_without_return = true;
         }
-        self.undecided.push(UndecidedConfirm {
-            confirm: what,
-            return_key: name,
-            serial,
-            carried_return: some,
-            round: self.round,
-        });
+        self.undecided.push(UndecidedConfirm { confirm, return_key, serial, carried_return, round: self.round });
     }
 
     /// Ends a round, which has seen everything that completed before it began. `idle`: no message is in flight.
@@ -91,13 +85,13 @@ impl<T> ReturnMatcher<T> {
     pub(crate) fn end_round(&mut self, idle: bool) -> Vec<(T, Option<ReturnKey>)> {
         let mut decided = Vec::with_capacity(self.undecided.len());
         let mut open = Vec::new();
-        for landed in std::mem::take(&mut self.undecided) {
-            if self.is_returned(&landed) {
-                decided.push((landed.confirm, Some(landed.return_key)));
-            } else if idle || self.is_certain(&landed) {
-                decided.push((landed.confirm, None));
+        for one in std::mem::take(&mut self.undecided) {
+            if self.is_returned(&one) {
+                decided.push((one.confirm, Some(one.return_key)));
+            } else if idle || self.is_certain(&one) {
+                decided.push((one.confirm, None));
             } else {
-                open.push(landed);
+                open.push(one);
             }
         }
         self.undecided = open;
@@ -112,17 +106,13 @@ impl<T> ReturnMatcher<T> {
         decided
     }
 
-    fn is_certain(&self, landed: &UndecidedConfirm<T>) -> bool {
-        if landed.carried_return {
-            self.last_round_without_return >= landed.round + 2
-        } else {
-            landed.round < self.round
-        }
+    fn is_certain(&self, one: &UndecidedConfirm<T>) -> bool {
+        if one.carried_return { self.last_round_without_return >= one.round + 2 } else { one.round < self.round }
     }
 
-    fn is_returned(&self, landed: &UndecidedConfirm<T>) -> bool {
+    fn is_returned(&self, one: &UndecidedConfirm<T>) -> bool {
         // The map is almost always empty.
-        !self.returned.is_empty() && self.returned.get(&landed.return_key).is_some_and(|last| landed.serial <= *last)
+        !self.returned.is_empty() && self.returned.get(&one.return_key).is_some_and(|last| one.serial <= *last)
     }
 
     /// Whether [`Self::prune`] should be called.
@@ -132,14 +122,14 @@ impl<T> ReturnMatcher<T> {
 
     /// Removes returns, except those of messages in flight or not decided.
     pub(crate) fn prune(&mut self, in_flight: &HashSet<&ReturnKey>) {
-        let landed: HashSet<&ReturnKey> = self.undecided.iter().map(|landed| &landed.return_key).collect();
-        self.returned.retain(|name, _| in_flight.contains(name) || landed.contains(name));
+        let undecided: HashSet<&ReturnKey> = self.undecided.iter().map(|one| &one.return_key).collect();
+        self.returned.retain(|key, _| in_flight.contains(key) || undecided.contains(key));
         self.prune_at = PRUNE_AT.max(2 * self.returned.len());
     }
 
     /// Removes the undecided confirms, which can no longer be decided.
     pub(crate) fn drain_undecided(&mut self) -> impl Iterator<Item = (T, ReturnKey)> + use<'_, T> {
-        self.undecided.drain(..).map(|landed| (landed.confirm, landed.return_key))
+        self.undecided.drain(..).map(|one| (one.confirm, one.return_key))
     }
 
     /// Whether everything is decided.
@@ -149,7 +139,7 @@ impl<T> ReturnMatcher<T> {
 
     /// Whether another round can decide more.
     pub(crate) fn needs_round(&self) -> bool {
-        self.undecided.iter().any(|landed| !landed.carried_return)
+        self.undecided.iter().any(|one| !one.carried_return)
     }
 }
 

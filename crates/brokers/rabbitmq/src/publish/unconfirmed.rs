@@ -56,7 +56,7 @@ struct SentMessage {
 }
 
 impl UnconfirmedMessages {
-    /// `mute`: since when the previous channel had no confirm.
+    /// `silent_since`: since when the previous channel had no confirm.
     pub(crate) fn new(channel: Channel, exchange: ShortString, silent_since: Option<Instant>) -> Self {
         Self {
             channel: Arc::new(channel),
@@ -80,7 +80,7 @@ impl UnconfirmedMessages {
         self.awaiting
     }
 
-    /// Whether any message waits for its outcome.
+    /// Whether any message is_waiting for its outcome.
     pub(crate) fn is_busy(&self) -> bool {
         self.awaiting > 0 || !self.returns.is_empty()
     }
@@ -118,11 +118,11 @@ impl UnconfirmedMessages {
 
     /// Sends a message. [`Self::settle`] returns its outcome, or [`Self::expire`] after the deadline.
     pub(crate) fn send(&mut self, item: QueuedMessage, due: Instant) {
-        let QueuedMessage { pending: mut ticket, message: parcel } = item;
-        ticket.mark_sent();
-        let EncodedMessage { routing_key: key, properties, payload } = parcel;
+        let QueuedMessage { mut pending, message } = item;
+        pending.mark_sent();
+        let EncodedMessage { routing_key: key, properties, payload } = message;
         let id = properties.message_id().clone().unwrap_or_default();
-        let name = ReturnKey { id, routing_key: key.clone() };
+        let return_key = ReturnKey { id, routing_key: key.clone() };
         let bytes = payload.len();
         let channel = Arc::clone(&self.channel);
         let confirm = Box::pin(publish(channel, self.exchange.clone(), key, properties, payload));
@@ -133,7 +133,7 @@ impl UnconfirmedMessages {
         });
         self.serial += 1;
         let serial = self.serial;
-        self.slots[number].sent = Some(SentMessage { confirm, pending: Some(ticket), return_key: name, bytes, serial });
+        self.slots[number].sent = Some(SentMessage { confirm, pending: Some(pending), return_key, bytes, serial });
         self.awaiting += 1;
         self.deadlines.push(Reverse((due, number, serial)));
         // Poll it at once: the order of the polls is the order on the wire.
@@ -146,7 +146,7 @@ impl UnconfirmedMessages {
     }
 
     /// Processes the received confirms and appends the decided outcomes. Returns the error if the channel is broken.
-    pub(crate) fn settle(&mut self, told: &mut Vec<ConfirmResult>) -> Option<lapin::Error> {
+    pub(crate) fn settle(&mut self, results: &mut Vec<ConfirmResult>) -> Option<lapin::Error> {
         // Every round except the last processes confirms. The limit lets the task return to sending.
         for _ in 0..ROUNDS_MAX {
             let mut woken = self.ready_queue.take_ready(std::mem::take(&mut self.spare_buffer));
@@ -155,9 +155,9 @@ impl UnconfirmedMessages {
             }
             self.spare_buffer = woken;
             let idle = self.unconfirmed() == 0;
-            for ((ticket, confirmed), came_back) in self.returns.end_round(idle) {
-                if let Some(ticket) = ticket {
-                    told.push((ticket, self.outcome(confirmed, came_back)));
+            for ((pending, confirmed), returned) in self.returns.end_round(idle) {
+                if let Some(pending) = pending {
+                    results.push((pending, self.outcome(confirmed, returned)));
                 }
             }
             if !self.returns.needs_round() {
@@ -173,8 +173,8 @@ impl UnconfirmedMessages {
     fn poll(&mut self, number: usize) {
         let slot = &mut self.slots[number];
         let Some(sent) = &mut slot.sent else { return };
-        let Poll::Ready(answer) = sent.confirm.as_mut().poll(&mut Context::from_waker(&slot.waker)) else { return };
-        let confirmation = match answer {
+        let Poll::Ready(result) = sent.confirm.as_mut().poll(&mut Context::from_waker(&slot.waker)) else { return };
+        let confirmation = match result {
             Ok(confirmation) => confirmation,
             // It stays in its slot, to be reported with all the others.
             Err(error) => {
@@ -203,10 +203,10 @@ impl UnconfirmedMessages {
         }
     }
 
-    fn outcome(&self, confirmed: bool, came_back: Option<ReturnKey>) -> Result<(), Error> {
-        match came_back {
-            Some(name) => {
-                Err(Error::Unroutable { exchange: self.exchange.to_string(), key: name.routing_key.to_string() })
+    fn outcome(&self, confirmed: bool, returned: Option<ReturnKey>) -> Result<(), Error> {
+        match returned {
+            Some(message) => {
+                Err(Error::Unroutable { exchange: self.exchange.to_string(), key: message.routing_key.to_string() })
             }
             None if confirmed => Ok(()),
             None => Err(Error::Nacked),
@@ -215,46 +215,46 @@ impl UnconfirmedMessages {
 
     /// Reports messages that have passed their deadline. If a later message was confirmed, the server responds, and
     /// only the queue of this message does not.
-    pub(crate) fn expire(&mut self, now: Instant, deadline: Duration, told: &mut Vec<ConfirmResult>) {
+    pub(crate) fn expire(&mut self, now: Instant, limit: Duration, results: &mut Vec<ConfirmResult>) {
         while let Some(&Reverse((due, number, serial))) = self.deadlines.peek() {
             let waiting = |slot: &Slot| slot.sent.as_ref().is_some_and(|sent| sent.serial == serial);
-            let waits = waiting(&self.slots[number]);
-            if waits && due > now {
+            let is_waiting = waiting(&self.slots[number]);
+            if is_waiting && due > now {
                 return;
             }
             self.deadlines.pop();
-            let ticket = self.slots[number].sent.as_mut().filter(|_| waits).and_then(|sent| sent.pending.take());
-            if let Some(ticket) = ticket {
+            let pending = self.slots[number].sent.as_mut().filter(|_| is_waiting).and_then(|sent| sent.pending.take());
+            if let Some(pending) = pending {
                 self.awaiting -= 1;
-                let why = if self.confirmed > serial {
-                    Error::QueueStalled(deadline)
+                let error = if self.confirmed > serial {
+                    Error::QueueStalled(limit)
                 } else {
                     self.silent_since.get_or_insert(now);
-                    Error::Unconfirmed(deadline)
+                    Error::Unconfirmed(limit)
                 };
-                told.push((ticket, Err(why)));
+                results.push((pending, Err(error)));
             }
         }
         if self.awaiting == 0 && !self.returns.needs_round() {
             // Only confirms of expired messages could still show whether these were returned. Do not wait for them.
-            let undecided = self.returns.drain_undecided().filter_map(|((ticket, _), _)| ticket);
-            told.extend(undecided.map(|ticket| (ticket, Err(Error::Unconfirmed(deadline)))));
+            let undecided = self.returns.drain_undecided().filter_map(|((pending, _), _)| pending);
+            results.extend(undecided.map(|pending| (pending, Err(Error::Unconfirmed(limit)))));
         }
     }
 
-    /// Ends the channel: every message without an outcome gets the error that `why` returns for its routing key and
+    /// Ends the channel: every message without an outcome gets the error that `error_of` returns for its routing key and
     /// size.
-    pub(crate) fn fail_all(mut self, why: impl Fn(&str, usize) -> Error, told: &mut Vec<ConfirmResult>) {
+    pub(crate) fn fail_all(mut self, error_of: impl Fn(&str, usize) -> Error, results: &mut Vec<ConfirmResult>) {
         // Confirmed, but possibly returned.
         let undecided = self.returns.drain_undecided();
-        told.extend(
-            undecided.filter_map(|((ticket, _), name)| Some((ticket?, Err(why(name.routing_key.as_str(), 0))))),
+        results.extend(
+            undecided.filter_map(|((pending, _), name)| Some((pending?, Err(error_of(name.routing_key.as_str(), 0))))),
         );
         let mut sent: Vec<SentMessage> = self.slots.iter_mut().filter_map(|slot| slot.sent.take()).collect();
         sent.sort_by_key(|sent| sent.serial);
-        let verdict =
-            |sent: SentMessage| Some((sent.pending?, Err(why(sent.return_key.routing_key.as_str(), sent.bytes))));
-        told.extend(sent.into_iter().filter_map(verdict));
+        let result =
+            |sent: SentMessage| Some((sent.pending?, Err(error_of(sent.return_key.routing_key.as_str(), sent.bytes))));
+        results.extend(sent.into_iter().filter_map(result));
     }
 }
 

@@ -39,55 +39,54 @@ impl Admin {
 
     async fn try_plan(&self) -> Result<Vec<TopologyItem>, Error> {
         if let Some(management) = &self.management {
-            let seen = management.server_state().await?;
-            return Ok(self.declarations.parts().iter().map(|part| part.compare(&seen)).collect());
+            let server = management.server_state().await?;
+            return Ok(self.declarations.parts().iter().map(|part| part.compare(&server)).collect());
         }
-        let maker = TopologyConnection::open(&self.config).await?;
-        let pieces = self.existing_items(&maker).await;
-        maker.close().await;
-        pieces
+        let connection = TopologyConnection::open(&self.config).await?;
+        let items = self.existing_items(&connection).await;
+        connection.close().await;
+        items
     }
 
     /// The plan without the management API: it shows only whether exchanges and queues exist.
-    async fn existing_items(&self, maker: &TopologyConnection) -> Result<Vec<TopologyItem>, Error> {
-        let mut pieces = Vec::new();
+    async fn existing_items(&self, connection: &TopologyConnection) -> Result<Vec<TopologyItem>, Error> {
+        let mut items = Vec::new();
         for part in self.declarations.parts() {
-            let there = match part {
-                TopologyPart::Exchange(exchange) => Some(maker.has_exchange(&exchange.name).await?),
-                TopologyPart::Queue(queue) => Some(maker.has_queue(&queue.name).await?),
+            let exists = match part {
+                TopologyPart::Exchange(exchange) => Some(connection.has_exchange(&exchange.name).await?),
+                TopologyPart::Queue(queue) => Some(connection.has_queue(&queue.name).await?),
                 // AMQP has no request for these.
                 TopologyPart::Flag(_) | TopologyPart::Policy(_) | TopologyPart::Binding(_) => None,
             };
-            let (state, doubt) = match there {
+            let (status, reason) = match exists {
                 Some(false) => (TopologyStatus::Missing, ""),
-                Some(true) => (
-                    TopologyStatus::Unknown,
-                    " (it is there; its settings cannot be compared without the management API)",
-                ),
-                None => (TopologyStatus::Unknown, " (it cannot be seen without the management API)"),
+                Some(true) => {
+                    (TopologyStatus::Unknown, " (exists; its settings are not visible without the management API)")
+                }
+                None => (TopologyStatus::Unknown, " (not visible without the management API)"),
             };
-            pieces.push(TopologyItem { name: format!("{}{doubt}", part.name()), status: state });
+            items.push(TopologyItem { name: format!("{}{reason}", part.name()), status });
         }
-        Ok(pieces)
+        Ok(items)
     }
 
     async fn try_apply(&self) -> Result<Vec<TopologyItem>, Error> {
         let before = self.try_plan().await?;
-        if before.iter().any(|piece| matches!(piece.status, TopologyStatus::Different(_))) {
+        if before.iter().any(|item| matches!(item.status, TopologyStatus::Different(_))) {
             return Ok(before);
         }
-        let all_there = !before.iter().any(|piece| piece.status == TopologyStatus::Missing);
-        if all_there && self.management.is_some() {
+        let is_complete = !before.iter().any(|item| item.status == TopologyStatus::Missing);
+        if is_complete && self.management.is_some() {
             return Ok(before);
         }
-        let maker = TopologyConnection::open(&self.config).await?;
-        let made = self.create_missing(&maker, &before).await;
-        maker.close().await;
-        made?;
+        let connection = TopologyConnection::open(&self.config).await?;
+        let created = self.create_missing(&connection, &before).await;
+        connection.close().await;
+        created?;
         // Read back the result instead of trusting the confirmation.
         let mut after = self.try_plan().await?;
-        for ((part, piece), before) in self.declarations.parts().iter().zip(&mut after).zip(&before) {
-            let state = match (&before.status, &piece.status) {
+        for ((part, item), before) in self.declarations.parts().iter().zip(&mut after).zip(&before) {
+            let status = match (&before.status, &item.status) {
                 (TopologyStatus::Missing, TopologyStatus::Unchanged | TopologyStatus::Unknown) => {
                     TopologyStatus::Created
                 }
@@ -95,7 +94,7 @@ impl Admin {
                 (TopologyStatus::Unknown, TopologyStatus::Unknown) if part.is_declared() => TopologyStatus::Unchanged,
                 _ => continue,
             };
-            *piece = TopologyItem { name: part.name(), status: state };
+            *item = TopologyItem { name: part.name(), status };
         }
         Ok(after)
     }
@@ -103,26 +102,26 @@ impl Admin {
     /// Creates missing parts. Without the management API, existing parts are declared again first: if one differs, the
     /// broker refuses it and nothing is created. A binding that cannot be read is always declared; an existing one does
     /// not change.
-    async fn create_missing(&self, maker: &TopologyConnection, before: &[TopologyItem]) -> Result<(), Error> {
+    async fn create_missing(&self, connection: &TopologyConnection, before: &[TopologyItem]) -> Result<(), Error> {
         let parts = self.declarations.parts();
-        let with_state = || parts.iter().zip(before).map(|(part, piece)| (part, &piece.status));
-        for (part, _) in with_state().filter(|(_, state)| **state == TopologyStatus::Unknown) {
+        let with_status = || parts.iter().zip(before).map(|(part, item)| (part, &item.status));
+        for (part, _) in with_status().filter(|(_, status)| **status == TopologyStatus::Unknown) {
             match part {
-                TopologyPart::Exchange(exchange) => maker.declare_exchange(exchange).await?,
-                TopologyPart::Queue(queue) => maker.declare_queue(queue).await?,
+                TopologyPart::Exchange(exchange) => connection.declare_exchange(exchange).await?,
+                TopologyPart::Queue(queue) => connection.declare_queue(queue).await?,
                 TopologyPart::Flag(_) | TopologyPart::Policy(_) | TopologyPart::Binding(_) => {}
             }
         }
-        for (part, state) in with_state() {
+        for (part, status) in with_status() {
             match part {
                 TopologyPart::Binding(binding)
-                    if matches!(state, TopologyStatus::Missing | TopologyStatus::Unknown) =>
+                    if matches!(status, TopologyStatus::Missing | TopologyStatus::Unknown) =>
                 {
-                    maker.declare_binding(binding).await?;
+                    connection.declare_binding(binding).await?;
                 }
-                _ if *state != TopologyStatus::Missing => {}
-                TopologyPart::Exchange(exchange) => maker.declare_exchange(exchange).await?,
-                TopologyPart::Queue(queue) => maker.declare_queue(queue).await?,
+                _ if *status != TopologyStatus::Missing => {}
+                TopologyPart::Exchange(exchange) => connection.declare_exchange(exchange).await?,
+                TopologyPart::Queue(queue) => connection.declare_queue(queue).await?,
                 TopologyPart::Policy(policy) => {
                     let management = self.management.as_ref().expect("policies are refused without a management URL");
                     management.create_policy(policy).await?;
@@ -133,11 +132,11 @@ impl Admin {
         Ok(())
     }
 
-    async fn try_examine(&self, expectations: &ExamineContext) -> Result<Vec<Finding>, Error> {
+    async fn try_examine(&self, context: &ExamineContext) -> Result<Vec<Finding>, Error> {
         match &self.management {
             Some(management) => {
-                let seen = management.server_state().await?;
-                Ok(examine::with_management(&self.config, expectations, &seen))
+                let server = management.server_state().await?;
+                Ok(examine::with_management(&self.config, context, &server))
             }
             None => Ok(examine::without_management(&self.config)),
         }
@@ -154,8 +153,8 @@ impl BrokerAdmin for Admin {
         Ok(self.try_apply().await?)
     }
 
-    async fn examine(&self, expectations: &ExamineContext) -> Result<Vec<Finding>, Failure> {
-        Ok(self.try_examine(expectations).await?)
+    async fn examine(&self, context: &ExamineContext) -> Result<Vec<Finding>, Failure> {
+        Ok(self.try_examine(context).await?)
     }
 }
 
@@ -185,7 +184,7 @@ impl TopologyConnection {
     /// Closes the connection.
     pub(crate) async fn close(self) {
         // Ignore the result: a lost connection is closed as well.
-        timeout(self.config.connect_timeout, self.connection.close(200, "bye".into())).await.ok();
+        timeout(self.config.connect_timeout, self.connection.close(200, "OK".into())).await.ok();
     }
 
     /// Creates an exchange, or verifies the settings of an existing one.
@@ -246,22 +245,22 @@ impl TopologyConnection {
 
     /// Sends a request on its own channel.
     async fn with_channel<T>(&self, request: impl AsyncFnOnce(&Channel) -> lapin::Result<T>) -> Result<T, Error> {
-        let deadline = self.config.connect_timeout;
-        let answer = async {
+        let limit = self.config.connect_timeout;
+        let response = async {
             let channel = self.connection.create_channel().await?;
-            let told = request(&channel).await?;
-            channel.close(200, "done".into()).await?;
-            Ok::<T, lapin::Error>(told)
+            let result = request(&channel).await?;
+            channel.close(200, "OK".into()).await?;
+            Ok::<T, lapin::Error>(result)
         };
-        let answer = timeout(deadline, answer).await.map_err(|_| Error::NoResponse(deadline))?;
-        answer.map_err(Error::from_channel_error)
+        let response = timeout(limit, response).await.map_err(|_| Error::NoResponse(limit))?;
+        response.map_err(Error::from_channel_error)
     }
 }
 
 /// Converts a missing object to `None`.
-fn none_if_missing<T>(answer: Result<T, Error>) -> Result<Option<T>, Error> {
-    match answer {
-        Ok(told) => Ok(Some(told)),
+fn none_if_missing<T>(response: Result<T, Error>) -> Result<Option<T>, Error> {
+    match response {
+        Ok(value) => Ok(Some(value)),
         Err(Error::NotFound(_)) => Ok(None),
         Err(error) => Err(error),
     }
@@ -271,7 +270,7 @@ fn short_string(text: &str) -> Result<ShortString, Error> {
     ShortString::try_new(text).map_err(|_| Error::Config(format!("`{text}` is longer than 255 bytes")))
 }
 
-fn field_table(arguments: &Arguments) -> Result<FieldTable, Error> {
+pub(crate) fn field_table(arguments: &Arguments) -> Result<FieldTable, Error> {
     let mut table = FieldTable::default();
     for (name, value) in arguments {
         let value = match value {
@@ -280,7 +279,7 @@ fn field_table(arguments: &Arguments) -> Result<FieldTable, Error> {
             Value::Number(number) => AMQPValue::LongLongInt(
                 number
                     .as_i64()
-                    .ok_or_else(|| Error::Config(format!("`{name}`: {number} is more than the broker takes")))?,
+                    .ok_or_else(|| Error::Config(format!("`{name}`: {number} is too large for the broker")))?,
             ),
             other => return Err(Error::Config(format!("`{name}` cannot be {other}"))),
         };

@@ -54,30 +54,32 @@ impl TopologyPart<'_> {
     }
 
     /// Compares it with the broker.
-    pub(crate) fn compare(&self, with: &ServerState) -> TopologyItem {
-        let state = match self {
-            Self::Flag(name) if with.lacks_feature_flag(name) => {
-                TopologyStatus::Different(vec![difference("state", "enabled", "disabled")])
+    pub(crate) fn compare(&self, server: &ServerState) -> TopologyItem {
+        let status = match self {
+            Self::Flag(_) if server.flags.is_none() => TopologyStatus::Unknown,
+            Self::Flag(name) => {
+                let state = if server.lacks_feature_flag(name) { "disabled" } else { "enabled" };
+                Vec::from_iter(Difference::between("state", "enabled", state)).into()
             }
-            Self::Flag(_) if with.flags.is_none() => TopologyStatus::Unknown,
-            Self::Flag(_) => TopologyStatus::Unchanged,
-            Self::Policy(policy) => state(with.policies.get(&policy.name), |seen| policy_differences(policy, seen)),
+            Self::Policy(policy) => {
+                status(server.policies.get(&policy.name), |existing| policy_differences(policy, existing))
+            }
             Self::Exchange(exchange) => {
-                state(with.exchanges.get(&exchange.name), |seen| exchange_differences(exchange, seen))
+                status(server.exchanges.get(&exchange.name), |existing| exchange_differences(exchange, existing))
             }
-            Self::Queue(queue) => state(with.queues.get(&queue.name), |seen| queue_differences(queue, seen)),
+            Self::Queue(queue) => status(server.queues.get(&queue.name), |existing| queue_differences(queue, existing)),
             Self::Binding(binding) => {
-                state(with.bindings.iter().find(|seen| same_binding(binding, seen)), |_| Vec::new())
+                status(server.bindings.iter().find(|existing| same_binding(binding, existing)), |_| Vec::new())
             }
         };
-        let unseen = match state {
-            TopologyStatus::Unknown => " (it cannot be seen by a user without the tag `administrator`)",
+        let reason = match status {
+            TopologyStatus::Unknown => " (not visible to a user without the tag `administrator`)",
             TopologyStatus::Unchanged
             | TopologyStatus::Missing
             | TopologyStatus::Created
             | TopologyStatus::Different(_) => "",
         };
-        TopologyItem { name: format!("{}{unseen}", self.name()), status: state }
+        TopologyItem { name: format!("{}{reason}", self.name()), status }
     }
 
     /// Whether it is created by an AMQP declaration, which the broker answers.
@@ -89,71 +91,66 @@ impl TopologyPart<'_> {
     }
 }
 
-fn state<T>(seen: Option<&T>, differs: impl Fn(&T) -> Vec<Difference>) -> TopologyStatus {
-    let Some(seen) = seen else { return TopologyStatus::Missing };
-    let differences = differs(seen);
-    if differences.is_empty() { TopologyStatus::Unchanged } else { TopologyStatus::Different(differences) }
+fn status<T>(existing: Option<&T>, differences: impl Fn(&T) -> Vec<Difference>) -> TopologyStatus {
+    existing.map_or(TopologyStatus::Missing, |existing| differences(existing).into())
 }
 
-fn queue_differences(wanted: &QueueDeclaration, seen: &QueueInfo) -> Vec<Difference> {
-    let mut all = Vec::new();
+fn queue_differences(expected: &QueueDeclaration, actual: &QueueInfo) -> Vec<Difference> {
     // The broker fills in the type argument, so the actual type is compared.
-    let kind = wanted.arguments.get("x-queue-type").and_then(Value::as_str).unwrap_or("classic");
-    flat(&mut all, "x-queue-type", kind, &seen.kind);
-    flat(&mut all, "durable", &true, &seen.durable);
-    flat(&mut all, "auto-delete", &false, &seen.auto_delete);
-    flat(&mut all, "exclusive", &false, &seen.exclusive);
+    let kind = expected.arguments.get("x-queue-type").and_then(Value::as_str).unwrap_or("classic");
+    let settings = [
+        Difference::between("x-queue-type", kind, actual.kind.as_str()),
+        Difference::between("durable", &true, &actual.durable),
+        Difference::between("auto-delete", &false, &actual.auto_delete),
+        Difference::between("exclusive", &false, &actual.exclusive),
+    ];
     let without_kind = |arguments: &BTreeMap<String, Value>| {
         let mut arguments = arguments.clone();
         arguments.remove("x-queue-type");
         arguments
     };
-    compare_arguments(&mut all, &without_kind(&wanted.arguments), &without_kind(&seen.arguments));
-    all
+    let arguments = argument_differences(&without_kind(&expected.arguments), &without_kind(&actual.arguments));
+    settings.into_iter().flatten().chain(arguments).collect()
 }
 
-fn exchange_differences(wanted: &ExchangeDeclaration, seen: &ExchangeInfo) -> Vec<Difference> {
-    let mut all = Vec::new();
-    flat(&mut all, "type", wanted.kind, &seen.kind);
-    flat(&mut all, "durable", &true, &seen.durable);
-    flat(&mut all, "auto-delete", &false, &seen.auto_delete);
-    flat(&mut all, "internal", &false, &seen.internal);
-    compare_arguments(&mut all, &wanted.arguments, &seen.arguments);
-    all
+fn exchange_differences(expected: &ExchangeDeclaration, actual: &ExchangeInfo) -> Vec<Difference> {
+    let settings = [
+        Difference::between("type", expected.kind, actual.kind.as_str()),
+        Difference::between("durable", &true, &actual.durable),
+        Difference::between("auto-delete", &false, &actual.auto_delete),
+        Difference::between("internal", &false, &actual.internal),
+    ];
+    settings.into_iter().flatten().chain(argument_differences(&expected.arguments, &actual.arguments)).collect()
 }
 
-fn policy_differences(wanted: &Policy, seen: &PolicyInfo) -> Vec<Difference> {
-    let mut all = Vec::new();
-    flat(&mut all, "pattern", &wanted.pattern, &seen.pattern);
-    flat(&mut all, "apply-to", &wanted.apply_to, &seen.apply_to);
-    flat(&mut all, "priority", &wanted.priority, &seen.priority);
-    compare_arguments(&mut all, &wanted.definition, &seen.definition);
-    all
+fn policy_differences(expected: &Policy, actual: &PolicyInfo) -> Vec<Difference> {
+    let settings = [
+        Difference::between("pattern", &expected.pattern, &actual.pattern),
+        Difference::between("apply-to", &expected.apply_to, &actual.apply_to),
+        Difference::between("priority", &expected.priority, &actual.priority),
+    ];
+    settings.into_iter().flatten().chain(argument_differences(&expected.definition, &actual.definition)).collect()
 }
 
-fn same_binding(wanted: &BindingDeclaration, seen: &BindingInfo) -> bool {
-    let (kind, to) = match &wanted.to {
+fn same_binding(expected: &BindingDeclaration, actual: &BindingInfo) -> bool {
+    let (kind, to) = match &expected.to {
         BindingTarget::Queue(name) => ("queue", name),
         BindingTarget::Exchange(name) => ("exchange", name),
     };
-    (seen.source.as_str(), seen.destination_type.as_str()) == (wanted.exchange.as_str(), kind)
-        && (&seen.destination, &seen.routing_key) == (to, &wanted.key)
-        && seen.arguments.is_empty()
+    (actual.source.as_str(), actual.destination_type.as_str()) == (expected.exchange.as_str(), kind)
+        && (&actual.destination, &actual.routing_key) == (to, &expected.key)
+        && actual.arguments.is_empty()
 }
 
-fn flat<T: PartialEq + ToString + ?Sized>(all: &mut Vec<Difference>, setting: &str, wanted: &T, found: &T) {
-    if wanted != found {
-        all.push(difference(setting, &wanted.to_string(), &found.to_string()));
-    }
-}
-
-fn compare_arguments(all: &mut Vec<Difference>, wanted: &BTreeMap<String, Value>, found: &BTreeMap<String, Value>) {
-    let names: BTreeSet<&String> = wanted.keys().chain(found.keys()).collect();
-    for name in names {
-        if wanted.get(name) != found.get(name) {
-            all.push(difference(name, &format_value(wanted.get(name)), &format_value(found.get(name))));
-        }
-    }
+fn argument_differences(expected: &BTreeMap<String, Value>, actual: &BTreeMap<String, Value>) -> Vec<Difference> {
+    let names: BTreeSet<&String> = expected.keys().chain(actual.keys()).collect();
+    let differing = names.into_iter().filter(|name| expected.get(*name) != actual.get(*name));
+    let difference = |name: &String| Difference {
+        setting: name.clone(),
+        expected: format_value(expected.get(name)),
+        actual: format_value(actual.get(name)),
+    };
+    differing.map(difference).collect()
 }
 
 fn format_value(value: Option<&Value>) -> String {
@@ -162,10 +159,6 @@ fn format_value(value: Option<&Value>) -> String {
         Some(Value::String(text)) if !text.is_empty() => text.clone(),
         Some(value) => value.to_string(),
     }
-}
-
-fn difference(setting: &str, wanted: &str, found: &str) -> Difference {
-    Difference { setting: setting.to_owned(), expected: wanted.to_owned(), actual: found.to_owned() }
 }
 
 #[cfg(test)]
@@ -180,25 +173,26 @@ mod tests {
     #[test]
     fn at_least_once_dead_lettering_needs_its_feature_flag() {
         let declared = Topology { queues: vec![Queue::new("billing")], ..Topology::default() }.declarations();
-        let mut seen = ServerState { flags: Some(BTreeSet::new()), ..ServerState::default() };
-        let piece = declared.parts()[0].compare(&seen);
-        assert_eq!(piece.name, "feature flag `stream_queue`");
-        assert_eq!(piece.status, TopologyStatus::Different(vec![difference("state", "enabled", "disabled")]));
-        seen.flags = Some(BTreeSet::from([AT_LEAST_ONCE_FLAG.to_owned()]));
-        assert_eq!(declared.parts()[0].compare(&seen).status, TopologyStatus::Unchanged);
-        seen.flags = None;
-        let hidden = declared.parts()[0].compare(&seen);
-        assert!(hidden.name.contains("cannot be seen") && hidden.status == TopologyStatus::Unknown, "{hidden:?}");
+        let mut server = ServerState { flags: Some(BTreeSet::new()), ..ServerState::default() };
+        let item = declared.parts()[0].compare(&server);
+        assert_eq!(item.name, "feature flag `stream_queue`");
+        let difference = Difference::between("state", "enabled", "disabled").expect("they differ");
+        assert_eq!(item.status, TopologyStatus::Different(vec![difference]));
+        server.flags = Some(BTreeSet::from([AT_LEAST_ONCE_FLAG.to_owned()]));
+        assert_eq!(declared.parts()[0].compare(&server).status, TopologyStatus::Unchanged);
+        server.flags = None;
+        let hidden = declared.parts()[0].compare(&server);
+        assert!(hidden.name.contains("not visible") && hidden.status == TopologyStatus::Unknown, "{hidden:?}");
     }
 
     #[test]
     fn arguments_of_either_side_are_compared() {
         let declared = Topology { queues: vec![Queue::new("billing")], ..Topology::default() }.declarations();
-        let wanted = &declared.queues[0];
+        let expected = &declared.queues[0];
         let arguments = BTreeMap::from([("x-max-length".to_owned(), json!(5))]);
-        let (name, kind) = (wanted.name.clone(), "classic".to_owned());
-        let seen = QueueInfo { name, kind, durable: true, arguments, ..QueueInfo::default() };
-        let told: Vec<String> = queue_differences(wanted, &seen).iter().map(ToString::to_string).collect();
-        assert_eq!(told, ["`x-queue-type` is classic, wanted quorum", "`x-max-length` is 5, wanted not set"]);
+        let (name, kind) = (expected.name.clone(), "classic".to_owned());
+        let actual = QueueInfo { name, kind, durable: true, arguments, ..QueueInfo::default() };
+        let differences: Vec<String> = queue_differences(expected, &actual).iter().map(ToString::to_string).collect();
+        assert_eq!(differences, ["`x-queue-type` is classic, wanted quorum", "`x-max-length` is 5, wanted not set"]);
     }
 }

@@ -83,10 +83,10 @@ impl Queue {
             let arguments = Arguments::from([("x-queue-type".to_owned(), json!("quorum"))]);
             queues.push(QueueDeclaration { name, arguments: self.with_group_size(arguments), consumed: false });
         }
-        for work in self.consumed_queues() {
-            queues.push(QueueDeclaration { name: work.clone(), arguments: self.consumed_arguments(), consumed: true });
-            let rungs = self.retry_delays.iter().map(|rung| self.retry_declaration(&work, *rung));
-            queues.extend(rungs);
+        for name in self.consumed_queues() {
+            let retries: Vec<_> = self.retry_delays.iter().map(|delay| self.retry_declaration(&name, *delay)).collect();
+            queues.push(QueueDeclaration { name, arguments: self.consumed_arguments(), consumed: true });
+            queues.extend(retries);
         }
         queues
     }
@@ -96,9 +96,9 @@ impl Queue {
         if self.is_ordered() {
             arguments.insert("x-single-active-consumer".to_owned(), json!(true));
         }
-        if let Some(dead) = &self.dead_letter_queue {
+        if let Some(name) = &self.dead_letter_queue {
             arguments.insert("x-dead-letter-exchange".to_owned(), json!(""));
-            arguments.insert("x-dead-letter-routing-key".to_owned(), json!(dead));
+            arguments.insert("x-dead-letter-routing-key".to_owned(), json!(name));
         }
         // At-least-once dead-lettering needs `reject-publish`; without it the broker silently uses at-most-once.
         if self.dead_letter_queue.is_some() && self.kind == QueueKind::Quorum {
@@ -118,19 +118,19 @@ impl Queue {
         if self.kind == QueueKind::Quorum { self.with_group_size(arguments) } else { arguments }
     }
 
-    /// A retry queue: a message returns to `work` when its delay ends.
-    fn retry_declaration(&self, work: &str, rung: Duration) -> QueueDeclaration {
-        let pause = u64::try_from(rung.as_millis()).unwrap_or(u64::MAX);
+    /// A retry queue: a message returns to `queue` when its delay ends.
+    fn retry_declaration(&self, queue: &str, delay: Duration) -> QueueDeclaration {
+        let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
         let arguments = Arguments::from([
             ("x-queue-type".to_owned(), json!("quorum")),
-            ("x-message-ttl".to_owned(), json!(pause)),
+            ("x-message-ttl".to_owned(), json!(delay_ms)),
             ("x-dead-letter-exchange".to_owned(), json!("")),
-            ("x-dead-letter-routing-key".to_owned(), json!(work)),
+            ("x-dead-letter-routing-key".to_owned(), json!(queue)),
             ("x-dead-letter-strategy".to_owned(), json!("at-least-once")),
             ("x-overflow".to_owned(), json!("reject-publish")),
         ]);
         QueueDeclaration {
-            name: retry_queue_name(work, rung),
+            name: retry_queue_name(queue, delay),
             arguments: self.with_group_size(arguments),
             consumed: false,
         }
@@ -175,8 +175,8 @@ pub fn lane_routing_key(key: &str, lane: u16) -> String {
 }
 
 /// The queue in which messages of `queue`, which may be a lane, wait for this delay before they return.
-pub fn retry_queue_name(queue: &str, rung: Duration) -> String {
-    format!("{queue}.retry.{}", rung.as_millis())
+pub fn retry_queue_name(queue: &str, delay: Duration) -> String {
+    format!("{queue}.retry.{}", delay.as_millis())
 }
 
 /// The default name of the dead-letter queue. The lanes of a queue share one.
@@ -195,10 +195,11 @@ mod tests {
     #[test]
     fn a_queue_has_a_dead_letter_queue_and_retry_queues() {
         let queues = Queue::new("billing").declarations();
-        let wanted = ["billing.dead", "billing", "billing.retry.60000", "billing.retry.300000", "billing.retry.900000"];
-        assert_eq!(names(&queues), wanted);
-        let work = &queues[1];
-        assert!(work.consumed);
+        let expected =
+            ["billing.dead", "billing", "billing.retry.60000", "billing.retry.300000", "billing.retry.900000"];
+        assert_eq!(names(&queues), expected);
+        let consumed = &queues[1];
+        assert!(consumed.consumed);
         let expected = json!({
             "x-queue-type": "quorum",
             "x-dead-letter-exchange": "",
@@ -207,7 +208,7 @@ mod tests {
             "x-overflow": "reject-publish",
             "x-single-active-consumer": true,
         });
-        assert_eq!(json!(work.arguments), expected);
+        assert_eq!(json!(consumed.arguments), expected);
         let expected = json!({
             "x-queue-type": "quorum",
             "x-message-ttl": 60_000,
@@ -236,8 +237,8 @@ mod tests {
     fn each_lane_has_retry_queues_and_all_share_the_dead_letter_queue() {
         let queue = Queue { lanes: Some(2), retry_delays: vec![Duration::from_secs(2)], ..Queue::new("billing") };
         let queues = queue.declarations();
-        let wanted = ["billing.dead", "billing.0", "billing.0.retry.2000", "billing.1", "billing.1.retry.2000"];
-        assert_eq!(names(&queues), wanted);
+        let expected = ["billing.dead", "billing.0", "billing.0.retry.2000", "billing.1", "billing.1.retry.2000"];
+        assert_eq!(names(&queues), expected);
         assert_eq!(queues[3].arguments["x-single-active-consumer"], json!(true));
         assert_eq!(queues[3].arguments["x-dead-letter-routing-key"], json!("billing.dead"));
         assert_eq!(queues[4].arguments["x-dead-letter-routing-key"], json!("billing.1"));
@@ -251,10 +252,10 @@ mod tests {
             ..Topology::default()
         };
         let bindings = topology.declarations().bindings;
-        let seen: Vec<_> = bindings.iter().map(|binding| (&binding.to, binding.key.as_str())).collect();
+        let actual: Vec<_> = bindings.iter().map(|binding| (&binding.to, binding.key.as_str())).collect();
         let [first, second] =
             [BindingTarget::Queue("billing.0".to_owned()), BindingTarget::Queue("billing.1".to_owned())];
-        assert_eq!(seen, [(&first, "order.*.0"), (&second, "order.*.1")]);
+        assert_eq!(actual, [(&first, "order.*.0"), (&second, "order.*.1")]);
     }
 
     #[test]

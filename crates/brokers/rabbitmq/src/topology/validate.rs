@@ -13,13 +13,13 @@ impl Topology {
     /// Rejects an invalid topology, with the reason.
     pub fn validate(&self) -> Result<(), Error> {
         self.validate_queues()?;
-        let declared = self.declarations();
-        let exchanges = declared.exchanges.iter().map(|exchange| exchange.name.as_str());
+        let declarations = self.declarations();
+        let exchanges = declarations.exchanges.iter().map(|exchange| exchange.name.as_str());
         validate_names("exchange", exchanges)?;
-        validate_names("queue", declared.queues.iter().map(|queue| queue.name.as_str()))?;
-        validate_names("policy", declared.policies.iter().map(|policy| policy.name.as_str()))?;
+        validate_names("queue", declarations.queues.iter().map(|queue| queue.name.as_str()))?;
+        validate_names("policy", declarations.policies.iter().map(|policy| policy.name.as_str()))?;
         self.validate_bindings()?;
-        let mut names = declared.bindings.iter().flat_map(|binding| {
+        let mut names = declarations.bindings.iter().flat_map(|binding| {
             let (BindingTarget::Queue(to) | BindingTarget::Exchange(to)) = &binding.to;
             [&binding.key, &binding.exchange, to]
         });

@@ -15,7 +15,7 @@ use serde_json::json;
 use crate::topology_harness::{Findings, TopologyHarness};
 
 async fn examine(config: Config) -> Result<Findings, Failure> {
-    let admin = Admin::new(config).expect("a configuration that can be");
+    let admin = Admin::new(config).expect("a valid configuration");
     Ok(Findings(admin.examine(&ExamineContext::default()).await?))
 }
 
@@ -36,8 +36,8 @@ async fn the_management_api_is_used_over_tls_with_a_login() {
         .config(&format!("management.ssl.keyfile = {}", server.key.display()))
         .config("management.ssl.verify = verify_peer\nmanagement.ssl.fail_if_no_peer_cert = true");
     let private = Private::start_with(settings).await;
-    private.ctl(&["add_user", "looker", "p@ss:word"]).await;
-    private.ctl(&["set_permissions", "looker", ".*", ".*", ".*"]).await;
+    private.ctl(&["add_user", "viewer", "p@ss:word"]).await;
+    private.ctl(&["set_permissions", "viewer", ".*", ".*", ".*"]).await;
 
     let client = certs.client();
     let identity = Some(Identity { cert_chain: client.cert_pem(), key: client.key_pem() });
@@ -59,22 +59,22 @@ async fn the_management_api_is_used_over_tls_with_a_login() {
 
     // A user that may publish has no access to the API. A user with access needs further tags to see nodes and feature
     // flags.
-    let looker = Config { user: Some("looker".into()), password: Some("p@ss:word".into()), ..good.clone() };
-    let refused = examine(looker.clone()).await.expect_err("a user without a tag");
+    let viewer = Config { user: Some("viewer".into()), password: Some("p@ss:word".into()), ..good.clone() };
+    let refused = examine(viewer.clone()).await.expect_err("a user without a tag");
     assert_eq!(refused.class(), Class::Blocked, "{}", refused.error_chain());
-    private.ctl(&["set_user_tags", "looker", "management"]).await;
-    examine(looker.clone()).await.expect("findings").assert_has(Note, "management", "monitoring");
-    private.ctl(&["set_user_tags", "looker", "monitoring"]).await;
-    let in_url = format!("https://looker:p%40ss%3Aword@localhost:{port}");
-    let looker = Config { management_urls: vec![in_url], ..good };
-    examine(looker.clone()).await.expect("findings").assert_has(Note, "management", "administrator");
-    private.ctl(&["set_user_tags", "looker", "administrator"]).await;
-    examine(looker).await.expect("findings").assert_all_passed();
+    private.ctl(&["set_user_tags", "viewer", "management"]).await;
+    examine(viewer.clone()).await.expect("findings").assert_has(Note, "management", "monitoring");
+    private.ctl(&["set_user_tags", "viewer", "monitoring"]).await;
+    let in_url = format!("https://viewer:p%40ss%3Aword@localhost:{port}");
+    let viewer = Config { management_urls: vec![in_url], ..good };
+    examine(viewer.clone()).await.expect("findings").assert_has(Note, "management", "administrator");
+    private.ctl(&["set_user_tags", "viewer", "administrator"]).await;
+    examine(viewer).await.expect("findings").assert_all_passed();
 }
 
-/// The URL of the stage's virtual host on another node.
-fn at_node(node: &Private, stage: &TopologyHarness) -> String {
-    let url = stage.vhost.amqp_url();
+/// The URL of the harness's virtual host on another node.
+fn at_node(node: &Private, harness: &TopologyHarness) -> String {
+    let url = harness.vhost.amqp_url();
     let (before, vhost) = url.rsplit_once('/').expect("a virtual host");
     let (host, _) = before.rsplit_once(':').expect("a port");
     format!("{host}:{}/{vhost}", node.port())
@@ -83,47 +83,47 @@ fn at_node(node: &Private, stage: &TopologyHarness) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_replica_in_a_cluster_is_a_danger() {
     let cluster = Cluster::of_three_with(Settings::new().management()).await;
-    let stage = TopologyHarness::new_at(cluster.nodes()[0].vhost().await).await;
+    let harness = TopologyHarness::new_at(cluster.nodes()[0].vhost().await).await;
     let quorum = |size: u8| json!({ "x-queue-type": "quorum", "x-quorum-initial-group-size": size });
     for (name, size) in [("one", 1), ("two", 2), ("three", 3)] {
-        stage.queue(name, quorum(size)).await;
+        harness.queue(name, quorum(size)).await;
     }
-    stage.queue("classic", json!({})).await;
+    harness.queue("classic", json!({})).await;
     let old =
         Queue { kind: QueueKind::Classic, retry_delays: Vec::new(), dead_letter_queue: None, ..Queue::new("old") };
-    let on_three = Config { urls: vec![at_node(&cluster.nodes()[2], &stage)], ..stage.config() };
+    let on_three = Config { urls: vec![at_node(&cluster.nodes()[2], &harness)], ..harness.config() };
     let topology = Topology { queues: vec![old.clone()], ..Topology::default() };
-    Admin::new(Config { topology, ..on_three }).expect("a configuration").apply().await.expect("made");
-    let findings = stage.examine(&["one", "two", "three", "classic"]).await;
+    Admin::new(Config { topology, ..on_three }).expect("a configuration").apply().await.expect("created");
+    let findings = harness.examine(&["one", "two", "three", "classic"]).await;
     findings.assert_has(Danger, "queue-replicas", "one");
     findings.assert_has(Warning, "queue-replicas", "two");
     findings.assert_passed("queue-replicas", "three");
     findings.assert_has(Danger, "queue-replicas", "classic");
     cluster.nodes()[2].kill9().await;
-    // The other nodes need some time to notice.
+    // The other nodes need some time to detect it.
     let deadline = Instant::now() + Duration::from_secs(30);
-    let mut findings = stage.examine(&["three"]).await;
+    let mut findings = harness.examine(&["three"]).await;
     while !findings.0.iter().any(|finding| finding.subject == "cluster-node") && Instant::now() < deadline {
         tokio::time::sleep(Duration::from_millis(100)).await;
-        findings = stage.examine(&["three"]).await;
+        findings = harness.examine(&["three"]).await;
     }
     findings.assert_has(Warning, "cluster-node", "three@localhost");
-    a_queue_whose_node_is_down_is_retried(&stage, old).await;
+    a_queue_whose_node_is_down_is_retried(&harness, old).await;
 }
 
-/// The server returns 404, as for a queue that does not exist. An operator would then be asked to create an existing
+/// The server returns 404, as for a queue that does not exist. An operator would then try to create an existing
 /// queue.
-async fn a_queue_whose_node_is_down_is_retried(stage: &TopologyHarness, old: Queue) {
+async fn a_queue_whose_node_is_down_is_retried(harness: &TopologyHarness, old: Queue) {
     let topology = Topology { queues: vec![old.clone()], ..Topology::default() };
-    let plan = stage.admin(topology.clone()).plan().await.expect("a plan");
-    assert!(plan.iter().all(|piece| piece.status == TopologyStatus::Unchanged), "{plan:#?}");
-    let without = Config { management_urls: Vec::new(), topology, ..stage.config() };
+    let plan = harness.admin(topology.clone()).plan().await.expect("a plan");
+    assert!(plan.iter().all(|item| item.status == TopologyStatus::Unchanged), "{plan:#?}");
+    let without = Config { management_urls: Vec::new(), topology, ..harness.config() };
     let admin = Admin::new(without).expect("a configuration");
-    for asked in [admin.plan().await, admin.apply().await] {
-        let away = asked.expect_err("nobody can look at it");
-        assert_eq!(away.class(), Class::Outage, "{}", away.error_chain());
-        assert!(away.error_chain().contains("three@localhost"), "{}", away.error_chain());
+    for result in [admin.plan().await, admin.apply().await] {
+        let down = result.expect_err("its node is down");
+        assert_eq!(down.class(), Class::Outage, "{}", down.error_chain());
+        assert!(down.error_chain().contains("three@localhost"), "{}", down.error_chain());
     }
-    let consumer = GroupConsumer::open(&stage.config(), &old, Membership::default()).await.expect("a consumer");
+    let consumer = GroupConsumer::open(&harness.config(), &old, Membership::default()).await.expect("a consumer");
     assert_idle(&consumer).await;
 }

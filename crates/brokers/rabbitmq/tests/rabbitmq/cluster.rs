@@ -23,7 +23,7 @@ async fn a_cluster_publishes_with_two_nodes_and_reports_an_outage_with_one() {
         confirm_timeout: Duration::from_secs(2),
         ..Config::new("")
     };
-    let broker = Publisher::open(config).await.expect("a configuration that works");
+    let broker = Publisher::open(config).await.expect("a valid configuration");
     publish_all(&broker, &[publication_to("orders", 1_000_000, "probe")]).await;
     AmqpClient::connect(&urls[2]).await.take_all("orders").await;
 
@@ -41,7 +41,7 @@ async fn a_cluster_publishes_with_two_nodes_and_reports_an_outage_with_one() {
         if outcome == Some(Class::Outage) {
             break;
         }
-        assert!(since.elapsed() < Duration::from_secs(30), "never told as an outage");
+        assert!(since.elapsed() < Duration::from_secs(30), "no outage was reported");
     }
 
     // Messages sent in the meantime are confirmed when one of the nodes is back.

@@ -37,9 +37,9 @@ async fn single_queue(ordered: bool, messages: u32) -> (Groups, Queue) {
     let groups = Groups::shared().await;
     let queue = Queue { lanes: None, single_active_consumer: ordered, ..groups.queue(QUEUE) };
     groups.declare(&queue, ADDRESS).await;
-    let side = groups.client().await;
+    let client = groups.client().await;
     for number in 1..=messages {
-        side.publish(EXCHANGE, ADDRESS, BasicProperties::default(), number.to_string().as_bytes()).await;
+        client.publish(EXCHANGE, ADDRESS, BasicProperties::default(), number.to_string().as_bytes()).await;
     }
     (groups, queue)
 }
@@ -47,6 +47,32 @@ async fn single_queue(ordered: bool, messages: u32) -> (Groups, Queue) {
 fn payloads(deliveries: &[Delivery]) -> Vec<u32> {
     let number = |delivery: &Delivery| std::str::from_utf8(&delivery.raw.payload).expect("text").parse();
     deliveries.iter().map(|delivery| number(delivery).expect("a number")).collect()
+}
+
+/// A queue of an earlier version.
+#[tokio::test]
+async fn an_ordered_queue_without_a_single_active_consumer_is_refused() {
+    let groups = Groups::shared().await;
+    let unordered = Queue { lanes: None, single_active_consumer: false, ..groups.queue(QUEUE) };
+    groups.declare(&unordered, ADDRESS).await;
+    let ordered = Queue { single_active_consumer: true, ..unordered.clone() };
+    let consumer = GroupConsumer::open(&groups.config(), &ordered, Membership::default()).await.expect("a consumer");
+    let refused = within_timeout(consumer.receive(1)).await.expect_err("the queue has several active consumers");
+    assert_eq!(refused.class(), Class::Blocked);
+    assert!(refused.error_chain().contains("single active consumer"), "{}", refused.error_chain());
+    assert!(!consumer.is_connected());
+
+    let client = groups.client().await;
+    client.channel.queue_delete(QUEUE.into(), QueueDeleteOptions::default()).await.expect("deleted");
+    groups.declare(&ordered, ADDRESS).await;
+    client.publish(EXCHANGE, ADDRESS, BasicProperties::default(), b"x").await;
+    let delivered = loop {
+        match within_timeout(consumer.receive(1)).await {
+            Ok(mut deliveries) => break deliveries.remove(0),
+            Err(failure) => assert_eq!(failure.class(), Class::Blocked, "it was refused again before it was deleted"),
+        }
+    };
+    assert_eq!(&*delivered.raw.payload, b"x");
 }
 
 #[tokio::test]
@@ -119,9 +145,9 @@ async fn without_order_and_lanes_the_broker_distributes_the_queue() {
     let (groups, queue) = single_queue(false, 0).await;
     let one = GroupConsumer::open(&groups.config(), &queue, Membership::default()).await.expect("a consumer");
     let other = GroupConsumer::open(&groups.config(), &queue, Membership::default()).await.expect("a consumer");
-    let side = groups.client().await;
+    let client = groups.client().await;
     for number in 1..=20_u32 {
-        side.publish(EXCHANGE, ADDRESS, BasicProperties::default(), number.to_string().as_bytes()).await;
+        client.publish(EXCHANGE, ADDRESS, BasicProperties::default(), number.to_string().as_bytes()).await;
     }
     let (ones, others) = (payloads(&receive(&one, 10).await), payloads(&receive(&other, 10).await));
     let all: BTreeSet<u32> = ones.iter().chain(&others).copied().collect();
@@ -133,14 +159,14 @@ async fn no_more_than_the_prefetch_leaves_the_broker() {
     let (groups, queue) = single_queue(true, 200).await;
     let membership = Membership { prefetch: 7, ..Membership::default() };
     let consumer = GroupConsumer::open(&groups.config(), &queue, membership).await.expect("a consumer");
-    let side = groups.client().await;
+    let client = groups.client().await;
     for settled in [0, 5, 10] {
-        let mut patience = WaitDeadline::new("the broker hands out the prefetch");
-        while side.ready(QUEUE).await != 200 - settled - 7 {
-            patience.wait().await;
+        let mut deadline = WaitDeadline::new("the broker delivers the prefetch");
+        while client.ready(QUEUE).await != 200 - settled - 7 {
+            deadline.wait().await;
         }
         let held = receive(&consumer, 5).await;
-        assert_eq!(side.ready(QUEUE).await, 200 - settled - 7);
+        assert_eq!(client.ready(QUEUE).await, 200 - settled - 7);
         assert_eq!(acknowledge(&consumer, &held).await, []);
     }
 }
@@ -158,9 +184,9 @@ async fn a_missing_queue_is_reported_and_consumed_once_it_exists() {
     );
     groups.declare(&queue, ADDRESS).await;
     publish_all(&groups.broker().await, &[publication(1, "a")]).await;
-    let mut patience = WaitDeadline::new("it subscribes");
+    let mut deadline = WaitDeadline::new("it subscribes");
     while within_timeout(consumer.receive(1)).await.is_err() {
-        patience.wait().await;
+        deadline.wait().await;
     }
 }
 
@@ -168,9 +194,9 @@ async fn a_missing_queue_is_reported_and_consumed_once_it_exists() {
 async fn a_deleted_queue_is_noticed_and_other_lanes_continue() {
     let (groups, queue) = lanes().await;
     let consumer = GroupConsumer::open(&groups.config(), &queue, Membership::default()).await.expect("a consumer");
-    let side = groups.client().await;
+    let client = groups.client().await;
     let gone = lane_queue_name(QUEUE, 1);
-    side.channel.queue_delete(gone.as_str().into(), QueueDeleteOptions::default()).await.expect("deleted");
+    client.channel.queue_delete(gone.as_str().into(), QueueDeleteOptions::default()).await.expect("deleted");
     let failure = within_timeout(consumer.receive(1)).await.expect_err("a queue is gone");
     assert_eq!(failure.class(), Class::Blocked);
     assert!(failure.error_chain().contains(&gone), "{}", failure.error_chain());
@@ -203,8 +229,8 @@ async fn a_wrong_password_is_reported_and_an_unreachable_server_is_retried() {
         "{}",
         failure.error_chain()
     );
-    let away = Config { urls: vec!["amqp://guest:guest@127.0.0.1:1".to_owned()], ..groups.config() };
-    let waiting = GroupConsumer::open(&away, &queue, Membership::default()).await.expect("a consumer");
+    let unreachable = Config { urls: vec!["amqp://guest:guest@127.0.0.1:1".to_owned()], ..groups.config() };
+    let waiting = GroupConsumer::open(&unreachable, &queue, Membership::default()).await.expect("a consumer");
     assert_idle(&waiting).await;
     within_timeout(waiting.close()).await.expect("closed");
 }
@@ -236,13 +262,13 @@ async fn a_connection_cut_during_acknowledgements_loses_nothing() {
                 assert_eq!(failure.class(), Class::Unknown, "{failure}");
                 doubtful.extend(some.iter().map(number));
                 // A new channel follows soon. Old tags are stale, even if the new channel uses the same numbers.
-                let mut patience = WaitDeadline::new("the cut is noticed");
+                let mut deadline = WaitDeadline::new("the cut is detected");
                 while stale(&member, &tags).await.is_err() {
-                    patience.wait().await;
+                    deadline.wait().await;
                 }
-                assert_eq!(stale(&member, &tags).await.expect("an answer").len(), tags.len());
+                assert_eq!(stale(&member, &tags).await.expect("a response").len(), tags.len());
             }
         }
     }
-    assert!(!doubtful.is_empty(), "no cut hit an answer");
+    assert!(!doubtful.is_empty(), "no cut hit an acknowledgement");
 }

@@ -40,7 +40,7 @@ async fn long_timeout_member(groups: &Groups, queue: &Queue) -> Member {
 }
 
 #[tokio::test]
-async fn calls_to_a_server_that_says_nothing_fail_in_time_and_may_be_repeated() {
+async fn calls_to_a_silent_server_fail_in_time_and_can_be_repeated() {
     let (groups, queue) = lanes(2).await;
     let member = long_timeout_member(&groups, &queue).await;
     let held = tags(&receive(&member, 2).await);
@@ -55,12 +55,12 @@ async fn calls_to_a_server_that_says_nothing_fail_in_time_and_may_be_repeated() 
     // First the copies, then the acknowledgements.
     assert!(began.elapsed() < CONNECT + CONFIRM + CONFIRM + SLACK, "{:?}", began.elapsed());
     member.proxy.thaw();
-    let mut patience = WaitDeadline::new("the server is heard again");
+    let mut deadline = WaitDeadline::new("the server responds again");
     while stale(&member, &held[..1]).await.is_err() {
-        patience.wait().await;
+        deadline.wait().await;
     }
     while retry(&member, &held[1..], Duration::ZERO).await.is_err() {
-        patience.wait().await;
+        deadline.wait().await;
     }
     let again = receive(&member, 1).await.remove(0);
     assert!(again.redelivered && again.retry_count == 1, "{again:?}");
@@ -72,23 +72,23 @@ async fn a_cancelled_retry_is_never_copied() {
     let member = groups.member(&queue, Membership::default()).await;
     let held = receive(&member, 2).await;
     // Opens the connection for copies.
-    assert_eq!(retry(&member, &[held[0].tag], Duration::ZERO).await.expect("it waits"), []);
+    assert_eq!(retry(&member, &[held[0].tag], Duration::ZERO).await.expect("moved to a retry queue"), []);
     let first = receive(&member, 1).await.remove(0);
     member.proxy.freeze();
     let before = retry(&member, std::slice::from_ref(&first.tag), Duration::ZERO);
-    let given_up = async {
+    let cancelled = async {
         // Waits after the first call, which waits for the server.
         let call = retry(&member, std::slice::from_ref(&held[1].tag), Duration::ZERO);
         assert!(timeout(Duration::from_millis(300), call).await.is_err(), "the server is silent");
         member.proxy.thaw();
     };
-    let (before, ()) = tokio::join!(before, given_up);
+    let (before, ()) = tokio::join!(before, cancelled);
     assert_eq!(before.expect("settled"), []);
     // A retry queue is first in, first out: a copy of the second would follow directly.
     let back = receive(&member, 1).await.remove(0);
     assert_eq!((number(&back), back.retry_count), (number(&first), 2));
     assert_idle(&member).await;
-    assert_eq!(stale(&member, &[back.tag, held[1].tag]).await.expect("both are still out"), []);
+    assert_eq!(stale(&member, &[back.tag, held[1].tag]).await.expect("both are outstanding"), []);
     assert_idle(&member).await;
 }
 
@@ -112,14 +112,14 @@ async fn a_paused_lane_stays_paused_after_a_reconnect() {
     assert_eq!(held.lane, Lane::new("0"));
     within_timeout(member.pause(&held.lane)).await.expect("paused");
     member.proxy.block().await;
-    let mut patience = WaitDeadline::new("the end of the connection is noticed");
+    let mut deadline = WaitDeadline::new("the lost connection is detected");
     while member.consumer.is_connected() {
-        patience.wait().await;
+        deadline.wait().await;
     }
     member.proxy.unblock();
-    let mut patience = WaitDeadline::new("it connects again");
+    let mut deadline = WaitDeadline::new("it connects again");
     while !member.consumer.is_connected() {
-        patience.wait().await;
+        deadline.wait().await;
     }
     assert_idle(&member).await;
     within_timeout(member.resume(&held.lane)).await.expect("resumed");
@@ -137,14 +137,14 @@ async fn a_hand_over_waits_for_outstanding_deliveries_up_to_its_limit() {
     let second = groups.member(&queue, membership()).await;
     assert_eq!(lanes_of(&held).len(), 4, "every lane is busy");
     let some = within_timeout(second.receive(100)).await.expect("deliveries");
-    assert!(began.elapsed() >= hand_over, "taken away after {:?}", began.elapsed());
-    assert!(some.iter().all(|one| one.redelivered), "they had been out elsewhere");
+    assert!(began.elapsed() >= hand_over, "handed over after {:?}", began.elapsed());
+    assert!(some.iter().all(|one| one.redelivered), "another consumer had them");
     // The first consumer can no longer acknowledge deliveries of two lanes, but all of the others.
     let tags: Vec<_> = held.iter().map(|one| one.tag).collect();
-    let lost = stale(&first, &tags).await.expect("an answer");
+    let lost = stale(&first, &tags).await.expect("a response");
     let (gone, kept): (Vec<Delivery>, Vec<Delivery>) = held.into_iter().partition(|one| lost.contains(&one.tag));
     assert_eq!((lanes_of(&gone).len(), lanes_of(&kept).len()), (2, 2));
-    assert!(lanes_of(&some).is_subset(&lanes_of(&gone)), "what was settled is out elsewhere");
+    assert!(lanes_of(&some).is_subset(&lanes_of(&gone)), "an acknowledged message is not delivered again");
 }
 
 fn lanes_of(deliveries: &[Delivery]) -> BTreeSet<Lane> {

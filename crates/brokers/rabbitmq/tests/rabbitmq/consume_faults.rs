@@ -40,39 +40,39 @@ async fn consume_until_killed(
 ) -> ConsumeResult {
     let membership = Membership { prefetch: 40, ..Membership::default() };
     let consumer = GroupConsumer::open(&config, &queue, membership).await.expect("a consumer");
-    let mut worked = ConsumeResult::default();
+    let mut result = ConsumeResult::default();
     loop {
         let some = tokio::select! {
             some = consumer.receive(40) => some.expect("deliveries"),
             _ = killed.wait_for(|killed| *killed) => break,
         };
-        worked.first_deliveries.extend(some.iter().filter(|one| !one.redelivered).map(number));
+        result.first_deliveries.extend(some.iter().filter(|one| !one.redelivered).map(number));
         let tags: Vec<_> = some.iter().map(|one| one.tag).collect();
         let Ok(lost) = stale(&consumer, &tags).await else {
-            worked.uncertain.extend(some.iter().map(number));
+            result.uncertain.extend(some.iter().map(number));
             break;
         };
-        worked.settled.extend(some.iter().filter(|one| !lost.contains(&one.tag)).map(number));
-        progress.send_replace(worked.settled.len());
+        result.settled.extend(some.iter().filter(|one| !lost.contains(&one.tag)).map(number));
+        progress.send_replace(result.settled.len());
     }
-    worked
+    result
 }
 
 /// Receives and acknowledges until every missing message is acknowledged.
 async fn drain(config: Config, queue: Queue, mut missing: BTreeSet<i64>) -> ConsumeResult {
     let membership = Membership { prefetch: 40, ..Membership::default() };
     let consumer = GroupConsumer::open(&config, &queue, membership).await.expect("a consumer");
-    let mut worked = ConsumeResult::default();
+    let mut result = ConsumeResult::default();
     while !missing.is_empty() {
         let some = within_timeout(consumer.receive(40)).await.expect("deliveries");
-        worked.first_deliveries.extend(some.iter().filter(|one| !one.redelivered).map(number));
+        result.first_deliveries.extend(some.iter().filter(|one| !one.redelivered).map(number));
         let tags: Vec<_> = some.iter().map(|one| one.tag).collect();
         // Messages of a lost connection are redelivered.
         let Ok(lost) = stale(&consumer, &tags).await else { continue };
-        worked.settled.extend(some.iter().filter(|one| !lost.contains(&one.tag)).map(number));
-        missing.retain(|number| !worked.settled.contains(number));
+        result.settled.extend(some.iter().filter(|one| !lost.contains(&one.tag)).map(number));
+        missing.retain(|number| !result.settled.contains(number));
     }
-    worked
+    result
 }
 
 /// The results for a set of messages.
@@ -116,7 +116,7 @@ async fn a_server_killed_during_acknowledgements_loses_no_message() {
     let missing = expected.difference(&all.settled_or_uncertain()).copied().collect();
     // The last messages of each lane are among them and were not delivered yet: every redelivery comes before them.
     all.add(drain(groups.config(), queue, missing).await);
-    assert_eq!(all.settled_or_uncertain(), expected, "lost, or from nowhere");
+    assert_eq!(all.settled_or_uncertain(), expected, "lost or invented");
 }
 
 impl ConsumeResult {
@@ -126,7 +126,7 @@ impl ConsumeResult {
 
     fn add(&mut self, more: Self) {
         let again: Vec<&i64> = more.first_deliveries.intersection(&self.first_deliveries).collect();
-        assert!(again.is_empty(), "a repeat says that it is none: {again:?}");
+        assert!(again.is_empty(), "a redelivery is not marked: {again:?}");
         self.settled.extend(more.settled);
         self.uncertain.extend(more.uncertain);
         self.first_deliveries.extend(more.first_deliveries);
@@ -148,12 +148,12 @@ async fn a_consumer_continues_after_its_server_was_killed_or_suspended() {
     assert_eq!(again.iter().map(number).collect::<BTreeSet<_>>(), expected);
     assert!(again.iter().all(|one| one.redelivered));
     let tags: Vec<_> = held.iter().map(|one| one.tag).collect();
-    assert_eq!(stale(&consumer, &tags).await.expect("an answer").len(), 20);
+    assert_eq!(stale(&consumer, &tags).await.expect("a response").len(), 20);
 
     server(&groups).pause().await;
-    let mut patience = WaitDeadline::new("the silence is noticed");
+    let mut deadline = WaitDeadline::new("the silence is detected");
     while consumer.is_connected() {
-        patience.wait().await;
+        deadline.wait().await;
     }
     server(&groups).resume().await;
     let third = receive(&consumer, 20).await;
@@ -172,17 +172,17 @@ async fn a_server_with_a_memory_alarm_can_be_consumed_and_retries_wait() {
     server(&groups).memory_alarm(true).await;
     assert_eq!(stale(&consumer, &tags(&held[..10])).await.expect("acknowledged"), []);
     let rest = tags(&held[10..]);
-    let failure = retry(&consumer, &rest, Duration::ZERO).await.expect_err("the server takes nothing");
+    let failure = retry(&consumer, &rest, Duration::ZERO).await.expect_err("the server accepts nothing");
     assert_eq!(failure.class(), Class::Unknown);
-    let failure = retry(&consumer, &rest, Duration::ZERO).await.expect_err("the server takes nothing");
+    let failure = retry(&consumer, &rest, Duration::ZERO).await.expect_err("the server accepts nothing");
     assert_eq!(failure.class(), Class::Outage);
     server(&groups).memory_alarm(false).await;
     // They are still outstanding, so the same call can be repeated.
-    let mut patience = WaitDeadline::new("the alarm ends");
+    let mut deadline = WaitDeadline::new("the alarm ends");
     loop {
         match retry(&consumer, &rest, Duration::ZERO).await {
             Ok(lost) => break assert_eq!(lost, []),
-            Err(_) => patience.wait().await,
+            Err(_) => deadline.wait().await,
         }
     }
     // Copies of the first call arrived too, later; duplicates have the same number.
@@ -210,7 +210,7 @@ async fn a_delivery_past_the_consumer_timeout_is_redelivered_without_an_error() 
     // The consumer gets the message, and no error.
     let again = receive(&consumer, 1).await.remove(0);
     assert_eq!((number(&again), again.redelivered), (number(&first), true));
-    let lost = stale(&consumer, &[first.tag]).await.expect("an answer");
+    let lost = stale(&consumer, &[first.tag]).await.expect("a response");
     assert_eq!(lost, [first.tag]);
     assert_eq!(stale(&consumer, &[again.tag]).await.expect("settled"), []);
 }

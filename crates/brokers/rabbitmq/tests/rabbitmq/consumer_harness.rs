@@ -59,13 +59,13 @@ impl Groups {
         // A restart of the server and checks on a busy machine take time; no delay may end in the meantime.
         let longest = if private.is_some() { Duration::from_secs(40) } else { Duration::from_secs(6) };
         let groups = Self { vhost, private, retry_delays: vec![Duration::from_millis(100), longest] };
-        let side = groups.client().await;
+        let client = groups.client().await;
         let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
         let declared =
-            side.channel.exchange_declare(EXCHANGE.into(), ExchangeKind::Topic, options, FieldTable::default());
+            client.channel.exchange_declare(EXCHANGE.into(), ExchangeKind::Topic, options, FieldTable::default());
         declared.await.expect("an exchange");
-        side.quorum_queue(UNMATCHED_QUEUE, &[]).await;
-        side.bind(UNMATCHED_QUEUE, "#").await;
+        client.quorum_queue(UNMATCHED_QUEUE, &[]).await;
+        client.bind(UNMATCHED_QUEUE, "#").await;
         groups
     }
 
@@ -83,20 +83,20 @@ impl Groups {
 
     /// Creates a queue with its retry and dead-letter queues, bound to an address.
     pub(crate) async fn declare(&self, queue: &Queue, address: &str) {
-        let side = self.client().await;
+        let client = self.client().await;
         for declared in queue.declarations() {
             let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
             let mut table = FieldTable::default();
             for (name, value) in &declared.arguments {
                 table.insert(name.as_str().into(), amqp_value(value));
             }
-            side.channel.queue_declare(declared.name.as_str().into(), options, table).await.expect("a queue");
+            client.channel.queue_declare(declared.name.as_str().into(), options, table).await.expect("a queue");
         }
         match queue.lanes {
-            None => side.bind(&queue.name, address).await,
+            None => client.bind(&queue.name, address).await,
             Some(lanes) => {
                 for lane in 0..lanes {
-                    side.bind(&lane_queue_name(&queue.name, lane), &lane_routing_key(address, lane)).await;
+                    client.bind(&lane_queue_name(&queue.name, lane), &lane_routing_key(address, lane)).await;
                 }
             }
         }
@@ -134,12 +134,12 @@ impl Groups {
         if member.disconnected.swap(true, Ordering::Relaxed) {
             return;
         }
-        let side = self.client().await;
-        let before = side.consumers(&member.queue).await;
+        let client = self.client().await;
+        let before = client.consumers(&member.queue).await;
         member.proxy.block().await;
-        let mut patience = WaitDeadline::new("broker and consumer have noticed");
-        while side.consumers(&member.queue).await >= before || member.consumer.is_connected() {
-            patience.wait().await;
+        let mut deadline = WaitDeadline::new("broker and consumer know it");
+        while client.consumers(&member.queue).await >= before || member.consumer.is_connected() {
+            deadline.wait().await;
         }
     }
 }
@@ -164,7 +164,7 @@ impl WaitDeadline {
     }
 
     pub(crate) async fn wait(&mut self) {
-        assert!(Instant::now() < self.deadline, "in vain: {}", self.condition);
+        assert!(Instant::now() < self.deadline, "timed out: {}", self.condition);
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
@@ -174,7 +174,7 @@ fn amqp_value(value: &serde_json::Value) -> AMQPValue {
         serde_json::Value::Bool(value) => AMQPValue::Boolean(*value),
         serde_json::Value::Number(number) => AMQPValue::LongLongInt(number.as_i64().expect("a whole number")),
         serde_json::Value::String(text) => AMQPValue::LongString(text.as_str().into()),
-        other => panic!("no argument of a queue: {other}"),
+        other => panic!("not a queue argument: {other}"),
     }
 }
 
@@ -197,7 +197,7 @@ impl AmqpClient {
 
     async fn declare_passive(&self, queue: &str) -> lapin::Queue {
         let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-        self.channel.queue_declare(queue.into(), options, FieldTable::default()).await.expect("the queue is there")
+        self.channel.queue_declare(queue.into(), options, FieldTable::default()).await.expect("the queue exists")
     }
 
     /// Publishes a message and waits for its confirm.
@@ -205,7 +205,7 @@ impl AmqpClient {
         self.channel.confirm_select(ConfirmSelectOptions::default()).await.expect("confirms");
         let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
         let sent = self.channel.basic_publish(exchange.into(), key.into(), options, payload, properties).await;
-        let confirmed = sent.expect("sent").await.expect("an answer");
+        let confirmed = sent.expect("sent").await.expect("a response");
         assert!(matches!(confirmed, lapin::Confirmation::Ack(None)), "{confirmed:?}");
     }
 }
@@ -258,7 +258,7 @@ impl BrokerHarness for Groups {
     type Broker = Publisher;
 
     async fn broker(&self) -> Publisher {
-        Publisher::open(self.config()).await.expect("a configuration that works")
+        Publisher::open(self.config()).await.expect("a valid configuration")
     }
 
     async fn stored(&self, address: &str) -> Vec<RawMessage> {

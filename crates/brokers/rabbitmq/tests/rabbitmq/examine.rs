@@ -25,32 +25,32 @@ fn safe_arguments_with(changes: &Value) -> Value {
     arguments
 }
 
-/// A stage with a dead-letter queue.
+/// A harness with a dead-letter queue.
 async fn examine_harness() -> TopologyHarness {
-    let stage = TopologyHarness::new().await;
-    stage.queue("q.dead", json!({ "x-queue-type": "quorum" })).await;
-    stage
+    let harness = TopologyHarness::new().await;
+    harness.queue("q.dead", json!({ "x-queue-type": "quorum" })).await;
+    harness
 }
 
 /// Fixes the queue `q`, and asserts that it then passes this check.
-async fn assert_fixed(stage: &TopologyHarness, subject: &str) {
-    stage.delete_queue("q").await;
-    stage.queue("q", safe_arguments_with(&json!({}))).await;
-    stage.examine(&["q"]).await.assert_passed(subject, "q");
+async fn assert_fixed(harness: &TopologyHarness, subject: &str) {
+    harness.delete_queue("q").await;
+    harness.queue("q", safe_arguments_with(&json!({}))).await;
+    harness.examine(&["q"]).await.assert_passed(subject, "q");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_topology_created_by_relevo_passes_every_check() {
-    let stage = TopologyHarness::new().await;
+    let harness = TopologyHarness::new().await;
     let topology = Topology {
         exchanges: vec![Exchange::new("orders")],
         queues: vec![Queue { lanes: Some(3), max_length: Some(100), ..Queue::new("billing") }],
         bindings: vec![Binding::to_queue("orders", "order.#", "billing")],
         ..Topology::default()
     };
-    stage.admin(topology.clone()).apply().await.expect("made");
-    let config = Config { lanes: Some(3), exchange: "orders".to_owned(), topology, ..stage.config() };
-    let findings = stage.examine_with(config, &["order.paid", "orders/order.{type}"]).await;
+    harness.admin(topology.clone()).apply().await.expect("created");
+    let config = Config { lanes: Some(3), exchange: "orders".to_owned(), topology, ..harness.config() };
+    let findings = harness.examine_with(config, &["order.paid", "orders/order.{type}"]).await;
     findings.assert_all_passed();
     findings.assert_passed("route-unbound", "order.paid");
     findings.assert_passed("queue-durable", "billing.0");
@@ -59,173 +59,186 @@ async fn a_topology_created_by_relevo_passes_every_check() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_queue_that_is_not_durable_is_a_danger() {
-    let stage = examine_harness().await;
+    let harness = examine_harness().await;
     let options = QueueDeclareOptions { exclusive: true, ..Default::default() };
-    stage.queue_with("q", options, json!({})).await;
-    stage.examine(&["q"]).await.assert_has(Danger, "queue-durable", "q");
-    assert_fixed(&stage, "queue-durable").await;
+    harness.queue_with("q", options, json!({})).await;
+    harness.examine(&["q"]).await.assert_has(Danger, "queue-durable", "q");
+    assert_fixed(&harness, "queue-durable").await;
 
-    stage.delete_queue("q").await;
-    stage.queue_with("q", QueueDeclareOptions::default(), json!({})).await;
-    stage.examine(&["q"]).await.assert_has(Danger, "queue-durable", "q");
-    assert_fixed(&stage, "queue-durable").await;
+    harness.delete_queue("q").await;
+    harness.queue_with("q", QueueDeclareOptions::default(), json!({})).await;
+    harness.examine(&["q"]).await.assert_has(Danger, "queue-durable", "q");
+    assert_fixed(&harness, "queue-durable").await;
 
-    stage.delete_queue("q").await;
+    harness.delete_queue("q").await;
     let options = QueueDeclareOptions { durable: true, auto_delete: true, ..Default::default() };
-    stage.queue_with("q", options, json!({})).await;
-    stage.examine(&["q"]).await.assert_has(Danger, "queue-auto-delete", "q");
-    assert_fixed(&stage, "queue-auto-delete").await;
+    harness.queue_with("q", options, json!({})).await;
+    harness.examine(&["q"]).await.assert_has(Danger, "queue-auto-delete", "q");
+    assert_fixed(&harness, "queue-auto-delete").await;
 
-    stage.delete_queue("q").await;
-    stage.queue("q", safe_arguments_with(&json!({ "x-expires": 60_000 }))).await;
-    stage.examine(&["q"]).await.assert_has(Danger, "queue-auto-delete", "q");
-    assert_fixed(&stage, "queue-auto-delete").await;
+    harness.delete_queue("q").await;
+    harness.queue("q", safe_arguments_with(&json!({ "x-expires": 60_000 }))).await;
+    harness.examine(&["q"]).await.assert_has(Danger, "queue-auto-delete", "q");
+    assert_fixed(&harness, "queue-auto-delete").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_mirrored_queue_is_a_danger_and_a_classic_one_a_warning() {
-    let stage = examine_harness().await;
-    stage.queue("q", json!({})).await;
-    let findings = stage.examine(&["q"]).await;
+    let harness = examine_harness().await;
+    harness.queue("q", json!({})).await;
+    let findings = harness.examine(&["q"]).await;
     findings.assert_has(Warning, "queue-classic", "q");
     findings.assert_passed("queue-mirrored", "q");
-    stage.policy("q", "queues", json!({ "ha-mode": "all" })).await;
-    stage.examine(&["q"]).await.assert_has(Danger, "queue-mirrored", "q");
-    assert_fixed(&stage, "queue-classic").await;
-    assert_fixed(&stage, "queue-mirrored").await;
+    harness.policy("q", "queues", json!({ "ha-mode": "all" })).await;
+    harness.examine(&["q"]).await.assert_has(Danger, "queue-mirrored", "q");
+    assert_fixed(&harness, "queue-classic").await;
+    assert_fixed(&harness, "queue-mirrored").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_queue_that_drops_messages_is_a_danger() {
-    let stage = examine_harness().await;
+    let harness = examine_harness().await;
     let dropping = json!({ "x-max-length": 10, "x-overflow": null, "x-dead-letter-strategy": null });
-    stage.queue("q", safe_arguments_with(&dropping)).await;
-    stage.examine(&["q"]).await.assert_has(Danger, "overflow-drops", "q");
-    assert_fixed(&stage, "overflow-drops").await;
+    harness.queue("q", safe_arguments_with(&dropping)).await;
+    harness.examine(&["q"]).await.assert_has(Danger, "overflow-drops", "q");
+    assert_fixed(&harness, "overflow-drops").await;
     // Refusing new messages is as good as no limit.
-    stage.policy("q", "queues", json!({ "max-length-bytes": 1_000 })).await;
-    stage.examine(&["q"]).await.assert_passed("overflow-drops", "q");
+    harness.policy("q", "queues", json!({ "max-length-bytes": 1_000 })).await;
+    harness.examine(&["q"]).await.assert_passed("overflow-drops", "q");
     // Set only by a policy.
-    stage.queue("r", json!({ "x-queue-type": "quorum" })).await;
-    stage.policy("r", "queues", json!({ "max-length-bytes": 1_000 })).await;
-    stage.examine(&["r"]).await.assert_has(Danger, "overflow-drops", "r");
+    harness.queue("r", json!({ "x-queue-type": "quorum" })).await;
+    harness.policy("r", "queues", json!({ "max-length-bytes": 1_000 })).await;
+    harness.examine(&["r"]).await.assert_has(Danger, "overflow-drops", "r");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ordered_queue_without_a_single_active_consumer_is_a_danger() {
+    let harness = examine_harness().await;
+    let ordered = Queue { retry_delays: Vec::new(), ..Queue::new("q") };
+    let topology = Topology { queues: vec![ordered], ..Topology::default() };
+    let config = Config { topology, ..harness.config() };
+    harness.queue("q", safe_arguments_with(&json!({}))).await;
+    harness.examine_with(config.clone(), &["q"]).await.assert_has(Danger, "queue-unordered", "q");
+    harness.delete_queue("q").await;
+    harness.admin(config.topology.clone()).apply().await.expect("created");
+    harness.examine_with(config, &["q"]).await.assert_passed("queue-unordered", "q");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_ttl_is_a_danger_or_a_warning() {
-    let stage = examine_harness().await;
-    stage.queue("q", json!({ "x-queue-type": "quorum", "x-message-ttl": 1_000 })).await;
-    stage.examine(&["q"]).await.assert_has(Danger, "message-ttl", "q");
-    stage.delete_queue("q").await;
-    stage.queue("q", safe_arguments_with(&json!({ "x-message-ttl": 1_000 }))).await;
-    stage.examine(&["q"]).await.assert_has(Warning, "message-ttl", "q");
-    assert_fixed(&stage, "message-ttl").await;
-    stage.policy("q", "queues", json!({ "message-ttl": 1_000 })).await;
-    stage.examine(&["q"]).await.assert_has(Warning, "message-ttl", "q");
+    let harness = examine_harness().await;
+    harness.queue("q", json!({ "x-queue-type": "quorum", "x-message-ttl": 1_000 })).await;
+    harness.examine(&["q"]).await.assert_has(Danger, "message-ttl", "q");
+    harness.delete_queue("q").await;
+    harness.queue("q", safe_arguments_with(&json!({ "x-message-ttl": 1_000 }))).await;
+    harness.examine(&["q"]).await.assert_has(Warning, "message-ttl", "q");
+    assert_fixed(&harness, "message-ttl").await;
+    harness.policy("q", "queues", json!({ "message-ttl": 1_000 })).await;
+    harness.examine(&["q"]).await.assert_has(Warning, "message-ttl", "q");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_delivery_limit_without_dead_letters_is_a_danger() {
-    let stage = examine_harness().await;
-    stage.queue("q", json!({ "x-queue-type": "quorum", "x-delivery-limit": 3 })).await;
-    stage.examine(&["q"]).await.assert_has(Danger, "delivery-limit-drops", "q");
-    stage.delete_queue("q").await;
+    let harness = examine_harness().await;
+    harness.queue("q", json!({ "x-queue-type": "quorum", "x-delivery-limit": 3 })).await;
+    harness.examine(&["q"]).await.assert_has(Danger, "delivery-limit-drops", "q");
+    harness.delete_queue("q").await;
     // From 4.0 on this means no limit; this server drops a message at its first return.
-    stage.queue("q", json!({ "x-queue-type": "quorum", "x-delivery-limit": -1 })).await;
-    stage.examine(&["q"]).await.assert_has(Danger, "delivery-limit-drops", "q");
-    stage.delete_queue("q").await;
-    stage.queue("q", safe_arguments_with(&json!({ "x-delivery-limit": 3 }))).await;
-    stage.examine(&["q"]).await.assert_passed("delivery-limit-drops", "q");
+    harness.queue("q", json!({ "x-queue-type": "quorum", "x-delivery-limit": -1 })).await;
+    harness.examine(&["q"]).await.assert_has(Danger, "delivery-limit-drops", "q");
+    harness.delete_queue("q").await;
+    harness.queue("q", safe_arguments_with(&json!({ "x-delivery-limit": 3 }))).await;
+    harness.examine(&["q"]).await.assert_passed("delivery-limit-drops", "q");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn missing_or_lossy_dead_lettering_is_reported() {
-    let stage = examine_harness().await;
-    stage.queue("q", json!({ "x-queue-type": "quorum" })).await;
-    stage.examine(&["q"]).await.assert_has(Warning, "dead-letter-missing", "q");
-    assert_fixed(&stage, "dead-letter-missing").await;
-    assert_fixed(&stage, "dead-letter-at-most-once").await;
+    let harness = examine_harness().await;
+    harness.queue("q", json!({ "x-queue-type": "quorum" })).await;
+    harness.examine(&["q"]).await.assert_has(Warning, "dead-letter-missing", "q");
+    assert_fixed(&harness, "dead-letter-missing").await;
+    assert_fixed(&harness, "dead-letter-at-most-once").await;
     // Each of these makes the broker dead-letter at most once, the second one silently.
     for changes in [json!({ "x-dead-letter-strategy": null }), json!({ "x-overflow": null })] {
-        stage.delete_queue("q").await;
-        stage.queue("q", safe_arguments_with(&changes)).await;
-        stage.examine(&["q"]).await.assert_has(Warning, "dead-letter-at-most-once", "q");
+        harness.delete_queue("q").await;
+        harness.queue("q", safe_arguments_with(&changes)).await;
+        harness.examine(&["q"]).await.assert_has(Warning, "dead-letter-at-most-once", "q");
     }
-    assert_fixed(&stage, "dead-letter-at-most-once").await;
+    assert_fixed(&harness, "dead-letter-at-most-once").await;
     // No queue receives the dead letters. It is worse if the broker itself drops messages.
-    stage.delete_queue("q").await;
-    stage.queue("q", safe_arguments_with(&json!({ "x-dead-letter-routing-key": "nobody" }))).await;
-    stage.examine(&["q"]).await.assert_has(Warning, "dead-letter-missing", "q");
-    stage.delete_queue("q").await;
-    stage
+    harness.delete_queue("q").await;
+    harness.queue("q", safe_arguments_with(&json!({ "x-dead-letter-routing-key": "nobody" }))).await;
+    harness.examine(&["q"]).await.assert_has(Warning, "dead-letter-missing", "q");
+    harness.delete_queue("q").await;
+    harness
         .queue("q", safe_arguments_with(&json!({ "x-dead-letter-routing-key": "nobody", "x-delivery-limit": 3 })))
         .await;
-    stage.examine(&["q"]).await.assert_has(Danger, "dead-letter-missing", "q");
+    harness.examine(&["q"]).await.assert_has(Danger, "dead-letter-missing", "q");
     // The dead-letter queue is checked too.
-    stage.delete_queue("q").await;
-    stage.queue_with("brief", QueueDeclareOptions::default(), json!({})).await;
-    stage.queue("q", safe_arguments_with(&json!({ "x-dead-letter-routing-key": "brief" }))).await;
-    stage.examine(&["q"]).await.assert_has(Danger, "queue-durable", "brief");
+    harness.delete_queue("q").await;
+    harness.queue_with("brief", QueueDeclareOptions::default(), json!({})).await;
+    harness.queue("q", safe_arguments_with(&json!({ "x-dead-letter-routing-key": "brief" }))).await;
+    harness.examine(&["q"]).await.assert_has(Danger, "queue-durable", "brief");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_route_without_a_queue_is_a_danger() {
-    let stage = examine_harness().await;
-    let here = stage.examine(&["orders/order.{type}"]).await;
-    here.assert_has(Danger, "exchange-missing", "orders");
-    stage.exchange("orders", Kind::Topic, json!({})).await;
-    let findings = stage.examine(&["orders/order.{type}", "nobody"]).await;
+    let harness = examine_harness().await;
+    let findings = harness.examine(&["orders/order.{type}"]).await;
+    findings.assert_has(Danger, "exchange-missing", "orders");
+    harness.exchange("orders", Kind::Topic, json!({})).await;
+    let findings = harness.examine(&["orders/order.{type}", "nobody"]).await;
     findings.assert_passed("exchange-missing", "orders");
     findings.assert_has(Danger, "route-unbound", "orders/order.{type}");
     findings.assert_has(Danger, "route-unbound", "nobody");
-    stage.queue("q", safe_arguments_with(&json!({}))).await;
-    stage.bind("orders", "invoice.*", "q").await;
-    stage.examine(&["orders/order.{type}"]).await.assert_has(Danger, "route-unbound", "orders/order.{type}");
-    stage.bind("orders", "order.paid", "q").await;
-    stage.examine(&["orders/order.{type}"]).await.assert_passed("route-unbound", "orders/order.{type}");
+    harness.queue("q", safe_arguments_with(&json!({}))).await;
+    harness.bind("orders", "invoice.*", "q").await;
+    harness.examine(&["orders/order.{type}"]).await.assert_has(Danger, "route-unbound", "orders/order.{type}");
+    harness.bind("orders", "order.paid", "q").await;
+    harness.examine(&["orders/order.{type}"]).await.assert_passed("route-unbound", "orders/order.{type}");
     // No binding matches the key; then the alternate exchange does.
-    stage.examine(&["orders/refund"]).await.assert_has(Danger, "route-unbound", "orders/refund");
-    stage.exchange("rest", Kind::Fanout, json!({})).await;
-    stage.policy("orders", "exchanges", json!({ "alternate-exchange": "rest" })).await;
-    stage.bind("rest", "", "q").await;
-    stage.examine(&["orders/refund"]).await.assert_passed("route-unbound", "orders/refund");
+    harness.examine(&["orders/refund"]).await.assert_has(Danger, "route-unbound", "orders/refund");
+    harness.exchange("rest", Kind::Fanout, json!({})).await;
+    harness.policy("orders", "exchanges", json!({ "alternate-exchange": "rest" })).await;
+    harness.bind("rest", "", "q").await;
+    harness.examine(&["orders/refund"]).await.assert_passed("route-unbound", "orders/refund");
     // Through another exchange, by headers.
-    stage.exchange("front", Kind::Fanout, json!({})).await;
-    stage.exchange("by-header", Kind::Headers, json!({})).await;
+    harness.exchange("front", Kind::Fanout, json!({})).await;
+    harness.exchange("by-header", Kind::Headers, json!({})).await;
     let options = ExchangeBindOptions::default();
     let bind =
-        stage.channel.exchange_bind("by-header".into(), "front".into(), "".into(), options, FieldTable::default());
+        harness.channel.exchange_bind("by-header".into(), "front".into(), "".into(), options, FieldTable::default());
     bind.await.expect("a binding");
-    stage.examine(&["front/"]).await.assert_has(Danger, "route-unbound", "front/");
-    stage.bind("by-header", "", "q").await;
-    stage.examine(&["front/"]).await.assert_passed("route-unbound", "front/");
+    harness.examine(&["front/"]).await.assert_has(Danger, "route-unbound", "front/");
+    harness.bind("by-header", "", "q").await;
+    harness.examine(&["front/"]).await.assert_passed("route-unbound", "front/");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_lane_needs_a_queue() {
-    let stage = examine_harness().await;
-    stage.queue("q.0", safe_arguments_with(&json!({}))).await;
-    let config = Config { lanes: Some(2), ..stage.config() };
-    let findings = stage.examine_with(config.clone(), &["q"]).await;
+    let harness = examine_harness().await;
+    harness.queue("q.0", safe_arguments_with(&json!({}))).await;
+    let config = Config { lanes: Some(2), ..harness.config() };
+    let findings = harness.examine_with(config.clone(), &["q"]).await;
     findings.assert_has(Danger, "route-unbound", "q");
     findings.assert_has(Danger, "route-unbound", "q.1");
-    stage.queue("q.1", safe_arguments_with(&json!({}))).await;
-    stage.examine_with(config, &["q"]).await.assert_passed("route-unbound", "q");
+    harness.queue("q.1", safe_arguments_with(&json!({}))).await;
+    harness.examine_with(config, &["q"]).await.assert_passed("route-unbound", "q");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_exchange_that_is_not_durable_or_internal_is_a_danger() {
-    let stage = examine_harness().await;
-    stage.queue("q", safe_arguments_with(&json!({}))).await;
+    let harness = examine_harness().await;
+    harness.queue("q", safe_arguments_with(&json!({}))).await;
     let brief = ExchangeDeclareOptions::default();
     let inner = ExchangeDeclareOptions { durable: true, internal: true, ..Default::default() };
     for (name, options) in [("brief", brief), ("inner", inner)] {
-        let declare = stage.channel.exchange_declare(name.into(), Kind::Fanout, options, FieldTable::default());
+        let declare = harness.channel.exchange_declare(name.into(), Kind::Fanout, options, FieldTable::default());
         declare.await.expect("an exchange");
-        stage.bind(name, "", "q").await;
+        harness.bind(name, "", "q").await;
     }
-    stage.exchange("lasting", Kind::Fanout, json!({})).await;
-    let findings = stage.examine(&["brief/", "inner/", "lasting/"]).await;
+    harness.exchange("lasting", Kind::Fanout, json!({})).await;
+    let findings = harness.examine(&["brief/", "inner/", "lasting/"]).await;
     findings.assert_has(Danger, "exchange-durable", "brief");
     findings.assert_has(Danger, "exchange-internal", "inner");
     findings.assert_passed("exchange-durable", "lasting");
@@ -234,8 +247,8 @@ async fn an_exchange_that_is_not_durable_or_internal_is_a_danger() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_intermediate_exchange_that_is_not_durable_is_a_danger() {
-    let stage = examine_harness().await;
-    stage
+    let harness = examine_harness().await;
+    harness
         .queue(
             "q",
             safe_arguments_with(&json!({ "x-dead-letter-exchange": "dying", "x-dead-letter-routing-key": null })),
@@ -243,18 +256,18 @@ async fn an_intermediate_exchange_that_is_not_durable_is_a_danger() {
         .await;
     for name in ["between", "rest", "dying"] {
         let options = ExchangeDeclareOptions::default();
-        let declare = stage.channel.exchange_declare(name.into(), Kind::Fanout, options, FieldTable::default());
+        let declare = harness.channel.exchange_declare(name.into(), Kind::Fanout, options, FieldTable::default());
         declare.await.expect("an exchange");
     }
-    stage.exchange("front", Kind::Topic, json!({ "alternate-exchange": "rest" })).await;
+    harness.exchange("front", Kind::Topic, json!({ "alternate-exchange": "rest" })).await;
     let options = ExchangeBindOptions::default();
     let bind =
-        stage.channel.exchange_bind("between".into(), "front".into(), "a".into(), options, FieldTable::default());
+        harness.channel.exchange_bind("between".into(), "front".into(), "a".into(), options, FieldTable::default());
     bind.await.expect("a binding");
-    stage.bind("between", "", "q").await;
-    stage.bind("rest", "", "q").await;
-    stage.bind("dying", "", "q.dead").await;
-    let findings = stage.examine(&["front/a", "front/b"]).await;
+    harness.bind("between", "", "q").await;
+    harness.bind("rest", "", "q").await;
+    harness.bind("dying", "", "q.dead").await;
+    let findings = harness.examine(&["front/a", "front/b"]).await;
     for name in ["between", "rest", "dying"] {
         findings.assert_has(Danger, "exchange-durable", name);
     }
@@ -263,14 +276,14 @@ async fn an_intermediate_exchange_that_is_not_durable_is_a_danger() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unexamined_objects_are_reported() {
-    let stage = examine_harness().await;
-    let findings = stage.examine_with(Config { management_urls: Vec::new(), ..stage.config() }, &["q"]).await;
+    let harness = examine_harness().await;
+    let findings = harness.examine_with(Config { management_urls: Vec::new(), ..harness.config() }, &["q"]).await;
     findings.assert_has(Note, "management", "management_url");
-    let findings = stage.examine(&["{topic}/x"]).await;
+    let findings = harness.examine(&["{topic}/x"]).await;
     findings.assert_has(Note, "route-unbound", "{topic}/x");
     let topology = Topology { queues: vec![Queue::new("later")], ..Topology::default() };
-    let config = Config { topology, ..stage.config() };
-    stage.examine_with(config.clone(), &[]).await.assert_has(Warning, "queue-missing", "later");
-    stage.admin(config.topology.clone()).apply().await.expect("made");
-    stage.examine_with(config, &[]).await.assert_all_passed();
+    let config = Config { topology, ..harness.config() };
+    harness.examine_with(config.clone(), &[]).await.assert_has(Warning, "queue-missing", "later");
+    harness.admin(config.topology.clone()).apply().await.expect("created");
+    harness.examine_with(config, &[]).await.assert_all_passed();
 }

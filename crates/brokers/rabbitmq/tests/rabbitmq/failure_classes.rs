@@ -25,18 +25,18 @@ struct ProxiedServer {
 impl ProxiedServer {
     async fn new() -> Self {
         let vhost = Server::shared().vhost().await;
-        let side = AmqpClient::connect(&vhost.amqp_url()).await;
-        side.quorum_queue("orders", &[]).await;
+        let client = AmqpClient::connect(&vhost.amqp_url()).await;
+        client.quorum_queue("orders", &[]).await;
         let (_, server) = vhost.amqp_url().rsplit_once('@').map(|(a, b)| (a.to_owned(), b.to_owned())).expect("a user");
         let address: SocketAddr = server.split('/').next().and_then(|host| host.parse().ok()).expect("an address");
-        Self { proxy: CutProxy::start(address).await, vhost, client: side }
+        Self { proxy: CutProxy::start(address).await, vhost, client: client }
     }
 
     async fn broker(&self, confirm_deadline: Duration) -> Publisher {
         let url = format!("amqp://guest:guest@{}/{}", self.proxy.addr(), self.vhost.name());
         Publisher::open(Config { confirm_timeout: confirm_deadline, ..Config::new(url) })
             .await
-            .expect("a configuration that works")
+            .expect("a valid configuration")
     }
 }
 
@@ -70,7 +70,7 @@ async fn an_unreachable_broker_is_an_outage_and_recovers() {
     assert!(began.elapsed() < 2 * DEADLINE, "{:?}", began.elapsed());
     let began = Instant::now();
     assert_eq!(publish(&broker, &[publication_to("orders", 2, "k")]).await, [Some(Class::Outage)]);
-    assert!(began.elapsed() < DEADLINE, "known to be away, it is told at once: {:?}", began.elapsed());
+    assert!(began.elapsed() < DEADLINE, "a known outage is reported at once: {:?}", began.elapsed());
     line.proxy.unblock();
     publish_until(&broker, &publication_to("orders", 3, "k"), None).await;
     assert_eq!(numbers(&line.client.stored("orders").await), [3], "what was an outage was not sent");
@@ -90,8 +90,8 @@ async fn a_lost_confirm_is_unknown_and_the_message_is_stored() {
         line.proxy.flow(Direction::ToClient);
     };
     tokio::join!(broker.publish(&second, &confirms), cut);
-    let told = reports.take();
-    let (_, _, Err(failure)) = &told[0] else { panic!("{told:?}") };
+    let outcomes = reports.take();
+    let (_, _, Err(failure)) = &outcomes[0] else { panic!("{outcomes:?}") };
     assert_eq!(failure.class(), Class::Unknown);
     assert_eq!(numbers(&line.client.stored("orders").await), [1, 2]);
     publish_until(&broker, &publication_to("orders", 3, "k"), None).await;
@@ -122,7 +122,7 @@ async fn abandoned_calls_leave_nothing_behind() {
     let line = ProxiedServer::new().await;
     let url = format!("amqp://guest:guest@{}/{}", line.proxy.addr(), line.vhost.name());
     let config = Config { in_flight_max: 100, ..Config::new(url) };
-    let broker = Publisher::open(config).await.expect("a configuration that works");
+    let broker = Publisher::open(config).await.expect("a valid configuration");
     publish_all(&broker, &[publication_to("orders", 1, "k")]).await;
     line.proxy.stall(Direction::ToClient);
     for call in 0..10 {
@@ -130,8 +130,8 @@ async fn abandoned_calls_leave_nothing_behind() {
         let batch: Vec<Publication> =
             (0..50).map(|number| publication_to("orders", 100 + call * 50 + number, "k")).collect();
         let confirms = reports.sender(1);
-        let given_up = tokio::time::timeout(Duration::from_millis(50), broker.publish(&batch, &confirms)).await;
-        assert!(given_up.is_err() && reports.take().is_empty());
+        let cancelled = tokio::time::timeout(Duration::from_millis(50), broker.publish(&batch, &confirms)).await;
+        assert!(cancelled.is_err() && reports.take().is_empty());
     }
     line.proxy.flow(Direction::ToClient);
     publish_until(&broker, &publication_to("orders", 2, "k"), None).await;
@@ -173,11 +173,11 @@ async fn an_unbound_address_is_blocked_and_reported_by_name() {
     broker
         .publish(&[publication_to("amq.topic/orders.eu", 1, "k"), publication_to("orders", 2, "k")], &reports.sender(1))
         .await;
-    let mut told = reports.take();
-    told.sort_by_key(|(_, index, _)| *index);
-    let (_, _, Err(failure)) = &told[0] else { panic!("{told:?}") };
+    let mut outcomes = reports.take();
+    outcomes.sort_by_key(|(_, index, _)| *index);
+    let (_, _, Err(failure)) = &outcomes[0] else { panic!("{outcomes:?}") };
     assert_eq!(failure.class(), Class::Blocked);
-    let expected = "nothing is bound to the exchange `amq.topic` for the routing key `orders.eu`";
+    let expected = "no queue is bound to exchange `amq.topic` for the routing key `orders.eu`";
     assert_eq!(failure.error_chain(), expected);
-    assert!(told[1].2.is_ok());
+    assert!(outcomes[1].2.is_ok());
 }

@@ -64,11 +64,11 @@ impl FaultyServer {
 
     /// Waits until the queue accepts no more messages.
     async fn wait_until_full(&self) {
-        let side = AmqpClient::connect(&self.vhost.amqp_url()).await;
+        let client = AmqpClient::connect(&self.vhost.amqp_url()).await;
         let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
         loop {
-            let queue = side.channel.queue_declare(ADDRESS.into(), passive, FieldTable::default()).await;
-            if queue.expect("the queue is there").message_count() >= QUEUE_LENGTH_MAX {
+            let queue = client.channel.queue_declare(ADDRESS.into(), passive, FieldTable::default()).await;
+            if queue.expect("the queue exists").message_count() >= QUEUE_LENGTH_MAX {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -81,7 +81,7 @@ impl BrokerHarness for FaultyServer {
     type Broker = Publisher;
 
     async fn broker(&self) -> Publisher {
-        Publisher::open(Config::new(self.vhost.amqp_url())).await.expect("a configuration that works")
+        Publisher::open(Config::new(self.vhost.amqp_url())).await.expect("a valid configuration")
     }
 
     async fn stored(&self, address: &str) -> Vec<RawMessage> {
@@ -105,7 +105,7 @@ impl FaultHarness for FaultyServer {
         let url = format!("amqp://guest:guest@{}/{}", self.proxy.addr(), self.vhost.name());
         let second = Duration::from_secs(1);
         let config = Config { heartbeat: second, connect_timeout: second, confirm_timeout: second, ..Config::new(url) };
-        Publisher::open(config).await.expect("a configuration that works")
+        Publisher::open(config).await.expect("a valid configuration")
     }
 
     async fn inject(&mut self, fault: Fault) {

@@ -34,7 +34,7 @@ fn long_timeouts(url: String) -> Config {
 const HEARTBEAT: Duration = Duration::from_secs(2);
 
 async fn open(config: Config) -> Publisher {
-    Publisher::open(config).await.expect("a configuration that works")
+    Publisher::open(config).await.expect("a valid configuration")
 }
 
 /// Sends rounds of one message per key, as a relay would. It repeats a message until it is confirmed, and then sends
@@ -61,10 +61,10 @@ pub(crate) async fn send_all(broker: &Publisher, first: u32, rounds: u32) -> BTr
 }
 
 /// Takes everything from the queue and compares it with the messages of [`send_all`].
-pub(crate) async fn assert_all_stored(side: &AmqpClient, first: u32, rounds: u32) {
+pub(crate) async fn assert_all_stored(client: &AmqpClient, first: u32, rounds: u32) {
     let mut first_seen: BTreeMap<String, Vec<i64>> = BTreeMap::new();
     let mut seen = BTreeSet::new();
-    for raw in side.take_all("orders").await {
+    for raw in client.take_all("orders").await {
         let received = decode(&raw);
         let number = received.seq.expect("a number");
         let sent = publication_to("orders", u32::try_from(number).expect("a number of ours"), &received.message.key);
@@ -125,8 +125,8 @@ async fn the_servers_own_size_limit_is_poison(server: &Private, broker: &Publish
 }
 
 async fn a_stalled_queue_holds_only_its_own_address(server: &Private, broker: &Publisher) {
-    let side = AmqpClient::connect(&server.amqp_url()).await;
-    side.quorum_queue("still", &[]).await;
+    let client = AmqpClient::connect(&server.amqp_url()).await;
+    client.quorum_queue("still", &[]).await;
     publish_all(broker, &[publication_to("still", 1, "a")]).await;
     // Suspends the process of the queue, as if it had no majority: it accepts messages and confirms none.
     server.ctl(&["eval", "sys:suspend('%2F_still')."]).await;
@@ -139,7 +139,7 @@ async fn a_stalled_queue_holds_only_its_own_address(server: &Private, broker: &P
     }
     server.ctl(&["eval", "sys:resume('%2F_still')."]).await;
     publish_until(broker, &publication_to("still", 20, "a"), None).await;
-    side.take_all("orders").await;
+    client.take_all("orders").await;
 }
 
 async fn an_alarm_is_an_outage_and_loses_nothing(server: &Private, broker: &Publisher, memory: bool) {
@@ -198,13 +198,13 @@ async fn a_stopped_server_loses_nothing(server: &Private, broker: &Publisher) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_cut_at_any_byte_loses_nothing() {
     let vhost = Server::shared().vhost().await;
-    let side = AmqpClient::connect(&vhost.amqp_url()).await;
-    side.quorum_queue("orders", &[]).await;
+    let client = AmqpClient::connect(&vhost.amqp_url()).await;
+    client.quorum_queue("orders", &[]).await;
     let server = Server::shared().amqp_url().rsplit_once('@').and_then(|(_, host)| host.parse::<SocketAddr>().ok());
     let proxy = CutProxy::start(server.expect("an address")).await;
     let broker = open(short_timeouts(format!("amqp://guest:guest@{}/{}", proxy.addr(), vhost.name()))).await;
     publish_until(&broker, &publication_to("orders", 1_000_000, "probe"), None).await;
-    side.take_all("orders").await;
+    client.take_all("orders").await;
     let mut seen = BTreeSet::new();
     for cut in 0..10_u32 {
         let (direction, bytes) = match cut % 2 {
@@ -215,5 +215,5 @@ async fn a_connection_cut_at_any_byte_loses_nothing() {
         seen.extend(send_all(&broker, cut * 10 * KEYS, 10).await);
     }
     assert!(seen.contains("unknown"), "{seen:?}");
-    assert_all_stored(&side, 0, 100).await;
+    assert_all_stored(&client, 0, 100).await;
 }

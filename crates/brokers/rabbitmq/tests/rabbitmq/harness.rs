@@ -29,9 +29,9 @@ pub(crate) async fn start() -> Rabbit {
         None => Server::shared().vhost().await,
     };
     let rabbit = Rabbit { vhost, private };
-    let side = AmqpClient::connect(&rabbit.vhost.amqp_url()).await;
+    let client = AmqpClient::connect(&rabbit.vhost.amqp_url()).await;
     for queue in [ADDRESS, "archive"] {
-        side.quorum_queue(queue, &[]).await;
+        client.quorum_queue(queue, &[]).await;
     }
     if crashes {
         // A quorum queue that is killed soon after its creation may be empty after a restart. Nothing reports when it
@@ -47,7 +47,7 @@ impl BrokerHarness for Rabbit {
 
     async fn broker(&self) -> Publisher {
         let config = Config { message_bytes_max: 1 << 20, ..Config::new(self.vhost.amqp_url()) };
-        Publisher::open(config).await.expect("a configuration that works")
+        Publisher::open(config).await.expect("a valid configuration")
     }
 
     async fn stored(&self, address: &str) -> Vec<RawMessage> {
@@ -115,7 +115,7 @@ impl AmqpClient {
     }
 
     async fn get(&self, queue: &str) -> Option<BasicGetMessage> {
-        self.channel.basic_get(queue.into(), BasicGetOptions::default()).await.expect("the queue is there")
+        self.channel.basic_get(queue.into(), BasicGetOptions::default()).await.expect("the queue exists")
     }
 }
 

@@ -30,8 +30,8 @@ struct PublishTest {
 impl PublishTest {
     async fn new() -> Self {
         let vhost = Server::shared().vhost().await;
-        let side = AmqpClient::connect(&vhost.amqp_url()).await;
-        Self { vhost, client: side }
+        let client = AmqpClient::connect(&vhost.amqp_url()).await;
+        Self { vhost, client: client }
     }
 
     fn config(&self) -> Config {
@@ -39,7 +39,7 @@ impl PublishTest {
     }
 
     async fn broker(&self) -> Publisher {
-        Publisher::open(self.config()).await.expect("a configuration that works")
+        Publisher::open(self.config()).await.expect("a valid configuration")
     }
 
     async fn exchange(&self, name: &str, kind: ExchangeKind) {
@@ -140,7 +140,7 @@ async fn a_missing_exchange_blocks_only_its_own_messages_until_it_exists() {
     let rest: Vec<Publication> = batch.iter().skip(1).step_by(2).cloned().collect();
     publish_all(&broker, &rest).await;
     assert_eq!(place.client.stored("late").await.len(), 100);
-    assert_eq!(place.client.stored("orders").await.len(), 100, "nobody else's channel was closed");
+    assert_eq!(place.client.stored("orders").await.len(), 100, "no other channel was closed");
 }
 
 #[tokio::test]
@@ -175,7 +175,7 @@ async fn every_kind_of_exchange_routes() {
     place.bind("c", "to-all", "", FieldTable::default()).await;
     place.bind("d", "by-headers", "", matching).await;
     let config = Config { exchange: "by-topic".to_owned(), ..place.config() };
-    let broker = Publisher::open(config).await.expect("a configuration that works");
+    let broker = Publisher::open(config).await.expect("a valid configuration");
     let batch = [
         publication_to("orders.eu", 1, "k"),
         publication_to("by-key/orders", 2, "k"),
@@ -200,7 +200,7 @@ async fn lanes_are_the_last_word_of_the_routing_key() {
         place.bind(&format!("lane-{lane}"), "events", &format!("orders.{lane}"), FieldTable::default()).await;
     }
     let config = Config { lanes: Some(3), ..place.config() };
-    let broker = Publisher::open(config).await.expect("a configuration that works");
+    let broker = Publisher::open(config).await.expect("a valid configuration");
     let mut expected: BTreeMap<u16, Vec<i64>> = BTreeMap::new();
     let batch: Vec<Publication> = (0..30)
         .map(|number| {
@@ -228,7 +228,7 @@ async fn properties_and_the_routes_own_headers_are_sent() {
     let sent = Publication { headers: Arc::new(HeaderRules { add, rename }), ..sent };
     publish_all(&place.broker().await, std::slice::from_ref(&sent)).await;
     let got =
-        place.client.channel.basic_get("orders".into(), BasicGetOptions::default()).await.expect("the queue is there");
+        place.client.channel.basic_get("orders".into(), BasicGetOptions::default()).await.expect("the queue exists");
     let properties = &got.as_ref().expect("a message").delivery.properties;
     let id = sent.message.id.to_string();
     assert_eq!(properties.message_id().as_ref().map(ToString::to_string), Some(id.clone()));
@@ -283,7 +283,7 @@ async fn several_channels_keep_each_key_in_order() {
     let place = PublishTest::new().await;
     place.client.quorum_queue("orders", &[]).await;
     let config = Config { channels_per_exchange: 4, in_flight_max: 50, ..place.config() };
-    let broker = Publisher::open(config).await.expect("a configuration that works");
+    let broker = Publisher::open(config).await.expect("a valid configuration");
     let batch: Vec<Publication> =
         (0..1_000).map(|number| publication_to("orders", number, &format!("k-{}", number % 10))).collect();
     publish_all(&broker, &batch).await;

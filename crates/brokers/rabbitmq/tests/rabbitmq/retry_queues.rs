@@ -10,7 +10,7 @@ use relevo_broker_rabbitmq::{GroupConsumer, Membership, Queue, retry_queue_name}
 use relevo_conformance::broker::harness::{
     ADDRESS, BrokerHarness as _, assert_idle, number, publication, publish_all, receive, stale, tags, within_timeout,
 };
-use relevo_core::{AckOutcome, BrokerConsumer, Class, Delivery, RawMessage};
+use relevo_core::{AckOutcome, BrokerConsumer, Class, DelayedRetry as _, Delivery, RawMessage};
 use serde_json::{Value, json};
 
 use crate::consumer_harness::{EXCHANGE, Groups, retry};
@@ -22,7 +22,7 @@ async fn acknowledge(consumer: &impl BrokerConsumer, delivery: &Delivery) {
 }
 
 async fn retry_one(consumer: &impl BrokerConsumer, delivery: &Delivery, after: Duration) {
-    assert_eq!(retry(consumer, &[delivery.tag], after).await.expect("it waits"), []);
+    assert_eq!(retry(consumer, &[delivery.tag], after).await.expect("moved to a retry queue"), []);
 }
 
 /// The `x-death` header that the broker adds.
@@ -34,8 +34,8 @@ fn deaths(raw: &RawMessage) -> Vec<Value> {
 /// A queue without lanes, with retry delays of 200 ms and 1 s.
 async fn single_queue() -> (Groups, Queue) {
     let groups = Groups::shared().await;
-    let rungs = vec![Duration::from_millis(200), Duration::from_secs(1)];
-    let queue = Queue { lanes: None, single_active_consumer: true, retry_delays: rungs, ..groups.queue(QUEUE) };
+    let delays = vec![Duration::from_millis(200), Duration::from_secs(1)];
+    let queue = Queue { lanes: None, single_active_consumer: true, retry_delays: delays, ..groups.queue(QUEUE) };
     groups.declare(&queue, ADDRESS).await;
     (groups, queue)
 }
@@ -123,7 +123,7 @@ async fn a_retried_message_comes_after_its_delay_and_holds_back_nothing() {
     publish_all(&broker, &[publication(1, "a"), publication(2, "a")]).await;
     let first = groups.member(&queue, Membership::default()).await;
     let held = receive(&first, 2).await;
-    let delay = *queue.retry_delays.last().expect("there are rungs");
+    let delay = *queue.retry_delays.last().expect("there are retry delays");
     retry_one(&first, &held[0], delay).await;
     acknowledge(&first, &held[1]).await;
     let lag = within_timeout(first.lag()).await.expect("a number per lane");
@@ -166,28 +166,28 @@ async fn a_message_that_expired_from_its_own_queue_is_not_dropped_as_a_cycle() {
 #[tokio::test]
 async fn with_its_death_history_the_broker_silently_drops_a_message() {
     let (groups, queue) = single_queue().await;
-    let (side, rung) = (groups.client().await, retry_queue_name(QUEUE, queue.retry_delays[0]));
-    side.publish("", &rung, expired_in_own_queue(), b"dropped").await;
-    side.publish("", &rung, BasicProperties::default(), b"returned").await;
+    let (client, retry_queue) = (groups.client().await, retry_queue_name(QUEUE, queue.retry_delays[0]));
+    client.publish("", &retry_queue, expired_in_own_queue(), b"dropped").await;
+    client.publish("", &retry_queue, BasicProperties::default(), b"returned").await;
     let consumer = GroupConsumer::open(&groups.config(), &queue, Membership::default()).await.expect("a consumer");
     // A retry queue is first in, first out.
     assert_eq!(&*receive(&consumer, 1).await[0].raw.payload, b"returned");
     assert_idle(&consumer).await;
-    assert_eq!(side.ready(&rung).await, 0);
+    assert_eq!(client.ready(&retry_queue).await, 0);
 }
 
 #[tokio::test]
 async fn a_missing_retry_queue_keeps_the_message_outstanding_until_it_is_created() {
     let (groups, queue) = single_queue().await;
     publish_plain(&groups, BasicProperties::default(), b"x").await;
-    let rung = retry_queue_name(QUEUE, queue.retry_delays[0]);
-    let side = groups.client().await;
-    side.channel.queue_delete(rung.as_str().into(), QueueDeleteOptions::default()).await.expect("deleted");
+    let retry_queue = retry_queue_name(QUEUE, queue.retry_delays[0]);
+    let client = groups.client().await;
+    client.channel.queue_delete(retry_queue.as_str().into(), QueueDeleteOptions::default()).await.expect("deleted");
     let consumer = GroupConsumer::open(&groups.config(), &queue, Membership::default()).await.expect("a consumer");
     let held = receive(&consumer, 1).await.remove(0);
-    let failure = retry(&consumer, &[held.tag], Duration::ZERO).await.expect_err("no rung");
+    let failure = retry(&consumer, &[held.tag], Duration::ZERO).await.expect_err("no retry queue");
     assert_eq!(failure.class(), Class::Blocked);
-    assert!(failure.error_chain().contains(&rung), "{}", failure.error_chain());
+    assert!(failure.error_chain().contains(&retry_queue), "{}", failure.error_chain());
     groups.declare(&queue, ADDRESS).await;
     // The same call again.
     retry_one(&consumer, &held, Duration::ZERO).await;
@@ -200,9 +200,9 @@ async fn a_retry_that_fails_holds_back_no_other() {
     for payload in [b"1", b"2"] {
         publish_plain(&groups, BasicProperties::default(), payload).await;
     }
-    let rung = retry_queue_name(QUEUE, queue.retry_delays[0]);
-    let side = groups.client().await;
-    side.channel.queue_delete(rung.as_str().into(), QueueDeleteOptions::default()).await.expect("deleted");
+    let retry_queue = retry_queue_name(QUEUE, queue.retry_delays[0]);
+    let client = groups.client().await;
+    client.channel.queue_delete(retry_queue.as_str().into(), QueueDeleteOptions::default()).await.expect("deleted");
     let consumer = GroupConsumer::open(&groups.config(), &queue, Membership::default()).await.expect("a consumer");
     let held = receive(&consumer, 2).await;
     let broker = consumer.delayed_retry().expect("RabbitMQ has delayed retries");
@@ -211,7 +211,7 @@ async fn a_retry_that_fails_holds_back_no_other() {
     let outcomes = within_timeout(broker.retry_later(&retries)).await;
     let [AckOutcome::Failed(failure), AckOutcome::Acknowledged] = &outcomes[..] else { panic!("{outcomes:?}") };
     assert_eq!(failure.class(), Class::Blocked);
-    assert!(failure.error_chain().contains(&rung), "{}", failure.error_chain());
+    assert!(failure.error_chain().contains(&retry_queue), "{}", failure.error_chain());
     assert_eq!(receive(&consumer, 1).await[0].retry_count, 1);
     groups.declare(&queue, ADDRESS).await;
     let outcomes = within_timeout(broker.retry_later(&retries)).await;
@@ -224,7 +224,7 @@ async fn a_delayed_message_is_delivered_when_the_retry_queues_are_removed() {
     let groups = Groups::shared().await;
     let queue = Queue { lanes: None, retry_delays: vec![], ..groups.queue(QUEUE) };
     groups.declare(&queue, ADDRESS).await;
-    let left = table([("relevo-pause-left-ms", AMQPValue::LongLongInt(60_000))]);
+    let left = table([("relevo-delay-left-ms", AMQPValue::LongLongInt(60_000))]);
     publish_plain(&groups, BasicProperties::default().with_headers(left), b"x").await;
     let consumer = GroupConsumer::open(&groups.config(), &queue, Membership::default()).await.expect("a consumer");
     assert_eq!(&*receive(&consumer, 1).await[0].raw.payload, b"x");
@@ -238,7 +238,11 @@ async fn without_retry_queues_no_message_is_retried_or_lost() {
     publish_plain(&groups, BasicProperties::default(), b"x").await;
     let consumer = GroupConsumer::open(&groups.config(), &queue, Membership::default()).await.expect("a consumer");
     let held = receive(&consumer, 1).await.remove(0);
-    let failure = retry(&consumer, &[held.tag], Duration::ZERO).await.expect_err("nowhere to go");
+    assert!(consumer.delayed_retry().is_none(), "the inbox must not rely on retries of the broker");
+    let failure = match consumer.retry_later(&[(held.tag, Duration::ZERO)]).await.remove(0) {
+        AckOutcome::Failed(failure) => failure,
+        outcome => panic!("{outcome:?}"),
+    };
     assert_eq!(failure.class(), Class::Blocked);
     acknowledge(&consumer, &held).await;
 }
@@ -249,8 +253,8 @@ async fn a_moved_message_neither_expires_nor_is_copied() {
     /// Longer than a busy machine needs to receive the message.
     const EXPIRES: Duration = Duration::from_secs(6);
     let (groups, queue) = single_queue().await;
-    let side = groups.client().await;
-    side.quorum_queue("elsewhere", &[]).await;
+    let client = groups.client().await;
+    client.quorum_queue("elsewhere", &[]).await;
     let mut copied = FieldArray::default();
     copied.push(AMQPValue::LongString("elsewhere".into()));
     let properties = BasicProperties::default()
@@ -269,7 +273,7 @@ async fn a_moved_message_neither_expires_nor_is_copied() {
     assert_eq!(header("expiration").map(|value| &**value), Some(EXPIRES.as_millis().to_string().as_bytes()));
     assert_eq!(header("user-id").map(|value| &**value), Some(&b"guest"[..]));
     // The copies went through the default exchange, where `elsewhere` is the name of that queue.
-    assert_eq!(side.ready("elsewhere").await, 0);
+    assert_eq!(client.ready("elsewhere").await, 0);
 }
 
 #[tokio::test]

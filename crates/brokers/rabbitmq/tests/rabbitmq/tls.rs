@@ -62,7 +62,7 @@ fn identity(pair: &Pair) -> Identity {
 }
 
 async fn open(config: Config) -> Publisher {
-    Publisher::open(config).await.expect("a configuration that works")
+    Publisher::open(config).await.expect("a valid configuration")
 }
 
 /// Publishes a message. Returns its failure class and error text.
@@ -77,10 +77,10 @@ async fn outcome_of(broker: &Publisher) -> Option<(Class, String)> {
 async fn outcomes_of(broker: &Publisher, batch: &[Publication]) -> Vec<Option<(Class, String)>> {
     let reports = OutcomeReceiver::default();
     broker.publish(batch, &reports.sender(1)).await;
-    let mut told = reports.take();
-    told.sort_by_key(|(_, index, _)| *index);
-    let told = told.into_iter();
-    told.map(|(_, _, outcome)| outcome.err().map(|failure| (failure.class(), failure.error_chain()))).collect()
+    let mut outcomes = reports.take();
+    outcomes.sort_by_key(|(_, index, _)| *index);
+    let outcomes = outcomes.into_iter();
+    outcomes.map(|(_, _, outcome)| outcome.err().map(|failure| (failure.class(), failure.error_chain()))).collect()
 }
 
 async fn connect_outcome(config: Config) -> Option<(Class, String)> {
@@ -95,8 +95,8 @@ async fn outcome_after_resets(config: Config) -> Option<(Class, String)> {
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
         match outcome_of(&broker).await {
-            Some((Class::Outage, why)) => assert!(Instant::now() < deadline, "nothing but resets: {why}"),
-            told => return told,
+            Some((Class::Outage, reason)) => assert!(Instant::now() < deadline, "nothing but resets: {reason}"),
+            outcomes => return outcomes,
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -132,7 +132,7 @@ async fn a_trusted_certificate_is_accepted(guarded: &TlsServer) {
     assert_eq!(connect_outcome(guarded.config()).await, None, "with user and password");
     let mut config = guarded.config();
     config.tls.sasl_external = true;
-    config.password = Some("not looked at".to_owned());
+    config.password = Some("ignored".to_owned());
     assert_eq!(connect_outcome(config).await, None, "the certificate instead of user and password");
 }
 
@@ -143,11 +143,11 @@ async fn client_certificates_are_classified(guarded: &TlsServer) {
         config
     };
     let of = |fault| Some(identity(&guarded.certs.pair(Holder::Client, fault)));
-    assert_eq!(outcome_after_resets(with(None)).await, Some(blocked("RabbitMQ wants a client certificate")));
+    assert_eq!(outcome_after_resets(with(None)).await, Some(blocked("RabbitMQ requires a client certificate")));
     let refused = "RabbitMQ refuses the client certificate: ";
     let expired = blocked(&format!("{refused}it is expired"));
     assert_eq!(outcome_after_resets(with(of(Fault::Expired))).await, Some(expired));
-    let foreign = blocked(&format!("{refused}it is from an authority that it does not trust"));
+    let foreign = blocked(&format!("{refused}its issuer is not trusted"));
     assert_eq!(outcome_after_resets(with(of(Fault::Foreign))).await, Some(foreign));
 }
 
@@ -189,12 +189,14 @@ async fn permissions_are_classified(guarded: &TlsServer) {
     let broker = open(Config { user, password, ..guarded.config() }).await;
     let (class, sentence) = outcome_of(&broker).await.expect("a refusal");
     assert_eq!(class, Class::Blocked);
-    assert!(sentence.starts_with("RabbitMQ does not permit it: ACCESS_REFUSED"), "{sentence}");
+    assert!(sentence.starts_with("RabbitMQ denies access: ACCESS_REFUSED"), "{sentence}");
     // No queue is bound where the user may write. The different error shows that the other route works.
-    let told = outcomes_of(&broker, &[publication_to("orders", 1, "k"), publication_to("amq.fanout/", 2, "l")]).await;
-    let sentences: Vec<&str> = told.iter().map(|told| told.as_ref().map_or("", |(_, why)| why)).collect();
-    assert!(sentences[0].starts_with("RabbitMQ does not permit it: ACCESS_REFUSED"), "{sentences:?}");
-    assert_eq!(sentences[1], "nothing is bound to the exchange `amq.fanout` for the routing key ``");
+    let outcomes =
+        outcomes_of(&broker, &[publication_to("orders", 1, "k"), publication_to("amq.fanout/", 2, "l")]).await;
+    let sentences: Vec<&str> =
+        outcomes.iter().map(|outcomes| outcomes.as_ref().map_or("", |(_, reason)| reason)).collect();
+    assert!(sentences[0].starts_with("RabbitMQ denies access: ACCESS_REFUSED"), "{sentences:?}");
+    assert_eq!(sentences[1], "no queue is bound to exchange `amq.fanout` for the routing key ``");
     guarded.ctl(&["set_permissions", "reader", "", ".*", ".*"]).await;
     assert_recovers(&broker).await;
     topics_are_classified(guarded, &broker).await;
@@ -202,8 +204,8 @@ async fn permissions_are_classified(guarded: &TlsServer) {
 
 /// Permissions by routing key: a refused message does not affect others of its exchange.
 async fn topics_are_classified(guarded: &TlsServer, broker: &Publisher) {
-    let side = AmqpClient::connect(&guarded.server.amqp_url()).await;
-    let bound = side.channel.queue_bind(
+    let client = AmqpClient::connect(&guarded.server.amqp_url()).await;
+    let bound = client.channel.queue_bind(
         "orders".into(),
         "amq.topic".into(),
         "#".into(),
@@ -217,11 +219,11 @@ async fn topics_are_classified(guarded: &TlsServer, broker: &Publisher) {
             publication_to("amq.topic/secret", 100 + number, "k"),
             publication_to("amq.topic/open", 200 + number, "l"),
         ];
-        let told = outcomes_of(broker, &[secret, open.clone()]).await;
-        let (class, why) = told[0].as_ref().expect("a refusal");
-        assert!(*class == Class::Blocked && why.contains("access to topic 'secret'"), "{told:?}");
+        let outcomes = outcomes_of(broker, &[secret, open.clone()]).await;
+        let (class, reason) = outcomes[0].as_ref().expect("a refusal");
+        assert!(*class == Class::Blocked && reason.contains("access to topic 'secret'"), "{outcomes:?}");
         // It may be lost with the channel, and is published again.
-        assert!(told[1].as_ref().is_none_or(|(class, _)| *class == Class::Unknown), "{told:?}");
+        assert!(outcomes[1].as_ref().is_none_or(|(class, _)| *class == Class::Unknown), "{outcomes:?}");
         assert_eq!(outcomes_of(broker, &[open]).await, [None]);
     }
     guarded.ctl(&["clear_topic_permissions", "reader"]).await;
@@ -249,7 +251,7 @@ async fn another_protocol_is_noticed(guarded: &TlsServer) {
     let config = Config { urls: vec![plain], ..guarded.config() };
     assert_eq!(
         connect_outcome(config).await,
-        Some(blocked("RabbitMQ cannot be talked to: it does not speak TLS there"))
+        Some(blocked("the handshake with RabbitMQ failed: the port does not use TLS"))
     );
 }
 
@@ -257,7 +259,7 @@ async fn another_protocol_is_noticed(guarded: &TlsServer) {
 async fn server_certificates_are_classified(guarded: &TlsServer) {
     let mut config = guarded.config();
     config.tls.ca = Some(std::fs::read_to_string(guarded.certs.foreign_ca()).expect("a file"));
-    let foreign = blocked("the certificate of RabbitMQ is from an authority that is not trusted");
+    let foreign = blocked("the certificate of RabbitMQ has an issuer that is not trusted");
     assert_eq!(connect_outcome(config).await, Some(foreign.clone()));
     let mut config = guarded.config();
     config.tls.ca = None;

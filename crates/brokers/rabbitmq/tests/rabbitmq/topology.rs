@@ -54,14 +54,14 @@ fn topology() -> Topology {
     }
 }
 
-fn states(pieces: &[TopologyItem]) -> Vec<&TopologyStatus> {
-    let mut states: Vec<_> = pieces.iter().map(|piece| &piece.status).collect();
+fn states(items: &[TopologyItem]) -> Vec<&TopologyStatus> {
+    let mut states: Vec<_> = items.iter().map(|item| &item.status).collect();
     states.dedup();
     states
 }
 
-fn state_of<'a>(pieces: &'a [TopologyItem], name: &str) -> &'a TopologyStatus {
-    &pieces.iter().find(|piece| piece.name == name).unwrap_or_else(|| panic!("no {name} in {pieces:#?}")).status
+fn state_of<'a>(items: &'a [TopologyItem], name: &str) -> &'a TopologyStatus {
+    &items.iter().find(|item| item.name == name).unwrap_or_else(|| panic!("no {name} in {items:#?}")).status
 }
 
 fn differences_of(state: &TopologyStatus) -> Vec<String> {
@@ -73,24 +73,24 @@ fn differences_of(state: &TopologyStatus) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn missing_items_are_created_once() {
-    let stage = TopologyHarness::new().await;
-    let admin = stage.admin(topology());
+    let harness = TopologyHarness::new().await;
+    let admin = harness.admin(topology());
     let plan = admin.plan().await.expect("a plan");
     // The feature flag belongs to the broker, and is enabled.
     assert_eq!(states(&plan), [&TopologyStatus::Unchanged, &TopologyStatus::Missing], "{plan:#?}");
     assert_eq!(state_of(&plan, "feature flag `stream_queue`"), &TopologyStatus::Unchanged);
-    let made = admin.apply().await.expect("made");
+    let made = admin.apply().await.expect("created");
     assert_eq!(states(&made), [&TopologyStatus::Unchanged, &TopologyStatus::Created], "{made:#?}");
     assert_eq!(made.len(), plan.len());
-    for pieces in [admin.plan().await.expect("a plan"), admin.apply().await.expect("nothing to make")] {
-        assert_eq!(states(&pieces), [&TopologyStatus::Unchanged], "{pieces:#?}");
+    for items in [admin.plan().await.expect("a plan"), admin.apply().await.expect("nothing to make")] {
+        assert_eq!(states(&items), [&TopologyStatus::Unchanged], "{items:#?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn item_names_describe_each_item() {
-    let stage = TopologyHarness::new().await;
-    let plan = stage.admin(topology()).plan().await.expect("a plan");
+    let harness = TopologyHarness::new().await;
+    let plan = harness.admin(topology()).plan().await.expect("a plan");
     for name in [
         "policy `limits`",
         "exchange `orders`",
@@ -107,13 +107,13 @@ async fn item_names_describe_each_item() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn differences_are_reported_and_nothing_is_changed() {
-    let stage = TopologyHarness::new().await;
-    stage.queue("audit", json!({ "x-queue-type": "classic", "x-max-length": 7 })).await;
-    stage.exchange("orders", Kind::Direct, json!({})).await;
-    let admin = stage.admin(topology());
-    for pieces in [admin.plan().await.expect("a plan"), admin.apply().await.expect("a refusal, told")] {
-        let queue = differences_of(state_of(&pieces, "queue `audit`"));
-        let wanted = [
+    let harness = TopologyHarness::new().await;
+    harness.queue("audit", json!({ "x-queue-type": "classic", "x-max-length": 7 })).await;
+    harness.exchange("orders", Kind::Direct, json!({})).await;
+    let admin = harness.admin(topology());
+    for items in [admin.plan().await.expect("a plan"), admin.apply().await.expect("the differences")] {
+        let queue = differences_of(state_of(&items, "queue `audit`"));
+        let expected = [
             "`x-queue-type` is classic, wanted quorum",
             "`x-dead-letter-exchange` is not set, wanted \"\"",
             "`x-dead-letter-routing-key` is not set, wanted audit.dead",
@@ -123,62 +123,62 @@ async fn differences_are_reported_and_nothing_is_changed() {
             "`x-overflow` is not set, wanted reject-publish",
             "`x-single-active-consumer` is not set, wanted true",
         ];
-        assert_eq!(queue, wanted);
-        let exchange = differences_of(state_of(&pieces, "exchange `orders`"));
+        assert_eq!(queue, expected);
+        let exchange = differences_of(state_of(&items, "exchange `orders`"));
         assert_eq!(exchange, ["`type` is direct, wanted topic", "`alternate-exchange` is not set, wanted rest"]);
         // One item differs, so nothing is created.
-        assert_eq!(state_of(&pieces, "exchange `rest`"), &TopologyStatus::Missing);
-        assert_eq!(state_of(&pieces, "policy `limits`"), &TopologyStatus::Missing);
+        assert_eq!(state_of(&items, "exchange `rest`"), &TopologyStatus::Missing);
+        assert_eq!(state_of(&items, "policy `limits`"), &TopologyStatus::Missing);
     }
     // After an operator has fixed it, the rest is created.
-    stage.delete_queue("audit").await;
-    stage.channel.exchange_delete("orders".into(), ExchangeDeleteOptions::default()).await.expect("deleted");
-    let made = admin.apply().await.expect("made");
+    harness.delete_queue("audit").await;
+    harness.channel.exchange_delete("orders".into(), ExchangeDeleteOptions::default()).await.expect("deleted");
+    let made = admin.apply().await.expect("created");
     assert_eq!(states(&made), [&TopologyStatus::Unchanged, &TopologyStatus::Created], "{made:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_policy_changed_by_hand_is_reported_and_kept() {
-    let stage = TopologyHarness::new().await;
+    let harness = TopologyHarness::new().await;
     let mut topology = topology();
-    stage.admin(topology.clone()).apply().await.expect("made");
+    harness.admin(topology.clone()).apply().await.expect("created");
     topology.policies[0].priority = 4;
     topology.policies[0].definition.insert("max-length".to_owned(), json!(11));
-    let admin = stage.admin(topology);
-    for pieces in [admin.apply().await.expect("a refusal, told"), admin.plan().await.expect("a plan")] {
-        let policy = differences_of(state_of(&pieces, "policy `limits`"));
+    let admin = harness.admin(topology);
+    for items in [admin.apply().await.expect("the differences"), admin.plan().await.expect("a plan")] {
+        let policy = differences_of(state_of(&items, "policy `limits`"));
         assert_eq!(policy, ["`priority` is 3, wanted 4", "`max-length` is 10, wanted 11"]);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn concurrent_applies_are_safe() {
-    let stage = TopologyHarness::new().await;
-    let (one, other) = (stage.admin(topology()), stage.admin(topology()));
+    let harness = TopologyHarness::new().await;
+    let (one, other) = (harness.admin(topology()), harness.admin(topology()));
     let (one, other) = tokio::join!(one.apply(), other.apply());
-    for pieces in [one.expect("made"), other.expect("made")] {
-        let there = |piece: &TopologyItem| matches!(piece.status, TopologyStatus::Created | TopologyStatus::Unchanged);
-        assert!(pieces.iter().all(there), "{pieces:#?}");
+    for items in [one.expect("created"), other.expect("created")] {
+        let there = |item: &TopologyItem| matches!(item.status, TopologyStatus::Created | TopologyStatus::Unchanged);
+        assert!(items.iter().all(there), "{items:#?}");
     }
-    let plan = stage.admin(topology()).plan().await.expect("a plan");
+    let plan = harness.admin(topology()).plan().await.expect("a plan");
     assert_eq!(states(&plan), [&TopologyStatus::Unchanged], "{plan:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_management_api_missing_items_are_created_and_others_declared() {
-    let stage = TopologyHarness::new().await;
+    let harness = TopologyHarness::new().await;
     let topology = Topology { policies: Vec::new(), ..topology() };
-    let config = Config { management_urls: Vec::new(), topology: topology.clone(), ..stage.config() };
+    let config = Config { management_urls: Vec::new(), topology: topology.clone(), ..harness.config() };
     let admin = Admin::new(config.clone()).expect("no policies, no need of the management API");
     let plan = admin.plan().await.expect("a plan");
     assert_eq!(state_of(&plan, "queue `billing.0`"), &TopologyStatus::Missing);
     let binding = "binding of queue `old` to `direct` by `old`";
     assert_eq!(
-        state_of(&plan, &format!("{binding} (it cannot be seen without the management API)")),
+        state_of(&plan, &format!("{binding} (not visible without the management API)")),
         &TopologyStatus::Unknown
     );
-    let made = admin.apply().await.expect("made");
-    let hidden = "feature flag `stream_queue` (it cannot be seen without the management API)";
+    let made = admin.apply().await.expect("created");
+    let hidden = "feature flag `stream_queue` (not visible without the management API)";
     assert_eq!(state_of(&made, hidden), &TopologyStatus::Unknown);
     assert_eq!(
         (state_of(&made, "queue `billing.0`"), state_of(&made, binding)),
@@ -187,17 +187,17 @@ async fn without_the_management_api_missing_items_are_created_and_others_declare
     // Existing items that cannot be compared are not reported as matching.
     let plan = admin.plan().await.expect("a plan");
     assert_eq!(states(&plan), [&TopologyStatus::Unknown], "{plan:#?}");
-    state_of(&plan, "queue `billing.0` (it is there; its settings cannot be compared without the management API)");
+    state_of(&plan, "queue `billing.0` (exists; its settings are not visible without the management API)");
     // Nothing visible is missing; a deleted binding is created again anyway.
-    stage.unbind("direct", "old", "old").await;
-    let declared = admin.apply().await.expect("made");
+    harness.unbind("direct", "old", "old").await;
+    let declared = admin.apply().await.expect("created");
     assert_eq!(
         states(&declared),
         [&TopologyStatus::Unknown, &TopologyStatus::Unchanged],
         "only the flag is not known: {declared:#?}"
     );
     // The management API shows that everything exists, including the bindings.
-    let plan = stage.admin(topology).plan().await.expect("a plan");
+    let plan = harness.admin(topology).plan().await.expect("a plan");
     assert_eq!(states(&plan), [&TopologyStatus::Unchanged], "{plan:#?}");
 }
 
@@ -207,11 +207,11 @@ type Change = (&'static str, fn(&mut Topology));
 /// The state `same` after `apply` without the management API depends on this.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redeclaration_is_compared_by_the_broker_for_each_setting() {
-    let stage = TopologyHarness::new().await;
+    let harness = TopologyHarness::new().await;
     let topology = Topology { policies: Vec::new(), ..topology() };
-    let config = Config { management_urls: Vec::new(), topology, ..stage.config() };
-    Admin::new(config.clone()).expect("a topology that can be").apply().await.expect("made");
-    stage.delete_queue("old").await;
+    let config = Config { management_urls: Vec::new(), topology, ..harness.config() };
+    Admin::new(config.clone()).expect("a valid topology").apply().await.expect("created");
+    harness.delete_queue("old").await;
     let others: [Change; 7] = [
         ("x-max-length", |topology| topology.queues[1].max_length = Some(5)),
         ("x-delivery-limit", |topology| topology.queues[1].delivery_limit = Some(5)),
@@ -224,7 +224,7 @@ async fn a_redeclaration_is_compared_by_the_broker_for_each_setting() {
     for (setting, change) in others {
         let mut other = config.clone();
         change(&mut other.topology);
-        let admin = Admin::new(other).expect("a topology that can be");
+        let admin = Admin::new(other).expect("a valid topology");
         let refused: Failure = admin.apply().await.expect_err(setting);
         assert_eq!(refused.class(), Class::Blocked);
         assert!(refused.error_chain().contains(setting), "{setting}: {}", refused.error_chain());
@@ -235,17 +235,17 @@ async fn a_redeclaration_is_compared_by_the_broker_for_each_setting() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_exclusive_queue_of_another_connection_is_no_outage() {
-    let stage = TopologyHarness::new().await;
+    let harness = TopologyHarness::new().await;
     let options = QueueDeclareOptions { exclusive: true, ..QueueDeclareOptions::default() };
-    stage.queue_with("audit", options, json!({})).await;
+    harness.queue_with("audit", options, json!({})).await;
     let topology = Topology { queues: vec![Queue::new("audit")], ..Topology::default() };
-    let seen = stage.admin(topology.clone()).plan().await.expect("a plan");
+    let seen = harness.admin(topology.clone()).plan().await.expect("a plan");
     assert!(
         differences_of(state_of(&seen, "queue `audit`")).contains(&"`exclusive` is true, wanted false".to_owned()),
         "{seen:#?}"
     );
     // Over AMQP the server reports it with a separate code.
-    let without = Config { management_urls: Vec::new(), topology, ..stage.config() };
+    let without = Config { management_urls: Vec::new(), topology, ..harness.config() };
     let refused = Admin::new(without).expect("a configuration").plan().await.expect_err("it is locked");
     assert_eq!(refused.class(), Class::Blocked, "{}", refused.error_chain());
     assert!(
@@ -254,34 +254,34 @@ async fn an_exclusive_queue_of_another_connection_is_no_outage() {
         refused.error_chain()
     );
     let queue = Queue::new("audit");
-    let consumer = GroupConsumer::open(&stage.config(), &queue, Membership::default()).await.expect("a consumer");
+    let consumer = GroupConsumer::open(&harness.config(), &queue, Membership::default()).await.expect("a consumer");
     let failure = within_timeout(consumer.receive(1)).await.expect_err("it is locked");
     assert_eq!(failure.class(), Class::Blocked, "{}", failure.error_chain());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_impossible_topology_is_rejected_before_connecting() {
-    let stage = TopologyHarness::new().await;
-    let without = Config { management_urls: Vec::new(), topology: topology(), ..stage.config() };
+    let harness = TopologyHarness::new().await;
+    let without = Config { management_urls: Vec::new(), topology: topology(), ..harness.config() };
     let long = Config {
         topology: Topology { queues: vec![Queue::new("q".repeat(255))], ..Topology::default() },
-        ..stage.config()
+        ..harness.config()
     };
-    let elsewhere = Config { management_urls: vec!["ftp://localhost".to_owned()], ..stage.config() };
-    for config in [without, long, elsewhere] {
+    let other_scheme = Config { management_urls: vec!["ftp://localhost".to_owned()], ..harness.config() };
+    for config in [without, long, other_scheme] {
         assert!(matches!(Admin::new(config), Err(Error::Config(_))));
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refusing_and_an_unreachable_management_api_are_distinguished() {
-    let stage = TopologyHarness::new().await;
+    let harness = TopologyHarness::new().await;
     let with =
-        |url: String| Admin::new(Config { management_urls: vec![url], ..stage.config() }).expect("a configuration");
-    let url = stage.vhost.management_url().to_owned();
+        |url: String| Admin::new(Config { management_urls: vec![url], ..harness.config() }).expect("a configuration");
+    let url = harness.vhost.management_url().to_owned();
     let refused = with(url.replace("guest:guest", "guest:wrong")).plan().await.expect_err("a wrong password");
     assert_eq!(refused.class(), Class::Blocked);
     assert!(refused.error_chain().contains("wrong user or password"), "{}", refused.error_chain());
-    let away = with("http://guest:guest@127.0.0.1:1".to_owned()).plan().await.expect_err("nobody there");
-    assert_eq!(away.class(), Class::Outage);
+    let unreachable = with("http://guest:guest@127.0.0.1:1".to_owned()).plan().await.expect_err("no server");
+    assert_eq!(unreachable.class(), Class::Outage);
 }

@@ -33,7 +33,7 @@ impl TopologyHarness {
     }
 
     pub(crate) fn admin(&self, topology: Topology) -> Admin {
-        Admin::new(Config { topology, ..self.config() }).expect("a topology that can be")
+        Admin::new(Config { topology, ..self.config() }).expect("a valid topology")
     }
 
     /// Creates a durable queue with these arguments.
@@ -58,7 +58,7 @@ impl TopologyHarness {
 
     pub(crate) async fn unbind(&self, exchange: &str, key: &str, queue: &str) {
         let (queue, exchange, key) = (queue.into(), exchange.into(), key.into());
-        self.channel.queue_unbind(queue, exchange, key, FieldTable::default()).await.expect("a binding less");
+        self.channel.queue_unbind(queue, exchange, key, FieldTable::default()).await.expect("unbound");
     }
 
     pub(crate) async fn delete_queue(&self, name: &str) {
@@ -85,7 +85,7 @@ impl TopologyHarness {
     }
 
     pub(crate) async fn examine_with(&self, config: Config, addresses: &[&str]) -> Findings {
-        let admin = Admin::new(config).expect("a configuration that can be");
+        let admin = Admin::new(config).expect("a valid configuration");
         let addresses = addresses.iter().map(|address| (*address).to_owned()).collect();
         let expectations = ExamineContext { addresses, ..ExamineContext::default() };
         Findings(admin.examine(&expectations).await.expect("findings"))
@@ -110,7 +110,7 @@ impl Findings {
     pub(crate) fn assert_passed(&self, subject: &str, object: &str) {
         let found: Vec<_> = self.about(subject, object).collect();
         let fits = matches!(found[..], [finding] if finding.severity == Severity::Ok);
-        assert!(fits, "`{subject}` of `{object}` is not good: {found:#?}\nin {self:#?}");
+        assert!(fits, "`{subject}` of `{object}` has not passed: {found:#?}\nin {self:#?}");
     }
 
     /// Asserts that every check passed.

@@ -18,13 +18,13 @@ fn quorum(arguments: &Value, members: usize) -> QueueInfo {
     }
 }
 
-fn problems(seen: &ServerState) -> Vec<(Severity, String)> {
-    problems_in_role(seen, QueueRole::Consumed)
+fn problems(server: &ServerState) -> Vec<(Severity, String)> {
+    problems_in_role(server, QueueRole::Consumed)
 }
 
-fn problems_in_role(seen: &ServerState, role: QueueRole) -> Vec<(Severity, String)> {
+fn problems_in_role(server: &ServerState, role: QueueRole) -> Vec<(Severity, String)> {
     let mut report = Findings::default();
-    examine(seen, BTreeMap::from([("q".to_owned(), role)]), &mut report);
+    examine(server, BTreeMap::from([("q".to_owned(), role)]), &mut report);
     let is_bad = |finding: &Finding| finding.severity > Severity::Ok;
     report.into_sorted().into_iter().filter(is_bad).map(|finding| (finding.severity, finding.subject)).collect()
 }
@@ -59,26 +59,26 @@ fn a_cluster_needs_three_replicas() {
 
 #[test]
 fn a_disabled_feature_flag_means_at_most_once() {
-    let mut seen = server_state(quorum(&safe_arguments(), 1), 1);
-    seen.flags = Some(BTreeSet::new());
-    assert_eq!(problems(&seen), [(Severity::Warning, "dead-letter-at-most-once".to_owned())]);
+    let mut server = server_state(quorum(&safe_arguments(), 1), 1);
+    server.flags = Some(BTreeSet::new());
+    assert_eq!(problems(&server), [(Severity::Warning, "dead-letter-at-most-once".to_owned())]);
 }
 
 #[test]
 fn from_4_0_on_every_quorum_queue_has_a_delivery_limit() {
-    let mut seen = server_state(quorum(&json!({}), 1), 1);
+    let mut server = server_state(quorum(&json!({}), 1), 1);
     let missing = (Severity::Warning, "dead-letter-missing".to_owned());
-    assert_eq!(problems(&seen), std::slice::from_ref(&missing));
-    seen.version = "4.1.0".to_owned();
+    assert_eq!(problems(&server), std::slice::from_ref(&missing));
+    server.version = "4.1.0".to_owned();
     let drops = (Severity::Danger, "delivery-limit-drops".to_owned());
-    assert_eq!(problems(&seen), [drops.clone(), missing]);
+    assert_eq!(problems(&server), [drops.clone(), missing]);
     // A dead-letter queue has no dead-letter queue of its own, and no consumer that returns messages.
-    assert_eq!(problems_in_role(&seen, QueueRole::Auxiliary), []);
+    assert_eq!(problems_in_role(&server, QueueRole::Auxiliary), []);
     let limited = server_state(quorum(&json!({ "x-delivery-limit": 3 }), 1), 1);
     assert_eq!(problems_in_role(&limited, QueueRole::Auxiliary), [drops]);
 }
 
-/// A snapshot from a server of this version, with a consumed queue that has a dead-letter queue.
+/// The state of a server of this version, with a consumed queue that has a dead-letter queue.
 fn with_delivery_limit(version: &str, argument: Option<i64>, policy: Option<i64>) -> ServerState {
     let mut arguments = safe_arguments();
     if let Some(limit) = argument {
@@ -86,10 +86,10 @@ fn with_delivery_limit(version: &str, argument: Option<i64>, policy: Option<i64>
     }
     let definition = policy.map(|limit| ("delivery-limit".to_owned(), json!(limit))).into_iter().collect();
     let policy = PolicyInfo { name: "limits".to_owned(), definition, ..PolicyInfo::default() };
-    let mut seen = server_state(QueueInfo { policy: Some("limits".to_owned()), ..quorum(&arguments, 1) }, 1);
-    seen.policies.insert("limits".to_owned(), policy);
-    seen.version = version.to_owned();
-    seen
+    let mut server = server_state(QueueInfo { policy: Some("limits".to_owned()), ..quorum(&arguments, 1) }, 1);
+    server.policies.insert("limits".to_owned(), policy);
+    server.version = version.to_owned();
+    server
 }
 
 #[test]
@@ -105,18 +105,30 @@ fn the_default_delivery_limit_of_the_server_is_reported_until_a_limit_is_set() {
         assert_eq!(problems(&with_delivery_limit(version, None, None)), [], "{version}");
     }
     let classic = QueueInfo { kind: "classic".to_owned(), ..quorum(&json!({}), 1) };
-    let seen = ServerState { version: "4.1.8".to_owned(), ..server_state(classic, 1) };
-    assert!(!problems(&seen).contains(&default[0]), "only quorum queues have one");
+    let server = ServerState { version: "4.1.8".to_owned(), ..server_state(classic, 1) };
+    assert!(!problems(&server).contains(&default[0]), "only quorum queues have one");
 }
 
 #[test]
 fn a_negative_limit_means_unlimited_from_4_0_on_and_zero_before() {
     let of = |version, argument, policy| {
-        let seen = with_delivery_limit(version, argument, policy);
-        QueueCheck { server_state: &seen, queue: &seen.queues["q"], name: String::new() }.configured_delivery_limit()
+        let server = with_delivery_limit(version, argument, policy);
+        QueueCheck { server_state: &server, queue: &server.queues["q"], name: String::new() }
+            .configured_delivery_limit()
     };
     assert_eq!((of("4.1.8", Some(-1), None), of("4.1.8", None, Some(-1))), (None, None));
     assert_eq!((of("4.1.8", Some(-1), Some(5)), of("4.1.8", Some(5), Some(-1))), (Some(5), Some(5)));
     assert_eq!((of("4.1.8", Some(3), Some(5)), of("4.1.8", None, None)), (Some(3), Some(20)));
     assert_eq!((of("3.10.8", Some(-1), None), of("3.10.8", None, None)), (Some(0), None));
+}
+
+#[test]
+fn an_ordered_queue_needs_a_single_active_consumer() {
+    let mut arguments = safe_arguments();
+    let unordered = server_state(quorum(&arguments, 1), 1);
+    let danger = [(Severity::Danger, "queue-unordered".to_owned())];
+    assert_eq!(problems_in_role(&unordered, QueueRole::Ordered), danger);
+    assert_eq!(problems_in_role(&unordered, QueueRole::Consumed), []);
+    arguments["x-single-active-consumer"] = json!(true);
+    assert_eq!(problems_in_role(&server_state(quorum(&arguments, 1), 1), QueueRole::Ordered), []);
 }
