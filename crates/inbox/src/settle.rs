@@ -102,6 +102,12 @@ impl AckQueue {
         }
     }
 
+    /// Drops the calls in progress. Their deliveries may or may not be settled.
+    pub(crate) fn abandon_calls(&mut self) {
+        self.acknowledgements.call = None;
+        self.retries.call = None;
+    }
+
     fn calls(&mut self, delay: Option<Duration>) -> &mut Calls {
         if delay.is_some() { &mut self.retries } else { &mut self.acknowledgements }
     }

@@ -36,7 +36,8 @@ where
         // Handlers that still run are dropped together with their transactions. This counts no attempt and no start.
         self.workers.shutdown().await;
         // Before messages return to the broker: the member that receives them would wait for the claims.
-        self.worker.end_attempts().await;
+        let worker = Arc::clone(&self.worker);
+        self.while_settling(worker.end_attempts()).await;
         self.record_attempted().await;
         self.acknowledge_rest().await;
         let broker_timeout = self.worker.config.broker_timeout;
@@ -95,7 +96,7 @@ where
                 delivery.unrecorded_failure = Some(UnrecordedFailure { failure, claim: delivery.claim() });
             }
             let record = worker.record_failure(&mut delivery, lease.as_ref());
-            match timeout_at(end, record).await {
+            match self.while_settling(timeout_at(end, record)).await {
                 Ok(Ok(DeliveryResult::Acknowledge)) => self.acks.push(delivery, None, &worker.config),
                 Ok(Ok(_)) => {} // another worker has the message or its lane, and decides about it
                 // A database error for one message does not concern the others.
@@ -106,6 +107,22 @@ where
         }
     }
 
+    /// Waits for the future while acknowledgements continue. A call that is not polled could hold a lock that other
+    /// consumers of the broker need.
+    async fn while_settling<T>(&mut self, future: impl Future<Output = T>) -> T {
+        let mut future = std::pin::pin!(future);
+        loop {
+            self.start_acks(Instant::now());
+            tokio::select! {
+                biased;
+                settled = self.acks.finished() => self.apply_acks(settled),
+                result = &mut future => return result,
+            }
+        }
+    }
+
+    /// Settles finished deliveries within the timeout of a broker call. Calls that are still in progress then are
+    /// dropped, because closing the consumer could wait for them.
     async fn acknowledge_rest(&mut self) {
         let end = Instant::now() + self.worker.config.broker_timeout;
         while !self.acks.is_empty() && Instant::now() < end {
@@ -117,6 +134,7 @@ where
                 () = sleep_until(wake) => {}
             }
         }
+        self.acks.abandon_calls();
     }
 }
 
