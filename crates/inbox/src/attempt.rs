@@ -1,148 +1,196 @@
-//! One attempt of a handler: validates the payload, enforces the timeout and catches panics.
+//! One attempt to handle a message that this worker has claimed: a live message with an external call, or the first
+//! message of a retry queue.
 
-use std::any::Any;
 use std::time::Duration;
 
-use relevo_core::AfterDead;
-use relevo_core::inbox::Inbox;
-use relevo_core::inbox::retry_policy::HandlerRetryPolicy;
-use tokio::time::{Instant, timeout};
+use relevo_core::Jitter;
+use relevo_core::inbox::attempts::CallClaim;
+use relevo_core::inbox::retries::{ClaimedQueue, classes};
+use relevo_core::inbox::transactions::BeginOutcome;
+use relevo_core::inbox::{DedupId, Inbox, InboxMessage, LaneLease};
+use relevo_core::store::StoreError;
+use tokio::time::{Instant, sleep};
+use tracing::warn;
 
-use crate::config::RetryStorage;
-use crate::error::{HandlerError, HandlerResult, Verdict};
+use crate::error::{ErrorKind, HandlerError, HandlerResult, Verdict};
+use crate::handle::CallResult;
 use crate::handler::{DynCall, HandlerKind, Registration};
 use crate::incoming::Incoming;
-use crate::panics::catch_panic;
-use crate::stats::{GaugeGuard, add};
-use crate::work::Worker;
+use crate::status::add;
+use crate::worker::Worker;
 
-/// The result of an external call, and its duration until the statistics have counted it.
-pub(crate) struct CallResult {
-    value: Box<dyn Any + Send + Sync>,
-    duration: Duration,
+/// How often the handler or the database may reject a call result before the attempt counts as failed.
+const COMMIT_RETRIES_MAX: u32 = 5;
+
+/// A claimed message and the claim under which its transaction is opened.
+#[derive(Clone, Copy)]
+pub(crate) struct Attempt<'a> {
+    pub(crate) message: &'a InboxMessage,
+    pub(crate) incoming: &'a Incoming,
+    pub(crate) fence: Fence<'a>,
+    /// When the claim expires.
+    pub(crate) until: Instant,
+}
+
+/// The claim that keeps other workers from handling the same message.
+#[derive(Clone, Copy)]
+pub(crate) enum Fence<'a> {
+    /// Claim of a live message for an external call.
+    Call { lease: Option<&'a LaneLease>, claim: CallClaim },
+    /// Claim of a retry queue, with the number of its first message.
+    Queue { queue: &'a ClaimedQueue, ordinal: i64 },
+}
+
+pub(crate) enum AttemptEnd {
+    Committed,
+    Failed(HandlerError),
+    /// The claim expired or belongs to another worker.
+    Fenced,
+    /// Another worker has locked the message. The handler did not run.
+    Busy,
 }
 
 impl<I: Inbox + 'static> Worker<I>
 where
     I::Transaction: 'static,
 {
-    /// The handler for this message type, if one is registered.
-    pub(crate) fn handler(&self, incoming: &Incoming) -> Option<&Registration<I::Transaction>> {
-        self.handlers.find(incoming.kind()).map(|registered| &**registered)
-    }
-
-    pub(crate) fn handler_timeout(&self, registered: Option<&Registration<I::Transaction>>) -> Duration {
-        registered.and_then(|registered| registered.options.timeout).unwrap_or(self.config.handler_timeout)
-    }
-
-    pub(crate) fn retry_policy<'a>(
-        &'a self,
-        registered: Option<&'a Registration<I::Transaction>>,
-    ) -> &'a HandlerRetryPolicy {
-        registered.and_then(|registered| registered.options.retry.as_ref()).unwrap_or(&self.config.retry)
-    }
-
-    /// Number of attempts before this delivery, computed from how often the broker delayed the message. The retry
-    /// policy needs it to decide what follows the next attempt.
-    pub(crate) fn attempts_after_broker_retries(
-        &self,
-        registered: Option<&Registration<I::Transaction>>,
-        retries: u32,
-    ) -> u32 {
-        match self.config.retry_storage {
-            RetryStorage::Broker => self.retry_policy(registered).attempts_after_broker_retries(retries),
-            RetryStorage::Inbox => 0,
+    /// Calls the external service, if the handler has one, then begins, handles and commits.
+    pub(crate) async fn attempt(&self, attempt: Attempt<'_>) -> Result<AttemptEnd, StoreError> {
+        if let Some(registration) = self.handler(attempt.incoming)
+            && let HandlerKind::Call(handler) = &registration.kind
+        {
+            return match self.call(registration, &**handler, attempt.incoming).await {
+                Ok(result) => self.commit_call_result(attempt, registration, &**handler, result).await,
+                Err(error) => Ok(AttemptEnd::Failed(error)),
+            };
         }
+        let mut transaction = match self.begin(attempt).await? {
+            BeginOutcome::Open(transaction, _) => transaction,
+            BeginOutcome::Fenced => return Ok(AttemptEnd::Fenced),
+            BeginOutcome::Busy => return Ok(AttemptEnd::Busy),
+        };
+        let result = self.handle(&mut transaction, attempt.incoming).await;
+        self.end_transaction(transaction, attempt.message.dedup_id, result).await
     }
 
-    pub(crate) fn after_dead(&self, registered: Option<&Registration<I::Transaction>>) -> AfterDead {
-        registered.and_then(|registered| registered.options.after_dead).unwrap_or(self.config.after_dead)
-    }
-
-    /// Runs the handler of a message in its transaction. A message without a handler is skipped.
-    pub(crate) async fn handle(
+    /// Commits the result of a call. A transient failure is retried with the same result while the claim lasts, because
+    /// a new attempt would repeat the external call.
+    async fn commit_call_result(
         &self,
-        registered: Option<&Registration<I::Transaction>>,
-        transaction: &mut I::Transaction,
-        incoming: &Incoming,
-    ) -> HandlerResult {
-        let Some(registered) = registered else { return Ok(Verdict::Skip) };
-        self.validate(incoming)?;
-        match &registered.kind {
-            HandlerKind::InTransaction(handler) => {
-                let (verdict, took) = self.supervise(registered, handler.handle(transaction, incoming)).await;
-                self.status.observe_duration(took);
-                verdict
-            }
-            HandlerKind::Call(_) => unreachable!("a call is made before its transaction"),
-        }
-    }
-
-    /// Makes the external call of a message, outside of any transaction.
-    pub(crate) async fn call(
-        &self,
-        registered: &Registration<I::Transaction>,
+        attempt: Attempt<'_>,
+        registration: &Registration<I::Transaction>,
         handler: &dyn DynCall<I::Transaction>,
-        incoming: &Incoming,
-    ) -> Result<CallResult, HandlerError> {
-        self.validate(incoming)?;
-        let (answer, took) = self.supervise(registered, handler.call(incoming)).await;
-        match answer {
-            Ok(answer) => Ok(CallResult { value: answer, duration: took }),
-            Err(trouble) => {
-                self.status.observe_duration(took);
-                Err(trouble)
+        mut result: CallResult,
+    ) -> Result<AttemptEnd, StoreError> {
+        let mut backoff = self.config.outage_backoff();
+        let mut failures = 0;
+        loop {
+            let Some(mut transaction) = self.begin_until_expired(attempt).await? else {
+                return Ok(AttemptEnd::Fenced);
+            };
+            let stored =
+                self.store_call_result(registration, handler, &mut transaction, attempt.incoming, &mut result).await;
+            let end = self.end_transaction(transaction, attempt.message.dedup_id, stored).await;
+            let error = match &end {
+                Ok(AttemptEnd::Failed(error))
+                    if error.kind != ErrorKind::Permanent && failures < COMMIT_RETRIES_MAX =>
+                {
+                    error.error.clone()
+                }
+                Err(error) if error.is_retryable() => error.to_string(),
+                Ok(_) | Err(_) => return end,
+            };
+            let pause = backoff.next(Jitter::NONE);
+            if Instant::now() + pause >= attempt.until {
+                return end;
             }
+            warn!(error, ?pause, "recording the call result failed, will retry");
+            failures += 1;
+            sleep(pause).await;
         }
     }
 
-    /// Commits the result of a call: the second half, inside the transaction.
-    pub(crate) async fn commit_call_result(
-        &self,
-        registered: &Registration<I::Transaction>,
-        handler: &dyn DynCall<I::Transaction>,
-        transaction: &mut I::Transaction,
-        incoming: &Incoming,
-        answered: &mut CallResult,
-    ) -> HandlerResult {
-        let commit = handler.commit(transaction, incoming, &*answered.value);
-        let (verdict, took) = self.supervise(registered, commit).await;
-        self.status.observe_duration(std::mem::take(&mut answered.duration) + took);
-        verdict
-    }
-
-    fn validate(&self, incoming: &Incoming) -> Result<(), HandlerError> {
-        match &self.config.validator {
-            Some(validator) => validator.validate(incoming).map_err(HandlerError::undecodable),
-            None => Ok(()),
+    async fn begin(&self, attempt: Attempt<'_>) -> Result<BeginOutcome<I::Transaction>, StoreError> {
+        match attempt.fence {
+            Fence::Call { lease, claim } => {
+                self.store_call(self.inbox.begin_claimed(attempt.message, lease, claim)).await
+            }
+            Fence::Queue { queue, ordinal } => self.store_call(self.inbox.begin_due(queue, ordinal)).await,
         }
     }
 
-    async fn supervise<T>(
-        &self,
-        registered: &Registration<I::Transaction>,
-        handling: impl Future<Output = Result<T, HandlerError>> + Send,
-    ) -> (Result<T, HandlerError>, Duration) {
-        let _running = GaugeGuard::new(&self.status.handlers_running);
-        let begun = Instant::now();
-        let deadline = self.handler_timeout(Some(registered));
-        let result = timeout(deadline, catch_panic(handling)).await;
-        let took = begun.elapsed();
-        let result = match result {
-            Ok(Err(trouble)) if trouble.backtrace.is_some() => {
-                add(&self.status.handler_panics, 1);
-                Err(trouble)
+    /// Begins the transaction for the result of a call; `None` if the lane or the claim belongs to another worker. The
+    /// call was already made, so a busy or unreachable database is retried while the claim lasts.
+    async fn begin_until_expired(&self, attempt: Attempt<'_>) -> Result<Option<I::Transaction>, StoreError> {
+        let mut backoff = self.config.outage_backoff();
+        loop {
+            let pause: Duration = match self.begin(attempt).await {
+                Ok(BeginOutcome::Open(transaction, _)) => return Ok(Some(transaction)),
+                Ok(BeginOutcome::Fenced) => return Ok(None),
+                Ok(BeginOutcome::Busy) => self.config.busy_delay,
+                Err(error) if error.is_retryable() && Instant::now() < attempt.until => backoff.next(Jitter::NONE),
+                Err(error) => return Err(error),
+            };
+            if Instant::now() + pause > attempt.until {
+                return Ok(None);
             }
-            Ok(result) => result,
-            Err(_) => {
-                add(&self.status.handler_timeouts, 1);
-                let error = format!("the handler did not return within {deadline:?}");
-                Err(HandlerError::transient(error).with_class(TIMEOUT))
+            sleep(pause).await;
+        }
+    }
+
+    /// Commits a successful attempt or rolls a failed one back. If a commit succeeded despite an error, the next
+    /// attempt finds a duplicate.
+    async fn end_transaction(
+        &self,
+        mut transaction: I::Transaction,
+        id: DedupId,
+        result: HandlerResult,
+    ) -> Result<AttemptEnd, StoreError> {
+        let verdict = match result {
+            Ok(verdict) => verdict,
+            Err(error) => {
+                self.abort(transaction, &error).await;
+                return Ok(AttemptEnd::Failed(error));
             }
         };
-        (result, took)
+        let committed = async {
+            if verdict == Verdict::Skip {
+                self.store_call(self.inbox.skip(&mut transaction, id)).await?;
+            }
+            self.store_call(self.inbox.commit(transaction)).await
+        };
+        match committed.await {
+            Ok(()) => {
+                self.count_verdict(verdict);
+                Ok(AttemptEnd::Committed)
+            }
+            Err(error) => Self::commit_error(error).map(AttemptEnd::Failed),
+        }
+    }
+
+    /// Separates a rejected commit, which concerns the handler's work, from other store errors.
+    pub(crate) fn commit_error(error: StoreError) -> Result<HandlerError, StoreError> {
+        match error {
+            StoreError::Unexpected(error) => Ok(HandlerError::transient(error).with_class(classes::COMMIT)),
+            error => Err(error),
+        }
+    }
+
+    /// Ends the transaction of a failed attempt.
+    pub(crate) async fn abort(&self, transaction: I::Transaction, error: &HandlerError) {
+        if error.class == classes::TIMEOUT {
+            // The connection may still execute a statement. Dropping the transaction rolls it back without waiting.
+            drop(transaction);
+        } else if let Err(error) = self.store_call(self.inbox.rollback(transaction)).await {
+            // Uncommitted work has no effect, even if the rollback did not reach the database.
+            warn!(error = &error as &dyn std::error::Error, "rollback failed, transaction dropped");
+        }
+    }
+
+    pub(crate) fn count_verdict(&self, verdict: Verdict) {
+        match verdict {
+            Verdict::Done => add(&self.status.done, 1),
+            Verdict::Skip => add(&self.status.skipped, 1),
+        }
     }
 }
-
-/// Error class of handlers that exceed their timeout.
-pub(crate) const TIMEOUT: &str = "deadline";

@@ -9,7 +9,7 @@ use relevo_core::{Jitter, Lane, RetryPolicy};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::stats::ConsumerStatus;
+use crate::status::ConsumerStatus;
 
 /// Whether messages of a lane may be handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ struct Breaker {
     operator_override: Option<bool>,
 }
 
-/// The breakers of all lanes; the live path and the retry table share them.
+/// The breakers of all lanes; live messages and retry queues share them.
 #[derive(Debug)]
 pub(crate) struct Breakers {
     policy: RetryPolicy,
@@ -70,19 +70,19 @@ impl Breakers {
         }
     }
 
-    /// Claims the probe after [`gate`](Self::state) allowed one. Returns `false` if another worker was faster.
+    /// Claims the probe after [`state`](Self::state) allowed one. Returns `false` if another worker was faster.
     pub(crate) fn begin_probe(&self, lane: &Lane) -> bool {
         self.lanes.lock().get_mut(lane).is_some_and(|breaker| !std::mem::replace(&mut breaker.probing, true))
     }
 
     /// Records an outage and returns how long to wait.
-    pub(crate) fn record_outage(&self, lane: &Lane, why: &str, now: Instant, jitter: Jitter) -> Duration {
+    pub(crate) fn record_outage(&self, lane: &Lane, reason: &str, now: Instant, jitter: Jitter) -> Duration {
         let mut lanes = self.lanes.lock();
         let breaker = lanes.entry(lane.clone()).or_default();
-        breaker.reason = Some(why.to_owned());
+        breaker.reason = Some(reason.to_owned());
         // Messages that were already running when it opened add no information.
-        let news = std::mem::take(&mut breaker.probing) || breaker.probe_at.is_none();
-        if news {
+        let is_first = std::mem::take(&mut breaker.probing) || breaker.probe_at.is_none();
+        if is_first {
             breaker.failures = breaker.failures.saturating_add(1);
             breaker.probe_at = Some(now + self.policy.delay(breaker.failures, jitter));
         }
@@ -101,8 +101,8 @@ impl Breakers {
         let mut lanes = self.lanes.lock();
         let Some(breaker) = lanes.get_mut(lane) else { return };
         if breaker.probe_at.is_some() {
-            let forced = breaker.operator_override;
-            *breaker = Breaker { operator_override: forced, ..Breaker::default() };
+            let operator_override = breaker.operator_override;
+            *breaker = Breaker { operator_override, ..Breaker::default() };
             self.status.set_open_breakers(open_lanes(&lanes));
             self.changed.notify_one();
         }
@@ -119,12 +119,12 @@ impl Breakers {
     }
 
     /// Applies the operator overrides. Lanes without one are automatic again.
-    pub(crate) fn set_overrides(&self, orders: &[(Lane, bool)]) {
+    pub(crate) fn set_overrides(&self, overrides: &[(Lane, bool)]) {
         let mut lanes = self.lanes.lock();
         for breaker in lanes.values_mut() {
             breaker.operator_override = None;
         }
-        for (lane, is_open) in orders {
+        for (lane, is_open) in overrides {
             lanes.entry(lane.clone()).or_default().operator_override = Some(*is_open);
         }
         lanes.retain(|_, breaker| breaker.probe_at.is_some() || breaker.operator_override.is_some());
@@ -147,12 +147,12 @@ impl Breakers {
 }
 
 fn open_lanes(lanes: &BTreeMap<Lane, Breaker>) -> Vec<(Lane, String)> {
-    let told = |(lane, breaker): (&Lane, &Breaker)| match (breaker.operator_override, &breaker.reason) {
+    let open = |(lane, breaker): (&Lane, &Breaker)| match (breaker.operator_override, &breaker.reason) {
         (Some(false), _) | (None, None) => None,
-        (Some(true), _) => Some((lane.clone(), "a person opened it".to_owned())),
-        (None, Some(why)) => Some((lane.clone(), why.clone())),
+        (Some(true), _) => Some((lane.clone(), "an operator opened it".to_owned())),
+        (None, Some(reason)) => Some((lane.clone(), reason.clone())),
     };
-    lanes.iter().filter_map(told).collect()
+    lanes.iter().filter_map(open).collect()
 }
 
 #[cfg(test)]
@@ -224,6 +224,6 @@ mod tests {
         breakers.set_overrides(&[(lane.clone(), false)]);
         assert_eq!((breakers.state(&lane, now), breakers.open_lanes().len()), (BreakerState::Closed, 0));
         breakers.set_overrides(&[]);
-        assert!(matches!(breakers.state(&lane, now), BreakerState::OpenUntil(_)), "it decides by itself again");
+        assert!(matches!(breakers.state(&lane, now), BreakerState::OpenUntil(_)), "it is automatic again");
     }
 }

@@ -8,7 +8,7 @@ use bytestring::ByteString;
 use jiff::Timestamp;
 use relevo_core::inbox::InboxRetention;
 use relevo_core::inbox::retry_policy::HandlerRetryPolicy;
-use relevo_core::retry::Backoff;
+use relevo_core::retry::{Backoff, ExponentialBackoff};
 use relevo_core::{AfterDead, Broker, RetryPolicy, Tracer};
 
 use crate::schema::Validator;
@@ -47,7 +47,7 @@ pub enum RetryStorage {
     /// In the retry table. Works with every broker; later messages of the same key wait behind it.
     #[default]
     Inbox,
-    /// At the broker, if it supports delayed retries (RabbitMQ: a ladder of delay queues). Requires `Order::None`. The
+    /// At the broker, if it supports delayed retries (RabbitMQ: a ladder of delay queues). Requires [`MessageOrder::None`]. The
     /// broker stores how often it delayed the message, which gives the attempts; other redeliveries do not count.
     Broker,
 }
@@ -74,7 +74,7 @@ pub struct DeadLetterCopy {
 
 impl fmt::Debug for DeadLetterCopy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DeadLetterTo({})", self.address)
+        write!(f, "DeadLetterCopy({})", self.address)
     }
 }
 
@@ -168,7 +168,7 @@ pub struct Config {
     pub store_timeout: Duration,
     /// Timeout of a call to the broker, except for the one that waits for messages.
     pub broker_timeout: Duration,
-    /// First pause while the database or the broker is unreachable; it doubles up to `outage_max`.
+    /// First pause while the database or the broker is unreachable; it doubles up to `outage_backoff_max`.
     pub outage_backoff_min: Duration,
     /// Longest pause while the database or the broker is unreachable.
     pub outage_backoff_max: Duration,
@@ -237,9 +237,9 @@ impl Config {
         }
     }
 
-    /// The pause after this number of consecutive failures of the database or the broker.
-    pub(crate) fn outage(&self, failures: u32) -> Duration {
-        self.outage_backoff_min.saturating_mul(1 << failures.min(16)).min(self.outage_backoff_max)
+    /// Pauses while the database or the broker is unreachable.
+    pub(crate) fn outage_backoff(&self) -> ExponentialBackoff {
+        ExponentialBackoff::new(self.outage_backoff_min, self.outage_backoff_max)
     }
 
     /// Describes the first contradiction in the configuration.
@@ -247,22 +247,26 @@ impl Config {
         let at_least_one = [
             ("order.concurrency", self.order.concurrency()),
             ("batch_max", self.batch_max),
-            ("receive_max", self.receive_batch_max),
-            ("in_memory_max", self.in_memory_messages_max),
-            ("settle_max", self.ack_batch_max),
-            ("due_queues", self.retry_queues_max),
-            ("due_messages", self.retry_batch_max),
-            ("prune_limit", self.prune_batch_max),
+            ("receive_batch_max", self.receive_batch_max),
+            ("in_memory_messages_max", self.in_memory_messages_max),
+            ("ack_batch_max", self.ack_batch_max),
+            ("retry_queues_max", self.retry_queues_max),
+            ("retry_batch_max", self.retry_batch_max),
+            ("prune_batch_max", self.prune_batch_max),
         ];
         if let Some((name, _)) = at_least_one.iter().find(|(_, value)| *value == 0) {
             return Err(format!("`{name}` is 0"));
         }
         if self.heartbeat_interval * 2 > self.heartbeat_ttl {
-            return Err("`beat_every` is more than half of `beat_lasts`: one late beat would cost the lanes".to_owned());
+            return Err(
+                "`heartbeat_interval` is more than half of `heartbeat_ttl`; one late heartbeat would lose the lanes"
+                    .to_owned(),
+            );
         }
         match self.retry_storage {
             RetryStorage::Broker if self.order.is_by_key() => {
-                Err("`durable` is the broker, which does not keep the order that was asked for".to_owned())
+                Err("`retry_storage` is `Broker`, which does not keep order by key; use `Inbox`, or `order: None`"
+                    .to_owned())
             }
             RetryStorage::Broker | RetryStorage::Inbox => Ok(()),
         }
@@ -287,13 +291,6 @@ mod tests {
         assert_eq!(by_broker.validate(), Ok(()));
         assert_eq!(Config { batch_max: 0, ..Config::new("billing") }.validate(), Err("`batch_max` is 0".to_owned()));
         let late = Config { heartbeat_interval: Duration::from_secs(6), ..Config::new("billing") };
-        assert!(late.validate().unwrap_err().contains("beat_every"));
-    }
-
-    #[test]
-    fn the_outage_backoff_grows_up_to_its_maximum() {
-        let config = Config::new("billing");
-        let pauses: Vec<u128> = (0..8).map(|failures| config.outage(failures).as_millis()).collect();
-        assert_eq!(pauses, [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
+        assert!(late.validate().unwrap_err().contains("heartbeat_interval"));
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use relevo_core::broker::OutcomeReceiver;
 use relevo_core::inbox::InboxMessage;
 use relevo_core::inbox::retries::InboxFailure;
-use relevo_core::{HeaderRules, Message, MessageId, Publication};
+use relevo_core::{HeaderRules, Jitter, Message, MessageId, Publication};
 use tokio::time::{sleep, timeout};
 use tracing::field::display;
 use tracing::warn;
@@ -14,7 +14,7 @@ use uuid::Uuid;
 use crate::config::{Config, DeadLetterCopy};
 use crate::decode::{content_type, text_headers};
 use crate::incoming::Incoming;
-use crate::stats::{ConsumerStatus, add};
+use crate::status::{ConsumerStatus, add};
 
 /// How often publishing a copy is tried.
 const ATTEMPTS_MAX: u32 = 4;
@@ -22,44 +22,45 @@ const ATTEMPTS_MAX: u32 = 4;
 /// Publishes a copy if configured. A failure is logged and counted.
 pub(crate) async fn publish(
     config: &Config,
-    stats: &ConsumerStatus,
+    status: &ConsumerStatus,
     id: Uuid,
-    arrival: &InboxMessage,
+    message: &InboxMessage,
     incoming: Option<&Incoming>,
-    setback: &InboxFailure,
+    failure: &InboxFailure,
 ) {
     let Some(to) = &config.dead_letter_copy else { return };
     let publication = Publication {
-        message: Arc::new(build_copy(config, id, arrival, incoming, setback)),
+        message: Arc::new(build_copy(config, id, message, incoming, failure)),
         address: Arc::clone(&to.address),
         headers: Arc::new(HeaderRules::default()),
         seq: incoming.and_then(|incoming| incoming.seq).unwrap_or(0),
         epoch: 0,
     };
-    for failures in 0..ATTEMPTS_MAX {
-        if failures > 0 {
-            sleep(config.outage(failures)).await;
+    let mut backoff = config.outage_backoff();
+    for attempt in 1..=ATTEMPTS_MAX {
+        if attempt > 1 {
+            sleep(backoff.next(Jitter::NONE)).await;
         }
         match publish_once(config, to, &publication).await {
             Ok(()) => return,
-            Err(why) => {
+            Err(error) => {
                 let trace_id = incoming.and_then(|incoming| config.tracer.trace_id(&incoming.message)).map(display);
-                warn!(message_id = %arrival.dedup_id.id, trace_id, address = %to.address, why, "a dead letter was not copied");
+                warn!(message_id = %message.dedup_id.id, trace_id, address = %to.address, error, "copying a dead letter failed");
             }
         }
     }
-    add(&stats.dead_letter_copies_failed, 1);
+    add(&status.dead_letter_copies_failed, 1);
 }
 
 async fn publish_once(config: &Config, to: &DeadLetterCopy, publication: &Publication) -> Result<(), String> {
-    let reports = OutcomeReceiver::default();
-    let confirms = reports.sender(0);
-    let call = to.broker.publish(std::slice::from_ref(publication), &confirms);
+    let outcomes = OutcomeReceiver::default();
+    let sender = outcomes.sender(0);
+    let call = to.broker.publish(std::slice::from_ref(publication), &sender);
     let in_time = timeout(config.broker_timeout, call).await.is_ok();
-    match reports.take().pop() {
+    match outcomes.take().pop() {
         Some((_, _, outcome)) => outcome.map_err(|failure| failure.error_chain()),
-        None if in_time => Err("the broker did not say whether it has it".to_owned()),
-        None => Err("the broker did not answer in time".to_owned()),
+        None if in_time => Err("the broker did not confirm it".to_owned()),
+        None => Err("the broker did not respond in time".to_owned()),
     }
 }
 
@@ -67,33 +68,33 @@ async fn publish_once(config: &Config, to: &DeadLetterCopy, publication: &Public
 fn build_copy(
     config: &Config,
     id: Uuid,
-    arrival: &InboxMessage,
+    message: &InboxMessage,
     incoming: Option<&Incoming>,
-    setback: &InboxFailure,
+    failure: &InboxFailure,
 ) -> Message {
-    let mut headers = text_headers(&arrival.raw);
+    let mut headers = text_headers(&message.raw);
     let content_type = content_type(&headers);
     headers.retain(|name, _| !name.starts_with("ce-"));
-    let said = [
-        ("dead-letter-id", arrival.dedup_id.id.to_string()),
+    let added = [
+        ("dead-letter-id", message.dedup_id.id.to_string()),
         ("dead-letter-consumer", config.consumer.clone()),
-        ("dead-letter-address", arrival.address.to_string()),
-        ("dead-letter-class", setback.class.to_owned()),
-        ("dead-letter-error", setback.error.clone()),
-        ("dead-letter-attempts", setback.attempts.to_string()),
+        ("dead-letter-address", message.address.to_string()),
+        ("dead-letter-class", failure.class.to_owned()),
+        ("dead-letter-error", failure.error.clone()),
+        ("dead-letter-attempts", failure.attempts.to_string()),
     ];
     // Broker headers must not contain control characters, and errors can have several lines.
     let plain = |text: String| text.replace(char::is_control, " ");
-    headers.extend(said.map(|(name, value)| (name.to_owned(), plain(value))));
-    let text = |part: fn(&Message) -> &bytestring::ByteString, without: &str| {
-        incoming.map_or_else(|| without.into(), |incoming| part(&incoming.message).clone())
+    headers.extend(added.map(|(name, value)| (name.to_owned(), plain(value))));
+    let text = |part: fn(&Message) -> &bytestring::ByteString, default: &str| {
+        incoming.map_or_else(|| default.into(), |incoming| part(&incoming.message).clone())
     };
     Message {
         id: MessageId::from_uuid(id),
         kind: text(|message| &message.kind, "undecodable"),
-        key: text(|message| &message.key, &arrival.queue),
-        topic: text(|message| &message.topic, &arrival.address),
-        payload: arrival.raw.payload.clone(),
+        key: text(|message| &message.key, &message.queue),
+        topic: text(|message| &message.topic, &message.address),
+        payload: message.raw.payload.clone(),
         content_type,
         headers,
         created_at: config.clock.now(),

@@ -33,41 +33,42 @@ impl Decoder {
 
     /// Decodes a delivery, and derives its id and the queue in which it waits after a failure.
     pub(crate) fn decode_delivery(&self, config: &Config, delivery: Delivery) -> PendingDelivery {
-        let Delivery { tag, raw, address, lane, offset: place, redelivered, .. } = delivery;
-        let incoming = self.decode(config, &raw, &Origin { address: &address, lane: &lane, offset: place });
+        let Delivery { tag, raw, address, lane, offset, redelivered, .. } = delivery;
+        let incoming = self.decode(config, &raw, &Origin { address: &address, lane: &lane, offset });
         // The id of an undecodable message comes from its bytes: its headers could name another message.
-        let id = incoming.as_ref().map_or_else(|_| generated_id(&address, &lane, place, &raw), Incoming::id);
+        let id = incoming.as_ref().map_or_else(|_| generated_id(&address, &lane, offset, &raw), Incoming::id);
         let queue = match &incoming {
             Ok(incoming) if config.order.is_by_key() => incoming.message.key.clone(),
             // It must not block other messages, so it gets a queue of its own.
             _ => id.to_string().into(),
         };
         let correlation = incoming.as_ref().ok().map(Incoming::correlation_id);
-        let entry = DedupId { id, replay: 0 };
-        let arrival = InboxMessage { dedup_id: entry, queue, raw, address, lane, offset: place, correlation };
-        let told = |incoming: &Incoming| config.tracer.start(Operation::Receive, &incoming.message, &incoming.address);
-        let span = incoming.as_ref().ok().and_then(told);
+        let dedup_id = DedupId { id, replay: 0 };
+        let message = InboxMessage { dedup_id, queue, raw, address, lane, offset, correlation };
+        let start_span =
+            |incoming: &Incoming| config.tracer.start(Operation::Receive, &incoming.message, &incoming.address);
+        let span = incoming.as_ref().ok().and_then(start_span);
         PendingDelivery {
             tag,
             redelivered,
-            message: arrival,
+            message,
             incoming,
             attempts: 0,
             can_batch: false,
             start_record: None,
             out_of_order: false,
-            store_errors: 0,
+            store_backoff: config.outage_backoff(),
             unrecorded_failure: None,
             span,
         }
     }
 
     /// Decodes a message from the retry table.
-    pub(crate) fn decode_queued(&self, config: &Config, arrival: &InboxMessage) -> Result<Incoming, String> {
-        let InboxMessage { dedup_id: entry, raw, address, lane, offset: place, .. } = arrival;
-        let mut incoming = self.decode(config, raw, &Origin { address, lane, offset: *place })?;
-        incoming.message.id = entry.id;
-        incoming.replay = entry.replay;
+    pub(crate) fn decode_queued(&self, config: &Config, message: &InboxMessage) -> Result<Incoming, String> {
+        let InboxMessage { dedup_id, raw, address, lane, offset, .. } = message;
+        let mut incoming = self.decode(config, raw, &Origin { address, lane, offset: *offset })?;
+        incoming.message.id = dedup_id.id;
+        incoming.replay = dedup_id.replay;
         Ok(incoming)
     }
 
@@ -96,8 +97,8 @@ impl Decoder {
     }
 }
 
-fn generated_id(address: &str, lane: &Lane, place: Option<u64>, raw: &RawMessage) -> MessageId {
-    ids::foreign_id(address, place.map(|place| (lane, place)), &raw.payload)
+fn generated_id(address: &str, lane: &Lane, offset: Option<u64>, raw: &RawMessage) -> MessageId {
+    ids::foreign_id(address, offset.map(|offset| (lane, offset)), &raw.payload)
 }
 
 fn foreign_message(config: &Config, foreign: &ForeignMessages, raw: &RawMessage, origin: &Origin<'_>) -> Message {
@@ -139,14 +140,14 @@ mod tests {
     use super::*;
     use crate::config::MessageOrder;
 
-    fn delivery(headers: &[(&str, &str)], payload: &'static [u8], place: Option<u64>) -> Delivery {
+    fn delivery(headers: &[(&str, &str)], payload: &'static [u8], offset: Option<u64>) -> Delivery {
         let header = |(name, value): &(&str, &str)| ((*name).to_owned(), Bytes::from((*value).to_owned()));
         Delivery {
             tag: DeliveryTag::new(1),
             raw: RawMessage { headers: headers.iter().map(header).collect(), payload: Bytes::from_static(payload) },
             address: "orders".into(),
             lane: Lane::new("0"),
-            offset: place,
+            offset,
             redelivered: false,
             retry_count: 0,
         }
@@ -179,14 +180,14 @@ mod tests {
     #[test]
     fn a_foreign_message_is_undecodable_unless_configured() {
         let config = Config::new("billing");
-        let refused = decode(&config, delivery(&[("a", "b")], b"\xff", Some(3)));
-        assert_eq!(refused.incoming.unwrap_err(), "header `ce-specversion` is missing");
-        assert_eq!(&*refused.message.queue, refused.message.dedup_id.id.to_string());
+        let undecodable = decode(&config, delivery(&[("a", "b")], b"\xff", Some(3)));
+        assert_eq!(undecodable.incoming.unwrap_err(), "header `ce-specversion` is missing");
+        assert_eq!(&*undecodable.message.queue, undecodable.message.dedup_id.id.to_string());
         let foreign = ForeignMessages { kind: "legacy".into(), id_header: None, key_header: Some("a".to_owned()) };
         let config = Config { foreign_messages: Some(foreign), ..config };
-        let wanted = decode(&config, delivery(&[("a", "b")], b"\xff", Some(3)));
-        assert_eq!(wanted.message.dedup_id, refused.message.dedup_id);
-        let incoming = wanted.incoming.expect("it is wanted");
+        let decoded = decode(&config, delivery(&[("a", "b")], b"\xff", Some(3)));
+        assert_eq!(decoded.message.dedup_id, undecodable.message.dedup_id);
+        let incoming = decoded.incoming.expect("foreign messages are configured");
         assert_eq!((incoming.kind(), incoming.key(), &incoming.payload()[..]), ("legacy", "b", &b"\xff"[..]));
     }
 
@@ -203,14 +204,15 @@ mod tests {
         let foreign =
             ForeignMessages { kind: "legacy".into(), id_header: Some("message-id".to_owned()), key_header: None };
         let config = Config { foreign_messages: Some(foreign), ..Config::new("billing") };
-        let own = decode(&config, delivery(&[("message-id", HEADERS[1].1)], b"{}", None));
-        assert_eq!(own.message.dedup_id.id.to_string(), HEADERS[1].1);
+        let with_uuid = decode(&config, delivery(&[("message-id", HEADERS[1].1)], b"{}", None));
+        assert_eq!(with_uuid.message.dedup_id.id.to_string(), HEADERS[1].1);
         let named = decode(&config, delivery(&[("message-id", "A-17")], b"{}", None));
         let again = decode(&config, delivery(&[("message-id", "A-17")], b"{ }", Some(9)));
         assert_eq!(named.message.dedup_id, again.message.dedup_id);
-        let made = decode(&config, delivery(&[], b"{}", Some(3)));
-        assert_ne!(made.message.dedup_id, decode(&config, delivery(&[], b"{}", Some(4))).message.dedup_id);
-        let waited = Decoder::new(&config).decode_queued(&config, &made.message).expect("it is wanted");
-        assert_eq!(waited.id(), made.message.dedup_id.id);
+        let generated = decode(&config, delivery(&[], b"{}", Some(3)));
+        assert_ne!(generated.message.dedup_id, decode(&config, delivery(&[], b"{}", Some(4))).message.dedup_id);
+        let queued =
+            Decoder::new(&config).decode_queued(&config, &generated.message).expect("foreign messages are configured");
+        assert_eq!(queued.id(), generated.message.dedup_id.id);
     }
 }

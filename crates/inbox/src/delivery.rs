@@ -7,6 +7,7 @@ use relevo_core::DeliveryTag;
 use relevo_core::inbox::InboxMessage;
 use relevo_core::inbox::attempts::CallClaim;
 use relevo_core::inbox::retries::InboxFailure;
+use relevo_core::retry::ExponentialBackoff;
 use relevo_core::store::StoreError;
 use relevo_core::trace::ActiveSpan;
 
@@ -28,10 +29,10 @@ pub(crate) struct PendingDelivery {
     pub(crate) can_batch: bool,
     /// Its start is recorded in the store, and its end must be recorded before the next start.
     pub(crate) start_record: Option<StartRecord>,
-    /// It came after a later message of its key. It may be a duplicate; only the inbox can tell.
+    /// It came after a later message of its key. It may be a duplicate; only the inbox knows.
     pub(crate) out_of_order: bool,
-    /// Number of database errors in calls about it.
-    pub(crate) store_errors: u32,
+    /// Pauses after database errors in calls about it.
+    pub(crate) store_backoff: ExponentialBackoff,
     /// A decision about it that is not stored yet. Until then it is not handled again.
     pub(crate) unrecorded_failure: Option<UnrecordedFailure>,
     /// Span of the time it waits for a worker.
@@ -69,7 +70,7 @@ impl PendingDelivery {
     }
 }
 
-/// The result of one item after a worker had it.
+/// The result of one delivery after a worker had it.
 #[derive(Debug)]
 pub(crate) enum DeliveryResult {
     /// It is acknowledged.

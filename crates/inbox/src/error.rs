@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::fmt;
 
-use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction};
+use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction, classes};
 use relevo_core::{Class, Failure};
 
 /// The result of a handler: a verdict or an error.
@@ -41,7 +41,7 @@ pub(crate) enum ErrorKind {
 
 /// Why a message was not handled.
 ///
-/// Every error converts into a retryable trouble, so that `?` works in a handler. It does not implement `Error` itself.
+/// Every other error converts into a transient one, so that `?` works in a handler. It does not implement `Error` itself.
 #[derive(Debug)]
 pub struct HandlerError {
     pub(crate) kind: ErrorKind,
@@ -51,27 +51,20 @@ pub struct HandlerError {
 }
 
 impl HandlerError {
-    /// Error class of messages that cannot be decoded or do not match their schema.
-    pub(crate) const UNDECODABLE: &str = "undecodable";
-    /// Error class of messages that crash the process.
-    pub(crate) const CRASH: &str = "crash";
-    /// Error class of messages older than the inbox retention.
-    pub(crate) const EXPIRED: &str = "expired";
-
     /// A later attempt may succeed. The attempt is counted.
     pub fn transient(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self::new(ErrorKind::Transient, "transient", error)
+        Self::new(ErrorKind::Transient, classes::TRANSIENT, error)
     }
 
     /// No attempt can succeed: the message is dead-lettered immediately.
     pub fn permanent(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self::new(ErrorKind::Permanent, "poison", error)
+        Self::new(ErrorKind::Permanent, classes::POISON, error)
     }
 
     /// A service that the handler needs is down. No attempt is counted: the lane pauses, and single messages probe the
     /// service.
     pub fn unavailable(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self::new(ErrorKind::Unavailable, "away", error)
+        Self::new(ErrorKind::Unavailable, classes::OUTAGE, error)
     }
 
     /// Sets the error class, by which dead letters can be searched.
@@ -81,20 +74,20 @@ impl HandlerError {
     }
 
     pub(crate) fn undecodable(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self::permanent(error).with_class(Self::UNDECODABLE)
+        Self::permanent(error).with_class(classes::UNDECODABLE)
     }
 
     pub(crate) fn panicked(message: String, backtrace: String) -> Self {
-        Self { backtrace: Some(backtrace), ..Self::transient(message).with_class("panic") }
+        Self { backtrace: Some(backtrace), ..Self::transient(message).with_class(classes::PANIC) }
     }
 
     /// The failure to record, with the action that follows.
-    pub(crate) fn into_failure(self, stop: InboxFailureAction, attempts: u32) -> InboxFailure {
-        InboxFailure { action: stop, attempts, class: self.class, error: self.error, backtrace: self.backtrace }
+    pub(crate) fn into_failure(self, action: InboxFailureAction, attempts: u32) -> InboxFailure {
+        InboxFailure { action, attempts, class: self.class, error: self.error, backtrace: self.backtrace }
     }
 
     fn new(kind: ErrorKind, class: &'static str, error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        // `describe` includes the chain of causes, in the same format as every other failure.
+        // `error_chain` includes the chain of causes, in the same format as every other failure.
         let error = Failure::new(Class::Transient, error).error_chain();
         Self { kind, class, error, backtrace: None }
     }
@@ -122,17 +115,14 @@ mod tests {
 
     #[test]
     fn an_error_becomes_transient_by_a_question_mark() {
-        let trouble = parse("x").unwrap_err();
-        assert_eq!((trouble.kind, trouble.class), (ErrorKind::Transient, "transient"));
-        assert_eq!(trouble.to_string(), "transient: invalid digit found in string");
+        let error = parse("x").unwrap_err();
+        assert_eq!((error.kind, error.class), (ErrorKind::Transient, "transient"));
+        assert_eq!(error.to_string(), "transient: invalid digit found in string");
     }
 
     #[test]
     fn a_custom_class_changes_nothing_else() {
-        let trouble = HandlerError::permanent("no such client").with_class("unknown-client");
-        assert_eq!(
-            (trouble.kind, trouble.to_string().as_str()),
-            (ErrorKind::Permanent, "unknown-client: no such client")
-        );
+        let error = HandlerError::permanent("no such client").with_class("unknown-client");
+        assert_eq!((error.kind, error.to_string().as_str()), (ErrorKind::Permanent, "unknown-client: no such client"));
     }
 }

@@ -2,7 +2,6 @@
 
 use std::any::Any;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -40,7 +39,7 @@ pub trait CallHandler<T: Send>: Send + Sync {
     async fn commit(&self, transaction: &mut T, incoming: &Incoming, answer: &Self::Answer) -> HandlerResult;
 }
 
-/// An [`Handler`] handler whose payload is deserialized from JSON: see [`typed`].
+/// A [`Handler`] whose payload is deserialized from JSON: see [`typed`].
 #[async_trait]
 pub trait TypedInside<T: Send>: Send + Sync {
     /// Type of the payload. A payload that does not deserialize is dead-lettered.
@@ -50,7 +49,7 @@ pub trait TypedInside<T: Send>: Send + Sync {
     async fn handle(&self, transaction: &mut T, payload: Self::Payload, incoming: &Incoming) -> HandlerResult;
 }
 
-/// A [`CallHandler`] handler whose payload is deserialized from JSON: see [`typed`].
+/// A [`CallHandler`] whose payload is deserialized from JSON: see [`typed`].
 #[async_trait]
 pub trait TypedCall<T: Send>: Send + Sync {
     /// Type of the payload. A payload that does not deserialize is dead-lettered.
@@ -108,7 +107,7 @@ pub struct HandlerOptions {
 }
 
 /// A handler and its options.
-pub struct Registration<T> {
+pub(crate) struct Registration<T> {
     pub(crate) kind: HandlerKind<T>,
     pub(crate) options: HandlerOptions,
 }
@@ -148,16 +147,16 @@ impl<T: Send, H: CallHandler<T>> DynCall<T> for ErasedCall<H> {
         incoming: &Incoming,
         answer: &(dyn Any + Send + Sync),
     ) -> HandlerResult {
-        let answer = answer.downcast_ref().expect("it is what `call` returned");
+        let answer = answer.downcast_ref().expect("`call` returned this type");
         self.0.commit(transaction, incoming, answer).await
     }
 }
 
 /// Handlers by message type. `T` is the transaction type of the inbox.
 pub struct Handlers<T> {
-    exact: BTreeMap<String, Arc<Registration<T>>>,
+    exact: BTreeMap<String, Registration<T>>,
     /// By prefix of the type.
-    prefixes: BTreeMap<String, Arc<Registration<T>>>,
+    prefixes: BTreeMap<String, Registration<T>>,
 }
 
 impl<T> Default for Handlers<T> {
@@ -179,19 +178,19 @@ impl<T: Send + 'static> Handlers<T> {
         self.handler_with(pattern, HandlerOptions::default(), handler)
     }
 
-    /// Like [`inside`](Self::handler), with options.
+    /// Like [`handler`](Self::handler), with options.
     #[must_use]
     pub fn handler_with(self, pattern: &str, options: HandlerOptions, handler: impl Handler<T> + 'static) -> Self {
         self.register(pattern, Registration { kind: HandlerKind::InTransaction(Box::new(handler)), options })
     }
 
-    /// Like [`inside`](Self::handler), for a handler that calls an external service.
+    /// Like [`handler`](Self::handler), for a handler that calls an external service.
     #[must_use]
     pub fn call_handler(self, pattern: &str, handler: impl CallHandler<T> + 'static) -> Self {
         self.call_handler_with(pattern, HandlerOptions::default(), handler)
     }
 
-    /// Like [`call`](Self::call_handler), with options.
+    /// Like [`call_handler`](Self::call_handler), with options.
     #[must_use]
     pub fn call_handler_with(
         self,
@@ -202,33 +201,35 @@ impl<T: Send + 'static> Handlers<T> {
         self.register(pattern, Registration { kind: HandlerKind::Call(Box::new(ErasedCall(handler))), options })
     }
 
-    fn register(mut self, pattern: &str, registered: Registration<T>) -> Self {
+    fn register(mut self, pattern: &str, registration: Registration<T>) -> Self {
         let (map, name) = match pattern.strip_suffix('*') {
             Some(prefix) => (&mut self.prefixes, prefix),
             None => (&mut self.exact, pattern),
         };
-        let before = map.insert(name.to_owned(), Arc::new(registered));
-        assert!(before.is_none(), "two handlers for `{pattern}`");
+        let previous = map.insert(name.to_owned(), registration);
+        assert!(previous.is_none(), "two handlers for `{pattern}`");
         self
     }
 
     /// The handler for a type.
-    pub fn find(&self, kind: &str) -> Option<&Arc<Registration<T>>> {
+    pub(crate) fn find(&self, kind: &str) -> Option<&Registration<T>> {
         self.exact.get(kind).or_else(|| {
-            let fits = self.prefixes.iter().filter(|(prefix, _)| kind.starts_with(prefix.as_str()));
-            fits.max_by_key(|(prefix, _)| prefix.len()).map(|(_, registered)| registered)
+            let matching = self.prefixes.iter().filter(|(prefix, _)| kind.starts_with(prefix.as_str()));
+            matching.max_by_key(|(prefix, _)| prefix.len()).map(|(_, registration)| registration)
         })
     }
 
-    /// The longest timeout of all handlers; those without their own have this default.
+    /// The longest timeout of all handlers. A handler without its own timeout has this default.
     pub(crate) fn timeout_max(&self, default: Duration) -> Duration {
         let all = self.exact.values().chain(self.prefixes.values());
-        all.filter_map(|registered| registered.options.timeout).fold(default, Duration::max)
+        all.filter_map(|registration| registration.options.timeout).fold(default, Duration::max)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use relevo_core::inbox::retries::classes;
+
     use super::*;
     use crate::error::Verdict;
     use crate::incoming::tests::incoming;
@@ -247,10 +248,10 @@ mod tests {
         id: u32,
     }
 
-    struct Doubles;
+    struct Double;
 
     #[async_trait]
-    impl TypedCall<Vec<u32>> for Doubles {
+    impl TypedCall<Vec<u32>> for Double {
         type Payload = Order;
         type Answer = u32;
 
@@ -264,8 +265,8 @@ mod tests {
         }
     }
 
-    fn with_timeout(deadline_s: u64) -> HandlerOptions {
-        HandlerOptions { timeout: Some(Duration::from_secs(deadline_s)), ..HandlerOptions::default() }
+    fn with_timeout(timeout_s: u64) -> HandlerOptions {
+        HandlerOptions { timeout: Some(Duration::from_secs(timeout_s)), ..HandlerOptions::default() }
     }
 
     #[test]
@@ -300,11 +301,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_call_result_is_passed_to_commit() {
-        let handlers = Handlers::new().call_handler("OrderPlaced", typed(Doubles));
-        let registered = handlers.find("OrderPlaced").expect("it was just put in");
-        let HandlerKind::Call(handler) = &registered.kind else { panic!("it calls") };
+        let handlers = Handlers::new().call_handler("OrderPlaced", typed(Double));
+        let registration = handlers.find("OrderPlaced").expect("it is registered");
+        let HandlerKind::Call(handler) = &registration.kind else { panic!("it is a call handler") };
         let (mut ledger, incoming) = (Vec::new(), incoming("OrderPlaced", r#"{"id": 21}"#, &[]));
-        let answer = handler.call(&incoming).await.expect("it answers");
+        let answer = handler.call(&incoming).await.expect("the call succeeds");
         assert_eq!(handler.commit(&mut ledger, &incoming, &*answer).await.ok(), Some(Verdict::Done));
         assert_eq!(ledger, [42]);
     }
@@ -312,7 +313,7 @@ mod tests {
     #[tokio::test]
     async fn a_payload_of_another_shape_is_undecodable() {
         let incoming = incoming("OrderPlaced", r#"{"id": "x"}"#, &[]);
-        let trouble = CallHandler::call(&typed(Doubles), &incoming).await.unwrap_err();
-        assert_eq!(trouble.class, HandlerError::UNDECODABLE);
+        let error = CallHandler::call(&typed(Double), &incoming).await.unwrap_err();
+        assert_eq!(error.class, classes::UNDECODABLE);
     }
 }

@@ -119,15 +119,15 @@ impl Incoming {
     /// Prepares a message that this one causes. It inherits the correlation id and the trace context, and names this
     /// message as its cause. Headers already set in the draft are kept.
     pub fn with_causation(&self, mut draft: Draft) -> Draft {
-        let mut carry = |name: &str, value: String| {
+        let mut add = |name: &str, value: String| {
             draft.headers.entry(name.to_owned()).or_insert(value);
         };
-        carry(Self::CORRELATION, self.correlation_id().to_string());
-        carry(Self::CAUSATION, self.message.id.to_string());
+        add(Self::CORRELATION, self.correlation_id().to_string());
+        add(Self::CAUSATION, self.message.id.to_string());
         if let Some(trace) = self.trace_context() {
-            carry(TraceContext::PARENT, trace.parent);
+            add(TraceContext::PARENT, trace.parent);
             if let Some(state) = trace.state {
-                carry(TraceContext::STATE, state);
+                add(TraceContext::STATE, state);
             }
         }
         draft
@@ -213,8 +213,8 @@ pub(crate) mod tests {
 
     #[test]
     fn an_invalid_json_payload_is_undecodable() {
-        let trouble = incoming("OrderPlaced", "{", &[]).json::<serde_json::Value>().unwrap_err();
-        assert_eq!(trouble.class, HandlerError::UNDECODABLE);
+        let error = incoming("OrderPlaced", "{", &[]).json::<serde_json::Value>().unwrap_err();
+        assert_eq!(error.class, relevo_core::inbox::retries::classes::UNDECODABLE);
     }
 
     #[test]

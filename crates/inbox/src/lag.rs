@@ -10,14 +10,14 @@ use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use crate::runtime::ConsumerError;
-use crate::stats::set;
-use crate::work::Worker;
+use crate::status::set;
+use crate::worker::Worker;
 
 /// Polls until `stop` is cancelled. After a failed poll the lag is unknown until the next one succeeds.
 pub(crate) async fn run<I: Inbox + 'static>(
-    work: Arc<Worker<I>>,
+    worker: Arc<Worker<I>>,
     consumer: Arc<dyn BrokerConsumer>,
-    every: Duration,
+    interval: Duration,
     stop: CancellationToken,
 ) -> Result<(), ConsumerError>
 where
@@ -28,32 +28,32 @@ where
         tokio::select! {
             biased;
             () = stop.cancelled() => return Ok(()),
-            told = sample_lag(&work, &*consumer) => {
-                failures = if told.is_some() { 0 } else { failures + 1 };
-                set(&work.status.lag_failures, failures);
-                work.status.set_lag(told.unwrap_or_default());
+            lag = sample_lag(&worker, &*consumer) => {
+                failures = if lag.is_some() { 0 } else { failures + 1 };
+                set(&worker.status.lag_failures, failures);
+                worker.status.set_lag(lag.unwrap_or_default());
             }
         }
         tokio::select! {
             biased;
             () = stop.cancelled() => return Ok(()),
-            () = sleep(every) => {}
+            () = sleep(interval) => {}
         }
     }
 }
 
-async fn sample_lag<I: Inbox + 'static>(work: &Worker<I>, consumer: &dyn BrokerConsumer) -> Option<Vec<(Lane, u64)>>
+async fn sample_lag<I: Inbox + 'static>(worker: &Worker<I>, consumer: &dyn BrokerConsumer) -> Option<Vec<(Lane, u64)>>
 where
     I::Transaction: 'static,
 {
-    match timeout(work.config.broker_timeout, consumer.lag()).await {
-        Ok(Ok(told)) => Some(told),
+    match timeout(worker.config.broker_timeout, consumer.lag()).await {
+        Ok(Ok(lag)) => Some(lag),
         Ok(Err(failure)) => {
-            debug!(error = %failure.error_chain(), "the broker did not say how much waits");
+            debug!(error = %failure.error_chain(), "reading the lag failed");
             None
         }
         Err(_) => {
-            debug!("the broker did not say in time how much waits");
+            debug!("reading the lag timed out");
             None
         }
     }

@@ -42,7 +42,7 @@ pub(crate) struct LaneQueue {
     pub(crate) idle_since: Instant,
     /// The broker assigned it to another consumer since its last message arrived.
     pub(crate) revoked: bool,
-    /// Whether the broker was asked to pause it.
+    /// Whether it is paused at the broker.
     pub(crate) paused: bool,
     pub(crate) settled_offset: SettledOffset,
     queues: BTreeMap<ByteString, KeyQueue>,
@@ -83,52 +83,52 @@ impl LaneQueue {
     }
 
     /// The next messages for one worker: a single one, or up to `size` that can share a worker, in order per queue. At
-    /// most `deep` come from the first queue, because no other worker can take those meanwhile.
-    pub(crate) fn next_batch(&mut self, size: usize, deep: usize) -> Vec<PendingDelivery> {
+    /// most `from_first` come from the first queue, because no other worker can take those meanwhile.
+    pub(crate) fn next_batch(&mut self, size: usize, from_first: usize) -> Vec<PendingDelivery> {
         let Some(queue) = self.ready.pop_front() else { return Vec::new() };
-        let mut unit = Vec::new();
-        self.take_batch(&queue, &mut unit, size.max(deep));
-        if !unit[0].can_batch {
-            return unit;
+        let mut batch = Vec::new();
+        self.take_batch(&queue, &mut batch, size.max(from_first));
+        if !batch[0].can_batch {
+            return batch;
         }
-        let mut passed_by = VecDeque::new();
-        while unit.len() < size
+        let mut skipped = VecDeque::new();
+        while batch.len() < size
             && let Some(queue) = self.ready.pop_front()
         {
-            if self.queues[&queue].deliveries.front().is_some_and(|item| item.can_batch) {
-                self.take_batch(&queue, &mut unit, size);
+            if self.queues[&queue].deliveries.front().is_some_and(|first| first.can_batch) {
+                self.take_batch(&queue, &mut batch, size);
             } else {
-                passed_by.push_back(queue);
+                skipped.push_back(queue);
             }
         }
-        passed_by.append(&mut self.ready);
-        self.ready = passed_by;
-        unit
+        skipped.append(&mut self.ready);
+        self.ready = skipped;
+        batch
     }
 
     /// Takes the first message of a queue, and those behind it that can share its transaction.
-    fn take_batch(&mut self, name: &ByteString, unit: &mut Vec<PendingDelivery>, size: usize) {
-        let queue = self.queues.get_mut(name).expect("a queue that is ready is there");
+    fn take_batch(&mut self, name: &ByteString, batch: &mut Vec<PendingDelivery>, size: usize) {
+        let queue = self.queues.get_mut(name).expect("a ready queue exists");
         queue.state = QueueState::Running;
-        let first = queue.deliveries.pop_front().expect("a queue that is ready has a message");
-        let shares = first.can_batch;
-        unit.push(first);
-        while shares && unit.len() < size && queue.deliveries.front().is_some_and(|item| item.can_batch) {
-            unit.extend(queue.deliveries.pop_front());
+        let first = queue.deliveries.pop_front().expect("a ready queue has a message");
+        let can_batch = first.can_batch;
+        batch.push(first);
+        while can_batch && batch.len() < size && queue.deliveries.front().is_some_and(|first| first.can_batch) {
+            batch.extend(queue.deliveries.pop_front());
         }
     }
 
     /// Returns a message to the front of its queue.
-    pub(crate) fn requeue(&mut self, item: PendingDelivery) {
-        let queue = self.queues.get_mut(item.queue()).expect("a queue stays while a worker has some of it");
-        queue.deliveries.push_front(item);
+    pub(crate) fn requeue(&mut self, delivery: PendingDelivery) {
+        let queue = self.queues.get_mut(delivery.queue()).expect("a queue exists while a worker has its messages");
+        queue.deliveries.push_front(delivery);
     }
 
-    /// Records that no worker has messages of this queue any more. If `asleep`, its first message waits until `wake`.
+    /// Records that no worker has messages of this queue any more. If `asleep`, the queue waits for [`LaneQueues::sleep_until`].
     pub(crate) fn finish_batch(&mut self, name: &ByteString, asleep: bool) {
         let Some(queue) = self.queues.get_mut(name) else { return };
         if queue.state != QueueState::Running {
-            return; // another message of the same unit belonged to this queue
+            return; // another message of the same batch belonged to this queue
         }
         if queue.deliveries.is_empty() {
             self.queues.remove(name);
@@ -141,7 +141,7 @@ impl LaneQueue {
     }
 
     /// Makes a queue ready again after the delay of its first message.
-    pub(crate) fn wake(&mut self, name: &ByteString) {
+    fn wake(&mut self, name: &ByteString) {
         if let Some(queue) = self.queues.get_mut(name)
             && queue.state == QueueState::Sleeping
         {
@@ -164,6 +164,9 @@ pub(crate) struct LaneQueues {
     count: usize,
     /// The lane that was served last.
     last_lane: Option<Lane>,
+    /// Queues whose first message is delayed, by the end of the delay and a number that makes the key unique.
+    sleeping: BTreeMap<(Instant, u64), (Lane, ByteString)>,
+    next_sleeping: u64,
 }
 
 impl LaneQueues {
@@ -173,18 +176,18 @@ impl LaneQueues {
     }
 
     /// Adds a delivery.
-    pub(crate) fn push(&mut self, item: PendingDelivery, now: Instant) {
-        let lane = self.map.entry(item.message.lane.clone()).or_insert_with(|| LaneQueue::new(now));
+    pub(crate) fn push(&mut self, delivery: PendingDelivery, now: Instant) {
+        let lane = self.map.entry(delivery.message.lane.clone()).or_insert_with(|| LaneQueue::new(now));
         lane.revoked = false;
         lane.count += 1;
         self.count += 1;
-        if let Some(place) = item.message.offset {
-            lane.settled_offset.received(place);
+        if let Some(offset) = delivery.message.offset {
+            lane.settled_offset.received(offset);
         }
-        let name = item.queue().clone();
+        let name = delivery.queue().clone();
         let queue = lane.queues.entry(name.clone()).or_default();
         let is_first = queue.deliveries.is_empty() && queue.state == QueueState::Ready;
-        queue.deliveries.push_back(item);
+        queue.deliveries.push_back(delivery);
         if is_first {
             lane.ready.push_back(name);
         }
@@ -198,12 +201,35 @@ impl LaneQueues {
         }
     }
 
+    /// Delays a queue whose batch finished asleep.
+    pub(crate) fn sleep_until(&mut self, until: Instant, lane: Lane, queue: ByteString) {
+        self.next_sleeping += 1;
+        self.sleeping.insert((until, self.next_sleeping), (lane, queue));
+    }
+
+    /// Makes the queues ready whose delay is over.
+    pub(crate) fn wake(&mut self, now: Instant) {
+        while let Some(entry) = self.sleeping.first_entry()
+            && entry.key().0 <= now
+        {
+            let (lane, queue) = entry.remove();
+            if let Some(lane) = self.map.get_mut(&lane) {
+                lane.wake(&queue);
+            }
+        }
+    }
+
+    /// When the next delay ends.
+    pub(crate) fn wakes_at(&self) -> Option<Instant> {
+        self.sleeping.first_key_value().map(|((at, _), _)| *at)
+    }
+
     /// The next lane to serve: one with a message for a worker, for which `may` returns `true`.
     pub(crate) fn next_lane(&mut self, may: impl Fn(&Lane, &LaneQueue) -> bool) -> Option<Lane> {
         let fits = |(lane, state): &(&Lane, &LaneQueue)| state.is_ready() && may(lane, state);
-        let after = self.last_lane.as_ref().and_then(|turn| {
+        let after = self.last_lane.as_ref().and_then(|last| {
             use std::ops::Bound::{Excluded, Unbounded};
-            self.map.range::<Lane, _>((Excluded(turn), Unbounded)).find(fits)
+            self.map.range::<Lane, _>((Excluded(last), Unbounded)).find(fits)
         });
         let next = after.or_else(|| self.map.iter().find(fits)).map(|(lane, _)| lane.clone());
         self.last_lane.clone_from(&next);
@@ -212,19 +238,19 @@ impl LaneQueues {
 
     /// Takes the messages that no worker has and that were attempted before, so that their attempts can be recorded.
     pub(crate) fn drain_attempted(&mut self) -> Vec<(Option<LaneLease>, PendingDelivery)> {
-        let mut begun = Vec::new();
+        let mut attempted = Vec::new();
         for lane in self.map.values_mut() {
             for queue in lane.queues.values_mut() {
                 // Only the first message of a queue can have been attempted; the broker redelivers those behind it
                 // unchanged.
-                if queue.deliveries.front().is_some_and(|item| {
-                    item.attempts > 0 || item.unrecorded_failure.is_some() || item.start_record.is_some()
+                if queue.deliveries.front().is_some_and(|first| {
+                    first.attempts > 0 || first.unrecorded_failure.is_some() || first.start_record.is_some()
                 }) {
-                    begun.extend(queue.deliveries.pop_front().map(|item| (lane.lease.clone(), item)));
+                    attempted.extend(queue.deliveries.pop_front().map(|first| (lane.lease.clone(), first)));
                 }
             }
         }
-        begun
+        attempted
     }
 }
 
@@ -233,12 +259,13 @@ mod tests {
     use std::time::Duration;
 
     use relevo_core::inbox::{DedupId, InboxMessage};
+    use relevo_core::retry::ExponentialBackoff;
     use relevo_core::{DeliveryTag, MessageId, RawMessage};
 
     use super::*;
 
-    fn delivery(lane: &str, queue: &str, number: u64, shares: bool) -> PendingDelivery {
-        let arrival = InboxMessage {
+    fn delivery(lane: &str, queue: &str, number: u64, can_batch: bool) -> PendingDelivery {
+        let message = InboxMessage {
             dedup_id: DedupId { id: MessageId::v7(number, [0; 10]), replay: 0 },
             queue: queue.into(),
             raw: RawMessage::default(),
@@ -247,30 +274,30 @@ mod tests {
             offset: Some(number),
             correlation: None,
         };
-        let incoming = Err("not read".to_owned());
+        let incoming = Err("not decoded".to_owned());
         PendingDelivery {
             tag: DeliveryTag::new(number),
             redelivered: false,
-            message: arrival,
+            message,
             incoming,
             attempts: 0,
-            can_batch: shares,
+            can_batch,
             start_record: None,
             out_of_order: false,
-            store_errors: 0,
+            store_backoff: ExponentialBackoff::new(Duration::ZERO, Duration::ZERO),
             unrecorded_failure: None,
             span: None,
         }
     }
 
-    fn lanes(items: impl IntoIterator<Item = PendingDelivery>) -> LaneQueues {
+    fn lanes(deliveries: impl IntoIterator<Item = PendingDelivery>) -> LaneQueues {
         let mut lanes = LaneQueues::default();
-        items.into_iter().for_each(|item| lanes.push(item, Instant::now()));
+        deliveries.into_iter().for_each(|delivery| lanes.push(delivery, Instant::now()));
         lanes
     }
 
-    fn numbers(unit: &[PendingDelivery]) -> Vec<u64> {
-        unit.iter().map(|item| item.tag.number()).collect()
+    fn numbers(batch: &[PendingDelivery]) -> Vec<u64> {
+        batch.iter().map(|delivery| delivery.tag.number()).collect()
     }
 
     #[test]
@@ -290,8 +317,8 @@ mod tests {
     fn a_requeued_message_is_the_first_of_its_queue() {
         let mut lanes = lanes([delivery("a", "k", 1, false), delivery("a", "k", 2, false)]);
         let lane = lanes.map.get_mut(&Lane::new("a")).unwrap();
-        let mut unit = lane.next_batch(1, 1);
-        lane.requeue(unit.remove(0));
+        let mut batch = lane.next_batch(1, 1);
+        lane.requeue(batch.remove(0));
         lane.finish_batch(&"k".into(), true);
         assert!(!lane.is_ready(), "it sleeps");
         lane.wake(&"k".into());
@@ -301,10 +328,10 @@ mod tests {
     #[test]
     fn a_batch_takes_batchable_messages_in_key_order() {
         let all = [("k", 1, true), ("k", 2, true), ("l", 3, false), ("m", 4, true), ("k", 5, false), ("m", 6, true)];
-        let mut lanes = lanes(all.map(|(queue, number, shares)| delivery("a", queue, number, shares)));
+        let mut lanes = lanes(all.map(|(queue, number, can_batch)| delivery("a", queue, number, can_batch)));
         let lane = lanes.map.get_mut(&Lane::new("a")).unwrap();
         assert_eq!(numbers(&lane.next_batch(3, 3)), [1, 2, 4]);
-        assert_eq!(numbers(&lane.next_batch(3, 3)), [3], "what was passed by is the next");
+        assert_eq!(numbers(&lane.next_batch(3, 3)), [3], "a skipped message is next");
         lane.finish_batch(&"k".into(), false);
         assert_eq!(numbers(&lane.next_batch(3, 3)), [5]);
     }
@@ -313,10 +340,10 @@ mod tests {
     fn a_requeued_batch_keeps_its_order() {
         let mut lanes = lanes((1..=3).map(|number| delivery("a", "k", number, true)));
         let lane = lanes.map.get_mut(&Lane::new("a")).unwrap();
-        let unit = lane.next_batch(9, 9);
-        for mut item in unit.into_iter().rev() {
-            item.can_batch = false;
-            lane.requeue(item);
+        let batch = lane.next_batch(9, 9);
+        for mut delivery in batch.into_iter().rev() {
+            delivery.can_batch = false;
+            lane.requeue(delivery);
         }
         lane.finish_batch(&"k".into(), false);
         lane.finish_batch(&"k".into(), false);
@@ -327,12 +354,12 @@ mod tests {
     fn lanes_take_turns() {
         let mut lanes = lanes(["a", "b", "c"].map(|lane| delivery(lane, lane, 1, false)));
         lanes.push(delivery("a", "other", 2, false), Instant::now());
-        let mut turns = Vec::new();
+        let mut served = Vec::new();
         while let Some(lane) = lanes.next_lane(|lane, _| lane.name() != "b") {
             lanes.map.get_mut(&lane).unwrap().next_batch(1, 1);
-            turns.push(lane.name().to_owned());
+            served.push(lane.name().to_owned());
         }
-        assert_eq!(turns, ["a", "c", "a"]);
+        assert_eq!(served, ["a", "c", "a"]);
     }
 
     #[test]

@@ -8,21 +8,24 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::runtime::ConsumerError;
-use crate::work::Worker;
+use crate::worker::Worker;
 
 /// Prunes at each interval until `stop` is cancelled, without a pause while more expired rows exist.
-pub(crate) async fn run<I: Inbox + 'static>(work: Arc<Worker<I>>, stop: CancellationToken) -> Result<(), ConsumerError>
+pub(crate) async fn run<I: Inbox + 'static>(
+    worker: Arc<Worker<I>>,
+    stop: CancellationToken,
+) -> Result<(), ConsumerError>
 where
     I::Transaction: 'static,
 {
     // The first prune runs immediately: it also records the inbox retention.
     loop {
         loop {
-            match work.store_call(work.inbox.prune(work.config.prune_batch_max)).await {
+            match worker.store_call(worker.inbox.prune(worker.config.prune_batch_max)).await {
                 Ok(true) if !stop.is_cancelled() => tokio::task::yield_now().await,
                 Ok(_) => break,
                 Err(error) if error.is_retryable() => {
-                    warn!(error = &error as &dyn std::error::Error, "nothing was pruned, will try again");
+                    warn!(error = &error as &dyn std::error::Error, "pruning failed, will retry");
                     break;
                 }
                 Err(error) => return Err(ConsumerError::Store(error)),
@@ -31,7 +34,7 @@ where
         tokio::select! {
             biased;
             () = stop.cancelled() => return Ok(()),
-            () = sleep(work.config.prune_interval) => {}
+            () = sleep(worker.config.prune_interval) => {}
         }
     }
 }

@@ -9,8 +9,9 @@ use relevo_core::inbox::InboxMessage;
 use relevo_core::inbox::admin::Operate;
 use relevo_core::inbox::replays::{EnqueueOutcome, Replay, ReplayBatch, ReplayState};
 use relevo_core::replay_source::{LogMessage, ReplayFilter, ReplayReadRequest, ReplaySource, ReplaySourceError};
+use relevo_core::retry::ExponentialBackoff;
 use relevo_core::store::StoreError;
-use relevo_core::{Delivery, DeliveryTag};
+use relevo_core::{Delivery, DeliveryTag, Jitter};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -25,10 +26,11 @@ const BATCH_BYTES_MAX: usize = 4 << 20;
 const QUEUED_MESSAGES_MAX: u64 = 10_000;
 /// How often to check for room in the retry table.
 const QUEUE_FULL_DELAY: Duration = Duration::from_millis(200);
-/// Number of retries of a failed call, and the first pause, which doubles.
+/// Number of retries of a failed call.
 const RETRIES_MAX: u32 = 5;
-const RETRY_DELAY: Duration = Duration::from_millis(200);
-/// Messages are enqueued in portions, at most this many per second, instead of one by one.
+/// First and longest pause before such a retry.
+const RETRY_DELAYS: (Duration, Duration) = (Duration::from_millis(200), Duration::from_millis(3200));
+/// Messages are enqueued in batches, at most this many per second, instead of one by one.
 const TICKS_PER_SECOND: f64 = 10.0;
 
 /// Settings of a replay run.
@@ -86,7 +88,7 @@ pub enum ReplayError {
         number: u32,
     },
     /// The cursor of the replay is not a number.
-    #[error("replay {0} stands at a place that this program does not know")]
+    #[error("the cursor of replay {0} is not a number")]
     Cursor(u32),
 }
 
@@ -107,10 +109,10 @@ impl ReplayError {
 }
 
 /// Converts a message of a log for this consumer's inbox, with its id and queue.
-pub fn to_inbox_message(consumer: &Config, logged: LogMessage) -> InboxMessage {
-    let LogMessage { raw, address, lane, offset: place, .. } = logged;
+pub fn to_inbox_message(consumer: &Config, message: LogMessage) -> InboxMessage {
+    let LogMessage { raw, address, lane, offset, .. } = message;
     let delivery =
-        Delivery { tag: DeliveryTag::new(0), raw, address, lane, offset: place, redelivered: false, retry_count: 0 };
+        Delivery { tag: DeliveryTag::new(0), raw, address, lane, offset, redelivered: false, retry_count: 0 };
     Decoder::new(consumer).decode_delivery(consumer, delivery).message
 }
 
@@ -137,8 +139,8 @@ impl<'a> ReplayRunner<'a> {
         found.ok_or_else(|| ReplayError::Unknown { consumer: consumer.clone(), number })
     }
 
-    /// Enqueues the next messages, up to `most`. Cancelling the future is safe.
-    pub async fn step(&mut self, most: usize) -> Result<ReplayStep, ReplayError> {
+    /// Enqueues the next messages, up to `limit`. Cancelling the future is safe.
+    pub async fn step(&mut self, limit: usize) -> Result<ReplayStep, ReplayError> {
         let replay = self.replay().await?;
         match replay.state {
             ReplayState::Running => {}
@@ -150,23 +152,23 @@ impl<'a> ReplayRunner<'a> {
         }
         let ahead = u64::from(self.job.rate.max(1));
         let room = ahead.saturating_sub(replay.ready).min(QUEUED_MESSAGES_MAX.saturating_sub(replay.waiting()));
-        let limit = most.min(BATCH_MESSAGES_MAX).min(usize::try_from(room).unwrap_or(BATCH_MESSAGES_MAX));
+        let limit = limit.min(BATCH_MESSAGES_MAX).min(usize::try_from(room).unwrap_or(BATCH_MESSAGES_MAX));
         if limit == 0 {
             return Ok(ReplayStep::QueueFull);
         }
         let after = replay.cursor.as_deref().map_or(Ok(0), str::parse);
         let after = after.map_err(|_| ReplayError::Cursor(self.job.number))?;
-        let read =
+        let page =
             self.source.read(&self.job.filter, ReplayReadRequest { after, limit, bytes: BATCH_BYTES_MAX }).await?;
         let messages: Vec<InboxMessage> =
-            read.messages.into_iter().map(|logged| to_inbox_message(&self.job.consumer, logged)).collect();
-        let to = (!read.ended).then(|| read.next.to_string());
-        let portion = ReplayBatch { messages: &messages, cursor: replay.cursor.as_deref(), next_cursor: to.as_deref() };
-        let fed = self.replays.enqueue_replay(&self.job.consumer.consumer, self.job.number, portion).await?;
-        Ok(match (fed, to) {
+            page.messages.into_iter().map(|message| to_inbox_message(&self.job.consumer, message)).collect();
+        let next = (!page.ended).then(|| page.next.to_string());
+        let batch = ReplayBatch { messages: &messages, cursor: replay.cursor.as_deref(), next_cursor: next.as_deref() };
+        let outcome = self.replays.enqueue_replay(&self.job.consumer.consumer, self.job.number, batch).await?;
+        Ok(match (outcome, next) {
             (EnqueueOutcome::Enqueued, None) => ReplayStep::End(ReplayEnd::Finished),
-            (EnqueueOutcome::Enqueued, to) => {
-                self.expected_cursor = to;
+            (EnqueueOutcome::Enqueued, next) => {
+                self.expected_cursor = next;
                 ReplayStep::Enqueued(messages.len())
             }
             (EnqueueOutcome::CursorMoved, _) => ReplayStep::End(ReplayEnd::TakenOver),
@@ -177,34 +179,36 @@ impl<'a> ReplayRunner<'a> {
         })
     }
 
-    /// Enqueues at the configured rate until the end of the log or until `stop` is cancelled. Calls `told` after every
+    /// Enqueues at the configured rate until the end of the log or until `stop` is cancelled. Calls `report` after every
     /// step.
     ///
     /// Transient errors are retried for some seconds. After an error the replay can be resumed.
     pub async fn run(
         &mut self,
         stop: &CancellationToken,
-        mut told: impl FnMut(&Replay, ReplayStep),
+        mut report: impl FnMut(&Replay, ReplayStep),
     ) -> Result<ReplayEnd, ReplayError> {
-        let mut pace = TokenBucket::new(self.job.rate);
-        let mut failures = 0;
+        let mut bucket = TokenBucket::new(self.job.rate);
+        let (mut backoff, mut failures) = (ExponentialBackoff::new(RETRY_DELAYS.0, RETRY_DELAYS.1), 0);
         loop {
-            let pause = match self.step_and_report(pace.available(), &mut told).await {
+            let pause = match self.step_and_report(bucket.available(), &mut report).await {
                 Ok(ReplayStep::End(end)) => return Ok(end),
                 Ok(ReplayStep::Enqueued(count)) => {
                     failures = 0;
-                    pace.spend(count);
-                    pace.refill_delay()
+                    backoff.reset();
+                    bucket.spend(count);
+                    bucket.refill_delay()
                 }
                 Ok(ReplayStep::QueueFull) => {
                     failures = 0;
+                    backoff.reset();
                     QUEUE_FULL_DELAY
                 }
                 Err(error) if error.is_retryable() && failures < RETRIES_MAX => {
                     failures += 1;
-                    // The portion may be stored although the reply was lost, so the cursor is read again.
+                    // The batch may be stored although the reply was lost, so the cursor is read again.
                     self.expected_cursor = None;
-                    RETRY_DELAY * 2_u32.pow(failures - 1)
+                    backoff.next(Jitter::NONE)
                 }
                 Err(error) => return Err(error),
             };
@@ -218,11 +222,11 @@ impl<'a> ReplayRunner<'a> {
 
     async fn step_and_report(
         &mut self,
-        most: usize,
-        told: &mut impl FnMut(&Replay, ReplayStep),
+        limit: usize,
+        report: &mut impl FnMut(&Replay, ReplayStep),
     ) -> Result<ReplayStep, ReplayError> {
-        let step = self.step(most).await?;
-        told(&self.replay().await?, step);
+        let step = self.step(limit).await?;
+        report(&self.replay().await?, step);
         Ok(step)
     }
 }
@@ -270,18 +274,18 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_token_bucket_limits_the_rate_and_saves_no_burst() {
         for (rate, seconds) in [(1, 20), (7, 20), (1000, 3)] {
-            let mut pace = TokenBucket::new(rate);
-            let (began, mut fed) = (Instant::now(), 0);
-            while began.elapsed() < Duration::from_secs(seconds) {
-                let count = pace.available();
-                pace.spend(count);
-                fed += count as u64;
-                sleep(pace.refill_delay().max(Duration::from_millis(1))).await;
+            let mut bucket = TokenBucket::new(rate);
+            let (started, mut enqueued) = (Instant::now(), 0);
+            while started.elapsed() < Duration::from_secs(seconds) {
+                let count = bucket.available();
+                bucket.spend(count);
+                enqueued += count as u64;
+                sleep(bucket.refill_delay().max(Duration::from_millis(1))).await;
             }
             let (most, least) = (u64::from(rate) * (seconds + 1), u64::from(rate) * (seconds - 1));
-            assert!((least..=most).contains(&fed), "{fed} at {rate} a second");
+            assert!((least..=most).contains(&enqueued), "{enqueued} at {rate} a second");
             sleep(Duration::from_hours(1)).await;
-            assert!(pace.available() <= (rate as usize).div_ceil(10).max(1));
+            assert!(bucket.available() <= (rate as usize).div_ceil(10).max(1));
         }
     }
 }

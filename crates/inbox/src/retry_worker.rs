@@ -1,49 +1,50 @@
-//! Processes the retry table: claims due queues and runs the same handlers.
+//! Polls retry queues that are due, and handles the messages of each within its claim.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use relevo_core::inbox::retries::{ClaimedQueue, InboxFailure, InboxFailureAction, RecordOutcome};
-use relevo_core::inbox::retry_policy::RetryStep;
-use relevo_core::inbox::transactions::BeginOutcome;
-use relevo_core::inbox::{DedupId, Inbox, InboxMessage};
+use relevo_core::Jitter;
+use relevo_core::inbox::retries::{
+    ClaimedQueue, InboxFailure, InboxFailureAction, QueuedMessage, RecordOutcome, classes,
+};
+use relevo_core::inbox::{Inbox, InboxMessage};
+use relevo_core::retry::ExponentialBackoff;
 use relevo_core::store::StoreError;
 use tokio::sync::{SemaphorePermit, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
-use tracing::field::display;
 use tracing::{debug, warn};
 
+use crate::attempt::{Attempt, AttemptEnd, Fence};
 use crate::breaker::BreakerState;
-use crate::error::{ErrorKind, HandlerError};
-use crate::handler::HandlerKind;
+use crate::error::HandlerError;
+use crate::failure::Decision;
 use crate::heartbeat::HeartbeatState;
 use crate::incoming::Incoming;
 use crate::runtime::ConsumerError;
-use crate::stats::add;
-use crate::work::{Isolation, Worker};
-use crate::worker::{Fence, WriteDown, Written};
+use crate::status::add;
+use crate::worker::{Isolation, Worker};
 
 /// Number of heartbeats before a paused lane is checked again. If every key of a paused lane were claimed at each
 /// heartbeat, the keys of other lanes would have to wait.
 const PAUSED_RECHECK_HEARTBEATS: u32 = 10;
 
-/// Processes due queues until `stop` is cancelled. Running queues then end after their current message.
+/// Handles due queues until `stop` is cancelled. Running queues then end after their current message.
 pub(crate) async fn run<I: Inbox + 'static>(
-    work: Arc<Worker<I>>,
-    pulse: watch::Receiver<HeartbeatState>,
+    worker: Arc<Worker<I>>,
+    heartbeats: watch::Receiver<HeartbeatState>,
     stop: CancellationToken,
 ) -> Result<(), ConsumerError>
 where
     I::Transaction: 'static,
 {
     let mut running: JoinSet<Result<(), StoreError>> = JoinSet::new();
-    let mut failures = 0;
+    let mut backoff = worker.config.outage_backoff();
     while !stop.is_cancelled() {
-        let pause = match claim_queues(&work, &pulse, &stop, &mut running).await {
-            Ok(()) => work.config.retry_poll_interval,
-            Err(error) => store_backoff(&work, error, &mut failures)?,
+        let pause = match claim_queues(&worker, &heartbeats, &stop, &mut running).await {
+            Ok(()) => worker.config.retry_poll_interval,
+            Err(error) => next_pause(error, &mut backoff)?,
         };
         let ended = tokio::select! {
             biased;
@@ -52,16 +53,16 @@ where
             () = sleep(pause) => continue,
         };
         match ended.map_err(ConsumerError::Panicked)? {
-            Ok(()) => failures = 0,
+            Ok(()) => backoff.reset(),
             Err(error) => {
-                let pause = store_backoff(&work, error, &mut failures)?;
+                let pause = next_pause(error, &mut backoff)?;
                 stop.run_until_cancelled(sleep(pause)).await;
             }
         }
     }
     while let Some(ended) = running.join_next().await {
         if let Err(error) = ended.map_err(ConsumerError::Panicked)? {
-            warn!(error = &error as &dyn std::error::Error, "a queue of the retry table was left");
+            warn!(error = &error as &dyn std::error::Error, "retry queue not released");
         }
     }
     Ok(())
@@ -69,8 +70,8 @@ where
 
 /// Claims due queues up to the concurrency limit.
 async fn claim_queues<I: Inbox + 'static>(
-    work: &Arc<Worker<I>>,
-    pulse: &watch::Receiver<HeartbeatState>,
+    worker: &Arc<Worker<I>>,
+    heartbeats: &watch::Receiver<HeartbeatState>,
     stop: &CancellationToken,
     running: &mut JoinSet<Result<(), StoreError>>,
 ) -> Result<(), StoreError>
@@ -78,65 +79,49 @@ where
     I::Transaction: 'static,
 {
     // Claiming more queues than handlers can run would only block other members.
-    let most = work.config.retry_queues_max.min(work.config.order.concurrency());
-    let room = most - running.len();
+    let limit = worker.config.retry_queues_max.min(worker.config.order.concurrency());
+    let room = limit - running.len();
     let allowed = {
-        let pulse = pulse.borrow();
-        pulse.heartbeats > 0 && !pulse.reply.paused
+        let state = heartbeats.borrow();
+        state.heartbeats > 0 && !state.reply.paused
     };
     if room == 0 || !allowed {
         return Ok(());
     }
-    let lasts = claim_ttl(work);
-    let claimed = Instant::now();
-    let found = work.store_call(work.inbox.claim_due(room, work.config.retry_batch_max, lasts)).await?;
-    for due in found {
-        let (work, pulse, stop) = (Arc::clone(work), pulse.clone(), stop.clone());
-        let (until, token) = (claimed + lasts, due.token);
-        work.open_claims.add_queue(&due);
+    // A claim outlasts two of the slowest handlers, including the time to run alone and to commit.
+    let ttl = worker.handlers.timeout_max(worker.config.handler_timeout) * 4 + worker.config.claim_margin;
+    let claimed_until = Instant::now() + ttl;
+    let found = worker.store_call(worker.inbox.claim_due(room, worker.config.retry_batch_max, ttl)).await?;
+    for claimed in found {
+        let (worker, heartbeats, stop) = (Arc::clone(worker), heartbeats.clone(), stop.clone());
+        let token = claimed.token;
+        worker.open_claims.add_queue(&claimed);
         running.spawn(async move {
-            let run =
-                QueueRun { worker: &work, heartbeat_state: &pulse, stop: &stop, claimed: due, claimed_until: until };
-            let ended = run.handle_and_release().await;
+            let run = QueueRun { worker: &worker, heartbeats: &heartbeats, stop: &stop, claimed, claimed_until };
+            let result = run.handle_and_release().await;
             // A queue that could not be released because of the stop is released at the end of the shutdown.
-            if ended.is_ok() || !stop.is_cancelled() {
-                work.open_claims.remove_queue(token);
+            if result.is_ok() || !stop.is_cancelled() {
+                worker.open_claims.remove_queue(token);
             }
-            ended
+            result
         });
     }
     Ok(())
 }
 
-/// A claim outlasts two of the slowest handlers, including the time to run alone and to commit.
-fn claim_ttl<I: Inbox + 'static>(work: &Worker<I>) -> Duration
-where
-    I::Transaction: 'static,
-{
-    work.handlers.timeout_max(work.config.handler_timeout) * 4 + work.config.claim_margin
-}
-
-fn store_backoff<I: Inbox + 'static>(
-    work: &Worker<I>,
-    error: StoreError,
-    failures: &mut u32,
-) -> Result<Duration, ConsumerError>
-where
-    I::Transaction: 'static,
-{
+fn next_pause(error: StoreError, backoff: &mut ExponentialBackoff) -> Result<Duration, ConsumerError> {
     if !error.is_retryable() {
         return Err(ConsumerError::Store(error));
     }
-    let pause = work.config.outage(*failures);
-    warn!(error = &error as &dyn std::error::Error, ?pause, "the retry table cannot be worked on, will try again");
-    *failures += 1;
+    let pause = backoff.next(Jitter::NONE);
+    warn!(error = &error as &dyn std::error::Error, ?pause, "retry queues unavailable, will retry");
     Ok(pause)
 }
 
 /// One claimed queue.
 struct QueueRun<'a, I: Inbox> {
     worker: &'a Worker<I>,
-    heartbeat_state: &'a watch::Receiver<HeartbeatState>,
+    heartbeats: &'a watch::Receiver<HeartbeatState>,
     stop: &'a CancellationToken,
     claimed: ClaimedQueue,
     /// When the claim expires.
@@ -153,26 +138,18 @@ enum QueueStep {
     Fenced,
 }
 
-/// Outcome of one attempt.
-enum Tried {
-    Done,
-    Trouble(HandlerError),
-    Lost,
-    Busy,
-}
-
 impl<I: Inbox + 'static> QueueRun<'_, I>
 where
     I::Transaction: 'static,
 {
-    /// Processes the queue and releases it while the claim lasts. Otherwise other members would wait until it expires,
+    /// Handles the queue and releases it while the claim lasts. Otherwise other members would wait until it expires,
     /// and the next start would look like one after a crash.
     async fn handle_and_release(&self) -> Result<(), StoreError> {
         match self.handle_messages().await {
             Ok(QueueStep::Ended) => Ok(()),
             Ok(QueueStep::Next | QueueStep::Fenced) => self.release().await,
             Err(error) if error.is_retryable() => {
-                warn!(error = &error as &dyn std::error::Error, queue = %self.claimed.queue, "a queue of the retry table was left");
+                warn!(error = &error as &dyn std::error::Error, queue = %self.claimed.queue, "retry queue interrupted");
                 self.release().await
             }
             Err(error) => Err(error),
@@ -181,43 +158,43 @@ where
 
     /// Handles its messages one after the other, as far as the claim allows.
     async fn handle_messages(&self) -> Result<QueueStep, StoreError> {
-        for (index, waiting) in self.claimed.messages.iter().enumerate() {
+        for (index, queued) in self.claimed.messages.iter().enumerate() {
             // Each external call is the first message of a claim. So no message was put before it, and its start is
             // counted durably.
-            let goes_on = || !self.stop.is_cancelled() && self.has_time() && !self.is_call(&waiting.message);
-            if index > 0 && !goes_on() {
+            let continues = || !self.stop.is_cancelled() && self.has_time() && !self.is_call(&queued.message);
+            if index > 0 && !continues() {
                 break;
             }
             // The store counted the start of the first message when it was claimed.
-            let started = waiting.unfinished_starts + u32::from(index > 0);
-            match self.handle_one(waiting.ordinal, &waiting.message, waiting.attempts, started).await? {
+            let starts = queued.unfinished_starts + u32::from(index > 0);
+            match self.handle_one(queued, starts).await? {
                 QueueStep::Next => {}
-                ended @ (QueueStep::Ended | QueueStep::Fenced) => return Ok(ended),
+                step @ (QueueStep::Ended | QueueStep::Fenced) => return Ok(step),
             }
         }
         Ok(QueueStep::Next)
     }
 
     /// Whether its handler calls an external service.
-    fn is_call(&self, arrival: &InboxMessage) -> bool {
-        let incoming = self.worker.decoder.decode_queued(&self.worker.config, arrival);
-        let registered = incoming.ok().and_then(|incoming| self.worker.handler(&incoming));
-        registered.is_some_and(|registered| !registered.is_in_transaction())
+    fn is_call(&self, message: &InboxMessage) -> bool {
+        let incoming = self.worker.decoder.decode_queued(&self.worker.config, message);
+        let registration = incoming.ok().and_then(|incoming| self.worker.handler(&incoming));
+        registration.is_some_and(|registration| !registration.is_in_transaction())
     }
 
     /// Releases the claim. Retries while rows are locked or the database is unreachable, as long as the claim lasts.
     async fn release(&self) -> Result<(), StoreError> {
-        let mut failures = 0;
+        let mut backoff = self.worker.config.outage_backoff();
         loop {
-            let pause = self.worker.config.outage(failures);
+            let pause = backoff.next(Jitter::NONE);
             let error = match self.worker.store_call(self.worker.inbox.release_queue(&self.claimed)).await {
                 Err(error) if error.is_retryable() && Instant::now() + pause < self.claimed_until => error,
-                given => return given,
+                result => return result,
             };
             tokio::select! {
                 biased;
                 () = self.stop.cancelled() => return Err(error),
-                () = sleep(pause) => failures += 1,
+                () = sleep(pause) => {}
             }
         }
     }
@@ -232,235 +209,173 @@ where
         self.claimed_until - self.worker.handlers.timeout_max(self.worker.config.handler_timeout) * 2
     }
 
-    async fn handle_one(
-        &self,
-        number: i64,
-        arrival: &InboxMessage,
-        attempts: u32,
-        started: u32,
-    ) -> Result<QueueStep, StoreError> {
+    async fn handle_one(&self, queued: &QueuedMessage, starts: u32) -> Result<QueueStep, StoreError> {
         let now = Instant::now();
-        let lane = &arrival.lane;
+        let (lane, config) = (&queued.message.lane, &self.worker.config);
         if self.stop.is_cancelled() {
-            return self.postpone_at_stop(number, attempts).await;
+            return self.postpone_at_stop(queued).await;
         }
-        if !self.heartbeat_state.borrow().allows(lane) {
-            let pause = self.worker.config.heartbeat_interval * PAUSED_RECHECK_HEARTBEATS;
-            return self.postpone(number, attempts, pause, "paused", "its lane is paused").await;
+        if !self.heartbeats.borrow().allows(lane) {
+            let pause = config.heartbeat_interval * PAUSED_RECHECK_HEARTBEATS;
+            return self.postpone(queued, pause, classes::PAUSED, "its lane is paused").await;
         }
         let probe = match self.worker.breakers.state(lane, now) {
             BreakerState::Closed => false,
             BreakerState::HalfOpen if self.worker.breakers.begin_probe(lane) => true,
             BreakerState::HalfOpen => {
-                let pause = self.worker.config.breaker.base;
-                return self.postpone(number, attempts, pause, "away", "another message probes its lane").await;
+                let reason = "another message probes its lane";
+                return self.postpone(queued, config.breaker.base, classes::OUTAGE, reason).await;
             }
             BreakerState::OpenUntil(until) => {
-                let pause = until.duration_since(now).min(self.worker.config.breaker.max);
-                return self.postpone(number, attempts, pause, "away", "what its handler needs is away").await;
+                let pause = until.duration_since(now).min(config.breaker.max);
+                return self.postpone(queued, pause, classes::OUTAGE, "the breaker of its lane is open").await;
             }
         };
-        let result = self.attempt_with_permit(number, arrival, attempts, started).await;
+        let result = self.attempt_with_permit(queued, starts).await;
         if probe {
             self.worker.breakers.release_probe(lane);
         }
         result
     }
 
-    async fn attempt_with_permit(
-        &self,
-        number: i64,
-        arrival: &InboxMessage,
-        attempts: u32,
-        started: u32,
-    ) -> Result<QueueStep, StoreError> {
-        let mut incoming = match self.worker.decoder.decode_queued(&self.worker.config, arrival) {
+    async fn attempt_with_permit(&self, queued: &QueuedMessage, starts: u32) -> Result<QueueStep, StoreError> {
+        let worker = self.worker;
+        let mut incoming = match worker.decoder.decode_queued(&worker.config, &queued.message) {
             Ok(incoming) => incoming,
-            Err(why) => return self.dead_letter(number, arrival, None, attempts, HandlerError::undecodable(why)).await,
-        };
-        incoming.attempt = attempts + 1;
-        if started > self.worker.config.starts_max {
-            return self
-                .dead_letter(number, arrival, Some(&incoming), attempts, Worker::<I>::crash_error(started))
-                .await;
-        }
-        let Some(_turn) = self.permit_in_time(started).await else {
-            if self.stop.is_cancelled() {
-                return self.postpone_at_stop(number, attempts).await;
+            Err(reason) => {
+                return self.dead_letter(queued, None, queued.attempts, HandlerError::undecodable(reason)).await;
             }
-            add(&self.worker.status.busy, 1);
-            let (pause, why) = (self.worker.config.busy_delay, "others were waited for");
-            return self.postpone(number, attempts, pause, "busy", why).await;
+        };
+        incoming.attempt = queued.attempts + 1;
+        if starts > worker.config.starts_max {
+            let error = Worker::<I>::crash_error(starts);
+            return self.dead_letter(queued, Some(&incoming), queued.attempts, error).await;
+        }
+        let Some(_permit) = self.permit_in_time(starts).await else {
+            if self.stop.is_cancelled() {
+                return self.postpone_at_stop(queued).await;
+            }
+            add(&worker.status.busy, 1);
+            let reason = "other handlers did not end in time";
+            return self.postpone(queued, worker.config.busy_delay, classes::BUSY, reason).await;
+        };
+        let attempt = Attempt {
+            message: &queued.message,
+            incoming: &incoming,
+            fence: Fence::Queue { queue: &self.claimed, ordinal: queued.ordinal },
+            until: self.claimed_until,
         };
         loop {
-            match self.attempt(number, &incoming).await? {
-                Tried::Done => {
-                    self.worker.breakers.record_success(&arrival.lane);
+            match worker.attempt(attempt).await? {
+                AttemptEnd::Committed => {
+                    worker.breakers.record_success(&queued.message.lane);
                     return Ok(QueueStep::Next);
                 }
-                Tried::Trouble(trouble) => {
-                    return self.on_failure(number, arrival, &incoming, attempts, trouble).await;
-                }
-                Tried::Lost => {
-                    add(&self.worker.status.fenced, 1);
+                AttemptEnd::Failed(error) => return self.on_failure(queued, &incoming, error).await,
+                AttemptEnd::Fenced => {
+                    add(&worker.status.fenced, 1);
                     return Ok(QueueStep::Fenced);
                 }
-                Tried::Busy if self.stop.is_cancelled() => return self.postpone_at_stop(number, attempts).await,
-                Tried::Busy if self.has_time() => {
-                    add(&self.worker.status.busy, 1);
-                    self.stop.run_until_cancelled(sleep(self.worker.config.busy_delay)).await;
+                AttemptEnd::Busy if self.stop.is_cancelled() => return self.postpone_at_stop(queued).await,
+                AttemptEnd::Busy if self.has_time() => {
+                    add(&worker.status.busy, 1);
+                    self.stop.run_until_cancelled(sleep(worker.config.busy_delay)).await;
                 }
-                Tried::Busy => return Ok(QueueStep::Fenced),
+                AttemptEnd::Busy => return Ok(QueueStep::Fenced),
             }
         }
     }
 
-    /// Acquires a handler permit and the isolation lock. It gives up while the claim is still valid: soon after,
+    /// Acquires a handler permit and the isolation lock. It stops waiting while the claim is still valid: soon after,
     /// another worker may have the queue and make the same call.
-    async fn permit_in_time(&self, started: u32) -> Option<(SemaphorePermit<'_>, Isolation<'_>)> {
-        let turn = async { Some((self.worker.permit().await?, self.worker.isolate(started).await)) };
-        let turn = tokio::select! {
+    async fn permit_in_time(&self, starts: u32) -> Option<(SemaphorePermit<'_>, Isolation<'_>)> {
+        let permit = async { Some((self.worker.permit().await?, self.worker.isolate(starts).await)) };
+        let permit = tokio::select! {
             biased;
             () = self.stop.cancelled() => None,
-            turn = timeout_at(self.latest_start(), turn) => turn.ok().flatten(),
+            permit = timeout_at(self.latest_start(), permit) => permit.ok().flatten(),
         };
-        turn.filter(|_| self.has_time())
-    }
-
-    /// The claim of the queue prevents other workers from making the same call.
-    async fn attempt(&self, number: i64, incoming: &Incoming) -> Result<Tried, StoreError> {
-        let work = self.worker;
-        let registered = work.handler(incoming);
-        let entry = DedupId { id: incoming.id(), replay: incoming.replay };
-        if let Some(registered) = registered
-            && let HandlerKind::Call(handler) = &registered.kind
-        {
-            let answered = match work.process_call(registered, &**handler, incoming).await {
-                Ok(answered) => answered,
-                Err(trouble) => return Ok(Tried::Trouble(trouble)),
-            };
-            let fence = Fence::Queue { due: &self.claimed, number };
-            let job = WriteDown { registered, handler: &**handler, incoming, entry, fence, until: self.claimed_until };
-            return Ok(match work.record_call_result(job, answered).await? {
-                Written::Done => Tried::Done,
-                Written::Trouble(trouble) => Tried::Trouble(trouble),
-                Written::Lost => Tried::Lost,
-            });
-        }
-        let mut transaction = match work.store_call(work.inbox.begin_due(&self.claimed, number)).await? {
-            BeginOutcome::Open(transaction, _) => transaction,
-            BeginOutcome::Fenced => return Ok(Tried::Lost),
-            BeginOutcome::Busy => return Ok(Tried::Busy),
-        };
-        let handled = work.process(registered, &mut transaction, incoming).await;
-        Ok(match work.end_transaction(transaction, entry, handled).await? {
-            Ok(()) => Tried::Done,
-            Err(trouble) => Tried::Trouble(trouble),
-        })
+        permit.filter(|_| self.has_time())
     }
 
     async fn on_failure(
         &self,
-        number: i64,
-        arrival: &InboxMessage,
+        queued: &QueuedMessage,
         incoming: &Incoming,
-        attempts: u32,
-        trouble: HandlerError,
+        error: HandlerError,
     ) -> Result<QueueStep, StoreError> {
-        let work = self.worker;
-        if trouble.kind == ErrorKind::Unavailable {
-            let after = work.handler_outage(arrival, &trouble);
-            return self
-                .record_failure(
-                    number,
-                    arrival,
-                    Some(incoming),
-                    trouble.into_failure(InboxFailureAction::Retry { after }, attempts),
-                )
-                .await;
-        }
-        let attempts = attempts + 1;
-        let trace_id = work.trace_id(Some(incoming)).map(display);
-        warn!(message_id = %incoming.id(), trace_id, attempt = attempts, error = %trouble, "a handler failed");
-        work.count_failure(arrival);
-        let step = match trouble.kind {
-            ErrorKind::Transient => work.retry_policy(work.handler(incoming)).decide(attempts, work.jitter()),
-            ErrorKind::Permanent | ErrorKind::Unavailable => RetryStep::DeadLetter,
-        };
-        match step {
-            // It stays in the retry table, even for a short pause.
-            RetryStep::InMemory(after) | RetryStep::Durable(after) => {
-                add(&work.status.retried_later, 1);
-                self.record_failure(
-                    number,
-                    arrival,
-                    Some(incoming),
-                    trouble.into_failure(InboxFailureAction::Retry { after }, attempts),
-                )
-                .await
+        let mut attempts = queued.attempts;
+        let after = match self.worker.decide(&queued.message, incoming, &error, &mut attempts) {
+            Decision::PauseLane(pause) => pause,
+            // It stays in the retry queue, even for a short pause.
+            Decision::RetryInMemory(pause) | Decision::RetryLater(pause) => {
+                add(&self.worker.status.retried_later, 1);
+                pause
             }
-            RetryStep::DeadLetter => self.dead_letter(number, arrival, Some(incoming), attempts, trouble).await,
-        }
+            Decision::DeadLetter => return self.dead_letter(queued, Some(incoming), attempts, error).await,
+        };
+        let failure = error.into_failure(InboxFailureAction::Retry { after }, attempts);
+        self.record_failure(queued, Some(incoming), failure).await
     }
 
     async fn dead_letter(
         &self,
-        number: i64,
-        arrival: &InboxMessage,
+        queued: &QueuedMessage,
         incoming: Option<&Incoming>,
         attempts: u32,
-        trouble: HandlerError,
+        error: HandlerError,
     ) -> Result<QueueStep, StoreError> {
-        let after_dead = self.worker.after_dead(incoming.and_then(|incoming| self.worker.handler(incoming)));
-        let setback = trouble.into_failure(self.worker.dead_letter_action(after_dead), attempts);
-        self.record_failure(number, arrival, incoming, setback).await
+        let failure = error.into_failure(self.worker.dead_letter_action(incoming), attempts);
+        self.record_failure(queued, incoming, failure).await
     }
 
     async fn record_failure(
         &self,
-        number: i64,
-        arrival: &InboxMessage,
+        queued: &QueuedMessage,
         incoming: Option<&Incoming>,
-        setback: InboxFailure,
+        failure: InboxFailure,
     ) -> Result<QueueStep, StoreError> {
-        if !self.try_record_failure(number, &setback).await? {
+        if !self.try_record_failure(queued, &failure).await? {
             return Ok(QueueStep::Fenced);
         }
-        self.worker.failure_recorded(arrival, incoming, &setback).await;
-        Ok(if setback.action == InboxFailureAction::DeadContinue { QueueStep::Next } else { QueueStep::Ended })
+        self.worker.failure_recorded(&queued.message, incoming, &failure).await;
+        Ok(if failure.action == InboxFailureAction::DeadContinue { QueueStep::Next } else { QueueStep::Ended })
     }
 
-    async fn postpone_at_stop(&self, number: i64, attempts: u32) -> Result<QueueStep, StoreError> {
-        self.postpone(number, attempts, Duration::ZERO, "stopped", "the process was stopped").await
+    async fn postpone_at_stop(&self, queued: &QueuedMessage) -> Result<QueueStep, StoreError> {
+        self.postpone(queued, Duration::ZERO, classes::STOPPED, "the process was stopped").await
     }
 
     /// Postpones a message that was not attempted: its attempts stay unchanged.
     async fn postpone(
         &self,
-        number: i64,
-        attempts: u32,
+        queued: &QueuedMessage,
         after: Duration,
         class: &'static str,
-        why: &str,
+        reason: &str,
     ) -> Result<QueueStep, StoreError> {
-        debug!(queue = %self.claimed.queue, why, ?after, "a queue of the retry table is put off");
-        let stop = InboxFailureAction::Postpone { after };
-        let setback = InboxFailure { action: stop, attempts, class, error: why.to_owned(), backtrace: None };
-        Ok(if self.try_record_failure(number, &setback).await? { QueueStep::Ended } else { QueueStep::Fenced })
+        debug!(queue = %self.claimed.queue, reason, ?after, "retry queue postponed");
+        let failure = InboxFailure {
+            action: InboxFailureAction::Postpone { after },
+            attempts: queued.attempts,
+            class,
+            error: reason.to_owned(),
+            backtrace: None,
+        };
+        Ok(if self.try_record_failure(queued, &failure).await? { QueueStep::Ended } else { QueueStep::Fenced })
     }
 
     /// Returns `false` if the claim belongs to another worker, or another message is now the first.
-    async fn try_record_failure(&self, number: i64, setback: &InboxFailure) -> Result<bool, StoreError> {
+    async fn try_record_failure(&self, queued: &QueuedMessage, failure: &InboxFailure) -> Result<bool, StoreError> {
+        let worker = self.worker;
         loop {
-            match self.worker.store_call(self.worker.inbox.set_back_due(&self.claimed, number, setback)).await? {
+            match worker.store_call(worker.inbox.set_back_due(&self.claimed, queued.ordinal, failure)).await? {
                 RecordOutcome::Recorded => return Ok(true),
                 RecordOutcome::Duplicate(_) | RecordOutcome::Fenced => {
-                    add(&self.worker.status.fenced, 1);
+                    add(&worker.status.fenced, 1);
                     return Ok(false);
                 }
-                RecordOutcome::Busy if Instant::now() < self.claimed_until => {
-                    sleep(self.worker.config.busy_delay).await;
-                }
+                RecordOutcome::Busy if Instant::now() < self.claimed_until => sleep(worker.config.busy_delay).await,
                 RecordOutcome::Busy => return Ok(false),
             }
         }

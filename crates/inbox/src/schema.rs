@@ -27,7 +27,7 @@ pub enum SchemaError {
         source: std::io::Error,
     },
     /// A file is not valid JSON.
-    #[error("`{name}` is no JSON")]
+    #[error("`{name}` is not valid JSON")]
     Json {
         /// Name of the schema.
         name: String,
@@ -35,12 +35,12 @@ pub enum SchemaError {
         source: serde_json::Error,
     },
     /// A file is not a valid JSON Schema.
-    #[error("`{name}` is no schema: {why}")]
+    #[error("`{name}` is not a valid JSON Schema: {reason}")]
     Schema {
         /// Name of the schema.
         name: String,
         /// The compile error.
-        why: String,
+        reason: String,
     },
 }
 
@@ -104,7 +104,7 @@ impl JsonSchemas {
 }
 
 fn schema_error(name: &str, error: &boon::CompileError) -> SchemaError {
-    SchemaError::Schema { name: name.to_owned(), why: format!("{error:#}") }
+    SchemaError::Schema { name: name.to_owned(), reason: format!("{error:#}") }
 }
 
 /// All schemas are siblings under a root without a host. References between them resolve, and no URL is ever fetched.
@@ -121,11 +121,13 @@ impl Validator for JsonSchemas {
             None => incoming.kind().to_owned(),
         };
         let Some(index) = self.by_name.get(&name) else {
-            return if self.strict { Err(format!("there is no schema `{name}`")) } else { Ok(()) };
+            return if self.strict { Err(format!("no schema `{name}`")) } else { Ok(()) };
         };
-        let payload: Value =
-            serde_json::from_slice(incoming.payload()).map_err(|error| format!("it is no JSON: {error}"))?;
-        self.schemas.validate(&payload, *index).map_err(|error| format!("it breaks schema `{name}`: {error:#}"))
+        let payload: Value = serde_json::from_slice(incoming.payload())
+            .map_err(|error| format!("the payload is not valid JSON: {error}"))?;
+        self.schemas
+            .validate(&payload, *index)
+            .map_err(|error| format!("the payload does not match schema `{name}`: {error:#}"))
     }
 }
 
@@ -156,9 +158,9 @@ mod tests {
     #[test]
     fn a_payload_is_validated_by_the_schema_of_its_type() {
         assert_eq!(check(r#"{"total": 5}"#, &[]), Ok(()));
-        let why = check(r#"{"total": -5}"#, &[]).unwrap_err();
-        assert!(why.contains("`order.placed`") && why.contains("minimum"), "{why}");
-        assert!(check("{", &[]).unwrap_err().starts_with("it is no JSON"));
+        let error = check(r#"{"total": -5}"#, &[]).unwrap_err();
+        assert!(error.contains("`order.placed`") && error.contains("minimum"), "{error}");
+        assert!(check("{", &[]).unwrap_err().starts_with("the payload is not valid JSON"));
     }
 
     #[test]
@@ -171,10 +173,7 @@ mod tests {
     #[test]
     fn a_payload_without_a_schema_passes_unless_strict() {
         assert_eq!(schemas().validate(&incoming("other", "x", &[])), Ok(()));
-        assert_eq!(
-            schemas().strict().validate(&incoming("other", "x", &[])),
-            Err("there is no schema `other`".to_owned())
-        );
+        assert_eq!(schemas().strict().validate(&incoming("other", "x", &[])), Err("no schema `other`".to_owned()));
     }
 
     #[test]
@@ -183,13 +182,13 @@ mod tests {
         std::fs::create_dir_all(&folder).unwrap();
         std::fs::write(folder.join("Money.json"), MONEY).unwrap();
         std::fs::write(folder.join("order.placed.json"), ORDER).unwrap();
-        std::fs::write(folder.join("notes.txt"), "not ours").unwrap();
+        std::fs::write(folder.join("notes.txt"), "no schema").unwrap();
         let schemas = JsonSchemas::open(&folder).expect("schemas");
         assert!(schemas.validate(&incoming("order.placed", r#"{"total": "x"}"#, &[])).is_err());
         std::fs::write(folder.join("broken.json"), r#"{"type": 7}"#).unwrap();
         let error = JsonSchemas::open(&folder).unwrap_err().to_string();
         std::fs::remove_dir_all(&folder).unwrap();
-        assert!(error.starts_with("`broken` is no schema"), "{error}");
+        assert!(error.starts_with("`broken` is not a valid JSON Schema"), "{error}");
         assert!(JsonSchemas::open(&folder).unwrap_err().to_string().starts_with("cannot read"));
     }
 }

@@ -50,22 +50,22 @@ mod tests {
 
     #[test]
     fn only_a_first_delivery_below_the_last_sequence_is_out_of_order() {
-        let mut sequences = SequenceTracker::new(10);
-        let mut see = |key: &str, seq, redelivered| sequences.check("/outbox", &key.into(), seq, redelivered);
-        assert_eq!(see("a", 5, false), SequenceCheck::InOrder);
-        assert_eq!(see("a", 9, false), SequenceCheck::InOrder);
-        assert_eq!(see("a", 9, false), SequenceCheck::Repeat);
-        assert_eq!(see("a", 7, false), SequenceCheck::OutOfOrder);
-        assert_eq!(see("a", 5, true), SequenceCheck::Repeat);
-        assert_eq!(see("b", 1, false), SequenceCheck::InOrder);
+        let mut tracker = SequenceTracker::new(10);
+        let mut check = |key: &str, seq, redelivered| tracker.check("/outbox", &key.into(), seq, redelivered);
+        assert_eq!(check("a", 5, false), SequenceCheck::InOrder);
+        assert_eq!(check("a", 9, false), SequenceCheck::InOrder);
+        assert_eq!(check("a", 9, false), SequenceCheck::Repeat);
+        assert_eq!(check("a", 7, false), SequenceCheck::OutOfOrder);
+        assert_eq!(check("a", 5, true), SequenceCheck::Repeat);
+        assert_eq!(check("b", 1, false), SequenceCheck::InOrder);
     }
 
     #[test]
     fn tracked_keys_are_bounded() {
-        let mut sequences = SequenceTracker::new(2);
+        let mut tracker = SequenceTracker::new(2);
         for key in ["a", "b", "c", "d"] {
-            sequences.check("/outbox", &key.into(), 1, false);
+            tracker.check("/outbox", &key.into(), 1, false);
         }
-        assert!(sequences.last.len() <= 2);
+        assert!(tracker.last.len() <= 2);
     }
 }

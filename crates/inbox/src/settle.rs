@@ -5,15 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use relevo_core::inbox::Inbox;
-use relevo_core::trace::ActiveSpan;
-use relevo_core::{AckOutcome, BrokerConsumer, Class, DeliveryTag, Failure, Lane, Tracer};
+use relevo_core::retry::ExponentialBackoff;
+use relevo_core::trace::{ActiveSpan, Operation};
+use relevo_core::{AckOutcome, BrokerConsumer, Class, DeliveryTag, Failure, Jitter, Lane, Tracer};
 use tokio::time::{Instant, timeout};
 use tracing::warn;
 
 use crate::config::Config;
 use crate::delivery::PendingDelivery;
 use crate::runtime::{BoxedCall, ConsumerRuntime, poll};
-use crate::stats::add;
+use crate::status::add;
 
 /// A delivery that this process has finished, not yet settled at the broker.
 #[derive(Debug)]
@@ -23,8 +24,8 @@ pub(crate) struct HandledDelivery {
     delay: Option<Duration>,
     lane: Lane,
     offset: Option<u64>,
-    /// Number of failed calls to settle it.
-    failures: u32,
+    /// Pauses between failed calls to settle it.
+    backoff: ExponentialBackoff,
     span: Option<ActiveSpan>,
 }
 
@@ -33,6 +34,7 @@ pub(crate) type Settled = Vec<(HandledDelivery, AckOutcome)>;
 
 /// Deliveries to settle at the broker. Delayed retries have their own calls: those may wait for a broker queue, and
 /// acknowledgements must not wait with them.
+#[derive(Default)]
 pub(crate) struct AckQueue {
     acknowledgements: Calls,
     retries: Calls,
@@ -50,16 +52,12 @@ struct Calls {
 }
 
 impl AckQueue {
-    pub(crate) fn new() -> Self {
-        Self { acknowledgements: Calls::default(), retries: Calls::default() }
-    }
-
     /// Acknowledges the delivery, or has it delivered again after this delay.
-    pub(crate) fn push(&mut self, item: PendingDelivery, delay: Option<Duration>, traces: &Tracer) {
-        let span = item.start_settle_span(traces, delay.is_some());
-        let PendingDelivery { tag, message: arrival, .. } = item;
-        let delivery = HandledDelivery { tag, delay, lane: arrival.lane, offset: arrival.offset, failures: 0, span };
-        self.calls(delay).pending.push_back(delivery);
+    pub(crate) fn push(&mut self, delivery: PendingDelivery, delay: Option<Duration>, config: &Config) {
+        let span = start_span(&delivery, &config.tracer, delay.is_some());
+        let PendingDelivery { tag, message, .. } = delivery;
+        let (lane, offset, backoff) = (message.lane, message.offset, config.outage_backoff());
+        self.calls(delay).pending.push_back(HandledDelivery { tag, delay, lane, offset, backoff, span });
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -86,7 +84,7 @@ impl AckQueue {
             let tags: Vec<DeliveryTag> = self.acknowledgements.in_call.iter().map(|delivery| delivery.tag).collect();
             let consumer = Arc::clone(consumer);
             self.acknowledgements.call = Some(Box::pin(async move {
-                timeout(call_timeout, consumer.acknowledge(&tags)).await.unwrap_or_else(|_| late(tags.len()))
+                timeout(call_timeout, consumer.acknowledge(&tags)).await.unwrap_or_else(|_| timed_out(tags.len()))
             }));
         }
         if self.retries.next(config.ack_batch_max, now) {
@@ -99,9 +97,15 @@ impl AckQueue {
             let consumer = Arc::clone(consumer);
             self.retries.call = Some(Box::pin(async move {
                 let broker = consumer.delayed_retry().expect("the runtime does not start without it");
-                timeout(call_timeout, broker.retry_later(&retries)).await.unwrap_or_else(|_| late(retries.len()))
+                timeout(call_timeout, broker.retry_later(&retries)).await.unwrap_or_else(|_| timed_out(retries.len()))
             }));
         }
+    }
+
+    /// Drops the calls in progress. Their deliveries may or may not be settled.
+    pub(crate) fn abandon_calls(&mut self) {
+        self.acknowledgements.call = None;
+        self.retries.call = None;
     }
 
     fn calls(&mut self, delay: Option<Duration>) -> &mut Calls {
@@ -109,7 +113,15 @@ impl AckQueue {
     }
 }
 
-fn late(deliveries: usize) -> Vec<AckOutcome> {
+/// Begins the span of an acknowledgement or a delayed retry.
+fn start_span(delivery: &PendingDelivery, tracer: &Tracer, is_retry: bool) -> Option<ActiveSpan> {
+    let incoming = delivery.incoming.as_ref().ok()?;
+    let mut span = tracer.start(Operation::Settle, &incoming.message, &incoming.address)?;
+    span.verdict(if is_retry { "retry" } else { "acknowledge" });
+    Some(span)
+}
+
+fn timed_out(deliveries: usize) -> Vec<AckOutcome> {
     AckOutcome::failed(Failure::new(Class::Unknown, "the broker did not respond in time"), deliveries)
 }
 
@@ -161,29 +173,28 @@ where
         let mut failures = Vec::new();
         for (delivery, outcome) in settled {
             match outcome {
-                AckOutcome::Acknowledged => self.leave(delivery, false, now),
-                AckOutcome::Stale => self.leave(delivery, true, now),
+                AckOutcome::Acknowledged => self.remove(delivery, false, now),
+                AckOutcome::Stale => self.remove(delivery, true, now),
                 AckOutcome::Failed(failure) => {
-                    self.try_again(delivery, now);
+                    self.retry(delivery, now);
                     failures.push(failure);
                 }
             }
         }
         if let Some(first) = failures.first() {
             add(&self.worker.status.broker_outages, 1);
-            warn!(failed = failures.len(), error = %first.error_chain(), "acknowledgements failed, will retry");
+            warn!(failed = failures.len(), error = %first.error_chain(), "acknowledging failed, will retry");
         }
     }
 
     /// Schedules a retry with the delivery's own backoff. Repeating the call is safe, whatever its outcome was.
-    fn try_again(&mut self, mut delivery: HandledDelivery, now: Instant) {
-        let at = now + self.worker.config.outage(delivery.failures);
-        delivery.failures = delivery.failures.saturating_add(1);
+    fn retry(&mut self, mut delivery: HandledDelivery, now: Instant) {
+        let at = now + delivery.backoff.next(Jitter::NONE);
         self.acks.calls(delivery.delay).failed.insert((at, delivery.tag), delivery);
     }
 
-    fn leave(&mut self, delivery: HandledDelivery, is_stale: bool, now: Instant) {
-        let HandledDelivery { lane, offset: place, span, .. } = delivery;
+    fn remove(&mut self, delivery: HandledDelivery, is_stale: bool, now: Instant) {
+        let HandledDelivery { lane, offset, span, .. } = delivery;
         add(&self.worker.status.stale_acks, usize::from(is_stale));
         if let Some(span) = span {
             if is_stale {
@@ -193,12 +204,12 @@ where
             }
         }
         self.lanes.remove_message(&lane, now);
-        let Some(state) = self.lanes.map.get_mut(&lane) else { return };
+        let Some(queue) = self.lanes.map.get_mut(&lane) else { return };
         // The broker delivers a stale one again, maybe to another member, or it was acknowledged before. The inbox has
         // it in both cases.
-        state.revoked |= is_stale;
-        if let Some(place) = place {
-            state.settled_offset.settled(place);
+        queue.revoked |= is_stale;
+        if let Some(offset) = offset {
+            queue.settled_offset.settled(offset);
         }
     }
 }

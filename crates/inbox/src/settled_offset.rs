@@ -13,17 +13,17 @@ pub(crate) struct SettledOffset {
 
 impl SettledOffset {
     /// Records a delivery with this offset.
-    pub(crate) fn received(&mut self, place: u64) {
-        *self.outstanding.entry(place).or_default() += 1;
-        self.highest = self.highest.max(Some(place));
+    pub(crate) fn received(&mut self, offset: u64) {
+        *self.outstanding.entry(offset).or_default() += 1;
+        self.highest = self.highest.max(Some(offset));
     }
 
     /// Records that a delivery was settled.
-    pub(crate) fn settled(&mut self, place: u64) {
-        if let Some(count) = self.outstanding.get_mut(&place) {
+    pub(crate) fn settled(&mut self, offset: u64) {
+        if let Some(count) = self.outstanding.get_mut(&offset) {
             *count -= 1;
             if *count == 0 {
-                self.outstanding.remove(&place);
+                self.outstanding.remove(&offset);
             }
         }
         let low = match self.outstanding.first_key_value() {
@@ -46,30 +46,30 @@ mod tests {
 
     #[test]
     fn the_settled_offset_stays_below_outstanding_deliveries() {
-        let mut marks = SettledOffset::default();
-        (5..=8).for_each(|place| marks.received(place));
-        assert_eq!(marks.low_water(), None);
-        marks.settled(7);
-        assert_eq!(marks.low_water(), Some(4));
-        marks.settled(5);
-        assert_eq!(marks.low_water(), Some(5));
-        marks.settled(6);
-        assert_eq!(marks.low_water(), Some(7));
-        marks.settled(8);
-        assert_eq!(marks.low_water(), Some(8));
+        let mut offsets = SettledOffset::default();
+        (5..=8).for_each(|offset| offsets.received(offset));
+        assert_eq!(offsets.low_water(), None);
+        offsets.settled(7);
+        assert_eq!(offsets.low_water(), Some(4));
+        offsets.settled(5);
+        assert_eq!(offsets.low_water(), Some(5));
+        offsets.settled(6);
+        assert_eq!(offsets.low_water(), Some(7));
+        offsets.settled(8);
+        assert_eq!(offsets.low_water(), Some(8));
     }
 
     #[test]
     fn a_redelivery_does_not_move_the_settled_offset_back() {
-        let mut marks = SettledOffset::default();
-        marks.received(3);
-        marks.received(3);
-        marks.settled(3);
-        assert_eq!(marks.low_water(), Some(2));
-        marks.settled(3);
-        assert_eq!(marks.low_water(), Some(3));
-        marks.received(1);
-        marks.settled(1);
-        assert_eq!(marks.low_water(), Some(3));
+        let mut offsets = SettledOffset::default();
+        offsets.received(3);
+        offsets.received(3);
+        offsets.settled(3);
+        assert_eq!(offsets.low_water(), Some(2));
+        offsets.settled(3);
+        assert_eq!(offsets.low_water(), Some(3));
+        offsets.received(1);
+        offsets.settled(1);
+        assert_eq!(offsets.low_water(), Some(3));
     }
 }

@@ -115,7 +115,7 @@ impl Members<'_> {
         let (mut sum, mut count, mut buckets) = (0.0, 0, Vec::<(f64, u64)>::new());
         for stats in &self.0 {
             let seen = stats.durations();
-            sum += seen.sum.as_secs_f64();
+            sum += seen.sum;
             count += seen.count;
             if buckets.is_empty() {
                 buckets = seen.buckets;

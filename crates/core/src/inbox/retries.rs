@@ -79,3 +79,31 @@ pub struct QueuedMessage {
     /// Whether an operator redrove it from the dead letters. Its age is then not checked.
     pub reopened: bool,
 }
+
+/// Error classes that the consumer runtime records. Handlers may name others.
+pub mod classes {
+    /// A later attempt may succeed.
+    pub const TRANSIENT: &str = "transient";
+    /// No attempt can succeed.
+    pub const POISON: &str = "poison";
+    /// A service that the handler needs is down.
+    pub const OUTAGE: &str = "away";
+    /// The handler exceeded its timeout.
+    pub const TIMEOUT: &str = "deadline";
+    /// The handler panicked.
+    pub const PANIC: &str = "panic";
+    /// The database rejected the handler's work at commit.
+    pub const COMMIT: &str = "commit";
+    /// The message cannot be decoded, or does not match its schema.
+    pub const UNDECODABLE: &str = "undecodable";
+    /// Handling the message crashed the process too often.
+    pub const CRASH: &str = "crash";
+    /// The message is older than the inbox retention.
+    pub const EXPIRED: &str = "expired";
+    /// Other handlers ran for too long.
+    pub const BUSY: &str = "busy";
+    /// An operator paused the lane.
+    pub const PAUSED: &str = "paused";
+    /// The process was stopped.
+    pub const STOPPED: &str = "stopped";
+}

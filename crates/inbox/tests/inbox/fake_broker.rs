@@ -21,6 +21,8 @@ pub(crate) struct FakeBroker(Arc<BrokerInner>);
 struct BrokerInner {
     state: Mutex<BrokerState>,
     changed: Notify,
+    /// Acknowledging and closing wait for each other.
+    connection: tokio::sync::Mutex<()>,
 }
 
 #[derive(Default)]
@@ -45,6 +47,8 @@ struct BrokerState {
     without_retries: bool,
     /// Number of calls that failed because of `refused`.
     refusals: u64,
+    /// How long each call to acknowledge takes.
+    ack_duration: Duration,
     /// The reply to the next pause is lost.
     lose_pause_reply: bool,
     received: u64,
@@ -142,6 +146,16 @@ impl FakeBroker {
     /// Number of calls that failed because of [`refuse`](Self::refuse).
     pub(crate) fn refusals(&self) -> u64 {
         self.lock().refusals
+    }
+
+    /// Makes each call to acknowledge take this long.
+    pub(crate) fn slow_acks(&self, duration: Duration) {
+        self.lock().ack_duration = duration;
+    }
+
+    /// Whether a call to acknowledge is in progress.
+    pub(crate) fn is_acknowledging(&self) -> bool {
+        self.0.connection.try_lock().is_err()
     }
 
     /// Applies the next pause, but loses its reply.
@@ -285,6 +299,11 @@ impl BrokerConsumer for FakeConsumer {
     }
 
     async fn acknowledge(&self, tags: &[DeliveryTag]) -> Vec<AckOutcome> {
+        let _connection = self.broker.0.connection.lock().await;
+        let duration = self.broker.lock().ack_duration;
+        if !duration.is_zero() {
+            tokio::time::sleep(duration).await;
+        }
         tags.iter().map(|tag| self.settle(*tag, None)).collect()
     }
 
@@ -312,6 +331,7 @@ impl BrokerConsumer for FakeConsumer {
     }
 
     async fn close(&self) -> Result<(), Failure> {
+        let _connection = self.broker.0.connection.lock().await;
         self.broker.lock().closed.insert(self.number);
         self.broker.redeliver();
         Ok(())

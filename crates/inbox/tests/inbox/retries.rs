@@ -119,8 +119,8 @@ async fn a_panic_is_a_failed_attempt_and_its_dead_letter_has_the_location() {
     wait_for_acks(&stage, 2).await;
     let dead = &stage.dead_letters().await[0];
     assert_eq!((dead.attempts, dead.class.as_str()), (2, "panic"));
-    assert!(dead.error.contains("stage.rs") && dead.error.ends_with("it was told to panic"), "{}", dead.error);
-    assert!(dead.backtrace.as_ref().is_some_and(|backtrace| backtrace.contains("stage.rs")), "{:?}", dead.backtrace);
+    assert!(dead.error.contains("harness.rs") && dead.error.ends_with("it was told to panic"), "{}", dead.error);
+    assert!(dead.backtrace.as_ref().is_some_and(|backtrace| backtrace.contains("harness.rs")), "{:?}", dead.backtrace);
     assert_eq!((process.status.handler_panics(), stage.effects()), (2, vec!["other:2".to_owned()]));
 }
 
@@ -217,9 +217,9 @@ async fn a_configuration_that_breaks_a_guarantee_is_rejected() {
     };
     let by_broker = |order| Config { retry_storage: RetryStorage::Broker, ..order };
     let why = refusal(|_| {}, by_broker(ordered_config())).await;
-    assert!(why.contains("`durable`"), "{why}");
+    assert!(why.contains("`retry_storage`"), "{why}");
     let why = refusal(|stage| stage.broker.without_retries(), by_broker(unordered_config())).await;
-    assert!(why.contains("`durable`") && why.contains("delayed retries"), "{why}");
+    assert!(why.contains("`retry_storage`") && why.contains("delayed retries"), "{why}");
     let why = refusal(|stage| stage.broker.without_order(), ordered_config()).await;
     assert!(why.contains("`order`") && why.contains("`ordered"), "{why}");
 }

@@ -237,3 +237,40 @@ async fn a_claim_that_cannot_be_released_does_not_delay_others() {
     assert!(stopped.elapsed() < Duration::from_secs(1), "{:?}", stopped.elapsed());
     assert_eq!(stage.effects(), ["b:2"]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_hanging_acknowledgement_does_not_delay_closing_the_consumer() {
+    let env = Env::new();
+    env.broker.slow_acks(Duration::from_hours(1));
+    env.send("0", "k", "1");
+    let config = ordered_config();
+    let limit = config.broker_timeout + Duration::from_secs(1);
+    let process = env.start(config, transaction_handlers(&failing(0)));
+    wait_until("it is being acknowledged", async || env.broker.is_acknowledging()).await;
+    // The call times out after 10 seconds, so the next one is in progress when shutdown stops waiting.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let stopped = tokio::time::Instant::now();
+    process.stop().await.unwrap();
+    assert!(stopped.elapsed() < limit, "{:?}", stopped.elapsed());
+    assert_eq!(env.broker.waiting(), 1, "the consumer was closed, so its delivery was returned");
+}
+
+#[tokio::test(start_paused = true)]
+async fn acknowledgements_continue_while_a_shutdown_ends_attempts() {
+    let env = Env::new();
+    env.broker.slow_acks(Duration::from_secs(2));
+    let handler = scripted(|incoming| if incoming.key() == "a" { Action::Done } else { Action::Hang });
+    let config =
+        Config { handler_timeout: Duration::from_mins(10), shutdown_grace: Duration::ZERO, ..ordered_config() };
+    env.send("0", "a", "1");
+    env.send("0", "b", "2");
+    let mut process = env.start(config, call_handlers(&handler));
+    wait_until("one is being acknowledged", async || env.broker.is_acknowledging()).await;
+    wait_until("the other is called", async || handler.attempted().len() == 2).await;
+    // Ending the attempt of the other message fails until the store timeout of 10 seconds.
+    *env.faults.blocked.lock().unwrap() = Some(DedupId { id: relevo_core::MessageId::v7(2, [7; 10]), replay: 0 });
+    process.stop.cancel();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(env.broker.acknowledged().len(), 1);
+    process.wait().await.unwrap();
+}

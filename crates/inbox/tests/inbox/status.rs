@@ -60,7 +60,8 @@ async fn each_attempt_is_measured_once_with_or_without_a_call() {
         let process = stage.start(ordered_config(), handlers(&handler));
         wait_for_acks(&stage, 2).await;
         let seen = process.status.durations();
-        assert_eq!((seen.count, seen.sum), (2, Duration::from_millis(140)));
+        assert_eq!(seen.count, 2);
+        assert!((seen.sum - 0.14).abs() < 1e-6, "{}", seen.sum);
         let filled: Vec<(f64, u64)> = seen.buckets.into_iter().filter(|(_, count)| *count > 0).collect();
         assert_eq!(filled, [(0.1, 2)]);
     }

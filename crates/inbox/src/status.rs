@@ -1,15 +1,15 @@
 //! Statistics and status of a consumer, for monitoring.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use relevo_core::Lane;
+use relevo_core::histogram::{Histogram, HistogramSnapshot};
 use tokio::time::Instant;
 
 use crate::config::Config;
-use crate::durations::{Durations, Histogram};
-use crate::phase::{RunState, SharedRunState};
 
 macro_rules! stats {
     ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
@@ -20,7 +20,7 @@ macro_rules! stats {
             pub(crate) run_state: SharedRunState,
             consumer: String,
             heartbeat_ttl: Duration,
-            durations: Durations,
+            durations: HandlerDurations,
             lanes: Mutex<LaneStatus>,
             /// Time of the last successful heartbeat.
             last_heartbeat: Mutex<Option<Instant>>,
@@ -111,6 +111,18 @@ struct LaneStatus {
     open_breakers: Vec<(Lane, String)>,
 }
 
+/// Upper bounds of the duration histogram, in seconds.
+const DURATION_BOUNDS: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
+
+#[derive(Debug)]
+struct HandlerDurations(Histogram);
+
+impl Default for HandlerDurations {
+    fn default() -> Self {
+        Self(Histogram::new(DURATION_BOUNDS))
+    }
+}
+
 #[derive(Debug)]
 struct CreatedAt(Instant);
 
@@ -144,16 +156,16 @@ impl ConsumerStatus {
         self.run_state.get()
     }
 
-    /// Histogram of finished handler attempts, successful or not. A call and the commit of its result count as one
-    /// attempt.
-    pub fn durations(&self) -> Histogram {
-        self.durations.histogram()
+    /// Histogram of the duration of finished handler attempts in seconds, successful or not. A call and the commit of
+    /// its result count as one attempt.
+    pub fn durations(&self) -> HistogramSnapshot {
+        self.durations.0.snapshot()
     }
 
     /// Time since the last successful heartbeat, or since the consumer was created if there was none.
     pub fn heartbeat_age(&self) -> Duration {
-        let beaten = *self.last_heartbeat.lock();
-        beaten.unwrap_or(self.created.0).elapsed()
+        let last = *self.last_heartbeat.lock();
+        last.unwrap_or(self.created.0).elapsed()
     }
 
     /// Whether the heartbeat of this member has not expired in the database.
@@ -172,8 +184,8 @@ impl ConsumerStatus {
     }
 
     /// Records the duration of a finished handler attempt.
-    pub(crate) fn observe_duration(&self, took: Duration) {
-        self.durations.observe(took);
+    pub(crate) fn observe_duration(&self, duration: Duration) {
+        self.durations.0.observe(duration.as_secs_f64());
     }
 
     /// Records a successful heartbeat.
@@ -205,5 +217,77 @@ impl<'a> GaugeGuard<'a> {
 impl Drop for GaugeGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Run state of a member.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum RunState {
+    /// It was created and has not started.
+    #[default]
+    New,
+    /// It is running.
+    Running,
+    /// It was stopped through its stop token.
+    Stopped,
+    /// It ended with an error or was dropped while running, and receives no messages any more.
+    Failed,
+}
+
+const RUN_STATES: [RunState; 4] = [RunState::New, RunState::Running, RunState::Stopped, RunState::Failed];
+
+/// A run state with one writer and many readers.
+#[derive(Debug, Default)]
+pub(crate) struct SharedRunState(AtomicU8);
+
+impl SharedRunState {
+    pub(crate) fn get(&self) -> RunState {
+        RUN_STATES[usize::from(self.0.load(Ordering::Relaxed))]
+    }
+
+    fn set(&self, state: RunState) {
+        self.0.store(state as u8, Ordering::Relaxed);
+    }
+}
+
+/// Sets the run state to running, and to its final state when dropped.
+pub(crate) struct RunStateGuard {
+    status: Arc<ConsumerStatus>,
+    final_state: RunState,
+}
+
+impl RunStateGuard {
+    pub(crate) fn start(status: Arc<ConsumerStatus>) -> Self {
+        status.run_state.set(RunState::Running);
+        Self { status, final_state: RunState::Failed }
+    }
+
+    /// Records that the member stopped as requested.
+    pub(crate) fn mark_stopped(mut self) {
+        self.final_state = RunState::Stopped;
+    }
+}
+
+impl Drop for RunStateGuard {
+    fn drop(&mut self) {
+        self.status.run_state.set(self.final_state);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dropped_guard_reports_a_failure() {
+        let status = Arc::<ConsumerStatus>::default();
+        assert_eq!(status.run_state(), RunState::New);
+        let guard = RunStateGuard::start(Arc::clone(&status));
+        assert_eq!(status.run_state(), RunState::Running);
+        drop(guard);
+        assert_eq!(status.run_state(), RunState::Failed);
+        RunStateGuard::start(Arc::clone(&status)).mark_stopped();
+        assert_eq!(status.run_state(), RunState::Stopped);
     }
 }
