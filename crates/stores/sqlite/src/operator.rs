@@ -16,8 +16,7 @@ use relevo_core::finding::Finding;
 use relevo_core::inbox::admin::{
     ConsumerControl, ConsumerDetails, ConsumerSummary, InboxRecord, Operate, RemoveOutcome, Trace,
 };
-use relevo_core::inbox::dead_letters::DeadLetterState;
-use relevo_core::inbox::operate;
+use relevo_core::inbox::dead_letters::{self as inbox_letters, DeadLetterState};
 use relevo_core::inbox::replays::{EnqueueOutcome, Replay, ReplayBatch, ReplayPlan};
 use relevo_core::outbox::admin::{OutboxAdmin, StartFrom};
 use relevo_core::outbox::inspect::{Backlog, DestinationInfo, KeyReport, MessageDetails, OutboxInspector, ShardInfo};
@@ -59,7 +58,7 @@ impl Store {
     async fn mark_inbox_dead_letters(
         &self,
         state: DeadLetterState,
-        request: &operate::MarkRequest,
+        request: &inbox_letters::MarkRequest,
     ) -> Result<u64, StoreError> {
         if request.dry_run {
             return self.inspect(async |c| inbox::dead_letters::count(c, &request.filter).await).await;
@@ -151,17 +150,17 @@ impl Operate for Store {
 
     async fn list_dead_letters(
         &self,
-        filter: &operate::DeadLetterFilter,
+        filter: &inbox_letters::DeadLetterFilter,
         limit: usize,
-    ) -> Result<Vec<operate::DeadLetter>, StoreError> {
+    ) -> Result<Vec<inbox_letters::DeadLetter>, StoreError> {
         self.inspect(async |c| inbox::dead_letters::list(c, filter, limit).await).await
     }
 
-    async fn redrive(&self, request: &operate::MarkRequest) -> Result<u64, StoreError> {
+    async fn redrive(&self, request: &inbox_letters::MarkRequest) -> Result<u64, StoreError> {
         self.mark_inbox_dead_letters(DeadLetterState::Redriven, request).await
     }
 
-    async fn archive(&self, request: &operate::MarkRequest) -> Result<u64, StoreError> {
+    async fn archive(&self, request: &inbox_letters::MarkRequest) -> Result<u64, StoreError> {
         self.mark_inbox_dead_letters(DeadLetterState::Discarded, request).await
     }
 

@@ -2,10 +2,11 @@
 
 use async_trait::async_trait;
 use relevo_core::MessageId;
-use relevo_core::inbox::operate::{
-    ConsumerControl, ConsumerDetails, ConsumerSummary, DeadLetter, DeadLetterFilter, EnqueueOutcome, InboxRecord,
-    MarkRequest, Operate, RemoveOutcome, Replay, ReplayBatch, ReplayPlan, Trace,
+use relevo_core::inbox::admin::{
+    ConsumerControl, ConsumerDetails, ConsumerSummary, InboxRecord, Operate, RemoveOutcome, Trace,
 };
+use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterFilter, MarkRequest};
+use relevo_core::inbox::replays::{EnqueueOutcome, Replay, ReplayBatch, ReplayPlan};
 use relevo_core::store::StoreError;
 use sqlx::postgres::PgRow;
 

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use async_trait::async_trait;
 use relevo_core::Message;
-use relevo_core::inbox::source::{
+use relevo_core::replay_source::{
     LogBounds, LogMessage, OutboxRouting, ReplayFilter, ReplayPage, ReplayReadRequest, ReplaySource, ReplaySourceError,
 };
 use relevo_core::store::StoreError;

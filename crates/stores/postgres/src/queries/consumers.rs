@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use relevo_core::MessageId;
-use relevo_core::inbox::operate::{
-    ConsumerControl, ConsumerDetails, ConsumerSummary, DeadLetter, DeadLetterFilter, DeadLetterState, EnqueueOutcome,
-    InboxRecord, LaneInfo, MarkRequest, MemberInfo, RemoveOutcome, Replay, ReplayBatch, ReplayPlan, ReplayState,
+use relevo_core::inbox::admin::{
+    ConsumerControl, ConsumerDetails, ConsumerSummary, InboxRecord, LaneInfo, MemberInfo, RemoveOutcome,
     RetryQueueInfo, Trace,
 };
+use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterFilter, DeadLetterState, MarkRequest};
+use relevo_core::inbox::replays::{EnqueueOutcome, Replay, ReplayBatch, ReplayPlan, ReplayState};
 use relevo_core::inbox::{DedupId, InboxMessage};
 use serde_json::{Value, json};
 use sqlx::postgres::PgRow;

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use relevo_core::MessageId;
 use relevo_core::broker_consumer::{Lane, RawMessage};
-use relevo_core::inbox::{
-    ClaimedQueue, DedupId, EnterOutcome, HeartbeatReply, InboxMessage, InboxState, LaneLease, QueuedMessage,
-};
+use relevo_core::inbox::members::HeartbeatReply;
+use relevo_core::inbox::retries::{ClaimedQueue, QueuedMessage};
+use relevo_core::inbox::transactions::EnterOutcome;
+use relevo_core::inbox::{DedupId, InboxMessage, InboxState, LaneLease};
 use serde_json::Value;
 use sqlx::postgres::PgRow;
 use uuid::Uuid;

@@ -4,8 +4,8 @@ use bytes::Bytes;
 use bytestring::ByteString;
 use jiff::Timestamp;
 use relevo_core::Message;
-use relevo_core::inbox::source::{ReplayFilter, ReplayReadRequest};
 use relevo_core::outbox::search::MessageFilter;
+use relevo_core::replay_source::{ReplayFilter, ReplayReadRequest};
 
 use super::StatusStatements;
 use crate::binary_copy::CopyRows;
