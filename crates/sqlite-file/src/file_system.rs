@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::statfs;
 
 /// File systems whose locks, or whose memory shared between processes, do not work as a write-ahead log needs them.
-/// FUSE and 9P may be local, but `statfs` does not tell.
+/// FUSE and 9P may be local, but `statfs` cannot distinguish that.
 const NETWORK_FILE_SYSTEMS: [(u32, &str); 12] = [
     (0x0000_6969, "NFS"),
     (0x0000_517b, "SMB"),
@@ -35,7 +35,7 @@ pub struct NetworkFileSystem {
     pub file_system: &'static str,
 }
 
-/// Refuses a file on a network file system, unless that is allowed. The file need not exist; a directory that does not
+/// Rejects a file on a network file system, unless that is allowed. The file need not exist; a directory that does not
 /// exist passes, because opening the file reports it better.
 pub fn check_local(path: &Path, allow_network_file_system: bool) -> Result<(), NetworkFileSystem> {
     match file_system_type(path).and_then(network_file_system) {
@@ -50,9 +50,9 @@ pub fn check_local(path: &Path, allow_network_file_system: bool) -> Result<(), N
 /// `statfs` returns.
 pub fn file_system_type(path: &Path) -> Option<u32> {
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let word = statfs(path).or_else(|_| statfs(directory)).ok()?.f_type;
-    // The kernel's word is signed on some platforms, and wider than the number.
-    u32::try_from(i128::from(word) & 0xffff_ffff).ok()
+    let value = statfs(path).or_else(|_| statfs(directory)).ok()?.f_type;
+    // The kernel's value is signed on some platforms, and wider than the number.
+    u32::try_from(i128::from(value) & 0xffff_ffff).ok()
 }
 
 /// The name of a network file system, by its type; `None` for any other file system.

@@ -1,5 +1,5 @@
-//! What the SQLite store and the embedded broker both need to know of a SQLite file: whether its file system is safe for
-//! a write-ahead log, and what SQLite's result codes mean.
+//! Checks that the SQLite store and the embedded broker share: whether the file system is safe for a write-ahead log, and
+//! the meaning of SQLite's result codes.
 
 mod file_system;
 mod result_code;

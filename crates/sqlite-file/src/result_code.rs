@@ -1,4 +1,4 @@
-//! What SQLite's result codes mean: <https://www.sqlite.org/rescode.html>.
+//! The meaning of SQLite's result codes: <https://www.sqlite.org/rescode.html>.
 
 use sqlx::error::DatabaseError;
 
@@ -20,7 +20,7 @@ const IOERR_SHORT_READ: u32 = IOERR | 2 << 8;
 const IOERR_DATA: u32 = IOERR | 32 << 8;
 const IOERR_CORRUPTFS: u32 = IOERR | 33 << 8;
 
-/// What is wrong with the file, as far as SQLite reports it.
+/// A problem with the file that SQLite reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileError {
     /// Another connection has the lock. Nothing was written.
@@ -31,7 +31,7 @@ pub enum FileError {
     CannotOpen,
     /// The file, its directory or its file system cannot be written.
     ReadOnly,
-    /// Another file took the place of this one while it was open.
+    /// Another file replaced this one while it was open.
     FileReplaced,
     /// Pages contradict each other, or the file is too short.
     Corrupt,
@@ -44,7 +44,7 @@ pub enum FileError {
 }
 
 impl FileError {
-    /// What this error of the driver says of the file; `None` if it is not about the file, or not known here.
+    /// Classifies an error of the driver. `None` if it is not about the file, or unknown.
     pub fn of(error: &sqlx::Error) -> Option<Self> {
         let database = error.as_database_error()?;
         Self::of_code(code(database)?).or_else(|| is_missing_table(database).then_some(Self::MissingTable))
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_extended_code_counts_as_its_primary_code_unless_it_says_more() {
+    fn an_extended_code_counts_as_its_primary_code_unless_it_has_its_own_meaning() {
         let cases = [
             (5, Some(FileError::Locked)),
             (261, Some(FileError::Locked)),

@@ -67,7 +67,7 @@ impl Connections {
             match pool(1).connect_with(options.clone()).await.map_err(Error::from) {
                 // SQLite does not wait for other connections when it enables the write-ahead log: it fails at once.
                 Err(Error::Locked(_)) if Instant::now() < deadline => sleep(JOURNAL_RETRY_INTERVAL).await,
-                // An existing file may fail to open while another process closes it and removes the write-ahead log.
+                // Seen once under load, for an existing file that other processes opened and closed. The cause is unknown.
                 Err(Error::CannotOpen(_)) if config.path.exists() && started.elapsed() < REOPEN_MAX => {
                     sleep(JOURNAL_RETRY_INTERVAL).await;
                 }

@@ -28,19 +28,22 @@ pub(crate) struct BrokerInner {
     pub(crate) connections: Connections,
     pub(crate) change_notifier: ChangeNotifier,
     pub(crate) prune_schedule: PruneSchedule,
+    /// Messages up to this number may have been delivered before the last start of the machine.
+    pub(crate) redelivered_through: i64,
 }
 
 impl BrokerFile {
     /// Opens the broker's file. Creates the file and the tables if they are missing.
     pub async fn open(config: Config) -> Result<Self, Error> {
         let connections = Connections::open(&config).await?;
-        migrations::migrate(connections.begin_durable().await?).await?;
+        let redelivered_through = migrations::migrate(connections.begin_durable().await?).await?;
         let change_notifier = ChangeNotifier::new(connections.watch());
         Ok(Self(Arc::new(BrokerInner {
             config,
             connections,
             change_notifier,
             prune_schedule: PruneSchedule::default(),
+            redelivered_through,
         })))
     }
 

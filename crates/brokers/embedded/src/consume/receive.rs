@@ -153,7 +153,7 @@ impl ConsumerInner {
                 continue;
             }
             if plan.reserve(lane) {
-                plan.new_messages.push(decode_message(row, lane, false)?);
+                plan.new_messages.push(decode_message(row, lane, seq <= self.broker.redelivered_through)?);
             } else {
                 plan.cursors.insert(lane, seq - 1);
             }

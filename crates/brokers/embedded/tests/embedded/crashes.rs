@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use relevo_broker_embedded::{BrokerFile, Config, Group, Membership};
 use relevo_conformance::broker::harness::{
-    ADDRESS, acknowledge, number, numbers, publication, publish_all, stale, tags, within_timeout,
+    ADDRESS, acknowledge, number, numbers, publication, publish_all, receive, stale, tags, within_timeout,
 };
 use relevo_core::{BrokerConsumer as _, Delivery, Publication};
 
-use crate::directory::{Directory, stored_messages};
+use crate::directory::{Directory, connect, stored_messages};
 
 /// The environment variables that give the child process its task and its file.
 const TASK: &str = "RELEVO_EMBEDDED_TASK";
@@ -170,6 +170,31 @@ async fn publishers_and_consumers_that_are_killed_together_lose_nothing() {
     let rest = drain(&broker, &acknowledged).await;
     let seen = acknowledged.len() + rest.len();
     assert!(seen + 3 * 40 >= stored.len(), "{seen} of {}", stored.len());
+}
+
+/// A power failure undoes commits that were not flushed, such as the record of a delivery.
+#[tokio::test]
+async fn deliveries_whose_record_is_lost_are_marked_as_redelivered() {
+    let directory = Directory::new();
+    let path = directory.path().join("broker.db");
+    let broker = BrokerFile::open(Config::new(&path)).await.expect("the file can be opened");
+    broker.declare_group(&Group::new("g", ["**"])).await.expect("a group");
+    publish_all(&broker, &[publication(1, "k")]).await;
+    let consumer = broker.consumer("g", membership()).await.expect("a consumer");
+    let first = within_timeout(consumer.receive(10)).await.expect("a delivery");
+    assert_eq!(first.iter().map(|delivery| delivery.redelivered).collect::<Vec<_>>(), [false]);
+    consumer.close().await.expect("closed");
+    broker.close().await;
+    let lose = "DELETE FROM broker_unacknowledged; UPDATE broker_lane SET cursor = 0; \
+                UPDATE broker_meta SET boot_id = 'before the power failure'";
+    sqlx::raw_sql(lose).execute(&mut connect(&path).await).await.expect("the statements run");
+
+    let broker = BrokerFile::open(Config::new(&path)).await.expect("the file can be opened");
+    publish_all(&broker, &[publication(2, "k")]).await;
+    let consumer = broker.consumer("g", membership()).await.expect("a consumer");
+    let deliveries = receive(&consumer, 2).await;
+    let redelivered: Vec<_> = deliveries.iter().map(|one| (number(one), one.redelivered)).collect();
+    assert_eq!(redelivered, [(1, true), (2, false)]);
 }
 
 /// Receives all remaining messages of the group, and asserts that none was acknowledged before.

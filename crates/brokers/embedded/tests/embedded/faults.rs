@@ -239,8 +239,24 @@ async fn tables_of_a_later_version_are_rejected() {
     assert_eq!(error.class(), Class::Blocked);
     assert_eq!(
         error.to_string(),
-        "the broker's tables do not fit this program: they have version 99, this program's is 1"
+        "the broker's tables do not fit this program: they have version 99, this program's is 3"
     );
+}
+
+/// Versions 1 and 2 had other tables under the same names.
+#[tokio::test]
+async fn tables_of_an_earlier_version_are_rejected() {
+    let directory = Directory::new();
+    open(directory.path()).await.close().await;
+    for version in [1, 2] {
+        let mut other = other_connection(directory.path()).await;
+        let update = sqlx::query("UPDATE broker_meta SET version = ?1").bind(version);
+        update.execute(&mut other).await.expect("updated");
+        let error = BrokerFile::open(config(directory.path())).await.expect_err("an earlier version");
+        assert_eq!(error.class(), Class::Blocked);
+        let expected = format!("they have version {version}, which this program cannot migrate to 3; hint: ");
+        assert!(error.to_string().contains(&expected), "{error}");
+    }
 }
 
 /// The statements that create the tables, without their comments.

@@ -1,11 +1,15 @@
 -- The tables of the broker. Their names begin with `broker_`, so that they can be in the file of an outbox.
 
--- One row: the version of these tables, and the size of the log.
+-- One row: the version of these tables, and the size of the log. `boot_id` names the last start of the machine that
+-- opened the file. Messages up to `redelivered_through` may have been delivered before that start, and a power failure
+-- may have undone the record of it.
 CREATE TABLE broker_meta (
-    one      INTEGER PRIMARY KEY CHECK (one = 1),
-    version  INTEGER NOT NULL,
-    messages INTEGER NOT NULL DEFAULT 0,
-    bytes    INTEGER NOT NULL DEFAULT 0
+    one                 INTEGER PRIMARY KEY CHECK (one = 1),
+    version             INTEGER NOT NULL,
+    messages            INTEGER NOT NULL DEFAULT 0,
+    bytes               INTEGER NOT NULL DEFAULT 0,
+    boot_id             TEXT,
+    redelivered_through INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
 -- The log. SQLite has one writer at a time, so the order of `seq` is the commit order. AUTOINCREMENT never uses a number
@@ -32,7 +36,7 @@ CREATE TABLE broker_group (
     created_ms INTEGER NOT NULL
 ) STRICT;
 
--- A lane of a group: everything up to `cursor` was handed out. `owner` is the consumer that leases it.
+-- A lane of a group: everything up to `cursor` was delivered. `owner` is the consumer that leases it.
 CREATE TABLE broker_lane (
     group_id       INTEGER NOT NULL REFERENCES broker_group (id) ON DELETE CASCADE,
     lane           INTEGER NOT NULL,
@@ -52,7 +56,7 @@ CREATE TABLE broker_member (
 ) STRICT, WITHOUT ROWID;
 
 -- Messages up to a lane's cursor that are not acknowledged. `outstanding` is 1 while a consumer has the message, and 0 when
--- it came back and waits for the next delivery.
+-- it was returned and waits for the next delivery.
 CREATE TABLE broker_unacknowledged (
     seq         INTEGER NOT NULL,
     group_id    INTEGER NOT NULL REFERENCES broker_group (id) ON DELETE CASCADE,
@@ -64,4 +68,4 @@ CREATE TABLE broker_unacknowledged (
 -- Nearly all rows are outstanding, and not in this index.
 CREATE INDEX broker_unacknowledged_ready ON broker_unacknowledged (group_id, lane, seq) WHERE outstanding = 0;
 
-INSERT INTO broker_meta (one, version) VALUES (1, 1);
+INSERT INTO broker_meta (one, version) VALUES (1, 3);
