@@ -34,7 +34,9 @@ pub(crate) async fn connect_reporting_denials(
 ) -> Result<Client, Error> {
     let options = options(config)?.event_callback(move |event| {
         match event {
-            Event::Connected => drop(connected.send_replace(())),
+            Event::Connected => {
+                connected.send_replace(());
+            }
             Event::ServerError(ServerError::Other(text)) => {
                 if let Some(error) = permission_error(&text) {
                     report(error);

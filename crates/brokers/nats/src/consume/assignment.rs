@@ -241,7 +241,7 @@ impl ConsumerInner {
             // counts as delivered may have been delivered before.
             let redelivered_to = record.handed_out_to.max(info.delivered.stream_sequence);
             let epoch = record.epoch;
-            record = LaneRecord { durable_ns, handed_out_to, redelivered_to, epoch, ..LaneRecord::default() };
+            record = LaneRecord { epoch, durable_ns, handed_out_to, redelivered_to, ..LaneRecord::default() };
         }
         record.owner = Some(self.id.clone());
         record.epoch += 1;

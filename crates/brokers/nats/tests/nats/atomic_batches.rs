@@ -118,9 +118,14 @@ async fn a_message_that_cannot_be_stored_does_not_affect_the_others() {
         message.headers.insert("a b".to_owned(), "v".to_owned());
     });
     let one = |number| publication(number, "a");
-    let told = outcomes_of(&broker, &[one(1), publication_to("elsewhere", 2, "b"), large, one(4), wrong, one(6)]).await;
-    let classes: Vec<_> = told.iter().map(|told| told.as_ref().map(|(class, _)| *class)).collect();
-    assert_eq!(classes, [None, Some(Class::Blocked), Some(Class::Poison), None, Some(Class::Poison), None], "{told:?}");
+    let outcomes =
+        outcomes_of(&broker, &[one(1), publication_to("elsewhere", 2, "b"), large, one(4), wrong, one(6)]).await;
+    let classes: Vec<_> = outcomes.iter().map(|outcome| outcome.as_ref().map(|(class, _)| *class)).collect();
+    assert_eq!(
+        classes,
+        [None, Some(Class::Blocked), Some(Class::Poison), None, Some(Class::Poison), None],
+        "{outcomes:?}"
+    );
     assert_eq!(stored_numbers(&server).await, [1, 4, 6]);
 }
 
@@ -128,10 +133,10 @@ async fn a_message_that_cannot_be_stored_does_not_affect_the_others() {
 async fn a_full_stream_stores_the_messages_that_fit() {
     let discard = stream::DiscardPolicy::New;
     let server = server(NatsVersion::V2_15, stream::Config { max_messages: 3, discard, ..catch_all_stream() }).await;
-    let told = outcomes_of(&broker(server.url(), AtomicBatches::Always).await, &batch(1..=5)).await;
+    let outcomes = outcomes_of(&broker(server.url(), AtomicBatches::Always).await, &batch(1..=5)).await;
     let throttled = Some(Class::Throttled(Duration::from_secs(1)));
-    let classes: Vec<_> = told.iter().map(|told| told.as_ref().map(|(class, _)| *class)).collect();
-    assert_eq!(classes, [None, None, None, throttled, throttled], "{told:?}");
+    let classes: Vec<_> = outcomes.iter().map(|outcome| outcome.as_ref().map(|(class, _)| *class)).collect();
+    assert_eq!(classes, [None, None, None, throttled, throttled], "{outcomes:?}");
 }
 
 #[tokio::test]
@@ -154,12 +159,12 @@ async fn an_uncertain_batch_is_unknown_and_creates_no_duplicate() {
         let broker = broker(format!("nats://{}", proxy.addr()), AtomicBatches::Always).await;
         proxy.stall(direction);
         let batch = batch(1..=50);
-        let (told, ()) = tokio::join!(outcomes_of(&broker, &batch), async {
+        let (outcomes, ()) = tokio::join!(outcomes_of(&broker, &batch), async {
             proxy.until_held(direction).await;
             proxy.cut().await;
         });
-        for told in told {
-            assert_eq!(told.map(|(class, _)| class), Some(Class::Unknown));
+        for outcome in outcomes {
+            assert_eq!(outcome.map(|(class, _)| class), Some(Class::Unknown));
         }
         proxy.thaw();
         crate::harness::publish_until(&broker, &publication(51, "k"), None).await;

@@ -16,13 +16,13 @@ use crate::topology_harness::TopologyHarness;
 
 /// Creates a stream with this setting, asserts the finding, fixes the stream, and asserts that it is good.
 async fn has_finding(severity: Severity, subject: &str, change: impl Fn(&mut stream::Config)) {
-    let stage = TopologyHarness::shared(NatsVersion::V2_15).await;
-    let mut config = stage.safe_stream();
+    let harness = TopologyHarness::shared(NatsVersion::V2_15).await;
+    let mut config = harness.safe_stream();
     change(&mut config);
-    stage.create_stream(config).await;
-    stage.examine().await.assert_has(severity, subject, &stage.name);
-    stage.create_stream(stage.safe_stream()).await;
-    stage.examine().await.assert_passed(subject, &stage.name);
+    harness.create_stream(config).await;
+    harness.examine().await.assert_has(severity, subject, &harness.name);
+    harness.create_stream(harness.safe_stream()).await;
+    harness.examine().await.assert_passed(subject, &harness.name);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -51,16 +51,16 @@ async fn a_full_stream_that_drops_messages_is_a_danger() {
     .await;
     // A limit per subject drops messages even if a full stream refuses new ones.
     has_finding(Danger, "discard-old", |stream| stream.max_messages_per_subject = 1).await;
-    let stage = TopologyHarness::shared(NatsVersion::V2_15).await;
-    stage
+    let harness = TopologyHarness::shared(NatsVersion::V2_15).await;
+    harness
         .create_stream(stream::Config {
             max_messages: 10,
             max_messages_per_subject: 1,
             discard_new_per_subject: true,
-            ..stage.safe_stream()
+            ..harness.safe_stream()
         })
         .await;
-    stage.examine().await.assert_passed("discard-old", &stage.name);
+    harness.examine().await.assert_passed("discard-old", &harness.name);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -78,64 +78,64 @@ async fn a_duplicate_window_shorter_than_the_horizon_is_a_warning() {
 async fn retention_by_interest_without_consumers_is_a_danger() {
     has_finding(Danger, "stream-retention", |stream| stream.retention = RetentionPolicy::Interest).await;
     has_finding(Note, "stream-retention", |stream| stream.retention = RetentionPolicy::WorkQueue).await;
-    let stage = TopologyHarness::shared(NatsVersion::V2_15).await;
-    stage.create_stream(stream::Config { retention: RetentionPolicy::Interest, ..stage.safe_stream() }).await;
-    consumer(&stage, pull::Config::default()).await;
-    stage.examine().await.assert_has(Note, "stream-retention", &stage.name);
+    let harness = TopologyHarness::shared(NatsVersion::V2_15).await;
+    harness.create_stream(stream::Config { retention: RetentionPolicy::Interest, ..harness.safe_stream() }).await;
+    consumer(&harness, pull::Config::default()).await;
+    harness.examine().await.assert_has(Note, "stream-retention", &harness.name);
 }
 
-async fn consumer(stage: &TopologyHarness, config: pull::Config) {
-    let stream = stage.jetstream.get_stream(&stage.name).await.expect("the stream");
+async fn consumer(harness: &TopologyHarness, config: pull::Config) {
+    let stream = harness.jetstream.get_stream(&harness.name).await.expect("the stream");
     let config = pull::Config { durable_name: Some("reader".to_owned()), ..config };
     stream.create_consumer(config).await.expect("a consumer");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumer_that_may_lose_messages_is_a_warning() {
-    let stage = TopologyHarness::shared(NatsVersion::V2_15).await;
-    stage.create_stream(stage.safe_stream()).await;
-    consumer(&stage, pull::Config { ack_policy: AckPolicy::None, max_deliver: 3, ..Default::default() }).await;
-    let findings = stage.examine().await;
+    let harness = TopologyHarness::shared(NatsVersion::V2_15).await;
+    harness.create_stream(harness.safe_stream()).await;
+    consumer(&harness, pull::Config { ack_policy: AckPolicy::None, max_deliver: 3, ..Default::default() }).await;
+    let findings = harness.examine().await;
     findings.assert_has(Warning, "consumer-ack", "reader");
     findings.assert_has(Warning, "delivery-limit-drops", "reader");
-    stage.create_stream(stage.safe_stream()).await;
-    consumer(&stage, pull::Config { ack_policy: AckPolicy::Explicit, ..Default::default() }).await;
-    let findings = stage.examine().await;
+    harness.create_stream(harness.safe_stream()).await;
+    consumer(&harness, pull::Config { ack_policy: AckPolicy::Explicit, ..Default::default() }).await;
+    let findings = harness.examine().await;
     findings.assert_passed("consumer-ack", "reader");
     findings.assert_passed("delivery-limit-drops", "reader");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_route_that_no_stream_stores_is_a_danger() {
-    let stage = TopologyHarness::shared(NatsVersion::V2_15).await;
-    let (subject, name) = (stage.subject(), stage.name.clone());
-    stage.examine().await.assert_has(Danger, "route-unbound", &subject);
-    let narrow = |subjects: &[String]| stream::Config { subjects: subjects.to_vec(), ..stage.safe_stream() };
-    stage.create_stream(narrow(&[format!("{name}.*.0")])).await;
-    let lanes = Config { lanes: Some(2), ..stage.config() };
-    let findings = stage.examine_with(lanes.clone(), &[&subject]).await;
+    let harness = TopologyHarness::shared(NatsVersion::V2_15).await;
+    let (subject, name) = (harness.subject(), harness.name.clone());
+    harness.examine().await.assert_has(Danger, "route-unbound", &subject);
+    let narrow = |subjects: &[String]| stream::Config { subjects: subjects.to_vec(), ..harness.safe_stream() };
+    harness.create_stream(narrow(&[format!("{name}.*.0")])).await;
+    let lanes = Config { lanes: Some(2), ..harness.config() };
+    let findings = harness.examine_with(lanes.clone(), &[&subject]).await;
     findings.assert_has(Danger, "route-unbound", &subject);
     findings.assert_has(Danger, "route-unbound", &format!("{subject}.1"));
-    stage.create_stream(narrow(&[format!("{name}.*.*")])).await;
-    stage.examine_with(lanes, &[&subject]).await.assert_passed("route-unbound", &subject);
+    harness.create_stream(narrow(&[format!("{name}.*.*")])).await;
+    harness.examine_with(lanes, &[&subject]).await.assert_passed("route-unbound", &subject);
     let templated = format!("{name}.{{type}}");
-    stage.examine_with(stage.config(), &[&templated]).await.assert_passed("route-unbound", &templated);
+    harness.examine_with(harness.config(), &[&templated]).await.assert_passed("route-unbound", &templated);
     // The configuration expects another stream.
-    let elsewhere = Config { stream: Some("ELSEWHERE".to_owned()), ..stage.config() };
-    stage.examine_with(elsewhere, &[&templated]).await.assert_has(Danger, "route-unbound", "ELSEWHERE");
-    let right = Config { stream: Some(name), ..stage.config() };
-    stage.examine_with(right, &[&templated]).await.assert_passed("route-unbound", &templated);
+    let elsewhere = Config { stream: Some("ELSEWHERE".to_owned()), ..harness.config() };
+    harness.examine_with(elsewhere, &[&templated]).await.assert_has(Danger, "route-unbound", "ELSEWHERE");
+    let right = Config { stream: Some(name), ..harness.config() };
+    harness.examine_with(right, &[&templated]).await.assert_passed("route-unbound", &templated);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_old_server_and_the_settings_it_ignores_are_reported() {
-    let stage = TopologyHarness::shared(NatsVersion::V2_9).await;
-    let name = &stage.name;
+    let harness = TopologyHarness::shared(NatsVersion::V2_9).await;
+    let name = &harness.name;
     let stream = Stream::new(name, [format!("{name}.>")]);
     let group = Group::new(format!("g{name}"), name, [format!("{name}.a"), format!("{name}.b")]);
     let topology = Topology { streams: vec![stream], groups: vec![group.clone()] };
-    stage.create_stream(stage.safe_stream()).await;
-    let findings = stage.examine_with(Config { topology: topology.clone(), ..stage.config() }, &[]).await;
+    harness.create_stream(harness.safe_stream()).await;
+    let findings = harness.examine_with(Config { topology: topology.clone(), ..harness.config() }, &[]).await;
     findings.assert_has(Danger, "settings-ignored", &group.name);
     findings.assert_has(Note, "settings-ignored", name);
     // The interval is fixed in that version, and therefore known without a request.
@@ -143,13 +143,13 @@ async fn an_old_server_and_the_settings_it_ignores_are_reported() {
     let version: Vec<_> = findings.0.iter().filter(|finding| finding.subject == "server-version").collect();
     assert!(matches!(version[..], [found] if found.severity == Note && found.detail.contains("2.9")), "{version:?}");
 
-    let stage = TopologyHarness::shared(NatsVersion::V2_15).await;
-    let name = &stage.name;
+    let harness = TopologyHarness::shared(NatsVersion::V2_15).await;
+    let name = &harness.name;
     let stream = Stream::new(name, [format!("{name}.>")]);
     let group = Group::new(format!("g{name}"), name, [format!("{name}.a"), format!("{name}.b")]);
     let topology = Topology { streams: vec![stream], groups: vec![group.clone()] };
-    stage.admin(topology.clone()).apply().await.expect("made");
-    let findings = stage.examine_with(Config { topology, ..stage.config() }, &[]).await;
+    harness.admin(topology.clone()).apply().await.expect("applied");
+    let findings = harness.examine_with(Config { topology, ..harness.config() }, &[]).await;
     findings.assert_passed("settings-ignored", &group.name);
     findings.assert_passed("stream-storage", name);
     assert!(findings.0.iter().all(|finding| finding.severity <= Note), "{findings:#?}");
@@ -158,19 +158,19 @@ async fn an_old_server_and_the_settings_it_ignores_are_reported() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_flush_interval_is_read_from_the_monitoring_port() {
     let private = Private::start(NatsVersion::V2_15, Settings::new()).await;
-    let stage = TopologyHarness::new_at(&private.url()).await;
-    stage.create_stream(stage.safe_stream()).await;
-    stage.examine().await.assert_has(Note, "sync-interval", &stage.name);
-    let asked = Config { monitoring_url: Some(private.monitor_url()), ..stage.config() };
-    stage.examine_with(asked, &[&stage.subject()]).await.assert_has(Warning, "sync-interval", &stage.name);
-    let nobody = Config { monitoring_url: Some("http://127.0.0.1:1".to_owned()), ..stage.config() };
-    stage.examine_with(nobody, &[&stage.subject()]).await.assert_has(Note, "sync-interval", &stage.name);
+    let harness = TopologyHarness::new_at(&private.url()).await;
+    harness.create_stream(harness.safe_stream()).await;
+    harness.examine().await.assert_has(Note, "sync-interval", &harness.name);
+    let monitored = Config { monitoring_url: Some(private.monitor_url()), ..harness.config() };
+    harness.examine_with(monitored, &[&harness.subject()]).await.assert_has(Warning, "sync-interval", &harness.name);
+    let unreachable = Config { monitoring_url: Some("http://127.0.0.1:1".to_owned()), ..harness.config() };
+    harness.examine_with(unreachable, &[&harness.subject()]).await.assert_has(Note, "sync-interval", &harness.name);
 
     let private = Private::start(NatsVersion::V2_15, Settings::new().jetstream("sync_interval: always")).await;
-    let stage = TopologyHarness::new_at(&private.url()).await;
-    stage.create_stream(stage.safe_stream()).await;
-    let asked = Config { monitoring_url: Some(private.monitor_url()), ..stage.config() };
-    stage.examine_with(asked, &[&stage.subject()]).await.assert_passed("sync-interval", &stage.name);
+    let harness = TopologyHarness::new_at(&private.url()).await;
+    harness.create_stream(harness.safe_stream()).await;
+    let monitored = Config { monitoring_url: Some(private.monitor_url()), ..harness.config() };
+    harness.examine_with(monitored, &[&harness.subject()]).await.assert_passed("sync-interval", &harness.name);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -185,50 +185,50 @@ async fn one_replica_in_a_cluster_is_a_danger() {
     };
     let start = |port| Private::start(NatsVersion::V2_15, settings(port));
     let servers: [Private; 3] = tokio::join!(start(ports[0]), start(ports[1]), start(ports[2])).into();
-    let stage = TopologyHarness::new_at(&servers[0].url()).await;
+    let harness = TopologyHarness::new_at(&servers[0].url()).await;
     for (replicas, severity) in [(1, Danger), (2, Warning)] {
-        stage.create_stream(stream::Config { num_replicas: replicas, ..stage.safe_stream() }).await;
-        stage.examine().await.assert_has(severity, "stream-replicas", &stage.name);
+        harness.create_stream(stream::Config { num_replicas: replicas, ..harness.safe_stream() }).await;
+        harness.examine().await.assert_has(severity, "stream-replicas", &harness.name);
     }
-    stage.create_stream(stream::Config { num_replicas: 3, ..stage.safe_stream() }).await;
-    stage.examine().await.assert_passed("stream-replicas", &stage.name);
+    harness.create_stream(stream::Config { num_replicas: 3, ..harness.safe_stream() }).await;
+    harness.examine().await.assert_passed("stream-replicas", &harness.name);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_can_fill_up_permanently_is_a_warning() {
-    let stage = TopologyHarness::shared(NatsVersion::V2_15).await;
-    let full = stream::Config { max_messages: 1_000, ..stage.safe_stream() };
-    stage.create_stream(full.clone()).await;
-    stage.examine().await.assert_has(Warning, "stream-fills", &stage.name);
-    stage.create_stream(stream::Config { max_age: Duration::from_hours(48), ..full.clone() }).await;
-    stage.examine().await.assert_passed("stream-fills", &stage.name);
-    stage.create_stream(stream::Config { retention: RetentionPolicy::WorkQueue, ..full }).await;
-    stage.examine().await.assert_passed("stream-fills", &stage.name);
+    let harness = TopologyHarness::shared(NatsVersion::V2_15).await;
+    let full = stream::Config { max_messages: 1_000, ..harness.safe_stream() };
+    harness.create_stream(full.clone()).await;
+    harness.examine().await.assert_has(Warning, "stream-fills", &harness.name);
+    harness.create_stream(stream::Config { max_age: Duration::from_hours(48), ..full.clone() }).await;
+    harness.examine().await.assert_passed("stream-fills", &harness.name);
+    harness.create_stream(stream::Config { retention: RetentionPolicy::WorkQueue, ..full }).await;
+    harness.examine().await.assert_passed("stream-fills", &harness.name);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn interest_in_only_some_subjects_is_a_danger() {
-    let stage = TopologyHarness::shared(NatsVersion::V2_15).await;
-    let lanes = || Config { lanes: Some(2), ..stage.config() };
+    let harness = TopologyHarness::shared(NatsVersion::V2_15).await;
+    let lanes = || Config { lanes: Some(2), ..harness.config() };
     for (filter, severity) in [("orders.0", Danger), ("orders.*", Note)] {
-        stage.create_stream(stream::Config { retention: RetentionPolicy::Interest, ..stage.safe_stream() }).await;
-        let filter_subject = format!("{}.{filter}", stage.name);
-        consumer(&stage, pull::Config { filter_subject, ..Default::default() }).await;
-        let findings = stage.examine_with(lanes(), &[&stage.subject()]).await;
-        findings.assert_has(severity, "stream-retention", &stage.name);
+        harness.create_stream(stream::Config { retention: RetentionPolicy::Interest, ..harness.safe_stream() }).await;
+        let filter_subject = format!("{}.{filter}", harness.name);
+        consumer(&harness, pull::Config { filter_subject, ..Default::default() }).await;
+        let findings = harness.examine_with(lanes(), &[&harness.subject()]).await;
+        findings.assert_has(severity, "stream-retention", &harness.name);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_group_with_a_different_lane_count_than_its_publishers_is_a_danger() {
-    let stage = TopologyHarness::shared(NatsVersion::V2_15).await;
-    stage.create_stream(stage.safe_stream()).await;
+    let harness = TopologyHarness::shared(NatsVersion::V2_15).await;
+    harness.create_stream(harness.safe_stream()).await;
     for (published, read, is_good) in [(4, 4, true), (4, 2, false)] {
         let group =
-            Group { lanes: Some(read), ..Group::new(format!("g{}", stage.name), &stage.name, [stage.subject()]) };
+            Group { lanes: Some(read), ..Group::new(format!("g{}", harness.name), &harness.name, [harness.subject()]) };
         let topology = Topology { streams: Vec::new(), groups: vec![group.clone()] };
-        let config = Config { lanes: Some(published), topology, ..stage.config() };
-        let findings = stage.examine_with(config, &[&stage.subject()]).await;
+        let config = Config { lanes: Some(published), topology, ..harness.config() };
+        let findings = harness.examine_with(config, &[&harness.subject()]).await;
         if is_good {
             findings.assert_passed("lanes-differ", &group.name);
         } else {
@@ -239,14 +239,14 @@ async fn a_group_with_a_different_lane_count_than_its_publishers_is_a_danger() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_catch_all_group_without_lanes_over_laned_subjects_is_a_danger() {
-    let stage = TopologyHarness::shared(NatsVersion::V2_15).await;
-    stage.create_stream(stage.safe_stream()).await;
-    let group = Group::new(format!("g{}", stage.name), &stage.name, [""; 0]);
+    let harness = TopologyHarness::shared(NatsVersion::V2_15).await;
+    harness.create_stream(harness.safe_stream()).await;
+    let group = Group::new(format!("g{}", harness.name), &harness.name, [""; 0]);
     let topology = Topology { streams: Vec::new(), groups: vec![group.clone()] };
-    let config = Config { topology, ..stage.config() };
-    stage.examine_with(config.clone(), &[&stage.subject()]).await.assert_passed("lanes-differ", &group.name);
+    let config = Config { topology, ..harness.config() };
+    harness.examine_with(config.clone(), &[&harness.subject()]).await.assert_passed("lanes-differ", &group.name);
     let with_lanes = Config { lanes: Some(4), ..config };
-    stage.examine_with(with_lanes, &[&stage.subject()]).await.assert_has(Danger, "lanes-differ", &group.name);
+    harness.examine_with(with_lanes, &[&harness.subject()]).await.assert_has(Danger, "lanes-differ", &group.name);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -258,11 +258,11 @@ async fn a_server_without_jetstream_or_permissions_is_explained() {
     let confirm_timeout = Duration::from_secs(3);
     let config = |user| Config { auth: auth(user), confirm_timeout, ..Config::new(private.url()) };
     let expectations = ExamineContext { addresses: Vec::new(), resend_window: Duration::from_mins(5) };
-    let without = Admin::new(config("a")).expect("a configuration that can be").examine(&expectations).await;
+    let without = Admin::new(config("a")).expect("a valid configuration").examine(&expectations).await;
     let failure = without.expect_err("there is no JetStream");
     assert_eq!(failure.class(), Class::Blocked, "{}", failure.error_chain());
     assert!(failure.error_chain().contains("JetStream is not enabled"), "{}", failure.error_chain());
-    let denied = Admin::new(config("b")).expect("a configuration that can be").examine(&expectations).await;
+    let denied = Admin::new(config("b")).expect("a valid configuration").examine(&expectations).await;
     let findings = denied.expect("findings");
     assert!(matches!(&findings[..], [one] if one.severity == Note && one.subject == "not-examined"), "{findings:?}");
 }

@@ -25,11 +25,11 @@ async fn outcome_between_others(
     let server = Private::start(version, Settings::new()).await;
     create_stream(&server, config).await;
     let broker = open(Config::new(server.url())).await;
-    let told = outcomes_of(&broker, &[publication(1, "a"), refused.clone(), publication(3, "a")]).await;
+    let outcomes = outcomes_of(&broker, &[publication(1, "a"), refused.clone(), publication(3, "a")]).await;
     let stored: Vec<_> = stored(&server, STREAM).await.into_iter().map(|(_, raw)| raw).collect();
     assert_eq!(numbers(&stored), [1, 3], "the others are unharmed");
-    let [None, Some(told), None] = &told[..] else { panic!("{told:?}") };
-    told.clone()
+    let [None, Some(outcomes), None] = &outcomes[..] else { panic!("{outcomes:?}") };
+    outcomes.clone()
 }
 
 fn with_header(name: &str, value: &str) -> Publication {
@@ -94,7 +94,7 @@ async fn a_full_stream_is_throttled_until_it_has_space() {
         let broker = open(Config::new(server.url())).await;
         let batch: Vec<_> = (1..=4).map(|number| publication(number, "a")).collect();
         let classes: Vec<_> =
-            outcomes_of(&broker, &batch).await.into_iter().map(|told| told.map(|(class, _)| class)).collect();
+            outcomes_of(&broker, &batch).await.into_iter().map(|outcome| outcome.map(|(class, _)| class)).collect();
         let throttled = Some(Class::Throttled(Duration::from_secs(1)));
         assert_eq!(classes, [None, None, throttled, throttled]);
         // Duplicates of stored messages are still detected.
@@ -113,9 +113,9 @@ async fn a_server_with_a_full_disk_is_throttled() {
         let broker = open(Config::new(server.url())).await;
         let large =
             |number| with_message(&publication(number, "a"), |message| message.payload = vec![b'x'; 30_000].into());
-        let told = outcomes_of(&broker, &[large(1), large(2), large(3), large(4)]).await;
-        assert_eq!(told[0], None);
-        let (class, text) = told[3].clone().expect("refused");
+        let outcomes = outcomes_of(&broker, &[large(1), large(2), large(3), large(4)]).await;
+        assert_eq!(outcomes[0], None);
+        let (class, text) = outcomes[3].clone().expect("refused");
         assert_eq!(class, Class::Throttled(Duration::from_secs(1)), "{text}");
     }
 }
@@ -137,8 +137,8 @@ async fn a_message_larger_than_the_server_allows_is_poison() {
         create_stream(&server, catch_all_stream()).await;
         let broker = open(Config::new(server.url())).await;
         let large = with_message(&publication(2, "a"), |message| message.payload = vec![b'x'; 4_000].into());
-        let told = outcomes_of(&broker, &[publication(1, "a"), large, publication(3, "a")]).await;
-        let [None, Some((class, text)), None] = &told[..] else { panic!("{told:?}") };
+        let outcomes = outcomes_of(&broker, &[publication(1, "a"), large, publication(3, "a")]).await;
+        let [None, Some((class, text)), None] = &outcomes[..] else { panic!("{outcomes:?}") };
         assert_eq!(*class, Class::Poison, "{text}");
     }
 }
@@ -220,10 +220,10 @@ async fn a_denied_subject_is_blocked_and_recovers() {
         let broker = open(Config { auth, ..Config::new(server.url()) }).await;
         let denied: Vec<_> = (1..=300).map(|number| publication_to("archive", number, "a")).collect();
         let batch: Vec<_> = [publication(301, "a")].into_iter().chain(denied).chain([publication(302, "a")]).collect();
-        let mut told = outcomes_of(&broker, &batch).await;
-        assert_eq!((told.remove(0), told.pop()), (None, Some(None)), "the others are unharmed");
-        for told in told {
-            let (class, text) = told.expect("refused");
+        let mut outcomes = outcomes_of(&broker, &batch).await;
+        assert_eq!((outcomes.remove(0), outcomes.pop()), (None, Some(None)), "the others are unharmed");
+        for outcome in outcomes {
+            let (class, text) = outcome.expect("refused");
             assert_eq!(class, Class::Blocked, "{text}");
             assert!(text.contains("archive"), "{text}");
         }

@@ -39,8 +39,8 @@ fn batch(numbers: std::ops::RangeInclusive<u32>) -> Vec<Publication> {
     numbers.map(|number| publication(number, &format!("k-{}", number % 97))).collect()
 }
 
-fn classes(told: &[Option<(Class, String)>]) -> Vec<Option<Class>> {
-    told.iter().map(|told| told.as_ref().map(|(class, _)| *class)).collect()
+fn classes(outcomes: &[Option<(Class, String)>]) -> Vec<Option<Class>> {
+    outcomes.iter().map(|outcome| outcome.as_ref().map(|(class, _)| *class)).collect()
 }
 
 /// Publishes until everything is confirmed, as the relay does: for each key, the first unconfirmed message.
@@ -51,8 +51,9 @@ async fn publish_until_confirmed(broker: &Publisher, all: &[Publication]) {
             let mut keys = BTreeSet::new();
             let (first, rest): (Vec<_>, Vec<_>) =
                 left.into_iter().partition(|one| keys.insert(one.message.key.to_string()));
-            let told = outcomes_of(broker, &first).await;
-            let failed: Vec<_> = first.into_iter().zip(told).filter_map(|(one, told)| told.map(|_| one)).collect();
+            let outcomes = outcomes_of(broker, &first).await;
+            let failed: Vec<_> =
+                first.into_iter().zip(outcomes).filter_map(|(one, outcome)| outcome.map(|_| one)).collect();
             if !failed.is_empty() {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
@@ -84,8 +85,8 @@ async fn an_unreachable_server_is_an_outage_at_once_and_recovers() {
         server.kill9().await;
         publish_until(&broker, &publication(101, "k"), Some(Class::Outage)).await;
         let began = Instant::now();
-        let told = outcomes_of(&broker, &batch(101..=300)).await;
-        assert!(classes(&told).iter().all(|class| *class == Some(Class::Outage)), "{told:?}");
+        let outcomes = outcomes_of(&broker, &batch(101..=300)).await;
+        assert!(classes(&outcomes).iter().all(|class| *class == Some(Class::Outage)), "{outcomes:?}");
         assert!(began.elapsed() < IMMEDIATELY_MAX);
         server.start_again().await;
         publish_until_confirmed(&broker, &batch(101..=300)).await;
@@ -120,12 +121,12 @@ async fn pending_messages_are_unknown_at_once_when_the_connection_is_cut() {
         proxy.stall(Direction::ToServer);
         let began = Instant::now();
         let batch = batch(1..=50);
-        let (told, ()) = tokio::join!(outcomes_of(&broker, &batch), async {
+        let (outcomes, ()) = tokio::join!(outcomes_of(&broker, &batch), async {
             proxy.until_held(Direction::ToServer).await;
             proxy.cut().await;
         });
         assert!(began.elapsed() < IMMEDIATELY_MAX, "{:?}", began.elapsed());
-        assert!(classes(&told).iter().all(|class| *class == Some(Class::Unknown)), "{told:?}");
+        assert!(classes(&outcomes).iter().all(|class| *class == Some(Class::Unknown)), "{outcomes:?}");
         proxy.thaw();
         publish_until_confirmed(&broker, &batch).await;
         assert_complete(&server, 50).await;
@@ -138,11 +139,11 @@ async fn a_lost_acknowledgement_creates_no_duplicate() {
         let (server, proxy, broker) = with_proxy(version).await;
         proxy.stall(Direction::ToClient);
         let batch = batch(1..=50);
-        let (told, ()) = tokio::join!(outcomes_of(&broker, &batch), async {
+        let (outcomes, ()) = tokio::join!(outcomes_of(&broker, &batch), async {
             proxy.until_held(Direction::ToClient).await;
             proxy.cut().await;
         });
-        assert!(classes(&told).iter().all(|class| *class == Some(Class::Unknown)), "{told:?}");
+        assert!(classes(&outcomes).iter().all(|class| *class == Some(Class::Unknown)), "{outcomes:?}");
         proxy.thaw();
         publish_until_confirmed(&broker, &batch).await;
         assert_complete(&server, 50).await;
@@ -168,8 +169,8 @@ async fn a_suspended_server_is_unknown_after_the_timeout_and_recovers() {
         // Publish once more, so that the connection knows its server before it is suspended.
         publish_until(&broker, &batch(1..=1)[0], None).await;
         server.pause().await;
-        let told = outcomes_of(&broker, &batch(11..=30)).await;
-        assert!(classes(&told).iter().all(|class| *class == Some(Class::Unknown)), "{told:?}");
+        let outcomes = outcomes_of(&broker, &batch(11..=30)).await;
+        assert!(classes(&outcomes).iter().all(|class| *class == Some(Class::Unknown)), "{outcomes:?}");
         server.resume().await;
         publish_until_confirmed(&broker, &batch(11..=30)).await;
         assert_complete(&server, 30).await;
@@ -209,11 +210,11 @@ async fn a_message_sent_after_its_timeout_creates_no_duplicate() {
     let (server, proxy, broker) = with_proxy(NatsVersion::V2_15).await;
     proxy.stall(Direction::ToServer);
     let batch = batch(1..=4_000);
-    let (told, ()) = tokio::join!(outcomes_of(&broker, &batch), async {
+    let (outcomes, ()) = tokio::join!(outcomes_of(&broker, &batch), async {
         proxy.until_held(Direction::ToServer).await;
         proxy.cut().await;
     });
-    for class in classes(&told) {
+    for class in classes(&outcomes) {
         assert!(matches!(class, Some(Class::Unknown | Class::Outage)), "{class:?}");
     }
     proxy.thaw();
@@ -247,8 +248,8 @@ async fn a_cluster_without_a_majority_stores_nothing_and_loses_nothing() {
     publish_until(&broker, &batch(1..=1)[0], None).await;
     second.kill9().await;
     third.kill9().await;
-    let told = outcomes_of(&broker, &batch(101..=200)).await;
-    assert!(told.iter().all(Option::is_some), "{told:?}");
+    let outcomes = outcomes_of(&broker, &batch(101..=200)).await;
+    assert!(outcomes.iter().all(Option::is_some), "{outcomes:?}");
     second.start_again().await;
     third.start_again().await;
     cluster.healthy().await;

@@ -25,12 +25,12 @@ async fn acknowledge(consumer: &GroupConsumer, deliveries: &[Delivery]) {
     assert_eq!(stale(consumer, &tags(deliveries)).await.expect("acknowledged"), []);
 }
 
-/// Receives and acknowledges `wanted` messages. The group may be missing in the meantime.
-async fn numbers(consumer: &GroupConsumer, wanted: usize) -> Vec<i64> {
+/// Receives and acknowledges `count` messages. The group may be missing in the meantime.
+async fn numbers(consumer: &GroupConsumer, count: usize) -> Vec<i64> {
     let mut all = Vec::new();
     let receiving = async {
-        while all.len() < wanted {
-            match consumer.receive(wanted - all.len()).await {
+        while all.len() < count {
+            match consumer.receive(count - all.len()).await {
                 Ok(some) => {
                     acknowledge(consumer, &some).await;
                     all.extend(some.iter().map(number));
@@ -41,7 +41,7 @@ async fn numbers(consumer: &GroupConsumer, wanted: usize) -> Vec<i64> {
     };
     let in_time = tokio::time::timeout(Duration::from_secs(20), receiving).await.is_ok();
     all.sort_unstable();
-    assert!(in_time, "only {all:?} of {wanted} came");
+    assert!(in_time, "received only {all:?} of {count}");
     all
 }
 
@@ -58,11 +58,11 @@ async fn deliveries_lost_with_a_connection_are_read_from_the_stream() {
         let broker = Publisher::open(config.clone()).await.expect("a broker");
         publish_all(&broker, &batch(0..5)).await;
         let proxy = CutProxy::start(([127, 0, 0, 1], lanes.server.port()).into()).await;
-        let away = Config { lanes: Some(1), ..Config::new(format!("nats://{}", proxy.addr())) };
+        let proxied = Config { lanes: Some(1), ..Config::new(format!("nats://{}", proxy.addr())) };
         let membership = Membership { lease: Duration::from_mins(5), ..Membership::default() };
-        let one = consumer(&away, &group, membership).await.expect("a consumer");
-        let held = receive(&one, 5).await;
-        acknowledge(&one, &held[1..]).await;
+        let one = consumer(&proxied, &group, membership).await.expect("a consumer");
+        let deliveries = receive(&one, 5).await;
+        acknowledge(&one, &deliveries[1..]).await;
         // These are sent to a connection that is closed before they are read.
         proxy.stall(Direction::ToClient);
         publish_all(&broker, &batch(5..8)).await;
@@ -127,16 +127,16 @@ async fn an_acknowledgement_for_a_deleted_durable_consumer_does_not_affect_the_n
         within_timeout(one.close()).await.expect("closed");
         let stream = lanes.jetstream().await.get_stream(STREAM).await.expect("the stream");
         stream.delete_consumer("billing-0").await.expect("deleted");
-        declare_group(&config, &group).await.expect("made again");
+        declare_group(&config, &group).await.expect("recreated");
         // An earlier request, which the new consumer serves; and acknowledgements for the old one, of delivered and
         // undelivered messages.
-        let made_again: PullConsumer = stream.get_consumer("billing-0").await.expect("a consumer");
-        let served = made_again.fetch().max_messages(3).messages().await.expect("messages");
+        let recreated: PullConsumer = stream.get_consumer("billing-0").await.expect("a consumer");
+        let served = recreated.fetch().max_messages(3).messages().await.expect("messages");
         assert_eq!(served.count().await, 3);
         let client = client(&lanes.server).await;
         for seq in [1, 2, 8] {
-            let word = format!("$JS.ACK.{STREAM}.billing-0.1.{seq}.{seq}.1.0");
-            client.publish(word, "+ACK".into()).await.expect("sent");
+            let ack = format!("$JS.ACK.{STREAM}.billing-0.1.{seq}.{seq}.1.0");
+            client.publish(ack, "+ACK".into()).await.expect("sent");
         }
         client.flush().await.expect("written");
         let floor = async || stream.consumer_info("billing-0").await.expect("a consumer").ack_floor.stream_sequence;

@@ -115,10 +115,13 @@ pub(crate) async fn open(config: Config) -> Publisher {
 pub(crate) async fn outcomes_of(broker: &Publisher, batch: &[Publication]) -> Vec<Option<(Class, String)>> {
     let reports = OutcomeReceiver::default();
     within_timeout(broker.publish(batch, &reports.sender(1))).await;
-    let mut told: Vec<_> = reports.take().into_iter().map(|(_, index, outcome)| (index, outcome)).collect();
-    told.sort_by_key(|(index, _)| *index);
-    assert!(told.iter().map(|(index, _)| *index).eq(0..batch.len()), "one outcome a message");
-    told.into_iter().map(|(_, outcome)| outcome.err().map(|failure| (failure.class(), failure.error_chain()))).collect()
+    let mut outcomes: Vec<_> = reports.take().into_iter().map(|(_, index, outcome)| (index, outcome)).collect();
+    outcomes.sort_by_key(|(index, _)| *index);
+    assert!(outcomes.iter().map(|(index, _)| *index).eq(0..batch.len()), "one outcome per message");
+    outcomes
+        .into_iter()
+        .map(|(_, outcome)| outcome.err().map(|failure| (failure.class(), failure.error_chain())))
+        .collect()
 }
 
 /// Publishes one message. Returns its failure, if any.
@@ -130,9 +133,9 @@ pub(crate) async fn outcome_of(broker: &Publisher, one: &Publication) -> Option<
 pub(crate) async fn publish_until(broker: &Publisher, one: &Publication, class: Option<Class>) -> String {
     let trying = async {
         loop {
-            let told = outcome_of(broker, one).await;
-            if told.as_ref().map(|(class, _)| *class) == class {
-                return told.map(|(_, text)| text).unwrap_or_default();
+            let outcomes = outcome_of(broker, one).await;
+            if outcomes.as_ref().map(|(class, _)| *class) == class {
+                return outcomes.map(|(_, text)| text).unwrap_or_default();
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }

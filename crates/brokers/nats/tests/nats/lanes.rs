@@ -70,7 +70,7 @@ impl History {
 async fn drain(consumer: &GroupConsumer, history: &mut History, end: usize) {
     let deadline = Instant::now() + Duration::from_mins(1);
     while history.first_deliveries.len() < end {
-        assert!(Instant::now() < deadline, "only {} of {end} came", history.first_deliveries.len());
+        assert!(Instant::now() < deadline, "received only {} of {end}", history.first_deliveries.len());
         // An error means that the server is down; later deliveries show whether it had an effect.
         if let Ok(some) = within_timeout(consumer.receive(50)).await {
             history.record(&some);
@@ -280,16 +280,16 @@ async fn settings_ignored_by_an_old_server_are_noticed() {
         let two = Group { subjects: vec!["orders".to_owned(), "other".to_owned()], ..group("billing", "orders") };
         let declared = declare_group(&lanes.config(), &two).await;
         let stream = lanes.jetstream().await.get_stream(STREAM).await.expect("the stream");
-        let made = stream.consumer_info("billing-0").await;
+        let created = stream.consumer_info("billing-0").await;
         if version == NatsVersion::V2_9 {
             let error = declared.expect_err("it knows one filter only");
             assert_eq!(error.class(), Class::Blocked);
-            let told = error.to_string();
-            assert!(told.contains("`subjects` is all, wanted orders.0, other.0"), "{told}");
-            assert!(made.is_err(), "what was made is not what was asked for");
+            let text = error.to_string();
+            assert!(text.contains("`subjects` is all, wanted orders.0, other.0"), "{text}");
+            assert!(created.is_err(), "the created consumer is deleted again");
         } else {
             declared.expect("a group");
-            made.expect("a consumer");
+            created.expect("a consumer");
         }
     }
 }
@@ -299,7 +299,7 @@ async fn a_missing_or_different_group_is_rejected_and_a_deleted_group_reported()
     let lanes = start(NatsVersion::V2_15).await;
     let wanted = group("billing", "orders");
     let open = async |group: &Group| consumer(&lanes.config(), group, Membership::default()).await;
-    assert_eq!(open(&wanted).await.expect_err("it was never made").class(), Class::Blocked);
+    assert_eq!(open(&wanted).await.expect_err("it was never declared").class(), Class::Blocked);
     declare_group(&lanes.config(), &wanted).await.expect("a group");
     declare_group(&lanes.config(), &wanted).await.expect("the same");
     let other = Group { max_ack_pending: 999, ..wanted.clone() };
@@ -309,7 +309,7 @@ async fn a_missing_or_different_group_is_rejected_and_a_deleted_group_reported()
         assert!(error.to_string().ends_with("`max_ack_pending` is 1000, wanted 999"), "{error}");
     }
     let too_many = Membership { prefetch: 1_001, ..Membership::default() };
-    let refused = consumer(&lanes.config(), &wanted, too_many).await.expect_err("more than may be out");
+    let refused = consumer(&lanes.config(), &wanted, too_many).await.expect_err("more than `max_ack_pending`");
     assert_eq!(refused.class(), Class::Blocked);
 
     let one = open(&wanted).await.expect("a consumer");
@@ -385,7 +385,7 @@ async fn a_work_queue_is_empty_when_everything_is_acknowledged() {
         let mut stream = lanes.jetstream().await.get_stream("work").await.expect("the stream");
         let deadline = Instant::now() + Duration::from_secs(10);
         while stream.info().await.expect("info").state.messages > 0 {
-            assert!(Instant::now() < deadline, "the server was not told");
+            assert!(Instant::now() < deadline, "the server got no acknowledgement");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }

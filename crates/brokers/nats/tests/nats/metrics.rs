@@ -19,7 +19,7 @@ fn topology(name: &str, replicas: usize) -> Topology {
 
 async fn monitor_with_topology(url: &str, topology: Topology) -> Monitor {
     let config = Config { topology, ..Config::new(url) };
-    Admin::new(config.clone()).expect("a topology that can be").apply().await.expect("made");
+    Admin::new(config.clone()).expect("a valid topology").apply().await.expect("applied");
     Monitor::new(config).expect("the same")
 }
 
@@ -28,14 +28,14 @@ async fn a_server_alone_is_one_node() {
     for version in NatsVersion::ALL {
         let server = Server::shared(version);
         let name = unique("s");
-        let sampler = monitor_with_topology(server.url(), topology(&name, 1)).await;
-        let vitals = sampler.sample().await.expect("an answer");
-        assert!(vitals.nodes.is_none_or(|nodes| nodes == NodeCount { running: 1, total: 1 }), "{vitals:?}");
-        assert_eq!(vitals.dead_letter_queues, []);
+        let monitor = monitor_with_topology(server.url(), topology(&name, 1)).await;
+        let sample = monitor.sample().await.expect("a sample");
+        assert!(sample.nodes.is_none_or(|nodes| nodes == NodeCount { running: 1, total: 1 }), "{sample:?}");
+        assert_eq!(sample.dead_letter_queues, []);
     }
 }
 
-/// A sampler waits four seconds, and reports nothing from a broker that needs longer.
+/// A monitor waits four seconds, and reports nothing from a broker that needs longer.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_server_costs_one_timeout_for_all_streams() {
     let upstream = Server::shared(NatsVersion::V2_15).url().trim_start_matches("nats://").parse().expect("an address");
@@ -46,30 +46,30 @@ async fn a_silent_server_costs_one_timeout_for_all_streams() {
     topology
         .streams
         .extend((1..8).map(|number| Stream::new(format!("{name}-{number}"), [format!("{name}-{number}.>")])));
-    let sampler = monitor_with_topology(&format!("nats://{}", proxy.addr()), topology).await;
-    sampler.sample().await.expect("an answer");
+    let monitor = monitor_with_topology(&format!("nats://{}", proxy.addr()), topology).await;
+    monitor.sample().await.expect("a sample");
     proxy.freeze();
     let begun = Instant::now();
-    sampler.sample().await.expect("silence is no failure");
+    monitor.sample().await.expect("a missing response is no failure");
     let took = begun.elapsed();
     assert!(took < Duration::from_secs(10), "{took:?}");
     proxy.thaw();
-    sampler.sample().await.expect("an answer");
+    monitor.sample().await.expect("a sample");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_node_is_missing_until_it_returns() {
     let cluster = Cluster::of_three().await;
-    let sampler = monitor_with_topology(&cluster.urls()[0], topology(&unique("s"), 3)).await;
+    let monitor = monitor_with_topology(&cluster.urls()[0], topology(&unique("s"), 3)).await;
     let until = async |running| {
         let end = Instant::now() + DEADLINE;
         loop {
             // During an election the stream does not respond.
-            let vitals = sampler.sample().await;
-            if vitals.as_ref().is_ok_and(|it| it.nodes == Some(NodeCount { running, total: 3 })) {
+            let sample = monitor.sample().await;
+            if sample.as_ref().is_ok_and(|it| it.nodes == Some(NodeCount { running, total: 3 })) {
                 return;
             }
-            assert!(Instant::now() < end, "{running} of 3 nodes are to run, and still: {vitals:?}");
+            assert!(Instant::now() < end, "expected {running} of 3 nodes: {sample:?}");
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };

@@ -83,8 +83,8 @@ async fn a_cancelled_call_does_not_cancel_others_in_its_write() {
         let lanes = start(version).await;
         let (config, group) = one_lane(&lanes, 4).await;
         let proxy = CutProxy::start(([127, 0, 0, 1], lanes.server.port()).into()).await;
-        let away = Config { urls: vec![format!("nats://{}", proxy.addr())], ..config.clone() };
-        let one = consumer(&away, &group, long_lease()).await.expect("a consumer");
+        let proxied = Config { urls: vec![format!("nats://{}", proxy.addr())], ..config.clone() };
+        let one = consumer(&proxied, &group, long_lease()).await.expect("a consumer");
         let held = tags(&receive(&one, 4).await);
         let jetstream = lanes.jetstream().await;
         let before = writes(&jetstream).await;
@@ -94,7 +94,7 @@ async fn a_cancelled_call_does_not_cancel_others_in_its_write() {
         let mut third = Box::pin(stale(&one, &held[2..3]));
         // The server has recorded the first, and this process does not know it yet.
         tokio::select! {
-            _ = &mut first => panic!("the server's answer is held"),
+            _ = &mut first => panic!("the response of the server is held back"),
             () = until_written(&jetstream, before) => {}
         }
         assert!((&mut second).now_or_never().is_none());
@@ -128,24 +128,24 @@ async fn closing_ends_within_its_timeout_when_the_server_hangs() {
         let wanted = group("billing", "orders");
         let one = consumer(&config, &wanted, long_lease()).await.expect("a consumer");
         let held = receive(&one, 10).await;
-        let (held_tags, answered) = (tags(&held), held.iter().map(number).collect::<BTreeSet<_>>());
+        let (held_tags, acknowledged) = (tags(&held), held.iter().map(number).collect::<BTreeSet<_>>());
         lanes.server.pause().await;
         let closing = async {
             let began = Instant::now();
             (one.close().await, began.elapsed())
         };
-        // The other calls come first, and hold everything that closing needs.
+        // The other calls are first, and lock everything that closing needs.
         let (settled, received, (closed, took)) = tokio::join!(stale(&one, &held_tags), one.receive(5), closing);
         assert!(took < DEADLINE + DEADLINE / 2, "it took {took:?}");
-        assert_eq!(closed.expect_err("nobody was told").class(), Class::Unknown);
-        assert_eq!(settled.expect_err("nobody knows").class(), Class::Unknown);
+        assert_eq!(closed.expect_err("the server does not respond").class(), Class::Unknown);
+        assert_eq!(settled.expect_err("the result is unknown").class(), Class::Unknown);
         assert!(received.expect("the end").is_empty());
         assert_eq!(stale(&one, &held_tags).await.expect("nothing is done any more"), held_tags);
         lanes.server.resume().await;
         // Lanes that could not be released then can be released now; no consumer waits for the lease of five minutes.
         within_timeout(async { while one.close().await.is_err() {} }).await;
         let next = consumer(&config, &wanted, long_lease()).await.expect("a consumer");
-        let mut left: BTreeSet<i64> = (0..40).filter(|number| !answered.contains(number)).collect();
+        let mut left: BTreeSet<i64> = (0..40).filter(|number| !acknowledged.contains(number)).collect();
         while !left.is_empty() {
             for delivery in within_timeout(next.receive(40)).await.expect("deliveries") {
                 left.remove(&number(&delivery));

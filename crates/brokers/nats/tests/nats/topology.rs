@@ -12,49 +12,49 @@ use relevo_testkit::NatsVersion;
 
 use crate::topology_harness::TopologyHarness;
 
-fn topology(stage: &TopologyHarness) -> Topology {
-    let name = &stage.name;
+fn topology(harness: &TopologyHarness) -> Topology {
+    let name = &harness.name;
     let stream = Stream { max_bytes: Some(1 << 20), ..Stream::new(name, [format!("{name}.orders.*")]) };
     let group = Group { lanes: Some(2), ..Group::new(format!("g{name}"), name, [format!("{name}.orders")]) };
     Topology { streams: vec![stream], groups: vec![group] }
 }
 
 /// All tests share the bucket of lanes on a shared server, so it may or may not exist.
-fn without_bucket(pieces: Vec<TopologyItem>) -> Vec<TopologyItem> {
-    pieces.into_iter().filter(|piece| piece.name != "bucket `relevo-lanes`").collect()
+fn without_bucket(items: Vec<TopologyItem>) -> Vec<TopologyItem> {
+    items.into_iter().filter(|item| item.name != "bucket `relevo-lanes`").collect()
 }
 
-fn states(pieces: &[TopologyItem]) -> Vec<&TopologyStatus> {
-    let mut states: Vec<_> = pieces.iter().map(|piece| &piece.status).collect();
+fn states(items: &[TopologyItem]) -> Vec<&TopologyStatus> {
+    let mut states: Vec<_> = items.iter().map(|item| &item.status).collect();
     states.dedup();
     states
 }
 
-fn differences_of<'a>(pieces: &'a [TopologyItem], name: &str) -> Vec<String> {
-    let piece: &'a TopologyItem = pieces.iter().find(|piece| piece.name == name).unwrap_or_else(|| panic!("no {name}"));
-    match &piece.status {
+fn differences_of<'a>(items: &'a [TopologyItem], name: &str) -> Vec<String> {
+    let item: &'a TopologyItem = items.iter().find(|item| item.name == name).unwrap_or_else(|| panic!("no {name}"));
+    match &item.status {
         TopologyStatus::Different(differences) => differences.iter().map(ToString::to_string).collect(),
         other => panic!("{name} does not differ: {other:?}"),
     }
 }
 
 async fn missing_items_are_created_once(version: NatsVersion) {
-    let stage = TopologyHarness::shared(version).await;
-    let admin = stage.admin(topology(&stage));
+    let harness = TopologyHarness::shared(version).await;
+    let admin = harness.admin(topology(&harness));
     let plan = without_bucket(admin.plan().await.expect("a plan"));
     assert_eq!(states(&plan), [&TopologyStatus::Missing], "{plan:#?}");
-    let names: Vec<_> = plan.iter().map(|piece| piece.name.clone()).collect();
-    let name = &stage.name;
+    let names: Vec<_> = plan.iter().map(|item| item.name.clone()).collect();
+    let name = &harness.name;
     let wanted = [
         format!("stream `{name}`"),
         format!("consumer `g{name}-0` of stream `{name}`"),
         format!("consumer `g{name}-1` of stream `{name}`"),
     ];
     assert_eq!(names, wanted);
-    let made = without_bucket(admin.apply().await.expect("made"));
-    assert_eq!(states(&made), [&TopologyStatus::Created], "{made:#?}");
-    for pieces in [admin.plan().await.expect("a plan"), admin.apply().await.expect("nothing to make")] {
-        assert_eq!(states(&pieces), [&TopologyStatus::Unchanged], "{pieces:#?}");
+    let applied = without_bucket(admin.apply().await.expect("applied"));
+    assert_eq!(states(&applied), [&TopologyStatus::Created], "{applied:#?}");
+    for items in [admin.plan().await.expect("a plan"), admin.apply().await.expect("nothing to create")] {
+        assert_eq!(states(&items), [&TopologyStatus::Unchanged], "{items:#?}");
     }
 }
 
@@ -70,18 +70,18 @@ async fn missing_items_are_created_once_on_2_9() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_different_stream_is_reported_and_nothing_is_changed() {
-    let stage = TopologyHarness::shared(NatsVersion::V2_15).await;
-    let name = stage.name.clone();
-    stage
+    let harness = TopologyHarness::shared(NatsVersion::V2_15).await;
+    let name = harness.name.clone();
+    harness
         .create_stream(stream::Config {
             storage: stream::StorageType::Memory,
             discard: stream::DiscardPolicy::Old,
             duplicate_window: Duration::from_mins(2),
-            ..stage.safe_stream()
+            ..harness.safe_stream()
         })
         .await;
-    let admin = stage.admin(topology(&stage));
-    for pieces in [admin.plan().await.expect("a plan"), admin.apply().await.expect("a refusal, told")] {
+    let admin = harness.admin(topology(&harness));
+    for items in [admin.plan().await.expect("a plan"), admin.apply().await.expect("a reported difference")] {
         let wanted = [
             format!("`subjects` is {name}.>, wanted {name}.orders.*"),
             "`storage` is Memory, wanted File".to_owned(),
@@ -90,23 +90,23 @@ async fn a_different_stream_is_reported_and_nothing_is_changed() {
             "`duplicate_window` is 120s, wanted 600s".to_owned(),
             "`allow_atomic_publish` is false, wanted true".to_owned(),
         ];
-        assert_eq!(differences_of(&pieces, &format!("stream `{name}`")), wanted);
+        assert_eq!(differences_of(&items, &format!("stream `{name}`")), wanted);
         // One item differs, so nothing is created.
         let lane = format!("consumer `g{name}-0` of stream `{name}`");
-        let lane = pieces.iter().find(|piece| piece.name == lane).expect("a piece");
+        let lane = items.iter().find(|item| item.name == lane).expect("an item");
         assert_eq!(lane.status, TopologyStatus::Missing);
     }
-    stage.delete().await;
-    let made = without_bucket(admin.apply().await.expect("made"));
-    assert_eq!(states(&made), [&TopologyStatus::Created], "{made:#?}");
+    harness.delete().await;
+    let applied = without_bucket(admin.apply().await.expect("applied"));
+    assert_eq!(states(&applied), [&TopologyStatus::Created], "{applied:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_different_consumer_is_reported() {
-    let stage = TopologyHarness::shared(NatsVersion::V2_15).await;
-    let name = stage.name.clone();
-    stage.admin(topology(&stage)).apply().await.expect("made");
-    let stream = stage.jetstream.get_stream(&name).await.expect("the stream");
+    let harness = TopologyHarness::shared(NatsVersion::V2_15).await;
+    let name = harness.name.clone();
+    harness.admin(topology(&harness)).apply().await.expect("applied");
+    let stream = harness.jetstream.get_stream(&name).await.expect("the stream");
     let durable = format!("g{name}-1");
     stream.delete_consumer(&durable).await.expect("deleted");
     let config = pull::Config {
@@ -116,7 +116,7 @@ async fn a_different_consumer_is_reported() {
         ..pull::Config::default()
     };
     stream.create_consumer(config).await.expect("a consumer");
-    let plan = stage.admin(topology(&stage)).plan().await.expect("a plan");
+    let plan = harness.admin(topology(&harness)).plan().await.expect("a plan");
     let differences = differences_of(&plan, &format!("consumer `{durable}` of stream `{name}`"));
     assert_eq!(differences[0], format!("`subjects` is all, wanted {name}.orders.1"));
     assert_eq!(differences[1], "`ack_policy` is None, wanted Explicit");
@@ -126,14 +126,14 @@ async fn a_different_consumer_is_reported() {
 #[tokio::test(flavor = "multi_thread")]
 async fn subjects_of_another_stream_are_reported_with_its_name() {
     for version in NatsVersion::ALL {
-        let stage = TopologyHarness::shared(version).await;
-        let other = format!("other-{}", stage.name);
-        stage.create_stream(stream::Config { name: other.clone(), ..stage.safe_stream() }).await;
-        let admin = stage.admin(topology(&stage));
-        let name = &stage.name;
-        for pieces in [admin.plan().await.expect("a plan"), admin.apply().await.expect("a refusal, told")] {
+        let harness = TopologyHarness::shared(version).await;
+        let other = format!("other-{}", harness.name);
+        harness.create_stream(stream::Config { name: other.clone(), ..harness.safe_stream() }).await;
+        let admin = harness.admin(topology(&harness));
+        let name = &harness.name;
+        for items in [admin.plan().await.expect("a plan"), admin.apply().await.expect("a reported difference")] {
             let wanted = format!("`subjects` is stored by stream `{other}` as {name}.>, wanted {name}.orders.*");
-            assert_eq!(differences_of(&pieces, &format!("stream `{name}`")), [wanted]);
+            assert_eq!(differences_of(&items, &format!("stream `{name}`")), [wanted]);
         }
     }
 }
@@ -141,32 +141,32 @@ async fn subjects_of_another_stream_are_reported_with_its_name() {
 #[tokio::test(flavor = "multi_thread")]
 async fn concurrent_applies_are_safe() {
     for version in NatsVersion::ALL {
-        let stage = TopologyHarness::shared(version).await;
-        let (one, other) = (stage.admin(topology(&stage)), stage.admin(topology(&stage)));
+        let harness = TopologyHarness::shared(version).await;
+        let (one, other) = (harness.admin(topology(&harness)), harness.admin(topology(&harness)));
         let (one, other) = tokio::join!(one.apply(), other.apply());
-        for pieces in [one.expect("made"), other.expect("made")] {
+        for items in [one.expect("applied"), other.expect("applied")] {
             let there =
-                |piece: &TopologyItem| matches!(piece.status, TopologyStatus::Created | TopologyStatus::Unchanged);
-            assert!(pieces.iter().all(there), "{pieces:#?}");
+                |item: &TopologyItem| matches!(item.status, TopologyStatus::Created | TopologyStatus::Unchanged);
+            assert!(items.iter().all(there), "{items:#?}");
         }
-        let plan = stage.admin(topology(&stage)).plan().await.expect("a plan");
+        let plan = harness.admin(topology(&harness)).plan().await.expect("a plan");
         assert_eq!(states(&plan), [&TopologyStatus::Unchanged], "{plan:#?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn settings_an_old_server_would_ignore_are_rejected() {
-    let stage = TopologyHarness::shared(NatsVersion::V2_9).await;
-    let mut topology = topology(&stage);
-    let name = &stage.name;
+    let harness = TopologyHarness::shared(NatsVersion::V2_9).await;
+    let mut topology = topology(&harness);
+    let name = &harness.name;
     topology.streams[0].subjects = vec![format!("{name}.>")];
     topology.groups[0].subjects = vec![format!("{name}.a"), format!("{name}.b")];
-    let refused = stage.admin(topology.clone()).apply().await.expect_err("2.9 knows one subject a consumer");
+    let refused = harness.admin(topology.clone()).apply().await.expect_err("2.9 supports one subject per consumer");
     assert_eq!(refused.class(), Class::Blocked, "{}", refused.error_chain());
     assert!(refused.error_chain().contains("subjects"), "{}", refused.error_chain());
-    let plan = stage.admin(topology).plan().await.expect("a plan");
-    let left = plan.iter().find(|piece| piece.name.starts_with("consumer")).expect("a piece");
-    assert_eq!(left.status, TopologyStatus::Missing, "nothing half made is left");
+    let plan = harness.admin(topology).plan().await.expect("a plan");
+    let left = plan.iter().find(|item| item.name.starts_with("consumer")).expect("an item");
+    assert_eq!(left.status, TopologyStatus::Missing, "no incomplete consumer remains");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -174,8 +174,8 @@ async fn an_impossible_topology_is_rejected_before_connecting() {
     let streams = vec![Stream::new("a.b", ["x"])];
     let config = Config { topology: Topology { streams, groups: Vec::new() }, ..Config::new("nats://127.0.0.1:1") };
     assert!(matches!(Admin::new(config), Err(Error::Config(_))));
-    let away = Admin::new(Config::new("nats://127.0.0.1:1")).expect("a configuration");
-    assert_eq!(away.plan().await.expect_err("nobody there").class(), Class::Outage);
+    let unreachable = Admin::new(Config::new("nats://127.0.0.1:1")).expect("a configuration");
+    assert_eq!(unreachable.plan().await.expect_err("no server listens").class(), Class::Outage);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -198,18 +198,21 @@ async fn the_administrator_refuses_what_the_publisher_refuses() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refused_call_of_the_api_is_blocked() {
-    let stage = TopologyHarness::shared(NatsVersion::V2_15).await;
-    stage.create_stream(stream::Config { max_consumers: 1, ..stage.safe_stream() }).await;
-    let group =
-        Group { lanes: Some(2), ..Group::new(format!("g{}", stage.name), &stage.name, [format!("{}.a", stage.name)]) };
-    let refused = declare_group(&stage.config(), &group).await.expect_err("the stream allows one consumer");
+    let harness = TopologyHarness::shared(NatsVersion::V2_15).await;
+    harness.create_stream(stream::Config { max_consumers: 1, ..harness.safe_stream() }).await;
+    let group = Group {
+        lanes: Some(2),
+        ..Group::new(format!("g{}", harness.name), &harness.name, [format!("{}.a", harness.name)])
+    };
+    let refused = declare_group(&harness.config(), &group).await.expect_err("the stream allows one consumer");
     assert_eq!(refused.class(), Class::Blocked, "{refused}");
-    let log = ReplayLog::open(&stage.config(), &group).await.expect("a stream");
+    let log = ReplayLog::open(&harness.config(), &group).await.expect("a stream");
     let refused = log.read(&ReplayFilter::default(), ReplayReadRequest { after: 0, limit: 1, bytes: 1 }).await;
     assert!(matches!(refused, Err(ReplaySourceError::Failed(_))), "{refused:?}");
     // A single server cannot keep three replicas.
-    let twin = format!("{}-twin", stage.name);
+    let twin = format!("{}-twin", harness.name);
     let streams = vec![Stream { replicas: 3, ..Stream::new(&twin, [format!("{twin}.>")]) }];
-    let refused = stage.admin(Topology { streams, groups: Vec::new() }).apply().await.expect_err("there is no cluster");
+    let refused =
+        harness.admin(Topology { streams, groups: Vec::new() }).apply().await.expect_err("there is no cluster");
     assert_eq!(refused.class(), Class::Blocked, "{}", refused.error_chain());
 }

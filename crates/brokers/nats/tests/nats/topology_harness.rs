@@ -31,7 +31,7 @@ impl TopologyHarness {
     }
 
     pub(crate) fn admin(&self, topology: Topology) -> Admin {
-        Admin::new(Config { topology, ..self.config() }).expect("a topology that can be")
+        Admin::new(Config { topology, ..self.config() }).expect("a valid topology")
     }
 
     /// The test's own subject `orders`.
@@ -67,7 +67,7 @@ impl TopologyHarness {
     }
 
     pub(crate) async fn examine_with(&self, config: Config, addresses: &[&str]) -> Findings {
-        let admin = Admin::new(config).expect("a configuration that can be");
+        let admin = Admin::new(config).expect("a valid configuration");
         let addresses = addresses.iter().map(|address| (*address).to_owned()).collect();
         let expectations = ExamineContext { addresses, resend_window: Duration::from_mins(5) };
         Findings(admin.examine(&expectations).await.expect("findings"))
@@ -92,7 +92,7 @@ impl Findings {
     pub(crate) fn assert_passed(&self, subject: &str, object: &str) {
         let found: Vec<_> = self.about(subject, object).collect();
         let fits = matches!(found[..], [finding] if finding.severity == Severity::Ok);
-        assert!(fits, "`{subject}` of `{object}` is not good: {found:#?}\nin {self:#?}");
+        assert!(fits, "`{subject}` of `{object}` did not pass: {found:#?}\nin {self:#?}");
     }
 
     fn about(&self, subject: &str, object: &str) -> impl Iterator<Item = &Finding> {
