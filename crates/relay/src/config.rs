@@ -32,7 +32,7 @@ pub struct Config {
     /// The maximum time for a publish call. Messages that are unconfirmed after it may have arrived. Must be shorter
     /// than the lease.
     pub publish_timeout: Duration,
-    /// The first delay between reads when there is nothing to do. It doubles up to `idle_max`.
+    /// The first delay between reads when there is nothing to do. It doubles up to `poll_interval_max`.
     pub poll_interval_min: Duration,
     /// The longest delay between reads when there is nothing to do.
     pub poll_interval_max: Duration,
@@ -50,13 +50,13 @@ pub struct Config {
     pub settle_interval_min: Duration,
     /// The maximum time that progress stays unsettled when there is nothing else to settle.
     pub settle_interval_max: Duration,
-    /// The first delay after an outage. It doubles up to `outage_max`.
+    /// The first delay after an outage. It doubles up to `outage_backoff_max`.
     pub outage_backoff_min: Duration,
     /// The longest delay during an outage.
     pub outage_backoff_max: Duration,
     /// How often a blocked address is probed.
     pub blocked_probe_interval: Duration,
-    /// How often a quarantined message is tried, alone.
+    /// How often a quarantined message is sent, alone.
     pub quarantine_probe_interval: Duration,
     /// The number of consecutive lost confirmations after which a message is sent alone. At least 1.
     pub lost_confirms_max: u32,
@@ -72,13 +72,13 @@ impl Config {
         let limits = [
             ("page_messages", self.page_messages),
             ("pages_max", self.pages_max),
-            ("bytes_max", self.memory_max),
-            ("batch_max", self.batch_messages_max),
-            ("in_flight_max", self.in_flight_messages_max),
-            ("runs_max", self.parked_keys_per_poll),
-            ("run_messages", self.parked_messages_per_key),
+            ("memory_max", self.memory_max),
+            ("batch_messages_max", self.batch_messages_max),
+            ("in_flight_messages_max", self.in_flight_messages_max),
+            ("parked_keys_per_poll", self.parked_keys_per_poll),
+            ("parked_messages_per_key", self.parked_messages_per_key),
             ("parked_keys_max", self.parked_keys_max),
-            ("unknown_max", self.lost_confirms_max as usize),
+            ("lost_confirms_max", self.lost_confirms_max as usize),
         ];
         match limits.into_iter().find(|(_, limit)| *limit == 0) {
             Some((name, _)) => Err(RelayError::Config(format!("`{name}` is 0, must be at least 1"))),
@@ -126,10 +126,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_of_zero_is_refused_by_name() {
+    fn a_limit_of_zero_is_rejected_by_name() {
         assert!(Config::default().validate().is_ok());
-        let refused = Config { lost_confirms_max: 0, ..Config::default() }.validate().expect_err("it cannot work");
-        assert!(refused.to_string().contains("`unknown_max` is 0"), "{refused}");
+        let error = Config { lost_confirms_max: 0, ..Config::default() }.validate().expect_err("a limit of zero");
+        assert!(error.to_string().contains("`lost_confirms_max` is 0"), "{error}");
         assert!(Config { in_flight_messages_max: 0, ..Config::default() }.validate().is_err());
     }
 }

@@ -48,26 +48,26 @@ mod tests {
 
     #[test]
     fn repeats_are_logged_at_doubling_intervals() {
-        let (begun, mut quiet) = (Instant::now(), LogThrottle::default());
-        let moments = (0..8 * 600).map(|turn| begun + EVERY * turn);
-        let told: Vec<(Instant, u64)> =
-            moments.filter_map(|now| quiet.occurred(now, FIRST).map(|times| (now, times))).collect();
-        let apart: Vec<Duration> = told.windows(2).map(|pair| pair[1].0 - pair[0].0).collect();
-        assert!(apart.is_sorted() && apart.last() == Some(&INTERVAL_MAX), "{apart:?}");
-        assert_eq!((told[0], told.len() < 20), ((begun, 1), true), "ten minutes are few lines: {apart:?}");
-        assert_eq!(told.last().unwrap().1, 480, "none is forgotten");
+        let (start, mut throttle) = (Instant::now(), LogThrottle::default());
+        let times = (0..8 * 600).map(|number| start + EVERY * number);
+        let logged: Vec<(Instant, u64)> =
+            times.filter_map(|now| throttle.occurred(now, FIRST).map(|count| (now, count))).collect();
+        let intervals: Vec<Duration> = logged.windows(2).map(|pair| pair[1].0 - pair[0].0).collect();
+        assert!(intervals.is_sorted() && intervals.last() == Some(&INTERVAL_MAX), "{intervals:?}");
+        assert_eq!((logged[0], logged.len() < 20), ((start, 1), true), "few lines in ten minutes: {intervals:?}");
+        assert_eq!(logged.last().unwrap().1, 480, "every occurrence is counted");
     }
 
     #[test]
     fn a_repeat_after_a_long_pause_is_logged_at_once() {
-        let (mut now, mut quiet) = (Instant::now(), LogThrottle::default());
+        let (mut now, mut throttle) = (Instant::now(), LogThrottle::default());
         for _ in 0..100 {
-            quiet.occurred(now, FIRST);
+            throttle.occurred(now, FIRST);
             now += EVERY;
         }
-        assert!(quiet.occurred(now, FIRST).is_none());
+        assert!(throttle.occurred(now, FIRST).is_none());
         now += INTERVAL_MAX;
-        assert!(quiet.occurred(now, FIRST).is_some());
-        assert!(quiet.occurred(now + EVERY, FIRST).is_some(), "and it is told as often as at first");
+        assert!(throttle.occurred(now, FIRST).is_some());
+        assert!(throttle.occurred(now + EVERY, FIRST).is_some(), "the intervals start again");
     }
 }

@@ -43,17 +43,17 @@ impl Relays {
     fn encode_counters(&self, encoder: &mut DescriptorEncoder) -> fmt::Result {
         for (name, help, value) in COUNTERS {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-            for seen in &self.0 {
-                ConstCounter::new(value(&**seen)).encode(family.encode_family(&labels(&**seen))?)?;
+            for relay in &self.0 {
+                ConstCounter::new(value(&**relay)).encode(family.encode_family(&labels(&**relay))?)?;
             }
         }
-        let help = "Outcomes of messages that were no confirmation, by the class of the failure";
+        let help = "Failed attempts to publish a message, by the class of the failure";
         let mut family = encoder.encode_descriptor(metrics::FAILURES, help, None, MetricType::Counter)?;
-        for seen in &self.0 {
-            let [outbox, destination] = labels(&**seen);
+        for relay in &self.0 {
+            let [outbox, destination] = labels(&**relay);
             for (class, value) in CLASSES {
                 let labels = [outbox, destination, ("class", class)];
-                ConstCounter::new(value(&**seen)).encode(family.encode_family(&labels)?)?;
+                ConstCounter::new(value(&**relay)).encode(family.encode_family(&labels)?)?;
             }
         }
         Ok(())
@@ -62,11 +62,11 @@ impl Relays {
     fn encode_histograms(&self, encoder: &mut DescriptorEncoder) -> fmt::Result {
         for (name, help, value) in HISTOGRAMS {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
-            for seen in &self.0 {
-                let Some(spread) = value(&**seen) else { continue };
-                let labels = labels(&**seen);
+            for relay in &self.0 {
+                let Some(snapshot) = value(&**relay) else { continue };
+                let labels = labels(&**relay);
                 let mut series = family.encode_family(&labels)?;
-                series.encode_histogram::<NoLabelSet>(spread.sum, spread.count, &spread.buckets, None)?;
+                series.encode_histogram::<NoLabelSet>(snapshot.sum, snapshot.count, &snapshot.buckets, None)?;
             }
         }
         Ok(())
@@ -75,14 +75,14 @@ impl Relays {
     fn encode_gauges(&self, encoder: &mut DescriptorEncoder) -> fmt::Result {
         for (name, help, value) in GAUGES {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            for seen in &self.0 {
-                gauge(&mut family, &labels(&**seen), value(&**seen))?;
+            for relay in &self.0 {
+                gauge(&mut family, &labels(&**relay), value(&**relay))?;
             }
         }
         for (name, help, value) in SECONDS {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            for seen in &self.0 {
-                gauge(&mut family, &labels(&**seen), value(&**seen).map(|time| time.as_secs_f64()))?;
+            for relay in &self.0 {
+                gauge(&mut family, &labels(&**relay), value(&**relay).map(|time| time.as_secs_f64()))?;
             }
         }
         Ok(())
@@ -90,16 +90,17 @@ impl Relays {
 
     /// Covers all destinations of an outbox: a destination without a relay holds back the most.
     fn encode_holdbacks(&self, encoder: &mut DescriptorEncoder) -> fmt::Result {
-        let told = self.0.iter().filter_map(|seen| Some((seen.outbox(), seen.last_surroundings()?.retention_overdue)));
+        let overdue =
+            self.0.iter().filter_map(|relay| Some((relay.outbox(), relay.last_surroundings()?.retention_overdue)));
         // Several relays report the same outbox.
-        let outboxes: BTreeMap<&str, Vec<_>> = told.collect();
+        let outboxes: BTreeMap<&str, Vec<_>> = overdue.collect();
         let help =
-            "For how long messages have been kept beyond their retention because this destination has not taken them";
+            "How long messages have been kept beyond their retention because this destination has not settled them";
         let mut family = encoder.encode_descriptor(metrics::RETENTION_HOLDBACK, help, None, MetricType::Gauge)?;
         for (outbox, destinations) in &outboxes {
-            for (destination, held) in destinations {
+            for (destination, overdue) in destinations {
                 let labels = [("outbox", *outbox), ("destination", destination.as_str())];
-                gauge(&mut family, &labels, Some(held.as_secs_f64()))?;
+                gauge(&mut family, &labels, Some(overdue.as_secs_f64()))?;
             }
         }
         Ok(())
@@ -108,27 +109,27 @@ impl Relays {
     fn encode_brokers(&self, encoder: &mut DescriptorEncoder) -> fmt::Result {
         for (name, help, value) in BROKERS {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            for seen in &self.0 {
-                let [outbox, destination] = labels(&**seen);
-                gauge(&mut family, &[outbox, destination, ("broker", seen.broker())], value(&**seen))?;
+            for relay in &self.0 {
+                let [outbox, destination] = labels(&**relay);
+                gauge(&mut family, &[outbox, destination, ("broker", relay.broker())], value(&**relay))?;
             }
         }
         Ok(())
     }
 
     fn consumers(&self) -> Consumers {
-        let told =
-            self.0.iter().filter_map(|seen| Some((seen.outbox().to_owned(), seen.last_surroundings()?.consumers)));
-        told.collect()
+        let consumers =
+            |relay: &Arc<dyn Observed>| Some((relay.outbox().to_owned(), relay.last_surroundings()?.consumers));
+        self.0.iter().filter_map(consumers).collect()
     }
 
     /// Dead letters in all places: of the outbox, of inboxes in the same database, in queues at the broker.
     fn encode_dead(&self, consumers: &Consumers, encoder: &mut DescriptorEncoder) -> fmt::Result {
-        let help = "Dead letters that wait for a person: of the outbox by destination, of an inbox by consumer, at the broker \
-                    by queue; counted up to 10 000";
+        let help = "Dead letters without a mark: of the outbox by destination, of an inbox by consumer, at the broker by \
+                    queue; counted up to 10 000";
         let mut family = encoder.encode_descriptor(metrics::DLQ, help, None, MetricType::Gauge)?;
-        for seen in &self.0 {
-            gauge(&mut family, &labels(&**seen), seen.last_vitals().map(|vitals| vitals.backlog.dead))?;
+        for relay in &self.0 {
+            gauge(&mut family, &labels(&**relay), relay.last_vitals().map(|vitals| vitals.backlog.dead))?;
         }
         for (outbox, consumer) in all(consumers) {
             let labels = [("outbox", outbox), ("consumer", consumer.name.as_str())];
@@ -137,10 +138,10 @@ impl Relays {
         // Several relays may publish to the same broker, and report the same queues. Queues of different brokers may
         // have the same name.
         let mut queues: BTreeMap<(&str, String), BTreeMap<&str, u64>> = BTreeMap::new();
-        for seen in &self.0 {
-            for (queue, messages) in seen.broker_vitals().unwrap_or_default().dead_letter_queues {
-                let places = queues.entry((seen.broker(), queue)).or_default();
-                let known = places.entry(seen.broker_place()).or_default();
+        for relay in &self.0 {
+            for (queue, messages) in relay.broker_vitals().unwrap_or_default().dead_letter_queues {
+                let places = queues.entry((relay.broker(), queue)).or_default();
+                let known = places.entry(relay.broker_place()).or_default();
                 *known = messages.max(*known);
             }
         }
@@ -167,7 +168,7 @@ fn encode_consumers(consumers: &Consumers, encoder: &mut DescriptorEncoder) -> f
             gauge(&mut family, &labels, value(consumer).map(|time| time.as_secs_f64()))?;
         }
     }
-    let help = "Whether the breaker of a lane is open, as the living member that has it last said";
+    let help = "Whether the breaker of a lane is open, as its live member last reported";
     let mut family = encoder.encode_descriptor(metrics::INBOX_BREAKER_OPEN, help, None, MetricType::Gauge)?;
     for (outbox, consumer) in all(consumers) {
         for (lane, open) in &consumer.breakers {
@@ -193,8 +194,8 @@ where
     }
 }
 
-fn labels(seen: &dyn Observed) -> [(&'static str, &str); 2] {
-    [("outbox", seen.outbox()), ("destination", seen.destination())]
+fn labels(relay: &dyn Observed) -> [(&'static str, &str); 2] {
+    [("outbox", relay.outbox()), ("destination", relay.destination())]
 }
 
 #[cfg(test)]
@@ -207,15 +208,15 @@ mod tests {
 
     use super::*;
 
-    /// A relay to a broker that has one queue of dead letters.
+    /// A relay to a broker with one dead-letter queue.
     #[derive(Debug)]
-    struct Carrying {
+    struct TestRelay {
         destination: &'static str,
         place: &'static str,
         dead: u64,
     }
 
-    impl Observed for Carrying {
+    impl Observed for TestRelay {
         fn outbox(&self) -> &'static str {
             "shop"
         }
@@ -254,14 +255,14 @@ mod tests {
     }
 
     #[test]
-    fn queues_of_one_name_at_two_brokers_are_added_up_and_one_that_two_relays_tell_of_is_not() {
-        let relay = |destination, place, dead| Arc::new(Carrying { destination, place, dead }) as Arc<dyn Observed>;
+    fn equal_queue_names_at_two_brokers_are_summed_and_a_queue_of_two_relays_is_counted_once() {
+        let relay = |destination, place, dead| Arc::new(TestRelay { destination, place, dead }) as Arc<dyn Observed>;
         let all = vec![relay("main", "east", 3), relay("audit", "east", 3), relay("far", "west", 4)];
         let mut registry = Registry::default();
         registry.register_collector(Box::new(Relays(all)));
         let mut text = String::new();
-        encode(&mut text, &registry).expect("a string takes everything");
-        let told: Vec<&str> = text.lines().filter(|line| line.contains("billing.dead")).collect();
-        assert_eq!(told, ["mq_dlq_total{broker=\"rabbitmq\",lane=\"billing.dead\"} 7"]);
+        encode(&mut text, &registry).expect("a string has no write errors");
+        let lines: Vec<&str> = text.lines().filter(|line| line.contains("billing.dead")).collect();
+        assert_eq!(lines, ["mq_dlq_total{broker=\"rabbitmq\",lane=\"billing.dead\"} 7"]);
     }
 }

@@ -24,134 +24,134 @@ pub(super) type OfConsumer = (&'static str, &'static str, fn(&ConsumerSample) ->
 /// A gauge of each consumer, in seconds. Omitted while it is unknown.
 pub(super) type SecondsOfConsumer = (&'static str, &'static str, fn(&ConsumerSample) -> Option<Duration>);
 
-macro_rules! counted {
+macro_rules! counter {
     ($name:ident) => {
-        |seen| seen.relay().map_or(0, RelayStatus::$name)
+        |relay| relay.relay().map_or(0, RelayStatus::$name)
     };
 }
 
 pub(super) const COUNTERS: &[Counter] = &[
-    (metrics::PUBLISH_ATTEMPTS, "Messages handed to the broker, repeats included", counted!(attempts)),
-    (metrics::PUBLISHED, "Messages that the broker confirmed", counted!(published)),
-    (metrics::RETRY, "Times that a message was refused and put off, to be tried again", counted!(retried)),
-    (metrics::PARKED, "Messages that were parked, at the head of a key or behind one", counted!(parked)),
-    (metrics::FAILED_PERMANENT, "Messages that went to the dead letters", counted!(dead_lettered)),
-    (metrics::SKIPPED, "Messages that no route wanted", counted!(unrouted)),
-    (metrics::UNKNOWN, "Answers of the broker that were lost", counted!(unknown_outcomes)),
-    (metrics::OUTAGES, "Times that the destination was found away", counted!(broker_outages)),
-    (metrics::DATABASE_AWAY, "Times that the database was found away", |seen| seen.database_outages()),
-    (metrics::LEASES_LOST, "Leases that were lost before they were given back", counted!(leases_lost)),
-    (metrics::LEASE_CHANGES, "Leases that were taken, given back or lost", counted!(lease_changes)),
-    (metrics::SETTLEMENTS, "Settlements that were recorded", counted!(settlements)),
+    (metrics::PUBLISH_ATTEMPTS, "Messages passed to the broker, including repeats", counter!(attempts)),
+    (metrics::PUBLISHED, "Messages that the broker confirmed", counter!(published)),
+    (metrics::RETRY, "Rejected messages that were scheduled for a retry", counter!(retried)),
+    (metrics::PARKED, "Messages parked, at the head of a key or behind one", counter!(parked)),
+    (metrics::FAILED_PERMANENT, "Dead-lettered messages", counter!(dead_lettered)),
+    (metrics::SKIPPED, "Messages that no route matched", counter!(unrouted)),
+    (metrics::UNKNOWN, "Lost confirmations of the broker", counter!(unknown_outcomes)),
+    (metrics::OUTAGES, "Outages of the broker", counter!(broker_outages)),
+    (metrics::DATABASE_AWAY, "Outages of the database", |relay| relay.database_outages()),
+    (metrics::LEASES_LOST, "Leases lost before they were released", counter!(leases_lost)),
+    (metrics::LEASE_CHANGES, "Leases acquired, released or lost", counter!(lease_changes)),
+    (metrics::SETTLEMENTS, "Recorded settlements", counter!(settlements)),
 ];
 
 pub(super) const CLASSES: &[Class] = &[
-    ("outage", counted!(outage_outcomes)),
-    ("unknown", counted!(unknown_outcomes)),
-    ("throttled", counted!(throttled_outcomes)),
-    ("transient", counted!(transient_outcomes)),
-    ("poison", counted!(poison_outcomes)),
-    ("blocked", counted!(blocked_outcomes)),
+    ("outage", counter!(outage_outcomes)),
+    ("unknown", counter!(unknown_outcomes)),
+    ("throttled", counter!(throttled_outcomes)),
+    ("transient", counter!(transient_outcomes)),
+    ("poison", counter!(poison_outcomes)),
+    ("blocked", counter!(blocked_outcomes)),
 ];
 
 pub(super) const HISTOGRAMS: &[Histogram] = &[
     (
         metrics::PUBLISH_LATENCY,
-        "From emit to the broker's confirmation; between the clocks of database and relay, never below zero",
-        |seen| seen.relay().map(|status| status.publish_latency().snapshot()),
+        "From emit to the broker's confirmation, between the clocks of database and relay; never negative",
+        |relay| relay.relay().map(|status| status.publish_latency().snapshot()),
     ),
     (
         metrics::DISPATCH_LATENCY,
-        "From emit to the first hand-over to the broker; between the clocks of database and relay, never below zero",
-        |seen| seen.relay().map(|status| status.dispatch_latency().snapshot()),
+        "From emit to the first attempt to publish, between the clocks of database and relay; never negative",
+        |relay| relay.relay().map(|status| status.dispatch_latency().snapshot()),
     ),
 ];
 
 macro_rules! current {
     ($name:ident) => {
-        |seen| seen.relay().map(|status| whole(status.$name()))
+        |relay| relay.relay().map(|status| whole(status.$name()))
     };
 }
 
 macro_rules! sampled {
     (|$vitals:ident| $value:expr) => {
-        |seen| seen.last_vitals().map(|$vitals| $value)
+        |relay| relay.last_vitals().map(|$vitals| $value)
     };
 }
 
 pub(super) const GAUGES: &[Gauge] = &[
-    (metrics::LEASES, "Shards that this relay holds", current!(leases)),
-    (metrics::IN_FLIGHT, "Messages that wait for their confirmation", current!(in_flight)),
-    (metrics::READY, "Whether the relay does its work", |seen| Some(i64::from(seen.is_ready()))),
+    (metrics::LEASES, "Shards that this relay leases", current!(leases)),
+    (metrics::IN_FLIGHT, "Messages that wait for a confirmation", current!(in_flight)),
+    (metrics::READY, "Whether the relay is ready", |relay| Some(i64::from(relay.is_ready()))),
     (
         metrics::BACKLOG,
-        "Messages of the log that are not settled; exact up to 10 000, an estimate above",
+        "Unsettled messages of the log; exact up to 10 000, an estimate above",
         sampled!(|vitals| vitals.backlog.pending),
     ),
     (
         metrics::PENDING,
-        "Messages that have not arrived and are not dead: the backlog and what is parked",
+        "Unsettled and parked messages, without dead letters",
         sampled!(|vitals| vitals.backlog.pending + vitals.backlog.parked),
     ),
-    (metrics::PARKED_NOW, "Messages that are parked; counted up to 10 000", sampled!(|vitals| vitals.backlog.parked)),
-    (metrics::PARKED_KEYS, "Keys that wait; counted up to 10 000", sampled!(|vitals| vitals.parked_keys)),
-    (metrics::HELD_ADDRESSES, "Addresses that nothing can pass to", sampled!(|vitals| vitals.held_addresses)),
+    (metrics::PARKED_NOW, "Parked messages; counted up to 10 000", sampled!(|vitals| vitals.backlog.parked)),
+    (metrics::PARKED_KEYS, "Parked keys; counted up to 10 000", sampled!(|vitals| vitals.parked_keys)),
+    (metrics::HELD_ADDRESSES, "Addresses that reject every message", sampled!(|vitals| vitals.held_addresses)),
     (
         metrics::DEAD,
-        "Dead letters that nobody has marked; counted up to 10 000",
+        "Dead letters without a redrive or discard mark; counted up to 10 000",
         sampled!(|vitals| vitals.backlog.dead),
     ),
     (
         metrics::XMIN_AGE,
-        "Transactions that began after the oldest that a snapshot, a prepared transaction or a slot still holds",
-        |seen| seen.last_surroundings()?.horizon.map(|horizon| whole(horizon.transactions)),
+        "Age of the oldest transaction that a snapshot, a prepared transaction or a slot holds, in transactions",
+        |relay| relay.last_surroundings()?.horizon.map(|horizon| whole(horizon.transactions)),
     ),
 ];
 
 pub(super) const SECONDS: &[Seconds] = &[
     (
         metrics::OLDEST_PENDING_AGE,
-        "Age since emit of the oldest message that is not settled, or is parked; 0 if there is none",
+        "Age since emit of the oldest unsettled or parked message; 0 without one",
         sampled!(|vitals| vitals.oldest_pending),
     ),
-    (
-        metrics::SAMPLE_AGE,
-        "Since everything that is sampled of the outbox last was, or could first have been",
-        |seen| seen.sampled_ago(),
-    ),
+    (metrics::SAMPLE_AGE, "Seconds since the last complete sample of the outbox, or since the start", |relay| {
+        relay.sampled_ago()
+    }),
     (
         metrics::XMIN_HELD,
-        "For how long a session or a prepared transaction has held the oldest snapshot of the database",
-        |seen| Some(seen.last_surroundings()?.horizon?.held_for),
+        "How long a session or a prepared transaction has held the oldest snapshot of the database",
+        |relay| Some(relay.last_surroundings()?.horizon?.held_for),
     ),
 ];
 
 /// Gauges with a label for the kind of broker.
 pub(super) const BROKERS: &[Gauge] = &[
-    (metrics::BROKER_UP, "Whether the broker was there when last tried", |seen| seen.is_broker_up().map(i64::from)),
-    (metrics::BROKER_AWAY, "For how long the broker has been away; 0 while it is there", |seen| {
-        seen.broker_away_for().map(|time| whole(time.as_secs()))
+    (metrics::BROKER_UP, "Whether the broker was reachable at the last attempt", |relay| {
+        relay.is_broker_up().map(i64::from)
     }),
-    (metrics::BROKER_NODES_RUNNING, "Nodes of the broker's cluster that run", |seen| {
-        Some(whole(seen.broker_vitals()?.nodes?.running))
+    (metrics::BROKER_AWAY, "How long the broker has been unreachable; 0 while it is reachable", |relay| {
+        relay.broker_away_for().map(|time| whole(time.as_secs()))
     }),
-    (metrics::BROKER_NODES, "Nodes that the broker's cluster knows", |seen| {
-        Some(whole(seen.broker_vitals()?.nodes?.total))
+    (metrics::BROKER_NODES_RUNNING, "Running nodes of the broker's cluster", |relay| {
+        Some(whole(relay.broker_vitals()?.nodes?.running))
+    }),
+    (metrics::BROKER_NODES, "Known nodes of the broker's cluster", |relay| {
+        Some(whole(relay.broker_vitals()?.nodes?.total))
     }),
 ];
 
 pub(super) const OF_CONSUMERS: &[OfConsumer] = &[
-    (metrics::INBOX_MEMBERS, "Members of the consumer that are alive", |it| Some(it.members)),
-    (metrics::INBOX_RETRY_WAITING, "Messages in the consumer's retry table; counted up to 10 000", |it| {
-        Some(it.waiting)
+    (metrics::INBOX_MEMBERS, "Live members of the consumer", |sample| Some(sample.members)),
+    (metrics::INBOX_RETRY_WAITING, "Messages in the consumer's retry table; counted up to 10 000", |sample| {
+        Some(sample.waiting)
     }),
 ];
 
 pub(super) const SECONDS_OF_CONSUMERS: &[SecondsOfConsumer] = &[
-    (metrics::INBOX_HEARTBEAT_AGE, "Since the newest sign of life of any member of the consumer", |it| {
-        it.heartbeat_age
+    (metrics::INBOX_HEARTBEAT_AGE, "Seconds since the last heartbeat of any member", |sample| sample.heartbeat_age),
+    (metrics::INBOX_LAST_MESSAGE_AGE, "Seconds since any member last received a message", |sample| {
+        sample.last_message_age
     }),
-    (metrics::INBOX_LAST_MESSAGE_AGE, "Since any member of the consumer last took a message", |it| it.last_message_age),
 ];
 
 pub(super) fn whole(count: u64) -> i64 {
