@@ -179,7 +179,11 @@ pub(crate) fn tls_config(tls: &Tls) -> Result<ClientConfig, Error> {
         Some(pem) => {
             let mut roots = RootCertStore::empty();
             // A bundle of authorities may contain certificates of a kind that is not supported.
-            roots.add_parsable_certificates(certificates(pem).map_err(|error| invalid("the CA certificate", &error))?);
+            let parsed = certificates(pem).map_err(|error| invalid("the CA certificate", &error))?;
+            let (added, _) = roots.add_parsable_certificates(parsed);
+            if added == 0 {
+                return Err(invalid("the CA certificate", &"it contains no usable certificate"));
+            }
             builder.with_root_certificates(roots)
         }
     };

@@ -54,8 +54,8 @@ pub(super) fn examine(
 /// A failed check: its severity, the detail after the name of the queue, and the fix.
 type Problem = (Severity, String, String);
 
-fn problem(severity: Severity, detail: impl Into<String>, fix: impl Into<String>) -> Option<Problem> {
-    Some((severity, detail.into(), fix.into()))
+fn problem(severity: Severity, detail: impl Into<String>, fix: impl Into<String>) -> Problem {
+    (severity, detail.into(), fix.into())
 }
 
 struct QueueCheck<'a> {
@@ -88,16 +88,16 @@ impl QueueCheck<'_> {
         let fix = "delete it and declare it durable, preferably as a quorum queue";
         let durable = if !self.queue.durable || self.queue.exclusive {
             let detail = "is not durable or is exclusive: it is deleted at the next restart or disconnection";
-            problem(Severity::Danger, detail, fix)
+            Some(problem(Severity::Danger, detail, fix))
         } else {
             None
         };
         self.record("queue-durable", durable, findings);
         let permanent = if self.queue.auto_delete {
-            problem(Severity::Danger, "is auto-delete: it is deleted when its last consumer disconnects", fix)
+            Some(problem(Severity::Danger, "is auto-delete: it is deleted when its last consumer disconnects", fix))
         } else if let Some(expires) = self.setting("expires") {
             let detail = format!("is deleted with its messages after {expires} ms without consumers");
-            problem(Severity::Danger, detail, "remove `x-expires` or the policy's `expires`")
+            Some(problem(Severity::Danger, detail, "remove `x-expires` or the policy's `expires`"))
         } else {
             None
         };
@@ -109,14 +109,14 @@ impl QueueCheck<'_> {
         let is_classic = self.queue.kind == "classic";
         let mirrored = if is_classic && self.setting("ha-mode").is_some() {
             let detail = "is a mirrored classic queue: confirmed messages can be lost when a mirror takes over";
-            problem(Severity::Danger, detail, "remove `ha-mode` from its policy, and move to a quorum queue")
+            Some(problem(Severity::Danger, detail, "remove `ha-mode` from its policy, and move to a quorum queue"))
         } else {
             None
         };
         self.record("queue-mirrored", mirrored, findings);
         let classic = if is_classic {
             let detail = "is classic: it exists on one node and cannot dead-letter at least once";
-            problem(Severity::Warning, detail, "move to a quorum queue")
+            Some(problem(Severity::Warning, detail, "move to a quorum queue"))
         } else {
             None
         };
@@ -134,13 +134,13 @@ impl QueueCheck<'_> {
             1 if self.setting("ha-mode").is_some() => return,
             0 | 1 => {
                 let detail = format!("has one replica in a cluster of {nodes} nodes and is lost with that node");
-                problem(Severity::Danger, detail, fix)
+                Some(problem(Severity::Danger, detail, fix))
             }
-            2 => problem(
+            2 => Some(problem(
                 Severity::Warning,
                 "has two replicas: it is unavailable while one of the two nodes is down",
                 fix,
-            ),
+            )),
             _ => None,
         };
         self.record("queue-replicas", replicas, findings);
@@ -155,12 +155,12 @@ impl QueueCheck<'_> {
             Some(limit) if self.queue.kind == "stream" => {
                 let detail =
                     format!("is a stream with {limit}: it drops older messages, whether they were read or not");
-                problem(Severity::Danger, detail, "raise the limit above the largest possible lag, or remove it")
+                Some(problem(Severity::Danger, detail, "raise the limit above the largest possible lag, or remove it"))
             }
             Some(limit) if !refuses => {
                 let detail = format!("has {limit} and drops its oldest messages when it is full");
                 let fix = "set `x-overflow`, or the policy's `overflow`, to `reject-publish`";
-                problem(Severity::Danger, detail, fix)
+                Some(problem(Severity::Danger, detail, fix))
             }
             _ => None,
         };
@@ -173,7 +173,7 @@ impl QueueCheck<'_> {
             if role != QueueRole::Auxiliary {
                 let detail = "has no dead-letter queue: a message that a consumer rejects at the broker is lost";
                 let fix = "declare it with `dead_letters` in the topology, or set `dead-letter-exchange` by a policy";
-                self.record("dead-letter-missing", problem(Severity::Warning, detail, fix), findings);
+                self.record("dead-letter-missing", Some(problem(Severity::Warning, detail, fix)), findings);
             }
             return ReachableQueues::default();
         };
@@ -182,7 +182,7 @@ impl QueueCheck<'_> {
         let missing = if reachable.queues.is_empty() {
             let detail = format!("dead-letters to exchange `{exchange}`, which routes these messages to no queue");
             let severity = if self.drops_messages() { Severity::Danger } else { Severity::Warning };
-            problem(severity, detail, "declare and bind the dead-letter queue")
+            Some(problem(severity, detail, "declare and bind the dead-letter queue"))
         } else {
             None
         };
@@ -224,11 +224,13 @@ impl QueueCheck<'_> {
         let fix = "remove `x-message-ttl`, or the policy's `message-ttl`, from the queue";
         let expiring = match (self.setting("message-ttl"), self.text_setting("dead-letter-exchange")) {
             (Some(ttl), None) => {
-                problem(Severity::Danger, format!("drops messages that are not consumed within {ttl} ms"), fix)
+                Some(problem(Severity::Danger, format!("drops messages that are not consumed within {ttl} ms"), fix))
             }
-            (Some(ttl), Some(_)) if role != QueueRole::Auxiliary => {
-                problem(Severity::Warning, format!("dead-letters messages that are not consumed within {ttl} ms"), fix)
-            }
+            (Some(ttl), Some(_)) if role != QueueRole::Auxiliary => Some(problem(
+                Severity::Warning,
+                format!("dead-letters messages that are not consumed within {ttl} ms"),
+                fix,
+            )),
             _ => None,
         };
         self.record("message-ttl", expiring, findings);
@@ -247,7 +249,7 @@ impl QueueCheck<'_> {
                           messages of one key at the same time";
             let fix = "let consumers drain it, delete it and run `relevo topology apply`; or set `ordered = false` and the \
                        consumers' `order` to none";
-            problem(Severity::Danger, detail, fix)
+            Some(problem(Severity::Danger, detail, fix))
         };
         self.record("queue-unordered", unordered, findings);
     }

@@ -24,7 +24,7 @@ const TICK: Duration = Duration::from_millis(50);
 /// A channel without any confirm for this long is replaced.
 const SILENT_CHANNEL_MAX: Duration = Duration::from_secs(30);
 
-/// The maximum number of messages that test whether a is_idle channel gets confirms again.
+/// The maximum number of messages that test whether a silent channel gets confirms again.
 const PROBES_MAX: usize = 16;
 
 /// The task that owns one channel of one exchange.
@@ -206,7 +206,7 @@ impl ChannelTask {
 
     fn send(&mut self, results: &mut Vec<ConfirmResult>) {
         let Some((_, unconfirmed)) = &mut self.unconfirmed else { return };
-        // On a is_idle channel, one message per routing key tests for confirms, because their queues may differ.
+        // On a silent channel, one message per routing key tests for confirms, because their queues may differ.
         let mut probing = unconfirmed.silent_since().map(|_| unconfirmed.awaiting_keys());
         while unconfirmed.is_open() && unconfirmed.unconfirmed() < self.config.in_flight_max {
             let Some(item) = self.backlog.pop_front() else { return };

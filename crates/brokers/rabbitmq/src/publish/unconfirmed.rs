@@ -80,7 +80,7 @@ impl UnconfirmedMessages {
         self.awaiting
     }
 
-    /// Whether any message is_waiting for its outcome.
+    /// Whether any message waits for its outcome.
     pub(crate) fn is_busy(&self) -> bool {
         self.awaiting > 0 || !self.returns.is_empty()
     }

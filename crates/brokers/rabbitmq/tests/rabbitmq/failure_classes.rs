@@ -29,7 +29,7 @@ impl ProxiedServer {
         client.quorum_queue("orders", &[]).await;
         let (_, server) = vhost.amqp_url().rsplit_once('@').map(|(a, b)| (a.to_owned(), b.to_owned())).expect("a user");
         let address: SocketAddr = server.split('/').next().and_then(|host| host.parse().ok()).expect("an address");
-        Self { proxy: CutProxy::start(address).await, vhost, client: client }
+        Self { proxy: CutProxy::start(address).await, vhost, client }
     }
 
     async fn broker(&self, confirm_deadline: Duration) -> Publisher {

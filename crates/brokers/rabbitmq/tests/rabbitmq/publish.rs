@@ -31,7 +31,7 @@ impl PublishTest {
     async fn new() -> Self {
         let vhost = Server::shared().vhost().await;
         let client = AmqpClient::connect(&vhost.amqp_url()).await;
-        Self { vhost, client: client }
+        Self { vhost, client }
     }
 
     fn config(&self) -> Config {
