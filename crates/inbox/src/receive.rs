@@ -57,10 +57,10 @@ where
         (self.receiver.call.is_none() && may_receive).then_some(at)
     }
 
-    pub(crate) fn apply_received(&mut self, received: Result<Vec<Delivery>, Failure>) -> Result<(), ConsumerError> {
+    pub(crate) fn apply_received(&mut self, reply: Result<Vec<Delivery>, Failure>) -> Result<(), ConsumerError> {
         let now = Instant::now();
         let receiver = &mut self.receiver;
-        match received {
+        match reply {
             Ok(deliveries) if deliveries.is_empty() => return Err(ConsumerError::Closed),
             Ok(deliveries) => {
                 receiver.failures = 0;
