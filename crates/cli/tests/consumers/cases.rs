@@ -159,7 +159,10 @@ pub(crate) async fn a_redrive_happens_once_and_what_fails_again_is_seen(cli: &im
     let (_, told) = cli.ok(&redrive);
     assert!(told.starts_with("1 dead letter redriven\na member of `billing` handles them"), "{told}");
     let (_, told) = cli.ok(&redrive);
-    assert_eq!(told, format!("{letter} is `redriven` already\nno matching dead letter is in state `dead`; none was redriven\n"));
+    assert_eq!(
+        told,
+        format!("{letter} is `redriven` already\nno matching dead letter is in state `dead`; none was redriven\n")
+    );
     fail_again(inbox).await;
     let (list, told) = cli.ok(&["consumers", "dead", "list", "--key", "o-3"]);
     assert!(told.starts_with("1 dead letter, of which 1 failed again after a redrive"), "{told}");
