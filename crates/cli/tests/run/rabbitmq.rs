@@ -164,7 +164,7 @@ async fn a_cluster_without_its_majority_is_told_as_away_until_it_is_back_and_not
     let broker = format!(
         "kind = \"rabbitmq\"\nurls = {urls:?}\nmanagement_url = \"{}\"\nheartbeat_ms = 1000\nconnect_deadline_ms = 2000\n\
          confirm_deadline_ms = 2000\n",
-        [second, last].map(|node| node.management_url()).join(" ")
+        [second, last].map(Private::management_url).join(" ")
     );
     let mut daemon = Daemon::start(&world.carried_to(&[("main", &broker)], ROUTE), &[]);
     world.emit_numbers("orders", 1..=100).await;

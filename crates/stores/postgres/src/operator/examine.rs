@@ -34,7 +34,7 @@ pub(super) async fn examine(store: &Store) -> Result<Vec<Finding>, Error> {
     findings.extend(note_if_denied("destinations", outbox::destinations(store).await)?);
     findings.extend(note_if_denied("retention", outbox::retention(store).await)?);
     findings.extend(note_if_denied("partitions", outbox::partitions(store).await)?);
-    findings.extend(note_if_denied("waiting for a person", outbox::dead_letters_and_holds(store).await)?);
+    findings.extend(note_if_denied("dead letters", outbox::dead_letters_and_holds(store).await)?);
     Ok(findings)
 }
 
@@ -57,10 +57,10 @@ async fn schema_version(store: &Store) -> Result<Finding, Error> {
 }
 
 /// Reports a missing privilege as a finding. Any other error ends the examination.
-fn note_if_denied(subject: &str, looked: Result<Vec<Finding>, Error>) -> Result<Vec<Finding>, Error> {
-    match looked {
+fn note_if_denied(subject: &str, findings: Result<Vec<Finding>, Error>) -> Result<Vec<Finding>, Error> {
+    match findings {
         Err(Error::Server(error)) if error.code() == "42501" => {
-            let seen = format!("this role may not look: {}", error.message());
+            let seen = format!("missing privilege: {}", error.message());
             Ok(vec![finding(Severity::Note, subject, seen)])
         }
         other => other,
@@ -100,8 +100,8 @@ mod tests {
 
     #[test]
     fn durations_are_formatted_in_their_largest_unit() {
-        let told =
+        let formatted =
             [0, 119, 120, 7199, 7200, 172_799, 172_800].map(|seconds| human_duration(Duration::from_secs(seconds)));
-        assert_eq!(told, ["0 s", "119 s", "2 min", "119 min", "2 h", "47 h", "2 days"]);
+        assert_eq!(formatted, ["0 s", "119 s", "2 min", "119 min", "2 h", "47 h", "2 days"]);
     }
 }

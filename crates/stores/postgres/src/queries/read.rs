@@ -115,7 +115,8 @@ impl PageRow {
     /// Returns the entry. Adds the payload that was fetched separately, if it was missing.
     pub(crate) fn with_payload(mut self, payloads: &mut BTreeMap<i64, Bytes>) -> Result<LogEntry, Error> {
         if !self.has_payload {
-            self.message.payload = payloads.remove(&self.seq).ok_or(Error::UnexpectedResponse("a payload is gone"))?;
+            self.message.payload =
+                payloads.remove(&self.seq).ok_or(Error::UnexpectedResponse("a payload is missing"))?;
         }
         Ok(LogEntry { seq: self.seq, slot: self.slot, message: Arc::new(self.message) })
     }

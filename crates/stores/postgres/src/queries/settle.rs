@@ -56,5 +56,5 @@ pub(crate) fn settle_result(answer: &Value) -> Result<SettleResult, Error> {
             reread: answer["passed"].as_array()?.iter().map(Value::as_i64).collect::<Option<_>>()?,
         })
     };
-    read().ok_or(Error::UnexpectedResponse("a settlement's answer is malformed"))
+    read().ok_or(Error::UnexpectedResponse("the result of a settlement is malformed"))
 }

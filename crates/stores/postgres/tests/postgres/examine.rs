@@ -100,7 +100,7 @@ async fn sessions_that_hold_xmin_are_named() {
     assert!(prepared.fix.as_deref().is_some_and(|fix| fix.contains("ROLLBACK PREPARED 'it''s lost'")), "{prepared:?}");
     let slot = finding_of(&findings, "replication slots");
     assert_eq!(slot.severity, Severity::Warning);
-    assert!(slot.detail.starts_with("logical slot `forgotten` is read by nobody; it holds xmin"), "{slot:?}");
+    assert!(slot.detail.starts_with("logical slot `forgotten` is without a reader; it holds xmin"), "{slot:?}");
     assert!(slot.fix.as_deref().is_some_and(|fix| fix.contains("pg_drop_replication_slot('forgotten')")), "{slot:?}");
 }
 
@@ -129,7 +129,7 @@ async fn missing_grants_and_hidden_sessions_are_reported() {
     assert_eq!(grants.fix.as_deref(), Some("`SELECT \"relevo\".grant_relay('reader')`, as the owner"));
     let retention = finding_of(&findings, "retention");
     assert_eq!(retention.severity, Severity::Note);
-    assert!(retention.detail.starts_with("this role may not look: permission denied"), "{retention:?}");
+    assert!(retention.detail.starts_with("missing privilege: permission denied"), "{retention:?}");
 }
 
 #[tokio::test]
@@ -184,15 +184,15 @@ async fn missing_destinations_overflow_rows_and_dead_letters_are_reported() {
         )
         .await;
     let findings = examine(&store).await;
-    assert_eq!(finding_of(&findings, "held addresses").detail, "`main`: nothing passes to `wall` (no)");
+    assert_eq!(finding_of(&findings, "held addresses").detail, "`main`: deliveries to `wall` (no) are on hold");
     assert_eq!(finding_of(&findings, "dead letters").severity, Severity::Note);
     world.run("SELECT relevo.reshard_destination('main', 16)").await;
     assert!(
-        findings_of(&examine(&store).await, "destinations").iter().any(|it| it.detail == "`main` is being regrouped")
+        findings_of(&examine(&store).await, "destinations").iter().any(|it| it.detail == "`main` is being resharded")
     );
     world.run("SELECT relevo.remove_destination('main')").await;
     let none = finding_of(&examine(&store).await, "destinations").clone();
-    assert!(none.severity == Severity::Warning && none.detail.starts_with("there are none"), "{none:?}");
+    assert!(none.severity == Severity::Warning && none.detail.starts_with("there is none"), "{none:?}");
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::relay_support::{
     EmittedMessages, MAIN, RunningRelay, TestDatabase, config, execute, expect_error, store, wait_until,
 };
+use crate::sql_support::code;
 use relevo_broker_memory::{Config as BrokerConfig, MemoryBroker};
 use relevo_core::outbox::Position;
 use relevo_core::outbox::admin::OutboxAdmin as _;
@@ -248,7 +249,7 @@ async fn a_logical_copy_whose_sequences_are_behind_emits_again_after_a_rebase() 
     let mut session = world.connect().await;
     let emit = "SELECT relevo.emit('t', 'k', 'T', '{}')";
     let error = execute(&mut session, emit).await.expect_err("the number is taken");
-    assert_eq!(error.as_database_error().and_then(sqlx::error::DatabaseError::code).as_deref(), Some("23505"));
+    assert_eq!(code(&error), "23505");
     world.store().await.rebase().await.expect("a migrated database");
     execute(&mut session, emit).await.expect("a new number");
     assert!(world.number("SELECT nextval('relevo.parked_seq')").await > 50);

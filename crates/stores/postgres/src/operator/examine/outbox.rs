@@ -1,5 +1,4 @@
-//! Checks the outbox: destinations and their relays, retention and backlog, partitions, and what an operator must
-//! resolve.
+//! Checks the outbox: destinations and their relays, retention and backlog, partitions, dead letters and held addresses.
 
 use std::time::Duration;
 
@@ -24,7 +23,7 @@ pub(super) async fn destinations(store: &Store) -> Result<Vec<Finding>, Error> {
     let mut findings = Vec::new();
     while let Some(mut row) = rows.next_row()? {
         let (name, on, shards) = (row.string()?, row.boolean()?, row.int8()?);
-        let (regrouping, free) = (row.boolean()?, row.int8()?);
+        let (is_resharding, free) = (row.boolean()?, row.int8()?);
         findings.push(if !on {
             finding(
                 Severity::Warning,
@@ -34,17 +33,17 @@ pub(super) async fn destinations(store: &Store) -> Result<Vec<Finding>, Error> {
             .mended_by(format!("`relevo destination switch {name} on`, or `relevo destination remove {name}`"))
         } else if free > 0 {
             finding(Severity::Warning, SUBJECT, format!("`{name}`: {free} of {shards} shards have no relay"))
-                .mended_by("start `relevo run`, or look why it stopped")
+                .mended_by("start `relevo run`, or check why it stopped")
         } else {
             finding(Severity::Ok, SUBJECT, format!("`{name}`: {shards} shards, each with a relay"))
         });
-        if regrouping {
-            findings.push(finding(Severity::Note, SUBJECT, format!("`{name}` is being regrouped")));
+        if is_resharding {
+            findings.push(finding(Severity::Note, SUBJECT, format!("`{name}` is being resharded")));
         }
     }
     if findings.is_empty() {
         findings.push(
-            finding(Severity::Warning, SUBJECT, "there are none: messages are kept for nobody")
+            finding(Severity::Warning, SUBJECT, "there is none: no relay publishes the stored messages")
                 .mended_by("`relevo destination add NAME`"),
         );
     }
@@ -161,14 +160,18 @@ pub(super) async fn dead_letters_and_holds(store: &Store) -> Result<Vec<Finding>
         let (name, dead, held) = (row.string()?, row.int8()?, row.optional_string()?);
         if dead > 0 {
             findings.push(
-                finding(Severity::Note, "dead letters", format!("`{name}` has {dead} that nobody decided about"))
-                    .mended_by(format!("`relevo dead list --destination {name}`")),
+                finding(
+                    Severity::Note,
+                    "dead letters",
+                    format!("`{name}` has {dead} without a decision of an operator"),
+                )
+                .mended_by(format!("`relevo dead list --destination {name}`")),
             );
         }
         if let Some(held) = held {
             findings.push(
-                finding(Severity::Warning, "held addresses", format!("`{name}`: nothing passes to {held}"))
-                    .mended_by("mend the address: one message probes it, and the rest follows by itself"),
+                finding(Severity::Warning, "held addresses", format!("`{name}`: deliveries to {held} are on hold"))
+                    .mended_by("fix the address, the relay probes it and resumes"),
             );
         }
     }

@@ -40,14 +40,14 @@ fn setting(name: &str, value: &str) -> Finding {
     match (name, value) {
         ("server_version_num", number) => version(number.parse::<i64>().unwrap_or(0) / 10_000),
         ("fsync" | "full_page_writes", "off") => {
-            finding(Severity::Danger, name, "off: a crash may lose or damage what was committed")
+            finding(Severity::Danger, name, "off: a crash may lose or corrupt committed data")
                 .mended_by(format!("`ALTER SYSTEM SET {name} = on`, then reload the server"))
         }
         ("synchronous_commit", "off") => {
             lossy_commits(name, "for this session, so probably for the whole server", "on")
         }
         ("idle_in_transaction_session_timeout", "0") => {
-            finding(Severity::Note, name, "0: a client that hangs in a transaction holds its locks, and xmin, for ever")
+            finding(Severity::Note, name, "0: a client that hangs in a transaction holds its locks, and xmin, forever")
                 .mended_by("`ALTER SYSTEM SET idle_in_transaction_session_timeout = '10min'`, or per role")
         }
         _ => finding(Severity::Ok, name, value),
@@ -73,9 +73,7 @@ fn version(major: i64) -> Finding {
 /// Published messages are durable anyway: a tick commits with `synchronous_commit = on` before its messages are
 /// published.
 fn lossy_commits(subject: &str, whose: &str, fix: &str) -> Finding {
-    let seen = format!(
-        "off {whose}: a crash takes back the last transactions, with their messages, after they were confirmed"
-    );
+    let seen = format!("off {whose}: a crash can lose the last confirmed transactions and their messages");
     finding(Severity::Warning, subject, seen).mended_by(format!("set `synchronous_commit = {fix}` for writers"))
 }
 

@@ -114,9 +114,10 @@ pub(super) async fn slots(store: &Store) -> Result<Vec<Finding>, Error> {
     while let Some(mut row) = rows.next_row()? {
         let (name, kind, active) = (row.text()?, row.text()?, row.boolean()?);
         let (age, behind) = (row.optional_int8()?, row.optional_int8()?);
-        let used = if active { "in use" } else { "read by nobody" };
+        let used = if active { "in use" } else { "without a reader" };
         let age = age.map_or_else(String::new, |age| format!("; it holds xmin, {age} transactions began after it"));
-        let behind = behind.map_or_else(String::new, |bytes| format!("; it keeps {} MB of log", bytes / 1_000_000));
+        let behind = behind
+            .map_or_else(String::new, |bytes| format!("; it retains {} MB of write-ahead log", bytes / 1_000_000));
         let seen = format!("{kind} slot `{name}` is {used}{age}{behind}");
         let severity = if active { Severity::Ok } else { Severity::Warning };
         let found = finding(severity, SUBJECT, seen);
