@@ -235,7 +235,7 @@ fn what_is_wrong_with_a_broker_is_told_without_its_secrets() {
         (RABBIT, "password_file = \"/nowhere\"", "`/nowhere` cannot be read"),
         (RABBIT, "password_file = \"a\"\npassword_env = \"b\"", "`password_file` and `password_env` are both set"),
         (RABBIT, "tls_cert_file = \"/dev/null\"", "a certificate and its key go together"),
-        (RABBIT, "tls_external = true", "only over `amqps`"),
+        (RABBIT, "tls_external = true", "only with an `amqps` URL"),
         (
             RABBIT,
             "confirm_deadline_ms = 5000",
