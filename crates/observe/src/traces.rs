@@ -5,16 +5,16 @@
 //! [`Counts`] has their number.
 //!
 //! ```no_run
-//! use relevo_core::trace::About;
+//! use relevo_core::trace::CommonAttributes;
 //! use relevo_observe::traces::{Config, Exporter, Ratio};
 //! use tokio_util::sync::CancellationToken;
 //!
 //! # async fn wire() -> Result<(), relevo_observe::traces::ConfigError> {
 //! let config = Config { sample: Ratio::per_million(10_000), ..Config::new("http://127.0.0.1:4318", "billing") };
 //! let exporter = Exporter::new(config)?;
-//! let about = About { system: "rabbitmq".to_owned(), attributes: Vec::new() };
+//! let attributes = CommonAttributes { system: "rabbitmq".to_owned(), attributes: Vec::new() };
 //! let mut consumer = relevo_inbox::Config::new("billing");
-//! consumer.traces = exporter.traces(about);
+//! consumer.tracer = exporter.traces(attributes);
 //! let stop = CancellationToken::new();
 //! let exporting = exporter.run(stop.clone());
 //! // … run the consumer; when it has ended:

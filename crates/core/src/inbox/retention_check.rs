@@ -32,11 +32,11 @@ pub fn check_retention(consumer: &ConsumerSummary, horizons: &[RedeliveryWindow]
     if let Some(far) = horizons.iter().filter(shorter).max_by_key(|horizon| horizon.duration) {
         let lasts = format_duration(far.duration.unwrap_or_default());
         let (severity, means) = match consumer.heartbeat_at {
-            Some(_) => (Severity::Warning, "what comes later than that goes to the dead letters as `expired`"),
-            None => (Severity::Danger, "what comes later than that is handled again"),
+            Some(_) => (Severity::Warning, "later redeliveries are dead-lettered as `expired`"),
+            None => (Severity::Danger, "later redeliveries are handled again"),
         };
         let fix = format!(
-            "open its inbox with `Keeping {{ done }}` of {lasts} or more (`done_retention` of `inbox_prune` from SQL), or let {} \
+            "open its inbox with `InboxRetention {{ done }}` of {lasts} or more (`done_retention` of `inbox_prune` from SQL), or let {} \
              keep messages for less",
             far.source
         );

@@ -22,17 +22,17 @@ const SILENT: u64 = 2;
 /// ```no_run
 /// # use std::sync::Arc;
 /// # use relevo_core::inbox::Inbox;
-/// # use relevo_inbox::Runtime;
+/// # use relevo_inbox::ConsumerRuntime;
 /// # use tokio_util::sync::CancellationToken;
-/// # async fn example<I: Inbox + 'static>(runtime: Runtime<I>) -> Result<(), Box<dyn std::error::Error>>
+/// # async fn example<I: Inbox + 'static>(runtime: ConsumerRuntime<I>) -> Result<(), Box<dyn std::error::Error>>
 /// # where I::Transaction: 'static {
 /// use relevo_observe::consumer::Service;
 ///
 /// let stop = CancellationToken::new();
-/// let service = Service::new("shop", [runtime.stats()]);
-/// let told = service.serve("0.0.0.0:9465".parse()?, None, stop.clone());
-/// let ran = runtime.run(stop.clone());
-/// tokio::try_join!(async { Ok(told.await?) }, async { Ok(ran.await?) }).map(drop)
+/// let service = Service::new("shop", [runtime.status()]);
+/// let served = service.serve("0.0.0.0:9465".parse()?, None, stop.clone());
+/// let handled = runtime.run(stop.clone());
+/// tokio::try_join!(async { Ok(served.await?) }, async { Ok(handled.await?) }).map(drop)
 /// # }
 /// ```
 #[derive(Debug)]
