@@ -64,7 +64,7 @@ pub struct Part {
 }
 
 impl Report {
-    /// The report that follows from the checks.
+    /// Creates a report. It is successful if all checks are.
     pub fn of(checks: Vec<Check>) -> Self {
         Self { ok: checks.iter().all(|check| check.ok), checks, parts: Vec::new() }
     }
@@ -76,12 +76,12 @@ impl Report {
     }
 
     /// The same report without details.
-    pub(crate) fn without_reasons(self) -> Self {
+    pub(crate) fn without_details(self) -> Self {
         Self { checks: Vec::new(), parts: Vec::new(), ..self }
     }
 
     /// Marks the report as successful, because it has succeeded before.
-    pub(crate) fn once_good(mut self) -> Self {
+    pub(crate) fn mark_started(mut self) -> Self {
         for check in self.checks.iter_mut().filter(|check| !check.ok) {
             (check.ok, check.seen) = (true, "has started".to_owned());
         }

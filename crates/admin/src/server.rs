@@ -141,7 +141,7 @@ impl Shared {
         if report.ok {
             self.has_started.store(true, Ordering::Relaxed);
         }
-        if self.has_started.load(Ordering::Relaxed) { report.once_good() } else { report }
+        if self.has_started.load(Ordering::Relaxed) { report.mark_started() } else { report }
     }
 
     fn admits(&self, headers: &HeaderMap) -> bool {
@@ -152,7 +152,7 @@ impl Shared {
     /// it.
     fn probe(&self, report: Report, headers: &HeaderMap) -> Response {
         let status = if report.ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-        let report = if self.admits(headers) { report } else { report.without_reasons() };
+        let report = if self.admits(headers) { report } else { report.without_details() };
         (status, Json(report)).into_response()
     }
 }

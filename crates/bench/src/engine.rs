@@ -1,4 +1,4 @@
-//! The relay, compared with the loop of a typical outbox, and with itself under load.
+//! The throughput of the relay, compared with a claim-and-update loop and with the same relay under load.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -73,9 +73,9 @@ pub(crate) async fn measure(server: &PgConnectOptions, report: &mut Report) -> a
     let details = format!("relay {relay:.0}/s, claim-and-update loop {loops:.0}/s");
     report.ratio("relay into a broker that confirms at once", relay / loops, 3.0, details);
     let target = (loops >= 30_000.0).then_some(100_000.0);
-    report.rate("the same, absolute", relay, target, "required where the loop reaches 30000/s".to_owned());
+    report.rate("the same, absolute", relay, target, "the target applies if the loop reaches 30000/s".to_owned());
 
-    let (mut loaded, holder) = after_long_life(server).await?;
+    let (mut loaded, holder) = bench_with_held_xmin(server).await?;
     let (with, without) = alternate(&mut loaded, &mut plain).await?;
     drop(holder);
     let name = "after 50000 settled batches, xmin held throughout";
@@ -107,8 +107,8 @@ pub(crate) fn median(mut rates: Vec<f64>) -> f64 {
     rates[rates.len() / 2]
 }
 
-/// A database with fifty thousand rows of progress and as many ticks. A writer has held xmin since before them.
-async fn after_long_life(server: &PgConnectOptions) -> anyhow::Result<(Bench, PgConnection)> {
+/// A database with 50 000 rows of progress and 50 000 ticks. An older transaction is still open and holds back xmin.
+async fn bench_with_held_xmin(server: &PgConnectOptions) -> anyhow::Result<(Bench, PgConnection)> {
     let mut bench = Bench::new(server, "held").await?;
     drop(bench.store().await?);
     let mut holder = bench.options.connect().await?;

@@ -102,7 +102,7 @@ async fn round(bench: &mut Bench, observation: Observation) -> anyhow::Result<Ro
 
 type Beside = JoinSet<anyhow::Result<u64>>;
 
-/// Starts a port, a task that samples and a task that scrapes.
+/// Starts the metrics server, a task that samples the store and a task that scrapes the server.
 async fn observe(
     bench: &Bench,
     relay_metrics: &Arc<Embedded>,

@@ -21,9 +21,9 @@ use crate::report::Report;
 /// The required number of tickets per second.
 const RATE: u32 = 500;
 const TIME: Duration = Duration::from_mins(1);
-/// The figure from the owners' own document.
+/// The number of tickets per minute in the owners' document.
 const DOCUMENT_PER_MINUTE: f64 = 10_000.0;
-/// "Far below" the owners' 2 s. It is the bound of a bucket, because a histogram has no finer resolution.
+/// The maximum dispatch latency, far below the 2 s in the owners' document. It is a bucket bound of the histogram.
 const DISPATCH_MS: f64 = 200.0;
 const DATABASE: &str = "relevo_bench_tickets";
 const DEADLINE: Duration = Duration::from_mins(10);
@@ -58,20 +58,20 @@ pub(crate) async fn measure(server: &PgConnectOptions, report: &mut Report) -> a
             &name,
             millis.percentile(percent),
             "ms",
-            format!("{RATE}/s requested; a late client sends at once"),
+            format!("{RATE}/s requested; a client behind schedule sends at once"),
         );
     }
     let details = format!("{opened} tickets and {opened} e-mails, counted from the first ticket");
     report.rate("tickets: e-mails accepted by SMTP", f64::from(opened) / (mailed - start).as_secs_f64(), None, details);
     for (name, process) in [("API with relay", &api), ("worker", &worker)] {
-        let details = format!("{:.0} s of processor", process.cpu_seconds()?);
+        let details = format!("{:.0} s of CPU time", process.cpu_seconds()?);
         report.record(&format!("tickets: resident memory, {name}"), process.megabytes("VmHWM:")?, "MB", details);
     }
     worker.stop().await?;
     api.stop().await
 }
 
-/// Shared by all parts of the service.
+/// The installed service: its program, directory, database and mail server.
 struct Service {
     program: PathBuf,
     scratch: Scratch,
@@ -107,7 +107,7 @@ impl Service {
         Ok(service)
     }
 
-    /// The output of one of its commands.
+    /// Runs a command of the service and returns its output.
     async fn run_command(&self, arguments: &[&str]) -> anyhow::Result<String> {
         let output = self.command().args(arguments).output().await?;
         let errors = String::from_utf8_lossy(&output.stderr);
@@ -120,7 +120,7 @@ impl Service {
         let port = free_port().await?;
         let mut command = self.command();
         command.args(["--role", role, "--listen", &format!("127.0.0.1:{port}")]);
-        Process::start(&mut command, port, "/health").await.with_context(|| format!("the role `{role}`"))
+        Process::start(&mut command, port, "/health").await.with_context(|| format!("role `{role}` did not start"))
     }
 
     fn command(&self) -> Command {

@@ -17,7 +17,7 @@ pub struct Config {
     pub lease_duration: Duration,
     /// How often the relay renews leases and claims free shards.
     pub lease_renew_interval: Duration,
-    /// The end of a lease during which the relay does not publish. It covers clock differences and slow replies.
+    /// The last part of each lease, in which the relay does not publish. It covers clock differences and slow replies.
     pub lease_margin: Duration,
     /// The maximum number of messages per read.
     pub page_messages: usize,
@@ -48,7 +48,7 @@ pub struct Config {
     pub maintenance_interval: Duration,
     /// The minimum time between two settlements while there is room in memory.
     pub settle_interval_min: Duration,
-    /// The maximum time that progress stays unsettled when there is nothing else to settle.
+    /// How often the relay settles the progress of unfinished and empty pages.
     pub settle_interval_max: Duration,
     /// The first delay after an outage. It doubles up to `outage_backoff_max`.
     pub outage_backoff_min: Duration,
@@ -67,7 +67,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// Rejects limits with which the relay could make no progress. The error names the limit.
+    /// Returns an error if a limit is 0, because the relay could make no progress. The error names the limit.
     pub fn validate(&self) -> Result<(), RelayError> {
         let limits = [
             ("page_messages", self.page_messages),

@@ -81,7 +81,7 @@ pub(crate) struct SentSettlement {
     key: ByteString,
     /// The address that it released.
     released: Option<Arc<str>>,
-    /// The held address that stopped it.
+    /// The held address because of which it failed.
     held: Option<Arc<str>>,
 }
 
@@ -189,7 +189,7 @@ impl Relay {
                 self.parked.held.confirm_release(address);
             }
             self.parked.held.mark_settled(settlement.held.as_deref());
-            // A head of the log that failed meanwhile, and is not settled yet, still blocks the key.
+            // A message from the log that failed meanwhile and is not settled yet still blocks the key.
             if *result == ParkedResult::KeyFreed && !self.pages.has_failed_entry(&settlement.key) {
                 self.unpark(&settlement.key);
             }

@@ -79,7 +79,7 @@ impl Relay {
             && self.parked.keys.len() < self.config.parked_keys_max
     }
 
-    /// Whether only a message outside of memory could prove that the broker works, and so unblock the pages.
+    /// Whether the relay must read another message to find out if the broker works. Until then, the pages are blocked.
     fn needs_other_message(&self) -> bool {
         self.publisher.health.has_quarantine_candidates() && !self.buffer.has_ready() && self.publisher.in_flight == 0
     }

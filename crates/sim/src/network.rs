@@ -5,7 +5,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
-/// All transfers in progress. Cheap to clone. Dropping the last clone ends them.
+/// All transfers in progress. Cheap to clone. Dropping the last clone aborts them.
 #[derive(Clone, Debug, Default)]
 pub struct Network(Arc<Mutex<Tasks>>);
 
@@ -17,10 +17,10 @@ struct Tasks {
 
 impl Network {
     /// Runs a transfer to its end.
-    pub fn spawn(&self, journey: impl Future<Output = ()> + Send + 'static) {
+    pub fn spawn(&self, transfer: impl Future<Output = ()> + Send + 'static) {
         let mut journeys = self.0.lock();
         journeys.reap();
-        journeys.running.spawn(journey);
+        journeys.running.spawn(transfer);
     }
 
     /// Whether a server panicked while it handled a transfer.

@@ -12,7 +12,7 @@ use crate::oracle::{BrokerFindings, ConsumerFindings};
 pub struct ProcessFaultCounts {
     /// Number of kills with SIGKILL.
     pub killed: u32,
-    /// Number of times that a process was suspended for longer than others wait for it.
+    /// Number of times that a process was suspended for longer than its lease.
     pub suspended: u32,
     /// Number of stops with SIGTERM.
     pub stopped: u32,

@@ -30,8 +30,8 @@ pub(super) struct Feed {
 struct Lanes {
     waiting: VecDeque<Delivery>,
     /// The number of unsettled messages of each lane, and the lane of each unsettled message.
-    out: BTreeMap<Lane, usize>,
-    of: BTreeMap<DeliveryTag, Lane>,
+    unsettled: BTreeMap<Lane, usize>,
+    lane_by_tag: BTreeMap<DeliveryTag, Lane>,
 }
 
 impl Feed {
@@ -62,8 +62,8 @@ impl BrokerConsumer for Feed {
     async fn acknowledge(&self, tags: &[DeliveryTag]) -> Vec<AckOutcome> {
         let mut lanes = self.inner.lock();
         for tag in tags {
-            if let Some(lane) = lanes.of.remove(tag) {
-                *lanes.out.entry(lane).or_default() -= 1;
+            if let Some(lane) = lanes.lane_by_tag.remove(tag) {
+                *lanes.unsettled.entry(lane).or_default() -= 1;
             }
         }
         drop(lanes);
@@ -90,10 +90,10 @@ impl Lanes {
     fn take(&mut self, limit: usize) -> Vec<Delivery> {
         let mut deliveries = Vec::new();
         while deliveries.len() < limit
-            && let Some(delivery) = self.waiting.pop_front_if(|next| self.out.get(&next.lane) < Some(&PREFETCH))
+            && let Some(delivery) = self.waiting.pop_front_if(|next| self.unsettled.get(&next.lane) < Some(&PREFETCH))
         {
-            *self.out.entry(delivery.lane.clone()).or_default() += 1;
-            self.of.insert(delivery.tag, delivery.lane.clone());
+            *self.unsettled.entry(delivery.lane.clone()).or_default() += 1;
+            self.lane_by_tag.insert(delivery.tag, delivery.lane.clone());
             deliveries.push(delivery);
         }
         deliveries

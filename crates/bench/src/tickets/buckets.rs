@@ -7,18 +7,18 @@ pub(super) fn percentile(metrics: &str, name: &str, percent: u32) -> anyhow::Res
     let buckets = format!("{name}_bucket{{");
     let mut counted: Vec<(f64, f64)> = Vec::new();
     for line in metrics.lines().filter(|line| line.starts_with(&buckets)) {
-        let (_, bound) = line.split_once("le=\"").context("a bucket has a bound")?;
+        let (_, bound) = line.split_once("le=\"").context("a bucket has no `le` label")?;
         let bound = bound.split('"').next().unwrap_or_default();
         let bound = if bound == "+Inf" { f64::INFINITY } else { bound.parse()? };
         // An exemplar may follow the count.
-        let (_, count) = line.split_once("} ").context("a bucket has a count")?;
+        let (_, count) = line.split_once("} ").context("a bucket has no count")?;
         counted.push((bound, count.split(' ').next().unwrap_or_default().parse()?));
     }
     counted.sort_by(|one, other| one.0.total_cmp(&other.0));
-    let all = counted.last().context("there is no such histogram")?.1;
-    ensure!(all > 0.0, "nothing was counted");
+    let all = counted.last().context("the histogram was not found")?.1;
+    ensure!(all > 0.0, "the histogram is empty");
     let rank = all * f64::from(percent) / 100.0;
-    let bucket = counted.iter().find(|(_, count)| *count >= rank).context("the last bucket has everything")?;
+    let bucket = counted.iter().find(|(_, count)| *count >= rank).context("no bucket reaches the percentile")?;
     Ok(bucket.0)
 }
 

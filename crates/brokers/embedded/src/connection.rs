@@ -14,7 +14,7 @@ use crate::config::Config;
 
 /// The pause between two attempts to enable the write-ahead log while other connections use a new file.
 const JOURNAL_RETRY_INTERVAL: Duration = Duration::from_millis(20);
-/// An existing file that does not open within this time is reported.
+/// How long to retry opening an existing file before the error is returned.
 const REOPEN_MAX: Duration = Duration::from_secs(1);
 
 /// The connections of one broker handle.

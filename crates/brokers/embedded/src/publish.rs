@@ -28,7 +28,7 @@ pub(crate) struct BrokerInner {
     pub(crate) connections: Connections,
     pub(crate) change_notifier: ChangeNotifier,
     pub(crate) prune_schedule: PruneSchedule,
-    /// Messages up to this number may have been delivered before the last start of the machine.
+    /// Messages up to this sequence number may have been delivered before the machine was last booted.
     pub(crate) redelivered_through: i64,
 }
 

@@ -25,7 +25,7 @@ pub struct FailureRule {
 }
 
 impl FailureRule {
-    /// Creates a rule without an end: matching messages fail with this class and are not received.
+    /// Creates a rule without a limit: matching messages fail with this class and are not received.
     pub const fn new(target: RuleTarget, class: Class) -> Self {
         Self { target, class, remaining: None, after_receipt: false }
     }

@@ -6,8 +6,8 @@ use relevo_core::slot::lane_of;
 
 use crate::classify::Error;
 
-/// The server closes a connection that sends a longer protocol line, which holds the subject, the reply inbox and two
-/// numbers. Its `max_control_line` is 4 096 bytes by default.
+/// The maximum length of an address. The protocol line also holds the reply inbox and two numbers, and the server
+/// closes a connection whose line exceeds `max_control_line`, 4 096 bytes by default.
 const BYTES_MAX: usize = 3_900;
 
 /// The subject of an address, followed by the lane token if there are lanes.
@@ -23,7 +23,7 @@ pub(crate) fn subject(address: &str, key: &str, lanes: Option<u16>) -> Result<St
         return invalid("a token between its dots is empty");
     }
     if address.split('.').any(|token| token == "*" || token == ">") {
-        return invalid("it contains a wildcard, which only receivers may use");
+        return invalid("it contains a wildcard, which only subscribers may use");
     }
     if ["$JS", "$SYS"].contains(&address.split('.').next().unwrap_or_default()) {
         return invalid("the prefix is reserved for the server");

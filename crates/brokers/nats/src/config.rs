@@ -29,8 +29,8 @@ pub struct Config {
     pub stream: Option<String>,
     /// The time limit of one attempt to connect.
     pub connect_timeout: Duration,
-    /// The time limit of an acknowledgement. It must be shorter than the relay's own timeout, so that the
-    /// cause is known.
+    /// The time limit of an acknowledgement. It must be shorter than the relay's `publish_timeout`, so that
+    /// the relay gets the cause of the failure.
     pub confirm_timeout: Duration,
     /// The maximum number of unacknowledged messages per connection.
     pub in_flight_max: usize,
@@ -77,7 +77,7 @@ impl Config {
             return invalid(format!("`lanes` is not between 1 and {SLOTS}"));
         }
         if self.confirm_timeout.is_zero() || self.connect_timeout.is_zero() || self.ping_interval.is_zero() {
-            return invalid("a timeout or interval is zero".to_owned());
+            return invalid("`connect_timeout`, `confirm_timeout` or `ping_interval` is zero".to_owned());
         }
         if let Some(stream) = self.stream.as_ref().filter(|stream| !is_stream_name(stream)) {
             return invalid(format!("`{stream}` is not a valid stream name"));

@@ -14,7 +14,7 @@ const MILLION: u32 = 1_000_000;
 pub struct Ratio(u32);
 
 impl Ratio {
-    /// No trace starts here. Traces that others started are continued.
+    /// Starts no trace. Traces that other services started are continued.
     pub const NONE: Self = Self(0);
     /// All messages are traced.
     pub const ALL: Self = Self(MILLION);
@@ -85,19 +85,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_ratio_is_refused() {
+    fn invalid_text_is_rejected() {
         for text in ["", "-0.1", "1.1", "2", "0.0000001", "1e-2", ".5", "5.", "+1", "99999999999"] {
             assert_eq!(text.parse::<Ratio>(), Err(RatioError), "{text}");
         }
     }
 
     #[test]
-    fn none_and_all_have_no_exceptions() {
+    fn none_samples_no_trace_and_all_samples_every_trace() {
         assert!((1..10_000).all(|number| Ratio::ALL.has(trace(number)) && !Ratio::NONE.has(trace(number))));
     }
 
     #[test]
-    fn ids_that_are_counted_up_or_begin_alike_are_sampled_evenly() {
+    fn sequential_ids_and_ids_with_a_common_prefix_are_sampled_evenly() {
         for shift in [0, 64, 100] {
             let sampled = (1..=100_000).filter(|number| Ratio::per_million(10_000).has(trace(number << shift))).count();
             assert!((900..1100).contains(&sampled), "{sampled} of 100 000 by bit {shift}");

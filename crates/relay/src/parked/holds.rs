@@ -15,7 +15,7 @@ use crate::buffer::BufferedMessage;
 pub(crate) struct HoldReason {
     pub(crate) class: &'static str,
     pub(crate) error: String,
-    /// The time until the first probe. Zero for a hold that the store knows: if the store has released it meanwhile,
+    /// The time until the first probe. Zero for a hold that the store has recorded: if it was released meanwhile,
     /// the next message tests the address at once.
     pub(crate) probe_after: Duration,
 }
@@ -33,7 +33,7 @@ impl HoldReason {
     }
 }
 
-/// The held address that stopped a message, if any.
+/// The held address because of which a message was parked, if any.
 pub(crate) fn held_address(failure: &PublishFailure) -> Option<&Arc<str>> {
     match &failure.action {
         ParkAction::HoldAddress { address, .. } => Some(address),
@@ -48,10 +48,10 @@ pub(crate) fn held_address(failure: &PublishFailure) -> Option<&Arc<str>> {
 pub(crate) struct HeldAddresses {
     /// Holds recorded in the store. The store schedules their probes.
     stored: BTreeMap<String, HoldReason>,
-    /// Holds found by this relay and not settled yet, so the store does not know them.
+    /// New holds of this relay, not yet recorded in the store.
     unsettled: BTreeMap<String, HoldReason>,
-    /// Addresses that this relay found to accept messages again. The flag is whether the store has recorded it; until
-    /// then the store's data is older.
+    /// Addresses that this relay released. The value is true once the store has recorded the release. Until then, the
+    /// holds read from the store are outdated.
     released: BTreeMap<String, bool>,
 }
 

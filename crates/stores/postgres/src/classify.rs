@@ -97,6 +97,17 @@ impl From<Error> for StoreError {
     }
 }
 
+impl Error {
+    /// Converts an error of a handler's commit. A handler that works longer than `transaction_timeout` would do so again:
+    /// its attempt counts.
+    pub(crate) fn at_commit(self) -> StoreError {
+        match self {
+            Self::Server(error) if error.code() == "25P04" => StoreError::Unexpected(error),
+            other => other.into(),
+        }
+    }
+}
+
 fn from_server(error: Box<sqlx::postgres::PgDatabaseError>) -> StoreError {
     let sentence = match error.hint() {
         Some(hint) => format!("{}; hint: {hint}", error.message()),

@@ -215,7 +215,7 @@ impl port::Inbox for Inbox {
     }
 
     async fn commit(&self, transaction: Transaction) -> Result<(), StoreError> {
-        Ok(transaction.commit().await?)
+        transaction.commit().await.map_err(Error::at_commit)
     }
 
     async fn commit_and_begin(
@@ -224,7 +224,7 @@ impl port::Inbox for Inbox {
         next: Enter<'_>,
     ) -> Result<Result<BeginOutcome<Transaction>, StoreError>, StoreError> {
         let sql = self.statements.insert(next.held, &deduplicated(next.arrivals));
-        let begun = transaction.commit_and_begin(&sql).await?;
+        let begun = transaction.commit_and_begin(&sql).await.map_err(Error::at_commit)?;
         Ok(self.decode_insert(next, begun).await.map_err(StoreError::from))
     }
 

@@ -239,7 +239,8 @@ impl ConsumerInner {
             let handed_out_to = start_before(&info, record.durable_ns != 0);
             // An earlier record was deleted, or belongs to another durable consumer: the messages that it or the server
             // counts as delivered may have been delivered before.
-            let redelivered_to = record.handed_out_to.max(info.delivered.stream_sequence);
+            let known = record.handed_out_to.max(record.redelivered_to);
+            let redelivered_to = known.max(info.delivered.stream_sequence);
             let epoch = record.epoch;
             record = LaneRecord { epoch, durable_ns, handed_out_to, redelivered_to, ..LaneRecord::default() };
         }

@@ -50,6 +50,8 @@ pub(crate) async fn run_lane(inner: &Arc<ConsumerInner>, connection: &Connection
         match ended {
             SubscriptionEnd::HandedOver => {}
             SubscriptionEnd::Failed(error) => {
+                // The queue may have been deleted and created again with other settings.
+                is_verified = false;
                 inner.report_error(&inner.queues[lane], error);
                 connection::pause(&mut backoff).await;
             }
@@ -82,7 +84,8 @@ async fn subscribe(
 /// consumers could handle messages of one key at the same time.
 ///
 /// AMQP does not show the settings of a queue. The broker compares them when the queue is declared again, and names the
-/// first one that differs. If it cannot be compared, for example without permission, the configuration is trusted.
+/// first one that differs, which may hide a missing single active consumer: every difference is refused. Without
+/// permission to declare, the configuration is trusted.
 async fn verify_order(inner: &ConsumerInner, connection: &Connection, lane: usize) -> Result<(), Error> {
     let name = &inner.queues[lane];
     let declarations = if inner.queue.is_ordered() { inner.queue.declarations() } else { Vec::new() };
@@ -99,13 +102,13 @@ async fn verify_order(inner: &ConsumerInner, connection: &Connection, lane: usiz
         channel.queue_declare(name.as_str().into(), durable, arguments).await?;
         channel.close(200, "OK".into()).await
     };
-    match timeout(inner.config.connect_timeout, declaring).await.map(|result| result.map_err(Error::from_channel_error))
-    {
-        Ok(Err(Error::Mismatch(text))) if text.contains("'x-single-active-consumer'") => {
+    let declared = timeout(inner.config.connect_timeout, declaring).await;
+    match declared.map_err(|_| Error::NoResponse(inner.config.connect_timeout))?.map_err(Error::from_channel_error) {
+        Err(Error::Mismatch(text)) if text.contains("'x-single-active-consumer'") => {
             Err(Error::Unordered(name.clone()))
         }
-        // The subscription reports any other problem.
-        _ => Ok(()),
+        Err(Error::AccessRefused(_)) => Ok(()),
+        other => other,
     }
 }
 

@@ -75,6 +75,20 @@ async fn an_ordered_queue_without_a_single_active_consumer_is_refused() {
     assert_eq!(&*delivered.raw.payload, b"x");
 }
 
+/// The broker names only the first difference, which hides the missing single active consumer.
+#[tokio::test]
+async fn an_ordered_queue_with_other_settings_is_refused() {
+    let groups = Groups::shared().await;
+    let unordered =
+        Queue { lanes: None, single_active_consumer: false, max_length: Some(1_000), ..groups.queue(QUEUE) };
+    groups.declare(&unordered, ADDRESS).await;
+    let ordered = Queue { single_active_consumer: true, max_length: None, ..unordered.clone() };
+    let consumer = GroupConsumer::open(&groups.config(), &ordered, Membership::default()).await.expect("a consumer");
+    let refused = within_timeout(consumer.receive(1)).await.expect_err("the queue has several active consumers");
+    assert_eq!(refused.class(), Class::Blocked);
+    assert!(refused.error_chain().contains("x-max-length"), "{}", refused.error_chain());
+}
+
 #[tokio::test]
 async fn joining_and_leaving_members_keep_each_key_in_order_and_lose_nothing() {
     let (groups, queue) = lanes().await;

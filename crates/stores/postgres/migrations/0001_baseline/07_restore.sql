@@ -85,7 +85,9 @@ BEGIN
     ) THEN r ELSE '3'::xid8 END;
     SELECT count(*) INTO waiting FROM message WHERE xid = r;
     -- A logical copy has rows, but may not have the values of sequences. A smaller ordinal would overtake the queue of its key.
-    PERFORM setval('message_seq', greatest(last_seq(), (SELECT max(seq) FROM message), 1));
+    PERFORM setval('message_seq', greatest(last_seq(), (SELECT max(seq) FROM message), (SELECT max(max_seq) FROM tick), 1));
+    PERFORM setval(pg_get_serial_sequence('scheduled', 'ordinal'), greatest(
+        nextval(pg_get_serial_sequence('scheduled', 'ordinal')), (SELECT max(ordinal) FROM scheduled)));
     PERFORM setval('parked_seq', greatest(nextval('parked_seq'), (SELECT max(ordinal) FROM parked_message)));
     PERFORM setval('inbox_seq', greatest(
         nextval('inbox_seq'), (SELECT max(ordinal) FROM inbox_retry_message), (SELECT max(ordinal) FROM inbox_dead_letter)));

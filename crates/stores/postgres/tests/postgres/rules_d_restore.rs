@@ -228,7 +228,6 @@ async fn a_sequence_that_went_back_is_noticed_by_the_next_tick() {
     assert_eq!((&*code, message.contains("went back")), ("RV003", true), "{message}");
 }
 
-/// A clone does not differ from the original. Only an operator knows, and disables the destination.
 /// Logical replication copies rows without the values of sequences.
 #[tokio::test]
 async fn a_logical_copy_whose_sequences_are_behind_emits_again_after_a_rebase() {
@@ -243,6 +242,8 @@ async fn a_logical_copy_whose_sequences_are_behind_emits_again_after_a_rebase() 
              INSERT INTO relevo.inbox_retry_queue (consumer, queue, next_at) VALUES ('billing', 'k', now()); \
              INSERT INTO relevo.inbox_retry_message (consumer, queue, ordinal, id, replay, header_names, header_values, payload, address, lane) \
              VALUES ('billing', 'k', 70, gen_random_uuid(), 0, '{}', '{}', '', 'orders', '0'); \
+             SELECT relevo.emit('t', 'k', 'T', '{}', deliver_at => now() + interval '1 hour') FROM generate_series(1, 3); \
+             ALTER TABLE relevo.scheduled ALTER COLUMN ordinal RESTART WITH 1; \
              SELECT setval('relevo.message_seq', 1, false)",
         )
         .await;
@@ -254,8 +255,10 @@ async fn a_logical_copy_whose_sequences_are_behind_emits_again_after_a_rebase() 
     execute(&mut session, emit).await.expect("a new number");
     assert!(world.number("SELECT nextval('relevo.parked_seq')").await > 50);
     assert!(world.number("SELECT nextval('relevo.inbox_seq')").await > 70);
+    assert!(world.number("SELECT nextval(pg_get_serial_sequence('relevo.scheduled', 'ordinal'))").await > 3);
 }
 
+/// A clone does not differ from the original. Only an operator knows, and disables the destination.
 #[tokio::test]
 async fn a_physical_clone_keeps_the_identity_and_is_stopped_by_disabling_it() {
     let world = TestDatabase::on_private_server().await;

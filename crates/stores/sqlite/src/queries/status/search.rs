@@ -13,7 +13,7 @@ use crate::queries::{self, column, time};
 /// The number of messages in a chunk.
 const CHUNK: i64 = 2000;
 
-/// Returns the end of the next chunk of the log and the emit time there. Returns zero if the chunk is the last.
+/// Returns the sequence number where the next chunk of the log ends, and its emit time. Zero for the last chunk.
 pub(crate) async fn chunk(connection: &mut SqliteConnection, before: i64) -> Result<(i64, Option<Timestamp>), Error> {
     let sql = "SELECT seq, created_at_ms FROM relevo_message WHERE seq < ?1 ORDER BY seq DESC LIMIT 1 OFFSET ?2";
     let row = sqlx::query(sql).bind(before).bind(CHUNK - 1).fetch_optional(connection).await?;
@@ -42,7 +42,7 @@ pub(crate) async fn scheduled(
     select.fetch_all(connection).await?.iter().map(|row| scheduled_summary(row, [0, 1, 2, 3, 4, 5])).collect()
 }
 
-/// Returns the number of a scheduled message among the scheduled messages. Zero if it is not scheduled any more.
+/// Returns the ordinal of a scheduled message, or zero if it is no longer scheduled.
 pub(crate) async fn scheduled_ordinal(connection: &mut SqliteConnection, id: MessageId) -> Result<i64, Error> {
     let select = sqlx::query("SELECT ordinal FROM relevo_scheduled WHERE id = ?1").bind(*id.as_uuid());
     let row = select.fetch_optional(connection).await?;
