@@ -1,19 +1,19 @@
-//! Carries every message that a database transaction commits to where it must go, in order, and lets every receiver apply it
-//! once.
+//! A transactional outbox and inbox: publishes every message that a database transaction commits, in order per key, and
+//! lets each consumer apply it once.
 //!
-//! This is what a service depends on: the parts of Relevo under one name, with one feature an adapter. The path of a message
-//! leads through them from the top to the bottom.
+//! A service depends on this crate. It has the parts of Relevo under one name and a feature for each adapter, in the order
+//! in which a message passes them.
 //!
 //! ```no_run
 //! # async fn serve(url: &str, stop: tokio_util::sync::CancellationToken) -> Result<(), Box<dyn std::error::Error>> {
 //! use std::sync::Arc;
 //!
-//! use relevo::brokers::embedded::{self, EmbeddedBroker};
+//! use relevo::brokers::embedded::{self, BrokerFile};
 //! use relevo::relay::{Config, Relay};
 //! use relevo::stores::postgres::{self, Store};
 //!
 //! let store = Store::open(postgres::Config::new(url.parse()?, "main")).await?;
-//! let broker = EmbeddedBroker::open(embedded::Config::new("broker.db")).await?;
+//! let broker = BrokerFile::open(embedded::Config::new("broker.db")).await?;
 //! Relay::new(Arc::new(store), Arc::new(broker), Config::default())?.run(stop).await?;
 //! # Ok(())
 //! # }
@@ -22,7 +22,7 @@
 #[doc(no_inline)]
 pub use relevo_core as core;
 
-/// Where messages are written, in the transaction of what they tell; and the inbox, in the transaction of their effect.
+/// Stores: the outbox in the transaction of the application, and the inbox in the transaction of the handler.
 pub mod stores {
     #[cfg(feature = "postgres")]
     #[doc(no_inline)]
@@ -35,7 +35,7 @@ pub mod stores {
 #[doc(no_inline)]
 pub use relevo_relay as relay;
 
-/// What messages are carried to, and received from.
+/// Brokers: messages are published to them and received from them.
 pub mod brokers {
     #[cfg(feature = "embedded")]
     #[doc(no_inline)]
