@@ -12,7 +12,8 @@ const SPAWN: &str = concat!("tokio::", "spawn(");
 const STATEMENTS: [&str; 5] = ["\"SELECT ", "\"INSERT ", "\"UPDATE ", "\"DELETE ", "\"WITH "];
 
 /// Files and folders of a store that send SQL: queries, and three files that users and operators read with the SQL in them.
-const WITH_SQL: [&str; 6] = ["queries.rs", "queries/", "emit.rs", "migrate.rs", "operator/examine.rs", "operator/examine/"];
+const WITH_SQL: [&str; 6] =
+    ["queries.rs", "queries/", "emit.rs", "migrate.rs", "operator/examine.rs", "operator/examine/"];
 
 pub(super) fn check(file: &Path, text: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -49,7 +50,9 @@ fn is_without_sql(file: &Path) -> bool {
     ["crates/stores/postgres/src", "crates/stores/sqlite/src"].iter().any(|source| {
         let Ok(rest) = file.strip_prefix(source) else { return false };
         let rest = rest.to_string_lossy();
-        !WITH_SQL.iter().any(|allowed| if allowed.ends_with('/') { rest.starts_with(allowed) } else { rest == *allowed })
+        !WITH_SQL
+            .iter()
+            .any(|allowed| if allowed.ends_with('/') { rest.starts_with(allowed) } else { rest == *allowed })
     })
 }
 

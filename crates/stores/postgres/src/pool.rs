@@ -19,6 +19,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::classify::Error;
 use crate::connection;
+use crate::queries::{COMMIT, COMMIT_STATEMENTS};
 
 /// A connection that was idle for longer is pinged before use, because the network may have dropped it silently.
 const PING_AFTER: Duration = Duration::from_secs(10);
@@ -28,11 +29,6 @@ const PING_SHARE: u32 = 4;
 
 /// Timeout for rolling back a dropped transaction. Its connection counts as used until then.
 const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// In an aborted transaction the server answers COMMIT with a rollback, and the client treats that as success. The
-/// SELECT fails in such a transaction, and the server then ignores the COMMIT.
-const COMMIT: &str = "SELECT 1; COMMIT";
-const COMMIT_STATEMENTS: u32 = 2;
 
 /// A limited number of connections that open on first use.
 pub(crate) struct ConnectionPool {

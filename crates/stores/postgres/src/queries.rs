@@ -17,6 +17,11 @@ use sqlx::postgres::PgRow;
 
 use crate::classify::Error;
 
+/// In an aborted transaction the server answers COMMIT with a rollback, and the client treats that as success. The
+/// SELECT fails in such a transaction, and the server then ignores the COMMIT.
+pub(crate) const COMMIT: &str = "SELECT 1; COMMIT";
+pub(crate) const COMMIT_STATEMENTS: u32 = 2;
+
 pub(crate) fn column<'r, T>(row: &'r PgRow, index: usize) -> Result<T, Error>
 where
     T: sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres>,
