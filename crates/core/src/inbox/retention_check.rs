@@ -48,7 +48,7 @@ pub fn check_retention(consumer: &ConsumerSummary, horizons: &[RedeliveryWindow]
     }
     if let Some(endless) = horizons.iter().find(|horizon| horizon.duration.is_none()) {
         let seen =
-            format!("{has}; {} keeps messages for ever, and whoever reads it anew gets all of them", endless.source);
+            format!("{has}; {} keeps messages forever, and a new consumer of it gets all of them", endless.source);
         return finding(Severity::Note, seen, Some("give it a largest age".to_owned()));
     }
     match horizons.iter().max_by_key(|horizon| horizon.duration) {

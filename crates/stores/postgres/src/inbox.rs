@@ -111,9 +111,9 @@ impl Inbox {
         let refused = match results::insert_result(&rows)? {
             InsertResult::Each(answers) => {
                 let entered = results::results_in_order(enter.arrivals, answers);
-                let told = enter.arrivals.iter().zip(&entered);
+                let outcomes = enter.arrivals.iter().zip(&entered);
                 let behind: Vec<_> =
-                    told.filter(|told| *told.1 == EnterOutcome::QueuedBehind).map(|told| told.0).collect();
+                    outcomes.filter(|(_, outcome)| **outcome == EnterOutcome::QueuedBehind).map(|(message, _)| message).collect();
                 if !behind.is_empty() {
                     tx.run(self.statements.append(&behind)).await?;
                 }

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn duplicates_of_a_message_are_told_apart_by_routing_key() {
+    fn duplicates_of_a_message_are_distinguished_by_routing_key() {
         let mut returns = ReturnMatcher::default();
         let other = ReturnKey { id: "1".into(), routing_key: "other".into() };
         returns.add_confirm(10, (return_key(1), 1), Some(other.clone()), 2);

@@ -23,7 +23,7 @@ pub(super) async fn examine(store: &Store) -> Result<Vec<Finding>, Error> {
     if is_standby {
         findings.push(
             finding(Severity::Danger, "standby", "this server is a standby, and no relay runs on one")
-                .mended_by("name the primary in `--database`"),
+                .with_fix("name the primary in `--database`"),
         );
     }
     findings.extend(note_if_denied("identity", server::identity(store).await)?);
@@ -48,10 +48,10 @@ async fn schema_version(store: &Store) -> Result<Finding, Error> {
     Ok(match found.cmp(&known) {
         Ordering::Equal => finding(Severity::Ok, SUBJECT, format!("version {found}")),
         Ordering::Less => finding(Severity::Note, SUBJECT, format!("version {found}; this program comes with {known}"))
-            .mended_by("`relevo migrate`"),
+            .with_fix("`relevo migrate`"),
         Ordering::Greater => {
             finding(Severity::Note, SUBJECT, format!("version {found} is newer than this program's {known}"))
-                .mended_by("upgrade the program")
+                .with_fix("upgrade the program")
         }
     })
 }
@@ -72,12 +72,12 @@ fn finding(severity: Severity, subject: &str, seen: impl Into<String>) -> Findin
 }
 
 /// Adds advice to a finding.
-trait Mended {
-    fn mended_by(self, fix: impl Into<String>) -> Self;
+trait WithFix {
+    fn with_fix(self, fix: impl Into<String>) -> Self;
 }
 
-impl Mended for Finding {
-    fn mended_by(mut self, fix: impl Into<String>) -> Self {
+impl WithFix for Finding {
+    fn with_fix(mut self, fix: impl Into<String>) -> Self {
         self.fix = Some(fix.into());
         self
     }

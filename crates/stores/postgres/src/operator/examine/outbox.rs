@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use relevo_core::finding::{Finding, Severity};
 
-use super::{Mended as _, finding, human_duration};
+use super::{WithFix as _, finding, human_duration};
 use crate::binary_copy::CopyRows;
 use crate::classify::Error;
 use crate::store::Store;
@@ -30,10 +30,10 @@ pub(super) async fn destinations(store: &Store) -> Result<Vec<Finding>, Error> {
                 SUBJECT,
                 format!("`{name}` is switched off: nothing reaches it, and retention waits for it"),
             )
-            .mended_by(format!("`relevo destination switch {name} on`, or `relevo destination remove {name}`"))
+            .with_fix(format!("`relevo destination switch {name} on`, or `relevo destination remove {name}`"))
         } else if free > 0 {
             finding(Severity::Warning, SUBJECT, format!("`{name}`: {free} of {shards} shards have no relay"))
-                .mended_by("start `relevo run`, or check why it stopped")
+                .with_fix("start `relevo run`, or check why it stopped")
         } else {
             finding(Severity::Ok, SUBJECT, format!("`{name}`: {shards} shards, each with a relay"))
         });
@@ -44,7 +44,7 @@ pub(super) async fn destinations(store: &Store) -> Result<Vec<Finding>, Error> {
     if findings.is_empty() {
         findings.push(
             finding(Severity::Warning, SUBJECT, "there is none: no relay publishes the stored messages")
-                .mended_by("`relevo destination add NAME`"),
+                .with_fix("`relevo destination add NAME`"),
         );
     }
     Ok(findings)
@@ -100,11 +100,11 @@ fn lag_finding(lag: &DestinationLag, retention: Duration, holdback: i64, drops: 
     let fix = format!("let its relays run, or `relevo destination remove {name}`");
     if *rows > holdback && drops {
         finding(Severity::Danger, SUBJECT, format!("{seen}; rows are dropped unread beyond {holdback} rows"))
-            .mended_by(fix)
+            .with_fix(fix)
     } else if *age > retention || *rows > holdback / 2 {
-        finding(Severity::Warning, SUBJECT, seen).mended_by(fix)
+        finding(Severity::Warning, SUBJECT, seen).with_fix(fix)
     } else if *age > retention / 2 {
-        finding(Severity::Note, SUBJECT, seen).mended_by(fix)
+        finding(Severity::Note, SUBJECT, seen).with_fix(fix)
     } else {
         finding(Severity::Ok, SUBJECT, seen)
     }
@@ -120,7 +120,7 @@ async fn data_loss(store: &Store) -> Result<Option<Finding>, Error> {
     let at = at.map_or_else(String::new, |at| format!(", last at {at:.0}"));
     Ok((lost > 0).then(|| {
         finding(Severity::Danger, "losses", format!("{lost} rows were dropped before a destination took them{at}"))
-            .mended_by("raise `undelivered_rows_max` in the table `settings`, or set `overflow_policy` to `keep`")
+            .with_fix("raise `undelivered_rows_max` in the table `settings`, or set `overflow_policy` to `keep`")
     }))
 }
 
@@ -138,7 +138,7 @@ pub(super) async fn partitions(store: &Store) -> Result<Vec<Finding>, Error> {
         let seen =
             "messages are in the overflow partition, which is emptied row by row: no relay prepared another in time";
         finding(Severity::Warning, SUBJECT, seen)
-            .mended_by("let a relay run: it prepares partitions ahead of the writers")
+            .with_fix("let a relay run: it prepares partitions ahead of the writers")
     } else {
         finding(Severity::Ok, SUBJECT, format!("{count} prepared, none overflows"))
     }])
@@ -165,13 +165,13 @@ pub(super) async fn dead_letters_and_holds(store: &Store) -> Result<Vec<Finding>
                     "dead letters",
                     format!("`{name}` has {dead} without a decision of an operator"),
                 )
-                .mended_by(format!("`relevo dead list --destination {name}`")),
+                .with_fix(format!("`relevo dead list --destination {name}`")),
             );
         }
         if let Some(held) = held {
             findings.push(
                 finding(Severity::Warning, "held addresses", format!("`{name}`: deliveries to {held} are on hold"))
-                    .mended_by("fix the address, the relay probes it and resumes"),
+                    .with_fix("fix the address, the relay probes it and resumes"),
             );
         }
     }

@@ -3,7 +3,7 @@
 use jiff::{SignedDuration, Timestamp};
 use relevo_core::finding::{Finding, Severity};
 
-use super::{Mended as _, finding};
+use super::{WithFix as _, finding};
 use crate::binary_copy::CopyRows;
 use crate::classify::Error;
 use crate::store::Store;
@@ -41,14 +41,14 @@ fn setting(name: &str, value: &str) -> Finding {
         ("server_version_num", number) => version(number.parse::<i64>().unwrap_or(0) / 10_000),
         ("fsync" | "full_page_writes", "off") => {
             finding(Severity::Danger, name, "off: a crash may lose or corrupt committed data")
-                .mended_by(format!("`ALTER SYSTEM SET {name} = on`, then reload the server"))
+                .with_fix(format!("`ALTER SYSTEM SET {name} = on`, then reload the server"))
         }
         ("synchronous_commit", "off") => {
             lossy_commits(name, "for this session, so probably for the whole server", "on")
         }
         ("idle_in_transaction_session_timeout", "0") => {
             finding(Severity::Note, name, "0: a client that hangs in a transaction holds its locks, and xmin, forever")
-                .mended_by("`ALTER SYSTEM SET idle_in_transaction_session_timeout = '10min'`, or per role")
+                .with_fix("`ALTER SYSTEM SET idle_in_transaction_session_timeout = '10min'`, or per role")
         }
         _ => finding(Severity::Ok, name, value),
     }
@@ -60,7 +60,7 @@ fn version(major: i64) -> Finding {
     if major > *SUPPORTED.end() {
         finding(Severity::Note, SUBJECT, format!("{seen} is newer than this program's tests"))
     } else if major < *SUPPORTED.start() {
-        finding(Severity::Danger, SUBJECT, format!("{seen} is too old")).mended_by(format!(
+        finding(Severity::Danger, SUBJECT, format!("{seen} is too old")).with_fix(format!(
             "upgrade to PostgreSQL {} to {}",
             SUPPORTED.start(),
             SUPPORTED.end()
@@ -74,7 +74,7 @@ fn version(major: i64) -> Finding {
 /// published.
 fn lossy_commits(subject: &str, whose: &str, fix: &str) -> Finding {
     let seen = format!("off {whose}: a crash can lose the last confirmed transactions and their messages");
-    finding(Severity::Warning, subject, seen).mended_by(format!("set `synchronous_commit = {fix}` for writers"))
+    finding(Severity::Warning, subject, seen).with_fix(format!("set `synchronous_commit = {fix}` for writers"))
 }
 
 /// Checks settings of roles and databases. They apply to those sessions, not to this one.
@@ -114,8 +114,8 @@ fn clock_skew(here: Timestamp, there: Timestamp) -> Finding {
     let seen = format!("this machine is {} ms {direction} the database", difference.abs().as_millis());
     match difference.abs() {
         apart if apart >= CLOCK_WARNING => finding(Severity::Warning, SUBJECT, seen)
-            .mended_by("set both clocks by NTP; nothing is lost, but times that people compare are wrong"),
-        apart if apart >= CLOCK_NOTE => finding(Severity::Note, SUBJECT, seen).mended_by("set both clocks by NTP"),
+            .with_fix("set both clocks by NTP; nothing is lost, but times that people compare are wrong"),
+        apart if apart >= CLOCK_NOTE => finding(Severity::Note, SUBJECT, seen).with_fix("set both clocks by NTP"),
         _ => finding(Severity::Ok, SUBJECT, seen),
     }
 }
@@ -135,7 +135,7 @@ pub(super) async fn identity(store: &Store) -> Result<Vec<Finding>, Error> {
     } else {
         let seen = "the outbox was written in another database: a copy, a restored dump or an upgraded cluster";
         finding(Severity::Danger, SUBJECT, seen)
-            .mended_by("if this one shall publish from now on: `relevo adopt`, or `relevo rebase` after a restore")
+            .with_fix("if this one shall publish from now on: `relevo adopt`, or `relevo rebase` after a restore")
     }])
 }
 
@@ -164,7 +164,7 @@ pub(super) async fn grants(store: &Store) -> Result<Vec<Finding>, Error> {
         finding(Severity::Ok, SUBJECT, "this role may run a relay")
     } else {
         let seen = format!("role `{role}` may not run a relay; it lacks: {}", missing.join(", "));
-        finding(Severity::Warning, SUBJECT, seen).mended_by(format!(
+        finding(Severity::Warning, SUBJECT, seen).with_fix(format!(
             "`SELECT {}.grant_relay('{}')`, as the owner",
             store.schema,
             role.replace('\'', "''")

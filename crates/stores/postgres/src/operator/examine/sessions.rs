@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use relevo_core::finding::{Finding, Severity};
 
-use super::{Mended as _, finding, human_duration};
+use super::{WithFix as _, finding, human_duration};
 use crate::binary_copy::CopyRows;
 use crate::classify::Error;
 use crate::queries::status::sample::XMIN_AGE;
@@ -48,7 +48,7 @@ pub(super) async fn backends(store: &Store) -> Result<Vec<Finding>, Error> {
         );
         findings.push(
             finding(severity_of(held_for), SUBJECT, seen)
-                .mended_by(format!("end its transaction, or `SELECT pg_terminate_backend({pid})`")),
+                .with_fix(format!("end its transaction, or `SELECT pg_terminate_backend({pid})`")),
         );
     }
     if findings.is_empty() {
@@ -57,7 +57,7 @@ pub(super) async fn backends(store: &Store) -> Result<Vec<Finding>, Error> {
     if !sees_all_sessions(store).await? {
         findings.push(
             finding(Severity::Note, "pg_monitor", "this role sees only its own sessions: others may hold xmin unseen")
-                .mended_by("GRANT pg_monitor TO the role that runs `relevo doctor`"),
+                .with_fix("GRANT pg_monitor TO the role that runs `relevo doctor`"),
         );
     }
     Ok(findings)
@@ -91,7 +91,7 @@ pub(super) async fn prepared(store: &Store) -> Result<Vec<Finding>, Error> {
         let gid = gid.replace('\'', "''");
         findings.push(
             finding(severity_of(held_for).max(Severity::Note), SUBJECT, seen)
-                .mended_by(format!("{connect}`COMMIT PREPARED '{gid}'` or `ROLLBACK PREPARED '{gid}'`")),
+                .with_fix(format!("{connect}`COMMIT PREPARED '{gid}'` or `ROLLBACK PREPARED '{gid}'`")),
         );
     }
     if findings.is_empty() {
@@ -125,7 +125,7 @@ pub(super) async fn slots(store: &Store) -> Result<Vec<Finding>, Error> {
         findings.push(if active {
             found
         } else {
-            found.mended_by(format!("let its reader run again, or `SELECT pg_drop_replication_slot('{name}')`"))
+            found.with_fix(format!("let its reader run again, or `SELECT pg_drop_replication_slot('{name}')`"))
         });
     }
     if findings.is_empty() {
