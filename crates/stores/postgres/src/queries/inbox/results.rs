@@ -55,7 +55,7 @@ pub(crate) fn results_in_order(
     arrivals: &[InboxMessage],
     mut answers: BTreeMap<DedupId, EnterOutcome>,
 ) -> Vec<EnterOutcome> {
-    let mut told = Vec::with_capacity(arrivals.len());
+    let mut results = Vec::with_capacity(arrivals.len());
     for InboxMessage { dedup_id: entry, .. } in arrivals {
         let entered = answers.get(entry).copied().unwrap_or(EnterOutcome::New);
         let from_now_on = match entered {
@@ -64,9 +64,9 @@ pub(crate) fn results_in_order(
             EnterOutcome::Duplicate(state) => state,
         };
         answers.insert(*entry, EnterOutcome::Duplicate(from_now_on));
-        told.push(entered);
+        results.push(entered);
     }
-    told
+    results
 }
 
 /// Reads claimed queues, each with its messages in order.
