@@ -112,8 +112,10 @@ impl Inbox {
             InsertResult::Each(answers) => {
                 let entered = results::results_in_order(enter.arrivals, answers);
                 let outcomes = enter.arrivals.iter().zip(&entered);
-                let behind: Vec<_> =
-                    outcomes.filter(|(_, outcome)| **outcome == EnterOutcome::QueuedBehind).map(|(message, _)| message).collect();
+                let behind: Vec<_> = outcomes
+                    .filter(|(_, outcome)| **outcome == EnterOutcome::QueuedBehind)
+                    .map(|(message, _)| message)
+                    .collect();
                 if !behind.is_empty() {
                     tx.run(self.statements.append(&behind)).await?;
                 }
