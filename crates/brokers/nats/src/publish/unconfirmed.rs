@@ -232,7 +232,7 @@ impl PendingAck {
 }
 
 impl AckTable {
-    /// Tells the rate measurement that a message ended without an acknowledgement.
+    /// Removes a message that ended without an acknowledgement from the rate measurement.
     fn update_ack_rate(&mut self) {
         self.ack_rate.ended_unacknowledged(self.in_flight);
     }
