@@ -15,6 +15,7 @@ use crate::config::Config;
 use crate::relay::{Pending, Relay, RelayError};
 use crate::settle::EntryState;
 use crate::status::add;
+use crate::store_calls::busy::CallKind;
 
 /// A page, its shards, and their position before it.
 pub(crate) struct ReadReply {
@@ -56,7 +57,8 @@ impl Reader {
 
 impl Relay {
     pub(crate) fn start_read(&mut self, now: Instant) {
-        if !self.can_read() || now < self.reader.next_at || now >= self.leases.valid_until {
+        let is_early = now < self.reader.next_at || self.store_calls.busy.is_paused(CallKind::Read, now);
+        if !self.can_read() || is_early || now >= self.leases.valid_until {
             return;
         }
         let Some((after, leases)) = self.next_read() else { return };
@@ -95,11 +97,8 @@ impl Relay {
 
     pub(crate) fn apply_read(&mut self, reply: ReadReply) -> Result<(), RelayError> {
         let ReadReply { leases, after, page } = reply;
-        match page {
-            Ok(page) => self.take_page(&leases, after, page),
-            Err(error) => self.store_failed(error)?,
-        }
-        Ok(())
+        let result = page.map(|page| self.take_page(&leases, after, page));
+        self.end_call(CallKind::Read, result)
     }
 
     fn take_page(&mut self, leases: &[Lease], after: Position, page: Page) {
