@@ -8,7 +8,7 @@ mod maintenance;
 
 use std::sync::Arc;
 
-use relevo_core::outbox::leases::{Lease, LeaseResponse, TakenShard};
+use relevo_core::outbox::leases::{Lease, LeaseResponse};
 use relevo_core::outbox::log::SettleResult;
 use relevo_core::outbox::maintenance::MaintenanceReport;
 use relevo_core::outbox::parked::{ParkedBatch, ParkedResult, ParkedSettlement};
@@ -78,7 +78,7 @@ pub(crate) enum StoreReply {
     Leases {
         requested_at: Instant,
         released: Vec<Lease>,
-        result: Result<(LeaseResponse, Vec<TakenShard>), StoreError>,
+        result: Result<LeaseResponse, StoreError>,
     },
     Settlement {
         pending: PendingSettlement,
@@ -165,10 +165,9 @@ impl Relay {
 
     pub(crate) fn apply_reply(&mut self, reply: StoreReply) -> Result<(), RelayError> {
         let (kind, result) = match reply {
-            StoreReply::Leases { requested_at, released, result } => (
-                CallKind::Lease,
-                result.map(|(response, taken)| self.apply_leases(requested_at, &released, response, taken)),
-            ),
+            StoreReply::Leases { requested_at, released, result } => {
+                (CallKind::Lease, result.map(|response| self.apply_leases(requested_at, &released, response)))
+            }
             StoreReply::Settlement { pending, result } => {
                 (CallKind::Settle, result.map(|result| self.apply_settlement(&pending, &result)))
             }
