@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::sql_support::{Reader, Session, SqlTest};
-use relevo_core::outbox::leases::ShardLeases as _;
+use relevo_core::outbox::leases::{LeaseRequest, ShardLeases as _};
 use relevo_core::outbox::log::{
     OutboxReader as _, ParkAction, ParkedMessage, PublishFailure, SettleResult, Settlement, WindowLimit,
 };
@@ -232,8 +232,10 @@ async fn c7_a_parked_key_is_found_by_its_slot_for_any_shard_count() {
         NONE,
         "the key's new owner looks in vain"
     );
-    let standings = next.store.standing(&next.leases).await.expect("standings");
-    let mut found: Vec<_> = standings.iter().map(|standing| (standing.shard, standing.parked_keys.len())).collect();
+    let (owner, name) = (next.leases[0].owner, "reader".to_owned());
+    let ask = LeaseRequest { owner, name, duration: Duration::from_mins(1), held: Vec::new(), release: Vec::new() };
+    let taken = next.store.acquire_leases(ask).await.expect("leases").taken;
+    let mut found: Vec<_> = taken.iter().map(|shard| (shard.lease.shard, shard.parked_keys.len())).collect();
     found.sort_unstable();
     assert_eq!(found, [(0, 0), (1, 0), (2, 1)]);
 }
