@@ -12,7 +12,7 @@ impl Letter {
         let wrong = |error: &dyn std::fmt::Display| PostError::Refused(format!("it cannot be written: {error}"));
         let address: Address = self.to.email.parse().map_err(|error| wrong(&error))?;
         let name = self.to.name.replace(char::is_control, " ");
-        // Parts are told apart by this line. Nobody can write one: what people write is never a whole line of a letter.
+        // The boundary of the parts. User text cannot contain it, because it is never a whole line of a letter.
         let parts = MultiPart::builder()
             .kind(lettre::message::MultiPartKind::Alternative)
             .boundary(format!("part-{}", self.message_id.split('@').next().unwrap_or_default()))
@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn an_address_that_is_none_is_refused() {
         let mut letter = letter(&event(RESOLVED)).unwrap();
-        for wrong in ["", "nobody", "a@b\r\nRCPT TO:<c@d>", "a b@c.org"] {
+        for wrong in ["", "invalid", "a@b\r\nRCPT TO:<c@d>", "a b@c.org"] {
             letter.to.email = wrong.to_owned();
             assert!(matches!(letter.message(), Err(PostError::Refused(_))), "{wrong}");
         }

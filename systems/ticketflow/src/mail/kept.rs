@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 /// The most that are kept.
 const CONNECTIONS_MAX: usize = 16;
-/// One that was not used for so long is closed: servers have little patience.
+/// A connection that was idle for longer is closed, because servers have short timeouts.
 const IDLE_MAX: Duration = Duration::from_mins(1);
 
 /// Connections with nothing under way, the newest last, each with when it came.
