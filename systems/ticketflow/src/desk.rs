@@ -269,7 +269,7 @@ pub enum DeskError {
     #[error("no agent has this id")]
     NoAgent,
     /// Another person has this address.
-    #[error("somebody has this e-mail address already")]
+    #[error("another person has this e-mail address")]
     EmailTaken,
     /// The key was used for another request.
     #[error("the key was used for another request")]

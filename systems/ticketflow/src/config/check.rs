@@ -26,29 +26,29 @@ impl Config {
         let is_server = matches!(self.database, Database::Postgres(_));
         if is_server && matches!(self.broker, Broker::Embedded(_)) && self.role != Role::All && !self.one_machine {
             return Err(Problems(vec![
-                "`broker`: is left out beside PostgreSQL, so that an API and a worker have a broker of their own each, and events \
-                 go where nobody handles them; hint: name RabbitMQ under `[broker]`, or run `role = \"all\"`, or say \
-                 `one_machine = true` where all processes share one `--data DIR`"
+                "`broker`: is missing beside PostgreSQL, so that an API and a worker have separate brokers, and no worker handles the \
+                 events; hint: name RabbitMQ under `[broker]`, or run `role = \"all\"`, or set `one_machine = true` if all \
+                 processes share one `--data DIR`"
                     .to_owned(),
             ]));
         }
         let doubt = |setting, why| Doubt { setting, why };
         let mut doubts = Vec::new();
         if self.role.serves() && !self.listen.ip().is_loopback() {
-            let why = "lets other machines in over plain HTTP, so that tokens can be read on the way; hint: put a proxy in \
-                       front that ends TLS, and let in nobody else";
+            let why = "accepts other machines over plain HTTP, so that tokens can be intercepted; hint: put a proxy in \
+                       front that terminates TLS, and allow only the proxy";
             doubts.push(doubt("listen", why));
         }
         match &self.mail {
             Mail::Folder(_) if is_server && self.role.works() => {
                 doubts.push(doubt(
                     "mail.smtp_url_env",
-                    "is left out beside PostgreSQL: e-mails are files, and reach nobody",
+                    "is missing beside PostgreSQL: e-mails are files, and reach no recipient",
                 ));
             }
             Mail::Smtp { url, .. } if self.role.works() => {
                 if tells_its_login(url.expose()) {
-                    let why = "has a login that goes over the network for everybody to read; hint: begin it with \
+                    let why = "sends a login over the network without encryption; hint: begin it with \
                                `smtp+starttls://` or `smtps://`";
                     doubts.push(doubt("mail.smtp_url_env", why));
                 }

@@ -6,7 +6,7 @@ use super::columns::{At, Id};
 use super::link::{Link, Tx, Values};
 use super::rows::{self, people, tickets};
 use super::{Act, Answer, Change, Changed, DeskError, Tell, Token, Versions, access, once};
-use crate::domain::event::{Event, Told, What};
+use crate::domain::event::{Event, EventTicket, What};
 use crate::domain::{Comment, Contact, Kind, Person, Priority, Status, Ticket};
 
 /// Writes a change, its history and its event, and stores the response if the request may be repeated.
@@ -225,7 +225,12 @@ async fn tell_of(tx: &mut Tx, act: &Act, ticket: &Ticket, what: What, comment: O
         &act.correlation_id,
     ];
     tx.run(insert, values).await?;
-    let event =
-        Event { event_id: Uuid::now_v7(), what, occurred_at: act.at, ticket: Told::from(ticket), actor: act.caller() };
+    let event = Event {
+        event_id: Uuid::now_v7(),
+        what,
+        occurred_at: act.at,
+        ticket: EventTicket::from(ticket),
+        actor: act.caller(),
+    };
     tx.emit(&event, &act.correlation_id).await
 }

@@ -30,7 +30,7 @@ impl Kind {
                  configuration or another `--data DIR`, or delete this one"
             }
             Self::Sample => {
-                "the database is not a sample's, so that nobody with a known token is let in; hint: start with \
+                "the database is not a sample's, and tokens of samples are public; hint: start with \
                  `--config FILE`, or try the sample in another `--data DIR`"
             }
         }

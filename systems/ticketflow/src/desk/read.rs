@@ -65,7 +65,7 @@ pub struct Agent {
     pub id: String,
 }
 
-/// The work of an agent on a day, whoever the assignee is. Opened tickets are on a line without an agent.
+/// The work of an agent on a day, whatever the assignee. Opened tickets are on a line without an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Day {
     /// From midnight to midnight UTC, as `2026-11-16`.

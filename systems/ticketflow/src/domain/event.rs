@@ -22,7 +22,7 @@ pub struct Event {
     /// When.
     pub occurred_at: Timestamp,
     /// The ticket after the change.
-    pub ticket: Told,
+    pub ticket: EventTicket,
     /// Who did it.
     pub actor: Caller,
 }
@@ -74,7 +74,7 @@ impl What {
 
 /// A ticket in an event: the fields that e-mails and figures need, without the description.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Told {
+pub struct EventTicket {
     /// The message's key.
     pub id: Uuid,
     /// For people.
@@ -95,7 +95,7 @@ pub struct Told {
     pub assignee: Option<Contact>,
 }
 
-impl From<&Ticket> for Told {
+impl From<&Ticket> for EventTicket {
     fn from(ticket: &Ticket) -> Self {
         Self {
             id: ticket.id,
@@ -123,7 +123,7 @@ mod tests {
             event_id: Uuid::nil(),
             what,
             occurred_at: "2026-11-16T12:00:00.123Z".parse().unwrap(),
-            ticket: Told {
+            ticket: EventTicket {
                 id: Uuid::nil(),
                 number: 7,
                 title: "No light".into(),

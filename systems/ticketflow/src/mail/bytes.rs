@@ -1,4 +1,4 @@
-//! A letter as the bytes that go over the wire.
+//! A letter in its wire format.
 
 use lettre::message::header::{HeaderName, HeaderValue};
 use lettre::message::{Mailbox, MultiPart, SinglePart};
@@ -7,7 +7,7 @@ use lettre::{Address, Message};
 use super::{Letter, PostError};
 
 impl Letter {
-    /// The same bytes at every try. A letter that cannot be written so is refused as by a server.
+    /// The same bytes at every attempt. A letter that cannot be encoded is permanently rejected.
     pub(super) fn message(&self) -> Result<Message, PostError> {
         let wrong = |error: &dyn std::fmt::Display| PostError::Refused(format!("it cannot be written: {error}"));
         let address: Address = self.to.email.parse().map_err(|error| wrong(&error))?;
@@ -37,7 +37,7 @@ fn header(name: &'static str, value: String) -> HeaderValue {
     HeaderValue::new(HeaderName::new_from_ascii_str(name), value)
 }
 
-/// The correlation id comes from outside: what is no letter, digit, dot, dash or underscore is left out.
+/// The correlation id is user input: only letters, digits, dots, dashes and underscores remain.
 fn plain(id: &str) -> String {
     id.chars().filter(|char| char.is_ascii_alphanumeric() || ".-_".contains(*char)).take(128).collect()
 }

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_about_a_mailbox_or_a_content_is_told_by_the_enhanced_status() {
+    fn the_enhanced_status_distinguishes_mailbox_and_content() {
         for (stage, code, said) in [
             (Stage::Recipient, 550, "5.1.1 no such mailbox"),
             (Stage::Recipient, 452, "4.2.2 the mailbox is full"),

@@ -102,7 +102,7 @@ pub(super) mod tests {
     use std::fmt::Write as _;
 
     use super::*;
-    use crate::domain::event::Told;
+    use crate::domain::event::EventTicket;
     use crate::domain::{Caller, Priority, Role, Status};
 
     pub(in crate::mail) fn contact(number: u128, name: &str, language: Language) -> Contact {
@@ -115,7 +115,7 @@ pub(super) mod tests {
             event_id: Uuid::from_u128(100),
             what,
             occurred_at: "2026-11-16T12:00:00.123Z".parse().unwrap(),
-            ticket: Told {
+            ticket: EventTicket {
                 id: Uuid::from_u128(200),
                 number: 7,
                 title: "La impresora <b>no imprime</b> & huele raro".to_owned(),

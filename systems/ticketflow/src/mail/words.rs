@@ -9,7 +9,7 @@ pub(super) struct Words {
 }
 
 /// The content of a letter, before it is formatted as text or HTML.
-pub(super) struct Told {
+pub(super) struct Content {
     pub(super) language: Language,
     pub(super) subject: String,
     pub(super) greeting: String,
@@ -34,12 +34,12 @@ impl Words {
     }
 
     /// The content of a letter to `reader` about an event.
-    pub(super) fn tell(&self, event: &Event, reader: &str, link: String) -> Told {
+    pub(super) fn tell(&self, event: &Event, reader: &str, link: String) -> Content {
         let ticket = &event.ticket;
         let (subject, sentence) = self.news(event);
         let number = format!("#{}", ticket.number);
         let [status, priority, by] = self.pick(["Estado", "Prioridad", "Por"], ["Status", "Priority", "By"]);
-        Told {
+        Content {
             language: self.language,
             subject: one_line(&format!("[{number}] {subject}: {}", ticket.title)),
             greeting: self.pick(format!("Hola, {reader}:"), format!("Hello {reader},")),
@@ -128,7 +128,7 @@ impl Words {
     }
 }
 
-impl Told {
+impl Content {
     /// Formats it as plain text.
     pub(super) fn text(&self) -> String {
         let facts: Vec<_> = self.facts.iter().map(|(name, value)| format!("{name}: {value}")).collect();

@@ -137,7 +137,7 @@ fn day(at: Timestamp) -> Date {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::event::Told;
+    use crate::domain::event::EventTicket;
     use crate::domain::{Caller, Contact, Language, Priority, Role};
 
     fn event(what: What, actor: u128, version: i64, at: &str) -> Event {
@@ -152,7 +152,7 @@ mod tests {
             event_id: Uuid::now_v7(),
             what,
             occurred_at: at.parse().unwrap(),
-            ticket: Told {
+            ticket: EventTicket {
                 id: Uuid::from_u128(7),
                 number: 7,
                 title: "No light".into(),
