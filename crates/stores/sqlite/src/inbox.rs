@@ -26,7 +26,7 @@ pub use self::config::Config;
 use crate::classify::Error;
 use crate::connection::{Connection, Durability};
 use crate::pool::{HandlerConnection, HandlerTransaction};
-use crate::queries::inbox::{ConsumerContext, enter, members, prune, retry};
+use crate::queries::inbox::{enter, members, prune, retry};
 use crate::store::DISK_TIMEOUT;
 use crate::{classify, disk};
 
@@ -73,10 +73,6 @@ impl Inbox {
     #[must_use]
     pub fn for_consumer(&self, consumer: &str, retention: InboxRetention) -> Self {
         Self { connections: Arc::clone(&self.connections), consumer: consumer.to_owned(), retention }
-    }
-
-    fn context(&self) -> ConsumerContext<'_> {
-        ConsumerContext { consumer: &self.consumer, traced: self.retention.trace.is_some() }
     }
 
     /// Begins a handler's transaction. `insert` runs its first statements. It returns the outcomes of the messages, or
@@ -171,7 +167,7 @@ impl port::Inbox for Inbox {
     type Transaction = HandlerTransaction;
 
     async fn begin(&self, request: Enter<'_>) -> Result<BeginOutcome<HandlerTransaction>, StoreError> {
-        self.begin_handler(async |c| enter::insert_messages(c, self.context(), request).await).await
+        self.begin_handler(async |c| enter::insert_messages(c, &self.consumer, request).await).await
     }
 
     async fn skip(&self, transaction: &mut HandlerTransaction, id: DedupId) -> Result<(), StoreError> {
@@ -200,7 +196,7 @@ impl port::Inbox for Inbox {
     ) -> Result<ClaimOutcome, StoreError> {
         let busy = ClaimOutcome::Busy(self.connections.lock_timeout);
         let claim =
-            async |c: &mut SqliteConnection| enter::claim_call(c, self.context(), message, lane, duration).await;
+            async |c: &mut SqliteConnection| enter::claim_call(c, &self.consumer, message, lane, duration).await;
         self.connections.write_or_busy(busy, claim).await
     }
 
@@ -211,7 +207,7 @@ impl port::Inbox for Inbox {
         claim: CallClaim,
     ) -> Result<BeginOutcome<HandlerTransaction>, StoreError> {
         self.begin_handler(async |c| {
-            let inserted = enter::complete_call(c, self.context(), message, lane, claim).await?;
+            let inserted = enter::complete_call(c, &self.consumer, message, lane, claim).await?;
             Ok(new_if_inserted(inserted))
         })
         .await
@@ -230,7 +226,7 @@ impl port::Inbox for Inbox {
         failure: &InboxFailure,
     ) -> Result<RecordOutcome, StoreError> {
         let record = async |c: &mut SqliteConnection| {
-            retry::record_failure(c, self.context(), message, lane, claim, failure).await
+            retry::record_failure(c, &self.consumer, message, lane, claim, failure).await
         };
         self.connections.write_or_busy(RecordOutcome::Busy, record).await
     }
@@ -253,7 +249,7 @@ impl port::Inbox for Inbox {
         ordinal: i64,
     ) -> Result<BeginOutcome<HandlerTransaction>, StoreError> {
         self.begin_handler(async |c| {
-            let inserted = retry::complete_first(c, self.context(), queue, ordinal).await?;
+            let inserted = retry::complete_first(c, &self.consumer, queue, ordinal).await?;
             Ok(new_if_inserted(inserted))
         })
         .await
@@ -266,7 +262,7 @@ impl port::Inbox for Inbox {
         failure: &InboxFailure,
     ) -> Result<RecordOutcome, StoreError> {
         let record = async |c: &mut SqliteConnection| {
-            retry::record_queued_failure(c, self.context(), queue, ordinal, failure).await
+            retry::record_queued_failure(c, &self.consumer, queue, ordinal, failure).await
         };
         self.connections.write_or_busy(RecordOutcome::Busy, record).await
     }
