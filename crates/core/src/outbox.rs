@@ -8,6 +8,7 @@ pub mod maintenance;
 pub mod parked;
 pub mod sample;
 pub mod search;
+pub mod transaction;
 
 use std::sync::Arc;
 
