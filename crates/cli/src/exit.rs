@@ -42,7 +42,7 @@ fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Code> {
         return Some(*code);
     }
     match cause.downcast_ref() {
-        Some(StoreError::Unavailable(_)) => return Some(Code::Away),
+        Some(StoreError::Unavailable(_) | StoreError::Busy { .. }) => return Some(Code::Away),
         Some(
             StoreError::Standby
             | StoreError::SchemaMismatch { .. }

@@ -3,6 +3,7 @@
 //! A call that fails with [`StoreError::Unavailable`], or that is cancelled, may have taken effect.
 
 use std::error::Error;
+use std::time::Duration;
 
 /// Errors of a store, classified by what the caller can do.
 #[derive(Debug, thiserror::Error)]
@@ -11,6 +12,15 @@ pub enum StoreError {
     /// discards its state in memory and starts again.
     #[error("the database cannot be reached")]
     Unavailable(#[source] Box<dyn Error + Send + Sync>),
+    /// Another transaction blocked this call, or the store limits its rate. The call changed nothing, and what the caller
+    /// holds stays valid: only this call waits and is repeated.
+    #[error("the database is busy")]
+    Busy {
+        /// The pause that the store requested.
+        retry_after: Option<Duration>,
+        /// The cause.
+        source: Box<dyn Error + Send + Sync>,
+    },
     /// The server is a standby, whose snapshots do not list open transactions.
     #[error("the database is a standby")]
     Standby,
@@ -41,7 +51,7 @@ impl StoreError {
     /// Whether a later retry may succeed.
     pub const fn is_retryable(&self) -> bool {
         match self {
-            Self::Unavailable(_) | Self::Standby | Self::Unexpected(_) => true,
+            Self::Unavailable(_) | Self::Busy { .. } | Self::Standby | Self::Unexpected(_) => true,
             Self::SchemaMismatch { .. } | Self::WrongDatabase { .. } | Self::Refused { .. } => false,
         }
     }

@@ -68,9 +68,14 @@ impl StoreHealth {
         if !error.is_retryable() {
             return Err(ConsumerError::Store(error));
         }
-        if matches!(error, StoreError::Unexpected(_)) {
+        let retry_after = match &error {
+            StoreError::Busy { retry_after, .. } => Some(retry_after.unwrap_or_default()),
+            StoreError::Unexpected(_) => Some(Duration::ZERO),
+            _ => None,
+        };
+        if let Some(retry_after) = retry_after {
             add(&status.database_errors, 1);
-            let pause = call_backoff.next(Jitter::NONE);
+            let pause = call_backoff.next(Jitter::NONE).max(retry_after);
             warn!(error = &error as &dyn std::error::Error, ?pause, "database call failed, will retry");
             return Ok(Some(now + pause));
         }

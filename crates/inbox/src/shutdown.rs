@@ -100,7 +100,7 @@ where
                 Ok(Ok(DeliveryResult::Acknowledge)) => self.acks.push(delivery, None, &worker.config),
                 Ok(Ok(_)) => {} // another worker has the message or its lane, and decides about it
                 // A database error for one message does not concern the others.
-                Ok(Err(error @ StoreError::Unexpected(_))) => log_lost_attempts(&error),
+                Ok(Err(error @ (StoreError::Unexpected(_) | StoreError::Busy { .. }))) => log_lost_attempts(&error),
                 Ok(Err(error)) => return log_lost_attempts(&error),
                 Err(_) => return,
             }

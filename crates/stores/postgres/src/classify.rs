@@ -57,8 +57,7 @@ impl From<sqlx::Error> for Error {
 impl Error {
     /// Whether another transaction blocked this call. The same call may succeed shortly after.
     pub(crate) fn is_contention(&self) -> bool {
-        // Lock timeout, serialization failure, deadlock.
-        matches!(self, Self::Server(error) if matches!(error.code(), "55P03" | "40001" | "40P01"))
+        matches!(self, Self::Server(error) if is_contention(error.code()))
     }
 
     /// Whether the server ended the session: an administrator terminated it, or the server is shutting down. Its open
@@ -108,6 +107,11 @@ impl Error {
     }
 }
 
+/// Lock timeout, serialization failure, deadlock: another transaction blocked this one, which changed nothing.
+fn is_contention(code: &str) -> bool {
+    matches!(code, "55P03" | "40001" | "40P01")
+}
+
 fn from_server(error: Box<sqlx::postgres::PgDatabaseError>) -> StoreError {
     let sentence = match error.hint() {
         Some(hint) => format!("{}; hint: {hint}", error.message()),
@@ -123,8 +127,9 @@ fn from_server(error: Box<sqlx::postgres::PgDatabaseError>) -> StoreError {
         "3F000" | "42P01" | "42883" | "42703" => {
             StoreError::SchemaMismatch { reason: format!("{sentence}; hint: run `relevo migrate`") }
         }
-        // Another transaction blocked this one, or it took too long and was aborted. It changed nothing.
-        "55P03" | "40001" | "40P01" | "57014" | "25P03" | "25P04" => StoreError::Unavailable(error),
+        code if is_contention(code) => StoreError::Busy { retry_after: None, source: error },
+        // The call took too long and was aborted. It changed nothing.
+        "57014" | "25P03" | "25P04" => StoreError::Unavailable(error),
         code if code.starts_with("57P0") || code.starts_with("08") || code.starts_with("53") => {
             StoreError::Unavailable(error)
         }

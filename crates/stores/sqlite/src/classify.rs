@@ -89,7 +89,10 @@ impl Error {
             other => other,
         };
         match error {
-            Self::Busy | Self::DiskFull | Self::FileReplaced | Self::Io(_) | Self::Flush(_) | Self::Timeout(_) => {
+            Self::Busy => {
+                StoreError::Busy { retry_after: None, source: Box::new(PathError { file: file.to_owned(), error }) }
+            }
+            Self::DiskFull | Self::FileReplaced | Self::Io(_) | Self::Flush(_) | Self::Timeout(_) => {
                 StoreError::Unavailable(Box::new(PathError { file: file.to_owned(), error }))
             }
             Self::Corrupt(_) | Self::NotADatabase | Self::ReadOnly | Self::CannotOpen => {

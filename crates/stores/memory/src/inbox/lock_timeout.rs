@@ -37,6 +37,6 @@ pub(crate) async fn or_busy_error<T>(
     state: &Mutex<Tables>,
     attempt: impl FnMut(&mut Tables) -> Option<T>,
 ) -> Result<T, StoreError> {
-    let busy = || StoreError::Unexpected("another transaction holds the row".into());
+    let busy = || StoreError::Busy { retry_after: None, source: "another transaction holds the row".into() };
     with_lock_timeout(state, attempt).await.ok_or_else(busy)
 }

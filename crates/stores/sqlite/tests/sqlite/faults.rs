@@ -156,7 +156,7 @@ async fn a_locked_file_is_reported_after_a_wait_and_reading_continues() {
     let page = reader.read().await.expect("readers do not wait for writers");
     assert_eq!(ids(&page.entries), [id]);
     let error = reader.settle(page.end, Vec::new()).await.expect_err("the lock is taken");
-    assert!(matches!(error, StoreError::Unavailable(_)) && error.is_retryable());
+    assert!(matches!(error, StoreError::Busy { .. }) && error.is_retryable());
     assert!(error_chain(&error).contains("is locked by another connection; hint: "), "{}", error_chain(&error));
     assert!(reader.store.maintain().await.unwrap().skipped);
     tx.rollback().await.unwrap();

@@ -102,7 +102,7 @@ async fn a_hanging_handler_makes_others_busy() {
         breakers: Vec::new(),
     };
     let error = second.heartbeat(&beat).await.expect_err("the lock is taken");
-    assert!(matches!(error, StoreError::Unavailable(_)) && error.is_retryable());
+    assert!(matches!(error, StoreError::Busy { .. }) && error.is_retryable());
     assert!(error_chain(&error).contains("is locked by another connection; hint: "), "{}", error_chain(&error));
     first.rollback(tx).await.unwrap();
     second.heartbeat(&beat).await.expect("the lock is free");
