@@ -262,9 +262,9 @@ impl BrokerHarness for Groups {
     }
 
     async fn stored(&self, address: &str) -> Vec<RawMessage> {
-        let mut kept = self.client().await.stored(UNMATCHED_QUEUE).await;
-        kept.retain(|raw| raw.decode().is_ok_and(|received| &*received.message.topic == address));
-        kept
+        let mut stored = self.client().await.stored(UNMATCHED_QUEUE).await;
+        stored.retain(|raw| raw.decode().is_ok_and(|received| &*received.message.topic == address));
+        stored
     }
 
     async fn kill_and_restart(&mut self) {
