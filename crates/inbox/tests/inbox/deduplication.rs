@@ -97,7 +97,7 @@ async fn failed_acknowledgements_are_retried() {
     });
     stage.send("0", "k", "1");
     let process = stage.start(ordered_config(), transaction_handlers(&handler));
-    wait_until("the broker is found away", async || process.status.broker_outages() > 3).await;
+    wait_until("the outage of the broker is detected", async || process.status.broker_outages() > 3).await;
     assert_eq!(stage.broker.acknowledged(), [0; 0]);
     stage.broker.fail(false);
     wait_for_acks(&stage, 1).await;

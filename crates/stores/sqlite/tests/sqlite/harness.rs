@@ -74,7 +74,7 @@ impl Harness for SqliteHarness {
     }
 
     async fn begin(&self) -> WriteSession {
-        self.begin_within(LONG_WAIT).await.expect("nobody writes")
+        self.begin_within(LONG_WAIT).await.expect("no other writer")
     }
 
     async fn try_begin_second(&self) -> Option<WriteSession> {

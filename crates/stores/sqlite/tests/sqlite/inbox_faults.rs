@@ -57,7 +57,7 @@ async fn a_message_is_handled_after_a_full_disk_has_space_again() {
     };
     assert!(refused.is_retryable() && error_chain(&refused).contains("full"), "{}", error_chain(&refused));
     let handled = i64::try_from(number).unwrap();
-    assert_eq!(effects(&file).await, (handled, handled), "what was told as handled is, and nothing else");
+    assert_eq!(effects(&file).await, (handled, handled), "exactly the messages that were reported as handled");
 
     std::fs::remove_file(directory.join("ballast")).unwrap();
     assert_eq!(handle(&inbox, &arrival(number), 40_000).await.expect("the same inbox goes on"), EnterOutcome::New);
