@@ -173,9 +173,8 @@ struct Emits;
 #[async_trait]
 impl Handler<Transaction> for Emits {
     async fn handle(&self, transaction: &mut Transaction, incoming: &Incoming) -> HandlerResult {
-        let caused = incoming.with_causation(relevo_core::Draft::json("bills", "b", "BillMade", "{}"));
-        transaction
-            .emit(Draft { headers: caused.headers, ..Draft::new("bills", "b", "BillMade", payload_text(incoming)) })?;
+        let bill = Draft::json("bills", "b", "BillMade", payload_text(incoming));
+        transaction.emit(incoming.with_causation(bill))?;
         if incoming.attempt() == 1 { Err(relevo_inbox::HandlerError::transient("later")) } else { Ok(Verdict::Done) }
     }
 }
