@@ -33,13 +33,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let billing = ConsumerRuntime::new(Arc::new(inbox), Arc::new(consumer), handlers, Config::new("billing"));
 
     let stop = CancellationToken::new();
-    let told = Service::new("shop", [billing.status()]).serve("127.0.0.1:9465".parse()?, None, stop.clone());
+    let served = Service::new("shop", [billing.status()]).serve("127.0.0.1:9465".parse()?, None, stop.clone());
     let ran = billing.run(stop.clone());
     let interrupted = async {
         tokio::signal::ctrl_c().await?;
         stop.cancel();
         Ok::<(), Box<dyn Error>>(())
     };
-    tokio::try_join!(async { Ok(told.await?) }, async { Ok(ran.await?) }, interrupted)?;
+    tokio::try_join!(async { Ok(served.await?) }, async { Ok(ran.await?) }, interrupted)?;
     Ok(())
 }

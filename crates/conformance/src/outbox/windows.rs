@@ -1,11 +1,10 @@
 //! Windows: each message is read once, after it commits.
 
 use relevo_core::MessageId;
-use relevo_core::outbox::Position;
-use relevo_core::outbox::log::{OutboxReader, PageRequest, WindowLimit};
+use relevo_core::outbox::log::WindowLimit;
 
 use crate::outbox::harness::{Draft, Harness, WriteTransaction};
-use crate::outbox::test_relay::{ANY_BYTES, TestRelay, emit, emit_all, emit_draft, emit_during_write, ids, must};
+use crate::outbox::test_relay::{ANY_BYTES, TestRelay, emit, emit_all, emit_draft, emit_during_write, ids};
 
 /// A rolled-back transaction leaves no messages, whether it ended before or after the tick.
 pub async fn a_rolled_back_message_is_never_read(h: &mut impl Harness) {
@@ -97,18 +96,10 @@ pub async fn a_skipped_transaction_is_read_completely(h: &mut impl Harness) {
 pub async fn the_same_window_read_twice_gives_the_same_page(h: &mut impl Harness) {
     let relay = TestRelay::start(h.store().await, 1).await;
     emit_all(h, &["a", "b", "c", "d", "e"]).await;
-    let first = relay.read(2).await;
-    let after = first.end;
-    let read = PageRequest {
-        leases: &relay.leases,
-        after,
-        messages_max: 2,
-        bytes_max: ANY_BYTES,
-        window_limit: WindowLimit::Unlimited,
-    };
-    let second = must(relay.store.read(read.clone()).await);
+    let after = relay.read(2).await.end;
+    let second = relay.read_at(&relay.leases, &after, 2, ANY_BYTES).await;
     emit_all(h, &["a", "b"]).await;
-    let repeated = must(relay.store.read(read).await);
+    let repeated = relay.read_at(&relay.leases, &after, 2, ANY_BYTES).await;
     assert_eq!((ids(&repeated.entries), repeated.end), (ids(&second.entries), second.end));
 }
 
@@ -164,7 +155,7 @@ pub async fn a_page_can_end_among_late_messages(h: &mut impl Harness) {
 /// Without new messages pages are empty, and the position stays unless other applications use the server.
 pub async fn an_idle_outbox_gives_empty_pages(h: &mut impl Harness) {
     let mut relay = TestRelay::start(h.store().await, 1).await;
-    let mut before = Position::at(0);
+    let mut before = relay.position(&relay.leases[0]);
     for emitted in 0..3 {
         if emitted > 0 {
             emit(h, "a").await;
@@ -189,20 +180,7 @@ pub async fn every_shard_reads_its_own_keys(h: &mut impl Harness) {
     let mut expected = emit_all(h, &keys.iter().map(String::as_str).collect::<Vec<_>>()).await;
     let mut read = Vec::new();
     for lease in &relay.leases {
-        let leases = [*lease];
-        let after = Position::at(0);
-        let page = must(
-            relay
-                .store
-                .read(PageRequest {
-                    leases: &leases,
-                    after,
-                    messages_max: 100,
-                    bytes_max: ANY_BYTES,
-                    window_limit: WindowLimit::Unlimited,
-                })
-                .await,
-        );
+        let page = relay.read_at(&[*lease], &relay.position(lease), 100, ANY_BYTES).await;
         assert!(page.entries.iter().all(|entry| relay.lease_of(entry) == *lease));
         assert!(page.entries.iter().all(|entry| entry.slot == relevo_core::slot::slot_of(&entry.message.key)));
         read.extend(ids(&page.entries));
@@ -219,7 +197,7 @@ pub async fn a_lagging_shard_jumps_to_the_newest_tick(h: &mut impl Harness) {
     let page = relay.read(10).await;
     let lagging = relay.lease_of(&page.entries[0]);
     let others: Vec<_> = relay.leases.iter().filter(|lease| **lease != lagging).copied().collect();
-    relay.settle_some(&others, page.end, Vec::new()).await;
+    relay.settle_some(&others, page.end.clone(), Vec::new()).await;
     let mut missed: Vec<_> = page.entries.iter().filter(|entry| relay.lease_of(entry) == lagging).cloned().collect();
     for _ in 0..3 {
         emit_all(h, &["a", "b"]).await;
@@ -240,6 +218,7 @@ pub async fn a_lagging_shard_jumps_to_the_newest_tick(h: &mut impl Harness) {
 /// During resharding, open windows are finished and no new one is opened, or none beyond a tick.
 pub async fn a_window_limit_stops_new_windows(h: &mut impl Harness) {
     let mut relay = TestRelay::start(h.store().await, 1).await;
+    let start = relay.position(&relay.leases[0]);
     let first = emit_all(h, &["a", "b", "c"]).await;
     assert_eq!(ids(&relay.deliver(2).await), first[..2]);
     relay.window_limit = WindowLimit::CurrentWindow;
@@ -247,20 +226,12 @@ pub async fn a_window_limit_stops_new_windows(h: &mut impl Harness) {
     let stand = relay.position(&relay.leases[0]);
     let second = emit_all(h, &["a", "b", "c"]).await;
     let page = relay.read(2).await;
-    assert_eq!((ids(&page.entries), page.end), (vec![], stand));
+    assert_eq!((ids(&page.entries), &page.end), (vec![], &stand));
 
-    relay.window_limit = WindowLimit::UntilTick(stand.to_tick);
+    relay.window_limit = WindowLimit::UntilTick(stand.to_tick());
     let page = relay.read(2).await;
-    assert_eq!((ids(&page.entries), page.end), (vec![], stand));
-    let leases = relay.leases.clone();
-    let read = PageRequest {
-        leases: &leases,
-        after: Position::at(0),
-        messages_max: 100,
-        bytes_max: ANY_BYTES,
-        window_limit: relay.window_limit,
-    };
-    let page = must(relay.store.read(read).await);
+    assert_eq!((ids(&page.entries), &page.end), (vec![], &stand));
+    let page = relay.read_at(&relay.leases, &start, 100, ANY_BYTES).await;
     assert_eq!((ids(&page.entries), page.end), (first, stand));
 
     relay.window_limit = WindowLimit::Unlimited;
@@ -275,17 +246,10 @@ pub async fn a_page_ends_at_its_byte_limit(h: &mut impl Harness) {
         emitted.push(emit_draft(h, Draft { payload: vec![b'x'; size].into(), ..Draft::of("a") }).await);
     }
     let lease = [relay.lease_of(&relay.read(10).await.entries[0])];
-    let mut after = Position::at(0);
+    let mut after = relay.position(&lease[0]);
     let mut pages = Vec::new();
     loop {
-        let read = PageRequest {
-            leases: &lease,
-            after,
-            messages_max: 10,
-            bytes_max: 5000,
-            window_limit: WindowLimit::Unlimited,
-        };
-        let page = must(relay.store.read(read).await);
+        let page = relay.read_at(&lease, &after, 10, 5000).await;
         if page.entries.is_empty() {
             break;
         }

@@ -34,7 +34,13 @@ impl Relay {
     async fn start(outbox: &Database) -> Self {
         let store = outbox.store(MAIN);
         let owner = Uuid::from_u128(1);
-        let request = LeaseRequest { owner, name: "relay".into(), duration: Duration::from_mins(1), release: vec![] };
+        let request = LeaseRequest {
+            owner,
+            name: "relay".into(),
+            duration: Duration::from_mins(1),
+            held: vec![],
+            release: vec![],
+        };
         let lease = store.acquire_leases(request).await.unwrap().leases[0];
         Self { store, lease, position: Position::at(0) }
     }
@@ -42,22 +48,22 @@ impl Relay {
     /// Reads all messages and settles them, each with this failure.
     async fn settle(&mut self, failure: Option<PublishFailure>) -> Vec<LogEntry> {
         let request = PageRequest {
-            leases: &[self.lease],
-            after: self.position,
+            shards: &[(self.lease, self.position.clone())],
             messages_max: 100,
             bytes_max: usize::MAX,
             window_limit: relevo_core::outbox::log::WindowLimit::Unlimited,
         };
         let page = self.store.read(request).await.unwrap();
+        let end = page.shards.first().map_or(&self.position, |read| &read.end).clone();
         let parked = page.entries.iter().map(|entry| ParkedMessage {
             seq: entry.seq,
             slot: entry.slot,
             key: entry.message.key.clone(),
             failure: failure.clone(),
         });
-        let settlement = Settlement { progress: vec![(self.lease, page.end)], parked: parked.collect() };
+        let settlement = Settlement { progress: vec![(self.lease, end.clone())], parked: parked.collect() };
         assert_eq!(self.store.settle(settlement).await.unwrap(), SettleResult::default());
-        self.position = page.end;
+        self.position = end;
         page.entries
     }
 

@@ -194,7 +194,7 @@ async fn a_corrupt_file_is_blocked_until_it_is_repaired() {
 #[tokio::test]
 async fn a_file_that_is_no_database_is_rejected() {
     let directory = Directory::new();
-    std::fs::write(directory.path().join("broker.db"), "not a database, by far".repeat(100)).expect("written");
+    std::fs::write(directory.path().join("broker.db"), "this is not a database".repeat(100)).expect("written");
     let error = BrokerFile::open(config(directory.path())).await.expect_err("no database");
     assert_eq!(error.class(), Class::Blocked);
     assert_eq!(error.to_string(), "the broker's file is corrupt; hint: restore it from a backup");

@@ -1,4 +1,4 @@
-//! Which messages are kept, and for how long.
+//! Retention: which messages stay stored, and for how long.
 
 use std::time::Duration;
 
@@ -61,8 +61,8 @@ async fn messages_acknowledged_by_every_group_are_pruned() {
 
 /// Creates and deletes a group, so that no group needs later messages.
 async fn create_and_delete_group(broker: &BrokerFile) {
-    broker.declare_group(&Group::new("gone", ["**"])).await.expect("a group");
-    broker.delete_group("gone").await.expect("removed");
+    broker.declare_group(&Group::new("deleted", ["**"])).await.expect("a group");
+    broker.delete_group("deleted").await.expect("removed");
 }
 
 #[tokio::test]

@@ -139,7 +139,7 @@ async fn joining_and_leaving_members_work_on_an_old_server() {
     members_join_and_leave(NatsVersion::V2_9).await;
 }
 
-async fn assert_survives(version: NatsVersion, harm: impl AsyncFn(&Lanes)) {
+async fn assert_survives(version: NatsVersion, inject_fault: impl AsyncFn(&Lanes)) {
     let lanes = start(version).await;
     lanes.group("billing", "orders").await;
     let broker = lanes.broker().await;
@@ -150,7 +150,7 @@ async fn assert_survives(version: NatsVersion, harm: impl AsyncFn(&Lanes)) {
     let held = receive(&consumer, 40).await;
     history.record(&held);
     history.settle(&held[..20], &acknowledge(&consumer, &held[..20]).await);
-    harm(&lanes).await;
+    inject_fault(&lanes).await;
     history.settle(&held[20..], &acknowledge(&consumer, &held[20..]).await);
     let broker = lanes.broker().await;
     let deadline = Instant::now() + Duration::from_secs(20);
@@ -317,7 +317,7 @@ async fn a_missing_or_different_group_is_rejected_and_a_deleted_group_reported()
     for lane in 0..8 {
         stream.delete_consumer(&format!("billing-{lane}")).await.expect("deleted");
     }
-    let failure = within_timeout(one.receive(1)).await.expect_err("there is nothing to receive from");
+    let failure = within_timeout(one.receive(1)).await.expect_err("no group to receive from");
     assert_eq!(failure.class(), Class::Blocked);
 }
 

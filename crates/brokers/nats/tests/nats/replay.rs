@@ -121,17 +121,17 @@ async fn reading_continues_without_a_gap_after_a_restart() {
     let drafts = |count: usize| (0..count).map(|number| Draft::json("orders.eu", &number.to_string(), "T", "{}"));
     let put = nats.publish(drafts(30).collect()).await;
     let source = nats.source().await;
-    let ask = |after| relevo_core::replay_source::ReplayReadRequest { after, limit: 10, bytes: 1 << 20 };
-    let first = source.read(&ReplayFilter::default(), ask(0)).await.expect("a stream");
+    let request = |after| relevo_core::replay_source::ReplayReadRequest { after, limit: 10, bytes: 1 << 20 };
+    let first = source.read(&ReplayFilter::default(), request(0)).await.expect("a stream");
     nats.server.kill9().await;
     let cut =
-        tokio::time::timeout(Duration::from_secs(30), source.read(&ReplayFilter::default(), ask(first.next))).await;
-    assert!(matches!(cut, Ok(Err(ReplaySourceError::Unreachable(_)))), "it is told, and may pass");
+        tokio::time::timeout(Duration::from_secs(30), source.read(&ReplayFilter::default(), request(first.next))).await;
+    assert!(matches!(cut, Ok(Err(ReplaySourceError::Unreachable(_)))), "the failure is reported as temporary");
     nats.server.start_again().await;
     let (mut read, mut after) = (first.messages, first.next);
     while read.len() < put.len() {
         // The library reconnects on its own schedule.
-        if let Ok(next) = source.read(&ReplayFilter::default(), ask(after)).await {
+        if let Ok(next) = source.read(&ReplayFilter::default(), request(after)).await {
             after = next.next;
             read.extend(next.messages);
         }

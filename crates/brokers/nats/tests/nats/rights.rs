@@ -38,7 +38,7 @@ async fn a_group_whose_record_may_not_fit_is_refused() {
 }
 
 #[tokio::test]
-async fn a_consumer_without_the_right_to_ask_for_messages_is_told_so() {
+async fn a_consumer_without_the_right_to_request_messages_reports_it() {
     for version in NatsVersion::ALL {
         let users = "accounts { A { jetstream: enabled, users: [ { user: \"a\", password: \"p\" }, \
              { user: \"b\", password: \"p\", permissions: { publish: { deny: [ \"$JS.API.CONSUMER.MSG.NEXT.>\" ] } } } ] } }";
@@ -50,14 +50,14 @@ async fn a_consumer_without_the_right_to_ask_for_messages_is_told_so() {
         declare_group(&config, &group).await.expect("a group");
         let denied = Config { auth: auth("b"), ..config };
         let one = consumer(&denied, &group, ConsumerOptions::default()).await.expect("a consumer");
-        let failure = within_timeout(one.receive(1)).await.expect_err("nothing can ever come");
+        let failure = within_timeout(one.receive(1)).await.expect_err("it cannot receive anything");
         assert_eq!(failure.class(), Class::Blocked);
         assert!(failure.error_chain().contains("$JS.API.CONSUMER.MSG.NEXT"), "{}", failure.error_chain());
     }
 }
 
 #[tokio::test]
-async fn a_dead_member_that_may_not_be_forgotten_costs_nobody_a_lease() {
+async fn a_dead_member_that_cannot_be_deleted_ends_no_other_lease() {
     let users = "accounts { A { jetstream: enabled, users: [ { user: \"a\", password: \"p\", \
          permissions: { publish: { deny: [ \"$JS.API.STREAM.PURGE.>\" ] } } } ] } }";
     let server = Private::start(NatsVersion::V2_15, Settings::new().config(users)).await;

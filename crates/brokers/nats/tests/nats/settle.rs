@@ -106,7 +106,7 @@ async fn a_cancelled_call_does_not_cancel_others_in_its_write() {
         within_timeout(one.close()).await.expect("closed");
         let next = consumer(&config, &group, long_lease()).await.expect("a consumer");
         let again: Vec<_> = receive(&next, 2).await.iter().map(number).collect();
-        assert_eq!(again, [1, 3], "the second gave up before its write began");
+        assert_eq!(again, [1, 3], "the second was cancelled before its write began");
     }
 }
 

@@ -211,11 +211,11 @@ async fn a_deleted_queue_is_noticed_and_other_lanes_continue() {
     let (groups, queue) = lanes().await;
     let consumer = GroupConsumer::open(&groups.config(), &queue, ConsumerOptions::default()).await.expect("a consumer");
     let client = groups.client().await;
-    let gone = lane_queue_name(QUEUE, 1);
-    client.channel.queue_delete(gone.as_str().into(), QueueDeleteOptions::default()).await.expect("deleted");
-    let failure = within_timeout(consumer.receive(1)).await.expect_err("a queue is gone");
+    let deleted = lane_queue_name(QUEUE, 1);
+    client.channel.queue_delete(deleted.as_str().into(), QueueDeleteOptions::default()).await.expect("deleted");
+    let failure = within_timeout(consumer.receive(1)).await.expect_err("a queue is deleted");
     assert_eq!(failure.class(), Class::Blocked);
-    assert!(failure.error_chain().contains(&gone), "{}", failure.error_chain());
+    assert!(failure.error_chain().contains(&deleted), "{}", failure.error_chain());
     // Keys of the other lanes only: this lane's queue does not exist.
     let others = (0..40).map(|number| publication(number, &format!("k-{number}")));
     let others: Vec<Publication> = others.filter(|one| lane_of(&one.message.key) != 1).collect();
@@ -257,14 +257,14 @@ async fn a_connection_cut_during_acknowledgements_loses_nothing() {
     let batch: Vec<Publication> = (1..=200).map(|number| publication(number, &format!("k-{}", number % 9))).collect();
     publish_all(&groups.broker().await, &batch).await;
     let member = groups.member(&queue, ConsumerOptions { prefetch: 10, ..ConsumerOptions::default() }).await;
-    let (mut kept, mut doubtful) = (BTreeSet::new(), BTreeSet::new());
+    let (mut acknowledged, mut uncertain) = (BTreeSet::new(), BTreeSet::new());
     for round in 0.. {
-        if kept.union(&doubtful).count() == 200 {
+        if acknowledged.union(&uncertain).count() == 200 {
             break;
         }
         let some = within_timeout(member.receive(10)).await.expect("deliveries");
-        let again: Vec<i64> = some.iter().map(number).filter(|number| kept.contains(number)).collect();
-        assert!(again.is_empty(), "kept, and delivered again: {again:?}");
+        let again: Vec<i64> = some.iter().map(number).filter(|number| acknowledged.contains(number)).collect();
+        assert!(again.is_empty(), "acknowledged, and delivered again: {again:?}");
         let tags: Vec<_> = some.iter().map(|one| one.tag).collect();
         let cut = async {
             if round % 3 == 0 {
@@ -273,10 +273,10 @@ async fn a_connection_cut_during_acknowledgements_loses_nothing() {
         };
         let (settled, ()) = tokio::join!(stale(&member, &tags), cut);
         match settled {
-            Ok(lost) => kept.extend(some.iter().filter(|one| !lost.contains(&one.tag)).map(number)),
+            Ok(lost) => acknowledged.extend(some.iter().filter(|one| !lost.contains(&one.tag)).map(number)),
             Err(failure) => {
                 assert_eq!(failure.class(), Class::Unknown, "{failure}");
-                doubtful.extend(some.iter().map(number));
+                uncertain.extend(some.iter().map(number));
                 // A new channel follows soon. Old tags are stale, even if the new channel uses the same numbers.
                 let mut deadline = WaitDeadline::new("the cut is detected");
                 while stale(&member, &tags).await.is_err() {
@@ -286,5 +286,5 @@ async fn a_connection_cut_during_acknowledgements_loses_nothing() {
             }
         }
     }
-    assert!(!doubtful.is_empty(), "no cut hit an acknowledgement");
+    assert!(!uncertain.is_empty(), "no cut hit an acknowledgement");
 }

@@ -264,9 +264,9 @@ impl BrokerHarness for Groups {
     }
 
     async fn stored(&self, address: &str) -> Vec<RawMessage> {
-        let mut kept = self.client().await.stored(UNMATCHED_QUEUE).await;
-        kept.retain(|raw| raw.decode().is_ok_and(|received| &*received.message.topic == address));
-        kept
+        let mut stored = self.client().await.stored(UNMATCHED_QUEUE).await;
+        stored.retain(|raw| raw.decode().is_ok_and(|received| &*received.message.topic == address));
+        stored
     }
 
     async fn kill_and_restart(&mut self) {
@@ -289,7 +289,6 @@ impl ConsumerHarness for Groups {
     }
 
     async fn consumer(&self, group: &str, prefetch: usize) -> Member {
-        let prefetch = prefetch.try_into().expect("a small number");
         self.member(&self.queue(group), ConsumerOptions { prefetch, ..ConsumerOptions::default() }).await
     }
 

@@ -308,6 +308,6 @@ async fn a_crash_between_copy_and_acknowledgement_duplicates_and_never_loses() {
         }
         acknowledged.extend(some.iter().map(number));
     }
-    assert!(seen.len() > 40, "nothing came twice");
+    assert!(seen.len() > 40, "no message was delivered twice");
     assert!(climbed, "no copy was ever made");
 }

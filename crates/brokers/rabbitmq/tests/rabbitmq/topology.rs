@@ -169,7 +169,7 @@ async fn without_the_management_api_missing_items_are_created_and_others_declare
     let harness = TopologyHarness::new().await;
     let topology = Topology { policies: Vec::new(), ..topology() };
     let config = Config { management_urls: Vec::new(), topology: topology.clone(), ..harness.config() };
-    let admin = Admin::new(config.clone()).expect("no policies, no need of the management API");
+    let admin = Admin::new(config.clone()).expect("without policies the management API is not needed");
     let plan = admin.plan().await.expect("a plan");
     assert_eq!(state_of(&plan, "queue `billing.0`"), &TopologyStatus::Missing);
     let binding = "binding of queue `old` to `direct` by `old`";

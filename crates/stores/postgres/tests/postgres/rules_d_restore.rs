@@ -27,7 +27,13 @@ fn broker() -> MemoryBroker {
 }
 
 fn lease_request(owner: Uuid) -> LeaseRequest {
-    LeaseRequest { owner, name: "relay".to_owned(), duration: Duration::from_mins(1), release: Vec::new() }
+    LeaseRequest {
+        owner,
+        name: "relay".to_owned(),
+        duration: Duration::from_mins(1),
+        held: Vec::new(),
+        release: Vec::new(),
+    }
 }
 
 /// Delivers some of the stored messages and shuts down.

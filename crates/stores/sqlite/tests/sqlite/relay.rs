@@ -154,6 +154,7 @@ async fn leases_from_before_a_clock_was_set_back_are_taken_over() {
         owner,
         name: "relay".to_owned(),
         duration: Duration::from_secs(10),
+        held: Vec::new(),
         release: Vec::new(),
     };
     let store = Store::open(Config::new(&file, MAIN)).await.expect("an outbox");

@@ -7,9 +7,7 @@ use std::time::Duration;
 use relevo_core::MessageId;
 use relevo_core::outbox::admin::OutboxAdmin as _;
 use relevo_core::outbox::leases::{Lease, LeaseRequest, ShardLeases as _};
-use relevo_core::outbox::log::{
-    OutboxReader as _, Page, PageRequest, ParkedMessage, SettleResult, Settlement, WindowLimit,
-};
+use relevo_core::outbox::log::{OutboxReader as _, PageRequest, ParkedMessage, SettleResult, Settlement, WindowLimit};
 use relevo_core::outbox::{LogEntry, Position};
 use relevo_core::store::StoreError;
 use relevo_store_sqlite::{Config, Draft, StartFrom, Store, begin, connect_options, emit, migrate};
@@ -110,22 +108,19 @@ pub(crate) struct Reader {
 impl Reader {
     pub(crate) async fn start(store: Store) -> Self {
         let lease = Duration::from_mins(10);
-        let ask =
-            LeaseRequest { owner: Uuid::new_v4(), name: "reader".to_owned(), duration: lease, release: Vec::new() };
-        let leases = store.acquire_leases(ask).await.expect("free shards").leases;
-        let at = store.standing(&leases).await.expect("shards that stand")[0].position;
-        Self { store, leases, position: at }
+        let (owner, name) = (Uuid::new_v4(), "reader".to_owned());
+        let ask = LeaseRequest { owner, name, duration: lease, held: Vec::new(), release: Vec::new() };
+        let response = store.acquire_leases(ask).await.expect("free shards");
+        Self { store, leases: response.leases, position: response.taken[0].position.clone() }
     }
 
-    pub(crate) async fn read(&self) -> Result<Page, StoreError> {
-        let read = PageRequest {
-            leases: &self.leases,
-            after: self.position,
-            messages_max: 100,
-            bytes_max: 1 << 30,
-            window_limit: WindowLimit::Unlimited,
-        };
-        self.store.read(read).await
+    pub(crate) async fn read(&self) -> Result<ReadPage, StoreError> {
+        let shards: Vec<_> = self.leases.iter().map(|lease| (*lease, self.position.clone())).collect();
+        let window_limit = WindowLimit::Unlimited;
+        let read = PageRequest { shards: &shards, messages_max: 100, bytes_max: 1 << 30, window_limit };
+        let page = self.store.read(read).await?;
+        let end = page.shards.first().map_or(&self.position, |read| &read.end).clone();
+        Ok(ReadPage { entries: page.entries, end })
     }
 
     pub(crate) async fn settle(
@@ -133,7 +128,7 @@ impl Reader {
         end: Position,
         parks: Vec<ParkedMessage>,
     ) -> Result<SettleResult, StoreError> {
-        let progress = self.leases.iter().map(|lease| (*lease, end)).collect();
+        let progress = self.leases.iter().map(|lease| (*lease, end.clone())).collect();
         let settled = self.store.settle(Settlement { progress, parked: parks }).await?;
         self.position = end;
         Ok(settled)
@@ -151,6 +146,14 @@ impl Reader {
             entries.extend(page.entries);
         }
     }
+}
+
+/// A page of shards that are all at one position.
+#[derive(Debug)]
+pub(crate) struct ReadPage {
+    pub(crate) entries: Vec<LogEntry>,
+    /// The position of all shards after the page.
+    pub(crate) end: Position,
 }
 
 pub(crate) fn ids(entries: &[LogEntry]) -> Vec<MessageId> {

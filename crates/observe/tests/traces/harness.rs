@@ -32,7 +32,7 @@ use crate::collector::Collector;
 const EXCHANGE: &str = "shop";
 
 /// Everything runs until the value is dropped.
-pub(crate) struct Stage {
+pub(crate) struct Harness {
     pub(crate) database: Database,
     producer: Emitter,
     exporting: Exporting,
@@ -95,7 +95,7 @@ impl Handler<Transaction> for Ship {
     }
 }
 
-impl Stage {
+impl Harness {
     /// Starts everything with this share of sampled traces.
     pub(crate) async fn sampling(collector: &Collector, sample: Ratio) -> Self {
         let database = Server::shared(PgVersion::V18).database().await;
@@ -205,7 +205,7 @@ async fn relay(
     let store = Store::open(StoreConfig::new(database.options(), destination)).await.expect("a migrated database");
     let relay = Relay::new(Arc::new(store), broker, RelayConfig { tracer: traces, ..RelayConfig::default() });
     let relay = relay.expect("a valid configuration");
-    running.spawn(async move { relay.run(CancellationToken::new()).await.expect("it goes on") });
+    running.spawn(async move { relay.run(CancellationToken::new()).await.expect("it runs until the end") });
 }
 
 async fn consumer(
@@ -222,5 +222,5 @@ async fn consumer(
     let order = relevo_inbox::MessageOrder::None { concurrency: 4 };
     let config = ConsumerConfig { retry: retries, order, tracer: traces, ..ConsumerConfig::new(name) };
     let runtime = ConsumerRuntime::new(Arc::new(inbox), consumer, handlers, config);
-    running.spawn(async move { runtime.run(CancellationToken::new()).await.expect("it goes on") });
+    running.spawn(async move { runtime.run(CancellationToken::new()).await.expect("it runs until the end") });
 }
