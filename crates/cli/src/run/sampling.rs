@@ -67,10 +67,13 @@ impl Pace {
     }
 }
 
+/// A broker and its last sample.
+type SampledBroker = (Arc<dyn BrokerAdapter>, Arc<Slot<BrokerSample>>);
+
 /// Everything that is sampled, for those who scrape.
 pub(crate) struct Samplers {
     pace: Pace,
-    far: Vec<(Arc<dyn BrokerAdapter>, Arc<Slot<BrokerSample>>)>,
+    far: Vec<SampledBroker>,
     waiting: Vec<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
