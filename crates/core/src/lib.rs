@@ -15,7 +15,6 @@ pub mod finding;
 pub mod header_rules;
 pub mod histogram;
 pub mod inbox;
-pub mod limits;
 pub mod message;
 pub mod outbox;
 pub mod random;
@@ -34,11 +33,11 @@ pub use broker_consumer::{
     AckOutcome, BrokerConsumer, ConsumerCapabilities, ConsumerOptions, DelayedRetry, Delivery, DeliveryTag, Lane,
     RawMessage,
 };
-pub use draft::{Draft, OnDuplicate};
+pub use draft::{Draft, DraftError, OnDuplicate};
 pub use failure::{Class, Failure, Outcome};
 pub use header_rules::HeaderRules;
-pub use limits::Limits;
 pub use message::{Message, MessageId, TraceContext};
+pub use outbox::transaction::{EmitError, StoreTransaction};
 pub use retry::{Jitter, Next, RetryPolicy};
 pub use route::{AfterDead, Route, Routes};
 pub use trace::Tracer;

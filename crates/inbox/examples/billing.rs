@@ -33,9 +33,8 @@ impl TypedInside<Transaction> for Invoice {
             return Ok(Verdict::Skip);
         }
         transaction.record_effect(format!("invoice for {}: {} cents", order.order, order.cents))?;
-        let caused = incoming.with_causation(relevo_core::Draft::json("invoices", &order.order, "InvoiceIssued", "{}"));
-        let draft = Draft::new("invoices", order.order, "InvoiceIssued", "{}");
-        transaction.emit(Draft { headers: caused.headers, ..draft })?;
+        let issued = Draft::json("invoices", &order.order, "InvoiceIssued", "{}");
+        transaction.emit(incoming.with_causation(issued))?;
         Ok(Verdict::Done)
     }
 }
