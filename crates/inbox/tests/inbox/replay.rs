@@ -29,7 +29,7 @@ impl ReplayEnv {
         let env = Env::new();
         let mut transaction = env.outbox.begin();
         for number in 0..count {
-            let draft = Draft::new("orders", format!("k{}", number % 3), "OrderPlaced", number.to_string());
+            let draft = Draft::json("orders", &format!("k{}", number % 3), "OrderPlaced", number.to_string());
             transaction.emit(draft).expect("a small message");
         }
         transaction.commit().expect("an open transaction");
