@@ -53,7 +53,7 @@ pub(crate) struct World {
     place: Place,
 }
 
-/// What is looked at behind the desk's back.
+/// A connection for direct queries.
 impl Deref for World {
     type Target = Place;
 
