@@ -53,7 +53,7 @@ pub(crate) struct World {
     place: Place,
 }
 
-/// A connection for direct queries.
+/// Direct access to the test's database and files.
 impl Deref for World {
     type Target = Place;
 
