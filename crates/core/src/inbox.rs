@@ -18,18 +18,15 @@ pub mod transactions;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use bytestring::ByteString;
 use uuid::Uuid;
 
 use crate::broker_consumer::{Lane, RawMessage};
-use crate::inbox::attempts::{CallClaim, ClaimOutcome};
-use crate::inbox::members::{Heartbeat, HeartbeatReply};
-use crate::inbox::retries::{ClaimedQueue, InboxFailure, RecordOutcome};
-use crate::inbox::transactions::{BeginOutcome, Enter};
+use crate::inbox::attempts::{CallClaim, InboxAttempts};
+use crate::inbox::members::InboxMembers;
+use crate::inbox::retries::{InboxRetries, QueueClaim};
+use crate::inbox::transactions::InboxTransactions;
 use crate::message::MessageId;
-use crate::outbox::transaction::StoreTransaction;
-use crate::store::StoreError;
 
 /// Identifies a message in one consumer's inbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -128,115 +125,46 @@ impl Default for InboxRetention {
     }
 }
 
-/// One consumer's inbox.
+/// The right to write for messages. Every write checks it. If it is lost, the write changes nothing.
+#[derive(Clone, Copy, Debug)]
+pub enum Fence<'a> {
+    /// Messages that the broker delivered.
+    Live {
+        /// The lane of all these messages, if the consumer keeps order.
+        lane: Option<&'a LaneLease>,
+    },
+    /// One delivered message whose external service is called, or was called.
+    Call {
+        /// The lane of the message, if the consumer keeps order.
+        lane: Option<&'a LaneLease>,
+        /// The claim of its call.
+        claim: CallClaim,
+    },
+    /// The first message of a claimed retry queue.
+    Queue {
+        /// The claim of the queue.
+        claim: &'a QueueClaim,
+        /// The number of the message in the queue.
+        ordinal: i64,
+    },
+}
+
+/// One consumer's inbox, as its consumer runtime uses it.
 ///
 /// Unless stated otherwise, every call is one transaction. A cancelled call was either applied completely or not at
-/// all. Dropping a transaction rolls it back.
-#[async_trait]
-pub trait Inbox: Send + Sync {
-    /// The transaction in which a handler runs.
-    type Transaction: StoreTransaction;
+/// all. Dropping a transaction rolls it back. [`StoreError::Busy`](crate::store::StoreError::Busy) delays the message of
+/// the call; any other retryable error may concern all messages.
+pub trait Inbox: InboxTransactions + InboxAttempts + InboxRetries + InboxMembers + 'static {
+    /// The name of the consumer.
+    fn consumer(&self) -> &str;
 
-    /// Opens a transaction and enters messages in it. If a lane is given, the transaction also locks the lane, so that
-    /// its owner cannot change before the end. Waits for other workers only for a short time.
-    async fn begin(&self, enter: Enter<'_>) -> Result<BeginOutcome<Self::Transaction>, StoreError>;
+    /// The retention settings.
+    fn retention(&self) -> InboxRetention;
 
-    /// Marks a message as skipped, in the handler's transaction. It was entered as handled.
-    async fn skip(&self, transaction: &mut Self::Transaction, entry: DedupId) -> Result<(), StoreError>;
-
-    /// Commits. After an error, the commit may have happened.
-    async fn commit(&self, transaction: Self::Transaction) -> Result<(), StoreError>;
-
-    /// Commits, then begins the next transaction like [`begin`](Self::begin). A store may do both in one round trip.
-    /// The outer error belongs to the commit: the commit may have happened, and nothing was begun. The inner result
-    /// belongs to the next transaction.
-    async fn commit_and_begin(
-        &self,
-        transaction: Self::Transaction,
-        next: Enter<'_>,
-    ) -> Result<Result<BeginOutcome<Self::Transaction>, StoreError>, StoreError> {
-        self.commit(transaction).await?;
-        Ok(self.begin(next).await)
+    /// The maximum number of messages in one transaction. The runtime uses the smaller one of this and its configuration.
+    fn batch_max(&self) -> usize {
+        usize::MAX
     }
-
-    /// Rolls back all changes.
-    async fn rollback(&self, transaction: Self::Transaction) -> Result<(), StoreError>;
-
-    /// Records that handling of a redelivered message starts. Returns how often it has started, so that a message that
-    /// crashes the process each time is detected.
-    async fn record_start(&self, arrival: &InboxMessage) -> Result<u32, StoreError>;
-
-    /// Claims a message for a call to an external service outside of any transaction. The claim expires after `lasts`.
-    async fn claim_call(
-        &self,
-        arrival: &InboxMessage,
-        held: Option<&LaneLease>,
-        lasts: Duration,
-    ) -> Result<ClaimOutcome, StoreError>;
-
-    /// Opens the transaction that commits the result of a call. Succeeds only while the claim is still valid.
-    async fn begin_claimed(
-        &self,
-        arrival: &InboxMessage,
-        held: Option<&LaneLease>,
-        claim: CallClaim,
-    ) -> Result<BeginOutcome<Self::Transaction>, StoreError>;
-
-    /// Records that handling ended without a result while the process is alive, so that the message is tried again.
-    /// Resets the number of starts to zero. Ends the claim, so that the next call can claim: the state returns to
-    /// [`InboxState::Started`]. Changes nothing if the message has ended, waits, was never recorded, or has a claim of another
-    /// worker.
-    async fn end_attempt(&self, entry: DedupId, claim: Option<CallClaim>) -> Result<(), StoreError>;
-
-    /// Stores a message that was not handled, in the retry table or as a dead letter. `claim` is the claim of its call.
-    /// Without one, an expired call of another worker counts as a start without an end.
-    async fn set_back(
-        &self,
-        arrival: &InboxMessage,
-        held: Option<&LaneLease>,
-        claim: Option<CallClaim>,
-        setback: &InboxFailure,
-    ) -> Result<RecordOutcome, StoreError>;
-
-    /// Claims due queues until `lasts` is over: at most `queues` queues with at most `messages` messages each.
-    async fn claim_due(&self, queues: usize, messages: usize, lasts: Duration)
-    -> Result<Vec<ClaimedQueue>, StoreError>;
-
-    /// Opens the transaction that handles one message of a claimed queue. It must be the first remaining message. On
-    /// commit, the message is done and leaves the queue.
-    async fn begin_due(&self, due: &ClaimedQueue, number: i64) -> Result<BeginOutcome<Self::Transaction>, StoreError>;
-
-    /// Stores a message of a claimed queue that failed again. After [`DeadContinue`](retries::InboxFailureAction::DeadContinue) the next message may be
-    /// handled. Any other value ends the claim.
-    async fn set_back_due(
-        &self,
-        due: &ClaimedQueue,
-        number: i64,
-        setback: &InboxFailure,
-    ) -> Result<RecordOutcome, StoreError>;
-
-    /// Ends a claim. An empty queue is deleted, so that later messages of its key are handled directly again. A lost
-    /// claim is ignored.
-    async fn release_queue(&self, due: &ClaimedQueue) -> Result<(), StoreError>;
-
-    /// Records a heartbeat and returns the operator commands for the member.
-    async fn heartbeat(&self, beat: &Heartbeat) -> Result<HeartbeatReply, StoreError>;
-
-    /// Takes lanes for a living member. It gets lanes that it already owns, free lanes, and lanes whose owner is dead
-    /// and has no open transaction. The epoch of a lane increases with every change of owner. Lanes of other members
-    /// are not returned.
-    async fn acquire_lanes(&self, owner: Uuid, lanes: &[Lane]) -> Result<Vec<LaneLease>, StoreError>;
-
-    /// Frees lanes of a living member, because the broker has assigned them to another one. Does not change lanes of
-    /// other owners. May wait for open transactions that hold the lanes.
-    async fn release_lanes(&self, owner: Uuid, lanes: &[Lane]) -> Result<(), StoreError>;
-
-    /// Frees the lanes of a member and deletes the member.
-    async fn leave(&self, owner: Uuid) -> Result<(), StoreError>;
-
-    /// Deletes expired rows, at most `limit` of each kind: done or skipped messages, and discarded or redriven dead
-    /// letters. Returns whether more are left.
-    async fn prune(&self, limit: usize) -> Result<bool, StoreError>;
 }
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
 //! One attempt to handle a message that this worker has claimed: a live message with an external call, or the first
 //! message of a retry queue.
 
+use std::slice;
 use std::time::Duration;
 
 use relevo_core::Jitter;
-use relevo_core::inbox::attempts::CallClaim;
-use relevo_core::inbox::retries::{ClaimedQueue, classes};
-use relevo_core::inbox::transactions::BeginOutcome;
-use relevo_core::inbox::{DedupId, Inbox, InboxMessage, LaneLease};
+use relevo_core::inbox::retries::classes;
+use relevo_core::inbox::transactions::{BeginOutcome, CommitAndBegin, CommitOutcome};
+use relevo_core::inbox::{DedupId, Fence, Inbox, InboxMessage};
 use relevo_core::store::StoreError;
 use tokio::time::{Instant, sleep};
 use tracing::warn;
@@ -32,28 +32,16 @@ pub(crate) struct Attempt<'a> {
     pub(crate) until: Instant,
 }
 
-/// The claim that keeps other workers from handling the same message.
-#[derive(Clone, Copy)]
-pub(crate) enum Fence<'a> {
-    /// Claim of a live message for an external call.
-    Call { lease: Option<&'a LaneLease>, claim: CallClaim },
-    /// Claim of a retry queue, with the number of its first message.
-    Queue { queue: &'a ClaimedQueue, ordinal: i64 },
-}
-
 pub(crate) enum AttemptEnd {
     Committed,
     Failed(HandlerError),
     /// The claim expired or belongs to another worker.
     Fenced,
-    /// Another worker has locked the message. The handler did not run.
+    /// Another worker blocked the message. Nothing was committed, and no attempt counts.
     Busy,
 }
 
-impl<I: Inbox + 'static> Worker<I>
-where
-    I::Transaction: 'static,
-{
+impl<I: Inbox> Worker<I> {
     /// Calls the external service, if the handler has one, then begins, handles and commits.
     pub(crate) async fn attempt(&self, attempt: Attempt<'_>) -> Result<AttemptEnd, StoreError> {
         if let Some(registration) = self.handler(attempt.incoming)
@@ -64,7 +52,7 @@ where
                 Err(error) => Ok(AttemptEnd::Failed(error)),
             };
         }
-        let mut transaction = match self.begin(attempt).await? {
+        let mut transaction = match self.begin(slice::from_ref(attempt.message), attempt.fence).await? {
             BeginOutcome::Open(transaction, _) => transaction,
             BeginOutcome::Fenced => return Ok(AttemptEnd::Fenced),
             BeginOutcome::Busy => return Ok(AttemptEnd::Busy),
@@ -92,9 +80,11 @@ where
                 self.store_call_result(registration, handler, &mut transaction, attempt.incoming, &mut result).await;
             let end = self.end_transaction(transaction, attempt.message.dedup_id, stored).await;
             let error = match &end {
+                Ok(AttemptEnd::Busy) => "another transaction blocked it".to_owned(),
                 Ok(AttemptEnd::Failed(error))
                     if error.kind != ErrorKind::Permanent && failures < COMMIT_RETRIES_MAX =>
                 {
+                    failures += 1;
                     error.error.clone()
                 }
                 Err(error) if error.is_retryable() => error.to_string(),
@@ -105,17 +95,33 @@ where
                 return end;
             }
             warn!(error, ?pause, "recording the call result failed, will retry");
-            failures += 1;
             sleep(pause).await;
         }
     }
 
-    async fn begin(&self, attempt: Attempt<'_>) -> Result<BeginOutcome<I::Transaction>, StoreError> {
-        match attempt.fence {
-            Fence::Call { lease, claim } => {
-                self.store_call(self.inbox.begin_claimed(attempt.message, lease, claim)).await
-            }
-            Fence::Queue { queue, ordinal } => self.store_call(self.inbox.begin_due(queue, ordinal)).await,
+    /// Begins a transaction. Contention is an outcome, not an error: it concerns these messages only.
+    pub(crate) async fn begin(
+        &self,
+        messages: &[InboxMessage],
+        fence: Fence<'_>,
+    ) -> Result<BeginOutcome<I::Transaction>, StoreError> {
+        busy_begin(self.store_call(self.inbox.begin(messages, fence)).await)
+    }
+
+    pub(crate) async fn commit(&self, tx: I::Transaction, skipped: &[DedupId]) -> Result<CommitOutcome, StoreError> {
+        stale_commit(self.store_call(self.inbox.commit(tx, skipped)).await)
+    }
+
+    pub(crate) async fn commit_and_begin(
+        &self,
+        tx: I::Transaction,
+        skipped: &[DedupId],
+        next: &[InboxMessage],
+        fence: Fence<'_>,
+    ) -> Result<CommitAndBegin<I::Transaction>, StoreError> {
+        match self.store_call(self.inbox.commit_and_begin(tx, skipped, next, fence)).await {
+            Ok((outcome, begun)) => Ok((outcome, begun.map(busy_begin))),
+            Err(error) => Ok((stale_commit(Err(error))?, None)),
         }
     }
 
@@ -124,7 +130,7 @@ where
     async fn begin_until_expired(&self, attempt: Attempt<'_>) -> Result<Option<I::Transaction>, StoreError> {
         let mut backoff = self.config.outage_backoff();
         loop {
-            let pause: Duration = match self.begin(attempt).await {
+            let pause: Duration = match self.begin(slice::from_ref(attempt.message), attempt.fence).await {
                 Ok(BeginOutcome::Open(transaction, _)) => return Ok(Some(transaction)),
                 Ok(BeginOutcome::Fenced) => return Ok(None),
                 Ok(BeginOutcome::Busy) => self.config.busy_delay,
@@ -142,38 +148,26 @@ where
     /// attempt finds a duplicate.
     async fn end_transaction(
         &self,
-        mut transaction: I::Transaction,
+        tx: I::Transaction,
         id: DedupId,
         result: HandlerResult,
     ) -> Result<AttemptEnd, StoreError> {
         let verdict = match result {
             Ok(verdict) => verdict,
             Err(error) => {
-                self.abort(transaction, &error).await;
+                self.abort(tx, &error).await;
                 return Ok(AttemptEnd::Failed(error));
             }
         };
-        let committed = async {
-            if verdict == Verdict::Skip {
-                self.store_call(self.inbox.skip(&mut transaction, id)).await?;
-            }
-            self.store_call(self.inbox.commit(transaction)).await
-        };
-        match committed.await {
-            Ok(()) => {
+        Ok(match self.commit(tx, verdict.skipped(&id)).await? {
+            CommitOutcome::Committed => {
                 self.count_verdict(verdict);
-                Ok(AttemptEnd::Committed)
+                AttemptEnd::Committed
             }
-            Err(error) => Self::commit_error(error).map(AttemptEnd::Failed),
-        }
-    }
-
-    /// Separates a rejected commit, which concerns the handler's work, from other store errors.
-    pub(crate) fn commit_error(error: StoreError) -> Result<HandlerError, StoreError> {
-        match error {
-            StoreError::Unexpected(error) => Ok(HandlerError::transient(error).with_class(classes::COMMIT)),
-            error => Err(error),
-        }
+            CommitOutcome::Stale => AttemptEnd::Busy,
+            CommitOutcome::Fenced => AttemptEnd::Fenced,
+            CommitOutcome::Rejected { permanent, error } => AttemptEnd::Failed(rejected_commit(permanent, error)),
+        })
     }
 
     /// Ends the transaction of a failed attempt.
@@ -193,4 +187,24 @@ where
             Verdict::Skip => add(&self.status.skipped, 1),
         }
     }
+}
+
+fn busy_begin<T>(begun: Result<BeginOutcome<T>, StoreError>) -> Result<BeginOutcome<T>, StoreError> {
+    match begun {
+        Err(StoreError::Busy { .. }) => Ok(BeginOutcome::Busy),
+        begun => begun,
+    }
+}
+
+fn stale_commit(committed: Result<CommitOutcome, StoreError>) -> Result<CommitOutcome, StoreError> {
+    match committed {
+        Err(StoreError::Busy { .. }) => Ok(CommitOutcome::Stale),
+        committed => committed,
+    }
+}
+
+/// The failed attempt of a handler whose work the database rejected at commit.
+pub(crate) fn rejected_commit(permanent: bool, error: Box<dyn std::error::Error + Send + Sync>) -> HandlerError {
+    let error = if permanent { HandlerError::permanent(error) } else { HandlerError::transient(error) };
+    error.with_class(classes::COMMIT)
 }

@@ -90,10 +90,7 @@ impl StoreHealth {
     }
 }
 
-impl<I: Inbox + 'static> ConsumerRuntime<I>
-where
-    I::Transaction: 'static,
-{
+impl<I: Inbox> ConsumerRuntime<I> {
     /// Assigns messages to workers, one lane after the other.
     pub(crate) fn dispatch(&mut self, now: Instant) {
         let config = &self.worker.config;

@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::fmt;
 
+use relevo_core::inbox::DedupId;
 use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction, classes};
 use relevo_core::{Class, Failure};
 
@@ -19,6 +20,14 @@ pub enum Verdict {
 }
 
 impl Verdict {
+    /// The messages to record as skipped when the transaction of the message with this id commits.
+    pub(crate) const fn skipped(self, id: &DedupId) -> &[DedupId] {
+        match self {
+            Self::Done => &[],
+            Self::Skip => std::slice::from_ref(id),
+        }
+    }
+
     /// Its name in traces.
     pub(crate) const fn as_str(self) -> &'static str {
         match self {

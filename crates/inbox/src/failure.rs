@@ -3,12 +3,12 @@
 use std::slice;
 use std::time::Duration;
 
-use relevo_core::AfterDead;
 use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction, RecordOutcome, classes};
 use relevo_core::inbox::retry_policy::{HandlerRetryPolicy, RetryStep};
-use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
-use relevo_core::inbox::{Inbox, InboxMessage, LaneLease};
+use relevo_core::inbox::transactions::{BeginOutcome, CommitOutcome, EnterOutcome};
+use relevo_core::inbox::{Fence, Inbox, InboxMessage, LaneLease};
 use relevo_core::store::StoreError;
+use relevo_core::{AfterDead, Jitter};
 use tokio::time::Instant;
 use tracing::field::display;
 use tracing::warn;
@@ -23,33 +23,31 @@ use crate::live::is_in_progress;
 use crate::status::add;
 use crate::worker::Worker;
 
-/// What follows a failed attempt.
+/// What follows a counted attempt that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
-    /// A service that the handler needs is down. The lane pauses, and no attempt was counted.
-    PauseLane(Duration),
     RetryInMemory(Duration),
-    /// A durable retry, in a retry queue or at the broker.
-    RetryLater(Duration),
-    DeadLetter,
+    /// The broker delivers the message again after this delay.
+    RetryAtBroker(Duration),
+    /// The store records the failure.
+    Record(InboxFailureAction),
 }
 
-impl<I: Inbox + 'static> Worker<I>
-where
-    I::Transaction: 'static,
-{
-    /// Decides what follows a failed attempt. Counts the attempt unless a service was down, and logs the failure.
-    pub(crate) fn decide(
+impl<I: Inbox> Worker<I> {
+    /// Counts and logs a failed attempt. Returns how long the lane pauses if a service that the handler needs is down;
+    /// that counts no attempt.
+    pub(crate) fn count_failure(
         &self,
         message: &InboxMessage,
         incoming: &Incoming,
         error: &HandlerError,
         attempts: &mut u32,
-    ) -> Decision {
+    ) -> Option<Duration> {
         if error.kind == ErrorKind::Unavailable {
             add(&self.status.handler_outages, 1);
             let pause = self.breakers.record_outage(&message.lane, &error.error, Instant::now(), self.jitter());
             warn!(lane = %message.lane, error = error.error, ?pause, "handler reported an outage, lane paused");
-            return Decision::PauseLane(pause);
+            return Some(pause);
         }
         *attempts += 1;
         let trace_id = self.trace_id(Some(incoming)).map(display);
@@ -57,13 +55,22 @@ where
         add(&self.status.handler_failures, 1);
         // The services that the handler needs were reachable.
         self.breakers.record_success(&message.lane);
-        match error.kind {
-            ErrorKind::Permanent | ErrorKind::Unavailable => Decision::DeadLetter,
-            ErrorKind::Transient => match self.retry_policy(self.handler(incoming)).decide(*attempts, self.jitter()) {
-                RetryStep::InMemory(pause) => Decision::RetryInMemory(pause),
-                RetryStep::Durable(pause) => Decision::RetryLater(pause),
-                RetryStep::DeadLetter => Decision::DeadLetter,
-            },
+        None
+    }
+
+    /// Decides what follows an attempt that failed; `attempts` includes it. Has no effects.
+    pub(crate) fn decide(&self, incoming: &Incoming, error: &HandlerError, attempts: u32, jitter: Jitter) -> Decision {
+        let dead_letter = Decision::Record(self.dead_letter_action(Some(incoming)));
+        if error.kind != ErrorKind::Transient {
+            return dead_letter;
+        }
+        match self.retry_policy(self.handler(incoming)).decide(attempts, jitter) {
+            RetryStep::InMemory(pause) => Decision::RetryInMemory(pause),
+            RetryStep::Durable(pause) if self.config.retry_storage == RetryStorage::Broker => {
+                Decision::RetryAtBroker(pause)
+            }
+            RetryStep::Durable(after) => Decision::Record(InboxFailureAction::Retry { after }),
+            RetryStep::DeadLetter => dead_letter,
         }
     }
 
@@ -88,11 +95,11 @@ where
     pub(crate) fn dead_letter_action(&self, incoming: Option<&Incoming>) -> InboxFailureAction {
         let registration = incoming.and_then(|incoming| self.handler(incoming));
         let after_dead = registration.and_then(|registration| registration.options.after_dead);
-        match after_dead.unwrap_or(self.config.after_dead) {
-            AfterDead::Hold if self.config.order.is_by_key() => InboxFailureAction::DeadHold,
+        InboxFailureAction::DeadLetter(match after_dead.unwrap_or(self.config.after_dead) {
+            AfterDead::Hold if self.config.order.is_by_key() => AfterDead::Hold,
             // Without order no message waits behind it, so its queue is not held.
-            AfterDead::Hold | AfterDead::Continue => InboxFailureAction::DeadContinue,
-        }
+            AfterDead::Hold | AfterDead::Continue => AfterDead::Continue,
+        })
     }
 
     /// The error of a message whose handling crashed the process too often.
@@ -109,25 +116,27 @@ where
         error: HandlerError,
     ) -> Result<DeliveryResult, StoreError> {
         let Ok(incoming) = &delivery.incoming else { unreachable!("an undecodable message has no handler") };
-        match self.decide(&delivery.message, incoming, &error, &mut delivery.attempts) {
-            Decision::PauseLane(pause) => {
-                self.end_start(delivery).await?;
-                Ok(DeliveryResult::Unavailable(pause))
-            }
+        if let Some(pause) = self.count_failure(&delivery.message, incoming, &error, &mut delivery.attempts) {
+            self.end_start(delivery).await?;
+            return Ok(DeliveryResult::Unavailable(pause));
+        }
+        match self.decide(incoming, &error, delivery.attempts, self.jitter()) {
             Decision::RetryInMemory(pause) => {
                 add(&self.status.retried_in_memory, 1);
                 self.end_start(delivery).await?;
                 Ok(DeliveryResult::RetryIn(pause))
             }
-            Decision::RetryLater(pause) => {
+            Decision::RetryAtBroker(pause) => {
                 add(&self.status.retried_later, 1);
-                if self.config.retry_storage == RetryStorage::Broker {
-                    self.end_start(delivery).await?;
-                    return Ok(DeliveryResult::RetryLater(pause));
-                }
-                self.fail(delivery, lease, InboxFailureAction::Retry { after: pause }, error).await
+                self.end_start(delivery).await?;
+                Ok(DeliveryResult::RetryLater(pause))
             }
-            Decision::DeadLetter => self.dead_letter(delivery, lease, error).await,
+            Decision::Record(action) => {
+                if let InboxFailureAction::Retry { .. } = action {
+                    add(&self.status.retried_later, 1);
+                }
+                self.fail(delivery, lease, action, error).await
+            }
         }
     }
 
@@ -139,16 +148,20 @@ where
         lease: Option<&LaneLease>,
         error: HandlerError,
     ) -> Result<DeliveryResult, StoreError> {
-        let enter = Enter { held: lease, arrivals: slice::from_ref(&delivery.message) };
-        let (transaction, entered) = match self.store_call(self.inbox.begin(enter)).await? {
+        let (messages, fence) = (slice::from_ref(&delivery.message), Fence::Live { lane: lease });
+        let (transaction, entered) = match self.begin(messages, fence).await? {
             BeginOutcome::Open(transaction, entered) => (transaction, entered[0]),
             BeginOutcome::Fenced => return Ok(DeliveryResult::Fenced),
             BeginOutcome::Busy => return Ok(DeliveryResult::Busy(self.config.busy_delay)),
         };
         if entered == EnterOutcome::QueuedBehind {
-            self.store_call(self.inbox.commit(transaction)).await?;
-            self.count_not_new(delivery, entered);
-            return Ok(DeliveryResult::Acknowledge);
+            return Ok(match self.commit(transaction, &[]).await? {
+                CommitOutcome::Committed => {
+                    self.count_not_new(delivery, entered);
+                    DeliveryResult::Acknowledge
+                }
+                outcome => self.not_committed(outcome),
+            });
         }
         self.store_call(self.inbox.rollback(transaction)).await?;
         self.dead_letter(delivery, lease, error).await
@@ -163,7 +176,7 @@ where
         let action = match &delivery.incoming {
             Ok(incoming) => self.dead_letter_action(Some(incoming)),
             // Its key is unknown, so it must not hold a key.
-            Err(_) => InboxFailureAction::DeadContinue,
+            Err(_) => InboxFailureAction::DeadLetter(AfterDead::Continue),
         };
         self.fail(delivery, lease, action, error).await
     }
@@ -189,7 +202,11 @@ where
     ) -> Result<DeliveryResult, StoreError> {
         let UnrecordedFailure { failure, claim } =
             delivery.unrecorded_failure.clone().expect("the caller has set the failure");
-        match self.store_call(self.inbox.set_back(&delivery.message, lease, claim, &failure)).await? {
+        let fence = match claim {
+            Some(claim) => Fence::Call { lane: lease, claim },
+            None => Fence::Live { lane: lease },
+        };
+        match self.record(&delivery.message, fence, &failure).await? {
             RecordOutcome::Recorded => {
                 self.failure_recorded(&delivery.message, delivery.incoming.as_ref().ok(), &failure).await;
                 Ok(DeliveryResult::Acknowledge)
@@ -216,6 +233,19 @@ where
                 add(&self.status.fenced, 1);
                 Ok(DeliveryResult::Busy(self.config.busy_delay))
             }
+        }
+    }
+
+    /// Records a failure. Contention is an outcome, not an error: it concerns this message only.
+    pub(crate) async fn record(
+        &self,
+        message: &InboxMessage,
+        fence: Fence<'_>,
+        failure: &InboxFailure,
+    ) -> Result<RecordOutcome, StoreError> {
+        match self.store_call(self.inbox.record_failure(message, fence, failure)).await {
+            Err(StoreError::Busy { .. }) => Ok(RecordOutcome::Busy),
+            outcome => outcome,
         }
     }
 

@@ -31,10 +31,7 @@ pub(crate) struct CallResult {
     duration: Duration,
 }
 
-impl<I: Inbox + 'static> Worker<I>
-where
-    I::Transaction: 'static,
-{
+impl<I: Inbox> Worker<I> {
     /// Runs the handler of a message in its transaction. A message without a handler is skipped.
     pub(crate) async fn handle(&self, transaction: &mut I::Transaction, incoming: &Incoming) -> HandlerResult {
         let span = HandlerSpan::start(&self.config.tracer, Operation::Process, incoming);

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 use relevo_core::inbox::Inbox;
 use relevo_core::inbox::members::{Heartbeat, HeartbeatReply};
+use relevo_core::store::StoreError;
 use relevo_core::{Jitter, Lane};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
@@ -61,10 +62,7 @@ impl HeartbeatLink {
     }
 }
 
-impl<I: Inbox + 'static> ConsumerRuntime<I>
-where
-    I::Transaction: 'static,
-{
+impl<I: Inbox> ConsumerRuntime<I> {
     /// Updates the contents of the next heartbeat.
     pub(crate) fn update_report(&mut self, now: Instant) {
         set(&self.worker.status.buffered_messages, self.lanes.len());
@@ -101,16 +99,13 @@ where
 }
 
 /// Sends heartbeats until `stop` is cancelled.
-pub(crate) async fn run<I: Inbox + 'static>(
+pub(crate) async fn run<I: Inbox>(
     worker: Arc<Worker<I>>,
     owner: Uuid,
     report: Arc<Mutex<MemberReport>>,
     state: watch::Sender<HeartbeatState>,
     stop: CancellationToken,
-) -> Result<(), ConsumerError>
-where
-    I::Transaction: 'static,
-{
+) -> Result<(), ConsumerError> {
     let mut backoff = worker.config.outage_backoff();
     loop {
         let heartbeat = build_heartbeat(&worker, owner, &report);
@@ -123,8 +118,10 @@ where
             }
             Err(error) if error.is_retryable() => {
                 add(&worker.status.heartbeats_failed, 1);
-                // An idle consumer makes few other database calls, so the heartbeat has to count the outage.
-                add(&worker.status.database_outages, 1);
+                if !matches!(error, StoreError::Busy { .. }) {
+                    // An idle consumer makes few other database calls, so the heartbeat has to count the outage.
+                    add(&worker.status.database_outages, 1);
+                }
                 let pause = backoff.next(Jitter::NONE).min(worker.config.heartbeat_interval);
                 warn!(error = &error as &dyn std::error::Error, ?pause, "heartbeat failed, will retry");
                 pause
@@ -139,10 +136,7 @@ where
     }
 }
 
-fn build_heartbeat<I: Inbox + 'static>(worker: &Worker<I>, owner: Uuid, report: &Mutex<MemberReport>) -> Heartbeat
-where
-    I::Transaction: 'static,
-{
+fn build_heartbeat<I: Inbox>(worker: &Worker<I>, owner: Uuid, report: &Mutex<MemberReport>) -> Heartbeat {
     let breakers = worker.breakers.open_lanes();
     let report = report.lock();
     Heartbeat {

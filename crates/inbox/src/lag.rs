@@ -14,15 +14,12 @@ use crate::status::set;
 use crate::worker::Worker;
 
 /// Polls until `stop` is cancelled. After a failed poll the lag is unknown until the next one succeeds.
-pub(crate) async fn run<I: Inbox + 'static>(
+pub(crate) async fn run<I: Inbox>(
     worker: Arc<Worker<I>>,
     consumer: Arc<dyn BrokerConsumer>,
     interval: Duration,
     stop: CancellationToken,
-) -> Result<(), ConsumerError>
-where
-    I::Transaction: 'static,
-{
+) -> Result<(), ConsumerError> {
     let mut failures = 0;
     loop {
         tokio::select! {
@@ -42,10 +39,7 @@ where
     }
 }
 
-async fn sample_lag<I: Inbox + 'static>(worker: &Worker<I>, consumer: &dyn BrokerConsumer) -> Option<Vec<(Lane, u64)>>
-where
-    I::Transaction: 'static,
-{
+async fn sample_lag<I: Inbox>(worker: &Worker<I>, consumer: &dyn BrokerConsumer) -> Option<Vec<(Lane, u64)>> {
     match timeout(worker.config.broker_timeout, consumer.lag()).await {
         Ok(Ok(lag)) => Some(lag),
         Ok(Err(failure)) => {

@@ -62,10 +62,7 @@ impl UncertainLease {
     }
 }
 
-impl<I: Inbox + 'static> ConsumerRuntime<I>
-where
-    I::Transaction: 'static,
-{
+impl<I: Inbox> ConsumerRuntime<I> {
     pub(crate) fn start_lane_call(&mut self, now: Instant) {
         if self.leases.call.is_some() || now < self.leases.at {
             return;

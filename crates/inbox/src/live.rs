@@ -6,15 +6,15 @@ use std::time::Duration;
 use relevo_core::inbox::attempts::ClaimOutcome;
 use relevo_core::inbox::retries::{InboxFailureAction, classes};
 use relevo_core::inbox::retry_policy::is_expired;
-use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
-use relevo_core::inbox::{Inbox, InboxMessage, InboxState, LaneLease};
+use relevo_core::inbox::transactions::{BeginOutcome, CommitOutcome, EnterOutcome};
+use relevo_core::inbox::{DedupId, Fence, Inbox, InboxMessage, InboxState, LaneLease};
 use relevo_core::store::StoreError;
 use relevo_core::trace::ActiveSpan;
 use tokio::time::Instant;
 use tracing::field::display;
 use tracing::{debug, warn};
 
-use crate::attempt::{Attempt, AttemptEnd, Fence};
+use crate::attempt::{Attempt, AttemptEnd, rejected_commit};
 use crate::delivery::{DeliveryResult, PendingDelivery, StartRecord};
 use crate::error::{HandlerError, Verdict};
 use crate::handler::Registration;
@@ -33,10 +33,17 @@ enum Entered {
     NotNew(EnterOutcome),
 }
 
-impl<I: Inbox + 'static> Worker<I>
-where
-    I::Transaction: 'static,
-{
+impl Entered {
+    /// The messages to record as skipped, for the message with this id.
+    fn skipped<'a>(&self, id: &'a DedupId) -> &'a [DedupId] {
+        match self {
+            Self::Handled(verdict) => verdict.skipped(id),
+            Self::NotNew(_) => &[],
+        }
+    }
+}
+
+impl<I: Inbox> Worker<I> {
     /// Handles live messages of one lane: one alone, several in turn, or several in one transaction. Returns one result
     /// per message, in order. Messages without a permit at shutdown return unchanged.
     pub(crate) async fn handle_live(
@@ -165,7 +172,7 @@ where
             return self.fail(delivery, lease, action, error).await;
         }
         let Ok(incoming) = &delivery.incoming else { unreachable!("an undecodable message has no handler") };
-        let (message, fence) = (&delivery.message, Fence::Call { lease, claim });
+        let (message, fence) = (&delivery.message, Fence::Call { lane: lease, claim });
         match self.attempt(Attempt { message, incoming, fence, until: claimed_at + ttl }).await? {
             AttemptEnd::Committed => {
                 self.breakers.record_success(&delivery.message.lane);
@@ -189,8 +196,7 @@ where
         lease: Option<&LaneLease>,
     ) -> Result<Vec<DeliveryResult>, StoreError> {
         let messages: Vec<InboxMessage> = deliveries.iter().map(|delivery| delivery.message.clone()).collect();
-        let enter = Enter { held: lease, arrivals: &messages };
-        let (mut transaction, entered) = match self.store_call(self.inbox.begin(enter)).await? {
+        let (mut transaction, entered) = match self.begin(&messages, Fence::Live { lane: lease }).await? {
             BeginOutcome::Open(transaction, entered) => (transaction, entered),
             BeginOutcome::Fenced => return Ok(deliveries.iter().map(|_| DeliveryResult::Fenced).collect()),
             BeginOutcome::Busy => return Ok(deliveries.iter_mut().map(separate).collect()),
@@ -199,15 +205,13 @@ where
             self.store_call(self.inbox.rollback(transaction)).await?;
             return Ok(deliveries.iter_mut().map(separate).collect());
         }
-        let mut verdicts = Vec::with_capacity(deliveries.len());
+        let (mut verdicts, mut skipped) = (Vec::with_capacity(deliveries.len()), Vec::new());
         for (delivery, entered) in deliveries.iter().zip(&entered) {
             let (EnterOutcome::New, Ok(incoming)) = (entered, &delivery.incoming) else { continue };
             let message_id = delivery.message.dedup_id;
             match self.handle(&mut transaction, incoming).await {
                 Ok(verdict) => {
-                    if verdict == Verdict::Skip {
-                        self.store_call(self.inbox.skip(&mut transaction, message_id)).await?;
-                    }
+                    skipped.extend_from_slice(verdict.skipped(&message_id));
                     verdicts.push(verdict);
                 }
                 Err(error) => {
@@ -219,8 +223,12 @@ where
                 }
             }
         }
-        self.store_call(self.inbox.commit(transaction)).await?;
-        add(&self.status.batches, 1);
+        match self.commit(transaction, &skipped).await? {
+            CommitOutcome::Committed => add(&self.status.batches, 1),
+            CommitOutcome::Fenced => return Ok(deliveries.iter().map(|_| DeliveryResult::Fenced).collect()),
+            CommitOutcome::Stale => return Ok(deliveries.iter_mut().map(separate).collect()),
+            CommitOutcome::Rejected { error, .. } => return Err(StoreError::Unexpected(error)),
+        }
         for verdict in verdicts {
             self.count_verdict(verdict);
         }
@@ -240,9 +248,9 @@ where
     ) -> Vec<DeliveryResult> {
         let until = Instant::now() + TURN_TIME_MAX;
         let messages: Vec<InboxMessage> = deliveries.iter().map(|delivery| delivery.message.clone()).collect();
-        let enter = |at: usize| Enter { held: lease, arrivals: slice::from_ref(&messages[at]) };
+        let fence = Fence::Live { lane: lease };
         let mut results = Vec::with_capacity(deliveries.len());
-        let mut next = Some(self.store_call(self.inbox.begin(enter(0))).await);
+        let mut next = Some(self.begin(&messages[..1], fence).await);
         while let Some(begun) = next.take() {
             let at = results.len();
             let (transaction, entered) = match self.handle_begun(&mut deliveries[at], lease, begun).await {
@@ -254,11 +262,15 @@ where
                     break;
                 }
             };
+            let skipped = entered.skipped(&messages[at].dedup_id);
             let committed = if at + 1 < deliveries.len() && Instant::now() < until {
-                let begun = self.store_call(self.inbox.commit_and_begin(transaction, enter(at + 1))).await;
-                begun.map(|begun| next = Some(begun))
+                let committed = self.commit_and_begin(transaction, skipped, &messages[at + 1..at + 2], fence).await;
+                committed.map(|(outcome, begun)| {
+                    next = begun;
+                    outcome
+                })
             } else {
-                self.store_call(self.inbox.commit(transaction)).await
+                self.commit(transaction, skipped).await
             };
             results.push(self.apply_commit(&mut deliveries[at], lease, &entered, committed).await);
         }
@@ -288,13 +300,7 @@ where
         };
         incoming.attempt = delivery.attempts + 1;
         match self.handle(&mut transaction, incoming).await {
-            Ok(verdict) => {
-                if verdict == Verdict::Skip {
-                    let skip = self.inbox.skip(&mut transaction, delivery.message.dedup_id);
-                    self.store_call(skip).await.map_err(DeliveryResult::Store)?;
-                }
-                Ok((transaction, Entered::Handled(verdict)))
-            }
+            Ok(verdict) => Ok((transaction, Entered::Handled(verdict))),
             Err(error) => {
                 self.abort(transaction, &error).await;
                 Err(self.on_failure(delivery, lease, error).await.unwrap_or_else(DeliveryResult::Store))
@@ -308,29 +314,41 @@ where
         delivery: &mut PendingDelivery,
         lease: Option<&LaneLease>,
         entered: &Entered,
-        committed: Result<(), StoreError>,
+        committed: Result<CommitOutcome, StoreError>,
     ) -> DeliveryResult {
-        match (committed, entered) {
-            (Ok(()), Entered::Handled(verdict)) => {
-                self.count_verdict(*verdict);
-                self.breakers.record_success(&delivery.message.lane);
-                DeliveryResult::Acknowledge
-            }
-            (Ok(()), Entered::NotNew(entered)) => {
-                self.count_not_new(delivery, *entered);
-                DeliveryResult::Acknowledge
-            }
-            (Err(error), Entered::NotNew(_)) => {
-                delivery.can_batch = false;
-                DeliveryResult::Store(error)
-            }
-            (Err(error), Entered::Handled(_)) => {
-                delivery.can_batch = false;
-                match Self::commit_error(error) {
-                    Ok(error) => self.on_failure(delivery, lease, error).await.unwrap_or_else(DeliveryResult::Store),
-                    Err(error) => DeliveryResult::Store(error),
+        let outcome = match committed {
+            Ok(CommitOutcome::Committed) => {
+                match entered {
+                    Entered::Handled(verdict) => {
+                        self.count_verdict(*verdict);
+                        self.breakers.record_success(&delivery.message.lane);
+                    }
+                    Entered::NotNew(entered) => self.count_not_new(delivery, *entered),
                 }
+                return DeliveryResult::Acknowledge;
             }
+            Ok(outcome) => outcome,
+            Err(error) => {
+                delivery.can_batch = false;
+                return DeliveryResult::Store(error);
+            }
+        };
+        delivery.can_batch = false;
+        match (outcome, entered) {
+            (CommitOutcome::Rejected { permanent, error }, Entered::Handled(_)) => {
+                let error = rejected_commit(permanent, error);
+                self.on_failure(delivery, lease, error).await.unwrap_or_else(DeliveryResult::Store)
+            }
+            (outcome, _) => self.not_committed(outcome),
+        }
+    }
+
+    /// The result of a message whose transaction was not committed, unless the handler's work was rejected.
+    pub(crate) fn not_committed(&self, outcome: CommitOutcome) -> DeliveryResult {
+        match outcome {
+            CommitOutcome::Fenced => DeliveryResult::Fenced,
+            CommitOutcome::Rejected { error, .. } => DeliveryResult::Store(StoreError::Unexpected(error)),
+            CommitOutcome::Stale | CommitOutcome::Committed => DeliveryResult::Busy(self.config.busy_delay),
         }
     }
 

@@ -11,13 +11,7 @@ use crate::runtime::ConsumerError;
 use crate::worker::Worker;
 
 /// Prunes at each interval until `stop` is cancelled, without a pause while more expired rows exist.
-pub(crate) async fn run<I: Inbox + 'static>(
-    worker: Arc<Worker<I>>,
-    stop: CancellationToken,
-) -> Result<(), ConsumerError>
-where
-    I::Transaction: 'static,
-{
+pub(crate) async fn run<I: Inbox>(worker: Arc<Worker<I>>, stop: CancellationToken) -> Result<(), ConsumerError> {
     // The first prune runs immediately: it also records the inbox retention.
     loop {
         loop {

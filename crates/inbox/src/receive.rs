@@ -32,10 +32,7 @@ impl Receiver {
     }
 }
 
-impl<I: Inbox + 'static> ConsumerRuntime<I>
-where
-    I::Transaction: 'static,
-{
+impl<I: Inbox> ConsumerRuntime<I> {
     pub(crate) fn start_receiving(&mut self, now: Instant) {
         if self.receive_wakes_at().is_none_or(|at| now < at) {
             return;

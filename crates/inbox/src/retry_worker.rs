@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use relevo_core::AfterDead;
 use relevo_core::Jitter;
 use relevo_core::inbox::retries::{
     ClaimedQueue, InboxFailure, InboxFailureAction, QueuedMessage, RecordOutcome, classes,
 };
-use relevo_core::inbox::{Inbox, InboxMessage};
+use relevo_core::inbox::{Fence, Inbox, InboxMessage};
 use relevo_core::retry::ExponentialBackoff;
 use relevo_core::store::StoreError;
 use tokio::sync::{SemaphorePermit, watch};
@@ -16,7 +17,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-use crate::attempt::{Attempt, AttemptEnd, Fence};
+use crate::attempt::{Attempt, AttemptEnd};
 use crate::breaker::BreakerState;
 use crate::error::HandlerError;
 use crate::failure::Decision;
@@ -31,14 +32,11 @@ use crate::worker::{Isolation, Worker};
 const PAUSED_RECHECK_HEARTBEATS: u32 = 10;
 
 /// Handles due queues until `stop` is cancelled. Running queues then end after their current message.
-pub(crate) async fn run<I: Inbox + 'static>(
+pub(crate) async fn run<I: Inbox>(
     worker: Arc<Worker<I>>,
     heartbeats: watch::Receiver<HeartbeatState>,
     stop: CancellationToken,
-) -> Result<(), ConsumerError>
-where
-    I::Transaction: 'static,
-{
+) -> Result<(), ConsumerError> {
     let mut running: JoinSet<Result<(), StoreError>> = JoinSet::new();
     let mut backoff = worker.config.outage_backoff();
     while !stop.is_cancelled() {
@@ -54,6 +52,8 @@ where
         };
         match ended.map_err(ConsumerError::Panicked)? {
             Ok(()) => backoff.reset(),
+            // The other queues are not affected.
+            Err(error @ StoreError::Busy { .. }) => log_not_released(&error),
             Err(error) => {
                 let pause = next_pause(error, &mut backoff)?;
                 stop.run_until_cancelled(sleep(pause)).await;
@@ -62,22 +62,19 @@ where
     }
     while let Some(ended) = running.join_next().await {
         if let Err(error) = ended.map_err(ConsumerError::Panicked)? {
-            warn!(error = &error as &dyn std::error::Error, "retry queue not released");
+            log_not_released(&error);
         }
     }
     Ok(())
 }
 
 /// Claims due queues up to the concurrency limit.
-async fn claim_queues<I: Inbox + 'static>(
+async fn claim_queues<I: Inbox>(
     worker: &Arc<Worker<I>>,
     heartbeats: &watch::Receiver<HeartbeatState>,
     stop: &CancellationToken,
     running: &mut JoinSet<Result<(), StoreError>>,
-) -> Result<(), StoreError>
-where
-    I::Transaction: 'static,
-{
+) -> Result<(), StoreError> {
     // Claiming more queues than handlers can run would only block other members.
     let limit = worker.config.retry_queues_max.min(worker.config.order.concurrency());
     let room = limit - running.len();
@@ -94,8 +91,8 @@ where
     let found = worker.store_call(worker.inbox.claim_due(room, worker.config.retry_batch_max, ttl)).await?;
     for claimed in found {
         let (worker, heartbeats, stop) = (Arc::clone(worker), heartbeats.clone(), stop.clone());
-        let token = claimed.token;
-        worker.open_claims.add_queue(&claimed);
+        let token = claimed.claim.token;
+        worker.open_claims.add_queue(&claimed.claim);
         running.spawn(async move {
             let run = QueueRun { worker: &worker, heartbeats: &heartbeats, stop: &stop, claimed, claimed_until };
             let result = run.handle_and_release().await;
@@ -107,6 +104,10 @@ where
         });
     }
     Ok(())
+}
+
+fn log_not_released(error: &StoreError) {
+    warn!(error = error as &dyn std::error::Error, "retry queue not released");
 }
 
 fn next_pause(error: StoreError, backoff: &mut ExponentialBackoff) -> Result<Duration, ConsumerError> {
@@ -138,10 +139,7 @@ enum QueueStep {
     Fenced,
 }
 
-impl<I: Inbox + 'static> QueueRun<'_, I>
-where
-    I::Transaction: 'static,
-{
+impl<I: Inbox> QueueRun<'_, I> {
     /// Handles the queue and releases it while the claim lasts. Otherwise other members would wait until it expires,
     /// and the next start would look like one after a crash.
     async fn handle_and_release(&self) -> Result<(), StoreError> {
@@ -149,7 +147,7 @@ where
             Ok(QueueStep::Ended) => Ok(()),
             Ok(QueueStep::Next | QueueStep::Fenced) => self.release().await,
             Err(error) if error.is_retryable() => {
-                warn!(error = &error as &dyn std::error::Error, queue = %self.claimed.queue, "retry queue interrupted");
+                warn!(error = &error as &dyn std::error::Error, queue = %self.claimed.claim.queue, "retry queue interrupted");
                 self.release().await
             }
             Err(error) => Err(error),
@@ -175,6 +173,10 @@ where
         Ok(QueueStep::Next)
     }
 
+    fn fence(&self, queued: &QueuedMessage) -> Fence<'_> {
+        Fence::Queue { claim: &self.claimed.claim, ordinal: queued.ordinal }
+    }
+
     /// Whether its handler calls an external service.
     fn is_call(&self, message: &InboxMessage) -> bool {
         let incoming = self.worker.decoder.decode_queued(&self.worker.config, message);
@@ -187,7 +189,7 @@ where
         let mut backoff = self.worker.config.outage_backoff();
         loop {
             let pause = backoff.next(Jitter::NONE);
-            let error = match self.worker.store_call(self.worker.inbox.release_queue(&self.claimed)).await {
+            let error = match self.worker.store_call(self.worker.inbox.release_queue(&self.claimed.claim)).await {
                 Err(error) if error.is_retryable() && Instant::now() + pause < self.claimed_until => error,
                 result => return result,
             };
@@ -262,7 +264,7 @@ where
         let attempt = Attempt {
             message: &queued.message,
             incoming: &incoming,
-            fence: Fence::Queue { queue: &self.claimed, ordinal: queued.ordinal },
+            fence: self.fence(queued),
             until: self.claimed_until,
         };
         loop {
@@ -304,18 +306,21 @@ where
         incoming: &Incoming,
         error: HandlerError,
     ) -> Result<QueueStep, StoreError> {
-        let mut attempts = queued.attempts;
-        let after = match self.worker.decide(&queued.message, incoming, &error, &mut attempts) {
-            Decision::PauseLane(pause) => pause,
-            // It stays in the retry queue, even for a short pause.
-            Decision::RetryInMemory(pause) | Decision::RetryLater(pause) => {
-                add(&self.worker.status.retried_later, 1);
-                pause
-            }
-            Decision::DeadLetter => return self.dead_letter(queued, Some(incoming), attempts, error).await,
+        let (worker, mut attempts) = (self.worker, queued.attempts);
+        let action = match worker.count_failure(&queued.message, incoming, &error, &mut attempts) {
+            Some(after) => InboxFailureAction::Retry { after },
+            None => match worker.decide(incoming, &error, attempts, worker.jitter()) {
+                // It stays in the retry queue, even for a short pause.
+                Decision::RetryInMemory(after)
+                | Decision::RetryAtBroker(after)
+                | Decision::Record(InboxFailureAction::Retry { after }) => {
+                    add(&worker.status.retried_later, 1);
+                    InboxFailureAction::Retry { after }
+                }
+                Decision::Record(action) => action,
+            },
         };
-        let failure = error.into_failure(InboxFailureAction::Retry { after }, attempts);
-        self.record_failure(queued, Some(incoming), failure).await
+        self.record_failure(queued, Some(incoming), error.into_failure(action, attempts)).await
     }
 
     async fn dead_letter(
@@ -339,7 +344,8 @@ where
             return Ok(QueueStep::Fenced);
         }
         self.worker.failure_recorded(&queued.message, incoming, &failure).await;
-        Ok(if failure.action == InboxFailureAction::DeadContinue { QueueStep::Next } else { QueueStep::Ended })
+        let continues = failure.action == InboxFailureAction::DeadLetter(AfterDead::Continue);
+        Ok(if continues { QueueStep::Next } else { QueueStep::Ended })
     }
 
     async fn postpone_at_stop(&self, queued: &QueuedMessage) -> Result<QueueStep, StoreError> {
@@ -354,7 +360,7 @@ where
         class: &'static str,
         reason: &str,
     ) -> Result<QueueStep, StoreError> {
-        debug!(queue = %self.claimed.queue, reason, ?after, "retry queue postponed");
+        debug!(queue = %self.claimed.claim.queue, reason, ?after, "retry queue postponed");
         let failure = InboxFailure {
             action: InboxFailureAction::Postpone { after },
             attempts: queued.attempts,
@@ -369,7 +375,7 @@ where
     async fn try_record_failure(&self, queued: &QueuedMessage, failure: &InboxFailure) -> Result<bool, StoreError> {
         let worker = self.worker;
         loop {
-            match worker.store_call(worker.inbox.set_back_due(&self.claimed, queued.ordinal, failure)).await? {
+            match worker.record(&queued.message, self.fence(queued), failure).await? {
                 RecordOutcome::Recorded => return Ok(true),
                 RecordOutcome::Duplicate(_) | RecordOutcome::Fenced => {
                     add(&worker.status.fenced, 1);

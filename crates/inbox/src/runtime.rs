@@ -76,10 +76,7 @@ pub(crate) struct Background {
     pub(crate) stop_heartbeat: CancellationToken,
 }
 
-impl<I: Inbox + 'static> ConsumerRuntime<I>
-where
-    I::Transaction: 'static,
-{
+impl<I: Inbox> ConsumerRuntime<I> {
     /// Creates a member that has not started. The inbox must belong to the consumer that the configuration names.
     pub fn new(
         inbox: Arc<I>,
@@ -96,9 +93,10 @@ where
         inbox: Arc<I>,
         consumer: Arc<dyn BrokerConsumer>,
         handlers: Handlers<I::Transaction>,
-        config: Config,
+        mut config: Config,
         seed: u64,
     ) -> Self {
+        config.batch_max = config.batch_max.min(inbox.batch_max());
         handle::install_panic_hook();
         let now = Instant::now();
         let mut random = SplitMix64::new(seed);

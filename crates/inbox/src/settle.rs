@@ -160,10 +160,7 @@ impl Calls {
     }
 }
 
-impl<I: Inbox + 'static> ConsumerRuntime<I>
-where
-    I::Transaction: 'static,
-{
+impl<I: Inbox> ConsumerRuntime<I> {
     pub(crate) fn start_acks(&mut self, now: Instant) {
         self.acks.start(&self.consumer, &self.worker.config, now);
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use relevo_core::inbox::attempts::CallClaim;
-use relevo_core::inbox::retries::{ClaimedQueue, InboxFailure, InboxFailureAction, classes};
+use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction, QueueClaim, classes};
 use relevo_core::inbox::{DedupId, Inbox};
 use relevo_core::store::StoreError;
 use tokio::task::JoinSet;
@@ -18,10 +18,7 @@ use crate::delivery::{DeliveryResult, UnrecordedFailure};
 use crate::runtime::{ConsumerError, ConsumerRuntime};
 use crate::worker::Worker;
 
-impl<I: Inbox + 'static> ConsumerRuntime<I>
-where
-    I::Transaction: 'static,
-{
+impl<I: Inbox> ConsumerRuntime<I> {
     /// Waits for running handlers within the grace period and records the attempts of messages that have failed before.
     /// Then it returns all other messages to the broker and releases the lanes.
     pub(crate) async fn shut_down(&mut self) -> Result<(), ConsumerError> {
@@ -151,8 +148,8 @@ pub(crate) struct OpenClaims(Mutex<ClaimsInProgress>);
 struct ClaimsInProgress {
     /// Live messages whose start is recorded in the store, each with the claim of its call.
     attempts: BTreeMap<DedupId, Option<CallClaim>>,
-    /// Claimed retry queues, without their messages.
-    queues: BTreeMap<Uuid, ClaimedQueue>,
+    /// Claimed retry queues.
+    queues: BTreeMap<Uuid, QueueClaim>,
 }
 
 impl OpenClaims {
@@ -165,9 +162,8 @@ impl OpenClaims {
         self.0.lock().attempts.remove(&id);
     }
 
-    pub(crate) fn add_queue(&self, claimed: &ClaimedQueue) {
-        let empty = ClaimedQueue { queue: claimed.queue.clone(), token: claimed.token, messages: Vec::new() };
-        self.0.lock().queues.insert(claimed.token, empty);
+    pub(crate) fn add_queue(&self, claim: &QueueClaim) {
+        self.0.lock().queues.insert(claim.token, claim.clone());
     }
 
     /// Removes a queue whose worker ended, successfully or not.
@@ -176,10 +172,7 @@ impl OpenClaims {
     }
 }
 
-impl<I: Inbox + 'static> Worker<I>
-where
-    I::Transaction: 'static,
-{
+impl<I: Inbox> Worker<I> {
     /// Ends the attempts of dropped handlers, so that other members can begin them before the claims of their calls
     /// expire.
     async fn end_attempts(self: &Arc<Self>) {
@@ -196,9 +189,9 @@ where
     async fn release_queues(self: &Arc<Self>) {
         let mut calls = JoinSet::new();
         let queues = std::mem::take(&mut self.open_claims.0.lock().queues);
-        for claimed in queues.into_values() {
+        for claim in queues.into_values() {
             let worker = Arc::clone(self);
-            calls.spawn(async move { worker.call_until_timeout(|| worker.inbox.release_queue(&claimed)).await });
+            calls.spawn(async move { worker.call_until_timeout(|| worker.inbox.release_queue(&claim)).await });
         }
         while calls.join_next().await.is_some() {}
     }

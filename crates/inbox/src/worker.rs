@@ -45,10 +45,7 @@ pub(crate) enum Isolation<'a> {
     Exclusive(RwLockWriteGuard<'a, ()>),
 }
 
-impl<I: Inbox + 'static> Worker<I>
-where
-    I::Transaction: 'static,
-{
+impl<I: Inbox> Worker<I> {
     pub(crate) fn new(inbox: Arc<I>, handlers: Handlers<I::Transaction>, config: Config, random: SplitMix64) -> Self {
         let status = Arc::new(ConsumerStatus::new(&config));
         Self {

@@ -75,8 +75,8 @@ impl Worker {
 
     async fn with<I>(config: &Config, broker: &Broker, name: &str, notifications: I, metrics: I) -> Result<Self>
     where
-        I: Inbox + 'static,
-        I::Transaction: Books + 'static,
+        I: Inbox,
+        I::Transaction: Books,
     {
         let heart = Heart::new(config.worker.heartbeat);
         let recipients = desk::recipients(&config.database).await?;

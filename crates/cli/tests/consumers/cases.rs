@@ -1,5 +1,6 @@
 //! What every database must show of its consumers, and let people do with them.
 
+use relevo_core::AfterDead;
 use relevo_core::inbox::retries::InboxFailureAction;
 use relevo_core::inbox::transactions::EnterOutcome;
 use relevo_core::inbox::{Inbox, InboxState};
@@ -198,7 +199,14 @@ pub(crate) async fn a_discarded_dead_letter_lets_its_key_continue(cli: &impl Run
 
 pub(crate) async fn with_several_consumers_one_is_chosen<I: Inbox>(cli: &impl Run, inbox: &I, other: &I) {
     billing(inbox).await;
-    set_back(other, &arrival(id(3), "o-3", "{}"), InboxFailureAction::DeadContinue, "poison", "too heavy").await;
+    set_back(
+        other,
+        &arrival(id(3), "o-3", "{}"),
+        InboxFailureAction::DeadLetter(AfterDead::Continue),
+        "poison",
+        "too heavy",
+    )
+    .await;
     let letter = id(3).to_string();
     let redrive = ["consumers", "dead", "redrive", &letter, "--note", "mended", "--yes"];
     cli.fails(2, &redrive, &["more than one consumer", "hint: choose with `--consumer`: `billing`, `shipping`"]);
@@ -228,7 +236,14 @@ pub(crate) async fn a_trace_follows_a_message<I: Inbox>(cli: &impl Run, inbox: &
     let told: Vec<_> = traced["consumers"].as_array().expect("consumers").iter().map(stop).collect();
     assert_eq!(told, [("billing", "done"), ("shipping", "done")]);
     // One side alone: what was emitted elsewhere, and is a dead letter here.
-    set_back(inbox, &arrival(id(3), "o-3", "{}"), InboxFailureAction::DeadHold, "poison", "no such street").await;
+    set_back(
+        inbox,
+        &arrival(id(3), "o-3", "{}"),
+        InboxFailureAction::DeadLetter(AfterDead::Hold),
+        "poison",
+        "no such street",
+    )
+    .await;
     let dead = &cli.objects(&["trace", &id(3).to_string()])[0];
     assert_eq!((&dead["destinations"], &dead["consumers"][0]["state"]), (&json!([]), &json!("dead")));
     let letter = &dead["consumers"][0]["dead_letter"];

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use relevo_core::AfterDead;
 use relevo_core::broker::Publication;
 use relevo_core::broker_consumer::{Lane, RawMessage};
 use relevo_core::inbox::members::{Heartbeat, HeartbeatReply};
 use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction, RecordOutcome};
-use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
-use relevo_core::inbox::{DedupId, Inbox, InboxMessage};
+use relevo_core::inbox::transactions::{BeginOutcome, EnterOutcome};
+use relevo_core::inbox::{DedupId, Fence, Inbox, InboxMessage};
 use relevo_core::message::{Headers, Message, MessageId};
 use relevo_core::wire;
 
@@ -88,11 +89,12 @@ pub(crate) async fn leaves(inbox: &impl Inbox) {
 
 /// Handles a message, or finds that it came before.
 pub(crate) async fn handle(inbox: &impl Inbox, arrival: &InboxMessage) -> EnterOutcome {
-    let enter = Enter { held: None, arrivals: std::slice::from_ref(arrival) };
-    let BeginOutcome::Open(transaction, entered) = inbox.begin(enter).await.expect("it can be begun") else {
+    let BeginOutcome::Open(transaction, entered) =
+        inbox.begin(std::slice::from_ref(arrival), Fence::Live { lane: None }).await.expect("it can be begun")
+    else {
         panic!("nobody is in the way")
     };
-    inbox.commit(transaction).await.expect("it commits");
+    inbox.commit(transaction, &[]).await.expect("it commits");
     entered[0]
 }
 
@@ -105,20 +107,30 @@ pub(crate) async fn set_back(
 ) {
     let backtrace = (class == "panic").then(|| "0: ship::pack\n1: ship::\u{1b}run".to_owned());
     let setback = InboxFailure { action: stop, attempts: 3, class, error: error.to_owned(), backtrace };
-    assert_eq!(inbox.set_back(arrival, None, None, &setback).await.expect("it is kept"), RecordOutcome::Recorded);
+    assert_eq!(
+        inbox.record_failure(arrival, Fence::Live { lane: None }, &setback).await.expect("it is kept"),
+        RecordOutcome::Recorded
+    );
 }
 
 /// Fails whatever is due once more, for good.
 pub(crate) async fn fail_again(inbox: &impl Inbox) {
     let due = inbox.claim_due(10, 10, LASTS).await.expect("queues are claimed").remove(0);
     let setback = InboxFailure {
-        action: InboxFailureAction::DeadHold,
+        action: InboxFailureAction::DeadLetter(AfterDead::Hold),
         attempts: 4,
         class: "poison",
         error: "still no such street".to_owned(),
         backtrace: None,
     };
-    let kept = inbox.set_back_due(&due, due.messages[0].ordinal, &setback).await.expect("it is kept");
+    let kept = inbox
+        .record_failure(
+            &due.messages[0].message,
+            Fence::Queue { claim: &due.claim, ordinal: due.messages[0].ordinal },
+            &setback,
+        )
+        .await
+        .expect("it is kept");
     assert_eq!(kept, RecordOutcome::Recorded);
 }
 
@@ -134,7 +146,20 @@ pub(crate) async fn billing(inbox: &impl Inbox) {
         "the post is slow",
     )
     .await;
-    set_back(inbox, &arrival(id(3), "o-3", r#"{"n":3}"#), InboxFailureAction::DeadHold, "panic", "no such street")
-        .await;
-    set_back(inbox, &garbage(id(4)), InboxFailureAction::DeadContinue, "undecodable", "no CloudEvent").await;
+    set_back(
+        inbox,
+        &arrival(id(3), "o-3", r#"{"n":3}"#),
+        InboxFailureAction::DeadLetter(AfterDead::Hold),
+        "panic",
+        "no such street",
+    )
+    .await;
+    set_back(
+        inbox,
+        &garbage(id(4)),
+        InboxFailureAction::DeadLetter(AfterDead::Continue),
+        "undecodable",
+        "no CloudEvent",
+    )
+    .await;
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use relevo_core::AfterDead;
 use relevo_core::inbox::InboxRetention;
 use relevo_store_postgres::inbox::{Config, Inbox};
 
@@ -99,7 +100,7 @@ async fn a_trace_follows_a_message() {
     let emitted = cli.emit("o-1", "2");
     let message = arrival(emitted.parse().expect("an id"), "o-1", "2");
     super::scene::handle(&billing, &message).await;
-    set_back(&shipping, &message, InboxFailureAction::DeadHold, "poison", "too heavy").await;
+    set_back(&shipping, &message, InboxFailureAction::DeadLetter(AfterDead::Hold), "poison", "too heavy").await;
     let (told, _) = cli.succeeds(&["trace", &emitted]);
     insta::assert_snapshot!("trace", stable(&told, &cli));
 }

@@ -3,11 +3,12 @@
 use std::process::{Child, Output};
 use std::time::{Duration, Instant};
 
+use relevo_core::AfterDead;
 use relevo_core::inbox::admin::Operate;
 use relevo_core::inbox::replays::Replay;
 use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction, QueuedMessage};
 use relevo_core::inbox::transactions::BeginOutcome;
-use relevo_core::inbox::{Inbox, InboxMessage};
+use relevo_core::inbox::{Fence, Inbox, InboxMessage};
 use serde_json::{Value, json};
 
 use super::cases::Run;
@@ -65,15 +66,16 @@ impl Handled {
 /// Handles whatever is due, once.
 pub(crate) async fn work(inbox: &impl Inbox, handled: &mut Handled) {
     for due in inbox.claim_due(50, 50, SOON).await.expect("the store answers") {
-        for QueuedMessage { ordinal: number, message: arrival, .. } in &due.messages {
-            let BeginOutcome::Open(transaction, _) = inbox.begin_due(&due, *number).await.expect("the store answers")
-            else {
+        for QueuedMessage { ordinal, message: arrival, .. } in &due.messages {
+            let fence = Fence::Queue { claim: &due.claim, ordinal: *ordinal };
+            let begun = inbox.begin(std::slice::from_ref(arrival), fence).await;
+            let BeginOutcome::Open(transaction, _) = begun.expect("the store answers") else {
                 break;
             };
-            inbox.commit(transaction).await.expect("the store answers");
+            inbox.commit(transaction, &[]).await.expect("the store answers");
             handled.0.push(told(arrival));
         }
-        inbox.release_queue(&due).await.expect("the store answers");
+        inbox.release_queue(&due.claim).await.expect("the store answers");
     }
 }
 
@@ -81,16 +83,17 @@ pub(crate) async fn work(inbox: &impl Inbox, handled: &mut Handled) {
 pub(crate) async fn bury(inbox: &impl Inbox) {
     for due in inbox.claim_due(50, 50, SOON).await.expect("the store answers") {
         let setback = InboxFailure {
-            action: InboxFailureAction::DeadContinue,
+            action: InboxFailureAction::DeadLetter(AfterDead::Continue),
             attempts: 1,
             class: "poison",
             error: "it was told so".to_owned(),
             backtrace: None,
         };
         for waiting in &due.messages {
-            inbox.set_back_due(&due, waiting.ordinal, &setback).await.expect("the store answers");
+            let fence = Fence::Queue { claim: &due.claim, ordinal: waiting.ordinal };
+            inbox.record_failure(&waiting.message, fence, &setback).await.expect("the store answers");
         }
-        inbox.release_queue(&due).await.expect("the store answers");
+        inbox.release_queue(&due.claim).await.expect("the store answers");
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use relevo_core::inbox::{Inbox as _, InboxRetention};
+use relevo_core::inbox::InboxRetention;
+use relevo_core::inbox::members::InboxMembers as _;
 use relevo_store_sqlite::inbox::{Config, Inbox};
 
 use super::File;

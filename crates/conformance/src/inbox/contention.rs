@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use relevo_core::inbox::attempts::ClaimOutcome;
 use relevo_core::inbox::retries::RecordOutcome;
-use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
-use relevo_core::inbox::{Inbox, InboxState};
+use relevo_core::inbox::transactions::{BeginOutcome, EnterOutcome};
+use relevo_core::inbox::{Fence, InboxState};
 
 use super::harness::Harness;
+use super::harness::ports::*;
 use super::steps::{
     BILLING, LONG, SHORT, assert_busy, begin, finish, handle, handle_with_retries, inbox_message, lines, must, retry,
 };
@@ -17,10 +18,10 @@ pub async fn a_duplicate_of_a_message_in_an_open_transaction_is_busy(h: &mut imp
     let (first, second) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     let message = [inbox_message(1, "a")];
     let (transaction, _) = begin(&first, &message).await;
-    assert_busy(second.begin(Enter { held: None, arrivals: &message }).await);
+    assert_busy(second.begin(&message, Fence::Live { lane: None }).await);
     let claimed = must(second.claim_call(&message[0], None, LONG).await);
     assert!(matches!(claimed, ClaimOutcome::Busy(_)), "{claimed:?}");
-    let recorded = must(second.set_back(&message[0], None, None, &retry(SHORT, 1)).await);
+    let recorded = must(second.record_failure(&message[0], Fence::Live { lane: None }, &retry(SHORT, 1)).await);
     assert_eq!(recorded, RecordOutcome::Busy);
     must(first.rollback(transaction).await);
     // No attempt was counted, and nothing was queued.
@@ -62,7 +63,7 @@ pub async fn a_cancelled_wait_leaves_nothing(h: &mut impl Harness) {
     let (first, second) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     let message = [inbox_message(1, "a")];
     let (transaction, _) = begin(&first, &message).await;
-    let waits = second.begin(Enter { held: None, arrivals: &message });
+    let waits = second.begin(&message, Fence::Live { lane: None });
     if let Ok(outcome) = tokio::time::timeout(Duration::from_millis(20), waits).await {
         assert_busy(outcome);
     }
@@ -77,7 +78,7 @@ pub async fn other_messages_are_handled_during_an_open_transaction(h: &mut impl 
     let (first, second) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     let (message, other) = ([inbox_message(1, "a")], [inbox_message(2, "b")]);
     let (transaction, entered) = begin(&first, &message).await;
-    let beside = must(second.begin(Enter { held: None, arrivals: &other }).await);
+    let beside = must(second.begin(&other, Fence::Live { lane: None }).await);
     assert_eq!(matches!(beside, BeginOutcome::Busy), h.capabilities().single_writer);
     if let BeginOutcome::Open(beside, entered) = beside {
         finish(h, &second, beside, &other, &entered).await;
@@ -94,7 +95,7 @@ pub async fn a_batch_with_a_busy_message_changes_nothing(h: &mut impl Harness) {
     let (first, second) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     let (transaction, _) = begin(&first, &[inbox_message(2, "b")]).await;
     let batch = [inbox_message(3, "c"), inbox_message(2, "b"), inbox_message(1, "a")];
-    assert_busy(second.begin(Enter { held: None, arrivals: &batch }).await);
+    assert_busy(second.begin(&batch, Fence::Live { lane: None }).await);
     must(first.rollback(transaction).await);
     assert_eq!(handle(h, &first, &batch).await, [EnterOutcome::New; 3]);
     assert_eq!(h.effects().await, lines(&[3, 2, 1]));

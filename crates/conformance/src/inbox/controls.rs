@@ -2,14 +2,16 @@
 
 use std::time::Duration;
 
+use relevo_core::AfterDead;
 use relevo_core::broker_consumer::Lane;
 use relevo_core::inbox::admin::{ConsumerControl, Operate, RemoveOutcome};
 use relevo_core::inbox::members::{Heartbeat, HeartbeatReply};
 use relevo_core::inbox::retries::InboxFailureAction;
-use relevo_core::inbox::transactions::{Enter, EnterOutcome};
-use relevo_core::inbox::{Inbox, InboxState};
+use relevo_core::inbox::transactions::EnterOutcome;
+use relevo_core::inbox::{Fence, InboxState};
 
 use super::harness::Harness;
+use super::harness::ports::*;
 use super::steps::{
     BILLING, LONG, REAL_WAIT, SHORT, acquire_lane, assert_fenced, claim_one, dead_letter, during_write, fail, finish,
     handle, handle_queue, heartbeat, id, ids_filter, inbox_message, lane, lines, mark, member, must, must_open,
@@ -135,7 +137,7 @@ pub async fn queued_messages_are_counted_and_shown(h: &mut impl Harness) {
     fail(&billing, &inbox_message(1, "a"), &retry(Duration::from_mins(9), 4)).await;
     fail(&billing, &inbox_message(2, "b"), &retry(Duration::from_mins(1), 1)).await;
     handle(h, &billing, &[inbox_message(3, "a"), inbox_message(4, "a")]).await;
-    dead_letter(&billing, &inbox_message(5, "c"), InboxFailureAction::DeadContinue).await;
+    dead_letter(&billing, &inbox_message(5, "c"), InboxFailureAction::DeadLetter(AfterDead::Continue)).await;
     let operator = h.operator().await;
     let list = must(operator.list_consumers().await);
     let counts: Vec<_> = list.iter().map(|each| (each.name.as_str(), each.waiting, each.dead)).collect();
@@ -168,7 +170,7 @@ pub async fn a_consumer_without_members_is_removed(h: &mut impl Harness) {
     assert_eq!(must(operator.get_consumer(BILLING, 10).await), None);
     assert!(!must(operator.set_control(BILLING, None, ConsumerControl::Pause).await), "the consumer does not exist");
     assert_eq!(must(operator.remove_consumer(BILLING).await), RemoveOutcome::Unknown, "a second time");
-    assert_fenced(old.begin(Enter { held: Some(&before), arrivals: &[inbox_message(2, "a")] }).await);
+    assert_fenced(old.begin(&[inbox_message(2, "a")], Fence::Live { lane: Some(&before) }).await);
     acquire_lane(&new, 2, LONG).await;
     assert_eq!(must(new.heartbeat(&heartbeat(2, LONG)).await), HeartbeatReply::default());
     let shown = must(operator.get_consumer(BILLING, 10).await).expect("it is listed again");
@@ -200,14 +202,14 @@ pub async fn a_consumer_is_not_removed_during_an_open_transaction(h: &mut impl H
     let operator = h.operator().await;
     let lease = acquire_lane(&inbox, 1, REAL_WAIT).await;
     let message = [inbox_message(1, "a")];
-    let (transaction, entered) = must_open(inbox.begin(Enter { held: Some(&lease), arrivals: &message }).await);
+    let (transaction, entered) = must_open(inbox.begin(&message, Fence::Live { lane: Some(&lease) }).await);
     h.advance_time(REAL_WAIT).await;
     let removed = during_write(h, operator.remove_consumer(BILLING).await);
     assert!(removed.is_none_or(|removed| removed == RemoveOutcome::MembersAlive), "{removed:?}");
     finish(h, &inbox, transaction, &message, &entered).await;
     assert_eq!(h.effects().await, lines(&[1]));
     assert_eq!(must(operator.remove_consumer(BILLING).await), RemoveOutcome::Removed);
-    assert_fenced(inbox.begin(Enter { held: Some(&lease), arrivals: &[inbox_message(2, "a")] }).await);
+    assert_fenced(inbox.begin(&[inbox_message(2, "a")], Fence::Live { lane: Some(&lease) }).await);
 }
 
 /// The consumer is listed while it has waiting messages or dead letters, and a returning member continues with them.
@@ -216,7 +218,7 @@ pub async fn a_returning_consumer_finds_its_queued_messages(h: &mut impl Harness
     acquire_lane(&old, 1, SHORT).await;
     handle(h, &old, &[inbox_message(1, "a")]).await;
     fail(&old, &inbox_message(2, "b"), &retry(Duration::ZERO, 1)).await;
-    dead_letter(&old, &inbox_message(3, "c"), InboxFailureAction::DeadHold).await;
+    dead_letter(&old, &inbox_message(3, "c"), InboxFailureAction::DeadLetter(AfterDead::Hold)).await;
     h.advance_time(SHORT).await;
     let operator = h.operator().await;
     assert_eq!(must(operator.remove_consumer(BILLING).await), RemoveOutcome::Removed);
@@ -246,7 +248,7 @@ pub async fn a_message_is_found_by_its_inbox_rows(h: &mut impl Harness) {
     fail(&shipping, &inbox_message(1, "a"), &retry(LONG, 1)).await;
     let mut repeated = inbox_message(1, "a");
     repeated.dedup_id.replay = 2;
-    dead_letter(&billing, &repeated, InboxFailureAction::DeadContinue).await;
+    dead_letter(&billing, &repeated, InboxFailureAction::DeadLetter(AfterDead::Continue)).await;
     handle(h, &billing, &[inbox_message(2, "a")]).await;
     let known = must(h.operator().await.find_message(id(1)).await);
     let states: Vec<_> = known.iter().map(|each| (each.consumer.as_str(), each.dedup_id.replay, each.state)).collect();

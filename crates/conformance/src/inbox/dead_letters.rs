@@ -3,17 +3,19 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use relevo_core::AfterDead;
 use relevo_core::broker_consumer::{Lane, RawMessage};
 use relevo_core::inbox::admin::Operate;
 use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterFilter, DeadLetterState, MarkRequest};
 use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction, RecordOutcome};
 use relevo_core::inbox::transactions::EnterOutcome;
-use relevo_core::inbox::{Inbox, InboxMessage, InboxState};
+use relevo_core::inbox::{InboxMessage, InboxState};
 
 use super::harness::Harness;
+use super::harness::ports::*;
 use super::steps::{
     BILLING, assert_fenced, claim_due, claim_one, dead_letter, fail, failure, handle, handle_at, handle_queue, id,
-    ids_filter, inbox_message, lines, mark, must, numbers, retry,
+    ids_filter, in_queue, inbox_message, lines, mark, must, numbers, queued, retry,
 };
 
 /// Binary and repeated headers, a payload that is neither text nor JSON, and offsets and texts at their limits.
@@ -40,14 +42,14 @@ pub async fn a_dead_letter_keeps_every_field(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let empty = InboxMessage { raw: RawMessage::default(), offset: None, ..inbox_message(2, "b") };
     let panicked = InboxFailure {
-        action: InboxFailureAction::DeadContinue,
+        action: InboxFailureAction::DeadLetter(AfterDead::Continue),
         attempts: 5,
         class: "panic",
         error: "index out of bounds".to_owned(),
         backtrace: Some("0: handle\n1: main".to_owned()),
     };
     fail(&inbox, &unusual_message(1), &panicked).await;
-    fail(&inbox, &empty, &failure(InboxFailureAction::DeadContinue, 0)).await;
+    fail(&inbox, &empty, &failure(InboxFailureAction::DeadLetter(AfterDead::Continue), 0)).await;
     let operator = h.operator().await;
     let row = must(operator.list_dead_letters(&ids_filter(&[1]), 10).await).remove(0);
     assert_eq!((row.consumer.as_str(), &row.message), (BILLING, &unusual_message(1)));
@@ -67,8 +69,13 @@ pub async fn bytes_survive_a_retry_queue_and_a_redrive(h: &mut impl Harness) {
     let claimed = claim_one(&inbox).await;
     let messages: Vec<&InboxMessage> = claimed.messages.iter().map(|waiting| &waiting.message).collect();
     assert_eq!(messages, [&unusual_message(1), &unusual_message(2)]);
-    let kept =
-        inbox.set_back_due(&claimed, claimed.messages[0].ordinal, &failure(InboxFailureAction::DeadHold, 2)).await;
+    let kept = inbox
+        .record_failure(
+            &claimed.messages[0].message,
+            in_queue(&claimed, 0),
+            &failure(InboxFailureAction::DeadLetter(AfterDead::Hold), 2),
+        )
+        .await;
     assert_eq!(must(kept), RecordOutcome::Recorded);
     assert_eq!(dead_letters(h).await[0].message, unusual_message(1));
     must(h.operator().await.redrive(&mark(ids_filter(&[1]))).await);
@@ -79,7 +86,7 @@ pub async fn bytes_survive_a_retry_queue_and_a_redrive(h: &mut impl Harness) {
 /// Its queue continues, and a redelivery of it is a duplicate.
 pub async fn a_queue_that_continues_is_not_blocked(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
-    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadContinue).await;
+    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadLetter(AfterDead::Continue)).await;
     let entered = handle(h, &inbox, &[inbox_message(1, "a"), inbox_message(2, "a")]).await;
     assert_eq!(entered, [EnterOutcome::Duplicate(InboxState::Dead), EnterOutcome::New]);
     assert!(claim_due(&inbox).await.is_empty());
@@ -88,7 +95,7 @@ pub async fn a_queue_that_continues_is_not_blocked(h: &mut impl Harness) {
 /// Its queue waits for an operator, other queues continue.
 pub async fn a_blocked_queue_waits_for_an_operator(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
-    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadHold).await;
+    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadLetter(AfterDead::Hold)).await;
     let entered = handle(h, &inbox, &[inbox_message(1, "a"), inbox_message(2, "a"), inbox_message(3, "b")]).await;
     assert_eq!(entered, [EnterOutcome::Duplicate(InboxState::Dead), EnterOutcome::QueuedBehind, EnterOutcome::New]);
     assert!(claim_due(&inbox).await.is_empty());
@@ -104,13 +111,18 @@ pub async fn a_queued_message_is_dead_lettered_and_its_queue_continues(h: &mut i
     fail(&inbox, &inbox_message(1, "a"), &retry(Duration::ZERO, 4)).await;
     handle(h, &inbox, &[inbox_message(2, "a")]).await;
     let claimed = claim_one(&inbox).await;
-    let kept =
-        inbox.set_back_due(&claimed, claimed.messages[0].ordinal, &failure(InboxFailureAction::DeadContinue, 5)).await;
+    let kept = inbox
+        .record_failure(
+            &claimed.messages[0].message,
+            in_queue(&claimed, 0),
+            &failure(InboxFailureAction::DeadLetter(AfterDead::Continue), 5),
+        )
+        .await;
     assert_eq!(must(kept), RecordOutcome::Recorded);
     assert_eq!((dead_letters(h).await.len(), dead_letters(h).await[0].attempts), (1, 5));
     // The claim stays valid: the next message may be handled, or fail with its own count of attempts.
     handle_at(h, &inbox, &claimed, 1).await;
-    must(inbox.release_queue(&claimed).await);
+    must(inbox.release_queue(&claimed.claim).await);
     let entered = handle(h, &inbox, &[inbox_message(1, "a"), inbox_message(2, "a"), inbox_message(3, "a")]).await;
     assert_eq!(
         entered,
@@ -125,9 +137,15 @@ pub async fn the_successor_of_a_dead_message_starts_with_no_attempts(h: &mut imp
     handle(h, &inbox, &[inbox_message(2, "a")]).await;
     let claimed = claim_one(&inbox).await;
     must(
-        inbox.set_back_due(&claimed, claimed.messages[0].ordinal, &failure(InboxFailureAction::DeadContinue, 5)).await,
+        inbox
+            .record_failure(
+                &claimed.messages[0].message,
+                in_queue(&claimed, 0),
+                &failure(InboxFailureAction::DeadLetter(AfterDead::Continue), 5),
+            )
+            .await,
     );
-    must(inbox.release_queue(&claimed).await);
+    must(inbox.release_queue(&claimed.claim).await);
     let claimed = claim_one(&inbox).await;
     assert_eq!(
         (numbers(&claimed), claimed.messages[0].attempts, claimed.messages[0].unfinished_starts),
@@ -141,11 +159,16 @@ pub async fn a_queued_message_is_dead_lettered_and_its_queue_is_blocked(h: &mut 
     fail(&inbox, &inbox_message(1, "a"), &retry(Duration::ZERO, 4)).await;
     handle(h, &inbox, &[inbox_message(2, "a")]).await;
     let claimed = claim_one(&inbox).await;
-    let kept =
-        inbox.set_back_due(&claimed, claimed.messages[0].ordinal, &failure(InboxFailureAction::DeadHold, 5)).await;
+    let kept = inbox
+        .record_failure(
+            &claimed.messages[0].message,
+            in_queue(&claimed, 0),
+            &failure(InboxFailureAction::DeadLetter(AfterDead::Hold), 5),
+        )
+        .await;
     assert_eq!(must(kept), RecordOutcome::Recorded);
-    assert_fenced(inbox.begin_due(&claimed, claimed.messages[1].ordinal).await);
-    must(inbox.release_queue(&claimed).await);
+    assert_fenced(inbox.begin(queued(&claimed, 1), in_queue(&claimed, 1)).await);
+    must(inbox.release_queue(&claimed.claim).await);
     assert!(claim_due(&inbox).await.is_empty(), "releasing an ended claim frees nothing");
     assert_eq!(handle(h, &inbox, &[inbox_message(3, "a")]).await, [EnterOutcome::QueuedBehind]);
 }
@@ -153,7 +176,7 @@ pub async fn a_queued_message_is_dead_lettered_and_its_queue_is_blocked(h: &mut 
 /// Archiving releases the queue that waited for it. Its inbox row stays, so that a redelivery is a duplicate.
 pub async fn a_discarded_dead_letter_frees_its_queue(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
-    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadHold).await;
+    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadLetter(AfterDead::Hold)).await;
     handle(h, &inbox, &[inbox_message(2, "a")]).await;
     let operator = h.operator().await;
     assert_eq!(must(operator.archive(&mark(ids_filter(&[1]))).await), 1);
@@ -173,7 +196,7 @@ pub async fn a_discarded_dead_letter_frees_its_queue(h: &mut impl Harness) {
 /// Without successors the queue is empty, and the next message is handled directly.
 pub async fn a_discarded_dead_letter_without_successors_frees_its_queue(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
-    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadHold).await;
+    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadLetter(AfterDead::Hold)).await;
     assert_eq!(must(h.operator().await.archive(&mark(ids_filter(&[1]))).await), 1);
     assert!(claim_due(&inbox).await.is_empty());
     assert_eq!(handle(h, &inbox, &[inbox_message(2, "a")]).await, [EnterOutcome::New]);
@@ -182,8 +205,8 @@ pub async fn a_discarded_dead_letter_without_successors_frees_its_queue(h: &mut 
 /// A queue waits for the dead letter that holds it, not for any other of its key.
 pub async fn a_blocked_queue_is_not_freed_by_another_dead_letter(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
-    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadContinue).await;
-    dead_letter(&inbox, &inbox_message(2, "a"), InboxFailureAction::DeadHold).await;
+    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadLetter(AfterDead::Continue)).await;
+    dead_letter(&inbox, &inbox_message(2, "a"), InboxFailureAction::DeadLetter(AfterDead::Hold)).await;
     handle(h, &inbox, &[inbox_message(3, "a")]).await;
     let operator = h.operator().await;
     assert_eq!(must(operator.archive(&mark(ids_filter(&[1]))).await), 1);
@@ -195,8 +218,8 @@ pub async fn a_blocked_queue_is_not_freed_by_another_dead_letter(h: &mut impl Ha
 /// A queue held by two dead letters waits for both.
 pub async fn a_queue_blocked_by_two_dead_letters_waits_for_both(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
-    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadHold).await;
-    dead_letter(&inbox, &inbox_message(2, "a"), InboxFailureAction::DeadHold).await;
+    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadLetter(AfterDead::Hold)).await;
+    dead_letter(&inbox, &inbox_message(2, "a"), InboxFailureAction::DeadLetter(AfterDead::Hold)).await;
     let operator = h.operator().await;
     assert_eq!(must(operator.archive(&mark(ids_filter(&[1]))).await), 1);
     assert_eq!(
@@ -213,7 +236,12 @@ pub async fn a_queue_blocked_by_two_dead_letters_waits_for_both(h: &mut impl Har
 pub async fn a_dry_run_only_counts(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     for number in [1, 2, 3] {
-        dead_letter(&inbox, &inbox_message(number, &number.to_string()), InboxFailureAction::DeadHold).await;
+        dead_letter(
+            &inbox,
+            &inbox_message(number, &number.to_string()),
+            InboxFailureAction::DeadLetter(AfterDead::Hold),
+        )
+        .await;
     }
     let before = dead_letters(h).await;
     let operator = h.operator().await;
@@ -226,11 +254,12 @@ pub async fn a_dry_run_only_counts(h: &mut impl Harness) {
 /// Every field that is set must match.
 pub async fn dead_letters_are_found_by_every_filter(h: &mut impl Harness) {
     let (billing, shipping) = (h.inbox(BILLING).await, h.inbox("shipping").await);
-    let other = InboxFailure { class: "undecodable", ..failure(InboxFailureAction::DeadContinue, 1) };
-    dead_letter(&billing, &inbox_message(1, "a"), InboxFailureAction::DeadContinue).await;
+    let other =
+        InboxFailure { class: "undecodable", ..failure(InboxFailureAction::DeadLetter(AfterDead::Continue), 1) };
+    dead_letter(&billing, &inbox_message(1, "a"), InboxFailureAction::DeadLetter(AfterDead::Continue)).await;
     h.advance_time(Duration::from_secs(1)).await;
     fail(&billing, &inbox_message(2, "b"), &other).await;
-    dead_letter(&shipping, &inbox_message(1, "a"), InboxFailureAction::DeadContinue).await;
+    dead_letter(&shipping, &inbox_message(1, "a"), InboxFailureAction::DeadLetter(AfterDead::Continue)).await;
     let operator = h.operator().await;
     assert_eq!(must(operator.archive(&mark(ids_filter(&[2]))).await), 1);
     let list = async |filter: DeadLetterFilter, limit: usize| {

@@ -1,11 +1,14 @@
 //! One row per message: the effect, the emitted messages and the verdict commit together with it, or not at all.
 
-use relevo_core::inbox::transactions::{Enter, EnterOutcome};
-use relevo_core::inbox::{Inbox, InboxMessage, InboxState};
+use relevo_core::inbox::transactions::EnterOutcome;
+use relevo_core::inbox::{Fence, InboxMessage, InboxState};
 use relevo_core::{Draft, DraftError, EmitError, MessageId, OnDuplicate, StoreTransaction};
 
 use super::harness::Harness;
-use super::steps::{BILLING, begin, handle, handle_with_retries, inbox_message, line, lines, must, must_open};
+use super::harness::ports::*;
+use super::steps::{
+    BILLING, begin, handle, handle_with_retries, inbox_message, line, lines, must, must_commit, must_commit_and_open,
+};
 
 /// The whole guarantee, in one process and across two.
 pub async fn a_new_message_is_handled_once(h: &mut impl Harness) {
@@ -48,10 +51,11 @@ pub async fn a_dropped_transaction_leaves_no_inbox_row(h: &mut impl Harness) {
 pub async fn commit_and_begin_commits_the_first_transaction(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let [first, second, third] = [1, 2, 3].map(|number| [inbox_message(number, "a")]);
-    let next = |messages| Enter { held: None, arrivals: messages };
+    let fence = Fence::Live { lane: None };
     let (mut transaction, _) = begin(&inbox, &first).await;
     h.effect(&mut transaction, &line(&first[0])).await;
-    let (mut transaction, entered) = must_open(must(inbox.commit_and_begin(transaction, next(&second)).await));
+    let (mut transaction, entered) =
+        must_commit_and_open(inbox.commit_and_begin(transaction, &[], &second, fence).await);
     assert_eq!(entered, [EnterOutcome::New]);
     assert_eq!(h.effects().await, lines(&[1]));
     h.effect(&mut transaction, "rolled back").await;
@@ -59,12 +63,13 @@ pub async fn commit_and_begin_commits_the_first_transaction(h: &mut impl Harness
     // An already handled message is a duplicate in this call too.
     let (mut transaction, _) = begin(&inbox, &second).await;
     h.effect(&mut transaction, &line(&second[0])).await;
-    let (transaction, entered) = must_open(must(inbox.commit_and_begin(transaction, next(&first)).await));
+    let (transaction, entered) = must_commit_and_open(inbox.commit_and_begin(transaction, &[], &first, fence).await);
     assert_eq!(entered, [EnterOutcome::Duplicate(InboxState::Done)]);
-    let (mut transaction, entered) = must_open(must(inbox.commit_and_begin(transaction, next(&third)).await));
+    let (mut transaction, entered) =
+        must_commit_and_open(inbox.commit_and_begin(transaction, &[], &third, fence).await);
     assert_eq!(entered, [EnterOutcome::New]);
     h.effect(&mut transaction, &line(&third[0])).await;
-    must(inbox.commit(transaction).await);
+    must_commit(inbox.commit(transaction, &[]).await);
     assert_eq!(h.effects().await, lines(&[1, 2, 3]));
 }
 
@@ -82,7 +87,7 @@ pub async fn effect_emitted_message_and_inbox_row_commit_together(h: &mut impl H
     assert_eq!(entered, [EnterOutcome::New]);
     h.effect(&mut transaction, "committed").await;
     let emitted = must_emit(&mut transaction, Draft::json("bills", "b-1", "BillMade", "{}")).await;
-    must(inbox.commit(transaction).await);
+    must_commit(inbox.commit(transaction, &[]).await);
     assert_eq!((h.emitted().await, h.effects().await), (vec![emitted], vec!["committed".to_owned()]));
     assert_eq!(handle(h, &inbox, &message).await, [EnterOutcome::Duplicate(InboxState::Done)]);
 }
@@ -103,7 +108,7 @@ pub async fn a_handler_chooses_ids_and_cancels_scheduled_messages(h: &mut impl H
     let invalid = transaction.emit(Draft { topic: "".into(), ..bill.clone() }).await;
     assert!(matches!(invalid, Err(EmitError::Invalid(DraftError::Empty("topic")))), "{invalid:?}");
     let scheduled = must_emit(&mut transaction, reminder).await;
-    must(inbox.commit(transaction).await);
+    must_commit(inbox.commit(transaction, &[]).await);
     assert_eq!(h.emitted().await, [id]);
 
     let (mut transaction, _) = begin(&inbox, &[inbox_message(2, "a")]).await;
@@ -145,14 +150,9 @@ pub async fn each_replay_handles_a_message_once(h: &mut impl Harness) {
 pub async fn a_skipped_message_counts_as_skipped(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let messages = [inbox_message(1, "a"), inbox_message(2, "a")];
-    // A rolled-back skip is not recorded.
-    let (mut transaction, _) = begin(&inbox, &messages).await;
-    must(inbox.skip(&mut transaction, messages[0].dedup_id).await);
-    must(inbox.rollback(transaction).await);
-    let (mut transaction, entered) = begin(&inbox, &messages).await;
+    let (transaction, entered) = begin(&inbox, &messages).await;
     assert_eq!(entered, [EnterOutcome::New, EnterOutcome::New]);
-    must(inbox.skip(&mut transaction, messages[0].dedup_id).await);
-    must(inbox.commit(transaction).await);
+    must_commit(inbox.commit(transaction, &[messages[0].dedup_id]).await);
     let repeated = handle(h, &inbox, &messages).await;
     assert_eq!(repeated, [EnterOutcome::Duplicate(InboxState::Skipped), EnterOutcome::Duplicate(InboxState::Done)]);
 }
@@ -194,7 +194,7 @@ pub async fn a_large_batch_is_one_transaction(h: &mut impl Harness) {
     must(inbox.rollback(transaction).await);
     let (transaction, repeated) = begin(&inbox, &batch).await;
     assert_eq!(repeated, entered, "nothing was committed");
-    must(inbox.commit(transaction).await);
+    must_commit(inbox.commit(transaction, &[]).await);
     assert_eq!(handle(h, &inbox, &batch).await, [EnterOutcome::Duplicate(InboxState::Done); 500]);
 }
 
@@ -204,6 +204,6 @@ pub async fn an_empty_batch_is_a_transaction(h: &mut impl Harness) {
     let (mut transaction, entered) = begin(&inbox, &[]).await;
     assert!(entered.is_empty());
     h.effect(&mut transaction, &line(&inbox_message(7, "a"))).await;
-    must(inbox.commit(transaction).await);
+    must_commit(inbox.commit(transaction, &[]).await);
     assert_eq!(h.effects().await, lines(&[7]));
 }

@@ -2,15 +2,17 @@
 
 use std::time::Duration;
 
+use relevo_core::AfterDead;
 use relevo_core::inbox::attempts::{CallClaim, ClaimOutcome};
 use relevo_core::inbox::retries::{InboxFailureAction, RecordOutcome};
 use relevo_core::inbox::transactions::EnterOutcome;
-use relevo_core::inbox::{Inbox, InboxMessage, InboxState};
+use relevo_core::inbox::{Fence, Inbox, InboxMessage, InboxState};
 
 use super::harness::Harness;
+use super::harness::ports::*;
 use super::steps::{
     BILLING, LONG, SHORT, assert_fenced, begin, claim_one, fail, failure, handle, inbox_message, line, lines, must,
-    must_open, numbers, retry,
+    must_commit, must_open, numbers, retry,
 };
 
 /// Claims a message that must be free.
@@ -23,10 +25,11 @@ async fn claim_call(inbox: &impl Inbox, message: &InboxMessage, duration: Durati
 
 /// Commits the result of a call.
 async fn commit<H: Harness>(h: &H, inbox: &H::Inbox, message: &InboxMessage, claim: CallClaim) {
-    let (mut transaction, entered) = must_open(inbox.begin_claimed(message, None, claim).await);
+    let (mut transaction, entered) =
+        must_open(inbox.begin(std::slice::from_ref(message), Fence::Call { lane: None, claim: claim }).await);
     assert_eq!(entered, [EnterOutcome::New]);
     h.effect(&mut transaction, &line(message)).await;
-    must(inbox.commit(transaction).await);
+    must_commit(inbox.commit(transaction, &[]).await);
 }
 
 /// While a call may be running, no other worker makes it.
@@ -66,7 +69,7 @@ pub async fn an_expired_call_can_be_handled_in_a_transaction(h: &mut impl Harnes
     let late = claim_call(&slow, &message, SHORT).await;
     h.advance_time(SHORT).await;
     assert_eq!(handle(h, &quick, std::slice::from_ref(&message)).await, [EnterOutcome::New]);
-    assert_fenced(slow.begin_claimed(&message, None, late).await);
+    assert_fenced(slow.begin(std::slice::from_ref(&message), Fence::Call { lane: None, claim: late }).await);
     assert_eq!(h.effects().await, lines(&[1]));
 }
 
@@ -79,9 +82,9 @@ pub async fn a_fenced_caller_cannot_commit(h: &mut impl Harness) {
     let claim = claim_call(&quick, &message, LONG).await;
     assert_eq!(claim.unfinished_starts, 2);
     assert_ne!(claim.token, late.token);
-    assert_fenced(slow.begin_claimed(&message, None, late).await);
+    assert_fenced(slow.begin(std::slice::from_ref(&message), Fence::Call { lane: None, claim: late }).await);
     commit(h, &quick, &message, claim).await;
-    assert_fenced(slow.begin_claimed(&message, None, late).await);
+    assert_fenced(slow.begin(std::slice::from_ref(&message), Fence::Call { lane: None, claim: late }).await);
     assert_eq!(h.effects().await, lines(&[1]));
 }
 
@@ -100,7 +103,8 @@ pub async fn a_rolled_back_result_keeps_the_claim(h: &mut impl Harness) {
     let (inbox, other) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     let message = inbox_message(1, "a");
     let claim = claim_call(&inbox, &message, LONG).await;
-    let (mut transaction, _) = must_open(inbox.begin_claimed(&message, None, claim).await);
+    let (mut transaction, _) =
+        must_open(inbox.begin(std::slice::from_ref(&message), Fence::Call { lane: None, claim: claim }).await);
     h.effect(&mut transaction, "rolled back").await;
     must(inbox.rollback(transaction).await);
     assert!(matches!(must(other.claim_call(&message, None, LONG).await), ClaimOutcome::Busy(_)));
@@ -122,9 +126,9 @@ pub async fn a_call_may_end_as_skipped(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let message = inbox_message(1, "a");
     let claim = claim_call(&inbox, &message, LONG).await;
-    let (mut transaction, _) = must_open(inbox.begin_claimed(&message, None, claim).await);
-    must(inbox.skip(&mut transaction, message.dedup_id).await);
-    must(inbox.commit(transaction).await);
+    let (transaction, _) =
+        must_open(inbox.begin(std::slice::from_ref(&message), Fence::Call { lane: None, claim: claim }).await);
+    must_commit(inbox.commit(transaction, &[message.dedup_id]).await);
     assert_eq!(must(inbox.claim_call(&message, None, LONG).await), ClaimOutcome::Duplicate(InboxState::Skipped));
 }
 
@@ -146,11 +150,21 @@ pub async fn only_the_caller_records_the_failure_of_its_call(h: &mut impl Harnes
     h.advance_time(SHORT).await;
     let claim = claim_call(&quick, &message, LONG).await;
     let failed = failure(InboxFailureAction::Retry { after: Duration::ZERO }, 1);
-    assert_eq!(must(slow.set_back(&message, None, Some(late), &failed).await), RecordOutcome::Fenced);
-    assert_eq!(must(slow.set_back(&message, None, None, &failed).await), RecordOutcome::Busy, "its call may still run");
-    assert_eq!(must(quick.set_back(&message, None, Some(claim), &failed).await), RecordOutcome::Recorded);
+    assert_eq!(
+        must(slow.record_failure(&message, Fence::Call { lane: None, claim: late }, &failed).await),
+        RecordOutcome::Fenced
+    );
+    assert_eq!(
+        must(slow.record_failure(&message, Fence::Live { lane: None }, &failed).await),
+        RecordOutcome::Busy,
+        "its call may still run"
+    );
+    assert_eq!(
+        must(quick.record_failure(&message, Fence::Call { lane: None, claim: claim }, &failed).await),
+        RecordOutcome::Recorded
+    );
     // The message waits now, and the claim has ended.
-    assert_fenced(quick.begin_claimed(&message, None, claim).await);
+    assert_fenced(quick.begin(std::slice::from_ref(&message), Fence::Call { lane: None, claim: claim }).await);
     assert_eq!(must(slow.claim_call(&message, None, LONG).await), ClaimOutcome::Duplicate(InboxState::Waiting));
     assert_eq!(numbers(&claim_one(&quick).await), [1]);
 }
@@ -161,14 +175,14 @@ pub async fn an_expired_call_can_be_recorded_as_failed(h: &mut impl Harness) {
     let [dead, waiting] = [1, 2].map(|number| inbox_message(number, &number.to_string()));
     let late = claim_call(&crashed, &dead, SHORT).await;
     claim_call(&crashed, &waiting, SHORT).await;
-    let failure = failure(InboxFailureAction::DeadContinue, 0);
-    assert_eq!(must(inbox.set_back(&dead, None, None, &failure).await), RecordOutcome::Busy);
+    let failure = failure(InboxFailureAction::DeadLetter(AfterDead::Continue), 0);
+    assert_eq!(must(inbox.record_failure(&dead, Fence::Live { lane: None }, &failure).await), RecordOutcome::Busy);
     h.advance_time(SHORT).await;
-    assert_eq!(must(inbox.set_back(&dead, None, None, &failure).await), RecordOutcome::Recorded);
+    assert_eq!(must(inbox.record_failure(&dead, Fence::Live { lane: None }, &failure).await), RecordOutcome::Recorded);
     fail(&inbox, &waiting, &retry(Duration::ZERO, 1)).await;
-    assert_fenced(crashed.begin_claimed(&dead, None, late).await);
+    assert_fenced(crashed.begin(std::slice::from_ref(&dead), Fence::Call { lane: None, claim: late }).await);
     assert_eq!(
-        must(crashed.set_back(&dead, None, Some(late), &failure).await),
+        must(crashed.record_failure(&dead, Fence::Call { lane: None, claim: late }, &failure).await),
         RecordOutcome::Duplicate(InboxState::Dead)
     );
     assert_eq!(handle(h, &inbox, &[dead]).await, [EnterOutcome::Duplicate(InboxState::Dead)]);
@@ -198,7 +212,7 @@ pub async fn recording_a_start_changes_only_started_messages(h: &mut impl Harnes
     must(inbox.record_start(&done).await);
     handle(h, &inbox, std::slice::from_ref(&done)).await;
     fail(&inbox, &waiting, &retry(LONG, 1)).await;
-    fail(&inbox, &dead, &failure(InboxFailureAction::DeadContinue, 1)).await;
+    fail(&inbox, &dead, &failure(InboxFailureAction::DeadLetter(AfterDead::Continue), 1)).await;
     let claim = claim_call(&inbox, &calling, LONG).await;
     assert_eq!(must(inbox.record_start(&done).await), 1);
     assert_eq!(must(inbox.record_start(&done).await), 1);
@@ -221,7 +235,7 @@ pub async fn ending_an_attempt_resets_its_starts(h: &mut impl Harness) {
     assert_eq!(must(inbox.record_start(&opened).await), 1);
     let claim = claim_call(&inbox, &called, LONG).await;
     must(inbox.end_attempt(called.dedup_id, Some(claim)).await);
-    assert_fenced(inbox.begin_claimed(&called, None, claim).await);
+    assert_fenced(inbox.begin(std::slice::from_ref(&called), Fence::Call { lane: None, claim: claim }).await);
     let other_claim = claim_call(&other, &called, LONG).await;
     assert_eq!(other_claim.unfinished_starts, 1);
     commit(h, &other, &called, other_claim).await;

@@ -5,12 +5,21 @@ use std::time::Duration;
 use async_trait::async_trait;
 use relevo_core::MessageId;
 use relevo_core::inbox::admin::Operate;
+use relevo_core::inbox::transactions::InboxTransactions;
 use relevo_core::inbox::{Inbox, InboxRetention};
 
-/// The transaction type of handlers in this harness.
-pub type HandlerTransaction<H> = <<H as Harness>::Inbox as Inbox>::Transaction;
+/// The ports of an inbox, whose methods the cases call.
+pub(crate) mod ports {
+    pub(crate) use relevo_core::inbox::attempts::InboxAttempts as _;
+    pub(crate) use relevo_core::inbox::members::InboxMembers as _;
+    pub(crate) use relevo_core::inbox::retries::InboxRetries as _;
+    pub(crate) use relevo_core::inbox::transactions::InboxTransactions as _;
+}
 
-/// Default retention of inboxes in a harness. Traces are off.
+/// The transaction type of handlers in this harness.
+pub type HandlerTransaction<H> = <<H as Harness>::Inbox as InboxTransactions>::Transaction;
+
+/// Default retention of inboxes in a harness.
 pub const RETENTION: InboxRetention =
     InboxRetention { done: Duration::from_hours(24), dead_letters: Duration::from_hours(48) };
 

@@ -1,17 +1,19 @@
 //! Lanes: one member at a time, and a member that lost its lane cannot change anything.
 
+use relevo_core::AfterDead;
 use relevo_core::broker_consumer::Lane;
 use relevo_core::inbox::admin::Operate;
 use relevo_core::inbox::attempts::ClaimOutcome;
 use relevo_core::inbox::dead_letters::DeadLetterFilter;
 use relevo_core::inbox::retries::{InboxFailureAction, RecordOutcome};
-use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
-use relevo_core::inbox::{Inbox, InboxState, LaneLease};
+use relevo_core::inbox::transactions::{BeginOutcome, EnterOutcome};
+use relevo_core::inbox::{Fence, InboxState, LaneLease};
 
 use super::harness::Harness;
+use super::harness::ports::*;
 use super::steps::{
     BILLING, LONG, REAL_WAIT, SHORT, acquire_lane, assert_fenced, during_write, failure, finish, heartbeat,
-    inbox_message, lane, lines, member, must, must_open, retry,
+    inbox_message, lane, lines, member, must, must_commit, must_open, retry,
 };
 
 /// Members that are alive do not take each other's lanes.
@@ -71,18 +73,23 @@ pub async fn a_fenced_member_changes_nothing(h: &mut impl Harness) {
     let after = acquire_lane(&new, 2, LONG).await;
     assert!(after.epoch > before.epoch, "{} is not above {}", after.epoch, before.epoch);
     let message = [inbox_message(1, "a")];
-    assert_fenced(old.begin(Enter { held: Some(&before), arrivals: &message }).await);
+    assert_fenced(old.begin(&message, Fence::Live { lane: Some(&before) }).await);
     assert_eq!(must(old.claim_call(&message[0], Some(&before), LONG).await), ClaimOutcome::Fenced);
-    for action in
-        [InboxFailureAction::Retry { after: SHORT }, InboxFailureAction::DeadHold, InboxFailureAction::DeadContinue]
-    {
-        let recorded = old.set_back(&message[0], Some(&before), None, &failure(action, 1)).await;
+    for action in [
+        InboxFailureAction::Retry { after: SHORT },
+        InboxFailureAction::DeadLetter(AfterDead::Hold),
+        InboxFailureAction::DeadLetter(AfterDead::Continue),
+    ] {
+        let recorded = old.record_failure(&message[0], Fence::Live { lane: Some(&before) }, &failure(action, 1)).await;
         assert_eq!(must(recorded), RecordOutcome::Fenced);
     }
-    assert_fenced(old.begin_claimed(&called, Some(&before), claim).await);
-    assert_eq!(must(old.set_back(&called, Some(&before), Some(claim), &retry(SHORT, 1)).await), RecordOutcome::Fenced);
+    assert_fenced(old.begin(std::slice::from_ref(&called), Fence::Call { lane: Some(&before), claim: claim }).await);
+    assert_eq!(
+        must(old.record_failure(&called, Fence::Call { lane: Some(&before), claim: claim }, &retry(SHORT, 1)).await),
+        RecordOutcome::Fenced
+    );
     assert_eq!(must(h.operator().await.list_dead_letters(&DeadLetterFilter::default(), 10).await), []);
-    let (transaction, entered) = must_open(new.begin(Enter { held: Some(&after), arrivals: &message }).await);
+    let (transaction, entered) = must_open(new.begin(&message, Fence::Live { lane: Some(&after) }).await);
     assert_eq!(entered, [EnterOutcome::New]);
     finish(h, &new, transaction, &message, &entered).await;
     assert_eq!(h.effects().await, lines(&[1]));
@@ -99,9 +106,9 @@ pub async fn a_lane_lease_needs_owner_and_epoch(h: &mut impl Harness) {
         LaneLease { lane: Lane::new("other"), ..lease.clone() },
     ];
     for lease in &wrong {
-        assert_fenced(inbox.begin(Enter { held: Some(lease), arrivals: &[inbox_message(1, "a")] }).await);
+        assert_fenced(inbox.begin(&[inbox_message(1, "a")], Fence::Live { lane: Some(lease) }).await);
     }
-    must_open(inbox.begin(Enter { held: Some(&lease), arrivals: &[inbox_message(1, "a")] }).await);
+    must_open(inbox.begin(&[inbox_message(1, "a")], Fence::Live { lane: Some(&lease) }).await);
 }
 
 /// A suspended worker cannot commit after its lane moved, because the lane does not move while its transaction is open.
@@ -110,14 +117,14 @@ pub async fn a_lane_does_not_move_under_an_open_transaction(h: &mut impl Harness
     let before = acquire_lane(&old, 1, REAL_WAIT).await;
     must(new.heartbeat(&heartbeat(2, LONG)).await);
     let message = [inbox_message(1, "a")];
-    let (transaction, entered) = must_open(old.begin(Enter { held: Some(&before), arrivals: &message }).await);
+    let (transaction, entered) = must_open(old.begin(&message, Fence::Live { lane: Some(&before) }).await);
     h.advance_time(REAL_WAIT).await;
     let acquired = during_write(h, new.acquire_lanes(member(2), &[lane()]).await);
     assert!(acquired.is_none_or(|leases| leases.is_empty()), "the old owner may still commit");
     finish(h, &old, transaction, &message, &entered).await;
     let after = must(new.acquire_lanes(member(2), &[lane()]).await).remove(0);
-    assert_fenced(old.begin(Enter { held: Some(&before), arrivals: &[inbox_message(2, "a")] }).await);
-    let (transaction, entered) = must_open(new.begin(Enter { held: Some(&after), arrivals: &message }).await);
+    assert_fenced(old.begin(&[inbox_message(2, "a")], Fence::Live { lane: Some(&before) }).await);
+    let (transaction, entered) = must_open(new.begin(&message, Fence::Live { lane: Some(&after) }).await);
     assert_eq!(entered, [EnterOutcome::Duplicate(InboxState::Done)]);
     must(new.rollback(transaction).await);
     assert_eq!(h.effects().await, lines(&[1]));
@@ -132,11 +139,12 @@ pub async fn a_lane_does_not_move_while_a_result_is_committed(h: &mut impl Harne
     let ClaimOutcome::Claimed(claim) = must(old.claim_call(&message, Some(&before), LONG).await) else {
         panic!("it is free")
     };
-    let (transaction, _) = must_open(old.begin_claimed(&message, Some(&before), claim).await);
+    let (transaction, _) =
+        must_open(old.begin(std::slice::from_ref(&message), Fence::Call { lane: Some(&before), claim: claim }).await);
     h.advance_time(REAL_WAIT).await;
     let acquired = during_write(h, new.acquire_lanes(member(2), &[lane()]).await);
     assert!(acquired.is_none_or(|leases| leases.is_empty()), "the old owner may still commit");
-    must(old.commit(transaction).await);
+    must_commit(old.commit(transaction, &[]).await);
     assert_eq!(must(new.acquire_lanes(member(2), &[lane()]).await).len(), 1);
 }
 
@@ -146,7 +154,7 @@ pub async fn an_expired_owner_without_a_successor_continues(h: &mut impl Harness
     let lease = acquire_lane(&inbox, 1, SHORT).await;
     h.advance_time(SHORT).await;
     let message = [inbox_message(1, "a")];
-    let (transaction, entered) = must_open(inbox.begin(Enter { held: Some(&lease), arrivals: &message }).await);
+    let (transaction, entered) = must_open(inbox.begin(&message, Fence::Live { lane: Some(&lease) }).await);
     finish(h, &inbox, transaction, &message, &entered).await;
     assert_eq!(acquire_lane(&inbox, 1, LONG).await, lease);
 }
@@ -155,7 +163,7 @@ pub async fn an_expired_owner_without_a_successor_continues(h: &mut impl Harness
 pub async fn a_heartbeat_never_waits_for_a_handler(h: &mut impl Harness) {
     let (inbox, other) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     let lease = acquire_lane(&inbox, 1, LONG).await;
-    let outcome = must(inbox.begin(Enter { held: Some(&lease), arrivals: &[inbox_message(1, "a")] }).await);
+    let outcome = must(inbox.begin(&[inbox_message(1, "a")], Fence::Live { lane: Some(&lease) }).await);
     assert!(matches!(outcome, BeginOutcome::Open(..)));
     if let Some(reply) = during_write(h, other.heartbeat(&heartbeat(1, LONG)).await) {
         assert!(!reply.expired);
@@ -176,15 +184,14 @@ pub async fn a_released_lane_is_free_at_once(h: &mut impl Harness) {
     let acquired = must(new.acquire_lanes(member(2), &lanes).await);
     assert_eq!(acquired.iter().map(|lease| &lease.lane).collect::<Vec<_>>(), [&lanes[0]]);
     assert!(acquired[0].epoch > before[0].epoch);
-    assert_fenced(old.begin(Enter { held: Some(&before[0]), arrivals: &[inbox_message(1, "a")] }).await);
-    let (transaction, _) =
-        must_open(old.begin(Enter { held: Some(&before[1]), arrivals: &[inbox_message(1, "a")] }).await);
+    assert_fenced(old.begin(&[inbox_message(1, "a")], Fence::Live { lane: Some(&before[0]) }).await);
+    let (transaction, _) = must_open(old.begin(&[inbox_message(1, "a")], Fence::Live { lane: Some(&before[1]) }).await);
     must(old.rollback(transaction).await);
     must(old.leave(member(1)).await);
     let acquired = must(new.acquire_lanes(member(2), &lanes).await);
     assert_eq!(acquired.iter().map(|lease| &lease.lane).collect::<Vec<_>>(), lanes.iter().collect::<Vec<_>>());
     assert!(acquired[1].epoch > before[1].epoch);
-    assert_fenced(old.begin(Enter { held: Some(&before[1]), arrivals: &[inbox_message(2, "a")] }).await);
+    assert_fenced(old.begin(&[inbox_message(2, "a")], Fence::Live { lane: Some(&before[1]) }).await);
 }
 
 /// A member that had expired must learn this from its heartbeat, because its lanes may have moved.

@@ -2,17 +2,19 @@
 
 use std::time::Duration;
 
+use relevo_core::AfterDead;
 use relevo_core::inbox::admin::Operate;
 use relevo_core::inbox::attempts::ClaimOutcome;
 use relevo_core::inbox::dead_letters::DeadLetterFilter;
 use relevo_core::inbox::retries::InboxFailureAction;
-use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
-use relevo_core::inbox::{Inbox, InboxMessage, InboxRetention, InboxState};
+use relevo_core::inbox::transactions::{BeginOutcome, EnterOutcome};
+use relevo_core::inbox::{Fence, Inbox, InboxMessage, InboxRetention, InboxState};
 
+use super::harness::ports::*;
 use super::harness::{Harness, RETENTION};
 use super::steps::{
     BILLING, LONG, SHORT, acquire_lane, begin, dead_letter, fail, handle, heartbeat, id, ids_filter, inbox_message,
-    lane, mark, must, retry,
+    lane, mark, must, must_commit, retry,
 };
 
 /// Longer than any retention.
@@ -34,16 +36,15 @@ pub async fn only_done_and_skipped_messages_are_pruned(h: &mut impl Harness) {
     let [done, skipped, open, calling, waiting, dead, reopened, behind] =
         [1, 2, 3, 4, 5, 6, 7, 8].map(|number| inbox_message(number, &number.to_string()));
     handle(h, &inbox, std::slice::from_ref(&done)).await;
-    let (mut transaction, _) = begin(&inbox, std::slice::from_ref(&skipped)).await;
-    must(inbox.skip(&mut transaction, skipped.dedup_id).await);
-    must(inbox.commit(transaction).await);
+    let (transaction, _) = begin(&inbox, std::slice::from_ref(&skipped)).await;
+    must_commit(inbox.commit(transaction, &[skipped.dedup_id]).await);
     must(inbox.record_start(&open).await);
     must(inbox.claim_call(&calling, None, LONG).await);
     fail(&inbox, &waiting, &retry(LONG, 1)).await;
     let behind = InboxMessage { queue: waiting.queue.clone(), ..behind };
     assert_eq!(handle(h, &inbox, std::slice::from_ref(&behind)).await, [EnterOutcome::QueuedBehind]);
-    dead_letter(&inbox, &dead, InboxFailureAction::DeadContinue).await;
-    dead_letter(&inbox, &reopened, InboxFailureAction::DeadContinue).await;
+    dead_letter(&inbox, &dead, InboxFailureAction::DeadLetter(AfterDead::Continue)).await;
+    dead_letter(&inbox, &reopened, InboxFailureAction::DeadLetter(AfterDead::Continue)).await;
     must(h.operator().await.redrive(&mark(ids_filter(&[7]))).await);
     h.age_records(OLDER_THAN_RETENTION).await;
     prune(&inbox).await;
@@ -79,7 +80,7 @@ pub async fn pruning_works_in_batches(h: &mut impl Harness) {
     handle(h, &inbox, &messages).await;
     h.age_records(OLDER_THAN_RETENTION).await;
     assert!(must(inbox.prune(3).await), "there is more");
-    let BeginOutcome::Open(transaction, entered) = must(inbox.begin(Enter { held: None, arrivals: &messages }).await)
+    let BeginOutcome::Open(transaction, entered) = must(inbox.begin(&messages, Fence::Live { lane: None }).await)
     else {
         panic!("no other transaction is open")
     };
@@ -94,7 +95,12 @@ pub async fn pruning_works_in_batches(h: &mut impl Harness) {
 pub async fn only_redriven_and_discarded_dead_letters_are_pruned(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     for number in [1, 2, 3] {
-        dead_letter(&inbox, &inbox_message(number, &number.to_string()), InboxFailureAction::DeadContinue).await;
+        dead_letter(
+            &inbox,
+            &inbox_message(number, &number.to_string()),
+            InboxFailureAction::DeadLetter(AfterDead::Continue),
+        )
+        .await;
     }
     let operator = h.operator().await;
     must(operator.archive(&mark(ids_filter(&[1]))).await);

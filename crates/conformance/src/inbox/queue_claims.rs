@@ -3,14 +3,16 @@
 use std::pin::pin;
 use std::time::Duration;
 
-use relevo_core::inbox::Inbox;
+use relevo_core::inbox::Fence;
 use relevo_core::inbox::retries::RecordOutcome;
-use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
+use relevo_core::inbox::transactions::{BeginOutcome, EnterOutcome};
 
 use super::harness::Harness;
+use super::harness::ports::*;
 use super::steps::{
     BILLING, LONG, REAL_WAIT, SHORT, assert_fenced, begin, claim_due, claim_one, during_write, fail, finish, handle,
-    handle_at, handle_queue, handle_with_retries, inbox_message, lines, must, must_open, numbers, retry,
+    handle_at, handle_queue, handle_with_retries, in_queue, inbox_message, lines, must, must_commit, must_open,
+    numbers, queued, retry,
 };
 
 /// How long to poll a call to check that it waits. Shorter than the lock timeout of any store.
@@ -25,12 +27,14 @@ pub async fn an_expired_claim_can_be_taken_over(h: &mut impl Harness) {
     assert!(claim_due(&quick).await.is_empty());
     h.advance_time(SHORT).await;
     let claimed_again = claim_one(&quick).await;
-    assert_ne!(claimed_again.token, late.token);
+    assert_ne!(claimed_again.claim, late.claim);
     assert_eq!((claimed_again.messages[0].attempts, claimed_again.messages[0].unfinished_starts), (1, 2));
-    let number = late.messages[0].ordinal;
-    assert_fenced(slow.begin_due(&late, number).await);
-    assert_eq!(must(slow.set_back_due(&late, number, &retry(LONG, 9)).await), RecordOutcome::Fenced);
-    must(slow.release_queue(&late).await);
+    assert_fenced(slow.begin(queued(&late, 0), in_queue(&late, 0)).await);
+    assert_eq!(
+        must(slow.record_failure(&late.messages[0].message, in_queue(&late, 0), &retry(LONG, 9)).await),
+        RecordOutcome::Fenced
+    );
+    must(slow.release_queue(&late.claim).await);
     assert!(claim_due(&slow).await.is_empty(), "its release freed nothing");
     handle_queue(h, &quick, &claimed_again).await;
     assert_eq!(h.effects().await, lines(&[1, 2]));
@@ -42,7 +46,7 @@ pub async fn an_expired_claim_begins_no_transaction(h: &mut impl Harness) {
     fail(&inbox, &inbox_message(1, "a"), &retry(Duration::ZERO, 1)).await;
     let claimed = must(inbox.claim_due(1, 10, SHORT).await).remove(0);
     h.advance_time(SHORT).await;
-    assert_fenced(inbox.begin_due(&claimed, claimed.messages[0].ordinal).await);
+    assert_fenced(inbox.begin(queued(&claimed, 0), in_queue(&claimed, 0)).await);
     let claimed = claim_one(&inbox).await;
     handle_queue(h, &inbox, &claimed).await;
     assert_eq!(h.effects().await, lines(&[1]));
@@ -54,12 +58,12 @@ pub async fn a_claim_does_not_move_under_an_open_transaction(h: &mut impl Harnes
     fail(&slow, &inbox_message(1, "a"), &retry(Duration::ZERO, 1)).await;
     handle(h, &slow, &[inbox_message(2, "a")]).await;
     let late = must(slow.claim_due(1, 10, REAL_WAIT).await).remove(0);
-    let (mut transaction, _) = must_open(slow.begin_due(&late, late.messages[0].ordinal).await);
+    let (mut transaction, _) = must_open(slow.begin(queued(&late, 0), in_queue(&late, 0)).await);
     h.effect(&mut transaction, "1").await;
     h.advance_time(REAL_WAIT).await;
     let claimed = during_write(h, quick.claim_due(10, 10, LONG).await);
     assert!(claimed.is_none_or(|claimed| claimed.is_empty()), "the old claim may still commit");
-    must(slow.commit(transaction).await);
+    must_commit(slow.commit(transaction, &[]).await);
     let claimed_again = claim_one(&quick).await;
     assert_eq!(numbers(&claimed_again), [2]);
     handle_queue(h, &quick, &claimed_again).await;
@@ -78,7 +82,7 @@ pub async fn a_message_appended_to_a_claimed_queue_keeps_its_order(h: &mut impl 
         [EnterOutcome::QueuedBehind],
         "it is not released yet"
     );
-    must(worker.release_queue(&claimed).await);
+    must(worker.release_queue(&claimed.claim).await);
     let claimed = claim_one(&worker).await;
     assert_eq!(numbers(&claimed), [2, 3]);
     handle_queue(h, &worker, &claimed).await;
@@ -91,18 +95,18 @@ pub async fn messages_are_appended_while_a_handler_runs(h: &mut impl Harness) {
     let (worker, live) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     fail(&live, &inbox_message(1, "a"), &retry(Duration::ZERO, 1)).await;
     let claimed = claim_one(&worker).await;
-    let (mut transaction, _) = must_open(worker.begin_due(&claimed, claimed.messages[0].ordinal).await);
+    let (mut transaction, _) = must_open(worker.begin(queued(&claimed, 0), in_queue(&claimed, 0)).await);
     h.effect(&mut transaction, "1").await;
     let second = [inbox_message(2, "a")];
-    let outcome = must(live.begin(Enter { held: None, arrivals: &second }).await);
+    let outcome = must(live.begin(&second, Fence::Live { lane: None }).await);
     assert_eq!(matches!(outcome, BeginOutcome::Busy), h.capabilities().single_writer);
     if let BeginOutcome::Open(behind, entered) = outcome {
         assert_eq!(entered, [EnterOutcome::QueuedBehind]);
         finish(h, &live, behind, &second, &entered).await;
     }
-    must(worker.commit(transaction).await);
+    must_commit(worker.commit(transaction, &[]).await);
     handle(h, &live, &second).await;
-    must(worker.release_queue(&claimed).await);
+    must(worker.release_queue(&claimed.claim).await);
     assert_eq!(numbers(&claim_one(&worker).await), [2]);
 }
 
@@ -115,16 +119,16 @@ pub async fn a_release_waits_for_an_open_append(h: &mut impl Harness) {
     handle_at(h, &worker, &claimed, 0).await;
     let (transaction, entered) = begin(&live, &[inbox_message(2, "a")]).await;
     assert_eq!(entered, [EnterOutcome::QueuedBehind]);
-    let mut release = pin!(worker.release_queue(&claimed));
+    let mut release = pin!(worker.release_queue(&claimed.claim));
     let early = tokio::time::timeout(BLOCKED_CHECK, &mut release).await;
     let next = h.inbox(BILLING).await;
     if let BeginOutcome::Open(passing, entered) =
-        must(next.begin(Enter { held: None, arrivals: &[inbox_message(3, "a")] }).await)
+        must(next.begin(&[inbox_message(3, "a")], Fence::Live { lane: None }).await)
     {
         assert_eq!(entered, [EnterOutcome::QueuedBehind], "it does not pass the one that is being appended");
         must(next.rollback(passing).await);
     }
-    must(live.commit(transaction).await);
+    must_commit(live.commit(transaction, &[]).await);
     if early.is_err() {
         must(release.await);
     }
@@ -143,11 +147,17 @@ pub async fn recording_a_failure_waits_for_an_open_append(h: &mut impl Harness) 
     fail(&live, &inbox_message(1, "a"), &retry(Duration::ZERO, 1)).await;
     let claimed = claim_one(&worker).await;
     let (transaction, _) = begin(&live, &[inbox_message(2, "a")]).await;
-    let number = claimed.messages[0].ordinal;
-    let recorded = must(worker.set_back_due(&claimed, number, &retry(Duration::ZERO, 2)).await);
+    let recorded = must(
+        worker.record_failure(&claimed.messages[0].message, in_queue(&claimed, 0), &retry(Duration::ZERO, 2)).await,
+    );
     assert_eq!(recorded, RecordOutcome::Busy);
-    must(live.commit(transaction).await);
-    assert_eq!(must(worker.set_back_due(&claimed, number, &retry(Duration::ZERO, 2)).await), RecordOutcome::Recorded);
+    must_commit(live.commit(transaction, &[]).await);
+    assert_eq!(
+        must(
+            worker.record_failure(&claimed.messages[0].message, in_queue(&claimed, 0), &retry(Duration::ZERO, 2)).await
+        ),
+        RecordOutcome::Recorded
+    );
     let claimed = claim_one(&worker).await;
     assert_eq!((numbers(&claimed), claimed.messages[0].attempts), (vec![1, 2], 2));
 }

@@ -3,16 +3,18 @@
 use std::pin::pin;
 use std::time::Duration;
 
+use relevo_core::AfterDead;
 use relevo_core::inbox::admin::Operate;
 use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterFilter, DeadLetterState, MarkRequest};
 use relevo_core::inbox::retries::{InboxFailureAction, RecordOutcome};
 use relevo_core::inbox::transactions::{BeginOutcome, EnterOutcome};
-use relevo_core::inbox::{Inbox, InboxState};
+use relevo_core::inbox::{Fence, InboxState};
 
 use super::harness::Harness;
+use super::harness::ports::*;
 use super::steps::{
     BILLING, LONG, SHORT, begin, claim_due, claim_one, dead_letter, fail, failure, handle, handle_queue, id,
-    ids_filter, inbox_message, lines, mark, must, numbers, retry,
+    ids_filter, in_queue, inbox_message, lines, mark, must, must_commit, numbers, queued, retry,
 };
 
 /// How long to poll a call to check that it waits.
@@ -29,7 +31,7 @@ async fn dead_letter_of(h: &impl Harness, number: u64) -> DeadLetter {
 /// It goes before the messages that waited for it, is due immediately, and counts its own attempts.
 pub async fn a_redriven_message_goes_before_its_successors(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
-    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadHold).await;
+    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadLetter(AfterDead::Hold)).await;
     handle(h, &inbox, &[inbox_message(2, "a")]).await;
     assert_eq!(must(h.operator().await.redrive(&mark(match_all())).await), 1);
     assert_eq!(dead_letter_of(h, 1).await.state, DeadLetterState::Redriven);
@@ -46,10 +48,16 @@ pub async fn a_duplicate_of_a_redriven_message_is_recognised(h: &mut impl Harnes
     let (inbox, other) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     // Its own queue, as for a consumer without order: only the inbox row identifies it.
     let message = [inbox_message(1, "1")];
-    dead_letter(&inbox, &message[0], InboxFailureAction::DeadContinue).await;
+    dead_letter(&inbox, &message[0], InboxFailureAction::DeadLetter(AfterDead::Continue)).await;
     must(h.operator().await.redrive(&mark(match_all())).await);
     assert_eq!(handle(h, &other, &message).await, [EnterOutcome::Duplicate(InboxState::Redriven)]);
-    let recorded = other.set_back(&message[0], None, None, &failure(InboxFailureAction::DeadContinue, 1)).await;
+    let recorded = other
+        .record_failure(
+            &message[0],
+            Fence::Live { lane: None },
+            &failure(InboxFailureAction::DeadLetter(AfterDead::Continue), 1),
+        )
+        .await;
     assert_eq!(must(recorded), RecordOutcome::Duplicate(InboxState::Redriven));
     let claimed = claim_one(&inbox).await;
     handle_queue(h, &inbox, &claimed).await;
@@ -60,7 +68,7 @@ pub async fn a_duplicate_of_a_redriven_message_is_recognised(h: &mut impl Harnes
 /// As after a double click.
 pub async fn a_second_redrive_changes_nothing(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
-    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadHold).await;
+    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadLetter(AfterDead::Hold)).await;
     let operator = h.operator().await;
     assert_eq!(must(operator.redrive(&mark(match_all())).await), 1);
     assert_eq!(must(operator.redrive(&mark(match_all())).await), 0);
@@ -76,7 +84,12 @@ pub async fn a_second_redrive_changes_nothing(h: &mut impl Harness) {
 pub async fn concurrent_redrives_reopen_once(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     for number in 0..10 {
-        dead_letter(&inbox, &inbox_message(number, &(number % 3).to_string()), InboxFailureAction::DeadContinue).await;
+        dead_letter(
+            &inbox,
+            &inbox_message(number, &(number % 3).to_string()),
+            InboxFailureAction::DeadLetter(AfterDead::Continue),
+        )
+        .await;
     }
     let (ana, bo) = (h.operator().await, h.operator().await);
     let all = mark(match_all());
@@ -91,7 +104,7 @@ pub async fn concurrent_redrives_reopen_once(h: &mut impl Harness) {
 /// A redrive and an archive at the same time: only one succeeds.
 pub async fn a_dead_letter_is_redriven_or_discarded(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
-    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadHold).await;
+    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadLetter(AfterDead::Hold)).await;
     let (ana, bo) = (h.operator().await, h.operator().await);
     let all = mark(match_all());
     let (redriven, archived) = tokio::join!(ana.redrive(&all), bo.archive(&all));
@@ -104,16 +117,22 @@ pub async fn a_dead_letter_is_redriven_or_discarded(h: &mut impl Harness) {
 pub async fn several_redriven_messages_keep_their_order(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     for number in [1, 2, 3] {
-        dead_letter(&inbox, &inbox_message(number, "a"), InboxFailureAction::DeadContinue).await;
+        dead_letter(&inbox, &inbox_message(number, "a"), InboxFailureAction::DeadLetter(AfterDead::Continue)).await;
         h.advance_time(Duration::from_millis(10)).await;
     }
     let operator = h.operator().await;
     must(operator.redrive(&mark(ids_filter(&[1]))).await);
     let claimed = claim_one(&inbox).await;
     must(
-        inbox.set_back_due(&claimed, claimed.messages[0].ordinal, &failure(InboxFailureAction::DeadContinue, 9)).await,
+        inbox
+            .record_failure(
+                &claimed.messages[0].message,
+                in_queue(&claimed, 0),
+                &failure(InboxFailureAction::DeadLetter(AfterDead::Continue), 9),
+            )
+            .await,
     );
-    must(inbox.release_queue(&claimed).await);
+    must(inbox.release_queue(&claimed.claim).await);
     fail(&inbox, &inbox_message(4, "a"), &retry(LONG, 1)).await;
     assert_eq!(must(operator.redrive(&mark(match_all())).await), 3);
     let claimed = claim_one(&inbox).await;
@@ -129,7 +148,7 @@ pub async fn several_redriven_messages_keep_their_order(h: &mut impl Harness) {
 /// pause.
 pub async fn a_redriven_message_goes_before_retried_messages(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
-    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadContinue).await;
+    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadLetter(AfterDead::Continue)).await;
     fail(&inbox, &inbox_message(2, "a"), &retry(LONG, 6)).await;
     assert!(claim_due(&inbox).await.is_empty());
     must(h.operator().await.redrive(&mark(match_all())).await);
@@ -147,14 +166,14 @@ pub async fn a_redriven_message_goes_before_retried_messages(h: &mut impl Harnes
 /// A worker has claimed the queue while a message is put before it: the claimed message is not handled out of order.
 pub async fn a_message_redriven_before_a_claimed_queue_is_not_overtaken(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
-    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadContinue).await;
+    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadLetter(AfterDead::Continue)).await;
     fail(&inbox, &inbox_message(2, "a"), &retry(Duration::ZERO, 1)).await;
     let claimed = must(inbox.claim_due(1, 10, SHORT).await).remove(0);
     assert_eq!(numbers(&claimed), [2]);
     must(h.operator().await.redrive(&mark(match_all())).await);
-    let outcome = must(inbox.begin_due(&claimed, claimed.messages[0].ordinal).await);
+    let outcome = must(inbox.begin(queued(&claimed, 0), in_queue(&claimed, 0)).await);
     assert!(!matches!(outcome, BeginOutcome::Open(..)), "another message is before it now");
-    let recorded = inbox.set_back_due(&claimed, claimed.messages[0].ordinal, &retry(LONG, 2)).await;
+    let recorded = inbox.record_failure(&claimed.messages[0].message, in_queue(&claimed, 0), &retry(LONG, 2)).await;
     assert_eq!(
         must(recorded),
         RecordOutcome::Fenced,
@@ -171,12 +190,12 @@ pub async fn a_message_redriven_before_a_claimed_queue_is_not_overtaken(h: &mut 
 /// queue is released or the claim expires.
 pub async fn a_redrive_does_not_take_a_claimed_queue(h: &mut impl Harness) {
     let (inbox, other) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
-    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadContinue).await;
+    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadLetter(AfterDead::Continue)).await;
     fail(&inbox, &inbox_message(2, "a"), &retry(Duration::ZERO, 1)).await;
     let claimed = claim_one(&inbox).await;
     must(h.operator().await.redrive(&mark(match_all())).await);
     assert!(claim_due(&other).await.is_empty(), "a worker has it");
-    must(inbox.release_queue(&claimed).await);
+    must(inbox.release_queue(&claimed.claim).await);
     let claimed = claim_one(&other).await;
     assert_eq!(numbers(&claimed), [1, 2]);
     handle_queue(h, &other, &claimed).await;
@@ -186,8 +205,8 @@ pub async fn a_redrive_does_not_take_a_claimed_queue(h: &mut impl Harness) {
 /// A queue held by another dead letter stays held: its successors must not overtake that message.
 pub async fn a_redrive_does_not_free_a_queue_blocked_by_another_dead_letter(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
-    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadContinue).await;
-    dead_letter(&inbox, &inbox_message(2, "a"), InboxFailureAction::DeadHold).await;
+    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadLetter(AfterDead::Continue)).await;
+    dead_letter(&inbox, &inbox_message(2, "a"), InboxFailureAction::DeadLetter(AfterDead::Hold)).await;
     handle(h, &inbox, &[inbox_message(3, "a")]).await;
     let operator = h.operator().await;
     must(operator.redrive(&mark(ids_filter(&[1]))).await);
@@ -202,14 +221,19 @@ pub async fn a_redrive_does_not_free_a_queue_blocked_by_another_dead_letter(h: &
 /// It reopens the same dead letter, which counts the redrives.
 pub async fn a_redriven_message_that_fails_again_reopens_its_dead_letter(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
-    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadHold).await;
+    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadLetter(AfterDead::Hold)).await;
     let first = dead_letter_of(h, 1).await;
     let operator = h.operator().await;
     for redriven in 1..=2 {
         assert_eq!(must(operator.redrive(&mark(match_all())).await), 1);
         let claimed = claim_one(&inbox).await;
-        let recorded =
-            inbox.set_back_due(&claimed, claimed.messages[0].ordinal, &failure(InboxFailureAction::DeadHold, 7)).await;
+        let recorded = inbox
+            .record_failure(
+                &claimed.messages[0].message,
+                in_queue(&claimed, 0),
+                &failure(InboxFailureAction::DeadLetter(AfterDead::Hold), 7),
+            )
+            .await;
         assert_eq!(must(recorded), RecordOutcome::Recorded);
         let rows = must(operator.list_dead_letters(&match_all(), 10).await);
         assert_eq!(rows.len(), 1);
@@ -223,10 +247,11 @@ pub async fn a_redriven_message_that_fails_again_reopens_its_dead_letter(h: &mut
 /// A redriven message that fails again waits with its own attempts.
 pub async fn a_redriven_message_that_fails_is_retried(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
-    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadHold).await;
+    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadLetter(AfterDead::Hold)).await;
     must(h.operator().await.redrive(&mark(match_all())).await);
     let claimed = claim_one(&inbox).await;
-    let recorded = inbox.set_back_due(&claimed, claimed.messages[0].ordinal, &retry(Duration::ZERO, 1)).await;
+    let recorded =
+        inbox.record_failure(&claimed.messages[0].message, in_queue(&claimed, 0), &retry(Duration::ZERO, 1)).await;
     assert_eq!(must(recorded), RecordOutcome::Recorded);
     let claimed = claim_one(&inbox).await;
     assert_eq!((numbers(&claimed), claimed.messages[0].attempts), (vec![1], 1));
@@ -236,12 +261,12 @@ pub async fn a_redriven_message_that_fails_is_retried(h: &mut impl Harness) {
 pub async fn a_redriven_message_that_waits_keeps_its_order(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     for number in [1, 2] {
-        dead_letter(&inbox, &inbox_message(number, "a"), InboxFailureAction::DeadContinue).await;
+        dead_letter(&inbox, &inbox_message(number, "a"), InboxFailureAction::DeadLetter(AfterDead::Continue)).await;
     }
     let operator = h.operator().await;
     must(operator.redrive(&mark(ids_filter(&[1]))).await);
     let claimed = claim_one(&inbox).await;
-    must(inbox.set_back_due(&claimed, claimed.messages[0].ordinal, &retry(SHORT, 1)).await);
+    must(inbox.record_failure(&claimed.messages[0].message, in_queue(&claimed, 0), &retry(SHORT, 1)).await);
     must(operator.redrive(&mark(ids_filter(&[2]))).await);
     assert!(claim_due(&inbox).await.is_empty(), "the first one's pause counts");
     h.advance_time(SHORT).await;
@@ -256,7 +281,12 @@ pub async fn a_redrive_affects_only_matching_dead_letters(h: &mut impl Harness) 
     let (billing, shipping) = (h.inbox(BILLING).await, h.inbox("shipping").await);
     for inbox in [&billing, &shipping] {
         for number in [1, 2] {
-            dead_letter(inbox, &inbox_message(number, &number.to_string()), InboxFailureAction::DeadContinue).await;
+            dead_letter(
+                inbox,
+                &inbox_message(number, &number.to_string()),
+                InboxFailureAction::DeadLetter(AfterDead::Continue),
+            )
+            .await;
         }
     }
     let one = DeadLetterFilter { consumer: Some(BILLING.to_owned()), ..ids_filter(&[2]) };
@@ -269,7 +299,12 @@ pub async fn a_redrive_affects_only_matching_dead_letters(h: &mut impl Harness) 
 pub async fn a_rate_spreads_redriven_messages(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     for number in 0..4 {
-        dead_letter(&inbox, &inbox_message(number, &number.to_string()), InboxFailureAction::DeadContinue).await;
+        dead_letter(
+            &inbox,
+            &inbox_message(number, &number.to_string()),
+            InboxFailureAction::DeadLetter(AfterDead::Continue),
+        )
+        .await;
         h.advance_time(Duration::from_millis(10)).await;
     }
     let operator = h.operator().await;
@@ -286,7 +321,7 @@ pub async fn a_rate_spreads_redriven_messages(h: &mut impl Harness) {
 pub async fn a_rate_spreads_redriven_messages_of_one_key(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     for number in 0..30 {
-        dead_letter(&inbox, &inbox_message(number, "a"), InboxFailureAction::DeadContinue).await;
+        dead_letter(&inbox, &inbox_message(number, "a"), InboxFailureAction::DeadLetter(AfterDead::Continue)).await;
     }
     let operator = h.operator().await;
     assert_eq!(must(operator.redrive(&MarkRequest { rate_per_second: Some(1), ..mark(match_all()) }).await), 30);
@@ -312,32 +347,37 @@ pub async fn a_rate_spreads_redriven_messages_of_one_key(h: &mut impl Harness) {
 pub async fn a_rate_begins_with_the_first_of_several_messages_of_a_key(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     for number in [1, 2] {
-        dead_letter(&inbox, &inbox_message(number, "a"), InboxFailureAction::DeadHold).await;
+        dead_letter(&inbox, &inbox_message(number, "a"), InboxFailureAction::DeadLetter(AfterDead::Hold)).await;
     }
     handle(h, &inbox, &[inbox_message(3, "a")]).await;
     // Dead letters of other keys are between them.
     for number in 10..90 {
-        dead_letter(&inbox, &inbox_message(number, &number.to_string()), InboxFailureAction::DeadContinue).await;
+        dead_letter(
+            &inbox,
+            &inbox_message(number, &number.to_string()),
+            InboxFailureAction::DeadLetter(AfterDead::Continue),
+        )
+        .await;
     }
-    dead_letter(&inbox, &inbox_message(4, "a"), InboxFailureAction::DeadHold).await;
+    dead_letter(&inbox, &inbox_message(4, "a"), InboxFailureAction::DeadLetter(AfterDead::Hold)).await;
     let slow = MarkRequest { rate_per_second: Some(1), ..mark(match_all()) };
     assert_eq!(must(h.operator().await.redrive(&slow).await), 83);
     let claimed = claim_due(&inbox).await;
-    let queue_a = claimed.iter().find(|claimed| &*claimed.queue == "a").expect("its first dead letter is due");
+    let queue_a = claimed.iter().find(|claimed| &*claimed.claim.queue == "a").expect("its first dead letter is due");
     assert_eq!(numbers(queue_a)[0], 1);
 }
 
 /// One message is appended in an open transaction while another is put in front: both are kept.
 pub async fn a_redrive_during_an_open_append_loses_nothing(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
-    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadHold).await;
+    dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadLetter(AfterDead::Hold)).await;
     let (transaction, entered) = begin(&inbox, &[inbox_message(2, "a")]).await;
     assert_eq!(entered, [EnterOutcome::QueuedBehind]);
     let operator = h.operator().await;
     let all = mark(match_all());
     let mut redrive = pin!(operator.redrive(&all));
     let early = tokio::time::timeout(BLOCKED_CHECK, &mut redrive).await;
-    must(inbox.commit(transaction).await);
+    must_commit(inbox.commit(transaction, &[]).await);
     let redriven = match early {
         Ok(result) => result.unwrap_or(0),
         Err(_) => must(redrive.await),

@@ -2,16 +2,18 @@
 
 use std::time::Duration;
 
+use relevo_core::AfterDead;
 use relevo_core::inbox::admin::Operate;
 use relevo_core::inbox::replays::{EnqueueOutcome, Replay, ReplayBatch, ReplayPlan, ReplayState};
 use relevo_core::inbox::retries::InboxFailureAction;
 use relevo_core::inbox::transactions::EnterOutcome;
-use relevo_core::inbox::{Inbox, InboxMessage, InboxState};
+use relevo_core::inbox::{InboxMessage, InboxState};
 
 use super::harness::Harness;
+use super::harness::ports::*;
 use super::steps::{
     BILLING, LONG, claim_due, claim_one, dead_letter, fail, failure, handle, handle_at, handle_queue, heartbeat,
-    inbox_message, lines, must, numbers, retry,
+    in_queue, inbox_message, lines, must, numbers, retry,
 };
 
 fn replay_plan(consumer: &str) -> ReplayPlan {
@@ -103,7 +105,7 @@ pub async fn an_enqueued_message_is_not_enqueued_again(h: &mut impl Harness) {
     handle_at(h, &inbox, &claimed, 0).await;
     let repeated = [inbox_message(1, "a"), inbox_message(2, "a"), inbox_message(3, "a"), inbox_message(3, "a")];
     assert_eq!(enqueue(h, number, &repeated, Some("3")).await, EnqueueOutcome::Enqueued);
-    must(inbox.release_queue(&claimed).await);
+    must(inbox.release_queue(&claimed.claim).await);
     let claimed = claim_one(&inbox).await;
     assert_eq!(numbers(&claimed), [2, 3]);
     let replay = newest_replay(h).await;
@@ -178,8 +180,8 @@ pub async fn a_stopped_replay_keeps_started_messages(h: &mut impl Harness) {
 pub async fn a_replay_stops_after_too_many_dead_letters(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     // Dead letters of other messages do not count.
-    dead_letter(&inbox, &inbox_message(8, "8"), InboxFailureAction::DeadContinue).await;
-    dead_letter(&inbox, &inbox_message(9, "9"), InboxFailureAction::DeadContinue).await;
+    dead_letter(&inbox, &inbox_message(8, "8"), InboxFailureAction::DeadLetter(AfterDead::Continue)).await;
+    dead_letter(&inbox, &inbox_message(9, "9"), InboxFailureAction::DeadLetter(AfterDead::Continue)).await;
     let operator = h.operator().await;
     let number = must(operator.create_replay(&replay_plan(BILLING)).await);
     for message in [1, 2] {
@@ -188,10 +190,14 @@ pub async fn a_replay_stops_after_too_many_dead_letters(h: &mut impl Harness) {
         let claimed = claim_one(&inbox).await;
         must(
             inbox
-                .set_back_due(&claimed, claimed.messages[0].ordinal, &failure(InboxFailureAction::DeadContinue, 1))
+                .record_failure(
+                    &claimed.messages[0].message,
+                    in_queue(&claimed, 0),
+                    &failure(InboxFailureAction::DeadLetter(AfterDead::Continue), 1),
+                )
                 .await,
         );
-        must(inbox.release_queue(&claimed).await);
+        must(inbox.release_queue(&claimed.claim).await);
     }
     assert_eq!(enqueue(h, number, &[inbox_message(3, "3")], Some("more")).await, EnqueueOutcome::NotRunning);
     let replay = newest_replay(h).await;
@@ -237,7 +243,7 @@ pub async fn a_resumed_replay_enqueues_removed_messages(h: &mut impl Harness) {
         handle_queue(h, &inbox, claimed).await;
     }
     for claimed in claimed.iter().filter(|claimed| numbers(claimed) == [2]) {
-        must(inbox.release_queue(claimed).await);
+        must(inbox.release_queue(&claimed.claim).await);
     }
     assert!(must(operator.stop_replay(BILLING, number).await));
     let replay = newest_replay(h).await;
@@ -272,10 +278,25 @@ pub async fn messages_that_are_ready_are_counted(h: &mut impl Harness) {
     let replay = newest_replay(h).await;
     assert_eq!((replay.ready, replay.waiting()), (5, 5));
     for claimed in claim_due(&inbox).await {
-        let first = claimed.messages[0].ordinal;
-        match &*claimed.queue {
-            "a" => must(inbox.set_back_due(&claimed, first, &failure(InboxFailureAction::DeadHold, 1)).await),
-            "b" => must(inbox.set_back_due(&claimed, first, &retry(Duration::from_mins(1), 1)).await),
+        match &*claimed.claim.queue {
+            "a" => must(
+                inbox
+                    .record_failure(
+                        &claimed.messages[0].message,
+                        in_queue(&claimed, 0),
+                        &failure(InboxFailureAction::DeadLetter(AfterDead::Hold), 1),
+                    )
+                    .await,
+            ),
+            "b" => must(
+                inbox
+                    .record_failure(
+                        &claimed.messages[0].message,
+                        in_queue(&claimed, 0),
+                        &retry(Duration::from_mins(1), 1),
+                    )
+                    .await,
+            ),
             _ => continue,
         };
     }

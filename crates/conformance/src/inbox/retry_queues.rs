@@ -2,17 +2,19 @@
 
 use std::time::Duration;
 
+use relevo_core::AfterDead;
 use relevo_core::inbox::admin::Operate;
 use relevo_core::inbox::attempts::ClaimOutcome;
 use relevo_core::inbox::dead_letters::DeadLetterFilter;
 use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction, RecordOutcome};
 use relevo_core::inbox::transactions::{BeginOutcome, EnterOutcome};
-use relevo_core::inbox::{Inbox, InboxState};
+use relevo_core::inbox::{Fence, InboxState};
 
 use super::harness::Harness;
+use super::harness::ports::*;
 use super::steps::{
     BILLING, LONG, SHORT, begin, claim_due, claim_one, dead_letter, fail, failure, handle, handle_at, handle_queue,
-    inbox_message, lines, must, must_open, numbers, retry,
+    in_queue, inbox_message, lines, must, must_commit, must_open, numbers, queued, retry,
 };
 
 /// It is not due before its pause is over, and keeps all its data.
@@ -24,7 +26,7 @@ pub async fn a_retried_message_is_due_after_its_delay(h: &mut impl Harness) {
     h.advance_time(SHORT).await;
     let claimed = claim_one(&inbox).await;
     assert_eq!((claimed.messages[0].attempts, claimed.messages[0].unfinished_starts), (4, 1));
-    assert_eq!((&*claimed.queue, &claimed.messages[0].message), ("a", &message));
+    assert_eq!((&*claimed.claim.queue, &claimed.messages[0].message), ("a", &message));
     assert_eq!(handle(h, &inbox, std::slice::from_ref(&message)).await, [EnterOutcome::Duplicate(InboxState::Waiting)]);
     handle_queue(h, &inbox, &claimed).await;
     assert_eq!(handle(h, &inbox, &[message]).await, [EnterOutcome::Duplicate(InboxState::Done)]);
@@ -37,15 +39,15 @@ pub async fn a_finished_message_is_not_recorded_as_failed(h: &mut impl Harness) 
     let [done, waiting, dead] = [1, 2, 3].map(|number| inbox_message(number, &number.to_string()));
     handle(h, &inbox, std::slice::from_ref(&done)).await;
     fail(&inbox, &waiting, &retry(Duration::ZERO, 1)).await;
-    dead_letter(&inbox, &dead, InboxFailureAction::DeadContinue).await;
+    dead_letter(&inbox, &dead, InboxFailureAction::DeadLetter(AfterDead::Continue)).await;
     for action in [
         InboxFailureAction::Retry { after: Duration::ZERO },
-        InboxFailureAction::DeadHold,
-        InboxFailureAction::DeadContinue,
+        InboxFailureAction::DeadLetter(AfterDead::Hold),
+        InboxFailureAction::DeadLetter(AfterDead::Continue),
     ] {
         let states = [(&done, InboxState::Done), (&waiting, InboxState::Waiting), (&dead, InboxState::Dead)];
         for (message, state) in states {
-            let recorded = inbox.set_back(message, None, None, &failure(action, 9)).await;
+            let recorded = inbox.record_failure(message, Fence::Live { lane: None }, &failure(action, 9)).await;
             assert_eq!(must(recorded), RecordOutcome::Duplicate(state));
         }
     }
@@ -122,7 +124,7 @@ pub async fn the_longest_waiting_queue_is_claimed_first(h: &mut impl Harness) {
     }
     h.advance_time(Duration::from_secs(400)).await;
     let first = must(inbox.claim_due(2, 2, LONG).await);
-    let queues: Vec<&str> = first.iter().map(|claimed| &*claimed.queue).collect();
+    let queues: Vec<&str> = first.iter().map(|claimed| &*claimed.claim.queue).collect();
     assert_eq!(queues, ["b", "c"]);
     assert_eq!((numbers(&first[0]), numbers(&first[1])), (vec![2, 12], vec![3, 13]));
     let rest = must(inbox.claim_due(2, 10, LONG).await);
@@ -142,7 +144,7 @@ pub async fn two_members_claim_different_queues(h: &mut impl Harness) {
     let mut queues: Vec<u64> = claimed.iter().flat_map(numbers).collect();
     queues.sort_unstable();
     assert_eq!(queues, (0..12).collect::<Vec<_>>(), "each is claimed once");
-    let mut tokens: Vec<_> = claimed.iter().map(|claimed| claimed.token).collect();
+    let mut tokens: Vec<_> = claimed.iter().map(|claimed| claimed.claim.token).collect();
     tokens.sort();
     tokens.dedup();
     assert_eq!(tokens.len(), 12, "each claim has its own token");
@@ -154,7 +156,7 @@ pub async fn a_message_that_fails_again_stays_first(h: &mut impl Harness) {
     fail(&inbox, &inbox_message(1, "a"), &retry(Duration::ZERO, 1)).await;
     handle(h, &inbox, &[inbox_message(2, "a")]).await;
     let claimed = claim_one(&inbox).await;
-    let recorded = inbox.set_back_due(&claimed, claimed.messages[0].ordinal, &retry(SHORT, 2)).await;
+    let recorded = inbox.record_failure(&claimed.messages[0].message, in_queue(&claimed, 0), &retry(SHORT, 2)).await;
     assert_eq!(must(recorded), RecordOutcome::Recorded);
     assert!(claim_due(&inbox).await.is_empty());
     assert_eq!(handle(h, &inbox, &[inbox_message(3, "a")]).await, [EnterOutcome::QueuedBehind]);
@@ -182,7 +184,7 @@ pub async fn a_postponed_message_keeps_its_starts(h: &mut impl Harness) {
             ..failure(InboxFailureAction::Postpone { after: SHORT }, 3)
         };
         assert_eq!(
-            must(inbox.set_back_due(&claimed, claimed.messages[0].ordinal, &put_off).await),
+            must(inbox.record_failure(&claimed.messages[0].message, in_queue(&claimed, 0), &put_off).await),
             RecordOutcome::Recorded
         );
         assert!(claim_due(&inbox).await.is_empty());
@@ -191,7 +193,7 @@ pub async fn a_postponed_message_keeps_its_starts(h: &mut impl Harness) {
         h.advance_time(SHORT).await;
     }
     let claimed = claim_one(&inbox).await;
-    must(inbox.set_back_due(&claimed, claimed.messages[0].ordinal, &retry(Duration::ZERO, 4)).await);
+    must(inbox.record_failure(&claimed.messages[0].message, in_queue(&claimed, 0), &retry(Duration::ZERO, 4)).await);
     assert_eq!(claim_one(&inbox).await.messages[0].unfinished_starts, 1, "a failed attempt is no crash");
 }
 
@@ -206,7 +208,10 @@ pub async fn a_postponed_call_keeps_its_starts(h: &mut impl Harness) {
         assert_eq!(claim.unfinished_starts, started);
         if started == 2 {
             let put_off = failure(InboxFailureAction::Postpone { after: Duration::ZERO }, 0);
-            assert_eq!(must(inbox.set_back(&message, None, Some(claim), &put_off).await), RecordOutcome::Recorded);
+            assert_eq!(
+                must(inbox.record_failure(&message, Fence::Call { lane: None, claim: claim }, &put_off).await),
+                RecordOutcome::Recorded
+            );
         }
         // The first time its process crashes.
         h.advance_time(SHORT).await;
@@ -244,7 +249,7 @@ pub async fn attempts_belong_to_the_first_message(h: &mut impl Harness) {
         (vec![2, 3], 0, 1)
     );
     handle_at(h, &other, &claimed, 0).await;
-    must(other.release_queue(&claimed).await);
+    must(other.release_queue(&claimed.claim).await);
     let claimed = claim_one(&inbox).await;
     assert_eq!(
         (numbers(&claimed), claimed.messages[0].attempts, claimed.messages[0].unfinished_starts),
@@ -258,17 +263,17 @@ pub async fn a_queue_is_handled_from_its_front(h: &mut impl Harness) {
     fail(&inbox, &inbox_message(1, "a"), &retry(Duration::ZERO, 1)).await;
     handle(h, &inbox, &[inbox_message(2, "a")]).await;
     let claimed = claim_one(&inbox).await;
-    let second = inbox.begin_due(&claimed, claimed.messages[1].ordinal).await;
+    let second = inbox.begin(queued(&claimed, 1), in_queue(&claimed, 1)).await;
     assert!(!matches!(must(second), BeginOutcome::Open(..)), "another is before it");
     // After a rollback it is the first again.
-    let (mut transaction, _) = must_open(inbox.begin_due(&claimed, claimed.messages[0].ordinal).await);
+    let (mut transaction, _) = must_open(inbox.begin(queued(&claimed, 0), in_queue(&claimed, 0)).await);
     h.effect(&mut transaction, "rolled back").await;
     must(inbox.rollback(transaction).await);
     handle_at(h, &inbox, &claimed, 0).await;
-    let repeated = inbox.begin_due(&claimed, claimed.messages[0].ordinal).await;
+    let repeated = inbox.begin(queued(&claimed, 0), in_queue(&claimed, 0)).await;
     assert!(!matches!(must(repeated), BeginOutcome::Open(..)), "it is done");
     handle_at(h, &inbox, &claimed, 1).await;
-    must(inbox.release_queue(&claimed).await);
+    must(inbox.release_queue(&claimed.claim).await);
     assert_eq!(h.effects().await, lines(&[1, 2]));
 }
 
@@ -278,10 +283,9 @@ pub async fn a_queued_message_can_be_skipped(h: &mut impl Harness) {
     let message = inbox_message(1, "a");
     fail(&inbox, &message, &retry(Duration::ZERO, 1)).await;
     let claimed = claim_one(&inbox).await;
-    let (mut transaction, _) = must_open(inbox.begin_due(&claimed, claimed.messages[0].ordinal).await);
-    must(inbox.skip(&mut transaction, message.dedup_id).await);
-    must(inbox.commit(transaction).await);
-    must(inbox.release_queue(&claimed).await);
+    let (transaction, _) = must_open(inbox.begin(queued(&claimed, 0), in_queue(&claimed, 0)).await);
+    must_commit(inbox.commit(transaction, &[message.dedup_id]).await);
+    must(inbox.release_queue(&claimed.claim).await);
     assert_eq!(handle(h, &inbox, &[message]).await, [EnterOutcome::Duplicate(InboxState::Skipped)]);
 }
 
@@ -292,8 +296,8 @@ pub async fn a_released_queue_is_due_at_once(h: &mut impl Harness) {
     handle(h, &inbox, &[inbox_message(2, "a")]).await;
     let claimed = claim_one(&inbox).await;
     assert!(claim_due(&other).await.is_empty());
-    must(inbox.release_queue(&claimed).await);
-    must(inbox.release_queue(&claimed).await);
+    must(inbox.release_queue(&claimed.claim).await);
+    must(inbox.release_queue(&claimed.claim).await);
     let claimed = claim_one(&other).await;
     assert_eq!((numbers(&claimed), claimed.messages[0].attempts), (vec![1, 2], 2));
 }
@@ -308,7 +312,7 @@ pub async fn an_empty_unreleased_queue_is_released_by_the_next_claim(h: &mut imp
     h.advance_time(SHORT).await;
     let claimed = claim_one(&other).await;
     assert!(claimed.messages.is_empty());
-    must(other.release_queue(&claimed).await);
+    must(other.release_queue(&claimed.claim).await);
     assert!(claim_due(&other).await.is_empty());
     assert_eq!(handle(h, &inbox, &[inbox_message(2, "a")]).await, [EnterOutcome::New]);
 }

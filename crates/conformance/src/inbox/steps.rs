@@ -8,11 +8,12 @@ use relevo_core::broker_consumer::{Lane, RawMessage};
 use relevo_core::inbox::dead_letters::{DeadLetterFilter, MarkRequest};
 use relevo_core::inbox::members::Heartbeat;
 use relevo_core::inbox::retries::{ClaimedQueue, InboxFailure, InboxFailureAction, RecordOutcome};
-use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
-use relevo_core::inbox::{DedupId, Inbox, InboxMessage, LaneLease};
+use relevo_core::inbox::transactions::{BeginOutcome, CommitAndBegin, CommitOutcome, EnterOutcome};
+use relevo_core::inbox::{DedupId, Fence, Inbox, InboxMessage, LaneLease};
 use relevo_core::store::StoreError;
 use uuid::Uuid;
 
+use super::harness::ports::*;
 use super::harness::{HandlerTransaction, Harness};
 
 /// The consumer of most cases.
@@ -75,6 +76,29 @@ pub(crate) fn must_open<T>(outcome: Result<BeginOutcome<T>, StoreError>) -> (T, 
     }
 }
 
+/// Checks that a transaction was committed.
+pub(crate) fn must_commit(outcome: Result<CommitOutcome, StoreError>) {
+    let outcome = must(outcome);
+    assert!(matches!(outcome, CommitOutcome::Committed), "{outcome:?}");
+}
+
+/// Checks that a transaction was committed. Returns the next one, and the outcome of each of its messages.
+pub(crate) fn must_commit_and_open<T>(outcome: Result<CommitAndBegin<T>, StoreError>) -> (T, Vec<EnterOutcome>) {
+    let (committed, begun) = must(outcome);
+    assert!(matches!(committed, CommitOutcome::Committed), "{committed:?}");
+    must_open(begun.expect("the next transaction follows a commit"))
+}
+
+/// The message at this index of a claimed queue.
+pub(crate) fn queued(claimed: &ClaimedQueue, index: usize) -> &[InboxMessage] {
+    std::slice::from_ref(&claimed.messages[index].message)
+}
+
+/// The right to write for the message at this index of a claimed queue.
+pub(crate) fn in_queue(claimed: &ClaimedQueue, index: usize) -> Fence<'_> {
+    Fence::Queue { claim: &claimed.claim, ordinal: claimed.messages[index].ordinal }
+}
+
 /// Checks that another worker has the lane or the claim.
 pub(crate) fn assert_fenced<T>(outcome: Result<BeginOutcome<T>, StoreError>) {
     assert!(matches!(must(outcome), BeginOutcome::Fenced), "the lane or the claim should be lost");
@@ -93,7 +117,7 @@ pub(crate) fn during_write<H: Harness, T>(harness: &H, result: Result<T, StoreEr
 
 /// Enters messages of a consumer without order.
 pub(crate) async fn begin<I: Inbox>(inbox: &I, messages: &[InboxMessage]) -> (I::Transaction, Vec<EnterOutcome>) {
-    must_open(inbox.begin(Enter { held: None, arrivals: messages }).await)
+    must_open(inbox.begin(messages, Fence::Live { lane: None }).await)
 }
 
 /// Handles messages in one transaction, with one effect per new message.
@@ -116,7 +140,7 @@ pub(crate) async fn finish<H: Harness>(
             harness.effect(&mut transaction, &line(message)).await;
         }
     }
-    must(inbox.commit(transaction).await);
+    must_commit(inbox.commit(transaction, &[]).await);
 }
 
 /// Handles messages; retries while another worker has one of them.
@@ -126,8 +150,7 @@ pub(crate) async fn handle_with_retries<H: Harness>(
     messages: &[InboxMessage],
 ) -> Vec<EnterOutcome> {
     for _ in 0..ATTEMPTS_MAX {
-        if let BeginOutcome::Open(transaction, entered) =
-            must(inbox.begin(Enter { held: None, arrivals: messages }).await)
+        if let BeginOutcome::Open(transaction, entered) = must(inbox.begin(messages, Fence::Live { lane: None }).await)
         {
             finish(harness, inbox, transaction, messages, &entered).await;
             return entered;
@@ -154,7 +177,7 @@ pub(crate) fn retry(after: Duration, attempts: u32) -> InboxFailure {
 
 /// Records the failure of a message of a consumer without order; it must succeed.
 pub(crate) async fn fail(inbox: &impl Inbox, message: &InboxMessage, failure: &InboxFailure) {
-    assert_eq!(must(inbox.set_back(message, None, None, failure).await), RecordOutcome::Recorded);
+    assert_eq!(must(inbox.record_failure(message, Fence::Live { lane: None }, failure).await), RecordOutcome::Recorded);
 }
 
 /// Dead-letters a message; `action` decides whether its queue continues or is held.
@@ -182,10 +205,10 @@ pub(crate) fn numbers(claimed: &ClaimedQueue) -> Vec<u64> {
 /// Handles the message at this index of a claimed queue.
 pub(crate) async fn handle_at<H: Harness>(harness: &H, inbox: &H::Inbox, claimed: &ClaimedQueue, index: usize) {
     let waiting = &claimed.messages[index];
-    let (mut transaction, entered) = must_open(inbox.begin_due(claimed, waiting.ordinal).await);
+    let (mut transaction, entered) = must_open(inbox.begin(queued(claimed, index), in_queue(claimed, index)).await);
     assert_eq!(entered, [EnterOutcome::New]);
     harness.effect(&mut transaction, &line(&waiting.message)).await;
-    must(inbox.commit(transaction).await);
+    must_commit(inbox.commit(transaction, &[]).await);
 }
 
 /// Handles all messages of a claimed queue and releases it.
@@ -193,7 +216,7 @@ pub(crate) async fn handle_queue<H: Harness>(harness: &H, inbox: &H::Inbox, clai
     for index in 0..claimed.messages.len() {
         handle_at(harness, inbox, claimed, index).await;
     }
-    must(inbox.release_queue(claimed).await);
+    must(inbox.release_queue(&claimed.claim).await);
 }
 
 /// An operator's request about these dead letters.

@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
+use async_trait::async_trait;
 use jiff::Timestamp;
 use uuid::Uuid;
 
+use super::LaneLease;
 use crate::broker_consumer::Lane;
+use crate::store::StoreError;
 
 /// The heartbeat of a member.
 #[derive(Clone, Debug)]
@@ -35,4 +38,27 @@ pub struct HeartbeatReply {
     pub breaker_overrides: Vec<(Lane, bool)>,
     /// Another member counted this one as dead, and may have taken its lanes.
     pub expired: bool,
+}
+
+/// Members, their lanes, and pruning.
+#[async_trait]
+pub trait InboxMembers: Send + Sync {
+    /// Records a heartbeat and returns the operator commands for the member.
+    async fn heartbeat(&self, heartbeat: &Heartbeat) -> Result<HeartbeatReply, StoreError>;
+
+    /// Acquires lanes for a living member. It gets lanes that it already owns, free lanes, and lanes whose owner is dead
+    /// and has no open transaction. The epoch of a lane increases with every change of owner. Lanes of other members
+    /// are not returned.
+    async fn acquire_lanes(&self, owner: Uuid, lanes: &[Lane]) -> Result<Vec<LaneLease>, StoreError>;
+
+    /// Frees lanes of a living member, because the broker has assigned them to another one. Does not change lanes of
+    /// other owners. May wait for open transactions that hold the lanes.
+    async fn release_lanes(&self, owner: Uuid, lanes: &[Lane]) -> Result<(), StoreError>;
+
+    /// Frees the lanes of a member and deletes the member.
+    async fn leave(&self, owner: Uuid) -> Result<(), StoreError>;
+
+    /// Deletes expired rows, at most `limit` of each kind: done or skipped messages, and discarded or redriven dead
+    /// letters. Returns whether more are left.
+    async fn prune(&self, limit: usize) -> Result<bool, StoreError>;
 }

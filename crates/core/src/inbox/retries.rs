@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
+use async_trait::async_trait;
 use bytestring::ByteString;
 use uuid::Uuid;
 
-use super::{InboxMessage, InboxState};
+use super::{Fence, InboxMessage, InboxState};
+use crate::route::AfterDead;
+use crate::store::StoreError;
 
 /// What happens to a message that was not handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,10 +23,15 @@ pub enum InboxFailureAction {
         /// From now, on the database's clock.
         after: Duration,
     },
-    /// Dead-lettered. Its queue waits for an operator.
-    DeadHold,
-    /// Dead-lettered. Its queue continues.
-    DeadContinue,
+    /// Dead-lettered. Its queue waits for an operator, or continues.
+    DeadLetter(AfterDead),
+}
+
+impl InboxFailureAction {
+    /// Whether the queue of the message waits for an operator.
+    pub fn holds_queue(self) -> bool {
+        self == Self::DeadLetter(AfterDead::Hold)
+    }
 }
 
 /// A message that was not handled, and the reason.
@@ -41,7 +49,7 @@ pub struct InboxFailure {
     pub backtrace: Option<String>,
 }
 
-/// The result of a setback.
+/// The result of recording a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordOutcome {
     /// It waits, or it is a dead letter. Acknowledge it.
@@ -54,13 +62,21 @@ pub enum RecordOutcome {
     Busy,
 }
 
+/// The right to work on a retry queue. Every call for the queue includes it. After it expires, another member may claim
+/// the queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueueClaim {
+    /// The queue.
+    pub queue: ByteString,
+    /// A random token, new for each claim.
+    pub token: Uuid,
+}
+
 /// A queue of the retry table that is due, claimed by one member.
 #[derive(Clone, Debug)]
 pub struct ClaimedQueue {
-    /// The queue.
-    pub queue: ByteString,
-    /// The claim. Every call for the queue includes it. After it expires, another member may claim the queue.
-    pub token: Uuid,
+    /// The claim.
+    pub claim: QueueClaim,
     /// The first messages in order. Empty if the queue only has to be released.
     pub messages: Vec<QueuedMessage>,
 }
@@ -76,6 +92,27 @@ pub struct QueuedMessage {
     pub attempts: u32,
     /// How often its handling started and did not end. For the first message, this includes the current start.
     pub unfinished_starts: u32,
+}
+
+/// Failures, and the retry queues where messages wait.
+#[async_trait]
+pub trait InboxRetries: Send + Sync {
+    /// Stores a message that was not handled, in the retry table or as a dead letter. With [`Fence::Live`], an expired
+    /// call of another worker counts as a start without an end. With [`Fence::Queue`], the next message of the queue may be
+    /// handled after a dead letter that does not hold its queue; any other action ends the claim.
+    async fn record_failure(
+        &self,
+        message: &InboxMessage,
+        fence: Fence<'_>,
+        failure: &InboxFailure,
+    ) -> Result<RecordOutcome, StoreError>;
+
+    /// Claims due queues until `ttl` is over: at most `queues` queues with at most `messages` messages each.
+    async fn claim_due(&self, queues: usize, messages: usize, ttl: Duration) -> Result<Vec<ClaimedQueue>, StoreError>;
+
+    /// Ends a claim. An empty queue is deleted, so that later messages of its key are handled directly again. A lost
+    /// claim is ignored.
+    async fn release_queue(&self, claim: &QueueClaim) -> Result<(), StoreError>;
 }
 
 /// Error classes that the consumer runtime records. Handlers may name others.

@@ -3,9 +3,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use relevo_core::inbox::attempts::InboxAttempts as _;
+use relevo_core::inbox::retries::InboxRetries as _;
 use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction};
 use relevo_core::inbox::retry_policy::HandlerRetryPolicy;
-use relevo_core::inbox::{DedupId, Inbox as _, InboxMessage, InboxRetention};
+use relevo_core::inbox::{DedupId, Fence, InboxMessage, InboxRetention};
 use relevo_core::message::Headers;
 use relevo_core::{BrokerConsumer as _, Lane, RawMessage};
 use relevo_inbox::{Config, HandlerOptions, Handlers, MessageOrder};
@@ -155,7 +157,7 @@ async fn put_in_retry_queue(inbox: &Inbox, arrival: &InboxMessage, after: Durati
         error: "not now".to_owned(),
         backtrace: None,
     };
-    inbox.set_back(arrival, None, None, &setback).await.expect("the store answers");
+    inbox.record_failure(arrival, Fence::Live { lane: None }, &setback).await.expect("the store answers");
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use relevo_core::Lane;
-use relevo_core::inbox::attempts::{CallClaim, ClaimOutcome};
-use relevo_core::inbox::members::{Heartbeat, HeartbeatReply};
-use relevo_core::inbox::retries::{ClaimedQueue, InboxFailure, RecordOutcome};
-use relevo_core::inbox::transactions::{BeginOutcome, Enter};
-use relevo_core::inbox::{DedupId, Inbox, InboxMessage, LaneLease};
+use relevo_core::inbox::attempts::{CallClaim, ClaimOutcome, InboxAttempts};
+use relevo_core::inbox::members::{Heartbeat, HeartbeatReply, InboxMembers};
+use relevo_core::inbox::retries::{ClaimedQueue, InboxFailure, InboxRetries, QueueClaim, RecordOutcome};
+use relevo_core::inbox::transactions::{BeginOutcome, CommitOutcome, InboxTransactions};
+use relevo_core::inbox::{DedupId, Fence, Inbox, InboxMessage, InboxRetention, LaneLease};
 use relevo_core::store::StoreError;
 use relevo_store_memory::{Inbox as Memory, Transaction};
 use uuid::Uuid;
@@ -22,6 +22,8 @@ pub(crate) struct FaultPlan {
     pub(crate) unavailable: AtomicBool,
     /// The database rejects commits, like a deferred constraint.
     pub(crate) rejects_commits: AtomicBool,
+    /// Number of the next commits that find that another transaction blocked them.
+    pub(crate) stale_commits: AtomicU64,
     /// Commits fail and have no effect.
     pub(crate) loses_commits: AtomicBool,
     /// Ending the attempt of this message fails, as if its row were locked.
@@ -50,115 +52,107 @@ impl FaultyInbox {
     }
 }
 
-#[async_trait]
 impl Inbox for FaultyInbox {
+    fn consumer(&self) -> &str {
+        self.inner.consumer()
+    }
+
+    fn retention(&self) -> InboxRetention {
+        self.inner.retention()
+    }
+}
+
+#[async_trait]
+impl InboxTransactions for FaultyInbox {
     type Transaction = Transaction;
 
-    async fn begin(&self, enter: Enter<'_>) -> Result<BeginOutcome<Transaction>, StoreError> {
+    async fn begin(
+        &self,
+        messages: &[InboxMessage],
+        fence: Fence<'_>,
+    ) -> Result<BeginOutcome<Transaction>, StoreError> {
         self.check_available()?;
-        self.faults.begin_calls.fetch_add(1, Ordering::Relaxed);
-        self.inner.begin(enter).await
+        if let Fence::Live { .. } = fence {
+            self.faults.begin_calls.fetch_add(1, Ordering::Relaxed);
+        }
+        self.inner.begin(messages, fence).await
     }
 
-    async fn skip(&self, transaction: &mut Transaction, entry: DedupId) -> Result<(), StoreError> {
-        self.check_available()?;
-        self.inner.skip(transaction, entry).await
-    }
-
-    async fn commit(&self, transaction: Transaction) -> Result<(), StoreError> {
+    async fn commit(&self, tx: Transaction, skipped: &[DedupId]) -> Result<CommitOutcome, StoreError> {
         self.check_available()?;
         if self.faults.loses_commits.load(Ordering::Relaxed) {
             return Err(StoreError::Unavailable("the connection is lost".into()));
         }
         if self.faults.rejects_commits.load(Ordering::Relaxed) {
-            return Err(StoreError::Unexpected("a constraint is broken".into()));
+            return Ok(CommitOutcome::Rejected { permanent: false, error: "a constraint is broken".into() });
         }
-        self.inner.commit(transaction).await?;
+        if self.faults.stale_commits.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)).is_ok() {
+            return Ok(CommitOutcome::Stale);
+        }
+        let outcome = self.inner.commit(tx, skipped).await?;
         if self.faults.loses_commit_reply.swap(false, Ordering::Relaxed) {
-            return Err(StoreError::Unavailable("the answer is lost".into()));
+            return Err(StoreError::Unavailable("the reply is lost".into()));
         }
-        Ok(())
+        Ok(outcome)
     }
 
-    async fn rollback(&self, transaction: Transaction) -> Result<(), StoreError> {
+    async fn rollback(&self, tx: Transaction) -> Result<(), StoreError> {
         self.check_available()?;
-        self.inner.rollback(transaction).await
+        self.inner.rollback(tx).await
     }
+}
 
-    async fn record_start(&self, arrival: &InboxMessage) -> Result<u32, StoreError> {
+#[async_trait]
+impl InboxAttempts for FaultyInbox {
+    async fn record_start(&self, message: &InboxMessage) -> Result<u32, StoreError> {
         self.check_available()?;
-        self.inner.record_start(arrival).await
+        self.inner.record_start(message).await
     }
 
     async fn claim_call(
         &self,
-        arrival: &InboxMessage,
-        held: Option<&LaneLease>,
-        lasts: Duration,
+        message: &InboxMessage,
+        lane: Option<&LaneLease>,
+        ttl: Duration,
     ) -> Result<ClaimOutcome, StoreError> {
         self.check_available()?;
-        self.inner.claim_call(arrival, held, lasts).await
+        self.inner.claim_call(message, lane, ttl).await
     }
 
-    async fn begin_claimed(
-        &self,
-        arrival: &InboxMessage,
-        held: Option<&LaneLease>,
-        claim: CallClaim,
-    ) -> Result<BeginOutcome<Transaction>, StoreError> {
+    async fn end_attempt(&self, id: DedupId, claim: Option<CallClaim>) -> Result<(), StoreError> {
         self.check_available()?;
-        self.inner.begin_claimed(arrival, held, claim).await
-    }
-
-    async fn end_attempt(&self, entry: DedupId, claim: Option<CallClaim>) -> Result<(), StoreError> {
-        self.check_available()?;
-        if *self.faults.blocked.lock().expect("no test panics with it") == Some(entry) {
+        if *self.faults.blocked.lock().expect("no test panics with it") == Some(id) {
             return Err(StoreError::Unavailable("another session has it".into()));
         }
-        self.inner.end_attempt(entry, claim).await
+        self.inner.end_attempt(id, claim).await
     }
+}
 
-    async fn set_back(
+#[async_trait]
+impl InboxRetries for FaultyInbox {
+    async fn record_failure(
         &self,
-        arrival: &InboxMessage,
-        held: Option<&LaneLease>,
-        claim: Option<CallClaim>,
-        setback: &InboxFailure,
+        message: &InboxMessage,
+        fence: Fence<'_>,
+        failure: &InboxFailure,
     ) -> Result<RecordOutcome, StoreError> {
         self.check_available()?;
-        self.inner.set_back(arrival, held, claim, setback).await
+        self.inner.record_failure(message, fence, failure).await
     }
 
-    async fn claim_due(
-        &self,
-        queues: usize,
-        messages: usize,
-        lasts: Duration,
-    ) -> Result<Vec<ClaimedQueue>, StoreError> {
+    async fn claim_due(&self, queues: usize, messages: usize, ttl: Duration) -> Result<Vec<ClaimedQueue>, StoreError> {
         self.check_available()?;
-        self.inner.claim_due(queues, messages, lasts).await
+        self.inner.claim_due(queues, messages, ttl).await
     }
 
-    async fn begin_due(&self, due: &ClaimedQueue, number: i64) -> Result<BeginOutcome<Transaction>, StoreError> {
+    async fn release_queue(&self, claim: &QueueClaim) -> Result<(), StoreError> {
         self.check_available()?;
-        self.inner.begin_due(due, number).await
+        self.inner.release_queue(claim).await
     }
+}
 
-    async fn set_back_due(
-        &self,
-        due: &ClaimedQueue,
-        number: i64,
-        setback: &InboxFailure,
-    ) -> Result<RecordOutcome, StoreError> {
-        self.check_available()?;
-        self.inner.set_back_due(due, number, setback).await
-    }
-
-    async fn release_queue(&self, due: &ClaimedQueue) -> Result<(), StoreError> {
-        self.check_available()?;
-        self.inner.release_queue(due).await
-    }
-
+#[async_trait]
+impl InboxMembers for FaultyInbox {
     async fn heartbeat(&self, beat: &Heartbeat) -> Result<HeartbeatReply, StoreError> {
         self.check_available()?;
         self.inner.heartbeat(beat).await

@@ -216,8 +216,10 @@ async fn an_expired_member_keeps_its_deliveries_and_acquires_its_lane_again() {
         last_message_at: None,
         breakers: Vec::new(),
     };
-    relevo_core::inbox::Inbox::heartbeat(&inbox, &beat).await.unwrap();
-    let taken = relevo_core::inbox::Inbox::acquire_lanes(&inbox, other, &[relevo_core::Lane::new("0")]).await.unwrap();
+    relevo_core::inbox::members::InboxMembers::heartbeat(&inbox, &beat).await.unwrap();
+    let taken = relevo_core::inbox::members::InboxMembers::acquire_lanes(&inbox, other, &[relevo_core::Lane::new("0")])
+        .await
+        .unwrap();
     assert_eq!(taken.len(), 1, "its owner is dead");
     stage.faults.unavailable.store(false, Ordering::Relaxed);
     wait_for_acks(&stage, 3).await;

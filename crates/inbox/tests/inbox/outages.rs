@@ -55,6 +55,32 @@ async fn a_database_outage_during_a_handler_only_repeats_the_handler() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_stale_commit_delays_one_message_and_counts_no_attempt() {
+    for config in [ordered_config(), unordered_config()] {
+        let stage = Env::new();
+        stage.faults.stale_commits.store(3, Ordering::Relaxed);
+        stage.send("0", "k", "1");
+        let handler = scripted(|_| Action::Done);
+        let process = stage.start(config, transaction_handlers(&handler));
+        wait_for_acks(&stage, 1).await;
+        assert_eq!((stage.effects(), handler.attempted().len()), (vec!["k:1".to_owned()], 4));
+        assert_eq!((process.status.handler_failures(), process.status.database_outages()), (0, 0));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_is_not_repeated_after_a_stale_commit() {
+    let stage = Env::new();
+    stage.faults.stale_commits.store(3, Ordering::Relaxed);
+    stage.send("0", "k", "1");
+    let handler = scripted(|_| Action::Done);
+    let process = stage.start(ordered_config(), call_handlers(&handler));
+    wait_for_acks(&stage, 1).await;
+    assert_eq!((stage.effects(), handler.attempted().len()), (vec!["k:1".to_owned()], 1));
+    assert_eq!(process.status.handler_failures(), 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_call_is_not_repeated_after_a_database_error() {
     let stage = Env::new();
     stage.send("0", "k", "1");

@@ -24,8 +24,8 @@ const LAG_FAILURES_MAX: u64 = 2;
 /// # use relevo_core::inbox::Inbox;
 /// # use relevo_inbox::ConsumerRuntime;
 /// # use tokio_util::sync::CancellationToken;
-/// # async fn example<I: Inbox + 'static>(runtime: ConsumerRuntime<I>) -> Result<(), Box<dyn std::error::Error>>
-/// # where I::Transaction: 'static {
+/// # async fn example<I: Inbox>(runtime: ConsumerRuntime<I>) -> Result<(), Box<dyn std::error::Error>>
+/// # {
 /// use relevo_observe::consumer::Service;
 ///
 /// let stop = CancellationToken::new();

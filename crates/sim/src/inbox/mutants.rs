@@ -6,11 +6,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytestring::ByteString;
 use parking_lot::Mutex;
-use relevo_core::inbox::attempts::{CallClaim, ClaimOutcome};
-use relevo_core::inbox::members::{Heartbeat, HeartbeatReply};
-use relevo_core::inbox::retries::{ClaimedQueue, InboxFailure, InboxFailureAction, QueuedMessage, RecordOutcome};
-use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
-use relevo_core::inbox::{DedupId, Inbox, InboxMessage, InboxState, LaneLease};
+use relevo_core::inbox::attempts::{CallClaim, ClaimOutcome, InboxAttempts};
+use relevo_core::inbox::members::{Heartbeat, HeartbeatReply, InboxMembers};
+use relevo_core::inbox::retries::{
+    ClaimedQueue, InboxFailure, InboxFailureAction, InboxRetries, QueueClaim, QueuedMessage, RecordOutcome,
+};
+use relevo_core::inbox::transactions::{BeginOutcome, CommitOutcome, EnterOutcome, InboxTransactions};
+use relevo_core::inbox::{DedupId, Fence, Inbox, InboxMessage, InboxRetention, InboxState, LaneLease};
 use relevo_core::store::StoreError;
 use relevo_core::{
     AckOutcome, BrokerConsumer, ConsumerCapabilities, DelayedRetry, Delivery, DeliveryTag, Failure, Lane,
@@ -160,15 +162,15 @@ impl MutantInbox {
     }
 
     /// The claim to use for a call about a queue.
-    fn claimed(&self, claimed: &ClaimedQueue) -> ClaimedQueue {
-        let current = self.state.lock().claims.get(&claimed.queue).copied();
-        let token = current.filter(|_| self.is(Mutant::IgnoreClaims)).unwrap_or(claimed.token);
-        ClaimedQueue { token, ..claimed.clone() }
+    fn claim(&self, claim: &QueueClaim) -> QueueClaim {
+        let current = self.state.lock().claims.get(&claim.queue).copied();
+        let token = current.filter(|_| self.is(Mutant::IgnoreClaims)).unwrap_or(claim.token);
+        QueueClaim { token, ..claim.clone() }
     }
 
     /// Opens a transaction in any state of the message.
     async fn begin_unchecked(&self, message: &InboxMessage) -> Result<BeginOutcome<Transaction>, StoreError> {
-        let outcome = self.inner.begin(Enter { held: None, arrivals: std::slice::from_ref(message) }).await?;
+        let outcome = self.inner.begin(std::slice::from_ref(message), Fence::Live { lane: None }).await?;
         Ok(match outcome {
             BeginOutcome::Open(transaction, _) => BeginOutcome::Open(transaction, vec![EnterOutcome::New]),
             other => other,
@@ -180,8 +182,9 @@ impl MutantInbox {
         while let Some(first) = claimed.messages.first()
             && self.state.lock().stranded.contains(&first.message.dedup_id)
         {
-            if let BeginOutcome::Open(transaction, _) = self.inner.begin_due(claimed, first.ordinal).await? {
-                self.inner.commit(transaction).await?;
+            let fence = Fence::Queue { claim: &claimed.claim, ordinal: first.ordinal };
+            if let BeginOutcome::Open(tx, _) = self.inner.begin(std::slice::from_ref(&first.message), fence).await? {
+                self.inner.commit(tx, &[]).await?;
             }
             claimed.messages.remove(0);
         }
@@ -189,15 +192,25 @@ impl MutantInbox {
     }
 }
 
-#[async_trait]
 impl Inbox for MutantInbox {
-    type Transaction = Transaction;
+    fn consumer(&self) -> &str {
+        self.inner.consumer()
+    }
 
-    async fn begin(&self, enter: Enter<'_>) -> Result<BeginOutcome<Transaction>, StoreError> {
-        let enter = Enter { held: self.lane(enter.held), ..enter };
-        let mut outcome = self.inner.begin(enter).await?;
+    fn retention(&self) -> InboxRetention {
+        self.inner.retention()
+    }
+}
+
+impl MutantInbox {
+    async fn begin_live(
+        &self,
+        messages: &[InboxMessage],
+        lane: Option<&LaneLease>,
+    ) -> Result<BeginOutcome<Transaction>, StoreError> {
+        let mut outcome = self.inner.begin(messages, Fence::Live { lane: self.lane(lane) }).await?;
         if let BeginOutcome::Open(_, entered) = &mut outcome {
-            for (entered, message) in entered.iter_mut().zip(enter.arrivals) {
+            for (entered, message) in entered.iter_mut().zip(messages) {
                 match (self.mutant, *entered) {
                     (Some(Mutant::HandleAgain), EnterOutcome::Duplicate(InboxState::Done))
                     | (Some(Mutant::Overtake), EnterOutcome::QueuedBehind) => *entered = EnterOutcome::New,
@@ -211,62 +224,27 @@ impl Inbox for MutantInbox {
         Ok(outcome)
     }
 
-    async fn skip(&self, transaction: &mut Transaction, dedup_id: DedupId) -> Result<(), StoreError> {
-        self.inner.skip(transaction, dedup_id).await
-    }
-
-    async fn commit(&self, transaction: Transaction) -> Result<(), StoreError> {
-        self.inner.commit(transaction).await
-    }
-
-    async fn rollback(&self, transaction: Transaction) -> Result<(), StoreError> {
-        self.inner.rollback(transaction).await
-    }
-
-    async fn record_start(&self, message: &InboxMessage) -> Result<u32, StoreError> {
-        self.inner.record_start(message).await
-    }
-
-    async fn claim_call(
+    async fn begin_queued(
         &self,
-        message: &InboxMessage,
-        lease: Option<&LaneLease>,
-        duration: Duration,
-    ) -> Result<ClaimOutcome, StoreError> {
-        let claimed = self.inner.claim_call(message, self.lane(lease), duration).await?;
-        Ok(match (self.mutant, claimed) {
-            (Some(Mutant::IgnoreCalls), ClaimOutcome::Busy(_)) => {
-                ClaimOutcome::Claimed(CallClaim { token: Uuid::nil(), unfinished_starts: 1 })
-            }
-            (Some(Mutant::TrustCallers), ClaimOutcome::Busy(_)) => ClaimOutcome::Duplicate(InboxState::Done),
-            (_, claimed) => claimed,
-        })
-    }
-
-    async fn begin_claimed(
-        &self,
-        message: &InboxMessage,
-        lease: Option<&LaneLease>,
-        claim: CallClaim,
+        messages: &[InboxMessage],
+        claim: &QueueClaim,
+        ordinal: i64,
     ) -> Result<BeginOutcome<Transaction>, StoreError> {
-        match self.inner.begin_claimed(message, self.lane(lease), claim).await? {
-            BeginOutcome::Fenced if self.is(Mutant::IgnoreCalls) => self.begin_unchecked(message).await,
-            outcome => Ok(outcome),
+        if claim.token.is_nil() {
+            let message = self.state.lock().running.get(&claim.queue).cloned();
+            let Some(message) = message else { return Ok(BeginOutcome::Fenced) };
+            return self.begin_unchecked(&message).await;
         }
+        self.inner.begin(messages, Fence::Queue { claim: &self.claim(claim), ordinal }).await
     }
 
-    async fn end_attempt(&self, dedup_id: DedupId, claim: Option<CallClaim>) -> Result<(), StoreError> {
-        self.inner.end_attempt(dedup_id, claim).await
-    }
-
-    async fn set_back(
+    async fn record_live_failure(
         &self,
         message: &InboxMessage,
-        lease: Option<&LaneLease>,
-        claim: Option<CallClaim>,
+        fence: Fence<'_>,
         failure: &InboxFailure,
     ) -> Result<RecordOutcome, StoreError> {
-        let is_dead = !matches!(failure.action, InboxFailureAction::Retry { .. } | InboxFailureAction::Postpone { .. });
+        let is_dead = matches!(failure.action, InboxFailureAction::DeadLetter(_));
         if is_dead && self.is(Mutant::SplitDeadLetter) {
             let dead_count = &mut self.state.lock().dead_letters;
             *dead_count += 1;
@@ -280,20 +258,96 @@ impl Inbox for MutantInbox {
             let payload = &message.raw.payload;
             message.raw.payload = payload.slice(..payload.len() / 2);
         }
-        self.inner.set_back(&message, self.lane(lease), claim, failure).await
+        self.inner.record_failure(&message, fence, failure).await
+    }
+}
+
+#[async_trait]
+impl InboxTransactions for MutantInbox {
+    type Transaction = Transaction;
+
+    async fn begin(
+        &self,
+        messages: &[InboxMessage],
+        fence: Fence<'_>,
+    ) -> Result<BeginOutcome<Transaction>, StoreError> {
+        match fence {
+            Fence::Live { lane } => self.begin_live(messages, lane).await,
+            Fence::Call { lane, claim } => {
+                match self.inner.begin(messages, Fence::Call { lane: self.lane(lane), claim }).await? {
+                    BeginOutcome::Fenced if self.is(Mutant::IgnoreCalls) => self.begin_unchecked(&messages[0]).await,
+                    outcome => Ok(outcome),
+                }
+            }
+            Fence::Queue { claim, ordinal } => self.begin_queued(messages, claim, ordinal).await,
+        }
     }
 
-    async fn claim_due(
+    async fn commit(&self, tx: Transaction, skipped: &[DedupId]) -> Result<CommitOutcome, StoreError> {
+        self.inner.commit(tx, skipped).await
+    }
+
+    async fn rollback(&self, tx: Transaction) -> Result<(), StoreError> {
+        self.inner.rollback(tx).await
+    }
+}
+
+#[async_trait]
+impl InboxAttempts for MutantInbox {
+    async fn record_start(&self, message: &InboxMessage) -> Result<u32, StoreError> {
+        self.inner.record_start(message).await
+    }
+
+    async fn claim_call(
         &self,
-        queues: usize,
-        messages: usize,
-        duration: Duration,
-    ) -> Result<Vec<ClaimedQueue>, StoreError> {
-        let duration = if self.is(Mutant::IgnoreClaims) { SHORT_CLAIM } else { duration };
-        let mut claimed = self.inner.claim_due(queues, messages, duration).await?;
+        message: &InboxMessage,
+        lane: Option<&LaneLease>,
+        ttl: Duration,
+    ) -> Result<ClaimOutcome, StoreError> {
+        let claimed = self.inner.claim_call(message, self.lane(lane), ttl).await?;
+        Ok(match (self.mutant, claimed) {
+            (Some(Mutant::IgnoreCalls), ClaimOutcome::Busy(_)) => {
+                ClaimOutcome::Claimed(CallClaim { token: Uuid::nil(), unfinished_starts: 1 })
+            }
+            (Some(Mutant::TrustCallers), ClaimOutcome::Busy(_)) => ClaimOutcome::Duplicate(InboxState::Done),
+            (_, claimed) => claimed,
+        })
+    }
+
+    async fn end_attempt(&self, id: DedupId, claim: Option<CallClaim>) -> Result<(), StoreError> {
+        self.inner.end_attempt(id, claim).await
+    }
+}
+
+#[async_trait]
+impl InboxRetries for MutantInbox {
+    async fn record_failure(
+        &self,
+        message: &InboxMessage,
+        fence: Fence<'_>,
+        failure: &InboxFailure,
+    ) -> Result<RecordOutcome, StoreError> {
+        match fence {
+            Fence::Live { lane } => {
+                self.record_live_failure(message, Fence::Live { lane: self.lane(lane) }, failure).await
+            }
+            Fence::Call { lane, claim } => {
+                self.record_live_failure(message, Fence::Call { lane: self.lane(lane), claim }, failure).await
+            }
+            Fence::Queue { claim, .. } if claim.token.is_nil() => Ok(RecordOutcome::Fenced),
+            Fence::Queue { claim, ordinal } => {
+                let claim = self.claim(claim);
+                self.inner.record_failure(message, Fence::Queue { claim: &claim, ordinal }, failure).await
+            }
+        }
+    }
+
+    async fn claim_due(&self, queues: usize, messages: usize, ttl: Duration) -> Result<Vec<ClaimedQueue>, StoreError> {
+        let ttl = if self.is(Mutant::IgnoreClaims) { SHORT_CLAIM } else { ttl };
+        let mut claimed = self.inner.claim_due(queues, messages, ttl).await?;
         for claimed in &mut claimed {
-            self.state.lock().claims.insert(claimed.queue.clone(), claimed.token);
-            self.state.lock().appended.remove(&claimed.queue);
+            self.state.lock().claims.insert(claimed.claim.queue.clone(), claimed.claim.token);
+            self.state.lock().appended.remove(&claimed.claim.queue);
             self.drop_stranded(claimed).await?;
         }
         let mut state = self.state.lock();
@@ -301,41 +355,23 @@ impl Inbox for MutantInbox {
             let queue = message.queue.clone();
             state.running.insert(queue.clone(), message.clone());
             let messages = vec![QueuedMessage { ordinal: 0, message, attempts: 0, unfinished_starts: 1 }];
-            claimed.push(ClaimedQueue { queue, token: Uuid::nil(), messages });
+            claimed.push(ClaimedQueue { claim: QueueClaim { queue, token: Uuid::nil() }, messages });
         }
         Ok(claimed)
     }
 
-    async fn begin_due(&self, claimed: &ClaimedQueue, number: i64) -> Result<BeginOutcome<Transaction>, StoreError> {
-        if claimed.token.is_nil() {
-            let message = self.state.lock().running.get(&claimed.queue).cloned();
-            let Some(message) = message else { return Ok(BeginOutcome::Fenced) };
-            return self.begin_unchecked(&message).await;
-        }
-        self.inner.begin_due(&self.claimed(claimed), number).await
-    }
-
-    async fn set_back_due(
-        &self,
-        claimed: &ClaimedQueue,
-        number: i64,
-        failure: &InboxFailure,
-    ) -> Result<RecordOutcome, StoreError> {
-        if claimed.token.is_nil() {
-            return Ok(RecordOutcome::Fenced);
-        }
-        self.inner.set_back_due(&self.claimed(claimed), number, failure).await
-    }
-
-    async fn release_queue(&self, claimed: &ClaimedQueue) -> Result<(), StoreError> {
+    async fn release_queue(&self, claim: &QueueClaim) -> Result<(), StoreError> {
         if self.is(Mutant::DeleteUnchecked) {
             let mut state = self.state.lock();
-            let appended = state.appended.remove(&claimed.queue).unwrap_or_default();
+            let appended = state.appended.remove(&claim.queue).unwrap_or_default();
             state.stranded.extend(appended);
         }
-        self.inner.release_queue(&self.claimed(claimed)).await
+        self.inner.release_queue(&self.claim(claim)).await
     }
+}
 
+#[async_trait]
+impl InboxMembers for MutantInbox {
     async fn heartbeat(&self, heartbeat: &Heartbeat) -> Result<HeartbeatReply, StoreError> {
         self.inner.heartbeat(heartbeat).await
     }

@@ -4,15 +4,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytestring::ByteString;
 use parking_lot::Mutex;
-use relevo_core::inbox::attempts::{CallClaim, ClaimOutcome};
-use relevo_core::inbox::members::{Heartbeat, HeartbeatReply};
-use relevo_core::inbox::retries::{ClaimedQueue, InboxFailure, InboxFailureAction, RecordOutcome};
-use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
-use relevo_core::inbox::{DedupId, Inbox as _, InboxMessage, LaneLease};
+use relevo_core::inbox::attempts::{CallClaim, ClaimOutcome, InboxAttempts as _};
+use relevo_core::inbox::members::{Heartbeat, HeartbeatReply, InboxMembers as _};
+use relevo_core::inbox::retries::{
+    ClaimedQueue, InboxFailure, InboxFailureAction, InboxRetries as _, QueueClaim, RecordOutcome,
+};
+use relevo_core::inbox::transactions::{BeginOutcome, CommitOutcome, EnterOutcome, InboxTransactions as _};
+use relevo_core::inbox::{DedupId, Fence, Inbox as _, InboxMessage, InboxRetention, LaneLease};
 use relevo_core::store::StoreError;
-use relevo_core::{Draft, EmitError, Lane, MessageId};
+use relevo_core::{AfterDead, Draft, EmitError, Lane, MessageId};
 use relevo_store_memory::Transaction;
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -20,6 +21,47 @@ use uuid::Uuid;
 use crate::inbox::event::{self, Case, Dead, Event, History, LaneRef};
 use crate::inbox::message_names::MessageNames;
 use crate::inbox::mutants::MutantInbox;
+
+/// Every transaction with a multiple of this number is stale at its commit, as after a serialization failure.
+const STALE_EVERY: u64 = 17;
+
+/// A [`Fence`] that a call carries to the server.
+#[derive(Clone)]
+pub enum OwnedFence {
+    /// See [`Fence::Live`].
+    Live(Option<LaneLease>),
+    /// See [`Fence::Call`].
+    Call(Option<LaneLease>, CallClaim),
+    /// See [`Fence::Queue`].
+    Queue(QueueClaim, i64),
+}
+
+impl From<Fence<'_>> for OwnedFence {
+    fn from(fence: Fence<'_>) -> Self {
+        match fence {
+            Fence::Live { lane } => Self::Live(lane.cloned()),
+            Fence::Call { lane, claim } => Self::Call(lane.cloned(), claim),
+            Fence::Queue { claim, ordinal } => Self::Queue(claim.clone(), ordinal),
+        }
+    }
+}
+
+impl OwnedFence {
+    const fn borrow(&self) -> Fence<'_> {
+        match self {
+            Self::Live(lane) => Fence::Live { lane: lane.as_ref() },
+            Self::Call(lane, claim) => Fence::Call { lane: lane.as_ref(), claim: *claim },
+            Self::Queue(claim, ordinal) => Fence::Queue { claim, ordinal: *ordinal },
+        }
+    }
+
+    const fn lane(&self) -> Option<&LaneLease> {
+        match self {
+            Self::Live(lane) | Self::Call(lane, _) => lane.as_ref(),
+            Self::Queue(..) => None,
+        }
+    }
+}
 
 /// One consumer's inbox that records every change in the history.
 pub struct Server {
@@ -37,8 +79,6 @@ struct Sessions {
     open: BTreeMap<u64, Session>,
     last: u64,
     lanes: BTreeMap<String, (i64, Uuid)>,
-    /// The message id at each position of each queue, to name messages in later calls.
-    queued: BTreeMap<(ByteString, i64), DedupId>,
 }
 
 /// An open transaction, and the events it will record on commit.
@@ -47,6 +87,8 @@ struct Session {
     touched: Instant,
     lane: Option<LaneRef>,
     claim: Option<event::ClaimRef>,
+    /// Its messages, in order.
+    cases: Vec<Case>,
     events: Vec<Event>,
 }
 
@@ -84,42 +126,32 @@ impl Server {
         self.sessions.lock().open.is_empty()
     }
 
-    /// See [`relevo_core::inbox::Inbox::begin`].
-    pub async fn begin(
-        &self,
-        lease: Option<LaneLease>,
-        messages: Vec<InboxMessage>,
-    ) -> Result<BeginOutcome<u64>, StoreError> {
-        let outcome = self.inner.begin(Enter { held: lease.as_ref(), arrivals: &messages }).await?;
+    /// See [`relevo_core::inbox::Inbox::consumer`].
+    pub fn consumer(&self) -> &str {
+        self.inner.consumer()
+    }
+
+    /// See [`relevo_core::inbox::Inbox::retention`].
+    pub fn retention(&self) -> InboxRetention {
+        self.inner.retention()
+    }
+
+    /// See [`relevo_core::inbox::transactions::InboxTransactions::begin`].
+    pub async fn begin(&self, messages: Vec<InboxMessage>, fence: OwnedFence) -> Result<BeginOutcome<u64>, StoreError> {
+        let outcome = self.inner.begin(&messages, fence.borrow()).await?;
         let queued_events = |entered: &[EnterOutcome]| {
             let behind = messages.iter().zip(entered).filter(|(_, entered)| **entered == EnterOutcome::QueuedBehind);
             behind.map(|(message, _)| Event::QueuedBehind(self.case(message.dedup_id))).collect()
         };
-        Ok(self.open(outcome, lease.as_ref(), None, queued_events))
-    }
-
-    /// See [`relevo_core::inbox::Inbox::begin_claimed`].
-    pub async fn begin_claimed(
-        &self,
-        message: InboxMessage,
-        lease: Option<LaneLease>,
-        claim: CallClaim,
-    ) -> Result<BeginOutcome<u64>, StoreError> {
-        let outcome = self.inner.begin_claimed(&message, lease.as_ref(), claim).await?;
-        Ok(self.open(outcome, lease.as_ref(), None, |_| Vec::new()))
-    }
-
-    /// See [`relevo_core::inbox::Inbox::begin_due`].
-    pub async fn begin_due(&self, claimed: ClaimedQueue, number: i64) -> Result<BeginOutcome<u64>, StoreError> {
-        let outcome = self.inner.begin_due(&claimed, number).await?;
-        Ok(self.open(outcome, None, Some(&claimed), |_| Vec::new()))
+        let cases = messages.iter().map(|message| self.case(message.dedup_id)).collect();
+        Ok(self.open(outcome, &fence, cases, queued_events))
     }
 
     fn open(
         &self,
         outcome: BeginOutcome<Transaction>,
-        lease: Option<&LaneLease>,
-        claimed: Option<&ClaimedQueue>,
+        fence: &OwnedFence,
+        cases: Vec<Case>,
         events: impl FnOnce(&[EnterOutcome]) -> Vec<Event>,
     ) -> BeginOutcome<u64> {
         match outcome {
@@ -128,9 +160,12 @@ impl Server {
                 let mut sessions = self.sessions.lock();
                 sessions.last += 1;
                 let number = sessions.last;
-                let lane = lease.map(|lease| LaneRef::of(self.consumer, lease));
-                let claim = claimed.map(|claimed| self.claim_ref(claimed));
-                let session = Session { transaction, touched: Instant::now(), lane, claim, events };
+                let lane = fence.lane().map(|lease| LaneRef::of(self.consumer, lease));
+                let claim = match fence {
+                    OwnedFence::Queue(claim, _) => Some(self.claim_ref(claim)),
+                    OwnedFence::Live(_) | OwnedFence::Call(..) => None,
+                };
+                let session = Session { transaction, touched: Instant::now(), lane, claim, cases, events };
                 sessions.open.insert(number, session);
                 BeginOutcome::Open(number, entered)
             }
@@ -159,24 +194,19 @@ impl Server {
         self.with_session(session, |session| session.transaction.cancel(id).map_err(unexpected))
     }
 
-    /// See [`relevo_core::inbox::Inbox::skip`].
-    pub async fn skip(&self, number: u64, dedup_id: DedupId) -> Result<(), StoreError> {
-        let Some(mut session) = self.take_session(number) else { return Err(session_lost()) };
-        let skipped = self.inner.skip(&mut session.transaction, dedup_id).await;
-        if skipped.is_ok() {
-            session.events.push(Event::Skipped(self.case(dedup_id)));
-        }
-        session.touched = Instant::now();
-        self.sessions.lock().open.insert(number, session);
-        skipped
-    }
-
-    /// See [`relevo_core::inbox::Inbox::commit`].
-    pub async fn commit(&self, session: u64) -> Result<(), StoreError> {
-        let Some(Session { transaction, lane, claim, events, .. }) = self.take_session(session) else {
+    /// See [`relevo_core::inbox::transactions::InboxTransactions::commit`].
+    pub async fn commit(&self, session: u64, skipped: Vec<DedupId>) -> Result<CommitOutcome, StoreError> {
+        let Some(Session { transaction, lane, claim, cases, events, .. }) = self.take_session(session) else {
             return Err(session_lost());
         };
-        self.inner.commit(transaction).await?;
+        if session.is_multiple_of(STALE_EVERY) {
+            self.inner.rollback(transaction).await?;
+            return Ok(CommitOutcome::Stale);
+        }
+        match self.inner.commit(transaction, &skipped).await? {
+            CommitOutcome::Committed => {}
+            outcome => return Ok(outcome),
+        }
         // No other task runs between the commit and this, so the history contains commits in their order.
         if let Some(lane) = lane {
             self.history.record(Event::WroteInLane(lane, "committed"));
@@ -184,23 +214,30 @@ impl Server {
         if let Some(claim) = claim {
             self.history.record(Event::WroteInQueue(claim, "committed"));
         }
+        let mut events = events;
+        events.extend(skipped.into_iter().map(|id| Event::Skipped(self.case(id))));
+        // The verdicts of a batch are recorded in the order of its messages.
+        events.sort_by_key(|event| match event {
+            Event::Effect(case) | Event::Skipped(case) => cases.iter().position(|other| other == case).map(|at| at + 1),
+            _ => None,
+        });
         for event in events {
             self.history.record(event);
         }
-        Ok(())
+        Ok(CommitOutcome::Committed)
     }
 
-    /// See [`relevo_core::inbox::Inbox::rollback`].
+    /// See [`relevo_core::inbox::transactions::InboxTransactions::rollback`].
     pub fn rollback(&self, session: u64) {
         drop(self.take_session(session));
     }
 
-    /// See [`relevo_core::inbox::Inbox::record_start`].
+    /// See [`relevo_core::inbox::attempts::InboxAttempts::record_start`].
     pub async fn record_start(&self, message: InboxMessage) -> Result<u32, StoreError> {
         self.inner.record_start(&message).await
     }
 
-    /// See [`relevo_core::inbox::Inbox::claim_call`].
+    /// See [`relevo_core::inbox::attempts::InboxAttempts::claim_call`].
     pub async fn claim_call(
         &self,
         message: InboxMessage,
@@ -219,28 +256,30 @@ impl Server {
         Ok(claimed)
     }
 
-    /// See [`relevo_core::inbox::Inbox::end_attempt`].
+    /// See [`relevo_core::inbox::attempts::InboxAttempts::end_attempt`].
     pub async fn end_attempt(&self, dedup_id: DedupId, claim: Option<CallClaim>) -> Result<(), StoreError> {
         self.inner.end_attempt(dedup_id, claim).await
     }
 
-    /// See [`relevo_core::inbox::Inbox::set_back`].
-    pub async fn set_back(
+    /// See [`relevo_core::inbox::retries::InboxRetries::record_failure`].
+    pub async fn record_failure(
         &self,
         message: InboxMessage,
-        lease: Option<LaneLease>,
-        claim: Option<CallClaim>,
+        fence: OwnedFence,
         failure: InboxFailure,
     ) -> Result<RecordOutcome, StoreError> {
-        let recorded = self.inner.set_back(&message, lease.as_ref(), claim, &failure).await?;
+        let recorded = self.inner.record_failure(&message, fence.borrow(), &failure).await?;
         if recorded == RecordOutcome::Recorded {
-            self.record_write(lease.as_ref(), "set a message back");
+            if let OwnedFence::Queue(claim, _) = &fence {
+                self.history.record(Event::WroteInQueue(self.claim_ref(claim), "set a message back"));
+            }
+            self.record_write(fence.lane(), "set a message back");
             self.record_failure_event(message.dedup_id, &failure);
         }
         Ok(recorded)
     }
 
-    /// See [`relevo_core::inbox::Inbox::claim_due`].
+    /// See [`relevo_core::inbox::retries::InboxRetries::claim_due`].
     pub async fn claim_due(
         &self,
         queues: usize,
@@ -249,45 +288,22 @@ impl Server {
     ) -> Result<Vec<ClaimedQueue>, StoreError> {
         let claimed = self.inner.claim_due(queues, messages, duration).await?;
         for claimed in &claimed {
-            self.history.record(Event::QueueClaimed(self.claim_ref(claimed)));
-            let messages = claimed
-                .messages
-                .iter()
-                .map(|waiting| ((claimed.queue.clone(), waiting.ordinal), waiting.message.dedup_id));
-            self.sessions.lock().queued.extend(messages);
+            self.history.record(Event::QueueClaimed(self.claim_ref(&claimed.claim)));
         }
         Ok(claimed)
     }
 
-    /// See [`relevo_core::inbox::Inbox::set_back_due`].
-    pub async fn set_back_due(
-        &self,
-        claimed: ClaimedQueue,
-        number: i64,
-        failure: InboxFailure,
-    ) -> Result<RecordOutcome, StoreError> {
-        let recorded = self.inner.set_back_due(&claimed, number, &failure).await?;
-        if recorded == RecordOutcome::Recorded {
-            self.history.record(Event::WroteInQueue(self.claim_ref(&claimed), "set a message back"));
-            let dedup_id = self.sessions.lock().queued.get(&(claimed.queue, number)).copied();
-            if let Some(dedup_id) = dedup_id {
-                self.record_failure_event(dedup_id, &failure);
-            }
-        }
-        Ok(recorded)
+    /// See [`relevo_core::inbox::retries::InboxRetries::release_queue`].
+    pub async fn release_queue(&self, claim: QueueClaim) -> Result<(), StoreError> {
+        self.inner.release_queue(&claim).await
     }
 
-    /// See [`relevo_core::inbox::Inbox::release_queue`].
-    pub async fn release_queue(&self, claimed: ClaimedQueue) -> Result<(), StoreError> {
-        self.inner.release_queue(&claimed).await
-    }
-
-    /// See [`relevo_core::inbox::Inbox::heartbeat`].
+    /// See [`relevo_core::inbox::members::InboxMembers::heartbeat`].
     pub async fn heartbeat(&self, heartbeat: Heartbeat) -> Result<HeartbeatReply, StoreError> {
         self.inner.heartbeat(&heartbeat).await
     }
 
-    /// See [`relevo_core::inbox::Inbox::acquire_lanes`].
+    /// See [`relevo_core::inbox::members::InboxMembers::acquire_lanes`].
     pub async fn acquire_lanes(&self, owner: Uuid, lanes: Vec<Lane>) -> Result<Vec<LaneLease>, StoreError> {
         let leases = self.inner.acquire_lanes(owner, &lanes).await?;
         let mut sessions = self.sessions.lock();
@@ -301,17 +317,17 @@ impl Server {
         Ok(leases)
     }
 
-    /// See [`relevo_core::inbox::Inbox::release_lanes`].
+    /// See [`relevo_core::inbox::members::InboxMembers::release_lanes`].
     pub async fn release_lanes(&self, owner: Uuid, lanes: Vec<Lane>) -> Result<(), StoreError> {
         self.inner.release_lanes(owner, &lanes).await
     }
 
-    /// See [`relevo_core::inbox::Inbox::leave`].
+    /// See [`relevo_core::inbox::members::InboxMembers::leave`].
     pub async fn leave(&self, owner: Uuid) -> Result<(), StoreError> {
         self.inner.leave(owner).await
     }
 
-    /// See [`relevo_core::inbox::Inbox::prune`].
+    /// See [`relevo_core::inbox::members::InboxMembers::prune`].
     pub async fn prune(&self, limit: usize) -> Result<bool, StoreError> {
         self.inner.prune(limit).await
     }
@@ -319,8 +335,8 @@ impl Server {
     fn record_failure_event(&self, dedup_id: DedupId, failure: &InboxFailure) {
         let dead = match failure.action {
             InboxFailureAction::Retry { .. } | InboxFailureAction::Postpone { .. } => None,
-            InboxFailureAction::DeadHold => Some(Dead::Hold),
-            InboxFailureAction::DeadContinue => Some(Dead::Continue),
+            InboxFailureAction::DeadLetter(AfterDead::Hold) => Some(Dead::Hold),
+            InboxFailureAction::DeadLetter(AfterDead::Continue) => Some(Dead::Continue),
         };
         let (case, class, attempts) = (self.case(dedup_id), failure.class, failure.attempts);
         self.history.record(Event::FailureRecorded { case, class, attempts, dead });
@@ -332,8 +348,8 @@ impl Server {
         }
     }
 
-    fn claim_ref(&self, claimed: &ClaimedQueue) -> event::ClaimRef {
-        event::ClaimRef { consumer: self.consumer, queue: claimed.queue.clone(), token: claimed.token }
+    fn claim_ref(&self, claim: &QueueClaim) -> event::ClaimRef {
+        event::ClaimRef { consumer: self.consumer, queue: claim.queue.clone(), token: claim.token }
     }
 
     fn case(&self, dedup_id: DedupId) -> Case {

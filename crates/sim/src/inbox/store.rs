@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use relevo_core::inbox::attempts::{CallClaim, ClaimOutcome};
-use relevo_core::inbox::members::{Heartbeat, HeartbeatReply};
-use relevo_core::inbox::retries::{ClaimedQueue, InboxFailure, RecordOutcome};
-use relevo_core::inbox::transactions::{BeginOutcome, Enter};
-use relevo_core::inbox::{DedupId, Inbox, InboxMessage, LaneLease};
+use relevo_core::inbox::attempts::{CallClaim, ClaimOutcome, InboxAttempts};
+use relevo_core::inbox::members::{Heartbeat, HeartbeatReply, InboxMembers};
+use relevo_core::inbox::retries::{ClaimedQueue, InboxFailure, InboxRetries, QueueClaim, RecordOutcome};
+use relevo_core::inbox::transactions::{BeginOutcome, CommitOutcome, InboxTransactions};
+use relevo_core::inbox::{DedupId, Fence, Inbox, InboxMessage, InboxRetention, LaneLease};
 use relevo_core::store::StoreError;
 use relevo_core::{Draft, EmitError, Lane, MessageId, StoreTransaction};
 use tokio::time::sleep;
@@ -17,7 +17,7 @@ use uuid::Uuid;
 
 use crate::inbox::event::Event;
 use crate::inbox::pause::PauseGate;
-use crate::inbox::server::Server;
+use crate::inbox::server::{OwnedFence, Server};
 use crate::link::FaultyLink;
 use crate::network::Network;
 
@@ -137,23 +137,28 @@ fn rollback_later(inbox: &FaultyInbox, number: u64) {
     });
 }
 
-#[async_trait]
 impl Inbox for FaultyInbox {
+    fn consumer(&self) -> &str {
+        self.0.server.consumer()
+    }
+
+    fn retention(&self) -> InboxRetention {
+        self.0.server.retention()
+    }
+}
+
+#[async_trait]
+impl InboxTransactions for FaultyInbox {
     type Transaction = Session;
 
-    async fn begin(&self, enter: Enter<'_>) -> Result<BeginOutcome<Session>, StoreError> {
-        let (lease, messages) = (enter.held.cloned(), enter.arrivals.to_vec());
-        self.open(move |server| async move { server.begin(lease, messages).await }).await
+    async fn begin(&self, messages: &[InboxMessage], fence: Fence<'_>) -> Result<BeginOutcome<Session>, StoreError> {
+        let (messages, fence) = (messages.to_vec(), OwnedFence::from(fence));
+        self.open(move |server| async move { server.begin(messages, fence).await }).await
     }
 
-    async fn skip(&self, transaction: &mut Session, dedup_id: DedupId) -> Result<(), StoreError> {
-        let number = transaction.number;
-        self.call(move |server| async move { server.skip(number, dedup_id).await }).await
-    }
-
-    async fn commit(&self, transaction: Session) -> Result<(), StoreError> {
-        let (inbox, number) = transaction.end();
-        let committed = self.call(move |server| async move { server.commit(number).await }).await;
+    async fn commit(&self, tx: Session, skipped: &[DedupId]) -> Result<CommitOutcome, StoreError> {
+        let (skipped, (inbox, number)) = (skipped.to_vec(), tx.end());
+        let committed = self.call(move |server| async move { server.commit(number, skipped).await }).await;
         if committed.is_err() && number.is_multiple_of(2) {
             // The connection is closed at once, and calls on it may be lost. Otherwise it stays open for a while.
             rollback_later(&inbox, number);
@@ -161,15 +166,18 @@ impl Inbox for FaultyInbox {
         committed
     }
 
-    async fn rollback(&self, transaction: Session) -> Result<(), StoreError> {
-        let number = transaction.number;
+    async fn rollback(&self, tx: Session) -> Result<(), StoreError> {
+        let number = tx.number;
         self.call(move |server| async move {
             server.rollback(number);
             Ok(())
         })
         .await
     }
+}
 
+#[async_trait]
+impl InboxAttempts for FaultyInbox {
     async fn record_start(&self, message: &InboxMessage) -> Result<u32, StoreError> {
         let message = message.clone();
         self.call(move |server| async move { server.record_start(message).await }).await
@@ -178,67 +186,42 @@ impl Inbox for FaultyInbox {
     async fn claim_call(
         &self,
         message: &InboxMessage,
-        lease: Option<&LaneLease>,
-        duration: Duration,
+        lane: Option<&LaneLease>,
+        ttl: Duration,
     ) -> Result<ClaimOutcome, StoreError> {
-        let (message, lease) = (message.clone(), lease.cloned());
-        self.call(move |server| async move { server.claim_call(message, lease, duration).await }).await
+        let (message, lane) = (message.clone(), lane.cloned());
+        self.call(move |server| async move { server.claim_call(message, lane, ttl).await }).await
     }
 
-    async fn begin_claimed(
+    async fn end_attempt(&self, id: DedupId, claim: Option<CallClaim>) -> Result<(), StoreError> {
+        self.call(move |server| async move { server.end_attempt(id, claim).await }).await
+    }
+}
+
+#[async_trait]
+impl InboxRetries for FaultyInbox {
+    async fn record_failure(
         &self,
         message: &InboxMessage,
-        lease: Option<&LaneLease>,
-        claim: CallClaim,
-    ) -> Result<BeginOutcome<Session>, StoreError> {
-        let (message, lease) = (message.clone(), lease.cloned());
-        self.open(move |server| async move { server.begin_claimed(message, lease, claim).await }).await
-    }
-
-    async fn end_attempt(&self, dedup_id: DedupId, claim: Option<CallClaim>) -> Result<(), StoreError> {
-        self.call(move |server| async move { server.end_attempt(dedup_id, claim).await }).await
-    }
-
-    async fn set_back(
-        &self,
-        message: &InboxMessage,
-        lease: Option<&LaneLease>,
-        claim: Option<CallClaim>,
+        fence: Fence<'_>,
         failure: &InboxFailure,
     ) -> Result<RecordOutcome, StoreError> {
-        let (message, lease, failure) = (message.clone(), lease.cloned(), failure.clone());
-        self.call(move |server| async move { server.set_back(message, lease, claim, failure).await }).await
+        let (message, fence, failure) = (message.clone(), OwnedFence::from(fence), failure.clone());
+        self.call(move |server| async move { server.record_failure(message, fence, failure).await }).await
     }
 
-    async fn claim_due(
-        &self,
-        queues: usize,
-        messages: usize,
-        duration: Duration,
-    ) -> Result<Vec<ClaimedQueue>, StoreError> {
-        self.call(move |server| async move { server.claim_due(queues, messages, duration).await }).await
+    async fn claim_due(&self, queues: usize, messages: usize, ttl: Duration) -> Result<Vec<ClaimedQueue>, StoreError> {
+        self.call(move |server| async move { server.claim_due(queues, messages, ttl).await }).await
     }
 
-    async fn begin_due(&self, claimed: &ClaimedQueue, number: i64) -> Result<BeginOutcome<Session>, StoreError> {
-        let claimed = claimed.clone();
-        self.open(move |server| async move { server.begin_due(claimed, number).await }).await
+    async fn release_queue(&self, claim: &QueueClaim) -> Result<(), StoreError> {
+        let claim = claim.clone();
+        self.call(move |server| async move { server.release_queue(claim).await }).await
     }
+}
 
-    async fn set_back_due(
-        &self,
-        claimed: &ClaimedQueue,
-        number: i64,
-        failure: &InboxFailure,
-    ) -> Result<RecordOutcome, StoreError> {
-        let (claimed, failure) = (claimed.clone(), failure.clone());
-        self.call(move |server| async move { server.set_back_due(claimed, number, failure).await }).await
-    }
-
-    async fn release_queue(&self, claimed: &ClaimedQueue) -> Result<(), StoreError> {
-        let claimed = claimed.clone();
-        self.call(move |server| async move { server.release_queue(claimed).await }).await
-    }
-
+#[async_trait]
+impl InboxMembers for FaultyInbox {
     async fn heartbeat(&self, heartbeat: &Heartbeat) -> Result<HeartbeatReply, StoreError> {
         let heartbeat = heartbeat.clone();
         self.call(move |server| async move { server.heartbeat(heartbeat).await }).await

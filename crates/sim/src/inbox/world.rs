@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use relevo_core::Lane;
-use relevo_core::inbox::Inbox as _;
 use relevo_core::inbox::admin::ConsumerDetails;
 use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterState};
-use relevo_core::inbox::members::Heartbeat;
+use relevo_core::inbox::members::{Heartbeat, InboxMembers as _};
 use relevo_store_memory::{Config, Database};
 use tokio::runtime::Builder;
 use tokio::task::JoinSet;

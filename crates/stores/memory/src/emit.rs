@@ -43,8 +43,6 @@ enum UndoStep {
     IdReserved(MessageId),
     Cancelled((Micros, u64)),
     EffectRecorded,
-    /// The previous state of an inbox message.
-    InboxStateChanged(DedupId, Known),
 }
 
 /// A scheduled message.
@@ -147,8 +145,8 @@ impl Tables {
 
     fn set_inbox_state(&mut self, token: u64, dedup_id: DedupId, state: Known) -> Result<(), StoreError> {
         let open = self.open_transactions.get_mut(&token).ok_or_else(lost)?;
-        if let Some(previous) = open.inbox.as_mut().and_then(|pending| pending.set_state(dedup_id, state)) {
-            open.undo_steps.push(UndoStep::InboxStateChanged(dedup_id, previous));
+        if let Some(pending) = &mut open.inbox {
+            pending.set_state(dedup_id, state);
         }
         Ok(())
     }
@@ -223,9 +221,6 @@ impl Tables {
                 }
                 UndoStep::EffectRecorded => {
                     open.effects.pop();
-                }
-                UndoStep::InboxStateChanged(dedup_id, previous) => {
-                    open.inbox.as_mut().and_then(|pending| pending.set_state(dedup_id, previous));
                 }
             }
         }

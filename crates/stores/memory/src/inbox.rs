@@ -21,11 +21,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use relevo_core::broker_consumer::Lane;
-use relevo_core::inbox::attempts::{CallClaim, ClaimOutcome};
-use relevo_core::inbox::members::{Heartbeat, HeartbeatReply};
-use relevo_core::inbox::retries::{ClaimedQueue, InboxFailure, RecordOutcome};
-use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
-use relevo_core::inbox::{self, DedupId, InboxMessage, InboxRetention, LaneLease};
+use relevo_core::inbox::attempts::{CallClaim, ClaimOutcome, InboxAttempts};
+use relevo_core::inbox::members::{Heartbeat, HeartbeatReply, InboxMembers};
+use relevo_core::inbox::retries::{ClaimedQueue, InboxFailure, InboxRetries, QueueClaim, RecordOutcome};
+use relevo_core::inbox::transactions::{BeginOutcome, CommitOutcome, EnterOutcome, InboxTransactions};
+use relevo_core::inbox::{self, DedupId, Fence, InboxMessage, InboxRetention, LaneLease};
 use relevo_core::store::StoreError;
 use uuid::Uuid;
 
@@ -80,27 +80,55 @@ impl Inbox {
     }
 }
 
-#[async_trait]
+/// The message of a call.
+fn only(messages: &[InboxMessage]) -> &InboxMessage {
+    assert_eq!(messages.len(), 1, "a call is about one message");
+    &messages[0]
+}
+
 impl inbox::Inbox for Inbox {
+    fn consumer(&self) -> &str {
+        &self.scope.consumer
+    }
+
+    fn retention(&self) -> InboxRetention {
+        self.scope.retention
+    }
+}
+
+#[async_trait]
+impl InboxTransactions for Inbox {
     type Transaction = Transaction;
 
-    async fn begin(&self, enter: Enter<'_>) -> Result<BeginOutcome<Transaction>, StoreError> {
-        Ok(self.open(|state| state.enter(&self.scope, enter)).await)
+    async fn begin(
+        &self,
+        messages: &[InboxMessage],
+        fence: Fence<'_>,
+    ) -> Result<BeginOutcome<Transaction>, StoreError> {
+        let enter = |state: &mut Tables| match fence {
+            Fence::Live { lane } => state.enter(&self.scope, messages, lane),
+            Fence::Call { lane, claim } => state.enter_claimed(&self.scope, only(messages), lane, claim),
+            Fence::Queue { claim, ordinal } => state.enter_queued(&self.scope, claim, ordinal),
+        };
+        Ok(self.open(enter).await)
     }
 
-    async fn skip(&self, transaction: &mut Transaction, dedup_id: DedupId) -> Result<(), StoreError> {
-        transaction.set_inbox_state(dedup_id, inbox::InboxState::Skipped)
+    async fn commit(&self, mut tx: Transaction, skipped: &[DedupId]) -> Result<CommitOutcome, StoreError> {
+        for id in skipped {
+            tx.set_inbox_state(*id, inbox::InboxState::Skipped)?;
+        }
+        tx.commit()?;
+        Ok(CommitOutcome::Committed)
     }
 
-    async fn commit(&self, transaction: Transaction) -> Result<(), StoreError> {
-        transaction.commit()
-    }
-
-    async fn rollback(&self, transaction: Transaction) -> Result<(), StoreError> {
-        transaction.rollback();
+    async fn rollback(&self, tx: Transaction) -> Result<(), StoreError> {
+        tx.rollback();
         Ok(())
     }
+}
 
+#[async_trait]
+impl InboxAttempts for Inbox {
     async fn record_start(&self, message: &InboxMessage) -> Result<u32, StoreError> {
         Ok(self.state.lock().record_start(&self.scope, message))
     }
@@ -108,70 +136,46 @@ impl inbox::Inbox for Inbox {
     async fn claim_call(
         &self,
         message: &InboxMessage,
-        lease: Option<&LaneLease>,
-        duration: Duration,
+        lane: Option<&LaneLease>,
+        ttl: Duration,
     ) -> Result<ClaimOutcome, StoreError> {
-        let claimed =
-            with_lock_timeout(&self.state, |state| state.claim_call(&self.scope, message, lease, duration)).await;
+        let claimed = with_lock_timeout(&self.state, |state| state.claim_call(&self.scope, message, lane, ttl)).await;
         Ok(claimed.unwrap_or(ClaimOutcome::Busy(LOCK_TIMEOUT)))
     }
 
-    async fn begin_claimed(
-        &self,
-        message: &InboxMessage,
-        lease: Option<&LaneLease>,
-        claim: CallClaim,
-    ) -> Result<BeginOutcome<Transaction>, StoreError> {
-        Ok(self.open(|state| state.enter_claimed(&self.scope, message, lease, claim)).await)
-    }
-
-    async fn end_attempt(&self, dedup_id: DedupId, claim: Option<CallClaim>) -> Result<(), StoreError> {
-        self.state.lock().end_attempt(&self.scope, dedup_id, claim);
+    async fn end_attempt(&self, id: DedupId, claim: Option<CallClaim>) -> Result<(), StoreError> {
+        self.state.lock().end_attempt(&self.scope, id, claim);
         Ok(())
     }
+}
 
-    async fn set_back(
+#[async_trait]
+impl InboxRetries for Inbox {
+    async fn record_failure(
         &self,
         message: &InboxMessage,
-        lease: Option<&LaneLease>,
-        claim: Option<CallClaim>,
+        fence: Fence<'_>,
         failure: &InboxFailure,
     ) -> Result<RecordOutcome, StoreError> {
-        let recorded =
-            with_lock_timeout(&self.state, |state| state.record_failure(&self.scope, message, lease, claim, failure))
-                .await;
-        Ok(recorded.unwrap_or(RecordOutcome::Busy))
+        let record = |state: &mut Tables| match fence {
+            Fence::Live { lane } => state.record_failure(&self.scope, message, lane, None, failure),
+            Fence::Call { lane, claim } => state.record_failure(&self.scope, message, lane, Some(claim), failure),
+            Fence::Queue { claim, ordinal } => state.record_queued_failure(&self.scope, claim, ordinal, failure),
+        };
+        Ok(with_lock_timeout(&self.state, record).await.unwrap_or(RecordOutcome::Busy))
     }
 
-    async fn claim_due(
-        &self,
-        queues: usize,
-        messages: usize,
-        duration: Duration,
-    ) -> Result<Vec<ClaimedQueue>, StoreError> {
-        Ok(self.state.lock().claim_due(&self.scope, queues, messages, duration))
+    async fn claim_due(&self, queues: usize, messages: usize, ttl: Duration) -> Result<Vec<ClaimedQueue>, StoreError> {
+        Ok(self.state.lock().claim_due(&self.scope, queues, messages, ttl))
     }
 
-    async fn begin_due(&self, claimed: &ClaimedQueue, number: i64) -> Result<BeginOutcome<Transaction>, StoreError> {
-        Ok(self.open(|state| state.enter_queued(&self.scope, claimed, number)).await)
+    async fn release_queue(&self, claim: &QueueClaim) -> Result<(), StoreError> {
+        or_busy_error(&self.state, |state| state.release_queue(&self.scope, claim)).await
     }
+}
 
-    async fn set_back_due(
-        &self,
-        claimed: &ClaimedQueue,
-        number: i64,
-        failure: &InboxFailure,
-    ) -> Result<RecordOutcome, StoreError> {
-        let recorded =
-            with_lock_timeout(&self.state, |state| state.record_queued_failure(&self.scope, claimed, number, failure))
-                .await;
-        Ok(recorded.unwrap_or(RecordOutcome::Busy))
-    }
-
-    async fn release_queue(&self, claimed: &ClaimedQueue) -> Result<(), StoreError> {
-        or_busy_error(&self.state, |state| state.release_queue(&self.scope, claimed)).await
-    }
-
+#[async_trait]
+impl InboxMembers for Inbox {
     async fn heartbeat(&self, heartbeat: &Heartbeat) -> Result<HeartbeatReply, StoreError> {
         let mut state = self.state.lock();
         let now = state.now();

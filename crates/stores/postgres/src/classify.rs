@@ -1,5 +1,6 @@
 //! Maps database errors to the failure classes of the relay.
 
+use relevo_core::inbox::transactions::CommitOutcome;
 use relevo_core::store::StoreError;
 use sqlx::postgres::PgSeverity;
 
@@ -97,14 +98,24 @@ impl From<Error> for StoreError {
 }
 
 impl Error {
-    /// Converts an error of a handler's commit. A handler that works longer than `transaction_timeout` would do so again:
-    /// its attempt counts.
-    pub(crate) fn at_commit(self) -> StoreError {
+    /// How a failed commit ended. Returns the error if the commit may have happened.
+    ///
+    /// A handler that works longer than `transaction_timeout` or `statement_timeout` would do so again: its attempt
+    /// counts.
+    pub(crate) fn at_commit(self) -> Result<CommitOutcome, StoreError> {
         match self {
-            Self::Server(error) if error.code() == "25P04" => StoreError::Unexpected(error),
-            other => other.into(),
+            Self::Server(error) if is_contention(error.code()) => Ok(CommitOutcome::Stale),
+            Self::Server(error) if matches!(error.code(), "25P04" | "57014") => Ok(rejected(error)),
+            other => match StoreError::from(other) {
+                StoreError::Unexpected(error) => Ok(CommitOutcome::Rejected { permanent: false, error }),
+                error => Err(error),
+            },
         }
     }
+}
+
+fn rejected(error: Box<sqlx::postgres::PgDatabaseError>) -> CommitOutcome {
+    CommitOutcome::Rejected { permanent: false, error }
 }
 
 /// Lock timeout, serialization failure, deadlock: another transaction blocked this one, which changed nothing.

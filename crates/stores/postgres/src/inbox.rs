@@ -7,16 +7,17 @@
 mod config;
 
 use std::collections::BTreeMap;
+use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use relevo_core::broker_consumer::Lane;
-use relevo_core::inbox::attempts::{CallClaim, ClaimOutcome};
-use relevo_core::inbox::members::{Heartbeat, HeartbeatReply};
-use relevo_core::inbox::retries::{ClaimedQueue, InboxFailure, RecordOutcome};
-use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
-use relevo_core::inbox::{self as port, DedupId, InboxMessage, InboxRetention, LaneLease};
+use relevo_core::inbox::attempts::{CallClaim, ClaimOutcome, InboxAttempts};
+use relevo_core::inbox::members::{Heartbeat, HeartbeatReply, InboxMembers};
+use relevo_core::inbox::retries::{ClaimedQueue, InboxFailure, InboxRetries, QueueClaim, RecordOutcome};
+use relevo_core::inbox::transactions::{BeginOutcome, CommitAndBegin, CommitOutcome, EnterOutcome, InboxTransactions};
+use relevo_core::inbox::{self as port, DedupId, Fence, InboxMessage, InboxRetention, LaneLease};
 use relevo_core::store::StoreError;
 use sqlx::postgres::PgRow;
 use uuid::Uuid;
@@ -25,8 +26,8 @@ pub use self::config::Config;
 use crate::classify::Error;
 use crate::connection::{self, Connection};
 use crate::migrate;
-use crate::pool::ConnectionPool;
 pub use crate::pool::Transaction;
+use crate::pool::{ConnectionPool, Writes};
 use crate::queries::inbox::InboxStatements;
 use crate::queries::inbox::results::{self, InsertResult};
 use crate::queries::{column, count_u32, json_response, scalar};
@@ -37,6 +38,7 @@ const CLAIM_ATTEMPTS_MAX: usize = 3;
 /// The inbox of one consumer.
 pub struct Inbox {
     connections: Arc<Connections>,
+    consumer: Arc<str>,
     statements: InboxStatements,
     lock_timeout: Duration,
 }
@@ -51,7 +53,7 @@ struct Connections {
 
 impl Inbox {
     /// Connects and checks the schema version.
-    pub async fn open(config: &Config, consumer: &str, keeping: InboxRetention) -> Result<Self, StoreError> {
+    pub async fn open(config: &Config, consumer: &str, retention: InboxRetention) -> Result<Self, StoreError> {
         let pool = |connections_max| {
             let (options, schema) = (config.connect_options.clone(), config.schema.clone());
             ConnectionPool::new(options, schema, connections_max, config.call_timeout)
@@ -70,50 +72,51 @@ impl Inbox {
         migrate::check(&config.schema, newest)?;
         Ok(Self {
             connections: Arc::new(connections),
-            statements: InboxStatements::new(config, consumer, keeping),
+            consumer: consumer.into(),
+            statements: InboxStatements::new(config, consumer, retention),
             lock_timeout: config.lock_timeout,
         })
     }
 
     /// Returns the inbox of another consumer, on the same connections.
     #[must_use]
-    pub fn for_consumer(&self, consumer: &str, keeping: InboxRetention) -> Self {
+    pub fn for_consumer(&self, consumer: &str, retention: InboxRetention) -> Self {
         Self {
             connections: Arc::clone(&self.connections),
-            statements: self.statements.for_consumer(consumer, keeping),
+            consumer: consumer.into(),
+            statements: self.statements.for_consumer(consumer, retention),
             lock_timeout: self.lock_timeout,
         }
     }
 
-    /// Begins a transaction. Keeps it open only if its first statement returned true.
-    async fn begin_if(&self, sql: String) -> Result<BeginOutcome<Transaction>, Error> {
-        match none_if_contended(self.connections.handlers.begin(&sql).await)? {
-            None => Ok(BeginOutcome::Busy),
-            Some((tx, rows)) if scalar(&rows)? => Ok(BeginOutcome::Open(tx, vec![EnterOutcome::New])),
-            Some((tx, _)) => {
-                tx.roll_back().await?;
-                Ok(BeginOutcome::Fenced)
-            }
+    /// The first statement of a transaction: it enters the messages.
+    fn begin_statement(&self, messages: &[InboxMessage], fence: Fence<'_>) -> String {
+        match fence {
+            Fence::Live { lane } => self.statements.insert(lane, &deduplicated(messages)),
+            Fence::Call { lane, claim } => self.statements.complete_call(only(messages), lane, claim),
+            Fence::Queue { claim, ordinal } => self.statements.complete_queued(claim, ordinal),
         }
     }
 
-    async fn insert(&self, enter: Enter<'_>) -> Result<BeginOutcome<Transaction>, Error> {
-        let begun =
-            self.connections.handlers.begin(&self.statements.insert(enter.held, &deduplicated(enter.arrivals))).await;
-        self.decode_insert(enter, begun).await
-    }
-
-    /// Reads the result of inserting messages, and appends those that are behind a retry queue to it.
-    async fn decode_insert(
+    /// Reads the result of the first statement, and appends messages that are behind a retry queue to it.
+    async fn decode_begin(
         &self,
-        enter: Enter<'_>,
+        messages: &[InboxMessage],
+        fence: Fence<'_>,
         begun: Result<(Transaction, Vec<PgRow>), Error>,
     ) -> Result<BeginOutcome<Transaction>, Error> {
         let Some((mut tx, rows)) = none_if_contended(begun)? else { return Ok(BeginOutcome::Busy) };
-        let refused = match results::insert_result(&rows)? {
+        let result = match fence {
+            Fence::Live { .. } => results::insert_result(&rows)?,
+            Fence::Call { .. } | Fence::Queue { .. } if scalar(&rows)? => {
+                return Ok(BeginOutcome::Open(tx, vec![EnterOutcome::New]));
+            }
+            Fence::Call { .. } | Fence::Queue { .. } => InsertResult::Fenced,
+        };
+        let refused = match result {
             InsertResult::Each(answers) => {
-                let entered = results::results_in_order(enter.arrivals, answers);
-                let outcomes = enter.arrivals.iter().zip(&entered);
+                let entered = results::results_in_order(messages, answers);
+                let outcomes = messages.iter().zip(&entered);
                 let behind: Vec<_> = outcomes
                     .filter(|(_, outcome)| **outcome == EnterOutcome::QueuedBehind)
                     .map(|(message, _)| message)
@@ -132,12 +135,12 @@ impl Inbox {
 
     async fn try_claim(
         &self,
-        arrival: &InboxMessage,
-        held: Option<&LaneLease>,
-        lasts: Duration,
+        message: &InboxMessage,
+        lane: Option<&LaneLease>,
+        ttl: Duration,
     ) -> Result<ClaimOutcome, Error> {
         for _ in 0..CLAIM_ATTEMPTS_MAX {
-            let rows = match self.connections.calls.query(&self.statements.claim_call(arrival, held, lasts)).await {
+            let rows = match self.connections.calls.query(&self.statements.claim_call(message, lane, ttl)).await {
                 Err(error) if error.is_contention() => return Ok(ClaimOutcome::Busy(self.lock_timeout)),
                 rows => rows?,
             };
@@ -153,18 +156,19 @@ impl Inbox {
                 word => return Ok(ClaimOutcome::Duplicate(results::parse_state(word)?)),
             }
             // The message is behind a retry queue. Append it the way a handler's transaction does.
-            let enter = Enter { held, arrivals: std::slice::from_ref(arrival) };
-            let (tx, entered) = match self.insert(enter).await? {
+            let (messages, fence) = (slice::from_ref(message), Fence::Live { lane });
+            let begun = self.connections.handlers.begin(&self.begin_statement(messages, fence)).await;
+            let (tx, entered) = match self.decode_begin(messages, fence, begun).await? {
                 BeginOutcome::Open(tx, entered) => (tx, entered.first().copied()),
                 BeginOutcome::Fenced => return Ok(ClaimOutcome::Fenced),
                 BeginOutcome::Busy => return Ok(ClaimOutcome::Busy(self.lock_timeout)),
             };
             match entered {
                 Some(EnterOutcome::QueuedBehind) => {
-                    return tx.commit().await.map(|()| ClaimOutcome::QueuedBehind);
+                    return tx.commit(&Writes::default()).await.map(|()| ClaimOutcome::QueuedBehind);
                 }
                 Some(EnterOutcome::Duplicate(state)) => {
-                    return tx.commit().await.map(|()| ClaimOutcome::Duplicate(state));
+                    return tx.commit(&Writes::default()).await.map(|()| ClaimOutcome::Duplicate(state));
                 }
                 // The queue was deleted in the meantime.
                 Some(EnterOutcome::New) | None => tx.roll_back().await?,
@@ -187,10 +191,16 @@ impl Inbox {
     }
 }
 
+/// The message of a call.
+fn only(messages: &[InboxMessage]) -> &InboxMessage {
+    assert_eq!(messages.len(), 1, "a call is about one message");
+    &messages[0]
+}
+
 /// Removes duplicates and sorts by id.
-fn deduplicated(arrivals: &[InboxMessage]) -> Vec<&InboxMessage> {
+fn deduplicated(messages: &[InboxMessage]) -> Vec<&InboxMessage> {
     let once: BTreeMap<DedupId, &InboxMessage> =
-        arrivals.iter().rev().map(|arrival| (arrival.dedup_id, arrival)).collect();
+        messages.iter().rev().map(|message| (message.dedup_id, message)).collect();
     once.into_values().collect()
 }
 
@@ -203,42 +213,65 @@ fn none_if_contended<T>(answer: Result<T, Error>) -> Result<Option<T>, Error> {
     }
 }
 
-#[async_trait]
 impl port::Inbox for Inbox {
+    fn consumer(&self) -> &str {
+        &self.consumer
+    }
+
+    fn retention(&self) -> InboxRetention {
+        self.statements.retention()
+    }
+}
+
+#[async_trait]
+impl InboxTransactions for Inbox {
     type Transaction = Transaction;
 
-    async fn begin(&self, enter: Enter<'_>) -> Result<BeginOutcome<Transaction>, StoreError> {
-        Ok(self.insert(enter).await?)
+    async fn begin(
+        &self,
+        messages: &[InboxMessage],
+        fence: Fence<'_>,
+    ) -> Result<BeginOutcome<Transaction>, StoreError> {
+        let begun = self.connections.handlers.begin(&self.begin_statement(messages, fence)).await;
+        Ok(self.decode_begin(messages, fence, begun).await?)
     }
 
-    async fn skip(&self, transaction: &mut Transaction, entry: DedupId) -> Result<(), StoreError> {
-        transaction.run(self.statements.mark_skipped(entry)).await?;
-        Ok(())
-    }
-
-    async fn commit(&self, transaction: Transaction) -> Result<(), StoreError> {
-        transaction.commit().await.map_err(Error::at_commit)
+    async fn commit(&self, tx: Transaction, skipped: &[DedupId]) -> Result<CommitOutcome, StoreError> {
+        match tx.commit(&self.statements.mark_skipped(skipped)).await {
+            Ok(()) => Ok(CommitOutcome::Committed),
+            Err(error) => error.at_commit(),
+        }
     }
 
     async fn commit_and_begin(
         &self,
-        transaction: Transaction,
-        next: Enter<'_>,
-    ) -> Result<Result<BeginOutcome<Transaction>, StoreError>, StoreError> {
-        let sql = self.statements.insert(next.held, &deduplicated(next.arrivals));
-        let begun = transaction.commit_and_begin(&sql).await.map_err(Error::at_commit)?;
-        Ok(self.decode_insert(next, begun).await.map_err(StoreError::from))
+        tx: Transaction,
+        skipped: &[DedupId],
+        next: &[InboxMessage],
+        fence: Fence<'_>,
+    ) -> Result<CommitAndBegin<Transaction>, StoreError> {
+        let writes = self.statements.mark_skipped(skipped);
+        match tx.commit_and_begin(&writes, &self.begin_statement(next, fence)).await {
+            Ok(begun) => {
+                let begun = self.decode_begin(next, fence, begun).await;
+                Ok((CommitOutcome::Committed, Some(begun.map_err(StoreError::from))))
+            }
+            Err(error) => Ok((error.at_commit()?, None)),
+        }
     }
 
-    async fn rollback(&self, transaction: Transaction) -> Result<(), StoreError> {
-        Ok(transaction.roll_back().await?)
+    async fn rollback(&self, tx: Transaction) -> Result<(), StoreError> {
+        Ok(tx.roll_back().await?)
     }
+}
 
-    async fn record_start(&self, arrival: &InboxMessage) -> Result<u32, StoreError> {
-        let rows = match self.connections.calls.query(&self.statements.record_start(arrival.dedup_id)).await {
+#[async_trait]
+impl InboxAttempts for Inbox {
+    async fn record_start(&self, message: &InboxMessage) -> Result<u32, StoreError> {
+        let rows = match self.connections.calls.query(&self.statements.record_start(message.dedup_id)).await {
             // Another worker has the message in an open transaction, so this start is not counted.
             Err(error) if error.is_contention() => {
-                self.connections.calls.query(&self.statements.unfinished_starts(arrival.dedup_id)).await?
+                self.connections.calls.query(&self.statements.unfinished_starts(message.dedup_id)).await?
             }
             rows => rows?,
         };
@@ -247,72 +280,58 @@ impl port::Inbox for Inbox {
 
     async fn claim_call(
         &self,
-        arrival: &InboxMessage,
-        held: Option<&LaneLease>,
-        lasts: Duration,
+        message: &InboxMessage,
+        lane: Option<&LaneLease>,
+        ttl: Duration,
     ) -> Result<ClaimOutcome, StoreError> {
-        Ok(self.try_claim(arrival, held, lasts).await?)
+        Ok(self.try_claim(message, lane, ttl).await?)
     }
 
-    async fn begin_claimed(
-        &self,
-        arrival: &InboxMessage,
-        held: Option<&LaneLease>,
-        claim: CallClaim,
-    ) -> Result<BeginOutcome<Transaction>, StoreError> {
-        Ok(self.begin_if(self.statements.complete_call(arrival, held, claim)).await?)
-    }
-
-    async fn end_attempt(&self, entry: DedupId, claim: Option<CallClaim>) -> Result<(), StoreError> {
-        self.connections.calls.query(&self.statements.end_attempt(entry, claim)).await?;
+    async fn end_attempt(&self, id: DedupId, claim: Option<CallClaim>) -> Result<(), StoreError> {
+        self.connections.calls.query(&self.statements.end_attempt(id, claim)).await?;
         Ok(())
     }
+}
 
-    async fn set_back(
+#[async_trait]
+impl InboxRetries for Inbox {
+    async fn record_failure(
         &self,
-        arrival: &InboxMessage,
-        held: Option<&LaneLease>,
-        claim: Option<CallClaim>,
-        setback: &InboxFailure,
+        message: &InboxMessage,
+        fence: Fence<'_>,
+        failure: &InboxFailure,
     ) -> Result<RecordOutcome, StoreError> {
-        Ok(self.record(self.statements.fail(arrival, held, claim, setback)).await?)
+        let sql = match fence {
+            Fence::Live { lane } => self.statements.fail(message, lane, None, failure),
+            Fence::Call { lane, claim } => self.statements.fail(message, lane, Some(claim), failure),
+            Fence::Queue { claim, ordinal } => self.statements.fail_queued(claim, ordinal, failure),
+        };
+        Ok(self.record(sql).await?)
     }
 
-    async fn claim_due(
-        &self,
-        queues: usize,
-        messages: usize,
-        lasts: Duration,
-    ) -> Result<Vec<ClaimedQueue>, StoreError> {
-        Ok(results::claimed_queues(
-            &self.connections.calls.query(&self.statements.claim_due_queues(queues, messages, lasts)).await?,
-        )?)
+    async fn claim_due(&self, queues: usize, messages: usize, ttl: Duration) -> Result<Vec<ClaimedQueue>, StoreError> {
+        let rows = self.connections.calls.query(&self.statements.claim_due_queues(queues, messages, ttl)).await?;
+        Ok(results::claimed_queues(&rows)?)
     }
 
-    async fn begin_due(&self, due: &ClaimedQueue, number: i64) -> Result<BeginOutcome<Transaction>, StoreError> {
-        Ok(self.begin_if(self.statements.complete_queued(due, number)).await?)
-    }
-
-    async fn set_back_due(
-        &self,
-        due: &ClaimedQueue,
-        number: i64,
-        setback: &InboxFailure,
-    ) -> Result<RecordOutcome, StoreError> {
-        Ok(self.record(self.statements.fail_queued(due, number, setback)).await?)
-    }
-
-    async fn release_queue(&self, due: &ClaimedQueue) -> Result<(), StoreError> {
-        self.connections.calls.query(&self.statements.release_queue(due)).await?;
+    async fn release_queue(&self, claim: &QueueClaim) -> Result<(), StoreError> {
+        self.connections.calls.query(&self.statements.release_queue(claim)).await?;
         Ok(())
     }
+}
 
-    async fn heartbeat(&self, beat: &Heartbeat) -> Result<HeartbeatReply, StoreError> {
-        let answer = json_response(
-            &self.connections.heartbeats.query(connection::read_committed(&self.statements.heartbeat(beat))).await?,
+#[async_trait]
+impl InboxMembers for Inbox {
+    async fn heartbeat(&self, heartbeat: &Heartbeat) -> Result<HeartbeatReply, StoreError> {
+        let reply = json_response(
+            &self
+                .connections
+                .heartbeats
+                .query(connection::read_committed(&self.statements.heartbeat(heartbeat)))
+                .await?,
         )?;
         // A deleted member still reports marks for its lanes. They show that this is not its first heartbeat.
-        Ok(results::heartbeat_reply(&answer, !beat.settled_offsets.is_empty())?)
+        Ok(results::heartbeat_reply(&reply, !heartbeat.settled_offsets.is_empty())?)
     }
 
     async fn acquire_lanes(&self, owner: Uuid, lanes: &[Lane]) -> Result<Vec<LaneLease>, StoreError> {

@@ -165,6 +165,13 @@ pub struct Transaction {
     pool: Arc<ConnectionPool>,
 }
 
+/// Statements that run in the round trip of a commit. Each ends with a semicolon.
+#[derive(Default)]
+pub(crate) struct Writes {
+    pub(crate) sql: String,
+    pub(crate) statements: u32,
+}
+
 struct PooledConnection {
     connection: PgConnection,
     permit: OwnedSemaphorePermit,
@@ -181,8 +188,9 @@ impl Transaction {
         pool.with_timeout(run(self, sql)).await
     }
 
-    pub(crate) async fn commit(self) -> Result<(), Error> {
-        self.end(COMMIT).await
+    /// Runs `writes`, which are zero or more statements that each end with a semicolon, and commits.
+    pub(crate) async fn commit(self, writes: &Writes) -> Result<(), Error> {
+        self.end(&format!("{}{COMMIT}", writes.sql)).await
     }
 
     pub(crate) async fn roll_back(self) -> Result<(), Error> {
@@ -199,20 +207,29 @@ impl Transaction {
         Ok(())
     }
 
-    /// Commits and begins the next transaction in one round trip. The outer error is the commit's.
-    pub(crate) async fn commit_and_begin(self, sql: &str) -> Result<Result<(Self, Vec<PgRow>), Error>, Error> {
+    /// Runs `writes`, commits and begins the next transaction in one round trip. The outer error is the commit's.
+    pub(crate) async fn commit_and_begin(
+        self,
+        writes: &Writes,
+        sql: &str,
+    ) -> Result<Result<(Self, Vec<PgRow>), Error>, Error> {
         let pool = Arc::clone(&self.pool);
-        pool.with_timeout(self.try_commit_and_begin(sql)).await
+        pool.with_timeout(self.try_commit_and_begin(writes, sql)).await
     }
 
-    async fn try_commit_and_begin(mut self, sql: &str) -> Result<Result<(Self, Vec<PgRow>), Error>, Error> {
-        let statement = format!("{COMMIT}; BEGIN; {sql}");
+    async fn try_commit_and_begin(
+        mut self,
+        writes: &Writes,
+        sql: &str,
+    ) -> Result<Result<(Self, Vec<PgRow>), Error>, Error> {
+        let commit_statements = writes.statements + COMMIT_STATEMENTS;
+        let statement = format!("{}{COMMIT}; BEGIN; {sql}", writes.sql);
         let (mut ended, mut rows) = (0, Vec::new());
         let mut answers = sqlx::raw_sql(AssertSqlSafe(statement)).fetch_many(&mut *self);
         let error = loop {
             match answers.try_next().await {
                 Ok(Some(Either::Left(_))) => ended += 1,
-                Ok(Some(Either::Right(row))) if ended >= COMMIT_STATEMENTS => rows.push(row),
+                Ok(Some(Either::Right(row))) if ended >= commit_statements => rows.push(row),
                 Ok(Some(Either::Right(_))) => {}
                 Ok(None) => break None,
                 Err(error) => break Some(Error::from(error)),
@@ -221,7 +238,7 @@ impl Transaction {
         drop(answers);
         match error {
             None => Ok(Ok((self, rows))),
-            Some(error) if ended < COMMIT_STATEMENTS => Err(error),
+            Some(error) if ended < commit_statements => Err(error),
             Some(error) => {
                 if error.leaves_connection_usable() {
                     self.roll_back().await.ok();
@@ -309,7 +326,7 @@ mod tests {
         age_idle_connections(&pool);
         proxy.freeze();
         let (transaction, _) = pool.begin("SELECT 1").await.expect("a new connection");
-        transaction.commit().await.expect("a live connection");
+        transaction.commit(&Writes::default()).await.expect("a live connection");
         assert_eq!(pool.idle.lock().len(), 1);
     }
 

@@ -12,11 +12,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use relevo_core::broker_consumer::Lane;
-use relevo_core::inbox::attempts::{CallClaim, ClaimOutcome};
-use relevo_core::inbox::members::{Heartbeat, HeartbeatReply};
-use relevo_core::inbox::retries::{ClaimedQueue, InboxFailure, RecordOutcome};
-use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
-use relevo_core::inbox::{self as port, DedupId, InboxMessage, InboxRetention, LaneLease};
+use relevo_core::inbox::attempts::{CallClaim, ClaimOutcome, InboxAttempts};
+use relevo_core::inbox::members::{Heartbeat, HeartbeatReply, InboxMembers};
+use relevo_core::inbox::retries::{ClaimedQueue, InboxFailure, InboxRetries, QueueClaim, RecordOutcome};
+use relevo_core::inbox::transactions::{BeginOutcome, CommitOutcome, EnterOutcome, InboxTransactions};
+use relevo_core::inbox::{self as port, DedupId, Fence, InboxMessage, InboxRetention, LaneLease};
 use relevo_core::store::StoreError;
 use sqlx::sqlite::SqliteConnection;
 use tokio::time::timeout;
@@ -140,8 +140,15 @@ impl InboxConnections {
         self.with_timeout(write).await
     }
 
-    async fn commit(&self, transaction: Transaction) -> Result<(), Error> {
-        let committed = transaction.commit().await;
+    /// Records messages as skipped that were inserted as done, and commits.
+    async fn commit(&self, mut tx: Transaction, consumer: &str, skipped: &[DedupId]) -> Result<(), Error> {
+        for id in skipped {
+            if let Err(error) = enter::mark_skipped(&mut tx, consumer, *id).await {
+                self.roll_back(tx).await;
+                return Err(error);
+            }
+        }
+        let committed = tx.commit().await;
         if committed.is_err() {
             // It is unknown whether SQLite has ended the transaction.
             self.handlers.close().await;
@@ -158,32 +165,62 @@ impl InboxConnections {
     }
 }
 
-/// The result for the one message of a transaction.
-fn new_if_inserted(inserted: bool) -> Option<Vec<EnterOutcome>> {
-    inserted.then(|| vec![EnterOutcome::New])
+/// The message of a call.
+fn only(messages: &[InboxMessage]) -> &InboxMessage {
+    assert_eq!(messages.len(), 1, "a call is about one message");
+    &messages[0]
+}
+
+impl port::Inbox for Inbox {
+    fn consumer(&self) -> &str {
+        &self.consumer
+    }
+
+    fn retention(&self) -> InboxRetention {
+        self.retention
+    }
 }
 
 #[async_trait]
-impl port::Inbox for Inbox {
+impl InboxTransactions for Inbox {
     type Transaction = Transaction;
 
-    async fn begin(&self, request: Enter<'_>) -> Result<BeginOutcome<Transaction>, StoreError> {
-        self.begin_handler(async |c| enter::insert_messages(c, &self.consumer, request).await).await
+    async fn begin(
+        &self,
+        messages: &[InboxMessage],
+        fence: Fence<'_>,
+    ) -> Result<BeginOutcome<Transaction>, StoreError> {
+        self.begin_handler(async |c| {
+            let completed = match fence {
+                Fence::Live { lane } => return enter::insert_messages(c, &self.consumer, messages, lane).await,
+                Fence::Call { lane, claim } => {
+                    enter::complete_call(c, &self.consumer, only(messages), lane, claim).await?
+                }
+                Fence::Queue { claim, ordinal } => retry::complete_first(c, &self.consumer, claim, ordinal).await?,
+            };
+            Ok(completed.then(|| vec![EnterOutcome::New]))
+        })
+        .await
     }
 
-    async fn skip(&self, transaction: &mut Transaction, id: DedupId) -> Result<(), StoreError> {
-        self.connections.with_timeout(enter::mark_skipped(transaction, &self.consumer, id)).await
+    async fn commit(&self, tx: Transaction, skipped: &[DedupId]) -> Result<CommitOutcome, StoreError> {
+        let commit = self.connections.commit(tx, &self.consumer, skipped);
+        match self.connections.with_timeout(commit).await {
+            Ok(()) => Ok(CommitOutcome::Committed),
+            Err(StoreError::Busy { .. }) => Ok(CommitOutcome::Stale),
+            Err(StoreError::Unexpected(error)) => Ok(CommitOutcome::Rejected { permanent: false, error }),
+            Err(error) => Err(error),
+        }
     }
 
-    async fn commit(&self, transaction: Transaction) -> Result<(), StoreError> {
-        self.connections.with_timeout(self.connections.commit(transaction)).await
-    }
-
-    async fn rollback(&self, transaction: Transaction) -> Result<(), StoreError> {
-        self.connections.roll_back(transaction).await;
+    async fn rollback(&self, tx: Transaction) -> Result<(), StoreError> {
+        self.connections.roll_back(tx).await;
         Ok(())
     }
+}
 
+#[async_trait]
+impl InboxAttempts for Inbox {
     async fn record_start(&self, message: &InboxMessage) -> Result<u32, StoreError> {
         let record = async |c: &mut SqliteConnection| enter::record_start(c, &self.consumer, message.dedup_id).await;
         self.connections.write(&self.connections.long_wait, Durability::Full, record).await
@@ -193,82 +230,52 @@ impl port::Inbox for Inbox {
         &self,
         message: &InboxMessage,
         lane: Option<&LaneLease>,
-        duration: Duration,
+        ttl: Duration,
     ) -> Result<ClaimOutcome, StoreError> {
         let busy = ClaimOutcome::Busy(self.connections.lock_timeout);
-        let claim =
-            async |c: &mut SqliteConnection| enter::claim_call(c, &self.consumer, message, lane, duration).await;
+        let claim = async |c: &mut SqliteConnection| enter::claim_call(c, &self.consumer, message, lane, ttl).await;
         self.connections.write_or_busy(busy, claim).await
-    }
-
-    async fn begin_claimed(
-        &self,
-        message: &InboxMessage,
-        lane: Option<&LaneLease>,
-        claim: CallClaim,
-    ) -> Result<BeginOutcome<Transaction>, StoreError> {
-        self.begin_handler(async |c| {
-            let inserted = enter::complete_call(c, &self.consumer, message, lane, claim).await?;
-            Ok(new_if_inserted(inserted))
-        })
-        .await
     }
 
     async fn end_attempt(&self, id: DedupId, claim: Option<CallClaim>) -> Result<(), StoreError> {
         let end = async |c: &mut SqliteConnection| enter::end_attempt(c, &self.consumer, id, claim).await;
         self.connections.write(&self.connections.long_wait, Durability::Normal, end).await
     }
+}
 
-    async fn set_back(
+#[async_trait]
+impl InboxRetries for Inbox {
+    async fn record_failure(
         &self,
         message: &InboxMessage,
-        lane: Option<&LaneLease>,
-        claim: Option<CallClaim>,
+        fence: Fence<'_>,
         failure: &InboxFailure,
     ) -> Result<RecordOutcome, StoreError> {
-        let record = async |c: &mut SqliteConnection| {
-            retry::record_failure(c, &self.consumer, message, lane, claim, failure).await
+        let consumer = &self.consumer;
+        let record = async |c: &mut SqliteConnection| match fence {
+            Fence::Live { lane } => retry::record_failure(c, consumer, message, lane, None, failure).await,
+            Fence::Call { lane, claim } => {
+                retry::record_failure(c, consumer, message, lane, Some(claim), failure).await
+            }
+            Fence::Queue { claim, ordinal } => retry::record_queued_failure(c, consumer, claim, ordinal, failure).await,
         };
         self.connections.write_or_busy(RecordOutcome::Busy, record).await
     }
 
-    async fn claim_due(
-        &self,
-        queues: usize,
-        messages: usize,
-        duration: Duration,
-    ) -> Result<Vec<ClaimedQueue>, StoreError> {
-        let claim = async |c: &mut SqliteConnection| {
-            retry::claim_due_queues(c, &self.consumer, queues, messages, duration).await
-        };
+    async fn claim_due(&self, queues: usize, messages: usize, ttl: Duration) -> Result<Vec<ClaimedQueue>, StoreError> {
+        let claim =
+            async |c: &mut SqliteConnection| retry::claim_due_queues(c, &self.consumer, queues, messages, ttl).await;
         self.connections.write(&self.connections.long_wait, Durability::Normal, claim).await
     }
 
-    async fn begin_due(&self, queue: &ClaimedQueue, ordinal: i64) -> Result<BeginOutcome<Transaction>, StoreError> {
-        self.begin_handler(async |c| {
-            let inserted = retry::complete_first(c, &self.consumer, queue, ordinal).await?;
-            Ok(new_if_inserted(inserted))
-        })
-        .await
-    }
-
-    async fn set_back_due(
-        &self,
-        queue: &ClaimedQueue,
-        ordinal: i64,
-        failure: &InboxFailure,
-    ) -> Result<RecordOutcome, StoreError> {
-        let record = async |c: &mut SqliteConnection| {
-            retry::record_queued_failure(c, &self.consumer, queue, ordinal, failure).await
-        };
-        self.connections.write_or_busy(RecordOutcome::Busy, record).await
-    }
-
-    async fn release_queue(&self, queue: &ClaimedQueue) -> Result<(), StoreError> {
-        let release = async |c: &mut SqliteConnection| retry::release_queue(c, &self.consumer, queue).await;
+    async fn release_queue(&self, claim: &QueueClaim) -> Result<(), StoreError> {
+        let release = async |c: &mut SqliteConnection| retry::release_queue(c, &self.consumer, claim).await;
         self.connections.write(&self.connections.long_wait, Durability::Normal, release).await
     }
+}
 
+#[async_trait]
+impl InboxMembers for Inbox {
     async fn heartbeat(&self, heartbeat: &Heartbeat) -> Result<HeartbeatReply, StoreError> {
         let record = async |c: &mut SqliteConnection| members::heartbeat(c, &self.consumer, heartbeat).await;
         self.connections.write(&self.connections.heartbeat, Durability::Normal, record).await

@@ -107,8 +107,8 @@ impl Member {
         consumer: Arc<dyn BrokerConsumer>,
     ) -> Result<RunningMember, StoreError>
     where
-        I: Inbox + 'static,
-        I::Transaction: DerefMut<Target: LedgerConnection> + 'static,
+        I: Inbox,
+        I::Transaction: DerefMut<Target: LedgerConnection>,
     {
         let handler = LedgerHandler {
             consumer: self.config.consumer.clone(),

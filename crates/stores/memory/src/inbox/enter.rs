@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use relevo_core::inbox::attempts::{CallClaim, ClaimOutcome};
-use relevo_core::inbox::transactions::{Enter, EnterOutcome};
+use relevo_core::inbox::transactions::EnterOutcome;
 use relevo_core::inbox::{DedupId, InboxMessage, InboxState as Known, LaneLease};
 
 use super::pending_writes::{PendingWrite, PendingWrites, WriteKind};
@@ -14,27 +14,31 @@ use crate::state::{Micros, Tables, micros};
 
 impl Tables {
     /// Enters messages into a new transaction.
-    pub(crate) fn enter(&mut self, scope: &ConsumerScope, enter: Enter<'_>) -> Option<OpenOutcome> {
+    pub(crate) fn enter(
+        &mut self,
+        scope: &ConsumerScope,
+        messages: &[InboxMessage],
+        lane: Option<&LaneLease>,
+    ) -> Option<OpenOutcome> {
         let now = self.now();
         let tables = self.tables(scope);
-        if !tables.holds_lease(enter.held) {
+        if !tables.holds_lease(lane) {
             return Some(OpenOutcome::Fenced);
         }
-        if enter.arrivals.iter().any(|message| self.is_row_locked(&scope.consumer, message.dedup_id)) {
+        if messages.iter().any(|message| self.is_row_locked(&scope.consumer, message.dedup_id)) {
             return None;
         }
         let tables = self.tables(scope);
         let mut states = BTreeMap::new();
-        let entered: Vec<EnterOutcome> = enter
-            .arrivals
+        let entered: Vec<EnterOutcome> = messages
             .iter()
             .map(|message| match states.get(&message.dedup_id) {
                 Some(state) => EnterOutcome::Duplicate(*state),
                 None => tables.enter_one(message, &mut states, now),
             })
             .collect();
-        let pending = PendingWrites { lane: enter.held.map(|lease| lease.lane.clone()), ..empty_writes(scope) };
-        Some(OpenOutcome::Open(self.open(Some(pending.with_messages(enter.arrivals, &entered))), entered))
+        let pending = PendingWrites { lane: lane.map(|lease| lease.lane.clone()), ..empty_writes(scope) };
+        Some(OpenOutcome::Open(self.open(Some(pending.with_messages(messages, &entered))), entered))
     }
 
     /// Counts a start, unless a transaction locks the message or its state is no longer `Open`. Returns the current

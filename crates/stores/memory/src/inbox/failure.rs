@@ -1,7 +1,8 @@
 //! Messages that were not handled: they wait or are dead-lettered.
 
+use relevo_core::AfterDead;
 use relevo_core::inbox::attempts::CallClaim;
-use relevo_core::inbox::retries::{ClaimedQueue, InboxFailure, InboxFailureAction, RecordOutcome};
+use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction, QueueClaim, RecordOutcome};
 use relevo_core::inbox::{InboxMessage, InboxState as Known, LaneLease};
 
 use super::ConsumerScope;
@@ -23,8 +24,7 @@ impl Tables {
             return Some(RecordOutcome::Fenced);
         }
         // Only a queue that starts to wait for an operator needs the lock. Appending does not.
-        let in_use =
-            failure.action == InboxFailureAction::DeadHold && self.is_queue_locked(&scope.consumer, &message.queue);
+        let in_use = failure.action.holds_queue() && self.is_queue_locked(&scope.consumer, &message.queue);
         if in_use || self.is_row_locked(&scope.consumer, message.dedup_id) {
             return None;
         }
@@ -46,23 +46,23 @@ impl Tables {
     pub(crate) fn record_queued_failure(
         &mut self,
         scope: &ConsumerScope,
-        claimed: &ClaimedQueue,
+        claim: &QueueClaim,
         number: i64,
         failure: &InboxFailure,
     ) -> Option<RecordOutcome> {
         let now = self.now();
-        if self.is_queue_locked(&scope.consumer, &claimed.queue) {
+        if self.is_queue_locked(&scope.consumer, &claim.queue) {
             return None;
         }
         let tables = self.tables(scope);
-        let queue = tables.queues.get_mut(&claimed.queue).filter(|queue| queue.is_claimed_by(claimed.token));
+        let queue = tables.queues.get_mut(&claim.queue).filter(|queue| queue.is_claimed_by(claim.token));
         let Some(queue) = queue.filter(|queue| queue.first() == Some(number)) else {
             return Some(RecordOutcome::Fenced);
         };
         let Some(message) = queue.fail_first(number, failure, now) else { return Some(RecordOutcome::Fenced) };
         match failure.action {
             InboxFailureAction::Retry { .. } | InboxFailureAction::Postpone { .. } => {}
-            InboxFailureAction::DeadHold | InboxFailureAction::DeadContinue => {
+            InboxFailureAction::DeadLetter(_) => {
                 tables.dead_letter(number, &message, failure, now);
             }
         }
@@ -90,13 +90,15 @@ impl RetryQueue {
                 self.claim = None;
                 Some(first.message.clone())
             }
-            InboxFailureAction::DeadHold => {
+            InboxFailureAction::DeadLetter(AfterDead::Hold) => {
                 let message = self.messages.remove(&number)?.message;
                 self.blocked_by.insert(message.dedup_id);
                 self.claim = None;
                 Some(message)
             }
-            InboxFailureAction::DeadContinue => self.messages.remove(&number).map(|waiting| waiting.message),
+            InboxFailureAction::DeadLetter(AfterDead::Continue) => {
+                self.messages.remove(&number).map(|waiting| waiting.message)
+            }
         }
     }
 }
@@ -118,12 +120,12 @@ impl ConsumerTables {
                 };
                 self.append(waiting, retry_at);
             }
-            InboxFailureAction::DeadHold => {
+            InboxFailureAction::DeadLetter(AfterDead::Hold) => {
                 self.dead_letter_new(message, failure, now);
                 let queue = self.queues.entry(message.queue.clone()).or_insert_with(|| RetryQueue::new(now));
                 queue.blocked_by.insert(message.dedup_id);
             }
-            InboxFailureAction::DeadContinue => self.dead_letter_new(message, failure, now),
+            InboxFailureAction::DeadLetter(AfterDead::Continue) => self.dead_letter_new(message, failure, now),
         }
     }
 

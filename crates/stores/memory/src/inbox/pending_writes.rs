@@ -47,13 +47,13 @@ impl PendingWrites {
         self.writes.iter().any(|write| write.message.dedup_id == dedup_id && write.kind != WriteKind::Duplicate)
     }
 
-    /// Changes the state that a message gets on commit. Returns the previous value.
-    pub(crate) fn set_state(&mut self, dedup_id: DedupId, state: Known) -> Option<Known> {
-        let mut writes = self.writes.iter_mut().filter(|write| write.message.dedup_id == dedup_id);
-        writes.find_map(|write| match &mut write.kind {
-            WriteKind::End(target, _) => Some(std::mem::replace(target, state)),
-            WriteKind::Append | WriteKind::Duplicate => None,
-        })
+    /// Changes the state that a message gets on commit.
+    pub(crate) fn set_state(&mut self, dedup_id: DedupId, state: Known) {
+        for write in self.writes.iter_mut().filter(|write| write.message.dedup_id == dedup_id) {
+            if let WriteKind::End(target, _) = &mut write.kind {
+                *target = state;
+            }
+        }
     }
 
     /// Applies the changes on commit.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytestring::ByteString;
 use relevo_core::inbox::InboxState as Known;
-use relevo_core::inbox::retries::{ClaimedQueue, QueuedMessage};
+use relevo_core::inbox::retries::{ClaimedQueue, QueueClaim, QueuedMessage};
 use relevo_core::inbox::transactions::EnterOutcome;
 
 use super::enter::empty_writes;
@@ -45,7 +45,7 @@ impl Tables {
                 // Stop before the first message that is not due yet.
                 let ready = queue.messages.iter().take_while(|(_, waiting)| waiting.not_before <= now);
                 let messages = ready.take(messages).map(waiting).collect();
-                Some(ClaimedQueue { queue: name, token, messages })
+                Some(ClaimedQueue { claim: QueueClaim { queue: name, token }, messages })
             })
             .collect()
     }
@@ -64,12 +64,12 @@ impl Tables {
     pub(crate) fn enter_queued(
         &mut self,
         scope: &ConsumerScope,
-        claimed: &ClaimedQueue,
+        claim: &QueueClaim,
         number: i64,
     ) -> Option<OpenOutcome> {
         let now = self.now();
-        let queue = self.tables(scope).queues.get(&claimed.queue);
-        let queue = queue.filter(|queue| queue.is_claimed_by(claimed.token) && queue.is_claimed(now));
+        let queue = self.tables(scope).queues.get(&claim.queue);
+        let queue = queue.filter(|queue| queue.is_claimed_by(claim.token) && queue.is_claimed(now));
         let queue = queue.filter(|queue| queue.first() == Some(number));
         let Some(message) = queue.and_then(|queue| queue.messages.get(&number)).map(|first| first.message.clone())
         else {
@@ -79,20 +79,19 @@ impl Tables {
             return None;
         }
         let write = PendingWrite { message, kind: WriteKind::End(Known::Done, Some(number)) };
-        let queues = BTreeSet::from([claimed.queue.clone()]);
+        let queues = BTreeSet::from([claim.queue.clone()]);
         let pending = PendingWrites { queues, writes: vec![write], ..empty_writes(scope) };
         Some(OpenOutcome::Open(self.open(Some(pending)), vec![EnterOutcome::New]))
     }
 
     /// Ends a claim. Checks whether the queue is empty while no transaction can append to it.
-    pub(crate) fn release_queue(&mut self, scope: &ConsumerScope, claimed: &ClaimedQueue) -> Option<()> {
+    pub(crate) fn release_queue(&mut self, scope: &ConsumerScope, claim: &QueueClaim) -> Option<()> {
         let now = self.now();
-        if self.is_queue_locked(&scope.consumer, &claimed.queue) {
+        if self.is_queue_locked(&scope.consumer, &claim.queue) {
             return None;
         }
         let tables = self.tables(scope);
-        let Some(queue) = tables.queues.get_mut(&claimed.queue).filter(|queue| queue.is_claimed_by(claimed.token))
-        else {
+        let Some(queue) = tables.queues.get_mut(&claim.queue).filter(|queue| queue.is_claimed_by(claim.token)) else {
             return Some(());
         };
         queue.claim = None;
@@ -101,7 +100,7 @@ impl Tables {
             // The queue was released without a crash, so its starts no longer count.
             first.unfinished_starts = 0;
         } else if queue.blocked_by.is_empty() {
-            tables.queues.remove(&claimed.queue);
+            tables.queues.remove(&claim.queue);
         }
         Some(())
     }

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use relevo_core::AfterDead;
 use relevo_core::MessageId;
 use relevo_core::broker_consumer::{Lane, RawMessage};
 use relevo_core::inbox::admin::Operate as _;
 use relevo_core::inbox::replays::{EnqueueOutcome, ReplayBatch, ReplayPlan};
-use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction};
-use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
-use relevo_core::inbox::{DedupId, Inbox as _, InboxMessage, InboxRetention, InboxState};
+use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction, InboxRetries as _};
+use relevo_core::inbox::transactions::{BeginOutcome, EnterOutcome, InboxTransactions as _};
+use relevo_core::inbox::{DedupId, Fence, InboxMessage, InboxRetention, InboxState};
 use relevo_core::store::StoreError;
 use uuid::Uuid;
 
@@ -30,23 +31,22 @@ fn batch<'a>(messages: &'a [InboxMessage], from: Option<&'a str>, to: Option<&'a
 }
 
 async fn begin(inbox: &Inbox) -> (Transaction, Vec<EnterOutcome>) {
-    match inbox.begin(Enter { held: None, arrivals: &[message()] }).await.unwrap() {
+    match inbox.begin(&[message()], Fence::Live { lane: None }).await.unwrap() {
         BeginOutcome::Open(transaction, entered) => (transaction, entered),
         BeginOutcome::Fenced | BeginOutcome::Busy => panic!("no other transaction is open"),
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_savepoint_rolls_back_effects_and_verdicts() {
+async fn a_savepoint_rolls_back_effects() {
     let outbox = Database::new(Config::default());
     let inbox = outbox.inbox("billing", InboxRetention::default());
     let (mut transaction, _) = begin(&inbox).await;
     transaction.record_effect("before").unwrap();
     let savepoint = transaction.savepoint();
     transaction.record_effect("undone").unwrap();
-    inbox.skip(&mut transaction, message().dedup_id).await.unwrap();
     transaction.rollback_to(savepoint);
-    inbox.commit(transaction).await.unwrap();
+    inbox.commit(transaction, &[]).await.unwrap();
     assert_eq!(outbox.effects(), ["before"]);
     assert_eq!(begin(&inbox).await.1, [EnterOutcome::Duplicate(InboxState::Done)]);
 }
@@ -58,7 +58,7 @@ async fn a_restart_rolls_back_open_transactions() {
     let (mut transaction, _) = begin(&inbox).await;
     transaction.record_effect("lost").unwrap();
     outbox.restart();
-    assert!(matches!(inbox.commit(transaction).await, Err(StoreError::Unavailable(_))));
+    assert!(matches!(inbox.commit(transaction, &[]).await, Err(StoreError::Unavailable(_))));
     assert_eq!(begin(&inbox).await.1, [EnterOutcome::New]);
     assert!(outbox.effects().is_empty());
 }
@@ -86,20 +86,21 @@ async fn a_replay_that_stops_by_itself_keeps_queues_with_an_open_append() {
     );
     // One of the two messages is dead-lettered. The other waits, with a live message behind it.
     let claimed = inbox.claim_due(2, 1, Duration::from_mins(1)).await.unwrap().remove(1);
-    assert_eq!(&*claimed.queue, "b");
+    assert_eq!(&*claimed.claim.queue, "b");
     let failure = InboxFailure {
-        action: InboxFailureAction::DeadContinue,
+        action: InboxFailureAction::DeadLetter(AfterDead::Continue),
         attempts: 1,
         class: "poison",
         error: "no".to_owned(),
         backtrace: None,
     };
-    inbox.set_back_due(&claimed, claimed.messages[0].ordinal, &failure).await.unwrap();
+    let fence = Fence::Queue { claim: &claimed.claim, ordinal: claimed.messages[0].ordinal };
+    inbox.record_failure(&claimed.messages[0].message, fence, &failure).await.unwrap();
     let (transaction, entered) = begin(&inbox).await;
     assert_eq!(entered, [EnterOutcome::QueuedBehind]);
     let enqueued = operator.enqueue_replay("billing", number, batch(&[], Some("2"), None)).await;
     assert!(matches!(enqueued, Err(StoreError::Busy { .. })), "a transaction is appending: {enqueued:?}");
-    inbox.commit(transaction).await.unwrap();
+    inbox.commit(transaction, &[]).await.unwrap();
     assert_eq!(
         operator.enqueue_replay("billing", number, batch(&[], Some("2"), None)).await.unwrap(),
         EnqueueOutcome::NotRunning

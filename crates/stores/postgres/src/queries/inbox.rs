@@ -4,10 +4,11 @@ pub(crate) mod results;
 
 use std::time::Duration;
 
+use relevo_core::AfterDead;
 use relevo_core::broker_consumer::Lane;
 use relevo_core::inbox::attempts::CallClaim;
 use relevo_core::inbox::members::Heartbeat;
-use relevo_core::inbox::retries::{ClaimedQueue, InboxFailure, InboxFailureAction};
+use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction, QueueClaim};
 use relevo_core::inbox::{DedupId, InboxMessage, InboxRetention, LaneLease};
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -16,6 +17,7 @@ use crate::inbox::Config;
 use crate::literal::{
     bytea_array, bytea_literal, join_with_commas, json_literal, literal, millis, optional_literal, text_array,
 };
+use crate::pool::Writes;
 
 /// Builds the statements of one consumer.
 #[derive(Clone)]
@@ -42,16 +44,20 @@ impl InboxStatements {
         }
     }
 
-    pub(crate) fn for_consumer(&self, consumer: &str, keeping: InboxRetention) -> Self {
-        Self { consumer: literal(consumer), retention: keeping, ..self.clone() }
+    pub(crate) fn for_consumer(&self, consumer: &str, retention: InboxRetention) -> Self {
+        Self { consumer: literal(consumer), retention, ..self.clone() }
+    }
+
+    pub(crate) const fn retention(&self) -> InboxRetention {
+        self.retention
     }
 
     /// `entries` must not contain duplicates.
-    pub(crate) fn insert(&self, held: Option<&LaneLease>, entries: &[&InboxMessage]) -> String {
+    pub(crate) fn insert(&self, lane: Option<&LaneLease>, entries: &[&InboxMessage]) -> String {
         let Self { schema, consumer, lock_timeout_ms: wait_ms, stall_timeout_ms: stall_ms, .. } = self;
         if let [arrival] = entries {
             let (entry, queue, lane) =
-                (dedup_id_arguments(arrival.dedup_id), literal(&arrival.queue), lane_arguments(held));
+                (dedup_id_arguments(arrival.dedup_id), literal(&arrival.queue), lane_arguments(lane));
             return format!(
                 "SELECT {schema}.inbox_insert_one({consumer}, {entry}, {queue}, {lane}, {wait_ms}, {stall_ms})"
             );
@@ -61,7 +67,7 @@ impl InboxStatements {
         let queues = text_array(entries.iter().map(|arrival| &*arrival.queue));
         format!(
             "SELECT {schema}.inbox_insert_many({consumer}, '{{{ids}}}', '{{{replays}}}', {queues}, {}, {wait_ms}, {stall_ms})",
-            lane_arguments(held)
+            lane_arguments(lane)
         )
     }
 
@@ -70,8 +76,12 @@ impl InboxStatements {
         format!("SELECT {schema}.inbox_append({consumer}, {})", message_array(schema, behind, Body::Full))
     }
 
-    pub(crate) fn mark_skipped(&self, entry: DedupId) -> String {
-        format!("SELECT {}.inbox_mark_skipped({}, {})", self.schema, self.consumer, dedup_id_arguments(entry))
+    /// Records messages as skipped that were inserted as done in the same transaction.
+    pub(crate) fn mark_skipped(&self, ids: &[DedupId]) -> Writes {
+        let statement = |id: &DedupId| {
+            format!("SELECT {}.inbox_mark_skipped({}, {});", self.schema, self.consumer, dedup_id_arguments(*id))
+        };
+        Writes { sql: ids.iter().map(statement).collect(), statements: u32::try_from(ids.len()).unwrap_or(u32::MAX) }
     }
 
     pub(crate) fn record_start(&self, entry: DedupId) -> String {
@@ -97,22 +107,22 @@ impl InboxStatements {
         )
     }
 
-    pub(crate) fn claim_call(&self, arrival: &InboxMessage, held: Option<&LaneLease>, lasts: Duration) -> String {
+    pub(crate) fn claim_call(&self, arrival: &InboxMessage, lane: Option<&LaneLease>, ttl: Duration) -> String {
         let Self { schema, consumer, lock_timeout_ms: wait_ms, .. } = self;
         format!(
             "SELECT word, claim, times, rest_ms FROM {schema}.inbox_claim_call({consumer}, {}, {}, {}, {wait_ms})",
             message_row(schema, arrival, Body::Omitted),
-            lane_arguments(held),
-            millis(lasts)
+            lane_arguments(lane),
+            millis(ttl)
         )
     }
 
-    pub(crate) fn complete_call(&self, arrival: &InboxMessage, held: Option<&LaneLease>, claim: CallClaim) -> String {
+    pub(crate) fn complete_call(&self, arrival: &InboxMessage, lane: Option<&LaneLease>, claim: CallClaim) -> String {
         let Self { schema, consumer, lock_timeout_ms: wait_ms, stall_timeout_ms: stall_ms, .. } = self;
         format!(
             "SELECT {schema}.inbox_complete_call({consumer}, {}, {}, '{}', {wait_ms}, {stall_ms})",
             message_row(schema, arrival, Body::Omitted),
-            lane_arguments(held),
+            lane_arguments(lane),
             claim.token
         )
     }
@@ -120,21 +130,21 @@ impl InboxStatements {
     pub(crate) fn fail(
         &self,
         arrival: &InboxMessage,
-        held: Option<&LaneLease>,
+        lane: Option<&LaneLease>,
         claim: Option<CallClaim>,
-        setback: &InboxFailure,
+        failure: &InboxFailure,
     ) -> String {
         let Self { schema, consumer, lock_timeout_ms: wait_ms, .. } = self;
         format!(
             "SELECT {schema}.inbox_fail({consumer}, {}, {}, {}, {}, {wait_ms})",
             message_row(schema, arrival, Body::Full),
-            lane_arguments(held),
+            lane_arguments(lane),
             token_argument(claim),
-            why(setback)
+            failure_arguments(failure)
         )
     }
 
-    pub(crate) fn claim_due_queues(&self, queues: usize, messages: usize, lasts: Duration) -> String {
+    pub(crate) fn claim_due_queues(&self, queues: usize, messages: usize, ttl: Duration) -> String {
         let most = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
         format!(
             "SELECT queue, claim_token, attempts, unfinished_starts, ordinal, id, replay, header_names, header_values, payload, \
@@ -143,26 +153,26 @@ impl InboxStatements {
             self.consumer,
             most(queues),
             most(messages),
-            millis(lasts)
+            millis(ttl)
         )
     }
 
-    pub(crate) fn complete_queued(&self, due: &ClaimedQueue, number: i64) -> String {
+    pub(crate) fn complete_queued(&self, claim: &QueueClaim, ordinal: i64) -> String {
         let Self { schema, consumer, lock_timeout_ms: wait_ms, stall_timeout_ms: stall_ms, .. } = self;
-        let (queue, token) = (literal(&due.queue), due.token);
+        let (queue, token) = (literal(&claim.queue), claim.token);
         format!(
-            "SELECT {schema}.inbox_complete_queued({consumer}, {queue}, '{token}', {number}, {wait_ms}, {stall_ms})"
+            "SELECT {schema}.inbox_complete_queued({consumer}, {queue}, '{token}', {ordinal}, {wait_ms}, {stall_ms})"
         )
     }
 
-    pub(crate) fn fail_queued(&self, due: &ClaimedQueue, number: i64, setback: &InboxFailure) -> String {
+    pub(crate) fn fail_queued(&self, claim: &QueueClaim, ordinal: i64, failure: &InboxFailure) -> String {
         let Self { schema, consumer, lock_timeout_ms: wait_ms, .. } = self;
-        let (queue, token, why) = (literal(&due.queue), due.token, why(setback));
-        format!("SELECT {schema}.inbox_fail_queued({consumer}, {queue}, '{token}', {number}, {why}, {wait_ms})")
+        let (queue, token, why) = (literal(&claim.queue), claim.token, failure_arguments(failure));
+        format!("SELECT {schema}.inbox_fail_queued({consumer}, {queue}, '{token}', {ordinal}, {why}, {wait_ms})")
     }
 
-    pub(crate) fn release_queue(&self, due: &ClaimedQueue) -> String {
-        let (queue, token) = (literal(&due.queue), due.token);
+    pub(crate) fn release_queue(&self, claim: &QueueClaim) -> String {
+        let (queue, token) = (literal(&claim.queue), claim.token);
         format!(
             "SELECT {}.inbox_release_queue({}, {queue}, '{token}', {})",
             self.schema, self.consumer, self.long_lock_timeout_ms
@@ -255,20 +265,19 @@ fn message_row(schema: &str, arrival: &InboxMessage, body: Body) -> String {
     )
 }
 
-/// Builds the arguments of a failure.
-fn why(setback: &InboxFailure) -> String {
-    let (stop, after) = match setback.action {
+fn failure_arguments(failure: &InboxFailure) -> String {
+    let (stop, after) = match failure.action {
         InboxFailureAction::Postpone { after } => ("wait", millis(after)),
         InboxFailureAction::Retry { after } => ("retry", millis(after)),
-        InboxFailureAction::DeadHold => ("dead_hold", 0),
-        InboxFailureAction::DeadContinue => ("dead_continue", 0),
+        InboxFailureAction::DeadLetter(AfterDead::Hold) => ("dead_hold", 0),
+        InboxFailureAction::DeadLetter(AfterDead::Continue) => ("dead_continue", 0),
     };
     format!(
         "'{stop}', {after}, {}, {}, {}, {}",
-        i32::try_from(setback.attempts).unwrap_or(i32::MAX),
-        literal(setback.class),
-        literal(&setback.error),
-        optional_literal(setback.backtrace.as_deref()),
+        i32::try_from(failure.attempts).unwrap_or(i32::MAX),
+        literal(failure.class),
+        literal(&failure.error),
+        optional_literal(failure.backtrace.as_deref()),
     )
 }
 
@@ -276,10 +285,10 @@ fn dedup_id_arguments(entry: DedupId) -> String {
     format!("'{}', {}", entry.id, entry.replay)
 }
 
-fn lane_arguments(held: Option<&LaneLease>) -> String {
-    held.map_or_else(
+fn lane_arguments(lane: Option<&LaneLease>) -> String {
+    lane.map_or_else(
         || "NULL, NULL, NULL".to_owned(),
-        |held| format!("{}, {}, '{}'", literal(held.lane.name()), held.epoch, held.owner),
+        |lease| format!("{}, {}, '{}'", literal(lease.lane.name()), lease.epoch, lease.owner),
     )
 }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 use crate::relay_support::{RunningRelay, TestDatabase, config, execute, expect_error};
 use bytes::Bytes;
 use relevo_broker_memory::{Config, MemoryBroker};
-use relevo_core::inbox::transactions::{BeginOutcome, Enter};
-use relevo_core::inbox::{Inbox as _, InboxRetention};
+use relevo_core::inbox::transactions::{BeginOutcome, InboxTransactions as _};
+use relevo_core::inbox::{Fence, InboxRetention};
 use relevo_core::message::Headers;
 use relevo_core::slot::slot_of;
 use relevo_core::{DraftError, Message, MessageId, StoreTransaction as _};
@@ -180,12 +180,12 @@ async fn a_message_emitted_in_rust_arrives_byte_for_byte() {
         let inbox =
             Inbox::open(&InboxConfig::new(world.database.options()), "billing", InboxRetention::default()).await;
         let inbox = inbox.expect("a migrated database");
-        let begun = inbox.begin(Enter { held: None, arrivals: &[] }).await.expect("a server");
+        let begun = inbox.begin(&[], Fence::Live { lane: None }).await.expect("a server");
         let BeginOutcome::Open(mut tx, _) = begun else { panic!("no other worker runs") };
         for draft in &drafts {
             ids.push(tx.emit(draft.clone()).await.expect("a good message"));
         }
-        inbox.commit(tx).await.expect("it commits");
+        inbox.commit(tx, &[]).await.expect("it commits");
         let mut messages = delivered(&world).await;
         messages.sort_by_key(|message| ids.iter().position(|id| *id == message.id));
         assert_eq!(messages.len(), 2 * drafts.len());

@@ -2,16 +2,17 @@
 
 use std::time::Duration;
 
+use relevo_core::AfterDead;
 use relevo_core::MessageId;
 use relevo_core::broker_consumer::{Lane, RawMessage};
 use relevo_core::inbox::admin::{ConsumerControl, Operate, RemoveOutcome};
-use relevo_core::inbox::attempts::ClaimOutcome;
+use relevo_core::inbox::attempts::{ClaimOutcome, InboxAttempts as _};
 use relevo_core::inbox::dead_letters::{DeadLetterFilter, MarkRequest};
-use relevo_core::inbox::members::Heartbeat;
+use relevo_core::inbox::members::{Heartbeat, InboxMembers as _};
 use relevo_core::inbox::replays::{EnqueueOutcome, ReplayBatch, ReplayPlan};
-use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction, RecordOutcome};
-use relevo_core::inbox::transactions::{BeginOutcome, Enter};
-use relevo_core::inbox::{DedupId, Inbox, InboxMessage};
+use relevo_core::inbox::retries::{ClaimedQueue, InboxFailure, InboxFailureAction, InboxRetries as _, RecordOutcome};
+use relevo_core::inbox::transactions::{BeginOutcome, InboxTransactions as _};
+use relevo_core::inbox::{DedupId, Fence, InboxMessage};
 use uuid::Uuid;
 
 const LASTS: Duration = Duration::from_mins(1);
@@ -31,6 +32,10 @@ fn setback(stop: InboxFailureAction) -> InboxFailure {
     InboxFailure { action: stop, attempts: 1, class: "refused", error: "no".to_owned(), backtrace: None }
 }
 
+fn in_queue(due: &ClaimedQueue, index: usize) -> Fence<'_> {
+    Fence::Queue { claim: &due.claim, ordinal: due.messages[index].ordinal }
+}
+
 /// All calls of a member. Leaves message 4 as a dead letter.
 pub(crate) async fn call_every_inbox_function(inbox: &relevo_store_postgres::inbox::Inbox) {
     let owner = Uuid::from_u128(1);
@@ -46,41 +51,51 @@ pub(crate) async fn call_every_inbox_function(inbox: &relevo_store_postgres::inb
     let held = inbox.acquire_lanes(owner, &[Lane::new("0")]).await.expect("take").remove(0);
     let [inside, called, failed, dead] = [1, 2, 3, 4].map(arrival);
     inbox.record_start(&inside).await.expect("start");
-    let BeginOutcome::Open(mut tx, _) =
-        inbox.begin(Enter { held: Some(&held), arrivals: std::slice::from_ref(&inside) }).await.expect("begin")
+    let BeginOutcome::Open(tx, _) =
+        inbox.begin(std::slice::from_ref(&inside), Fence::Live { lane: Some(&held) }).await.expect("begin")
     else {
         panic!("no other session has a lock")
     };
-    inbox.skip(&mut tx, inside.dedup_id).await.expect("skip");
-    inbox.commit(tx).await.expect("commit");
+    inbox.commit(tx, &[inside.dedup_id]).await.expect("commit");
     let ClaimOutcome::Claimed(claim) = inbox.claim_call(&called, Some(&held), LASTS).await.expect("claim") else {
         panic!("no other session has a lock")
     };
-    let BeginOutcome::Open(tx, _) = inbox.begin_claimed(&called, Some(&held), claim).await.expect("begin_claimed")
+    let BeginOutcome::Open(tx, _) = inbox
+        .begin(std::slice::from_ref(&called), Fence::Call { lane: Some(&held), claim })
+        .await
+        .expect("begin_claimed")
     else {
         panic!("no other session has a lock")
     };
     inbox.rollback(tx).await.expect("roll_back");
     inbox.end_attempt(called.dedup_id, Some(claim)).await.expect("ended");
     let retry = setback(InboxFailureAction::Retry { after: Duration::ZERO });
-    assert_eq!(inbox.set_back(&failed, Some(&held), None, &retry).await.expect("set_back"), RecordOutcome::Recorded);
-    let behind = InboxMessage { queue: failed.queue.clone(), ..arrival(5) };
-    let BeginOutcome::Open(tx, _) = inbox.begin(Enter { held: None, arrivals: &[behind] }).await.expect("begin") else {
-        panic!("no other session has a lock")
-    };
-    inbox.commit(tx).await.expect("commit");
-    let due = inbox.claim_due(1, 10, LASTS).await.expect("due").remove(0);
-    let BeginOutcome::Open(tx, _) = inbox.begin_due(&due, due.messages[0].ordinal).await.expect("begin_due") else {
-        panic!("it is claimed")
-    };
-    inbox.commit(tx).await.expect("commit");
-    let dead_setback = setback(InboxFailureAction::DeadContinue);
     assert_eq!(
-        inbox.set_back_due(&due, due.messages[1].ordinal, &dead_setback).await.expect("set_back_due"),
+        inbox.record_failure(&failed, Fence::Live { lane: Some(&held) }, &retry).await.expect("set_back"),
         RecordOutcome::Recorded
     );
-    inbox.release_queue(&due).await.expect("release");
-    assert_eq!(inbox.set_back(&dead, None, None, &dead_setback).await.expect("set_back"), RecordOutcome::Recorded);
+    let behind = InboxMessage { queue: failed.queue.clone(), ..arrival(5) };
+    let BeginOutcome::Open(tx, _) = inbox.begin(&[behind], Fence::Live { lane: None }).await.expect("begin") else {
+        panic!("no other session has a lock")
+    };
+    inbox.commit(tx, &[]).await.expect("commit");
+    let due = inbox.claim_due(1, 10, LASTS).await.expect("due").remove(0);
+    let BeginOutcome::Open(tx, _) =
+        inbox.begin(std::slice::from_ref(&due.messages[0].message), in_queue(&due, 0)).await.expect("begin_due")
+    else {
+        panic!("it is claimed")
+    };
+    inbox.commit(tx, &[]).await.expect("commit");
+    let dead_setback = setback(InboxFailureAction::DeadLetter(AfterDead::Continue));
+    assert_eq!(
+        inbox.record_failure(&due.messages[1].message, in_queue(&due, 1), &dead_setback).await.expect("set_back_due"),
+        RecordOutcome::Recorded
+    );
+    inbox.release_queue(&due.claim).await.expect("release");
+    assert_eq!(
+        inbox.record_failure(&dead, Fence::Live { lane: None }, &dead_setback).await.expect("set_back"),
+        RecordOutcome::Recorded
+    );
     inbox.prune(10).await.expect("prune");
     inbox.release_lanes(owner, &[Lane::new("0")]).await.expect("give_back");
     inbox.leave(owner).await.expect("leave");

@@ -7,10 +7,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use relevo_core::MessageId;
 use relevo_core::broker_consumer::{Lane, RawMessage};
+use relevo_core::inbox::attempts::InboxAttempts as _;
 use relevo_core::inbox::members::Heartbeat;
+use relevo_core::inbox::members::InboxMembers as _;
+use relevo_core::inbox::retries::InboxRetries as _;
 use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction};
-use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
-use relevo_core::inbox::{DedupId, Inbox as _, InboxMessage, InboxRetention, InboxState};
+use relevo_core::inbox::transactions::InboxTransactions as _;
+use relevo_core::inbox::transactions::{BeginOutcome, CommitOutcome, EnterOutcome};
+use relevo_core::inbox::{DedupId, Fence, InboxMessage, InboxRetention, InboxState};
 use relevo_core::store::StoreError;
 use relevo_store_postgres::inbox::{Config, Inbox, Transaction};
 use relevo_store_postgres::{Schema, migrate};
@@ -56,10 +60,14 @@ async fn effect(tx: &mut Transaction, arrival: &InboxMessage) -> Result<(), sqlx
 /// Handles one message, unless it was already handled.
 async fn handle(inbox: &Inbox, arrival: &InboxMessage) -> Result<(), StoreError> {
     let arrivals = std::slice::from_ref(arrival);
-    match inbox.begin(Enter { held: None, arrivals }).await? {
+    match inbox.begin(arrivals, Fence::Live { lane: None }).await? {
         BeginOutcome::Open(mut tx, entered) if entered == [EnterOutcome::New] => {
             effect(&mut tx, arrival).await.map_err(|error| StoreError::Unavailable(Box::new(error)))?;
-            inbox.commit(tx).await
+            match inbox.commit(tx, &[]).await? {
+                CommitOutcome::Committed => Ok(()),
+                CommitOutcome::Rejected { error, .. } => Err(StoreError::Unexpected(error)),
+                CommitOutcome::Stale | CommitOutcome::Fenced => Err(StoreError::Unavailable("stale".into())),
+            }
         }
         BeginOutcome::Open(tx, _) => inbox.rollback(tx).await,
         BeginOutcome::Busy => Err(StoreError::Unavailable("busy".into())),
@@ -68,7 +76,7 @@ async fn handle(inbox: &Inbox, arrival: &InboxMessage) -> Result<(), StoreError>
 }
 
 async fn must_begin(inbox: &Inbox, arrivals: &[InboxMessage]) -> (Transaction, Vec<EnterOutcome>) {
-    match inbox.begin(Enter { held: None, arrivals }).await.expect("a database") {
+    match inbox.begin(arrivals, Fence::Live { lane: None }).await.expect("a database") {
         BeginOutcome::Open(tx, entered) => (tx, entered),
         other => panic!("{other:?}"),
     }
@@ -82,8 +90,8 @@ async fn a_handler_that_hides_a_database_error_is_not_committed() {
     assert_eq!(entered, [EnterOutcome::New]);
     effect(&mut tx, &arrival).await.expect("a ledger");
     effect(&mut tx, &arrival).await.expect_err("it is there already");
-    let committed = inbox.commit(tx).await;
-    assert!(matches!(committed, Err(StoreError::Unexpected(_))), "{committed:?}");
+    let committed = inbox.commit(tx, &[]).await;
+    assert!(matches!(committed, Ok(CommitOutcome::Rejected { permanent: false, .. })), "{committed:?}");
     handle(&inbox, &arrival).await.expect("it is new, and so is its effect");
     let (_, entered) = must_begin(&inbox, &[arrival]).await;
     assert_eq!(entered, [EnterOutcome::Duplicate(InboxState::Done)]);
@@ -105,16 +113,43 @@ async fn a_session_of_a_handler_has_keepalives() {
 async fn a_failed_commit_begins_no_next_transaction() {
     let world = test_database().await;
     let (inbox, messages) = (inbox(world.database.options()).await, [arrival(1), arrival(2)]);
-    let next = Enter { held: None, arrivals: &messages[1..] };
     let (mut tx, _) = must_begin(&inbox, &messages[..1]).await;
     effect(&mut tx, &messages[0]).await.expect("a ledger");
     effect(&mut tx, &messages[0]).await.expect_err("it is there already");
-    let refused = inbox.commit_and_begin(tx, next).await.map(|_| ());
-    assert!(matches!(refused, Err(StoreError::Unexpected(_))), "{refused:?}");
+    let refused = inbox.commit_and_begin(tx, &[], &messages[1..], Fence::Live { lane: None }).await;
+    assert!(matches!(refused, Ok((CommitOutcome::Rejected { permanent: false, .. }, None))), "{refused:?}");
     for message in &messages {
         handle(&inbox, message).await.expect("neither was entered");
     }
     assert_eq!(world.number("SELECT count(*) FROM ledger").await, 2);
+}
+
+#[tokio::test]
+async fn contention_at_a_commit_is_stale_and_other_errors_reject_it() {
+    let world = test_database().await;
+    let (inbox, message) = (inbox(world.database.options()).await, arrival(1));
+    world
+        .run(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+                 RAISE EXCEPTION 'refused' USING ERRCODE = current_setting('test.code'); END $$; \
+             CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON ledger DEFERRABLE INITIALLY DEFERRED \
+                 FOR EACH ROW EXECUTE FUNCTION refuse()",
+        )
+        .await;
+    for (code, is_stale) in [("40001", true), ("40P01", true), ("55P03", true), ("57014", false), ("23514", false)] {
+        let (mut tx, entered) = must_begin(&inbox, std::slice::from_ref(&message)).await;
+        assert_eq!(entered, [EnterOutcome::New], "nothing of the last transaction happened");
+        let set = sqlx::query(sqlx::AssertSqlSafe(format!("SET LOCAL test.code = '{code}'")));
+        set.execute(&mut *tx).await.expect("a setting");
+        effect(&mut tx, &message).await.expect("a ledger");
+        let outcome = inbox.commit(tx, &[]).await.expect("the server answers");
+        match outcome {
+            CommitOutcome::Stale => assert!(is_stale, "{code}"),
+            CommitOutcome::Rejected { permanent, .. } => assert!(!is_stale && !permanent, "{code}"),
+            other => panic!("{code}: {other:?}"),
+        }
+    }
+    assert_eq!(world.number("SELECT count(*) FROM ledger").await, 0);
 }
 
 #[tokio::test]
@@ -125,8 +160,10 @@ async fn a_commit_stays_if_the_next_transaction_cannot_begin() {
     let (other, _) = must_begin(&inbox, &messages[1..2]).await;
     let (mut tx, _) = must_begin(&inbox, &messages[..1]).await;
     effect(&mut tx, &messages[0]).await.expect("a ledger");
-    let next = Enter { held: None, arrivals: &messages[1..2] };
-    let begun = inbox.commit_and_begin(tx, next).await.expect("it is committed").expect("a database");
+    let fence = Fence::Live { lane: None };
+    let (outcome, begun) = inbox.commit_and_begin(tx, &[], &messages[1..2], fence).await.expect("a database");
+    assert!(matches!(outcome, CommitOutcome::Committed), "{outcome:?}");
+    let begun = begun.expect("it is committed").expect("a database");
     assert!(matches!(begun, BeginOutcome::Busy), "another has the second in an open transaction: {begun:?}");
     assert_eq!(world.number("SELECT count(*) FROM ledger").await, 1);
     inbox.rollback(other).await.expect("a database");
@@ -150,7 +187,7 @@ async fn a_transaction_begun_by_a_handler_is_a_savepoint() {
     sqlx::query("INSERT INTO ledger VALUES ($1)").bind(id.as_uuid()).execute(&mut *inner).await.expect("a ledger");
     inner.commit().await.expect("it is released");
     assert_eq!(world.number("SELECT count(*) FROM ledger").await, 0, "nothing is committed yet");
-    inbox.commit(tx).await.expect("what failed was undone");
+    inbox.commit(tx, &[]).await.expect("what failed was undone");
     assert_eq!(world.number("SELECT count(*) FROM ledger").await, 2);
     handle(&inbox, &arrival(4)).await.expect("the same connection goes on");
     assert_eq!(world.number("SELECT count(*) FROM ledger").await, 3);
@@ -165,7 +202,7 @@ async fn a_session_that_is_killed_in_mid_transaction_leaves_nothing() {
     effect(&mut tx, &message).await.expect("a table");
     let open = "FROM pg_stat_activity WHERE state = 'idle in transaction' AND datname = current_database()";
     world.run(&format!("SELECT pg_terminate_backend(pid) {open}")).await;
-    let error = inbox.commit(tx).await.expect_err("its session was ended");
+    let error = inbox.commit(tx, &[]).await.expect_err("its session was ended");
     assert!(matches!(error, StoreError::Unavailable(_)), "{error:?}");
     assert_eq!(world.number("SELECT count(*) FROM ledger").await, 0);
     handle(&inbox, &message).await.expect("the next one has a session that lives");
@@ -182,7 +219,7 @@ async fn dead_idle_connections_are_replaced() {
         open.push(must_begin(&inbox, std::slice::from_ref(message)).await.0);
     }
     for tx in open {
-        inbox.commit(tx).await.expect("a database");
+        inbox.commit(tx, &[]).await.expect("a database");
     }
     let others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()";
     world.run(&format!("SELECT pg_terminate_backend(pid) {others}")).await;
@@ -202,7 +239,7 @@ async fn a_stalled_transaction_is_ended_by_the_server() {
     let open =
         "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction' AND datname = current_database()";
     wait_until("the server ends it", async || world.number(open).await == 0).await;
-    let error = inbox.commit(tx).await.expect_err("it was ended");
+    let error = inbox.commit(tx, &[]).await.expect_err("it was ended");
     assert!(matches!(error, StoreError::Unavailable(_)), "{error:?}");
     let (mut tx, entered) = must_begin(&inbox, std::slice::from_ref(&message)).await;
     assert_eq!(entered, [EnterOutcome::New]);
@@ -281,7 +318,7 @@ async fn a_batch_of_five_hundred_is_one_transaction() {
     let early: Vec<InboxMessage> = (0..500).step_by(5).map(arrival).collect();
     let (tx, entered) = must_begin(&inbox, &early).await;
     assert_eq!(entered, vec![EnterOutcome::New; 100]);
-    inbox.commit(tx).await.expect("a database");
+    inbox.commit(tx, &[]).await.expect("a database");
     let setback = InboxFailure {
         action: InboxFailureAction::Retry { after: DAY },
         attempts: 1,
@@ -291,7 +328,7 @@ async fn a_batch_of_five_hundred_is_one_transaction() {
     };
     // Another message of queue `7` is waiting, so the seventh of the batch queues behind it.
     let waiting = InboxMessage { queue: "7".into(), ..arrival(1000) };
-    inbox.set_back(&waiting, None, None, &setback).await.expect("a database");
+    inbox.record_failure(&waiting, Fence::Live { lane: None }, &setback).await.expect("a database");
     let batch: Vec<InboxMessage> = (0..500).rev().map(arrival).collect();
     let (tx, entered) = must_begin(&inbox, &batch).await;
     for (arrival, entered) in batch.iter().zip(&entered) {
@@ -302,7 +339,7 @@ async fn a_batch_of_five_hundred_is_one_transaction() {
         };
         assert_eq!(*entered, expected, "{:?}", arrival.offset);
     }
-    inbox.commit(tx).await.expect("a database");
+    inbox.commit(tx, &[]).await.expect("a database");
     assert_eq!(world.number("SELECT count(*) FROM relevo.inbox WHERE state = 'done'").await, 499);
     assert_eq!(world.number("SELECT count(*) FROM relevo.inbox_retry_message WHERE queue = '7'").await, 2);
 }

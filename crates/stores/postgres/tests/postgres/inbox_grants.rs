@@ -2,8 +2,9 @@
 
 use relevo_core::inbox::admin::Operate;
 use relevo_core::inbox::dead_letters::{DeadLetterFilter, MarkRequest};
-use relevo_core::inbox::transactions::{BeginOutcome, Enter};
-use relevo_core::inbox::{Inbox as _, InboxRetention};
+use relevo_core::inbox::transactions::BeginOutcome;
+use relevo_core::inbox::transactions::InboxTransactions as _;
+use relevo_core::inbox::{Fence, InboxRetention};
 use relevo_store_postgres::inbox::{Config, Inbox};
 use relevo_store_postgres::{Config as StoreConfig, Schema, Store, migrate};
 use relevo_testkit::PgVersion;
@@ -132,7 +133,7 @@ async fn a_role_without_grants_gets_an_error_that_names_them() {
     world.run("CREATE ROLE stranger LOGIN; GRANT USAGE ON SCHEMA relevo TO stranger; GRANT SELECT ON relevo.migration TO stranger").await;
     let config = Config::new(world.database.options().username("stranger"));
     let inbox = Inbox::open(&config, "billing", InboxRetention::default()).await.expect("the version may be read");
-    let begun = inbox.begin(Enter { held: None, arrivals: &[] }).await;
+    let begun = inbox.begin(&[], Fence::Live { lane: None }).await;
     assert!(!matches!(begun, Ok(BeginOutcome::Open(..))));
     assert!(matches!(begun, Err(relevo_core::store::StoreError::Refused { .. })), "{begun:?}");
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use relevo_core::inbox::{Inbox as _, InboxRetention};
+use relevo_core::inbox::InboxRetention;
+use relevo_core::inbox::retries::InboxRetries as _;
 use relevo_store_postgres::inbox::{Config, Inbox};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use relevo_core::MessageId;
 use relevo_core::broker_consumer::{Lane, RawMessage};
-use relevo_core::inbox::transactions::{BeginOutcome, Enter};
-use relevo_core::inbox::{DedupId, Inbox as _, InboxMessage, InboxRetention};
+use relevo_core::inbox::transactions::BeginOutcome;
+use relevo_core::inbox::transactions::InboxTransactions as _;
+use relevo_core::inbox::{DedupId, Fence, InboxMessage, InboxRetention};
 use relevo_store_postgres::inbox::{Config, Inbox};
 use socket2::{SockFilter, SockRef};
 use tokio::io::copy_bidirectional;
@@ -70,8 +71,7 @@ async fn the_session_of_a_vanished_process_ends_before_its_lease() {
         offset: Some(1),
     };
     // A transaction that locks the message, and would lock its lane.
-    let BeginOutcome::Open(mut tx, _) =
-        inbox.begin(Enter { held: None, arrivals: &[arrival] }).await.expect("a database")
+    let BeginOutcome::Open(mut tx, _) = inbox.begin(&[arrival], Fence::Live { lane: None }).await.expect("a database")
     else {
         panic!("no other session has it");
     };

@@ -5,8 +5,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use relevo_core::inbox::members::Heartbeat;
-use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
-use relevo_core::inbox::{Inbox as _, InboxState};
+use relevo_core::inbox::members::InboxMembers as _;
+use relevo_core::inbox::transactions::InboxTransactions as _;
+use relevo_core::inbox::transactions::{BeginOutcome, EnterOutcome};
+use relevo_core::inbox::{Fence, InboxState};
 use relevo_core::store::StoreError;
 use relevo_store_sqlite::inbox::{Config, Inbox, Transaction};
 use sqlx::Row as _;
@@ -19,7 +21,7 @@ const WAIT: Duration = Duration::from_millis(200);
 
 /// There is no other writer. Busy means only that the machine paused for longer than a call waits.
 async fn must_begin(inbox: &Inbox, number: u64) -> Transaction {
-    let begin = async || inbox.begin(Enter { held: None, arrivals: &[arrival(number)] }).await.expect("a file");
+    let begin = async || inbox.begin(&[arrival(number)], Fence::Live { lane: None }).await.expect("a file");
     let opening = async {
         loop {
             match begin().await {
@@ -79,7 +81,7 @@ async fn commits_of_handlers_are_always_flushed() {
         assert!(refused.to_string().contains("inside a transaction"), "{refused}");
         let row = sqlx::query("PRAGMA main.synchronous").fetch_one(&mut *tx).await.unwrap();
         assert_eq!(row.get::<i64, _>(0), 2, "FULL");
-        inbox.commit(tx).await.unwrap();
+        inbox.commit(tx, &[]).await.unwrap();
     }
 }
 
@@ -90,7 +92,7 @@ async fn a_hanging_handler_makes_others_busy() {
     let (first, second) = (inbox(&scratch.file(), WAIT).await, inbox(&scratch.file(), WAIT).await);
     let tx = must_begin(&first, 1).await;
     for inbox in [&first, &second] {
-        let begun = inbox.begin(Enter { held: None, arrivals: &[arrival(2)] }).await.unwrap();
+        let begun = inbox.begin(&[arrival(2)], Fence::Live { lane: None }).await.unwrap();
         assert!(matches!(begun, BeginOutcome::Busy), "{begun:?}");
     }
     let beat = Heartbeat {

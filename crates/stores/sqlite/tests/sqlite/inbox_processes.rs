@@ -5,8 +5,9 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
-use relevo_core::inbox::{Inbox as _, InboxState};
+use relevo_core::inbox::transactions::InboxTransactions as _;
+use relevo_core::inbox::transactions::{BeginOutcome, EnterOutcome};
+use relevo_core::inbox::{Fence, InboxState};
 
 use crate::inbox_support::{arrival, effect, effects, handle, inbox, prepare};
 use crate::scratch::{TempDirectory, child_command, child_role};
@@ -64,7 +65,7 @@ async fn a_process_that_is_killed_in_mid_transaction_leaves_nothing() {
     let message = [arrival(1)];
     if let Some(file) = child_role() {
         let inbox = inbox(Path::new(&file), WAIT).await;
-        let BeginOutcome::Open(mut tx, _) = inbox.begin(Enter { held: None, arrivals: &message }).await.unwrap() else {
+        let BeginOutcome::Open(mut tx, _) = inbox.begin(&message, Fence::Live { lane: None }).await.unwrap() else {
             panic!("no other process writes")
         };
         effect(&mut tx, &message[0], 10).await.unwrap();

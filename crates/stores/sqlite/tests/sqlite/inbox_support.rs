@@ -6,8 +6,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use relevo_core::MessageId;
 use relevo_core::broker_consumer::{Lane, RawMessage};
-use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
-use relevo_core::inbox::{DedupId, Inbox as _, InboxMessage, InboxRetention};
+use relevo_core::inbox::transactions::InboxTransactions as _;
+use relevo_core::inbox::transactions::{BeginOutcome, EnterOutcome};
+use relevo_core::inbox::{DedupId, Fence, InboxMessage, InboxRetention};
 use relevo_core::store::StoreError;
 use relevo_store_sqlite::inbox::{Config, Inbox, Transaction};
 use relevo_store_sqlite::migrate;
@@ -49,7 +50,7 @@ pub(crate) async fn effect(tx: &mut Transaction, arrival: &InboxMessage, weight:
 /// Handles a message unless it is known. Tries again while another writer blocks it.
 pub(crate) async fn handle(inbox: &Inbox, arrival: &InboxMessage, weight: usize) -> Result<EnterOutcome, StoreError> {
     loop {
-        match inbox.begin(Enter { held: None, arrivals: std::slice::from_ref(arrival) }).await? {
+        match inbox.begin(std::slice::from_ref(arrival), Fence::Live { lane: None }).await? {
             BeginOutcome::Open(mut tx, entered) => {
                 if entered == [EnterOutcome::New]
                     && let Err(error) = effect(&mut tx, arrival, weight).await
@@ -57,7 +58,7 @@ pub(crate) async fn handle(inbox: &Inbox, arrival: &InboxMessage, weight: usize)
                     inbox.rollback(tx).await?;
                     return Err(StoreError::Unavailable(Box::new(error)));
                 }
-                inbox.commit(tx).await?;
+                inbox.commit(tx, &[]).await?;
                 return Ok(entered[0]);
             }
             BeginOutcome::Busy => {}

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use relevo_core::MessageId;
 use relevo_core::broker_consumer::{Lane, RawMessage};
 use relevo_core::inbox::members::HeartbeatReply;
-use relevo_core::inbox::retries::{ClaimedQueue, QueuedMessage};
+use relevo_core::inbox::retries::{ClaimedQueue, QueueClaim, QueuedMessage};
 use relevo_core::inbox::transactions::EnterOutcome;
 use relevo_core::inbox::{DedupId, InboxMessage, InboxState, LaneLease};
 use serde_json::Value;
@@ -74,14 +74,15 @@ pub(crate) fn claimed_queues(rows: &[PgRow]) -> Result<Vec<ClaimedQueue>, Error>
     let mut dues: Vec<ClaimedQueue> = Vec::new();
     for row in rows {
         let token: Uuid = column(row, 1)?;
-        if dues.last().is_none_or(|due| due.token != token) {
-            dues.push(ClaimedQueue { queue: column::<String>(row, 0)?.into(), token, messages: Vec::new() });
+        if dues.last().is_none_or(|due| due.claim.token != token) {
+            let claim = QueueClaim { queue: column::<String>(row, 0)?.into(), token };
+            dues.push(ClaimedQueue { claim, messages: Vec::new() });
         }
         let number: Option<i64> = column(row, 4)?;
         if let (Some(number), Some(due)) = (number, dues.last_mut()) {
             due.messages.push(QueuedMessage {
                 ordinal: number,
-                message: inbox_message(row, 5, due.queue.clone())?,
+                message: inbox_message(row, 5, due.claim.queue.clone())?,
                 attempts: count_u32(column(row, 2)?)?,
                 unfinished_starts: count_u32(column(row, 3)?)?,
             });

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use relevo_core::inbox::attempts::{CallClaim, ClaimOutcome};
-use relevo_core::inbox::transactions::{Enter, EnterOutcome};
+use relevo_core::inbox::transactions::EnterOutcome;
 use relevo_core::inbox::{DedupId, InboxMessage, InboxState, LaneLease};
 use serde_json::Value;
 use sqlx::sqlite::SqliteConnection;
@@ -31,14 +31,15 @@ pub(crate) async fn holds_lane(
 pub(crate) async fn insert_messages(
     connection: &mut SqliteConnection,
     consumer: &str,
-    request: Enter<'_>,
+    messages: &[InboxMessage],
+    lane: Option<&LaneLease>,
 ) -> Result<Option<Vec<EnterOutcome>>, Error> {
-    if !holds_lane(connection, consumer, request.held).await? {
+    if !holds_lane(connection, consumer, lane).await? {
         return Ok(None);
     }
-    let waiting = waiting_queues(connection, consumer, request.arrivals).await?;
-    let mut outcomes = Vec::with_capacity(request.arrivals.len());
-    for message in request.arrivals {
+    let waiting = waiting_queues(connection, consumer, messages).await?;
+    let mut outcomes = Vec::with_capacity(messages.len());
+    for message in messages {
         // A duplicate in the same call finds the row of the first.
         outcomes.push(if !insert(connection, consumer, message.dedup_id).await? {
             let (state, _) = known_state(connection, consumer, message.dedup_id).await?;

@@ -3,8 +3,11 @@
 
 use std::time::Duration;
 
+use relevo_core::AfterDead;
 use relevo_core::inbox::attempts::CallClaim;
-use relevo_core::inbox::retries::{ClaimedQueue, InboxFailure, InboxFailureAction, QueuedMessage, RecordOutcome};
+use relevo_core::inbox::retries::{
+    ClaimedQueue, InboxFailure, InboxFailureAction, QueueClaim, QueuedMessage, RecordOutcome,
+};
 use relevo_core::inbox::{DedupId, InboxMessage, InboxState, LaneLease};
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use uuid::Uuid;
@@ -57,19 +60,19 @@ pub(crate) async fn record_failure(
     bind_dedup_id(sql, consumer, message.dedup_id).bind(now).execute(&mut *connection).await?;
     let not_before = match failure.action {
         InboxFailureAction::Retry { after } | InboxFailureAction::Postpone { after } => Some(now + millis(after)),
-        InboxFailureAction::DeadHold | InboxFailureAction::DeadContinue => None,
+        InboxFailureAction::DeadLetter(_) => None,
     };
-    if failure.action != InboxFailureAction::DeadContinue {
+    if failure.action != InboxFailureAction::DeadLetter(AfterDead::Continue) {
         ensure_queue(connection, consumer, &message.queue, not_before.unwrap_or(now)).await?;
     }
     let ordinal = append(connection, consumer, message, arrived).await?;
     let sql = "UPDATE relevo_inbox_retry_message SET unfinished_starts = ?2 WHERE ordinal = ?1";
     sqlx::query(sql).bind(ordinal).bind(starts).execute(&mut *connection).await?;
     record_attempt(connection, ordinal, failure, not_before).await?;
-    if let InboxFailureAction::DeadHold | InboxFailureAction::DeadContinue = failure.action {
+    if let InboxFailureAction::DeadLetter(_) = failure.action {
         move_to_dead_letters(connection, consumer, ordinal, failure, now).await?;
     }
-    if failure.action == InboxFailureAction::DeadHold {
+    if failure.action.holds_queue() {
         let sql =
             "UPDATE relevo_inbox_retry_queue SET next_at_ms = NULL, blocked = 1 WHERE consumer = ?1 AND queue = ?2";
         sqlx::query(sql).bind(consumer).bind(&*message.queue).execute(connection).await?;
@@ -81,34 +84,34 @@ pub(crate) async fn record_failure(
 pub(crate) async fn record_queued_failure(
     connection: &mut SqliteConnection,
     consumer: &str,
-    queue: &ClaimedQueue,
+    claim: &QueueClaim,
     ordinal: i64,
     failure: &InboxFailure,
 ) -> Result<RecordOutcome, Error> {
-    if !is_claimed(connection, consumer, queue, None).await?
-        || first_ordinal(connection, consumer, &queue.queue).await? != Some(ordinal)
+    if !is_claimed(connection, consumer, claim, None).await?
+        || first_ordinal(connection, consumer, &claim.queue).await? != Some(ordinal)
     {
         return Ok(RecordOutcome::Fenced);
     }
     let now = clock(connection).await?;
     let not_before = match failure.action {
         InboxFailureAction::Retry { after } => Some(now + millis(after)),
-        InboxFailureAction::Postpone { .. } | InboxFailureAction::DeadHold | InboxFailureAction::DeadContinue => None,
+        InboxFailureAction::Postpone { .. } | InboxFailureAction::DeadLetter(_) => None,
     };
     record_attempt(connection, ordinal, failure, not_before).await?;
     let next = match failure.action {
         InboxFailureAction::Retry { after } | InboxFailureAction::Postpone { after } => Some(now + millis(after)),
-        InboxFailureAction::DeadHold | InboxFailureAction::DeadContinue => {
+        InboxFailureAction::DeadLetter(_) => {
             move_to_dead_letters(connection, consumer, ordinal, failure, now).await?;
             None
         }
     };
-    if failure.action != InboxFailureAction::DeadContinue {
+    if failure.action != InboxFailureAction::DeadLetter(AfterDead::Continue) {
         // A queue that a dead letter blocks is never due, whatever else changes.
         let sql = "UPDATE relevo_inbox_retry_queue SET claim_token = NULL, claim_expires_at_ms = NULL, blocked = \
                    blocked OR ?3 IS NULL, \
                    next_at_ms = CASE WHEN NOT blocked THEN ?3 END WHERE consumer = ?1 AND queue = ?2";
-        sqlx::query(sql).bind(consumer).bind(&*queue.queue).bind(next).execute(connection).await?;
+        sqlx::query(sql).bind(consumer).bind(&*claim.queue).bind(next).execute(connection).await?;
     }
     Ok(RecordOutcome::Recorded)
 }
@@ -152,7 +155,7 @@ async fn move_to_dead_letters(
                error = excluded.error, backtrace = excluded.backtrace, attempts = excluded.attempts, \
                dead_at_ms = excluded.dead_at_ms, blocks_queue = excluded.blocks_queue";
     let insert = sqlx::query(sql).bind(ordinal).bind(failure.backtrace.as_deref()).bind(now);
-    insert.bind(failure.action == InboxFailureAction::DeadHold).execute(&mut *connection).await?;
+    insert.bind(failure.action.holds_queue()).execute(&mut *connection).await?;
     let id = delete_message(connection, ordinal).await?;
     let sql = "UPDATE relevo_inbox SET state = 'dead' WHERE consumer = ?1 AND message_id = ?2 AND replay = ?3";
     bind_dedup_id(sql, consumer, id).execute(connection).await?;
@@ -237,7 +240,7 @@ async fn claim_queue(
         }
         messages.push(queued_message(row)?);
     }
-    Ok(ClaimedQueue { queue: queue.to_owned().into(), token, messages })
+    Ok(ClaimedQueue { claim: QueueClaim { queue: queue.to_owned().into(), token }, messages })
 }
 
 fn queued_message(row: &SqliteRow) -> Result<QueuedMessage, Error> {
@@ -253,12 +256,12 @@ fn queued_message(row: &SqliteRow) -> Result<QueuedMessage, Error> {
 pub(crate) async fn is_claimed(
     connection: &mut SqliteConnection,
     consumer: &str,
-    queue: &ClaimedQueue,
+    claim: &QueueClaim,
     at: Option<i64>,
 ) -> Result<bool, Error> {
     let sql = "SELECT 1 FROM relevo_inbox_retry_queue WHERE consumer = ?1 AND queue = ?2 AND claim_token = ?3 \
                AND (?4 IS NULL OR claim_expires_at_ms > ?4)";
-    let select = sqlx::query(sql).bind(consumer).bind(&*queue.queue).bind(queue.token).bind(at);
+    let select = sqlx::query(sql).bind(consumer).bind(&*claim.queue).bind(claim.token).bind(at);
     Ok(select.fetch_optional(connection).await?.is_some())
 }
 
@@ -277,12 +280,12 @@ pub(crate) async fn first_ordinal(
 pub(crate) async fn complete_first(
     connection: &mut SqliteConnection,
     consumer: &str,
-    queue: &ClaimedQueue,
+    claim: &QueueClaim,
     ordinal: i64,
 ) -> Result<bool, Error> {
     let now = clock(connection).await?;
-    if !is_claimed(connection, consumer, queue, Some(now)).await?
-        || first_ordinal(connection, consumer, &queue.queue).await? != Some(ordinal)
+    if !is_claimed(connection, consumer, claim, Some(now)).await?
+        || first_ordinal(connection, consumer, &claim.queue).await? != Some(ordinal)
     {
         return Ok(false);
     }
@@ -311,21 +314,21 @@ pub(crate) async fn queue_due_at(
 pub(crate) async fn release_queue(
     connection: &mut SqliteConnection,
     consumer: &str,
-    queue: &ClaimedQueue,
+    claim: &QueueClaim,
 ) -> Result<(), Error> {
-    if !is_claimed(connection, consumer, queue, None).await?
-        || delete_empty_queue(connection, consumer, &queue.queue).await?
+    if !is_claimed(connection, consumer, claim, None).await?
+        || delete_empty_queue(connection, consumer, &claim.queue).await?
     {
         return Ok(());
     }
     let now = clock(connection).await?;
-    let next = queue_due_at(connection, consumer, &queue.queue, now).await?;
+    let next = queue_due_at(connection, consumer, &claim.queue, now).await?;
     let sql = "UPDATE relevo_inbox_retry_queue SET claim_token = NULL, claim_expires_at_ms = NULL, next_at_ms = \
                CASE WHEN NOT blocked THEN ?3 END \
                WHERE consumer = ?1 AND queue = ?2";
-    sqlx::query(sql).bind(consumer).bind(&*queue.queue).bind(next).execute(&mut *connection).await?;
+    sqlx::query(sql).bind(consumer).bind(&*claim.queue).bind(next).execute(&mut *connection).await?;
     // The worker released the queue properly, so unfinished starts do not count.
     let sql = "UPDATE relevo_inbox_retry_message SET unfinished_starts = 0 WHERE consumer = ?1 AND queue = ?2 AND unfinished_starts > 0";
-    sqlx::query(sql).bind(consumer).bind(&*queue.queue).execute(connection).await?;
+    sqlx::query(sql).bind(consumer).bind(&*claim.queue).execute(connection).await?;
     Ok(())
 }
