@@ -4,6 +4,7 @@
 //! values. The ports ([`outbox`], [`dead_letters`], [`broker`], [`broker_consumer`], [`inbox`]) are traits that the
 //! engines call and the adapters implement.
 
+pub mod adapter;
 pub mod address_template;
 pub mod broker;
 pub mod broker_consumer;
@@ -25,10 +26,12 @@ pub mod store;
 pub mod trace;
 pub mod wire;
 
+pub use adapter::{AdapterConfig, BrokerAdapter};
 pub use broker::admin::BrokerAdmin;
 pub use broker::{Broker, Capabilities, OutcomeSender, Publication};
 pub use broker_consumer::{
-    AckOutcome, BrokerConsumer, ConsumerCapabilities, DelayedRetry, Delivery, DeliveryTag, Lane, RawMessage,
+    AckOutcome, BrokerConsumer, ConsumerCapabilities, ConsumerOptions, DelayedRetry, Delivery, DeliveryTag, Lane,
+    RawMessage,
 };
 pub use draft::{Draft, DraftError, OnDuplicate};
 pub use failure::{Class, Failure, Outcome};

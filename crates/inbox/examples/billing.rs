@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use relevo_broker_embedded::{BrokerFile, Config as BrokerConfig, Group, Membership};
+use relevo_broker_embedded::{BrokerFile, Config as BrokerConfig, ConsumerOptions, Group};
 use relevo_core::Draft;
 use relevo_core::inbox::InboxRetention;
 use relevo_inbox::{Config, ConsumerRuntime, HandlerError, HandlerResult, Handlers, Incoming, Tx};
@@ -33,7 +33,7 @@ async fn bill(mut tx: Tx<Transaction>, placed: Incoming<OrderPlaced>) -> Handler
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let broker = BrokerFile::open(BrokerConfig::new("relevo-billing.db")).await?;
     broker.declare_group(&Group::new("billing", ["orders.**"])).await?;
-    let consumer = broker.consumer("billing", Membership::default()).await?;
+    let consumer = broker.consumer("billing", ConsumerOptions::default()).await?;
     let inbox = Database::new(StoreConfig::default()).inbox("billing", InboxRetention::default());
     let handlers = Handlers::new().on("OrderPlaced", bill);
     let runtime = ConsumerRuntime::new(Arc::new(inbox), Arc::new(consumer), handlers, Config::new("billing"));

@@ -5,7 +5,7 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use relevo_broker_embedded::{BrokerFile, Config as BrokerConfig, Group, Membership};
+use relevo_broker_embedded::{BrokerFile, Config as BrokerConfig, ConsumerOptions, Group};
 use relevo_core::inbox::InboxRetention;
 use relevo_inbox::{Config, ConsumerRuntime, HandlerResult, Handlers, Incoming, Tx};
 use relevo_observe::consumer::Service;
@@ -21,7 +21,7 @@ async fn bill(mut tx: Tx<Transaction>, incoming: Incoming) -> HandlerResult<()> 
 async fn main() -> Result<(), Box<dyn Error>> {
     let broker = BrokerFile::open(BrokerConfig::new("relevo-shop.db")).await?;
     broker.declare_group(&Group::new("billing", ["orders.**"])).await?;
-    let consumer = broker.consumer("billing", Membership::default()).await?;
+    let consumer = broker.consumer("billing", ConsumerOptions::default()).await?;
     let inbox = Database::new(StoreConfig::default()).inbox("billing", InboxRetention::default());
     let handlers = Handlers::new().on_raw("OrderPlaced", bill);
     let billing = ConsumerRuntime::new(Arc::new(inbox), Arc::new(consumer), handlers, Config::new("billing"));

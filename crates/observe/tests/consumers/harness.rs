@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use relevo_admin::Server;
-use relevo_broker_embedded::{BrokerFile, Config as FileConfig, Group, Membership};
+use relevo_broker_embedded::{BrokerFile, Config as FileConfig, ConsumerOptions, Group};
 use relevo_broker_rabbitmq as rabbitmq;
 use relevo_core::broker::OutcomeReceiver;
 use relevo_core::inbox::InboxRetention;
@@ -163,10 +163,10 @@ impl Harness {
     async fn consumer(&self) -> Arc<dyn BrokerConsumer> {
         match &self.place {
             Place::Embedded(broker, _) => {
-                Arc::new(broker.consumer("billing", Membership::default()).await.expect("a group"))
+                Arc::new(broker.consumer("billing", ConsumerOptions::default()).await.expect("a group"))
             }
             Place::RabbitMq(_, config) => {
-                let membership = rabbitmq::Membership::default();
+                let membership = rabbitmq::ConsumerOptions::default();
                 Arc::new(rabbitmq::GroupConsumer::open(config, &queue(), membership).await.expect("a group"))
             }
         }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use relevo_broker_embedded::{BrokerFile, Config as FileConfig, Group, Membership};
+use relevo_broker_embedded::{BrokerFile, Config as FileConfig, ConsumerOptions, Group};
 use relevo_broker_rabbitmq as rabbitmq;
 use relevo_core::inbox::InboxRetention;
 use relevo_core::inbox::retry_policy::HandlerRetryPolicy;
@@ -122,13 +122,14 @@ impl Harness {
         let traces = exporting.traces("relay", "rabbitmq");
         relay(&mut running, &database, "rabbit", Arc::new(rabbit), traces).await;
 
-        let billing = Arc::new(file.consumer("billing", Membership::default()).await.expect("a consumer"));
+        let billing = Arc::new(file.consumer("billing", ConsumerOptions::default()).await.expect("a consumer"));
         let outbox = Emitter::default().with_tracing(exporting.traces("billing", "relevo"));
         let bill = Handlers::new().handler("OrderPlaced", Bill { outbox, failed: AtomicBool::new(false) });
         consumer(&mut running, &database, "billing", billing, bill, exporting.traces("billing", "embedded")).await;
         let queue = rabbitmq::Queue::new("shipping");
-        let shipping =
-            rabbitmq::GroupConsumer::open(&config, &queue, rabbitmq::Membership::default()).await.expect("a consumer");
+        let shipping = rabbitmq::GroupConsumer::open(&config, &queue, rabbitmq::ConsumerOptions::default())
+            .await
+            .expect("a consumer");
         let ship = Handlers::new().handler("OrderPlaced", Ship);
         consumer(
             &mut running,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use async_nats::jetstream::stream;
 use async_trait::async_trait;
-use relevo_broker_nats::{Config, Group, Membership, Publisher, ReplayLog, consumer, declare_group};
+use relevo_broker_nats::{Config, ConsumerOptions, Group, Publisher, ReplayLog, consumer, declare_group};
 use relevo_conformance::replay::Harness;
 use relevo_conformance::replay::harness::{publications, receive};
 use relevo_core::replay_source::{ReplayFilter, ReplaySource, ReplaySourceError};
@@ -72,7 +72,7 @@ impl Harness for Nats {
     async fn received(&self) -> Option<Vec<Delivery>> {
         let count = usize::try_from(self.published).expect("a small number");
         declare_group(&self.config(), &self.group()).await.expect("a group");
-        let consumer = consumer(&self.config(), &self.group(), Membership::default()).await.expect("a consumer");
+        let consumer = consumer(&self.config(), &self.group(), ConsumerOptions::default()).await.expect("a consumer");
         Some(receive(&consumer, count).await)
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_nats::jetstream;
 use futures_util::FutureExt as _;
 use futures_util::future::join_all;
-use relevo_broker_nats::{Config, Group, GroupConsumer, Membership, Publisher, consumer, declare_group};
+use relevo_broker_nats::{Config, ConsumerOptions, Group, GroupConsumer, Publisher, consumer, declare_group};
 use relevo_conformance::broker::harness::{
     BrokerHarness as _, ConsumerHarness as _, assert_idle, number, publication, publish_all, receive, stale, tags,
     within_timeout,
@@ -23,8 +23,8 @@ fn batch(numbers: std::ops::Range<u32>) -> Vec<Publication> {
 }
 
 /// A lease so long that no heartbeat is sent during a test.
-fn long_lease() -> Membership {
-    Membership { lease: Duration::from_mins(5), ..Membership::default() }
+fn long_lease() -> ConsumerOptions {
+    ConsumerOptions { lease: Duration::from_mins(5), ..ConsumerOptions::default() }
 }
 
 /// A group of one lane with this many messages, and the configuration for its consumers.
