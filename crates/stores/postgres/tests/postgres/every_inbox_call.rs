@@ -24,7 +24,6 @@ fn arrival(number: u128) -> InboxMessage {
         address: "orders".into(),
         lane: Lane::new("0"),
         offset: None,
-        correlation: None,
     }
 }
 
@@ -107,7 +106,6 @@ pub(crate) async fn call_every_operator_function(operator: &impl Operate) {
         operator.archive(&MarkRequest { filter: DeadLetterFilter::default(), ..mark }).await.expect("archive"),
         1
     );
-    operator.trace(letters[0].message.dedup_id.id).await.expect("trace");
     let plan = ReplayPlan {
         consumer: "billing".to_owned(),
         source: "log".to_owned(),
