@@ -10,9 +10,7 @@ use lapin::options::{
 };
 use lapin::types::{AMQPValue, FieldTable};
 use relevo_broker_rabbitmq::{Config, Publisher};
-use relevo_conformance::broker::harness::{
-    MESSAGE_BYTES_MAX, numbers, publication_to, publish, publish_all, with_message,
-};
+use relevo_conformance::broker::harness::{numbers, publication_to, publish, publish_all, with_message};
 use relevo_core::header_rules::HeaderRules;
 use relevo_core::slot::{shard_of, slot_of};
 use relevo_core::{Class, Publication};
