@@ -1,13 +1,13 @@
-//! E-mails: call, then commit. The mail server is asked outside of any transaction; that it has taken a letter is written down in the
-//! transaction that enters the event into the inbox.
+//! E-mails: call, then commit. The mail server is called outside of any transaction. The transaction that inserts the event into the
+//! inbox records that the letter was accepted.
 //!
-//! A worker that dies in between asks again: the mail server is asked at least once. A repeat has the same Message-ID, by which it
-//! can be recognised; whether the receiver's side does so is its own affair.
+//! If a worker dies in between, the letter is sent again: at least once. A repeat has the same Message-ID, by which the receiver may
+//! recognise it.
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use relevo::inbox::{HandlerError, HandlerResult, Incoming, TypedCall, Verdict};
+use relevo::inbox::{CallHandler, HandlerError, HandlerResult, Incoming, Verdict};
 use tracing::info;
 
 use super::books::{Books, of_database};
@@ -16,7 +16,7 @@ use crate::domain::Event;
 use crate::domain::event::CORRELATION_ID;
 use crate::mail::{Letter, Post, PostError, Sender};
 
-/// Sends an e-mail about an event, to whoever waits for it.
+/// Sends an e-mail about an event.
 pub(super) struct Notify {
     post: Arc<dyn Post>,
     sender: Sender,
@@ -30,11 +30,11 @@ impl Notify {
 }
 
 #[async_trait]
-impl<T: Books> TypedCall<T> for Notify {
-    type Payload = Event;
+impl<T: Books> CallHandler<T> for Notify {
     type Answer = Option<Letter>;
 
-    async fn call(&self, event: Event, incoming: &Incoming) -> Result<Option<Letter>, HandlerError> {
+    async fn call(&self, incoming: &Incoming) -> HandlerResult<Option<Letter>> {
+        let event: Event = incoming.json()?;
         let correlation_id = incoming.header(CORRELATION_ID).unwrap_or_default();
         let Some(letter) = self.sender.letter(&event, incoming.idempotency_id(), correlation_id) else {
             return Ok(None);
@@ -44,7 +44,7 @@ impl<T: Books> TypedCall<T> for Notify {
                 info!(event_id = %event.event_id, message_id = letter.message_id, receipt = receipt.0, "an e-mail was sent");
                 Ok(Some(letter))
             }
-            Err(error) => Err(trouble(error)),
+            Err(error) => Err(trouble(error).into()),
         }
     }
 
@@ -57,13 +57,13 @@ impl<T: Books> TypedCall<T> for Notify {
     }
 }
 
-/// What a letter that was not taken means for its event.
+/// The handler error for a letter that was not accepted.
 fn trouble(error: PostError) -> HandlerError {
     match error {
         PostError::Away(_) => HandlerError::unavailable(error), // opens the breaker, counts nothing
         PostError::Later(_) => HandlerError::transient(error).with_class("greylisted"),
         PostError::Unanswered(_) => HandlerError::transient(error).with_class("unanswered"),
         PostError::Doubted(_) => HandlerError::transient(error).with_class("refused"),
-        PostError::Refused(_) => HandlerError::permanent(error).with_class("refused"), // a dead letter, for a person
+        PostError::Refused(_) => HandlerError::permanent(error).with_class("refused"), // dead-lettered, for an operator
     }
 }
