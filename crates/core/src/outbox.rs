@@ -11,11 +11,16 @@ pub mod search;
 
 use std::sync::Arc;
 
+use crate::dead_letters::DeadLetterAdmin;
 use crate::message::Message;
+use crate::outbox::admin::OutboxAdmin;
+use crate::outbox::inspect::OutboxInspector;
 use crate::outbox::leases::ShardLeases;
 use crate::outbox::log::OutboxReader;
 use crate::outbox::maintenance::Maintenance;
 use crate::outbox::parked::ParkedReader;
+use crate::outbox::sample::OutboxMonitor;
+use crate::outbox::search::OutboxSearch;
 
 /// The progress of a shard. Two ticks form a window. The window `from_tick → to_tick` is settled up to `settled_seq`.
 /// If `from_tick` equals `to_tick`, the window is exhausted.
@@ -56,3 +61,9 @@ pub struct LogEntry {
 pub trait RelayStore: ShardLeases + OutboxReader + ParkedReader + Maintenance {}
 
 impl<T: ShardLeases + OutboxReader + ParkedReader + Maintenance> RelayStore for T {}
+
+/// All ports of operators to an outbox. They name the destination in each call.
+pub trait OutboxOperator: OutboxInspector + OutboxAdmin + OutboxMonitor + DeadLetterAdmin {
+    /// The search of the log. `None` if the store has none.
+    fn as_search(&self) -> Option<&dyn OutboxSearch>;
+}

@@ -6,8 +6,8 @@ use std::io::{self, Write};
 use anyhow::Result;
 use jiff::Timestamp;
 use relevo_core::MessageId;
+use relevo_core::dead_letters::{DeadLetter, DeadLetterFilter, DeadLetterOwner, DeadLetterSummary};
 use relevo_core::inbox::admin::{InboxRecord, Trace};
-use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterFilter};
 use relevo_core::inbox::{DedupId, InboxState};
 use relevo_core::outbox::inspect::MessageDetails;
 use relevo_core::store::StoreError;
@@ -17,7 +17,6 @@ use super::output::{self, Format};
 use super::table::{self, Table};
 use super::{moment, show};
 use crate::args::Target;
-use crate::database::ANSWER_DEADLINE;
 use crate::exit::{Code, not_found};
 use crate::outbox::Place;
 use crate::report::say;
@@ -76,10 +75,11 @@ struct Stop {
 
 /// Where it stands at each destination; nowhere if the outbox does not have it.
 async fn sent(place: &Place, id: MessageId) -> Result<Vec<(String, MessageDetails)>> {
-    let known = place.open("", ANSWER_DEADLINE).await?.destinations().await?;
+    let outbox = place.glance().await?;
+    let known = outbox.destinations().await?;
     let mut found = Vec::new();
     for name in known.into_iter().map(|destination| destination.name) {
-        match place.open(&name, ANSWER_DEADLINE).await?.message(id).await {
+        match outbox.message(&name, id).await {
             Ok(shown) => found.extend(shown.map(|shown| (name, shown))),
             // A long log has no index on ids: what consumers know is told all the same.
             Err(StoreError::Refused { reason: what }) => say(&format!("destination `{name}`: {what}")),
@@ -101,9 +101,9 @@ async fn handled(place: &Place, id: MessageId) -> Result<BTreeMap<(String, Dedup
         let key = (trace.consumer.clone(), trace.entry);
         stops.entry(key).or_default().trace = Some(trace);
     }
-    let filter = DeadLetterFilter { ids: vec![id], ..DeadLetterFilter::default() };
-    for dead in consumers.list_dead_letters(&filter, LETTERS_MAX).await? {
-        let key = (dead.consumer.clone(), dead.message.dedup_id);
+    let filter = DeadLetterFilter { ids: vec![id], ..DeadLetterFilter::of(DeadLetterOwner::AnyConsumer) };
+    for dead in consumers.get_dead_letters(&filter, LETTERS_MAX).await? {
+        let key = (dead.summary.owner.clone(), DedupId { id, replay: dead.summary.replay });
         stops.entry(key).or_default().dead = Some(dead);
     }
     Ok(stops)
@@ -118,14 +118,14 @@ impl Stop {
     fn word(&self) -> &'static str {
         match (self.state(), &self.dead) {
             (Some(state), _) => state.as_str(),
-            (None, Some(dead)) => dead.state.as_str(),
+            (None, Some(dead)) => dead.summary.state.as_str(),
             (None, None) => "-",
         }
     }
 
     fn at(&self) -> Option<Timestamp> {
         let traced = self.trace.as_ref().map(|trace| trace.at);
-        traced.or_else(|| self.known.as_ref()?.at).or_else(|| self.dead.as_ref().map(|dead| dead.dead_at))
+        traced.or_else(|| self.known.as_ref()?.at).or_else(|| self.dead.as_ref().map(|dead| dead.summary.dead_at))
     }
 
     /// Where it came from: address, lane, number and correlation.
@@ -137,7 +137,7 @@ impl Stop {
             correlation: trace.correlation.as_deref(),
         });
         traced.or_else(|| {
-            let arrival = &self.dead.as_ref()?.message;
+            let arrival = self.dead.as_ref()?.content.inbox_message()?;
             Some(Origin {
                 address: &arrival.address,
                 lane: arrival.lane.name(),
@@ -153,7 +153,7 @@ impl Stop {
 
     fn object(&self, consumer: &str, entry: DedupId) -> Value {
         let origin = self.origin();
-        let dead = self.dead.as_ref().map(|dead| {
+        let dead = self.dead.as_ref().map(|dead| &dead.summary).map(|dead| {
             json!({
                 "state": dead.state.as_str(),
                 "class": dead.class,
@@ -161,7 +161,7 @@ impl Stop {
                 "attempts": dead.attempts,
                 "redriven": dead.redrives,
                 "dead_at": output::time(Some(dead.dead_at)),
-                "note": dead.reason,
+                "note": dead.mark.as_ref().map(|mark| &mark.reason),
             })
         });
         json!({
@@ -247,7 +247,7 @@ impl Path {
         let dead: Vec<_> = self.stops.values().filter_map(|stop| stop.dead.as_ref()).collect();
         if !dead.is_empty() {
             writeln!(out, "\ndead letters:")?;
-            let rows: Vec<_> = dead.into_iter().map(|dead| dead_row(dead, now)).collect();
+            let rows: Vec<_> = dead.into_iter().map(|dead| dead_row(&dead.summary, now)).collect();
             Table::new(&["CONSUMER", "STATE", "CLASS", "ATTEMPTS", "REDRIVEN", "DEAD SINCE", "ERROR"])
                 .write(out, &rows)?;
         }
@@ -268,9 +268,9 @@ fn sent_row(name: &str, shown: &MessageDetails, now: Timestamp) -> Vec<String> {
     ]
 }
 
-fn dead_row(dead: &DeadLetter, now: Timestamp) -> Vec<String> {
+fn dead_row(dead: &DeadLetterSummary, now: Timestamp) -> Vec<String> {
     vec![
-        dead.consumer.clone(),
+        dead.owner.clone(),
         dead.state.as_str().to_owned(),
         dead.class.clone(),
         dead.attempts.to_string(),

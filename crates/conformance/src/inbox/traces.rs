@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use relevo_core::inbox::admin::{Operate, Trace};
+use relevo_core::inbox::admin::{ConsumerAdmin as _, Trace};
 use relevo_core::inbox::attempts::ClaimOutcome;
 use relevo_core::inbox::retries::InboxFailureAction;
 use relevo_core::inbox::{Inbox, InboxRetention, InboxState};
@@ -12,6 +12,7 @@ use super::steps::{
     BILLING, LONG, begin, claim_one, dead_letter, fail, failure, handle, handle_queue, id, ids_filter, inbox_message,
     mark, must, must_open, retry,
 };
+use crate::dead_letters::DeadLetterCalls as _;
 
 const TRACED: InboxRetention = InboxRetention { trace: Some(Duration::from_hours(1)), ..RETENTION };
 

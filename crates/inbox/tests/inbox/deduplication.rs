@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use relevo_core::inbox::InboxState;
-use relevo_core::inbox::admin::Operate as _;
+use relevo_core::inbox::admin::ConsumerAdmin as _;
 use relevo_core::message::Headers;
 use relevo_core::wire;
 use relevo_inbox::{Config, ConsumerStatus, Handler, HandlerResult, Handlers, Incoming, Verdict};

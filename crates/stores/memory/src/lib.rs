@@ -39,7 +39,6 @@ pub use config::{Config, MAIN, Start};
 pub use database::Database;
 pub use emit::{Draft, OnRepeat, Savepoint, Transaction, TransactionError};
 pub use inbox::Inbox;
-pub use inbox::operate::Operator;
 pub use inbox::source::OutboxReplaySource;
-pub use operator::{ParkedKeyView, ParkedStateView};
+pub use operator::{Operator, ParkedKeyView, ParkedStateView};
 pub use store::Store;

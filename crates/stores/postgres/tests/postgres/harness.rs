@@ -7,7 +7,7 @@ use relevo_conformance::outbox::harness::{
     Capabilities, Draft, DuplicateId, Harness, MAIN, OnRepeat, RETENTION, SHARDS, Start, WriteTransaction,
 };
 use relevo_core::MessageId;
-use relevo_store_postgres::{Config, Schema, Store, migrate};
+use relevo_store_postgres::{Config, Operator, OperatorConfig, Schema, Store, migrate};
 use relevo_testkit::PgVersion;
 use relevo_testkit::pgbouncer::PgBouncer;
 use relevo_testkit::postgres::{Database, Private, Server};
@@ -90,10 +90,15 @@ async fn execute(connection: &mut PgConnection, sql: &str) -> Result<(), sqlx::E
 #[async_trait]
 impl Harness for PostgresHarness {
     type Store = Store;
+    type Operator = Operator;
     type Writer = WriteSession;
 
     async fn store_for(&self, name: &str) -> Store {
         Store::open(Config::new(self.options(), name)).await.expect("a migrated database")
+    }
+
+    async fn operator(&self) -> Operator {
+        Operator::open(OperatorConfig::new(self.options())).await.expect("a migrated database")
     }
 
     async fn begin(&self) -> WriteSession {

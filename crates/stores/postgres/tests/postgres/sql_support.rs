@@ -5,7 +5,7 @@ use std::time::Duration;
 use relevo_core::outbox::Position;
 use relevo_core::outbox::leases::{Lease, LeaseRequest, ShardLeases as _};
 use relevo_core::outbox::log::{OutboxReader as _, Page, PageRequest, SettleResult, Settlement, WindowLimit};
-use relevo_store_postgres::{Config, Schema, Store, migrate};
+use relevo_store_postgres::{Config, Operator, OperatorConfig, Schema, Store, migrate};
 use relevo_testkit::PgVersion;
 use relevo_testkit::postgres::{Database, Private, Server};
 use sqlx::postgres::{PgConnection, PgRow};
@@ -52,6 +52,10 @@ impl SqlTest {
 
     pub(crate) async fn store(&self) -> Store {
         Store::open(Config::new(self.database.options(), "main")).await.expect("a migrated database")
+    }
+
+    pub(crate) async fn operator(&self) -> Operator {
+        Operator::open(OperatorConfig::new(self.database.options())).await.expect("a migrated database")
     }
 
     /// Runs one statement in its own session.

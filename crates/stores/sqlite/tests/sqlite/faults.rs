@@ -12,8 +12,8 @@ use relevo_store_sqlite::{Draft, begin, emit, migrate};
 use uuid::Uuid;
 
 use crate::scratch::{
-    Reader, TempDirectory, child_command_with_mounts, child_role, connect, draft, emit_one, error_chain, ids, open,
-    open_with_short_wait, outbox, run, wait_until_closed,
+    MAIN, Reader, TempDirectory, child_command_with_mounts, child_role, connect, draft, emit_one, error_chain, ids,
+    open, open_with_short_wait, operator, outbox, run, wait_until_closed,
 };
 
 fn mount(arguments: &[&str], at: &Path) {
@@ -274,7 +274,10 @@ async fn an_unknown_destination_is_reported() {
     let store = open(&scratch.file()).await.unwrap();
     let error = store.standing(&[]).await.err();
     assert!(error.is_none(), "nothing was asked for");
-    let backlog = relevo_core::outbox::inspect::OutboxInspector::backlog(&store).await.expect_err("no destination");
+    let operator = operator(&scratch.file()).await;
+    let backlog = relevo_core::outbox::sample::OutboxMonitor::sample_destination(&operator, MAIN)
+        .await
+        .expect_err("no destination");
     assert_eq!(error_chain(&backlog), "destination `main` does not exist; hint: add it with `relevo destination add`");
 }
 
