@@ -43,6 +43,7 @@ macro_rules! inbox_suite {
             entering::a_dropped_transaction_leaves_no_inbox_row,
             entering::commit_and_begin_commits_the_first_transaction,
             entering::effect_emitted_message_and_inbox_row_commit_together,
+            entering::a_handler_chooses_ids_and_cancels_scheduled_messages,
             entering::each_consumer_handles_a_message_once,
             entering::each_replay_handles_a_message_once,
             entering::a_skipped_message_counts_as_skipped,

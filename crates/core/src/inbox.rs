@@ -30,6 +30,7 @@ use crate::inbox::replays::ConsumerReplays;
 use crate::inbox::retries::{ClaimedQueue, InboxFailure, RecordOutcome};
 use crate::inbox::transactions::{BeginOutcome, Enter};
 use crate::message::MessageId;
+use crate::outbox::transaction::StoreTransaction;
 use crate::store::StoreError;
 
 /// Identifies a message in one consumer's inbox.
@@ -140,7 +141,7 @@ impl Default for InboxRetention {
 #[async_trait]
 pub trait Inbox: Send + Sync {
     /// The transaction in which a handler runs.
-    type Transaction: Send;
+    type Transaction: StoreTransaction;
 
     /// Opens a transaction and enters messages in it. If a lane is given, the transaction also locks the lane, so that
     /// its owner cannot change before the end. Waits for other workers only for a short time.

@@ -6,8 +6,10 @@ pub mod leases;
 pub mod log;
 pub mod maintenance;
 pub mod parked;
+pub mod rules;
 pub mod sample;
 pub mod search;
+pub mod transaction;
 
 use std::sync::Arc;
 
@@ -22,16 +24,16 @@ use crate::outbox::parked::ParkedReader;
 use crate::outbox::sample::OutboxMonitor;
 use crate::outbox::search::OutboxSearch;
 
-/// The progress of a shard. Two ticks form a window. The window `from_tick → to_tick` is settled up to `settled_seq`.
-/// If `from_tick` equals `to_tick`, the window is exhausted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// How far a shard is settled. Only stores create positions and read them. A relay compares positions, and moves them
+/// past messages.
+///
+/// Two ticks form a window. The window `from_tick → to_tick` is settled up to `settled_seq`. If the ticks are equal, the
+/// window is exhausted.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Position {
-    /// Everything visible at this tick is settled.
-    pub from_tick: i64,
-    /// The tick at which the current window ends.
-    pub to_tick: i64,
-    /// The sequence number up to which the window is settled.
-    pub settled_seq: i64,
+    from_tick: i64,
+    to_tick: i64,
+    settled_seq: i64,
 }
 
 impl Position {
@@ -40,7 +42,33 @@ impl Position {
         Self { from_tick: tick, to_tick: tick, settled_seq: 0 }
     }
 
-    /// Whether the window has been read to its end.
+    /// In a window that is settled up to this sequence number.
+    pub const fn in_window(from_tick: i64, to_tick: i64, settled_seq: i64) -> Self {
+        Self { from_tick, to_tick, settled_seq }
+    }
+
+    /// Moves past a message of the page that starts at this position, with its sequence number and its slot. A relay
+    /// does this for each message of the shard, in order.
+    pub const fn advance_past(&mut self, seq: i64, _slot: u16) {
+        self.settled_seq = seq;
+    }
+
+    /// For stores: everything visible at this tick is settled.
+    pub const fn from_tick(&self) -> i64 {
+        self.from_tick
+    }
+
+    /// For stores: the tick at which the current window ends.
+    pub const fn to_tick(&self) -> i64 {
+        self.to_tick
+    }
+
+    /// For stores: the sequence number up to which the window is settled.
+    pub const fn settled_seq(&self) -> i64 {
+        self.settled_seq
+    }
+
+    /// For stores: whether the window has been read to its end.
     pub const fn is_exhausted(&self) -> bool {
         self.from_tick == self.to_tick
     }
@@ -49,7 +77,8 @@ impl Position {
 /// A message in the log.
 #[derive(Clone, Debug)]
 pub struct LogEntry {
-    /// Its number in the outbox. Unique, and in commit order within a window for writers that lock the key.
+    /// Its number in the outbox. Unique, and in commit order within a key whose writers lock it. It says nothing about
+    /// the order of different keys.
     pub seq: i64,
     /// The slot of its key.
     pub slot: u16,

@@ -1,10 +1,10 @@
 //! The leased shards of a relay: acquiring, renewing and releasing them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse, TakenShard};
+use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse};
 use relevo_core::outbox::log::WindowLimit;
 use relevo_core::outbox::{Position, RelayStore};
 use relevo_core::slot::shard_of;
@@ -17,7 +17,7 @@ use crate::status::add;
 use crate::store_calls::StoreReply;
 
 /// A shard leased by this relay.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct LeasedShard {
     pub(crate) lease: Lease,
     /// Where the next page starts.
@@ -60,7 +60,7 @@ impl Leases {
     }
 
     fn insert(&mut self, lease: Lease, position: Position) {
-        let shard = LeasedShard { lease, read_to: position, settled_to: position, releasing: false };
+        let shard = LeasedShard { lease, read_to: position.clone(), settled_to: position, releasing: false };
         self.shards.insert(lease.shard, shard);
     }
 
@@ -108,33 +108,20 @@ impl Relay {
             // Shorter by the renewal interval, which other relays need to notice, so that a dead relay is replaced
             // within the lease.
             duration: self.config.lease_duration.saturating_sub(renew_interval),
+            held: self.leases.shards.values().map(|shard| shard.lease).collect(),
             release: released.clone(),
         };
-        let known: BTreeSet<Lease> = self.leases.shards.values().map(|shard| shard.lease).collect();
         let store = Arc::clone(&self.store);
         Box::pin(async move {
-            let acquire = async {
-                let response = store.acquire_leases(request).await?;
-                let new: Vec<Lease> = response.leases.iter().filter(|lease| !known.contains(lease)).copied().collect();
-                // Read the state after the lease was acquired, so that it includes everything a former owner settled.
-                let taken = store.standing(&new).await?;
-                Ok((response, taken))
-            };
-            let result = acquire.await;
+            let result = store.acquire_leases(request).await;
             StoreReply::Leases { requested_at: now, released, result }
         })
     }
 
-    pub(crate) fn apply_leases(
-        &mut self,
-        requested_at: Instant,
-        released: &[Lease],
-        response: LeaseResponse,
-        taken: Vec<TakenShard>,
-    ) {
+    pub(crate) fn apply_leases(&mut self, requested_at: Instant, released: &[Lease], response: LeaseResponse) {
         self.database_recovered();
         self.status.set_leased();
-        add(&self.status.counters.lease_changes, released.len() + taken.len());
+        add(&self.status.counters.lease_changes, released.len() + response.taken.len());
         for lease in released {
             self.leases.shards.remove(&lease.shard);
         }
@@ -162,12 +149,11 @@ impl Relay {
             schedule.lease = schedule.lease.min(requested_at + self.config.parked_poll_interval);
             schedule.settle = requested_at;
         }
-        for shard in taken {
-            let Some(lease) = response.leases.iter().find(|lease| lease.shard == shard.shard) else { continue };
+        for shard in response.taken {
             for key in &shard.parked_keys {
                 self.parked.keys.insert(key);
             }
-            self.leases.insert(*lease, shard.position);
+            self.leases.insert(shard.lease, shard.position);
             self.reader.next_at = requested_at;
         }
         // Other relays hold all shards, so there is nothing to send here.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use bytestring::ByteString;
 use relevo_core::outbox::leases::Lease;
 use relevo_core::outbox::log::{ParkAction, PublishFailure};
-use relevo_core::outbox::parked::{ParkedBatch, ParkedResult};
+use relevo_core::outbox::parked::{ParkedBatch, ParkedResult, ParkedSettlement};
 use relevo_core::trace::ActiveSpan;
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
@@ -74,15 +74,6 @@ fn fingerprint(key: &str) -> [u8; 16] {
     let mut short = [0; 16];
     short.copy_from_slice(&hash[..16]);
     short
-}
-
-/// A batch whose result was sent to the store.
-pub(crate) struct SentSettlement {
-    key: ByteString,
-    /// The address that it released.
-    released: Option<Arc<str>>,
-    /// The held address because of which it failed.
-    held: Option<Arc<str>>,
 }
 
 impl Relay {
@@ -157,24 +148,17 @@ impl Relay {
             return None;
         }
         let settlements = self.parked.batches.take_finished();
-        let sent = settlements
-            .iter()
-            .map(|settlement| SentSettlement {
-                key: settlement.key.clone(),
-                released: settlement.released_address.clone(),
-                held: settlement.failed.as_ref().and_then(|(_, failure)| held_address(failure)).cloned(),
-            })
-            .collect();
         let spans = self.parked.batches.take_spans();
         let store = Arc::clone(&self.store);
         Some(Box::pin(async move {
-            StoreReply::ParkedSettlement { sent, spans, result: store.settle_parked(settlements).await }
+            let result = store.settle_parked(settlements.clone()).await;
+            StoreReply::ParkedSettlement { settlements, spans, result }
         }))
     }
 
     pub(crate) fn apply_parked_settlement(
         &mut self,
-        sent: &[SentSettlement],
+        settlements: &[ParkedSettlement],
         spans: Vec<ActiveSpan>,
         results: &[ParkedResult],
     ) {
@@ -184,11 +168,12 @@ impl Relay {
             return;
         }
         spans.into_iter().for_each(ActiveSpan::end);
-        for (settlement, result) in sent.iter().zip(results) {
-            if let Some(address) = &settlement.released {
+        for (settlement, result) in settlements.iter().zip(results) {
+            if let Some(address) = &settlement.released_address {
                 self.parked.held.confirm_release(address);
             }
-            self.parked.held.mark_settled(settlement.held.as_deref());
+            let held = settlement.failed.as_ref().and_then(|(_, failure)| held_address(failure));
+            self.parked.held.mark_settled(held.map(|address| &**address));
             // A message from the log that failed meanwhile and is not settled yet still blocks the key.
             if *result == ParkedResult::KeyFreed && !self.pages.has_failed_entry(&settlement.key) {
                 self.unpark(&settlement.key);

@@ -15,18 +15,14 @@ use crate::config::Config;
 use crate::relay::{Pending, Relay, RelayError};
 use crate::settle::EntryState;
 use crate::status::add;
+use crate::store_calls::busy::CallKind;
 
-/// A page, its shards, and their position before it.
-pub(crate) struct ReadReply {
-    leases: Vec<Lease>,
-    after: Position,
-    page: Result<Page, StoreError>,
-}
+pub(crate) type ReadReply = Result<Page, StoreError>;
 
 /// The read call, and when the next one starts.
 pub(crate) struct Reader {
     pub(crate) call: Option<Pending<ReadReply>>,
-    /// The shards that are being read.
+    /// The shards of the read request.
     pub(crate) shards: Vec<u16>,
     pub(crate) next_at: Instant,
     /// The pauses between reads when there is nothing to do.
@@ -56,18 +52,23 @@ impl Reader {
 
 impl Relay {
     pub(crate) fn start_read(&mut self, now: Instant) {
-        if !self.can_read() || now < self.reader.next_at || now >= self.leases.valid_until {
+        let is_early = now < self.reader.next_at || self.store_calls.busy.is_paused(CallKind::Read, now);
+        if !self.can_read() || is_early || now >= self.leases.valid_until {
             return;
         }
-        let Some((after, leases)) = self.next_read() else { return };
+        // Also read shards that are to be released, if their messages may prove that the broker works.
+        let all = self.needs_other_message();
+        let shards = self.leases.shards.values().filter(|shard| all || !shard.releasing);
+        let shards: Vec<(Lease, Position)> = shards.map(|shard| (shard.lease, shard.read_to.clone())).collect();
+        if shards.is_empty() {
+            return;
+        }
         let store = Arc::clone(&self.store);
         let (messages_max, bytes_max) = (self.config.page_messages, self.config.memory_max / 2);
         let window_limit = self.leases.window_limit;
-        self.reader.shards = leases.iter().map(|lease| lease.shard).collect();
+        self.reader.shards = shards.iter().map(|(lease, _)| lease.shard).collect();
         self.reader.call = Some(Box::pin(async move {
-            let request = PageRequest { leases: &leases, after, messages_max, bytes_max, window_limit };
-            let page = store.read(request).await;
-            ReadReply { leases, after, page }
+            store.read(PageRequest { shards: &shards, messages_max, bytes_max, window_limit }).await
         }));
     }
 
@@ -84,53 +85,35 @@ impl Relay {
         self.publisher.health.has_quarantine_candidates() && !self.buffer.has_ready() && self.publisher.in_flight == 0
     }
 
-    /// The next shards to read. Shards at the same position are read together, and the ones that lag behind come first.
-    fn next_read(&self) -> Option<(Position, Vec<Lease>)> {
-        // Also read shards that are to be released, because their messages may prove that the broker works.
-        let all = self.needs_other_message();
-        let shards = || self.leases.shards.values().filter(|shard| all || !shard.releasing);
-        let after = shards().map(|shard| (shard.read_to.is_exhausted(), shard.read_to)).min()?.1;
-        Some((after, shards().filter(|shard| shard.read_to == after).map(|shard| shard.lease).collect()))
-    }
-
     pub(crate) fn apply_read(&mut self, reply: ReadReply) -> Result<(), RelayError> {
-        let ReadReply { leases, after, page } = reply;
-        match page {
-            Ok(page) => self.take_page(&leases, after, page),
-            Err(error) => self.store_failed(error)?,
-        }
-        Ok(())
+        let result = reply.map(|page| self.take_page(page));
+        self.end_call(CallKind::Read, result)
     }
 
-    fn take_page(&mut self, leases: &[Lease], after: Position, page: Page) {
+    fn take_page(&mut self, page: Page) {
+        let Page { entries, mut shards, caught_up } = page;
         let now = Instant::now();
-        if !page.entries.is_empty() {
+        if !entries.is_empty() {
             self.reader.next_at = now;
             self.reader.idle_backoff.reset();
-        } else if self.has_lagging_shard() {
-            self.reader.next_at = now; // do not pause until all shards are at the same position
-        } else {
+        } else if caught_up {
             self.reader.caught_up = true;
             self.reader.next_at = now + self.reader.idle_backoff.next(Jitter::NONE);
+        } else {
+            self.reader.next_at = now; // other shards may have messages
         }
-        if page.end == after {
+        shards.retain(|read| {
+            let shard = self.leases.shards.get_mut(&read.lease.shard);
+            shard.is_some_and(|shard| std::mem::replace(&mut shard.read_to, read.end.clone()) != read.end)
+        });
+        if shards.is_empty() {
             return;
         }
-        for lease in leases {
-            if let Some(shard) = self.leases.shards.get_mut(&lease.shard) {
-                shard.read_to = page.end;
-            }
+        let leases: Vec<Lease> = shards.iter().map(|shard| shard.lease).collect();
+        let id = self.pages.push(shards, &entries);
+        for (index, entry) in entries.into_iter().enumerate() {
+            self.take_entry(id, index, entry, &leases);
         }
-        let id = self.pages.push(leases.to_owned(), after, &page);
-        for (index, entry) in page.entries.into_iter().enumerate() {
-            self.take_entry(id, index, entry, leases);
-        }
-    }
-
-    /// Whether the shards are at different positions.
-    fn has_lagging_shard(&self) -> bool {
-        let mut positions = self.leases.kept_shards().map(|shard| shard.read_to);
-        positions.next().is_some_and(|first| positions.any(|position| position != first))
     }
 
     fn take_entry(&mut self, page: u64, index: usize, entry: LogEntry, leases: &[Lease]) {

@@ -9,9 +9,9 @@ use relevo_core::outbox::RelayStore;
 use relevo_core::random::SplitMix64;
 use relevo_core::store::StoreError;
 use relevo_core::{Broker, Message, Route};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
-use tracing::info;
+use tracing::{info, warn};
 use uuid::Uuid;
 
 use crate::buffer::Buffer;
@@ -24,6 +24,7 @@ use crate::routes::{RoutesHandle, RoutesReceiver};
 use crate::settle::OpenPages;
 use crate::status::{RelayStatus, add};
 use crate::store_calls::StoreCalls;
+use crate::store_calls::busy::CallKind;
 
 /// A call in progress.
 pub(crate) type Pending<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -134,6 +135,7 @@ impl Relay {
         self.status.step(self.leases.shards.len(), self.publisher.in_flight, self.is_broker_reported_up(now));
         self.wake_resends(now);
         self.start_store_call(now);
+        self.start_maintenance(now);
         self.start_read(now);
         self.publish_ready(now);
         let wake_at = self.wake_at();
@@ -148,6 +150,10 @@ impl Relay {
             reply = wait_for(&mut self.reader.call) => {
                 self.reader.cancel();
                 self.apply_read(reply)?;
+            }
+            result = wait_for(&mut self.store_calls.maintenance) => {
+                self.store_calls.maintenance = None;
+                self.apply_maintenance(result)?;
             }
             () = sleep_until(wake_at) => {}
         }
@@ -179,14 +185,14 @@ impl Relay {
         // twice.
         if self.store_calls.call.is_none() {
             self.parked.batches.finish_all();
-            let call = self.settle_parked_call();
-            self.finish_store_call(call).await;
-            let call = self.settle_call();
-            self.finish_store_call(call).await;
+            self.finish_store_call(CallKind::SettleParked, Self::settle_parked_call).await;
+            self.finish_store_call(CallKind::Settle, |relay| relay.settle_call()).await;
         }
         let call = self.release_call();
         add(&self.status.counters.lease_changes, self.leases.shards.len());
-        self.finish_store_call(Some(call)).await;
+        if timeout(self.config.shutdown_grace, call).await.is_err() {
+            warn!(relay = %self.config.name, "leases could not be released in time, they will expire");
+        }
         self.status.step(0, 0, self.is_broker_reported_up(Instant::now()));
         info!(relay = %self.config.name, "relay stopped");
     }
@@ -225,18 +231,23 @@ impl Relay {
                 wake_at = wake_at.min(at);
             }
         };
-        let schedule = &self.store_calls.schedule;
+        let StoreCalls { call, maintenance, schedule, busy, .. } = &self.store_calls;
+        let after_pause = |kind, at: Instant| busy.until(kind).map_or(at, |until| until.max(at));
         let has_leases = !self.leases.shards.is_empty();
-        if self.store_calls.call.is_none() {
-            consider(Some(schedule.lease));
+        if call.is_none() {
+            consider(Some(after_pause(CallKind::Lease, schedule.lease)));
+            consider(busy.next_end(now));
         }
-        if self.store_calls.call.is_none() && has_leases {
-            consider(Some(schedule.maintain));
-            consider(self.can_read_parked(now).then_some(schedule.parked));
-            consider((self.pages.len() > 0).then_some(schedule.settle));
-            consider(self.pages.is_front_complete().then_some(schedule.settle_front));
+        if call.is_none() && has_leases {
+            let settle_at = |at| after_pause(CallKind::Settle, at);
+            let read_parked_at = after_pause(CallKind::ReadParked, schedule.parked);
+            consider(self.can_read_parked(now).then_some(read_parked_at));
+            consider((self.pages.len() > 0).then(|| settle_at(schedule.settle)));
+            consider(self.pages.is_front_complete().then(|| settle_at(schedule.settle_front)));
         }
-        consider((self.can_read() && has_leases).then_some(self.reader.next_at));
+        consider((maintenance.is_none() && has_leases).then_some(schedule.maintain));
+        let read_at = after_pause(CallKind::Read, self.reader.next_at);
+        consider((self.can_read() && has_leases).then_some(read_at));
         consider(self.publisher.wake_at(self.buffer.has_ready()));
         if wake_at > now {
             wake_at

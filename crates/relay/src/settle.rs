@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytestring::ByteString;
 use relevo_core::outbox::leases::Lease;
-use relevo_core::outbox::log::{Page, ParkAction, ParkedMessage, PublishFailure, SettleResult, Settlement};
+use relevo_core::outbox::log::{ParkAction, ParkedMessage, PublishFailure, ReadShard, SettleResult, Settlement};
 use relevo_core::outbox::{LogEntry, Position};
 use relevo_core::slot::shard_of;
 use relevo_core::trace::ActiveSpan;
@@ -45,9 +45,9 @@ struct PageEntry {
 #[derive(Debug)]
 struct OpenPage {
     id: u64,
-    leases: Vec<Lease>,
-    window: (i64, i64),
-    end: Position,
+    shards: Vec<ReadShard>,
+    /// How often later empty pages of the same shards extended it.
+    extensions: u32,
     entries: Vec<PageEntry>,
     pending: usize,
     bytes: usize,
@@ -68,20 +68,23 @@ pub(crate) struct PendingSettlement {
     settlement: Settlement,
     /// The number of complete pages, from the front.
     pages: usize,
-    /// The end of the last of these pages when the settlement was made.
-    end: Option<Position>,
+    /// How often the last of these pages was extended when the settlement was made.
+    extensions: u32,
 }
 
 impl OpenPages {
     /// Adds a page with pending entries and returns its number.
-    pub(crate) fn push(&mut self, leases: Vec<Lease>, after: Position, page: &Page) -> u64 {
+    pub(crate) fn push(&mut self, shards: Vec<ReadShard>, entries: &[LogEntry]) -> u64 {
+        let leases = |shards: &[ReadShard]| shards.iter().map(|shard| shard.lease).collect::<Vec<_>>();
         if let Some(last) = self.pages.back_mut()
-            && page.entries.is_empty()
-            && last.leases == leases
-            && last.end == after
+            && entries.is_empty()
+            && leases(&last.shards) == leases(&shards)
         {
-            // The page has no entries for these shards, so the page before is extended.
-            last.end = page.end;
+            // There are no entries for these shards, so the page before is extended.
+            for (last, shard) in last.shards.iter_mut().zip(shards) {
+                last.end = shard.end;
+            }
+            last.extensions += 1;
             return last.id;
         }
         let id = self.next_id;
@@ -93,16 +96,15 @@ impl OpenPages {
             state: EntryState::Pending,
             span: None,
         };
-        let bytes = page.entries.iter().map(|entry| entry.message.memory_bytes()).sum();
+        let bytes = entries.iter().map(|entry| entry.message.memory_bytes()).sum();
         self.bytes += bytes;
-        self.messages += page.entries.len();
+        self.messages += entries.len();
         self.pages.push_back(OpenPage {
             id,
-            leases,
-            window: (after.from_tick, page.end.to_tick),
-            end: page.end,
-            entries: page.entries.iter().map(open_entry).collect(),
-            pending: page.entries.len(),
+            shards,
+            extensions: 0,
+            entries: entries.iter().map(open_entry).collect(),
+            pending: entries.len(),
             bytes,
         });
         id
@@ -144,7 +146,7 @@ impl OpenPages {
     }
 
     pub(crate) fn holds_shard(&self, shard: u16) -> bool {
-        self.pages.iter().any(|page| page.leases.iter().any(|lease| lease.shard == shard))
+        self.pages.iter().any(|page| page.shards.iter().any(|read| read.lease.shard == shard))
     }
 
     /// Whether an unsettled message of this key failed and blocks its successors.
@@ -163,30 +165,25 @@ impl OpenPages {
 
     /// What can be settled: complete pages from the front, then each shard up to its first pending entry. A slow key
     /// therefore delays only its own shard. `settled_to` returns the position of a shard in the store.
-    fn settlement(&self, settled_to: impl Fn(u16) -> Option<Position>) -> Option<PendingSettlement> {
+    fn settlement<'a>(&self, settled_to: impl Fn(u16) -> Option<&'a Position>) -> Option<PendingSettlement> {
         let mut progress: BTreeMap<u16, (Lease, Position)> = BTreeMap::new();
         let mut parked = Vec::new();
         let mut blocked_shards = BTreeSet::new();
         let pages = self.pages.iter().take_while(|page| page.pending == 0).count();
         for page in &self.pages {
-            let complete = page.complete_to(&mut blocked_shards);
-            let is_complete = |entry: &&PageEntry| {
-                let shard = shard_of(entry.slot, page.leases[0].shard_count);
-                complete.get(&shard).is_some_and(|(_, end)| *end == page.end || entry.seq <= end.settled_seq)
-            };
-            parked.extend(page.entries.iter().filter(is_complete).filter_map(parked_message));
-            progress.extend(complete);
+            page.settle_to(&mut blocked_shards, &mut progress, &mut parked);
         }
         // Skip a shard whose position has not changed, unless it has messages to park.
         let has_parked = |shard: u16, shard_count: u16| {
             parked.iter().any(|message: &ParkedMessage| shard_of(message.slot, shard_count) == shard)
         };
         progress.retain(|shard, (lease, position)| {
-            settled_to(*shard).is_none_or(|settled| settled != *position) || has_parked(*shard, lease.shard_count)
+            settled_to(*shard).is_none_or(|settled| settled != position) || has_parked(*shard, lease.shard_count)
         });
         let settlement = Settlement { progress: progress.into_values().collect(), parked };
-        let end = pages.checked_sub(1).and_then(|last| self.pages.get(last)).map(|page| page.end);
-        (pages > 0 || !settlement.progress.is_empty()).then_some(PendingSettlement { settlement, pages, end })
+        let last = pages.checked_sub(1).and_then(|last| self.pages.get(last));
+        let extensions = last.map_or(0, |page| page.extensions);
+        (pages > 0 || !settlement.progress.is_empty()).then_some(PendingSettlement { settlement, pages, extensions })
     }
 
     /// Applies a recorded settlement. Returns the messages that were kept because they waited behind a parked head.
@@ -209,7 +206,7 @@ impl OpenPages {
             let entries = std::mem::take(&mut page.entries);
             self.messages -= entries.len();
             entries.into_iter().filter_map(|entry| entry.span).for_each(ActiveSpan::end);
-            extended = Some(page).filter(|last| Some(last.end) != pending.end);
+            extended = Some(page).filter(|last| last.extensions != pending.extensions);
         }
         // The last page was extended during the settlement. Its new end is still to be settled.
         if let Some(page) = extended {
@@ -225,34 +222,45 @@ impl OpenPages {
 }
 
 impl OpenPage {
-    /// The position up to which each shard is complete. A shard with a pending entry is added to `blocked_shards`.
-    fn complete_to(&self, blocked_shards: &mut BTreeSet<u16>) -> BTreeMap<u16, (Lease, Position)> {
-        let (from_tick, to_tick) = self.window;
-        let leases = self.leases.iter().filter(|lease| !blocked_shards.contains(&lease.shard));
-        if self.pending == 0 {
-            return leases.map(|lease| (lease.shard, (*lease, self.end))).collect();
-        }
-        let start = Position { from_tick, to_tick, settled_seq: 0 };
-        let mut complete: BTreeMap<u16, (Lease, Position)> =
-            leases.map(|lease| (lease.shard, (*lease, start))).collect();
+    /// Adds the position up to which each shard is complete, and the messages up to there that must be parked. A shard
+    /// with a pending entry is added to `blocked_shards`.
+    fn settle_to(
+        &self,
+        blocked_shards: &mut BTreeSet<u16>,
+        progress: &mut BTreeMap<u16, (Lease, Position)>,
+        parked: &mut Vec<ParkedMessage>,
+    ) {
+        let is_open = |read: &&ReadShard| !blocked_shards.contains(&read.lease.shard);
+        let open: Vec<&ReadShard> = self.shards.iter().filter(is_open).collect();
+        // The position after the last complete entry of each shard.
+        let mut reached: BTreeMap<u16, Position> = BTreeMap::new();
         for entry in &self.entries {
-            let shard = shard_of(entry.slot, self.leases[0].shard_count);
-            let Some((_, position)) = complete.get_mut(&shard).filter(|_| !blocked_shards.contains(&shard)) else {
+            let shard = shard_of(entry.slot, self.shards[0].lease.shard_count);
+            if blocked_shards.contains(&shard) {
                 continue;
-            };
+            }
             if matches!(entry.state, EntryState::Pending) {
                 blocked_shards.insert(shard);
-            } else {
-                position.settled_seq = entry.seq;
+                continue;
+            }
+            if self.pending > 0 {
+                reached.entry(shard).or_insert_with(|| self.start_of(shard)).advance_past(entry.seq, entry.slot);
+            }
+            parked.extend(parked_message(entry));
+        }
+        for read in open {
+            let shard = read.lease.shard;
+            let position =
+                if blocked_shards.contains(&shard) { reached.remove(&shard) } else { Some(read.end.clone()) };
+            if let Some(position) = position {
+                progress.insert(shard, (read.lease, position));
             }
         }
-        complete.retain(|shard, (_, position)| {
-            if !blocked_shards.contains(shard) {
-                *position = self.end;
-            }
-            !blocked_shards.contains(shard) || position.settled_seq > 0
-        });
-        complete
+    }
+
+    fn start_of(&self, shard: u16) -> Position {
+        let read = self.shards.iter().find(|read| read.lease.shard == shard);
+        read.expect("a page has only messages of its shards").start.clone()
     }
 }
 
@@ -268,7 +276,7 @@ fn parked_message(entry: &PageEntry) -> Option<ParkedMessage> {
 impl Relay {
     /// Settles all progress, if there is any.
     pub(crate) fn settle_call(&self) -> Option<Pending<StoreReply>> {
-        let settled_to = |shard| self.leases.shards.get(&shard).map(|shard| shard.settled_to);
+        let settled_to = |shard| self.leases.shards.get(&shard).map(|shard| &shard.settled_to);
         let pending = self.pages.settlement(settled_to)?;
         let store = Arc::clone(&self.store);
         Some(Box::pin(async move {
@@ -294,7 +302,7 @@ impl Relay {
         add(&self.status.counters.settlements, 1);
         for (lease, position) in &pending.settlement.progress {
             if let Some(shard) = self.leases.shards.get_mut(&lease.shard) {
-                shard.settled_to = *position;
+                shard.settled_to.clone_from(position);
             }
         }
         for id in self.pages.apply_settlement(pending) {

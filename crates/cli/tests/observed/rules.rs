@@ -71,7 +71,7 @@ fn every_alert_has_tests_of_both_kinds_and_a_runbook_and_nothing_else_has() {
         assert!(tests.contains("exp_alerts:\n"), "no test in which `{alert}` fires");
         assert!(tests.contains("exp_alerts: []\n"), "no test in which `{alert}` is silent");
         let runbook = read(format!("docs/runbooks/{alert}.md"));
-        for part in [&*format!("# {alert}\n"), "Severity: ", "\n## Look\n", "\n## Do\n", "\n## Do not\n"] {
+        for part in [&*format!("# {alert}\n"), "Severity: ", "\n## Check\n", "\n## Do\n", "\n## Do not\n"] {
             assert!(runbook.contains(part), "the runbook of `{alert}` lacks `{part}`");
         }
         assert!(

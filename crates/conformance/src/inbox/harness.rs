@@ -41,9 +41,6 @@ pub trait Harness: Send + Sync {
     /// The committed lines of the ledger. Lines of transactions that ran one after the other are in that order.
     async fn effects(&self) -> Vec<String>;
 
-    /// Emits some message to the outbox, in the handler's transaction.
-    async fn emit(&self, transaction: &mut HandlerTransaction<Self>) -> MessageId;
-
     /// The ids of the committed messages in the outbox, in the order of emitting.
     async fn emitted(&self) -> Vec<MessageId>;
 

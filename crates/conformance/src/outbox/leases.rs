@@ -118,7 +118,13 @@ pub async fn a_released_shard_is_free_for_others(h: &mut impl Harness) {
 /// An operator disabled the destination.
 pub async fn a_disabled_destination_leases_nothing(h: &mut impl Harness) {
     let relay = TestRelay::new(h.store().await, 1);
-    let request = || LeaseRequest { owner: relay.owner, name: "relay".to_owned(), duration: LONG, release: Vec::new() };
+    let request = || LeaseRequest {
+        owner: relay.owner,
+        name: "relay".to_owned(),
+        duration: LONG,
+        held: Vec::new(),
+        release: Vec::new(),
+    };
     h.set_enabled(MAIN, false).await;
     let refused = relay.store.acquire_leases(request()).await;
     assert!(matches!(refused, Err(StoreError::Refused { .. })), "{refused:?}");
@@ -131,7 +137,13 @@ pub async fn an_unknown_destination_is_rejected(h: &mut impl Harness) {
     let store = h.store_for("no such destination").await;
     let owner = TestRelay::new(h.store().await, 1).owner;
     let refused = store
-        .acquire_leases(LeaseRequest { owner, name: "relay".to_owned(), duration: LONG, release: Vec::new() })
+        .acquire_leases(LeaseRequest {
+            owner,
+            name: "relay".to_owned(),
+            duration: LONG,
+            held: Vec::new(),
+            release: Vec::new(),
+        })
         .await;
     assert!(matches!(refused, Err(StoreError::Refused { .. })), "{refused:?}");
 }

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use relevo_core::dead_letters::{DeadLetterFilter, DeadLetterState, MarkAction, MarkRequest};
-use relevo_core::outbox::leases::ShardLeases;
+use relevo_core::outbox::admin::StartFrom;
 use relevo_core::outbox::log::{ParkAction, SettleResult};
 use relevo_core::outbox::parked::ParkedResult;
 
 use crate::dead_letters::DeadLetterCalls as _;
-use crate::outbox::harness::{Harness, MAIN, SHARDS, Start};
+use crate::outbox::harness::{Harness, MAIN, SHARDS};
 use crate::outbox::test_relay::{
     LEASE, LONG, TestRelay, batch_ids, emit, emit_all, emit_and_park, failed, ids, must, park, park_behind, retry,
 };
@@ -31,14 +31,14 @@ pub async fn the_old_owner_can_settle_nothing(h: &mut impl Harness) {
         park(&page.entries[2], failed(ParkAction::DeadHold, 1)),
         park(&page.entries[3], failed(ParkAction::HoldAddress { address: "x".into(), after: Duration::ZERO }, 0)),
     ];
-    let mut settled = old.settle(page.end, parked).await;
+    let mut settled = old.settle(page.end.clone(), parked).await;
     settled.lost_shards.sort_unstable();
     assert_eq!(settled, SettleResult { lost_shards: ALL.to_vec(), reread: Vec::new() });
 
     assert_eq!(new.lease(LONG).await.held_addresses, []);
     assert!(new.read_parked().await.is_empty());
     assert!(must(h.operator().await.summaries(&DeadLetterFilter::of_destination(MAIN), 10).await).is_empty());
-    assert!(must(new.store.standing(&new.leases).await).iter().all(|shard| shard.parked_keys.is_empty()));
+    assert!(new.load_shards().await.iter().all(|shard| shard.parked_keys.is_empty()));
     assert_eq!(ids(&new.drain(10).await), emitted);
     let settled = old.settle(page.end, Vec::new()).await;
     assert_eq!(settled.lost_shards.len(), 8, "not even progress");
@@ -85,12 +85,12 @@ pub async fn the_new_owner_begins_where_the_old_one_settled(h: &mut impl Harness
     old.lease(LEASE).await;
     let emitted = emit_all(h, &["a", "b", "c", "d", "e"]).await;
     let page = old.read(3).await;
-    old.settle(page.end, vec![park(&page.entries[1], retry(LONG, 1))]).await;
+    old.settle(page.end.clone(), vec![park(&page.entries[1], retry(LONG, 1))]).await;
     h.advance_time(LEASE * 2).await;
 
     let mut new = TestRelay::start(h.store().await, 2).await;
     assert!(new.leases.iter().all(|lease| new.position(lease) == page.end));
-    let shards = must(new.store.standing(&new.leases).await);
+    let shards = new.load_shards().await;
     let waiting: Vec<_> = shards.iter().flat_map(|shard| &shard.parked_keys).map(ToString::to_string).collect();
     assert_eq!(waiting, ["b"]);
     assert_eq!(ids(&new.drain(10).await), emitted[3..]);
@@ -109,7 +109,7 @@ pub async fn an_expired_lease_that_was_not_taken_over_still_settles(h: &mut impl
 
 /// One call has one result per shard: shards still held are settled, lost ones are not.
 pub async fn a_lost_shard_does_not_affect_a_held_one(h: &mut impl Harness) {
-    h.add_destination("two", 2, Start::Oldest).await;
+    h.add_destination("two", 2, StartFrom::Oldest).await;
     h.remove_destination(MAIN).await;
     let mut old = TestRelay::start(h.store_for("two").await, 1).await;
     let keys: Vec<String> = (0..8).map(|number| format!("k-{number}")).collect();

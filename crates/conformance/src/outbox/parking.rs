@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use relevo_core::outbox::leases::ShardLeases;
 use relevo_core::outbox::log::{ParkAction, PublishFailure, SettleResult};
 
 use crate::outbox::harness::Harness;
@@ -48,7 +47,8 @@ pub async fn a_message_behind_a_removed_head_is_read_again(h: &mut impl Harness)
     let seqs: Vec<i64> = page.entries.iter().map(|entry| entry.seq).collect();
     assert_eq!(settled, SettleResult { lost_shards: Vec::new(), reread: seqs });
     let lease = relay.lease_of(&page.entries[0]);
-    let shard = must(relay.store.standing(&[lease]).await).remove(0);
+    let shards = relay.load_shards().await;
+    let shard = shards.into_iter().find(|shard| shard.lease == lease).expect("its shard");
     assert_eq!((shard.position, shard.parked_keys.len()), (before, 0), "the shard is unchanged");
     assert!(relay.read_parked().await.is_empty());
     assert_eq!(ids(&relay.drain(10).await), emitted);
@@ -130,9 +130,9 @@ pub async fn a_new_owner_learns_the_parked_keys(h: &mut impl Harness) {
     relay.release_all().await;
     let next = TestRelay::start(h.store().await, 2).await;
     let mut keys = Vec::new();
-    for shard in must(next.store.standing(&next.leases).await) {
+    for shard in next.load_shards().await {
         for key in shard.parked_keys {
-            assert_eq!(relevo_core::slot::slot_of(&key) % 8, shard.shard);
+            assert_eq!(relevo_core::slot::slot_of(&key) % 8, shard.lease.shard);
             keys.push(key.to_string());
         }
     }

@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use relevo_core::Draft;
 use relevo_core::MessageId;
-use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse, ShardLeases};
+use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse, ShardLeases, TakenShard};
 use relevo_core::outbox::log::{
-    OutboxReader, Page, PageRequest, ParkAction, ParkedMessage, PublishFailure, SettleResult, Settlement, WindowLimit,
+    OutboxReader, PageRequest, ParkAction, ParkedMessage, PublishFailure, SettleResult, Settlement, WindowLimit,
 };
 use relevo_core::outbox::parked::{ParkedBatch, ParkedReader, ParkedResult, ParkedSettlement};
 use relevo_core::outbox::{LogEntry, Position};
@@ -15,7 +16,7 @@ use relevo_core::slot::shard_of;
 use relevo_core::store::StoreError;
 use uuid::Uuid;
 
-use crate::outbox::harness::{Draft, Harness, WriteTransaction};
+use crate::outbox::harness::{Harness, WriteTransaction, draft};
 
 /// More bytes than any page has.
 pub(crate) const ANY_BYTES: usize = 1 << 40;
@@ -29,6 +30,13 @@ pub(crate) const RETRY_DELAY: Duration = Duration::from_mins(1);
 /// Unwraps a store result; an error fails the case.
 pub(crate) fn must<T>(result: Result<T, StoreError>) -> T {
     result.unwrap_or_else(|error| panic!("the store failed: {error:?}"))
+}
+
+/// A page of shards that are all at one position.
+pub(crate) struct ReadPage {
+    pub(crate) entries: Vec<LogEntry>,
+    /// The position of all shards after the page.
+    pub(crate) end: Position,
 }
 
 pub(crate) struct TestRelay<S> {
@@ -68,19 +76,27 @@ impl<S: ShardLeases + OutboxReader + ParkedReader> TestRelay<S> {
     }
 
     pub(crate) async fn lease_and_release(&mut self, duration: Duration, release: Vec<Lease>) -> LeaseResponse {
-        let request = LeaseRequest { owner: self.owner, name: format!("relay {}", self.owner), duration, release };
+        let held = self.positions.keys().copied().collect();
+        let request =
+            LeaseRequest { owner: self.owner, name: format!("relay {}", self.owner), duration, held, release };
         let response = must(self.store.acquire_leases(request).await);
         self.leases.clone_from(&response.leases);
         self.window_limit = response.window_limit;
         self.positions.retain(|lease, _| response.leases.contains(lease));
-        let new: Vec<Lease> =
-            response.leases.iter().filter(|lease| !self.positions.contains_key(lease)).copied().collect();
-        for shard in must(self.store.standing(&new).await) {
-            let lease = new.iter().find(|lease| lease.shard == shard.shard).expect("a requested shard");
-            self.positions.insert(*lease, shard.position);
+        for shard in &response.taken {
+            assert!(response.leases.contains(&shard.lease), "a taken shard is leased");
+            let known = self.positions.insert(shard.lease, shard.position.clone());
+            assert_eq!(known, None, "the state of a shard is reported once");
         }
         assert_eq!(self.positions.len(), self.leases.len(), "every leased shard has a position");
         response
+    }
+
+    /// The state of all leased shards, as their next owner would receive it.
+    pub(crate) async fn load_shards(&self) -> Vec<TakenShard> {
+        let (owner, name) = (self.owner, format!("relay {}", self.owner));
+        let request = LeaseRequest { owner, name, duration: LONG, held: Vec::new(), release: Vec::new() };
+        must(self.store.acquire_leases(request).await).taken
     }
 
     pub(crate) async fn release_all(&mut self) {
@@ -100,37 +116,51 @@ impl<S: ShardLeases + OutboxReader + ParkedReader> TestRelay<S> {
     }
 
     pub(crate) fn position(&self, lease: &Lease) -> Position {
-        self.positions[lease]
+        self.positions[lease].clone()
     }
 
     /// Reads the next page of each group of shards at the same position. Cases with a single group use `read`.
-    pub(crate) async fn read_groups(&self, limit: usize) -> Vec<(Vec<Lease>, Page)> {
-        let mut groups: BTreeMap<Position, Vec<Lease>> = BTreeMap::new();
+    pub(crate) async fn read_groups(&self, limit: usize) -> Vec<(Vec<Lease>, ReadPage)> {
+        let mut groups: Vec<(Position, Vec<Lease>)> = Vec::new();
         for (lease, position) in &self.positions {
-            groups.entry(*position).or_default().push(*lease);
+            match groups.iter_mut().find(|(at, _)| at == position) {
+                Some((_, leases)) => leases.push(*lease),
+                None => groups.push((position.clone(), vec![*lease])),
+            }
         }
         let mut pages = Vec::new();
         for (after, leases) in groups {
-            let page = must(
-                self.store
-                    .read(PageRequest {
-                        leases: &leases,
-                        after,
-                        messages_max: limit,
-                        bytes_max: ANY_BYTES,
-                        window_limit: self.window_limit,
-                    })
-                    .await,
-            );
-            assert!(page.entries.len() <= limit, "a page is no longer than its limit");
-            assert!(page.entries.is_sorted_by(|a, b| a.seq < b.seq), "a page is in sequence order");
-            pages.push((leases, page));
+            pages.push((leases.clone(), self.read_at(&leases, &after, limit, ANY_BYTES).await));
         }
         pages
     }
 
+    /// Reads the next page of shards that are at this position.
+    pub(crate) async fn read_at(
+        &self,
+        leases: &[Lease],
+        after: &Position,
+        messages_max: usize,
+        bytes_max: usize,
+    ) -> ReadPage {
+        let shards: Vec<(Lease, Position)> = leases.iter().map(|lease| (*lease, after.clone())).collect();
+        let request = PageRequest { shards: &shards, messages_max, bytes_max, window_limit: self.window_limit };
+        let page = must(self.store.read(request).await);
+        assert!(page.entries.len() <= messages_max, "a page is no longer than its limit");
+        assert!(page.entries.is_sorted_by(|a, b| a.seq < b.seq), "a page is in sequence order");
+        assert!(page.entries.is_empty() || !page.caught_up, "a relay reads on after a page with messages");
+        let Some(first) = page.shards.first() else {
+            assert!(page.entries.is_empty() && page.caught_up, "nothing was read");
+            return ReadPage { entries: page.entries, end: after.clone() };
+        };
+        let read: BTreeSet<Lease> = page.shards.iter().map(|read| read.lease).collect();
+        assert_eq!(read, leases.iter().copied().collect(), "shards at one position are read together");
+        assert!(page.shards.iter().all(|read| read.end == first.end && read.start == first.start));
+        ReadPage { entries: page.entries, end: first.end.clone() }
+    }
+
     /// Reads the next page of shards that are all at one position.
-    pub(crate) async fn read(&self, limit: usize) -> Page {
+    pub(crate) async fn read(&self, limit: usize) -> ReadPage {
         let mut pages = self.read_groups(limit).await;
         assert_eq!(pages.len(), 1, "all shards are at one position");
         pages.remove(0).1
@@ -147,7 +177,7 @@ impl<S: ShardLeases + OutboxReader + ParkedReader> TestRelay<S> {
         end: Position,
         parked: Vec<ParkedMessage>,
     ) -> SettleResult {
-        let progress = leases.iter().map(|lease| (*lease, end)).collect();
+        let progress = leases.iter().map(|lease| (*lease, end.clone())).collect();
         let parked_seqs: BTreeSet<(u16, i64)> = parked.iter().map(|message| (message.slot, message.seq)).collect();
         let settled = must(self.store.settle(Settlement { progress, parked }).await);
         for lease in leases {
@@ -155,7 +185,7 @@ impl<S: ShardLeases + OutboxReader + ParkedReader> TestRelay<S> {
                 .iter()
                 .any(|(slot, seq)| settled.reread.contains(seq) && shard_of(*slot, lease.shard_count) == lease.shard);
             if !has_reread && !settled.lost_shards.contains(&lease.shard) && self.positions.contains_key(lease) {
-                self.positions.insert(*lease, end);
+                self.positions.insert(*lease, end.clone());
             }
         }
         settled
@@ -204,10 +234,10 @@ impl<S: ShardLeases + OutboxReader + ParkedReader> TestRelay<S> {
             }
             for (leases, page) in pages {
                 entries.extend(page.entries);
-                let progress = leases.iter().map(|lease| (*lease, page.end)).collect();
+                let progress = leases.iter().map(|lease| (*lease, page.end.clone())).collect();
                 let refused = self.store.settle(Settlement { progress, parked: Vec::new() }).await;
                 assert!(refused.is_err_and(|error| error.is_retryable()), "the only writer is open");
-                self.positions.extend(leases.iter().map(|lease| (*lease, page.end)));
+                self.positions.extend(leases.iter().map(|lease| (*lease, page.end.clone())));
                 self.unsettled.push((leases, page.end));
             }
         }
@@ -251,7 +281,7 @@ impl<S: ShardLeases + OutboxReader + ParkedReader> TestRelay<S> {
 
 /// Emits one message of this key in its own transaction.
 pub(crate) async fn emit(h: &impl Harness, key: &str) -> MessageId {
-    emit_draft(h, Draft::of(key)).await
+    emit_draft(h, draft(key)).await
 }
 
 pub(crate) async fn emit_draft(h: &impl Harness, draft: Draft) -> MessageId {

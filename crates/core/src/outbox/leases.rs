@@ -32,6 +32,8 @@ pub struct LeaseRequest {
     pub name: String,
     /// The lease duration from now.
     pub duration: Duration,
+    /// The leases that the relay knows it holds. The reply has the state of every other lease of this owner.
+    pub held: Vec<Lease>,
     /// Shards to release, because their work is finished.
     pub release: Vec<Lease>,
 }
@@ -41,6 +43,8 @@ pub struct LeaseRequest {
 pub struct LeaseResponse {
     /// Every lease of this owner, renewed.
     pub leases: Vec<Lease>,
+    /// The state of the leases that the request does not name as held.
+    pub taken: Vec<TakenShard>,
     /// The duration of all leases, counted from the request.
     pub duration: Duration,
     /// The fair share of this relay, in shards. It should release more than that.
@@ -65,8 +69,8 @@ pub struct HeldAddress {
 /// The state of a newly leased shard.
 #[derive(Clone, Debug)]
 pub struct TakenShard {
-    /// The shard.
-    pub shard: u16,
+    /// Its lease.
+    pub lease: Lease,
     /// Its progress.
     pub position: Position,
     /// Its parked keys.
@@ -76,13 +80,13 @@ pub struct TakenShard {
 /// Shard leases of one outbox and one destination.
 #[async_trait]
 pub trait ShardLeases: Send + Sync {
-    /// In one transaction: releases the given leases, renews those of this owner, and acquires free or expired shards
-    /// up to its fair share. The epoch of every acquired shard increases.
+    /// Releases the given leases, renews those of this owner, and acquires free or expired shards up to its fair share.
+    /// The epoch of every acquired shard increases. Each shard changes completely or not at all.
+    ///
+    /// The state of a taken shard is read after its lease was acquired, so that it includes everything a former owner
+    /// settled. After an error, also after [`StoreError::Busy`], shards may have been acquired; the next call reports
+    /// them as taken.
     async fn acquire_leases(&self, request: LeaseRequest) -> Result<LeaseResponse, StoreError>;
-
-    /// Reads the state of newly leased shards. It reads data committed after the lease was acquired, so that it
-    /// includes everything a former owner settled.
-    async fn standing(&self, leases: &[Lease]) -> Result<Vec<TakenShard>, StoreError>;
 
     /// Frees every lease of this owner, including those it does not know of because a reply was lost. Removes the owner
     /// from the list of relays.

@@ -13,10 +13,8 @@ use crate::store::StoreError;
 /// One read request.
 #[derive(Clone, Debug)]
 pub struct PageRequest<'a> {
-    /// Shards at the same position.
-    pub leases: &'a [Lease],
-    /// Their position.
-    pub after: Position,
+    /// Leased shards and where to continue each. The store chooses which of them it reads.
+    pub shards: &'a [(Lease, Position)],
     /// The maximum number of messages.
     pub messages_max: usize,
     /// Stop after this number of payload bytes. At least one message is always read.
@@ -25,12 +23,25 @@ pub struct PageRequest<'a> {
     pub window_limit: WindowLimit,
 }
 
-/// Messages of one window, in order.
-#[derive(Clone, Debug)]
+/// Messages of some shards.
+#[derive(Clone, Debug, Default)]
 pub struct Page {
-    /// In sequence order. Empty if there is nothing new.
+    /// The messages of each key in order. Empty if there is nothing new.
     pub entries: Vec<LogEntry>,
-    /// The position of the shards after all entries are settled.
+    /// The shards that were read, also those without messages.
+    pub shards: Vec<ReadShard>,
+    /// Whether there was nothing more for any requested shard.
+    pub caught_up: bool,
+}
+
+/// A shard of a page.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadShard {
+    /// Its lease.
+    pub lease: Lease,
+    /// The position at which the page starts. Nothing of the page is settled there.
+    pub start: Position,
+    /// The position after all messages of the page are settled.
     pub end: Position,
 }
 
@@ -112,21 +123,24 @@ pub struct Settlement {
 /// The result of a settlement.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SettleResult {
-    /// Shards whose lease was lost. Nothing was changed for them.
+    /// Shards whose lease was lost.
     pub lost_shards: Vec<u16>,
-    /// Messages that should wait behind a head that is no longer parked. Nothing was changed for their shards. The
-    /// relay must publish them before later messages of their keys.
+    /// Messages that should wait behind a head that is no longer parked. They were not settled. The relay must publish
+    /// them before later messages of their keys.
     pub reread: Vec<i64>,
 }
 
 /// The log, as the relay reads and settles it on its hot path.
 #[async_trait]
 pub trait OutboxReader: Send + Sync {
-    /// Reads the next messages after a position, in commit order. The same call returns the same page while its window
-    /// is open.
+    /// Reads the next messages of some of the shards. The same call may return other messages of other keys, but never
+    /// leaves out an earlier message of a key.
     async fn read(&self, request: PageRequest<'_>) -> Result<Page, StoreError>;
 
-    /// Records the results of messages, in one transaction that checks each lease. Changes each shard completely or not
-    /// at all, and returns the unchanged ones.
+    /// Records the results of messages, and checks each lease.
+    ///
+    /// Each shard changes completely, or in a series of steps, each of which settles a prefix of its messages and parks
+    /// those of the prefix that failed. After an error other than [`StoreError::Busy`], and for a shard in
+    /// `lost_shards` or with messages in `reread`, such a prefix may be settled: the relay reads the shard again.
     async fn settle(&self, settlement: Settlement) -> Result<SettleResult, StoreError>;
 }

@@ -97,7 +97,7 @@ async fn failed_acknowledgements_are_retried() {
     });
     stage.send("0", "k", "1");
     let process = stage.start(ordered_config(), transaction_handlers(&handler));
-    wait_until("the broker is found away", async || process.status.broker_outages() > 3).await;
+    wait_until("the outage of the broker is detected", async || process.status.broker_outages() > 3).await;
     assert_eq!(stage.broker.acknowledged(), [0; 0]);
     stage.broker.fail(false);
     wait_for_acks(&stage, 1).await;
@@ -173,9 +173,8 @@ struct Emits;
 #[async_trait]
 impl Handler<Transaction> for Emits {
     async fn handle(&self, transaction: &mut Transaction, incoming: &Incoming) -> HandlerResult {
-        let caused = incoming.with_causation(relevo_core::Draft::json("bills", "b", "BillMade", "{}"));
-        transaction
-            .emit(Draft { headers: caused.headers, ..Draft::new("bills", "b", "BillMade", payload_text(incoming)) })?;
+        let bill = Draft::json("bills", "b", "BillMade", payload_text(incoming));
+        transaction.emit(incoming.with_causation(bill))?;
         if incoming.attempt() == 1 { Err(relevo_inbox::HandlerError::transient("later")) } else { Ok(Verdict::Done) }
     }
 }

@@ -113,6 +113,12 @@ impl ParkedBatches {
         std::mem::take(&mut self.spans)
     }
 
+    /// Returns results that the store did not record, in front of newer ones.
+    pub(crate) fn restore(&mut self, settlements: Vec<ParkedSettlement>, spans: Vec<ActiveSpan>) {
+        self.finished.splice(..0, settlements);
+        self.spans.extend(spans);
+    }
+
     fn finish(&mut self, batch: u64, failed: Option<(i64, PublishFailure)>) {
         let Some(open) = self.open.remove(&batch) else { return };
         let OpenBatch { lease, key, delivered, released, spans, .. } = open;

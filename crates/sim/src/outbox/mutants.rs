@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use relevo_core::broker::OutcomeReceiver;
 use relevo_core::outbox::RelayStore;
-use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse, ShardLeases, TakenShard};
-use relevo_core::outbox::log::{OutboxReader, Page, PageRequest, SettleResult, Settlement};
+use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse, ShardLeases};
+use relevo_core::outbox::log::{OutboxReader, Page, PageRequest, ReadShard, SettleResult, Settlement};
 use relevo_core::outbox::maintenance::{Maintenance, MaintenanceReport};
 use relevo_core::outbox::parked::{ParkedBatch, ParkedReader, ParkedResult, ParkedSettlement};
 use relevo_core::slot::shard_of;
@@ -93,17 +93,19 @@ impl MutantStore {
         current.copied().unwrap_or(lease)
     }
 
-    fn drop_below_floor(&self, leases: &[Lease], window: i64, page: &mut Page) {
+    fn drop_below_floor(&self, page: &mut Page) {
         let mut state = self.state.lock();
-        for lease in leases {
+        for ReadShard { lease, start, .. } in &page.shards {
+            let window = start.from_tick();
             let (known, floor, high) = state.floors.entry(*lease).or_insert((window, 0, 0));
             if *known != window {
                 (*known, *floor) = (window, *high);
             }
         }
         page.entries.retain(|entry| {
-            let lease = leases.iter().find(|lease| shard_of(entry.slot, lease.shard_count) == lease.shard);
-            let Some((_, floor, high)) = lease.and_then(|lease| state.floors.get_mut(lease)) else { return true };
+            let in_shard = |lease: &Lease| shard_of(entry.slot, lease.shard_count) == lease.shard;
+            let read = page.shards.iter().find(|read| in_shard(&read.lease));
+            let Some((_, floor, high)) = read.and_then(|read| state.floors.get_mut(&read.lease)) else { return true };
             *high = entry.seq.max(*high);
             entry.seq > *floor
         });
@@ -113,19 +115,14 @@ impl MutantStore {
 #[async_trait]
 impl ShardLeases for MutantStore {
     async fn acquire_leases(&self, request: LeaseRequest) -> Result<LeaseResponse, StoreError> {
-        let response = self.inner.acquire_leases(request).await?;
-        self.state.lock().current.extend(response.leases.iter().map(|lease| (lease.shard, *lease)));
-        Ok(response)
-    }
-
-    async fn standing(&self, leases: &[Lease]) -> Result<Vec<TakenShard>, StoreError> {
-        let mut shards = self.inner.standing(leases).await?;
+        let mut response = self.inner.acquire_leases(request).await?;
         if self.mutant == Mutant::OvertakeParked {
-            for shard in &mut shards {
+            for shard in &mut response.taken {
                 shard.parked_keys.clear();
             }
         }
-        Ok(shards)
+        self.state.lock().current.extend(response.leases.iter().map(|lease| (lease.shard, *lease)));
+        Ok(response)
     }
 
     async fn release_leases(&self, owner: Uuid) -> Result<(), StoreError> {
@@ -136,10 +133,9 @@ impl ShardLeases for MutantStore {
 #[async_trait]
 impl OutboxReader for MutantStore {
     async fn read(&self, read: PageRequest<'_>) -> Result<Page, StoreError> {
-        let (leases, window) = (read.leases, read.after.from_tick);
         let mut page = self.inner.read(read).await?;
         if self.mutant == Mutant::CarryFloor {
-            self.drop_below_floor(leases, window, &mut page);
+            self.drop_below_floor(&mut page);
         }
         Ok(page)
     }

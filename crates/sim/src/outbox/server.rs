@@ -6,7 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytestring::ByteString;
 use parking_lot::Mutex;
-use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse, ShardLeases, TakenShard};
+use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse, ShardLeases};
 use relevo_core::outbox::log::{OutboxReader, Page, PageRequest, ParkAction, PublishFailure, SettleResult, Settlement};
 use relevo_core::outbox::maintenance::{Maintenance, MaintenanceReport};
 use relevo_core::outbox::parked::{ParkedBatch, ParkedReader, ParkedResult, ParkedSettlement};
@@ -112,10 +112,6 @@ impl ShardLeases for Server {
         self.record_freed(&give_back);
         self.record_leases(&response);
         Ok(response)
-    }
-
-    async fn standing(&self, leases: &[Lease]) -> Result<Vec<TakenShard>, StoreError> {
-        self.inner.standing(leases).await
     }
 
     async fn release_leases(&self, owner: Uuid) -> Result<(), StoreError> {

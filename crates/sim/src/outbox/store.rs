@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse, ShardLeases, TakenShard};
+use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse, ShardLeases};
 use relevo_core::outbox::log::{OutboxReader, Page, PageRequest, SettleResult, Settlement};
 use relevo_core::outbox::maintenance::{Maintenance, MaintenanceReport};
 use relevo_core::outbox::parked::{ParkedBatch, ParkedReader, ParkedResult, ParkedSettlement};
@@ -41,11 +41,6 @@ impl ShardLeases for FaultyStore {
         self.call(async move { server.acquire_leases(request).await }).await
     }
 
-    async fn standing(&self, leases: &[Lease]) -> Result<Vec<TakenShard>, StoreError> {
-        let (server, leases) = (Arc::clone(&self.server), leases.to_vec());
-        self.call(async move { server.standing(&leases).await }).await
-    }
-
     async fn release_leases(&self, owner: Uuid) -> Result<(), StoreError> {
         let server = Arc::clone(&self.server);
         self.call(async move { server.release_leases(owner).await }).await
@@ -55,11 +50,11 @@ impl ShardLeases for FaultyStore {
 #[async_trait]
 impl OutboxReader for FaultyStore {
     async fn read(&self, read: PageRequest<'_>) -> Result<Page, StoreError> {
-        let (server, leases) = (Arc::clone(&self.server), read.leases.to_vec());
-        let PageRequest { after, messages_max, bytes_max, window_limit, .. } = read;
+        let (server, shards) = (Arc::clone(&self.server), read.shards.to_vec());
+        let PageRequest { messages_max, bytes_max, window_limit, .. } = read;
         self.call(async move {
-            OutboxReader::read(&*server, PageRequest { leases: &leases, after, messages_max, bytes_max, window_limit })
-                .await
+            let read = PageRequest { shards: &shards, messages_max, bytes_max, window_limit };
+            OutboxReader::read(&*server, read).await
         })
         .await
     }

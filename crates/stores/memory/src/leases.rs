@@ -48,7 +48,7 @@ impl ShardRow {
     }
 
     pub(crate) fn position(&self) -> Position {
-        self.progress.last().map_or(Position::at(0), |(_, position)| *position)
+        self.progress.last().map_or(Position::at(0), |(_, position)| position.clone())
     }
 }
 
@@ -95,6 +95,7 @@ impl DestinationTables {
         let holds = holds.map(|(address, hold)| HeldAddress { address: address.clone(), error: hold.error.clone() });
         LeaseResponse {
             leases: self.leases_of(request.owner),
+            taken: Vec::new(),
             duration: request.duration,
             fair_share,
             window_limit: self.window_limit(),
@@ -141,7 +142,7 @@ impl DestinationTables {
         let known = leases.iter().filter(|lease| lease.shard_count == shards && lease.shard < shards);
         known
             .map(|lease| TakenShard {
-                shard: lease.shard,
+                lease: *lease,
                 position: self.shards[usize::from(lease.shard)].position(),
                 parked_keys: self
                     .parked

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use relevo_core::Message;
 use relevo_core::outbox::leases::Lease;
-use relevo_core::outbox::log::{Page, PageRequest, WindowLimit};
-use relevo_core::outbox::{LogEntry, Position};
+use relevo_core::outbox::log::{Page, PageRequest, ReadShard, WindowLimit};
+use relevo_core::outbox::{LogEntry, Position, rules};
 use relevo_core::slot::{SLOTS, slot_of};
 use relevo_core::store::StoreError;
 
@@ -149,20 +149,18 @@ impl Log {
 
     /// Reads a page. If the window is exhausted, opens a new one.
     pub(crate) fn read(&mut self, request: &PageRequest<'_>, now: Micros) -> Result<Page, StoreError> {
-        let mut window = request.after;
-        if window.is_exhausted() {
-            window.to_tick = match request.window_limit {
-                WindowLimit::Unlimited => self.tick(now),
-                WindowLimit::CurrentWindow => window.from_tick,
-                WindowLimit::UntilTick(tick) => tick.max(window.from_tick),
-            };
-            window.settled_seq = 0;
-        }
-        if window.is_exhausted() {
-            return Ok(Page { entries: Vec::new(), end: request.after });
+        let Some((after, leases)) = rules::oldest_group(request.shards) else { return Ok(Page::default()) };
+        let has_all_shards = leases.len() == request.shards.len();
+        let start = match (after.is_exhausted(), request.window_limit) {
+            (false, _) | (true, WindowLimit::CurrentWindow) => after.clone(),
+            (true, WindowLimit::UntilTick(tick)) => rules::open_window(after, tick),
+            (true, WindowLimit::Unlimited) => rules::open_window(after, self.tick(now)),
+        };
+        if start.is_exhausted() {
+            return Ok(Page { caught_up: has_all_shards, ..Page::default() });
         }
         let limit = request.messages_max.max(1);
-        let mut entries = self.page(request.leases, window, limit)?;
+        let mut entries = self.page(&leases, &start, limit)?;
         let found = entries.len();
         let mut bytes = 0;
         entries.retain(|entry| {
@@ -171,20 +169,24 @@ impl Log {
             fits
         });
         let end = match entries.last() {
-            Some(last) if found == limit || found > entries.len() => Position { settled_seq: last.seq, ..window },
-            _ => Position::at(window.to_tick),
+            Some(last) if found == limit || found > entries.len() => {
+                Position::in_window(start.from_tick(), start.to_tick(), last.seq)
+            }
+            _ => Position::at(start.to_tick()),
         };
-        Ok(Page { entries, end })
+        let read = |lease| ReadShard { lease, start: start.clone(), end: end.clone() };
+        let caught_up = entries.is_empty() && has_all_shards && after.is_exhausted();
+        Ok(Page { entries, shards: leases.into_iter().map(read).collect(), caught_up })
     }
 
-    fn page(&self, leases: &[Lease], window: Position, limit: usize) -> Result<Vec<LogEntry>, StoreError> {
-        let from = self.find_tick(window.from_tick)?;
-        let to = self.find_tick(window.to_tick)?;
+    fn page(&self, leases: &[Lease], window: &Position, limit: usize) -> Result<Vec<LogEntry>, StoreError> {
+        let from = self.find_tick(window.from_tick())?;
+        let to = self.find_tick(window.to_tick())?;
         let slots = slots_of(leases);
         let is_new =
             |row: &Row| slots[usize::from(row.entry.slot)] && to.snapshot.sees(row.xid) && !from.snapshot.sees(row.xid);
-        let late = self.late(from, window.settled_seq);
-        let young = self.rows.range(window.settled_seq.max(from.last_seq) + 1..).map(|(_, row)| row);
+        let late = self.late(from, window.settled_seq());
+        let young = self.rows.range(window.settled_seq().max(from.last_seq) + 1..).map(|(_, row)| row);
         let young = young.take_while(|row| row.entry.seq <= to.last_seq);
         let rows = late.iter().filter_map(|seq| self.rows.get(seq)).chain(young);
         Ok(rows.filter(|row| is_new(row)).take(limit).map(|row| row.entry.clone()).collect())

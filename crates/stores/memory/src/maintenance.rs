@@ -50,7 +50,7 @@ impl Tables {
                 let keep = shard.progress.partition_point(|(time, _)| *time <= before).min(last);
                 shard.progress.drain(..keep);
                 referenced
-                    .extend(shard.progress.iter().flat_map(|(_, position)| [position.from_tick, position.to_tick]));
+                    .extend(shard.progress.iter().flat_map(|(_, position)| [position.from_tick(), position.to_tick()]));
             }
             referenced.extend(destination.resharding_tick());
             destination.dead_letters.retain(|_, row| !row.is_settled_before(before));
@@ -75,6 +75,6 @@ impl Tables {
 impl DestinationTables {
     /// The ticks up to which its shards are settled.
     fn settled_ticks(&self) -> impl Iterator<Item = i64> {
-        self.shards.iter().map(ShardRow::position).map(|position| position.from_tick)
+        self.shards.iter().map(ShardRow::position).map(|position| position.from_tick())
     }
 }

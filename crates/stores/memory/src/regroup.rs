@@ -35,7 +35,7 @@ impl DestinationTables {
     pub(crate) fn reshard_step(&mut self, now: Micros) {
         let Some(mut resharding) = self.resharding else { return };
         let positions = || self.shards.iter().map(ShardRow::position);
-        let furthest = positions().map(|position| position.to_tick).max().unwrap_or(0);
+        let furthest = positions().map(|position| position.to_tick()).max().unwrap_or(0);
         if resharding.tick.is_none() && !positions().all(|position| position.is_exhausted()) {
             return;
         }

@@ -92,7 +92,7 @@ impl DestinationTables {
                     self.park(message, row.entry.clone(), now);
                 }
             }
-            self.record_progress(lease.shard, *position, now);
+            self.record_progress(lease.shard, position.clone(), now);
         }
         Ok(settled)
     }

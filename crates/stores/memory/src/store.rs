@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse, ShardLeases, TakenShard};
+use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse, ShardLeases};
 use relevo_core::outbox::log::WindowLimit;
 use relevo_core::outbox::log::{OutboxReader, Page, PageRequest, SettleResult, Settlement};
 use relevo_core::outbox::maintenance::{Maintenance, MaintenanceReport};
 use relevo_core::outbox::parked::{ParkedBatch, ParkedReader, ParkedResult, ParkedSettlement};
+use relevo_core::outbox::rules;
 use relevo_core::store::StoreError;
 use uuid::Uuid;
 
@@ -36,11 +37,11 @@ impl ShardLeases for Store {
         if !destination.enabled {
             return Err(StoreError::Refused { reason: format!("destination `{}` is switched off", self.name) });
         }
-        Ok(destination.acquire_leases(&request, now))
-    }
-
-    async fn standing(&self, leases: &[Lease]) -> Result<Vec<TakenShard>, StoreError> {
-        Ok(self.tables.lock().destination(&self.name)?.taken_shards(leases))
+        let mut response = destination.acquire_leases(&request, now);
+        let new = |lease: &&Lease| !request.held.contains(lease);
+        let new: Vec<Lease> = response.leases.iter().filter(new).copied().collect();
+        response.taken = destination.taken_shards(&new);
+        Ok(response)
     }
 
     async fn release_leases(&self, owner: Uuid) -> Result<(), StoreError> {
@@ -54,7 +55,8 @@ impl OutboxReader for Store {
     async fn read(&self, request: PageRequest<'_>) -> Result<Page, StoreError> {
         let mut state = self.tables.lock();
         state.destination(&self.name)?;
-        if request.after.is_exhausted() && request.window_limit == WindowLimit::Unlimited {
+        let opens_window = rules::oldest_group(request.shards).is_some_and(|(after, _)| after.is_exhausted());
+        if opens_window && request.window_limit == WindowLimit::Unlimited {
             state.insert_due_messages();
         }
         let now = state.now();

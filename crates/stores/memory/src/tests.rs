@@ -12,11 +12,11 @@ use relevo_core::outbox::{LogEntry, Position};
 use relevo_core::store::StoreError;
 use uuid::Uuid;
 
-use crate::{Config, Database, Draft, MAIN, ParkedStateView, Store, TransactionError};
+use crate::{Config, Database, Draft, EmitError, MAIN, ParkedStateView, Store};
 
 fn emit(outbox: &Database, key: &str) {
     let mut transaction = outbox.begin();
-    transaction.emit(Draft::new("orders", key, "OrderPlaced", "{}")).unwrap();
+    transaction.emit(Draft::json("orders", key, "OrderPlaced", "{}")).unwrap();
     transaction.commit().unwrap();
 }
 
@@ -34,7 +34,13 @@ impl Relay {
     async fn start(outbox: &Database) -> Self {
         let store = outbox.store(MAIN);
         let owner = Uuid::from_u128(1);
-        let request = LeaseRequest { owner, name: "relay".into(), duration: Duration::from_mins(1), release: vec![] };
+        let request = LeaseRequest {
+            owner,
+            name: "relay".into(),
+            duration: Duration::from_mins(1),
+            held: vec![],
+            release: vec![],
+        };
         let lease = store.acquire_leases(request).await.unwrap().leases[0];
         Self { store, lease, position: Position::at(0) }
     }
@@ -42,22 +48,22 @@ impl Relay {
     /// Reads all messages and settles them, each with this failure.
     async fn settle(&mut self, failure: Option<PublishFailure>) -> Vec<LogEntry> {
         let request = PageRequest {
-            leases: &[self.lease],
-            after: self.position,
+            shards: &[(self.lease, self.position.clone())],
             messages_max: 100,
             bytes_max: usize::MAX,
             window_limit: relevo_core::outbox::log::WindowLimit::Unlimited,
         };
         let page = self.store.read(request).await.unwrap();
+        let end = page.shards.first().map_or(&self.position, |read| &read.end).clone();
         let parked = page.entries.iter().map(|entry| ParkedMessage {
             seq: entry.seq,
             slot: entry.slot,
             key: entry.message.key.clone(),
             failure: failure.clone(),
         });
-        let settlement = Settlement { progress: vec![(self.lease, page.end)], parked: parked.collect() };
+        let settlement = Settlement { progress: vec![(self.lease, end.clone())], parked: parked.collect() };
         assert_eq!(self.store.settle(settlement).await.unwrap(), SettleResult::default());
-        self.position = page.end;
+        self.position = end;
         page.entries
     }
 
@@ -114,11 +120,11 @@ async fn equal_seeds_and_calls_give_equal_messages() {
 async fn a_restart_rolls_back_open_transactions() {
     let outbox = database();
     let mut open = outbox.begin();
-    let draft = Draft::new("orders", "a", "OrderPlaced", "{}");
+    let draft = Draft::json("orders", "a", "OrderPlaced", "{}");
     open.emit(draft.clone()).unwrap();
     outbox.restart();
-    assert_eq!(open.emit(draft), Err(TransactionError::Lost));
-    assert_eq!(open.commit(), Err(TransactionError::Lost));
+    assert!(matches!(open.emit(draft), Err(EmitError::Store(_))));
+    assert!(matches!(open.commit(), Err(StoreError::Unavailable(_))));
     assert!(outbox.committed().is_empty());
 }
 
@@ -126,7 +132,7 @@ async fn a_restart_rolls_back_open_transactions() {
 async fn history_is_in_commit_order() {
     let outbox = database();
     let mut open = outbox.begin();
-    open.emit(Draft::new("orders", "late", "OrderPlaced", "{}")).unwrap();
+    open.emit(Draft::json("orders", "late", "OrderPlaced", "{}")).unwrap();
     emit(&outbox, "early");
     open.commit().unwrap();
     let keys: Vec<_> = outbox.committed().iter().map(|entry| entry.message.key.to_string()).collect();

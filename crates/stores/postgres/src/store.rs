@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use relevo_core::outbox::Position;
 use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse, ShardLeases, TakenShard};
-use relevo_core::outbox::log::{OutboxReader, Page, PageRequest, SettleResult, Settlement, WindowLimit};
+use relevo_core::outbox::log::{OutboxReader, Page, PageRequest, ReadShard, SettleResult, Settlement, WindowLimit};
 use relevo_core::outbox::maintenance::{Maintenance, MaintenanceReport};
 use relevo_core::outbox::parked::{ParkedBatch, ParkedReader, ParkedResult, ParkedSettlement};
+use relevo_core::outbox::{Position, rules};
 use relevo_core::store::StoreError;
 use uuid::Uuid;
 
@@ -109,21 +109,33 @@ impl Store {
         tick
     }
 
+    /// Reads the state of newly acquired shards.
+    async fn taken_shards(&self, leases: &[Lease]) -> Result<Vec<TakenShard>, Error> {
+        let Some(first) = leases.first() else { return Ok(Vec::new()) };
+        let rows = self.write_connection.query(leases::positions(&self.schema, &self.destination)).await?;
+        let mut shards = leases::taken_shards(&rows, leases)?;
+        let sql = leases::parked_keys(&self.schema, &self.destination, leases);
+        leases::add_parked(self.write_connection.copy_out(sql).await?, first.shard_count, &mut shards)?;
+        Ok(shards)
+    }
+
     async fn read_page(&self, request: PageRequest<'_>) -> Result<Page, Error> {
-        let after = request.after;
-        let empty = Page { entries: Vec::new(), end: after };
+        let Some((after, leases)) = rules::oldest_group(request.shards) else { return Ok(Page::default()) };
+        let has_all_shards = leases.len() == request.shards.len();
+        // Nothing was read.
+        let empty = Page { caught_up: has_all_shards, ..Page::default() };
         let (to, settled_seq) = match (after.is_exhausted(), request.window_limit) {
-            (false, _) => (self.tick(after.to_tick).await?, after.settled_seq),
+            (false, _) => (self.tick(after.to_tick()).await?, after.settled_seq()),
             (true, WindowLimit::CurrentWindow) => return Ok(empty),
-            (true, WindowLimit::UntilTick(tick)) if tick <= after.from_tick => return Ok(empty),
+            (true, WindowLimit::UntilTick(tick)) if tick <= after.from_tick() => return Ok(empty),
             (true, WindowLimit::UntilTick(tick)) => (self.tick(tick).await?, 0),
             (true, WindowLimit::Unlimited) => (self.newest_tick().await?, 0),
         };
-        if to.id <= after.from_tick || request.leases.is_empty() {
+        if to.id <= after.from_tick() {
             return Ok(empty);
         }
-        let from = self.tick(after.from_tick).await?;
-        let sql = read::page(&self.schema, &request, &from, &to, settled_seq);
+        let from = self.tick(after.from_tick()).await?;
+        let sql = read::page(&self.schema, &request, &leases, &from, &to, settled_seq);
         let mut rows = read::page_rows(self.read_connection.copy_out(sql).await?)?;
         let found = rows.len();
         let mut bytes = 0;
@@ -134,7 +146,7 @@ impl Store {
         });
         let end = match rows.last() {
             Some(last) if found >= request.messages_max || found > rows.len() => {
-                Position { from_tick: from.id, to_tick: to.id, settled_seq: last.seq }
+                Position::in_window(from.id, to.id, last.seq)
             }
             _ => Position::at(to.id),
         };
@@ -144,8 +156,11 @@ impl Store {
             let answer = self.read_connection.copy_out(read::payloads(&self.schema, &missing)).await?;
             payloads = read::payload_rows(answer)?;
         }
-        let entries = rows.into_iter().map(|row| row.with_payload(&mut payloads)).collect::<Result<_, _>>()?;
-        Ok(Page { entries, end })
+        let entries = rows.into_iter().map(|row| row.with_payload(&mut payloads)).collect::<Result<Vec<_>, _>>()?;
+        let start = Position::in_window(from.id, to.id, settled_seq);
+        let read = |lease| ReadShard { lease, start: start.clone(), end: end.clone() };
+        let caught_up = entries.is_empty() && has_all_shards && after.is_exhausted();
+        Ok(Page { entries, shards: leases.into_iter().map(read).collect(), caught_up })
     }
 }
 
@@ -155,26 +170,18 @@ impl ShardLeases for Store {
         let call = async {
             let sql = leases::acquire_leases(&self.schema, &self.destination, &request);
             let answer = queries::json_response(&self.write_connection.query(sql).await?)?;
-            leases::lease_response(&answer, &request)
+            let (mut response, timeline) = leases::lease_response(&answer, &request)?;
+            // Later statements, so that they see everything that a former owner settled.
+            let new: Vec<Lease> =
+                response.leases.iter().filter(|lease| !request.held.contains(lease)).copied().collect();
+            response.taken = self.taken_shards(&new).await?;
+            Ok((response, timeline))
         };
-        let (leased, timeline) = call.await.map_err(|error| self.store_error(error))?;
+        let (response, timeline) = call.await.map_err(|error| self.store_error(error))?;
         if self.timeline.swap(timeline, Ordering::Relaxed) != timeline {
             self.clear_ticks();
         }
-        Ok(leased)
-    }
-
-    async fn standing(&self, leases: &[Lease]) -> Result<Vec<TakenShard>, StoreError> {
-        let Some(first) = leases.first() else { return Ok(Vec::new()) };
-        let call = async {
-            let rows = self.write_connection.query(leases::positions(&self.schema, &self.destination)).await?;
-            let mut shards = leases::taken_shards(&rows, leases)?;
-            let answer =
-                self.write_connection.copy_out(leases::parked_keys(&self.schema, &self.destination, leases)).await?;
-            leases::add_parked(answer, first.shard_count, &mut shards)?;
-            Ok(shards)
-        };
-        call.await.map_err(|error| self.store_error(error))
+        Ok(response)
     }
 
     async fn release_leases(&self, owner: Uuid) -> Result<(), StoreError> {

@@ -108,16 +108,12 @@ pub(crate) fn entry(row: &SqliteRow, first: usize) -> Result<LogEntry, Error> {
 
 /// Reads three columns: first number of the window, last number of the window, settled number.
 pub(crate) fn position(row: &SqliteRow, first: usize) -> Result<Position, Error> {
-    Ok(Position {
-        from_tick: column(row, first)?,
-        to_tick: column(row, first + 1)?,
-        settled_seq: column(row, first + 2)?,
-    })
+    Ok(Position::in_window(column(row, first)?, column(row, first + 1)?, column(row, first + 2)?))
 }
 
 /// Everything of a shard is settled up to this number. One number is enough, because numbers are in commit order.
 pub(crate) fn settled_through(position: &Position) -> i64 {
-    position.from_tick.max(position.settled_seq)
+    position.from_tick().max(position.settled_seq())
 }
 
 /// The slots of the leased shards as a JSON array, for `slot IN (SELECT value FROM json_each(?))`. `None` if the leases
@@ -220,7 +216,7 @@ mod tests {
     #[test]
     fn a_shard_is_settled_up_to_one_number() {
         assert_eq!(settled_through(&Position::at(7)), 7);
-        assert_eq!(settled_through(&Position { from_tick: 7, to_tick: 20, settled_seq: 0 }), 7);
-        assert_eq!(settled_through(&Position { from_tick: 7, to_tick: 20, settled_seq: 12 }), 12);
+        assert_eq!(settled_through(&Position::in_window(7, 20, 0)), 7);
+        assert_eq!(settled_through(&Position::in_window(7, 20, 12)), 12);
     }
 }

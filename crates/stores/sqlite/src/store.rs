@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use relevo_core::outbox::Position;
-use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse, ShardLeases, TakenShard};
-use relevo_core::outbox::log::{OutboxReader, Page, PageRequest, SettleResult, Settlement, WindowLimit};
+use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse, ShardLeases};
+use relevo_core::outbox::log::{OutboxReader, Page, PageRequest, ReadShard, SettleResult, Settlement, WindowLimit};
 use relevo_core::outbox::maintenance::{Maintenance, MaintenanceReport};
 use relevo_core::outbox::parked::{ParkedBatch, ParkedReader, ParkedResult, ParkedSettlement};
+use relevo_core::outbox::{Position, rules};
 use relevo_core::store::StoreError;
 use sqlx::sqlite::SqliteConnection;
 use tokio::time::{Instant, timeout};
@@ -117,28 +117,28 @@ impl Store {
     }
 
     async fn read_page(&self, request: PageRequest<'_>) -> Result<Page, Error> {
-        let mut window = request.after;
-        if window.is_exhausted() {
-            let to = match request.window_limit {
-                WindowLimit::Unlimited => self.newest_with_scheduled().await?,
-                WindowLimit::CurrentWindow => window.from_tick,
-                WindowLimit::UntilTick(tick) => tick,
-            };
-            window = Position { from_tick: window.from_tick, to_tick: to.max(window.from_tick), settled_seq: 0 };
+        let Some((after, leases)) = rules::oldest_group(request.shards) else { return Ok(Page::default()) };
+        let has_all_shards = leases.len() == request.shards.len();
+        let start = match (after.is_exhausted(), request.window_limit) {
+            (false, _) | (true, WindowLimit::CurrentWindow) => after.clone(),
+            (true, WindowLimit::UntilTick(tick)) => rules::open_window(after, tick),
+            (true, WindowLimit::Unlimited) => rules::open_window(after, self.newest_with_scheduled().await?),
+        };
+        if start.is_exhausted() {
+            return Ok(Page { caught_up: has_all_shards, ..Page::default() });
         }
-        if window.is_exhausted() || request.leases.is_empty() {
-            return Ok(Page { entries: Vec::new(), end: request.after });
-        }
-        let page = self.read_connection.read(async |c| read::page(c, &request, window).await);
+        let page = self.read_connection.read(async |c| read::page(c, &request, &leases, &start).await);
         let (entries, is_cut) = page.await?;
         let end = match entries.last() {
-            Some(last) if is_cut => Position { settled_seq: last.seq, ..window },
-            _ => Position::at(window.to_tick),
+            Some(last) if is_cut => Position::in_window(start.from_tick(), start.to_tick(), last.seq),
+            _ => Position::at(start.to_tick()),
         };
         if !entries.is_empty() {
-            self.flush(window.to_tick).await?;
+            self.flush(start.to_tick()).await?;
         }
-        Ok(Page { entries, end })
+        let read = |lease| ReadShard { lease, start: start.clone(), end: end.clone() };
+        let caught_up = entries.is_empty() && has_all_shards && after.is_exhausted();
+        Ok(Page { entries, shards: leases.into_iter().map(read).collect(), caught_up })
     }
 
     /// Flushes the whole window before any of it is published. Once per window, not once per page.
@@ -196,12 +196,18 @@ impl Store {
 #[async_trait]
 impl ShardLeases for Store {
     async fn acquire_leases(&self, request: LeaseRequest) -> Result<LeaseResponse, StoreError> {
-        self.with_timeout(self.renew_leases(&request)).await
-    }
-
-    async fn standing(&self, leases: &[Lease]) -> Result<Vec<TakenShard>, StoreError> {
-        let load = async |c: &mut SqliteConnection| leases::shard_positions(c, &self.destination, leases).await;
-        self.with_timeout(self.write_connection.read(load)).await
+        let call = async {
+            let mut response = self.renew_leases(&request).await?;
+            // A later statement, so that it sees everything that a former owner settled.
+            let new = |lease: &&Lease| !request.held.contains(lease);
+            let new: Vec<Lease> = response.leases.iter().filter(new).copied().collect();
+            if !new.is_empty() {
+                let load = async |c: &mut SqliteConnection| leases::taken_shards(c, &self.destination, &new).await;
+                response.taken = self.write_connection.read(load).await?;
+            }
+            Ok(response)
+        };
+        self.with_timeout(call).await
     }
 
     async fn release_leases(&self, owner: Uuid) -> Result<(), StoreError> {

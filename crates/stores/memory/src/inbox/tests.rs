@@ -99,7 +99,7 @@ async fn a_replay_that_stops_by_itself_keeps_queues_with_an_open_append() {
     let (transaction, entered) = begin(&inbox).await;
     assert_eq!(entered, [EnterOutcome::QueuedBehind]);
     let enqueued = operator.enqueue_replay("billing", number, batch(&[], Some("2"), None)).await;
-    assert!(matches!(enqueued, Err(StoreError::Unexpected(_))), "a transaction is appending: {enqueued:?}");
+    assert!(matches!(enqueued, Err(StoreError::Busy { .. })), "a transaction is appending: {enqueued:?}");
     inbox.commit(transaction).await.unwrap();
     assert_eq!(
         operator.enqueue_replay("billing", number, batch(&[], Some("2"), None)).await.unwrap(),

@@ -50,6 +50,7 @@ pub(crate) fn lease_response(answer: &Value, ask: &LeaseRequest) -> Result<(Leas
         };
         let leased = LeaseResponse {
             leases: answer["leases"].as_array()?.iter().map(lease).collect::<Option<_>>()?,
+            taken: Vec::new(),
             duration: Duration::from_millis(answer["lasts_ms"].as_f64().map_or(0, remaining_millis)),
             fair_share: usize::try_from(answer["fair"].as_u64()?).ok()?,
             window_limit: ceiling,
@@ -72,14 +73,14 @@ pub(crate) fn positions(schema: &str, destination: &str) -> String {
 }
 
 pub(crate) fn taken_shards(rows: &[PgRow], leases: &[Lease]) -> Result<Vec<TakenShard>, Error> {
-    let mut standings = Vec::with_capacity(leases.len());
+    let mut taken = Vec::with_capacity(leases.len());
     for row in rows {
         let shard: i16 = column(row, 0)?;
         let Some(lease) = leases.iter().find(|lease| i32::from(lease.shard) == i32::from(shard)) else { continue };
-        let position = Position { from_tick: column(row, 1)?, to_tick: column(row, 2)?, settled_seq: column(row, 3)? };
-        standings.push(TakenShard { shard: lease.shard, position, parked_keys: Vec::new() });
+        let position = Position::in_window(column(row, 1)?, column(row, 2)?, column(row, 3)?);
+        taken.push(TakenShard { lease: *lease, position, parked_keys: Vec::new() });
     }
-    Ok(standings)
+    Ok(taken)
 }
 
 pub(crate) fn parked_keys(schema: &str, destination: &str, leases: &[Lease]) -> String {
@@ -90,13 +91,13 @@ pub(crate) fn parked_keys(schema: &str, destination: &str, leases: &[Lease]) -> 
     )
 }
 
-pub(crate) fn add_parked(answer: Bytes, shards: u16, standings: &mut [TakenShard]) -> Result<(), Error> {
+pub(crate) fn add_parked(answer: Bytes, shards: u16, taken: &mut [TakenShard]) -> Result<(), Error> {
     let mut rows = CopyRows::new(answer, 2)?;
     while let Some(mut row) = rows.next_row()? {
         let shard = relevo_core::slot::shard_of(row.slot()?, shards);
         let key = row.text()?;
-        if let Some(standing) = standings.iter_mut().find(|standing| standing.shard == shard) {
-            standing.parked_keys.push(key);
+        if let Some(taken_shard) = taken.iter_mut().find(|taken_shard| taken_shard.lease.shard == shard) {
+            taken_shard.parked_keys.push(key);
         }
     }
     Ok(())

@@ -54,32 +54,39 @@ pub(crate) fn tick(row: &PgRow) -> Result<Tick, Error> {
 /// For a plain condition it estimates almost none, and then scans and sorts the whole window for every page. Comparing
 /// rows as (xid, seq) leaves only one index to use. With `xid = x ORDER BY seq` the planner scans the whole history by
 /// sequence when a few large transactions wrote most of it.
-pub(crate) fn page(schema: &str, read: &PageRequest<'_>, from: &Tick, to: &Tick, place: i64) -> String {
-    let (leases, limit) = (read.leases, read.messages_max);
+pub(crate) fn page(
+    schema: &str,
+    request: &PageRequest<'_>,
+    leases: &[Lease],
+    from: &Tick,
+    to: &Tick,
+    settled_seq: i64,
+) -> String {
+    let limit = request.messages_max;
     let columns = "seq, slot, id, created_at, topic, key, type, content_type, headers, payload";
     let slots = slot_filter(leases);
     let mut sql = format!(
         "SELECT {columns} FROM {schema}.message WHERE seq > {} AND seq <= {} \
          AND CASE WHEN pg_visible_in_snapshot(xid, '{}') AND NOT pg_visible_in_snapshot(xid, '{}'){slots} \
          THEN true END ORDER BY seq LIMIT {limit}",
-        place.max(from.max_seq),
+        settled_seq.max(from.max_seq),
         to.max_seq,
         to.snapshot.text(),
         from.snapshot.text(),
     );
-    let late = if place < from.max_seq { from.late_xids_until(to) } else { Vec::new() };
+    let late = if settled_seq < from.max_seq { from.late_xids_until(to) } else { Vec::new() };
     if !late.is_empty() {
         let xids = late.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
         sql = format!(
             "(SELECT {columns} FROM unnest('{{{xids}}}'::xid8[]) AS x CROSS JOIN LATERAL (\
-             SELECT * FROM {schema}.message WHERE (xid, seq) > (x, {place}) AND (xid, seq) <= (x, {}) \
+             SELECT * FROM {schema}.message WHERE (xid, seq) > (x, {settled_seq}) AND (xid, seq) <= (x, {}) \
              AND CASE WHEN true{slots} THEN true END ORDER BY xid, seq LIMIT {limit}) AS m) \
              UNION ALL ({sql}) ORDER BY seq LIMIT {limit}",
             from.max_seq,
         );
     }
     // Large payloads are left out, so that the size of the page is limited before it is known.
-    let small = inline_payload_max(read);
+    let small = inline_payload_max(request);
     format!(
         "SELECT seq, slot, octet_length(payload), id, created_at, topic, key, type, content_type, headers::text, \
          CASE WHEN octet_length(payload) <= {small} THEN payload END FROM ({sql}) AS w"

@@ -11,7 +11,7 @@ pub(crate) fn settle(schema: &str, destination: &str, settlement: &Settlement) -
     let progress: Vec<_> = settlement
         .progress
         .iter()
-        .map(|(lease, position)| json!([lease.shard, position.from_tick, position.to_tick, position.settled_seq]))
+        .map(|(lease, position)| json!([lease.shard, position.from_tick(), position.to_tick(), position.settled_seq()]))
         .collect();
     let parks: Vec<_> = settlement.parked.iter().map(park_json).collect();
     let doc = json!({

@@ -7,7 +7,7 @@ use relevo_conformance::inbox::{HandlerTransaction, Harness};
 use relevo_core::MessageId;
 use relevo_core::inbox::InboxRetention;
 use relevo_store_postgres::inbox::{Config, Inbox};
-use relevo_store_postgres::{Draft, Emitter, Operator, OperatorConfig};
+use relevo_store_postgres::{Operator, OperatorConfig};
 use relevo_testkit::PgVersion;
 use relevo_testkit::pgbouncer::PgBouncer;
 use relevo_testkit::postgres::{Database, Server};
@@ -110,11 +110,6 @@ impl Harness for PostgresHarness {
     async fn effects(&self) -> Vec<String> {
         let rows = self.rows("SELECT line FROM ledger ORDER BY no").await;
         rows.iter().map(|row| row.try_get(0).expect("a line")).collect()
-    }
-
-    async fn emit(&self, transaction: &mut HandlerTransaction<Self>) -> MessageId {
-        let outbox = Emitter::default().without_prepared_statements();
-        outbox.emit(transaction, Draft::json("orders", "k", "Emitted", "{}")).await.expect("a good message")
     }
 
     async fn emitted(&self) -> Vec<MessageId> {

@@ -429,8 +429,8 @@ async fn c3_a_message_appended_while_the_queue_ends_is_not_stranded() {
 async fn c3_an_append_without_a_lock_is_stranded_and_overtaken() {
     for form in Form::ALL {
         let bed = sql_test().await;
-        let look = form.lane_check_phrase();
-        bed.mutate(form.function(), &format!("{look} FOR SHARE"), look).await;
+        let check = form.lane_check_phrase();
+        bed.mutate(form.function(), &format!("{check} FOR SHARE"), check).await;
         bed.mutate("inbox_classify_known", "ORDER BY q.queue FOR SHARE", "ORDER BY q.queue").await;
         let token = with_an_emptied_queue(&bed).await;
         let (mut worker, mut session) = (bed.session().await, bed.session().await);

@@ -241,7 +241,7 @@ async fn a3_a_position_with_the_last_tick_only_loses_two_messages() {
     // third.
     slow.run("COMMIT").await;
     assert_eq!(quick.list(newest).await, ["1", "2", "3"]);
-    assert_eq!(quick.list("SELECT naive_window(2, 3)").await, ["m4", "m5"], "m2 and m3 are gone");
+    assert_eq!(quick.list("SELECT naive_window(2, 3)").await, ["m4", "m5"], "m2 and m3 are lost");
 }
 
 #[tokio::test]
@@ -259,7 +259,7 @@ async fn a3_a_position_within_a_window_is_resumed_exactly_after_newer_ticks() {
     assert_eq!(reader.next(1).await, NONE, "no tick can overtake one that is being made");
     slow.run("COMMIT").await;
     assert_eq!(reader.next(1).await, ["m1"]);
-    let place = reader.position;
+    let place = reader.position.clone();
     assert!(!place.is_exhausted());
     reader.leave().await;
     for label in ["m6", "m7"] {
@@ -333,16 +333,16 @@ async fn a5_an_idle_outbox_still_sees_a_late_commit() {
         let mut writer = bed.session().await;
         writer.run(&format!("BEGIN; {}", emit("k", "late"))).await;
         assert_eq!(reader.drain().await, NONE);
-        let stand = reader.position;
+        let stand = reader.position.clone();
         assert_eq!(reader.drain().await, NONE);
         assert_eq!(reader.position, stand, "while the writer is open there is nothing new");
         writer.run("COMMIT").await;
         let read = reader.drain().await;
         if naive {
-            assert_eq!(read, NONE, "stranded until somebody draws a number");
+            assert_eq!(read, NONE, "stranded until a number is drawn");
         } else {
             assert_eq!(read, ["late"]);
-            let stand = reader.position;
+            let stand = reader.position.clone();
             assert_eq!(reader.drain().await, NONE);
             assert_eq!(reader.position, stand, "idle again: no tick is made");
         }

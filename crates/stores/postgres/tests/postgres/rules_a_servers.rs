@@ -1,9 +1,9 @@
 //! Rules A6 to A8, and other server events: crashes, standbys, history, other databases, two-phase commit, savepoints.
 
-use crate::sql_support::{Reader, Session, SqlTest, emit};
+use crate::sql_support::{Reader, Session, SqlTest, emit, read_at};
 use relevo_core::outbox::Position;
 use relevo_core::outbox::leases::{LeaseRequest, ShardLeases as _};
-use relevo_core::outbox::log::{OutboxReader as _, PageRequest, WindowLimit};
+use relevo_core::outbox::log::WindowLimit;
 use relevo_core::store::StoreError;
 use relevo_store_postgres::{Config, Store};
 use relevo_testkit::PgVersion;
@@ -95,23 +95,18 @@ async fn a7_a_relay_refuses_a_standby() {
 
     assert_eq!(there.expect_error("SELECT relevo.make_tick()").await, "RV002");
     let options = standby.options().database(bed.database.name());
-    let store = Store::open(Config::new(options, "main")).await.expect("a standby can be asked");
-    let ask = LeaseRequest {
+    let store = Store::open(Config::new(options, "main")).await.expect("a standby can be opened");
+    let request = LeaseRequest {
         owner: Uuid::new_v4(),
         name: "r".to_owned(),
         duration: crate::sql_support::DEADLINE,
+        held: Vec::new(),
         release: Vec::new(),
     };
-    assert!(matches!(store.acquire_leases(ask.clone()).await, Err(StoreError::Standby)));
-    let leases = bed.store().await.acquire_leases(ask).await.expect("leases of the primary").leases;
-    let read = PageRequest {
-        leases: &leases,
-        after: Position::at(0),
-        messages_max: 10,
-        bytes_max: 1 << 20,
-        window_limit: WindowLimit::Unlimited,
-    };
-    assert!(matches!(store.read(read).await, Err(StoreError::Standby)));
+    assert!(matches!(store.acquire_leases(request.clone()).await, Err(StoreError::Standby)));
+    let leases = bed.store().await.acquire_leases(request).await.expect("leases of the primary").leases;
+    let read = read_at(&store, &leases, &Position::at(0), 10, WindowLimit::Unlimited).await;
+    assert!(matches!(read, Err(StoreError::Standby)));
 }
 
 async fn connect(server: &Private, bed: &SqlTest) -> sqlx::PgConnection {
@@ -209,14 +204,8 @@ async fn a8_a_page_of_some_shards_costs_a_page_and_not_the_window() {
     for after in [Position::at(0), Position::at(open)] {
         let before = pages_touched(&bed).await;
         let store = bed.store().await;
-        let read = PageRequest {
-            leases: &leases[..2],
-            after,
-            messages_max: 500,
-            bytes_max: 1 << 30,
-            window_limit: WindowLimit::Unlimited,
-        };
-        assert_eq!(store.read(read).await.expect("a page").entries.len(), 500);
+        let page = read_at(&store, &leases[..2], &after, 500, WindowLimit::Unlimited).await.expect("a page");
+        assert_eq!(page.entries.len(), 500);
         drop(store);
         let ours = pages_touched(&bed).await - before;
         assert!(ours <= 200, "{ours} pages for 500 messages after {after:?}");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::sql_support::{Reader, Session, SqlTest};
-use relevo_core::outbox::leases::ShardLeases as _;
+use relevo_core::outbox::leases::{LeaseRequest, ShardLeases as _};
 use relevo_core::outbox::log::{
     OutboxReader as _, ParkAction, ParkedMessage, PublishFailure, SettleResult, Settlement, WindowLimit,
 };
@@ -20,8 +20,8 @@ const QUEUE: &str = "SELECT type FROM relevo.parked_message ORDER BY ordinal";
 async fn with_a_parked_key() -> SqlTest {
     let bed = SqlTest::on_shared_server(1).await;
     let mut session = bed.session().await;
-    let ask = json!({ "owner": OWNER, "name": "relay", "lease_ms": 600_000, "release": [] });
-    session.run(&format!("SELECT relevo.acquire_leases('main', '{ask}')")).await;
+    let request = json!({ "owner": OWNER, "name": "relay", "lease_ms": 600_000, "release": [] });
+    session.run(&format!("SELECT relevo.acquire_leases('main', '{request}')")).await;
     bed.emit("k", "m1").await;
     bed.emit("k", "m2").await;
     session.run("SELECT relevo.make_tick()").await;
@@ -120,7 +120,7 @@ async fn c3_without_locks_a_message_is_stranded_behind_a_removed_key() {
     window.run(&format!("BEGIN; {}", naive_append("keys", "queue"))).await;
     retry.run(&naive_unpark("keys", "queue")).await;
     window.run("COMMIT").await;
-    assert_eq!(retry.list("SELECT key FROM keys").await, NONE, "nobody will look for it");
+    assert_eq!(retry.list("SELECT key FROM keys").await, NONE, "no relay will read it");
     assert_eq!(retry.list("SELECT type FROM queue").await, ["m2"]);
 }
 
@@ -151,7 +151,7 @@ fn park(entry: &LogEntry, stop: Option<ParkAction>) -> ParkedMessage {
 }
 
 async fn settle_with(reader: &mut Reader, end: Position, parks: Vec<ParkedMessage>) {
-    let progress = reader.leases.iter().map(|lease| (*lease, end)).collect();
+    let progress = reader.leases.iter().map(|lease| (*lease, end.clone())).collect();
     let settled = reader.store.settle(Settlement { progress, parked: parks }).await.expect("an answer");
     assert_eq!(settled, SettleResult::default());
     reader.position = end;
@@ -166,7 +166,7 @@ async fn c6_a_held_address_and_a_third_unknown_park_their_keys_uncounted_and_pro
     }
     let page = reader.page(100, WindowLimit::Unlimited).await;
     // Naive: m1 is not settled while its address is blocked, and the shard stays before it.
-    reader.settle(Position { from_tick: 0, to_tick: page.end.to_tick, settled_seq: page.entries[0].seq - 1 }).await;
+    reader.settle(Position::in_window(0, page.end.to_tick(), page.entries[0].seq - 1)).await;
     let again = reader.page(100, WindowLimit::Unlimited).await;
     assert_eq!(again.entries.len(), 4, "m3 went out and is read again for as long as that lasts");
 
@@ -209,8 +209,12 @@ async fn c7_a_parked_key_is_found_by_its_slot_for_any_shard_count() {
     let mut reader = Reader::start(&bed).await;
     bed.emit("o-1", "m1").await; // Slot 92: shard 4 of 8, shard 2 of 3.
     let page = reader.page(100, WindowLimit::Unlimited).await;
-    settle_with(&mut reader, page.end, vec![park(&page.entries[0], Some(ParkAction::Retry { after: Duration::ZERO }))])
-        .await;
+    settle_with(
+        &mut reader,
+        page.end.clone(),
+        vec![park(&page.entries[0], Some(ParkAction::Retry { after: Duration::ZERO }))],
+    )
+    .await;
     session.run("CREATE TABLE naive_key AS SELECT key, slot % 8 AS shard FROM relevo.parked_key").await;
     reader.leave().await;
     session.run("SELECT relevo.reshard_destination('main', 3)").await;
@@ -226,10 +230,12 @@ async fn c7_a_parked_key_is_found_by_its_slot_for_any_shard_count() {
     assert_eq!(
         session.list("SELECT key FROM naive_key WHERE shard = 2").await,
         NONE,
-        "the key's new owner looks in vain"
+        "the key's new owner does not find it"
     );
-    let standings = next.store.standing(&next.leases).await.expect("standings");
-    let mut found: Vec<_> = standings.iter().map(|standing| (standing.shard, standing.parked_keys.len())).collect();
+    let (owner, name) = (next.leases[0].owner, "reader".to_owned());
+    let request = LeaseRequest { owner, name, duration: Duration::from_mins(1), held: Vec::new(), release: Vec::new() };
+    let taken = next.store.acquire_leases(request).await.expect("leases").taken;
+    let mut found: Vec<_> = taken.iter().map(|shard| (shard.lease.shard, shard.parked_keys.len())).collect();
     found.sort_unstable();
     assert_eq!(found, [(0, 0), (1, 0), (2, 1)]);
 }

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use relevo_core::outbox::Position;
 use relevo_core::outbox::leases::{Lease, LeaseRequest, ShardLeases as _};
-use relevo_core::outbox::log::{OutboxReader as _, Page, PageRequest, SettleResult, Settlement, WindowLimit};
+use relevo_core::outbox::log::{OutboxReader as _, PageRequest, SettleResult, Settlement, WindowLimit};
+use relevo_core::outbox::{LogEntry, Position};
+use relevo_core::store::StoreError;
 use relevo_store_postgres::{Config, Operator, OperatorConfig, Schema, Store, migrate};
 use relevo_testkit::PgVersion;
 use relevo_testkit::postgres::{Database, Private, Server};
@@ -72,7 +73,10 @@ impl SqlTest {
     pub(crate) async fn mutate(&self, function: &str, phrase: &str, instead: &str) {
         let mut session = self.session().await;
         let source: String = session.scalar(&format!("SELECT pg_get_functiondef('relevo.{function}'::regproc)")).await;
-        assert!(source.contains(phrase), "`{function}` no longer says `{phrase}`: look for what says it now");
+        assert!(
+            source.contains(phrase),
+            "`{function}` no longer contains `{phrase}`: find the phrase that replaced it"
+        );
         session.run(&source.replacen(phrase, instead, 1)).await;
     }
 
@@ -211,13 +215,13 @@ pub(crate) struct Reader {
 impl Reader {
     pub(crate) async fn start(bed: &SqlTest) -> Self {
         let store = bed.store().await;
-        let ask =
-            LeaseRequest { owner: Uuid::new_v4(), name: "reader".to_owned(), duration: LEASE, release: Vec::new() };
-        let leases = store.acquire_leases(ask).await.expect("leases").leases;
-        let standings = store.standing(&leases).await.expect("standings");
-        let at = standings.first().expect("free shards").position;
-        assert!(standings.iter().all(|standing| standing.position == at), "the shards stand together");
-        Self { store, leases, position: at }
+        let owner = Uuid::new_v4();
+        let name = "reader".to_owned();
+        let request = LeaseRequest { owner, name, duration: LEASE, held: Vec::new(), release: Vec::new() };
+        let response = store.acquire_leases(request).await.expect("leases");
+        let at = response.taken.first().expect("free shards").position.clone();
+        assert!(response.taken.iter().all(|shard| shard.position == at), "the shards are at one position");
+        Self { store, leases: response.leases, position: at }
     }
 
     /// Releases the leases, so that another reader can continue.
@@ -225,19 +229,12 @@ impl Reader {
         self.store.release_leases(self.leases[0].owner).await.expect("an answer");
     }
 
-    pub(crate) async fn page(&self, limit: usize, ceiling: WindowLimit) -> Page {
-        let read = PageRequest {
-            leases: &self.leases,
-            after: self.position,
-            messages_max: limit,
-            bytes_max: usize::MAX >> 1,
-            window_limit: ceiling,
-        };
-        self.store.read(read).await.expect("a page")
+    pub(crate) async fn page(&self, limit: usize, window_limit: WindowLimit) -> ReadPage {
+        read_at(&self.store, &self.leases, &self.position, limit, window_limit).await.expect("a page")
     }
 
     pub(crate) async fn settle(&mut self, end: Position) {
-        let progress = self.leases.iter().map(|lease| (*lease, end)).collect();
+        let progress = self.leases.iter().map(|lease| (*lease, end.clone())).collect();
         let settled = self.store.settle(Settlement { progress, parked: Vec::new() }).await.expect("an answer");
         assert_eq!(settled, SettleResult::default());
         self.position = end;
@@ -246,7 +243,7 @@ impl Reader {
     /// Reads and settles one page. Returns its labels.
     pub(crate) async fn next(&mut self, limit: usize) -> Vec<String> {
         let page = self.page(limit, WindowLimit::Unlimited).await;
-        self.settle(page.end).await;
+        self.settle(page.end.clone()).await;
         labels(&page)
     }
 
@@ -254,7 +251,7 @@ impl Reader {
     pub(crate) async fn read_to_tick(&mut self, tick: i64) -> Vec<String> {
         let page = self.page(100, WindowLimit::UntilTick(tick)).await;
         assert_eq!(page.end, Position::at(tick), "one page to the window's end");
-        self.settle(page.end).await;
+        self.settle(page.end.clone()).await;
         labels(&page)
     }
 
@@ -273,6 +270,30 @@ impl Reader {
     }
 }
 
-fn labels(page: &Page) -> Vec<String> {
+/// A page of shards that are all at one position.
+#[derive(Debug)]
+pub(crate) struct ReadPage {
+    pub(crate) entries: Vec<LogEntry>,
+    /// The position of all shards after the page.
+    pub(crate) end: Position,
+}
+
+/// Reads the next page of shards that are at this position.
+pub(crate) async fn read_at(
+    store: &Store,
+    leases: &[Lease],
+    after: &Position,
+    messages_max: usize,
+    window_limit: WindowLimit,
+) -> Result<ReadPage, StoreError> {
+    let shards: Vec<_> = leases.iter().map(|lease| (*lease, after.clone())).collect();
+    let request = PageRequest { shards: &shards, messages_max, bytes_max: usize::MAX >> 1, window_limit };
+    let page = store.read(request).await?;
+    let end = page.shards.first().map_or(after, |read| &read.end).clone();
+    assert!(page.shards.iter().all(|read| read.end == end), "shards at one position are read together");
+    Ok(ReadPage { entries: page.entries, end })
+}
+
+fn labels(page: &ReadPage) -> Vec<String> {
     page.entries.iter().map(|entry| entry.message.kind.to_string()).collect()
 }

@@ -185,6 +185,7 @@ impl LeaseTable {
         };
         LeaseResponse {
             leases: mine().map(lease).collect(),
+            taken: Vec::new(),
             duration: Duration::from_millis(u64::try_from(remaining).unwrap_or(0)),
             fair_share: self.fair_share(),
             window_limit: self.window_limit,
@@ -238,7 +239,7 @@ async fn write_relay(
 
 /// Returns the positions of newly leased shards. It reads committed rows after the lease, so it includes everything
 /// that a former owner settled.
-pub(crate) async fn shard_positions(
+pub(crate) async fn taken_shards(
     connection: &mut SqliteConnection,
     destination: &str,
     leases: &[Lease],
@@ -251,14 +252,14 @@ pub(crate) async fn shard_positions(
     let mut shards = Vec::with_capacity(leases.len());
     for row in select.fetch_all(&mut *connection).await? {
         let shard: u16 = number(&row, 0)?;
-        if leases.iter().any(|lease| lease.shard == shard) {
-            shards.push(TakenShard { shard, position: queries::position(&row, 1)?, parked_keys: Vec::new() });
+        if let Some(lease) = leases.iter().find(|lease| lease.shard == shard) {
+            shards.push(TakenShard { lease: *lease, position: queries::position(&row, 1)?, parked_keys: Vec::new() });
         }
     }
     let keys = sqlx::query("SELECT slot, key FROM relevo_parked_key WHERE destination = ?1").bind(destination);
     for row in keys.fetch_all(&mut *connection).await? {
         let shard = shard_of(number(&row, 0)?, first.shard_count);
-        if let Some(taken) = shards.iter_mut().find(|taken| taken.shard == shard) {
+        if let Some(taken) = shards.iter_mut().find(|taken| taken.lease.shard == shard) {
             taken.parked_keys.push(column::<String>(&row, 1)?.into());
         }
     }

@@ -1,6 +1,7 @@
 //! Reads of the log: pages for relays and for replays, and scheduled messages that are due.
 
 use jiff::Timestamp;
+use relevo_core::outbox::leases::Lease;
 use relevo_core::outbox::log::PageRequest;
 use relevo_core::outbox::{LogEntry, Position};
 use relevo_core::replay_source::{LogBounds, OutboxRouting, ReplayFilter, ReplayPage, ReplayReadRequest};
@@ -53,11 +54,12 @@ pub(crate) async fn move_due_scheduled(connection: &mut SqliteConnection) -> Res
     Ok(())
 }
 
-/// Reads the messages of a window after its position. Returns whether there may be more.
+/// Reads the messages of a window after a position in it. Returns whether there may be more.
 pub(crate) async fn page(
     connection: &mut SqliteConnection,
     request: &PageRequest<'_>,
-    window: Position,
+    leases: &[Lease],
+    start: &Position,
 ) -> Result<(Vec<LogEntry>, bool), Error> {
     let limit = request.messages_max.max(1);
     // Payloads up to this length cannot exceed the byte limit, even in a full page. Larger ones are left out, so that
@@ -67,8 +69,8 @@ pub(crate) async fn page(
                CASE WHEN length(payload) <= ?4 THEN payload END, length(payload) FROM relevo_message \
                WHERE seq > ?1 AND seq <= ?2 AND (?5 IS NULL OR slot IN (SELECT value FROM json_each(?5))) \
                ORDER BY seq LIMIT ?3";
-    let select = sqlx::query(sql).bind(queries::settled_through(&window)).bind(window.to_tick);
-    let select = select.bind(i64::try_from(limit).unwrap_or(i64::MAX)).bind(small).bind(queries::slots(request.leases));
+    let select = sqlx::query(sql).bind(queries::settled_through(start)).bind(start.to_tick());
+    let select = select.bind(i64::try_from(limit).unwrap_or(i64::MAX)).bind(small).bind(queries::slots(leases));
     let rows = select.fetch_all(&mut *connection).await?;
     let mut entries = Vec::with_capacity(rows.len());
     let mut bytes = 0;

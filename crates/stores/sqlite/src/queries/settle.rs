@@ -28,7 +28,7 @@ pub(crate) async fn settle(
     let mut messages: Vec<&ParkedMessage> =
         settlement.parked.iter().filter(|message| held.iter().any(|lease| belongs_to(message, lease))).collect();
     let mut progress: Vec<(Lease, Position)> =
-        settlement.progress.iter().filter(|(lease, _)| held.contains(lease)).copied().collect();
+        settlement.progress.iter().filter(|(lease, _)| held.contains(lease)).cloned().collect();
     if !messages.is_empty() {
         let existing = already_parked(connection, destination, &messages).await?;
         settled.reread = reread(&messages, &existing);
@@ -216,8 +216,10 @@ async fn record_progress(
     progress: &[(Lease, Position)],
     now: i64,
 ) -> Result<(), Error> {
-    let rows: Value =
-        progress.iter().map(|(lease, at)| json!([lease.shard, at.from_tick, at.to_tick, at.settled_seq])).collect();
+    let rows: Value = progress
+        .iter()
+        .map(|(lease, at)| json!([lease.shard, at.from_tick(), at.to_tick(), at.settled_seq()]))
+        .collect();
     let sql = "UPDATE relevo_progress AS p SET from_seq = w.value ->> 1, to_seq = w.value ->> 2, settled_seq = \
                w.value ->> 3, \
                settled_at_ms = ?3 FROM json_each(?2) AS w WHERE p.destination = ?1 AND p.shard = w.value ->> 0";

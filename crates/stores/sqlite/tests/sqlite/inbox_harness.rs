@@ -7,7 +7,7 @@ use relevo_conformance::inbox::{Capabilities, HandlerTransaction, Harness};
 use relevo_core::MessageId;
 use relevo_core::inbox::InboxRetention;
 use relevo_store_sqlite::inbox::{Config, Inbox};
-use relevo_store_sqlite::{Draft, Emitter, Operator, OperatorConfig, connect_options};
+use relevo_store_sqlite::{Operator, OperatorConfig, connect_options};
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Row as _};
 use tokio::time::Instant;
@@ -77,10 +77,6 @@ impl Harness for SqliteHarness {
 
     async fn effects(&self) -> Vec<String> {
         self.rows("SELECT line FROM ledger ORDER BY no").await.iter().map(|row| row.get(0)).collect()
-    }
-
-    async fn emit(&self, transaction: &mut HandlerTransaction<Self>) -> MessageId {
-        Emitter::default().emit(transaction, Draft::json("orders", "k", "Emitted", "{}")).await.expect("a good message")
     }
 
     async fn emitted(&self) -> Vec<MessageId> {

@@ -7,9 +7,7 @@ use std::time::Duration;
 use relevo_core::MessageId;
 use relevo_core::outbox::admin::OutboxAdmin as _;
 use relevo_core::outbox::leases::{Lease, LeaseRequest, ShardLeases as _};
-use relevo_core::outbox::log::{
-    OutboxReader as _, Page, PageRequest, ParkedMessage, SettleResult, Settlement, WindowLimit,
-};
+use relevo_core::outbox::log::{OutboxReader as _, PageRequest, ParkedMessage, SettleResult, Settlement, WindowLimit};
 use relevo_core::outbox::{LogEntry, Position};
 use relevo_core::store::StoreError;
 use relevo_store_sqlite::{
@@ -117,22 +115,19 @@ pub(crate) struct Reader {
 impl Reader {
     pub(crate) async fn start(store: Store) -> Self {
         let lease = Duration::from_mins(10);
-        let ask =
-            LeaseRequest { owner: Uuid::new_v4(), name: "reader".to_owned(), duration: lease, release: Vec::new() };
-        let leases = store.acquire_leases(ask).await.expect("free shards").leases;
-        let at = store.standing(&leases).await.expect("shards that stand")[0].position;
-        Self { store, leases, position: at }
+        let (owner, name) = (Uuid::new_v4(), "reader".to_owned());
+        let request = LeaseRequest { owner, name, duration: lease, held: Vec::new(), release: Vec::new() };
+        let response = store.acquire_leases(request).await.expect("free shards");
+        Self { store, leases: response.leases, position: response.taken[0].position.clone() }
     }
 
-    pub(crate) async fn read(&self) -> Result<Page, StoreError> {
-        let read = PageRequest {
-            leases: &self.leases,
-            after: self.position,
-            messages_max: 100,
-            bytes_max: 1 << 30,
-            window_limit: WindowLimit::Unlimited,
-        };
-        self.store.read(read).await
+    pub(crate) async fn read(&self) -> Result<ReadPage, StoreError> {
+        let shards: Vec<_> = self.leases.iter().map(|lease| (*lease, self.position.clone())).collect();
+        let window_limit = WindowLimit::Unlimited;
+        let read = PageRequest { shards: &shards, messages_max: 100, bytes_max: 1 << 30, window_limit };
+        let page = self.store.read(read).await?;
+        let end = page.shards.first().map_or(&self.position, |read| &read.end).clone();
+        Ok(ReadPage { entries: page.entries, end })
     }
 
     pub(crate) async fn settle(
@@ -140,7 +135,7 @@ impl Reader {
         end: Position,
         parks: Vec<ParkedMessage>,
     ) -> Result<SettleResult, StoreError> {
-        let progress = self.leases.iter().map(|lease| (*lease, end)).collect();
+        let progress = self.leases.iter().map(|lease| (*lease, end.clone())).collect();
         let settled = self.store.settle(Settlement { progress, parked: parks }).await?;
         self.position = end;
         Ok(settled)
@@ -160,6 +155,14 @@ impl Reader {
     }
 }
 
+/// A page of shards that are all at one position.
+#[derive(Debug)]
+pub(crate) struct ReadPage {
+    pub(crate) entries: Vec<LogEntry>,
+    /// The position of all shards after the page.
+    pub(crate) end: Position,
+}
+
 pub(crate) fn ids(entries: &[LogEntry]) -> Vec<MessageId> {
     entries.iter().map(|entry| entry.message.id).collect()
 }
@@ -175,7 +178,7 @@ pub(crate) fn error_chain(error: &StoreError) -> String {
     text
 }
 
-/// The environment variable that tells a child process its role in the test.
+/// The environment variable with the role of a child process in the test.
 const CHILD_ROLE: &str = "RELEVO_TEST_PART";
 
 /// The role of this process in a test. `None` in the process that the test runner started.

@@ -1,0 +1,170 @@
+//! The relay with a busy store: a call that changed nothing is repeated, and nothing else happens.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use relevo_broker_memory::{Config as BrokerConfig, FailureRule, MemoryBroker, RuleTarget};
+use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse, ShardLeases};
+use relevo_core::outbox::log::{OutboxReader, Page, PageRequest, SettleResult, Settlement};
+use relevo_core::outbox::maintenance::{Maintenance, MaintenanceReport};
+use relevo_core::outbox::parked::{ParkedBatch, ParkedReader, ParkedResult, ParkedSettlement};
+use relevo_core::store::StoreError;
+use relevo_core::{Class, RetryPolicy, Route, Routes};
+use relevo_relay::{Config, Relay, RelayStatus};
+use relevo_store_memory::{self as memory, Database, Draft, MAIN, Store};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+/// A store whose calls of one kind are busy a few times.
+struct BusyStore {
+    inner: Store,
+    state: Mutex<BusyState>,
+}
+
+struct BusyState {
+    call: &'static str,
+    remaining: u32,
+    owners: BTreeSet<Uuid>,
+}
+
+impl BusyStore {
+    /// Fails if the store is busy for this call. Nothing of the call has happened then.
+    fn check(&self, call: &str) -> Result<(), StoreError> {
+        let mut state = self.state.lock();
+        if state.call != call || state.remaining == 0 {
+            return Ok(());
+        }
+        state.remaining -= 1;
+        Err(StoreError::Busy { retry_after: None, source: "a lock timeout".into() })
+    }
+}
+
+#[async_trait]
+impl ShardLeases for BusyStore {
+    async fn acquire_leases(&self, request: LeaseRequest) -> Result<LeaseResponse, StoreError> {
+        self.state.lock().owners.insert(request.owner);
+        self.check("acquire_leases")?;
+        self.inner.acquire_leases(request).await
+    }
+
+    async fn release_leases(&self, owner: Uuid) -> Result<(), StoreError> {
+        self.inner.release_leases(owner).await
+    }
+}
+
+#[async_trait]
+impl OutboxReader for BusyStore {
+    async fn read(&self, request: PageRequest<'_>) -> Result<Page, StoreError> {
+        self.check("read")?;
+        self.inner.read(request).await
+    }
+
+    async fn settle(&self, settlement: Settlement) -> Result<SettleResult, StoreError> {
+        self.check("settle")?;
+        self.inner.settle(settlement).await
+    }
+}
+
+#[async_trait]
+impl ParkedReader for BusyStore {
+    async fn read_parked(
+        &self,
+        leases: &[Lease],
+        keys: usize,
+        messages: usize,
+    ) -> Result<Vec<ParkedBatch>, StoreError> {
+        self.check("read_parked")?;
+        self.inner.read_parked(leases, keys, messages).await
+    }
+
+    async fn settle_parked(&self, settlements: Vec<ParkedSettlement>) -> Result<Vec<ParkedResult>, StoreError> {
+        self.check("settle_parked")?;
+        self.inner.settle_parked(settlements).await
+    }
+}
+
+#[async_trait]
+impl Maintenance for BusyStore {
+    async fn maintain(&self) -> Result<MaintenanceReport, StoreError> {
+        self.check("maintain")?;
+        self.inner.maintain().await
+    }
+}
+
+/// Publishes six messages of three keys, one of which is parked once, with a store that is busy for this call.
+async fn publish_with_busy(call: &'static str, remaining: u32) -> (Vec<String>, Arc<RelayStatus>, BTreeSet<Uuid>) {
+    let database = Database::new(memory::Config { shards: 4, ..memory::Config::default() });
+    let broker = MemoryBroker::new(BrokerConfig::default());
+    broker.add_failure(FailureRule::new(RuleTarget::Key("bad".into()), Class::Transient).times(1));
+    let state = Mutex::new(BusyState { call, remaining, owners: BTreeSet::new() });
+    let store = Arc::new(BusyStore { inner: database.store(MAIN), state });
+    let policy = RetryPolicy { base: Duration::from_millis(100), ..RetryPolicy::default() };
+    let routes = Routes::new(vec![Route { policy, ..Route::catch_all() }]);
+    let config = Config { routes, ..Config::default() };
+    let relay = Relay::with_seed(Arc::clone(&store) as _, Arc::new(broker.clone()), config, 7).expect("a valid config");
+    let (status, stop) = (relay.status(), CancellationToken::new());
+    for key in ["bad", "a", "b", "bad", "a", "b"] {
+        let mut tx = database.begin();
+        tx.emit(Draft::json("orders", key, "T", "{}")).expect("a valid message");
+        tx.commit().expect("an open transaction");
+    }
+    let mut run = JoinSet::new();
+    run.spawn(relay.run(stop.clone()));
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    stop.cancel();
+    run.join_next().await.expect("a relay").expect("no panic").expect("a clean shutdown");
+    let owners = store.state.lock().owners.clone();
+    assert_eq!((store.state.lock().remaining, database.parked(MAIN).len()), (0, 0), "{call}");
+    (broker.received_messages().into_iter().map(|message| message.key).collect(), status, owners)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_busy_call_is_repeated_and_nothing_is_discarded() {
+    for call in ["acquire_leases", "read", "settle", "read_parked", "settle_parked", "maintain"] {
+        let (mut received, status, owners) = publish_with_busy(call, 3).await;
+        received.sort();
+        assert_eq!(received, ["a", "a", "b", "b", "bad", "bad"], "{call}: each message is published once");
+        assert_eq!(owners.len(), 1, "{call}: the relay keeps its leases");
+        assert_eq!((status.database_outages(), status.is_database_down()), (0, false), "{call}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn shutdown_repeats_a_busy_settlement() {
+    let database = Database::new(memory::Config { shards: 1, ..memory::Config::default() });
+    let broker = MemoryBroker::new(BrokerConfig::default());
+    let state = Mutex::new(BusyState { call: "", remaining: 3, owners: BTreeSet::new() });
+    let store = Arc::new(BusyStore { inner: database.store(MAIN), state });
+    let config = Config {
+        routes: Routes::new(vec![Route::catch_all()]),
+        // Only the shutdown settles.
+        settle_interval_min: Duration::from_mins(9),
+        settle_interval_max: Duration::from_mins(9),
+        ..Config::default()
+    };
+    let start = |config| Relay::with_seed(Arc::clone(&store) as _, Arc::new(broker.clone()), config, 7).expect("valid");
+    let (stop, relay) = (CancellationToken::new(), start(config.clone()));
+    let mut run = JoinSet::new();
+    run.spawn(relay.run(stop.clone()));
+    tokio::time::sleep(Duration::from_secs(1)).await; // the first, empty settlement
+    let mut tx = database.begin();
+    tx.emit(Draft::json("orders", "a", "T", "{}")).expect("a valid message");
+    tx.commit().expect("an open transaction");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(broker.received(), 1);
+    store.state.lock().call = "settle";
+    stop.cancel();
+    run.join_next().await.expect("a relay").expect("no panic").expect("a clean shutdown");
+    assert_eq!(store.state.lock().remaining, 0);
+
+    let stop = CancellationToken::new();
+    run.spawn(start(config).run(stop.clone()));
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    stop.cancel();
+    run.join_next().await.expect("a relay").expect("no panic").expect("a clean shutdown");
+    assert_eq!(broker.received(), 1, "the confirmed message was settled");
+}
