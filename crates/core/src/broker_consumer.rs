@@ -107,9 +107,13 @@ impl RawMessage {
     ///
     /// If a header occurs twice, the last one is used. Headers that are not text are ignored.
     pub fn decode(&self) -> Result<Received, WireError> {
+        wire::receive(self.text_headers(), self.payload.clone())
+    }
+
+    /// The headers that are text. If a header occurs twice, the last one is used.
+    pub fn text_headers(&self) -> Headers {
         let text = |value: &Bytes| std::str::from_utf8(value).ok().map(str::to_owned);
-        let headers = self.headers.iter().filter_map(|(name, value)| Some((name.clone(), text(value)?)));
-        wire::receive(headers.collect(), self.payload.clone())
+        self.headers.iter().filter_map(|(name, value)| Some((name.clone(), text(value)?))).collect()
     }
 }
 

@@ -12,7 +12,7 @@ pub type HandlerTransaction<H> = <<H as Harness>::Inbox as Inbox>::Transaction;
 
 /// Default retention of inboxes in a harness. Traces are off.
 pub const RETENTION: InboxRetention =
-    InboxRetention { done: Duration::from_hours(24), dead_letters: Duration::from_hours(48), trace: None };
+    InboxRetention { done: Duration::from_hours(24), dead_letters: Duration::from_hours(48) };
 
 /// A database for one case, with an outbox and a ledger that handlers write to.
 ///
@@ -49,7 +49,7 @@ pub trait Harness: Send + Sync {
     /// locks.
     async fn advance_time(&self, time: Duration);
 
-    /// Makes everything that pruning checks older: handled messages, dead letters, traces and last heartbeats of
+    /// Makes everything that pruning checks older: handled messages, dead letters and last heartbeats of
     /// members. Claims and retries stay unchanged.
     async fn age_records(&self, time: Duration);
 

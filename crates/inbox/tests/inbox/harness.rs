@@ -317,8 +317,5 @@ pub(crate) async fn wait_for_acks(stage: &Env, count: usize) {
     wait_until(&format!("{count} are acknowledged"), async || stage.broker.acknowledged().len() >= count).await;
 }
 
-pub(crate) const RETENTION: InboxRetention = InboxRetention {
-    done: Duration::from_hours(24 * 30),
-    dead_letters: Duration::from_hours(24 * 90),
-    trace: Some(Duration::from_hours(24)),
-};
+pub(crate) const RETENTION: InboxRetention =
+    InboxRetention { done: Duration::from_hours(24 * 30), dead_letters: Duration::from_hours(24 * 90) };

@@ -48,12 +48,6 @@ pub(crate) struct ConsumerScope {
     pub(crate) retention: InboxRetention,
 }
 
-impl ConsumerScope {
-    const fn traced(&self) -> bool {
-        self.retention.trace.is_some()
-    }
-}
-
 /// An open transaction by its token, or why none was opened.
 pub(crate) enum OpenOutcome {
     Open(u64, Vec<EnterOutcome>),

@@ -150,11 +150,9 @@ impl Inbox {
                 "lost" => return Ok(ClaimOutcome::Fenced),
                 "busy" => return Ok(ClaimOutcome::Busy(Duration::from_millis(row.remaining_ms))),
                 "behind" => {}
-                word if self.statements.traces() => _ = results::parse_state(word)?,
                 word => return Ok(ClaimOutcome::Duplicate(results::parse_state(word)?)),
             }
-            // The message is behind a retry queue, or its repeat is traced. Insert it the way a handler's transaction
-            // does.
+            // The message is behind a retry queue. Append it the way a handler's transaction does.
             let enter = Enter { held, arrivals: std::slice::from_ref(arrival) };
             let (tx, entered) = match self.insert(enter).await? {
                 BeginOutcome::Open(tx, entered) => (tx, entered.first().copied()),

@@ -27,7 +27,7 @@ use crate::classify::Error;
 use crate::connection::{Connection, Durability};
 use crate::pool::HandlerConnection;
 pub use crate::pool::Transaction;
-use crate::queries::inbox::{ConsumerContext, enter, members, prune, retry};
+use crate::queries::inbox::{enter, members, prune, retry};
 use crate::store::DISK_TIMEOUT;
 use crate::{classify, disk};
 
@@ -74,10 +74,6 @@ impl Inbox {
     #[must_use]
     pub fn for_consumer(&self, consumer: &str, retention: InboxRetention) -> Self {
         Self { connections: Arc::clone(&self.connections), consumer: consumer.to_owned(), retention }
-    }
-
-    fn context(&self) -> ConsumerContext<'_> {
-        ConsumerContext { consumer: &self.consumer, traced: self.retention.trace.is_some() }
     }
 
     /// Begins a handler's transaction. `insert` runs its first statements. It returns the outcomes of the messages, or
@@ -172,7 +168,7 @@ impl port::Inbox for Inbox {
     type Transaction = Transaction;
 
     async fn begin(&self, request: Enter<'_>) -> Result<BeginOutcome<Transaction>, StoreError> {
-        self.begin_handler(async |c| enter::insert_messages(c, self.context(), request).await).await
+        self.begin_handler(async |c| enter::insert_messages(c, &self.consumer, request).await).await
     }
 
     async fn skip(&self, transaction: &mut Transaction, id: DedupId) -> Result<(), StoreError> {
@@ -201,7 +197,7 @@ impl port::Inbox for Inbox {
     ) -> Result<ClaimOutcome, StoreError> {
         let busy = ClaimOutcome::Busy(self.connections.lock_timeout);
         let claim =
-            async |c: &mut SqliteConnection| enter::claim_call(c, self.context(), message, lane, duration).await;
+            async |c: &mut SqliteConnection| enter::claim_call(c, &self.consumer, message, lane, duration).await;
         self.connections.write_or_busy(busy, claim).await
     }
 
@@ -212,7 +208,7 @@ impl port::Inbox for Inbox {
         claim: CallClaim,
     ) -> Result<BeginOutcome<Transaction>, StoreError> {
         self.begin_handler(async |c| {
-            let inserted = enter::complete_call(c, self.context(), message, lane, claim).await?;
+            let inserted = enter::complete_call(c, &self.consumer, message, lane, claim).await?;
             Ok(new_if_inserted(inserted))
         })
         .await
@@ -231,7 +227,7 @@ impl port::Inbox for Inbox {
         failure: &InboxFailure,
     ) -> Result<RecordOutcome, StoreError> {
         let record = async |c: &mut SqliteConnection| {
-            retry::record_failure(c, self.context(), message, lane, claim, failure).await
+            retry::record_failure(c, &self.consumer, message, lane, claim, failure).await
         };
         self.connections.write_or_busy(RecordOutcome::Busy, record).await
     }
@@ -250,7 +246,7 @@ impl port::Inbox for Inbox {
 
     async fn begin_due(&self, queue: &ClaimedQueue, ordinal: i64) -> Result<BeginOutcome<Transaction>, StoreError> {
         self.begin_handler(async |c| {
-            let inserted = retry::complete_first(c, self.context(), queue, ordinal).await?;
+            let inserted = retry::complete_first(c, &self.consumer, queue, ordinal).await?;
             Ok(new_if_inserted(inserted))
         })
         .await
@@ -263,7 +259,7 @@ impl port::Inbox for Inbox {
         failure: &InboxFailure,
     ) -> Result<RecordOutcome, StoreError> {
         let record = async |c: &mut SqliteConnection| {
-            retry::record_queued_failure(c, self.context(), queue, ordinal, failure).await
+            retry::record_queued_failure(c, &self.consumer, queue, ordinal, failure).await
         };
         self.connections.write_or_busy(RecordOutcome::Busy, record).await
     }

@@ -18,7 +18,7 @@ use relevo_core::dead_letters::{
 use relevo_core::finding::Finding;
 use relevo_core::inbox::ConsumerOperator;
 use relevo_core::inbox::admin::{
-    ConsumerAdmin, ConsumerControl, ConsumerDetails, ConsumerSummary, InboxRecord, RemoveOutcome, Trace,
+    ConsumerAdmin, ConsumerControl, ConsumerDetails, ConsumerSummary, InboxRecord, RemoveOutcome,
 };
 use relevo_core::inbox::replays::{ConsumerReplays, EnqueueOutcome, Replay, ReplayBatch, ReplayPlan};
 use relevo_core::outbox::OutboxOperator;
@@ -248,10 +248,6 @@ impl ConsumerAdmin for Operator {
 
     async fn remove_consumer(&self, consumer: &str) -> Result<RemoveOutcome, StoreError> {
         self.change(async |c| members::remove_consumer(c, consumer).await).await
-    }
-
-    async fn trace(&self, id: MessageId) -> Result<Vec<Trace>, StoreError> {
-        self.inspect(async |c| consumers::traces(c, id).await).await
     }
 
     async fn find_message(&self, id: MessageId) -> Result<Vec<InboxRecord>, StoreError> {

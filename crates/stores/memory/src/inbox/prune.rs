@@ -25,10 +25,8 @@ impl ConsumerTables {
             row.state != DeadLetterState::Dead
                 && row.mark.as_ref().is_none_or(|mark| mark.at < before(retention.dead_letters))
         });
-        let traces =
-            retention.trace.is_some_and(|time| drain(&mut self.traces, limit, |trace| trace.at < before(time)));
         let members = drain(&mut self.members, limit, |member| member.expires_at < before(DEAD_MEMBERS));
-        rows || dead_letters || traces || members
+        rows || dead_letters || members
     }
 
     /// Makes all data older for pruning.
@@ -45,7 +43,6 @@ impl ConsumerTables {
                 older(&mut mark.at);
             }
         }
-        self.traces.values_mut().for_each(|trace| older(&mut trace.at));
         for member in self.members.values_mut() {
             older(&mut member.heartbeat_at);
             older(&mut member.expires_at);

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use relevo_core::MessageId;
 use relevo_core::inbox::ConsumerOperator;
 use relevo_core::inbox::admin::{
-    ConsumerAdmin, ConsumerControl, ConsumerDetails, ConsumerSummary, InboxRecord, RemoveOutcome, Trace,
+    ConsumerAdmin, ConsumerControl, ConsumerDetails, ConsumerSummary, InboxRecord, RemoveOutcome,
 };
 use relevo_core::inbox::replays::{ConsumerReplays, EnqueueOutcome, Replay, ReplayBatch, ReplayPlan};
 use relevo_core::store::StoreError;
@@ -49,11 +49,6 @@ impl ConsumerAdmin for Operator {
     async fn remove_consumer(&self, consumer: &str) -> Result<RemoveOutcome, StoreError> {
         let rows = self.call_inbox(consumers::remove_consumer(&self.schema, consumer)).await?;
         Ok(consumers::remove_outcome(&rows)?)
-    }
-
-    async fn trace(&self, id: MessageId) -> Result<Vec<Trace>, StoreError> {
-        let rows = self.call_inbox(consumers::select_traces(&self.schema, id)).await?;
-        Ok(rows.iter().map(|row| consumers::trace(row, id)).collect::<Result<_, _>>()?)
     }
 
     async fn find_message(&self, id: MessageId) -> Result<Vec<InboxRecord>, StoreError> {

@@ -9,8 +9,7 @@ use relevo_core::dead_letters::{
     DeadLetter, DeadLetterContent, DeadLetterFilter, DeadLetterPage, DeadLetterSummary, MarkAction, MarkRequest,
 };
 use relevo_core::inbox::admin::{
-    ConsumerControl, ConsumerDetails, ConsumerSummary, InboxRecord, LaneInfo, MemberInfo, RemoveOutcome,
-    RetryQueueInfo, Trace,
+    ConsumerControl, ConsumerDetails, ConsumerSummary, InboxRecord, LaneInfo, MemberInfo, RemoveOutcome, RetryQueueInfo,
 };
 use relevo_core::inbox::replays::{EnqueueOutcome, Replay, ReplayBatch, ReplayPlan, ReplayState};
 use relevo_core::inbox::{DedupId, InboxMessage};
@@ -92,7 +91,7 @@ pub(crate) fn list_dead_letters(
 
 /// Selects dead letters with their messages.
 pub(crate) fn get_dead_letters(schema: &str, filter: &DeadLetterFilter, limit: usize) -> String {
-    let content = ", d.payload, d.address, d.lane, d.broker_offset::text, d.correlation, d.backtrace";
+    let content = ", d.payload, d.address, d.lane, d.broker_offset::text, d.backtrace";
     select_dead_letters(schema, content, filter, "", limit)
 }
 
@@ -117,13 +116,6 @@ pub(crate) fn mark_dead_letters(schema: &str, request: &MarkRequest) -> String {
             format!("SELECT {schema}.inbox_redrive({filter}, {by}, {reason}, {dry_run}, {rate})")
         }
     }
-}
-
-pub(crate) fn select_traces(schema: &str, id: MessageId) -> String {
-    format!(
-        "SELECT consumer, replay, state, repeats, address, lane, broker_offset::text, correlation, \
-         {schema}.epoch_micros(at) FROM {schema}.inbox_trace WHERE id = '{id}' ORDER BY consumer, replay"
-    )
 }
 
 /// Selects the inbox rows of a message. The primary key begins with the consumer, so the query steps from one consumer
@@ -296,23 +288,8 @@ pub(crate) fn dead_letter(row: &PgRow) -> Result<DeadLetter, Error> {
         address: column::<&str>(row, 18)?.into(),
         lane: Lane::new(column::<&str>(row, 19)?),
         offset: offset(column(row, 20)?)?,
-        correlation: column::<Option<String>>(row, 21)?.map(Into::into),
     };
-    Ok(DeadLetter { summary, content: DeadLetterContent::Inbox { message, backtrace: column(row, 22)? } })
-}
-
-pub(crate) fn trace(row: &PgRow, id: MessageId) -> Result<Trace, Error> {
-    Ok(Trace {
-        consumer: column(row, 0)?,
-        entry: DedupId { id, replay: count_u32(column(row, 1)?)? },
-        state: parse_state(column(row, 2)?)?,
-        repeats: count_u32(column(row, 3)?)?,
-        address: column(row, 4)?,
-        lane: column(row, 5)?,
-        place: offset(column(row, 6)?)?,
-        correlation: column(row, 7)?,
-        at: timestamp(column(row, 8)?)?,
-    })
+    Ok(DeadLetter { summary, content: DeadLetterContent::Inbox { message, backtrace: column(row, 21)? } })
 }
 
 pub(crate) fn inbox_record(row: &PgRow, id: MessageId) -> Result<InboxRecord, Error> {

@@ -25,7 +25,6 @@ fn arrival(number: u128) -> InboxMessage {
         address: "orders".into(),
         lane: Lane::new("0"),
         offset: None,
-        correlation: None,
     }
 }
 
@@ -108,7 +107,6 @@ pub(crate) async fn call_every_operator_function(operator: &impl ConsumerOperato
     assert_eq!(operator.mark_dead_letters(&mark).await.expect("redrive").count, 1);
     let discard = MarkRequest { filter: all, action: MarkAction::Discard, ..mark };
     assert_eq!(operator.mark_dead_letters(&discard).await.expect("discard").count, 1);
-    operator.trace(letters[0].id).await.expect("trace");
     let replays = operator.as_replays().expect("replays");
     let plan = ReplayPlan {
         consumer: "billing".to_owned(),

@@ -45,7 +45,6 @@ fn arrival(number: u64) -> InboxMessage {
         address: "orders".into(),
         lane: Lane::new("0"),
         offset: Some(number),
-        correlation: None,
     }
 }
 

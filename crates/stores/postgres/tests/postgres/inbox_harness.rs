@@ -140,7 +140,6 @@ impl Harness for PostgresHarness {
             ("inbox", "entered_at"),
             ("inbox_dead_letter", "dead_at"),
             ("inbox_dead_letter", "marked_at"),
-            ("inbox_trace", "at"),
             ("inbox_member", "expires_at"),
             ("inbox_member", "beat_at"),
         ];

@@ -68,7 +68,6 @@ async fn the_session_of_a_vanished_process_ends_before_its_lease() {
         address: "orders".into(),
         lane: Lane::new("0"),
         offset: Some(1),
-        correlation: None,
     };
     // A transaction that locks the message, and would lock its lane.
     let BeginOutcome::Open(mut tx, _) =

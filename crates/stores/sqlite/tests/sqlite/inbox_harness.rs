@@ -107,7 +107,6 @@ impl Harness for SqliteHarness {
             ("relevo_inbox", "entered_at_ms"),
             ("relevo_inbox_dead_letter", "dead_at_ms"),
             ("relevo_inbox_dead_letter", "marked_at_ms"),
-            ("relevo_inbox_trace", "at_ms"),
             ("relevo_inbox_member", "expires_at_ms"),
             ("relevo_inbox_member", "beat_at_ms"),
         ];

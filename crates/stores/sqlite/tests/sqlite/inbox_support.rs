@@ -38,7 +38,6 @@ pub(crate) fn arrival(number: u64) -> InboxMessage {
         address: "orders".into(),
         lane: Lane::new("0"),
         offset: Some(number),
-        correlation: None,
     }
 }
 

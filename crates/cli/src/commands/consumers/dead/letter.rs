@@ -50,7 +50,7 @@ pub(super) fn whole(dead: &DeadLetter) -> Value {
     value["address"] = (&*message.address).into();
     value["lane"] = message.lane.name().into();
     value["place"] = message.offset.into();
-    value["correlation"] = message.correlation.as_deref().into();
+    value["correlation"] = correlation(message).into();
     value["backtrace"] = backtrace.as_deref().into();
     let header = |(name, bytes): &(String, Bytes)| match std::str::from_utf8(bytes) {
         Ok(text) => json!({ "name": name, "value": text }),
@@ -61,10 +61,20 @@ pub(super) fn whole(dead: &DeadLetter) -> Value {
     value
 }
 
-/// What its headers claim of its payload; the last one counts.
+/// The media type of its payload according to its headers.
 fn content_type(message: &InboxMessage) -> &str {
-    let named = message.raw.headers.iter().rev().find(|(name, _)| name.eq_ignore_ascii_case(CONTENT_TYPE));
-    named.and_then(|(_, value)| std::str::from_utf8(value).ok()).unwrap_or_default()
+    text_header(message, CONTENT_TYPE).unwrap_or_default()
+}
+
+/// The correlation id from its headers.
+pub(in crate::commands) fn correlation(message: &InboxMessage) -> Option<&str> {
+    text_header(message, "correlation-id")
+}
+
+/// The value of a header, if it is text. If the header occurs twice, the last one is used.
+fn text_header<'a>(message: &'a InboxMessage, name: &str) -> Option<&'a str> {
+    let (_, value) = message.raw.headers.iter().rev().find(|(other, _)| other.eq_ignore_ascii_case(name))?;
+    std::str::from_utf8(value).ok()
 }
 
 /// All of it, for people.
@@ -90,7 +100,7 @@ pub(super) fn told(out: &mut impl Write, letter: &DeadLetter) -> io::Result<()> 
     pairs.push(("address", message.address.to_string()));
     pairs.push(("lane", message.lane.name().to_owned()));
     pairs.extend(message.offset.map(|place| ("place", place.to_string())));
-    pairs.extend(message.correlation.as_ref().map(|text| ("correlation", text.to_string())));
+    pairs.extend(correlation(message).map(|text| ("correlation", text.to_owned())));
     for (name, value) in &message.raw.headers {
         pairs.push(("header", format!("{name}: {}", readable(value))));
     }

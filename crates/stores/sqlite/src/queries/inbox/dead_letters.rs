@@ -11,7 +11,7 @@ use super::retry::{delete_empty_queue, ensure_queue, queue_due_at};
 use super::{hex_ids, inbox_message, raw_message};
 use crate::classify::Error;
 use crate::queries::dead_letters::{invalid_cursor, millis_rounded_up, operator_mark, parse_state, state_names};
-use crate::queries::{self, clock, column, now, number, time};
+use crate::queries::{self, clock, column, number, time};
 
 /// The condition of a filter. Parameters 1 to 8.
 macro_rules! filter {
@@ -82,7 +82,7 @@ pub(crate) async fn get(
     let sql = concat!(
         "SELECT ",
         summary!(),
-        ", backtrace, id, replay, headers, payload, address, lane, broker_offset, correlation, queue \
+        ", backtrace, id, replay, headers, payload, address, lane, broker_offset, queue \
          FROM relevo_inbox_dead_letter WHERE",
         filter!(),
         "ORDER BY dead_at_ms, ordinal LIMIT ?9"
@@ -185,9 +185,8 @@ async fn redrive(
     ensure_queue(connection, &dead_letter.consumer, &dead_letter.queue, at).await?;
     for sql in [
         "INSERT INTO relevo_inbox_retry_message (ordinal, consumer, queue, id, replay, headers, payload, address, \
-             lane, broker_offset, \
-             correlation, redriven, class, error, arrived_at_ms, not_before_ms) \
-         SELECT ordinal, consumer, queue, id, replay, headers, payload, address, lane, broker_offset, correlation, \
+             lane, broker_offset, redriven, class, error, arrived_at_ms, not_before_ms) \
+         SELECT ordinal, consumer, queue, id, replay, headers, payload, address, lane, broker_offset, \
          1, class, error, \
              arrived_at_ms, ?2 FROM relevo_inbox_dead_letter WHERE rowid = ?1",
         "UPDATE relevo_inbox SET state = 'redriven', unfinished_starts = 0 WHERE state = 'dead' AND (consumer, \
@@ -196,12 +195,6 @@ async fn redrive(
     ] {
         sqlx::query(sql).bind(dead_letter.row).bind(at).execute(&mut *connection).await?;
     }
-    let sql = concat!(
-        "UPDATE relevo_inbox_trace SET state = 'redriven', at_ms = ",
-        now!(),
-        " WHERE (id, consumer, replay) IN (SELECT id, consumer, replay FROM relevo_inbox_dead_letter WHERE rowid = ?1)"
-    );
-    sqlx::query(sql).bind(dead_letter.row).execute(&mut *connection).await?;
     if unblock_queue(connection, dead_letter, now).await? {
         // A worker that has claimed the queue finds the new head and releases the queue. Its claim stays until then, so
         // that no other worker makes the same call. If this dead letter is not the head, nothing changes.
