@@ -1,4 +1,4 @@
-//! The outbox in the database, as the relay and whoever watches it need it.
+//! The outbox in the database, for the relay and for monitoring.
 
 use std::sync::Arc;
 
@@ -10,21 +10,21 @@ use sqlx::postgres::PgConnectOptions;
 
 use crate::config::{self, Database};
 
-/// Whom the outbox is carried to.
+/// The destination of the outbox.
 pub const DESTINATION: &str = "broker";
-/// Into how many slices relays cut the outbox: so many processes can share the work.
+/// The number of shards, and the maximum number of relays that can share the work.
 const SHARDS: u16 = 8;
 
 /// An outbox in either database.
 #[derive(Clone)]
 pub struct Outbox {
-    /// What the relay needs.
+    /// For the relay.
     pub store: Arc<dyn RelayStore>,
-    /// What whoever watches it needs.
+    /// For start-up and monitoring.
     pub operator: Arc<dyn OutboxOperator>,
 }
 
-/// Opens the outbox of a database that was migrated, with its destination and its retention.
+/// Opens the outbox of a migrated database, with its destination and its retention.
 pub async fn open(database: &Database, config: &config::Outbox) -> Result<Outbox> {
     let outbox = match database {
         Database::Postgres(url) => {
