@@ -2,6 +2,9 @@
 
 use relevo_core::inbox::transactions::EnterOutcome;
 use relevo_core::inbox::{Fence, InboxMessage, InboxState};
+use std::time::Duration;
+
+use jiff::Timestamp;
 use relevo_core::{Draft, DraftError, EmitError, MessageId, OnDuplicate, StoreTransaction};
 
 use super::harness::Harness;
@@ -97,7 +100,7 @@ pub async fn a_handler_chooses_ids_and_cancels_scheduled_messages(h: &mut impl H
     let inbox = h.inbox(BILLING).await;
     let bill = Draft { id: Some(MessageId::v7(1, [9; 10])), ..Draft::json("bills", "b-1", "BillMade", "{}") };
     let reminder = Draft {
-        deliver_at: Some("2200-01-01T00:00:00Z".parse().expect("a time")),
+        deliver_at: Some(Timestamp::now() + Duration::from_hours(24)),
         ..Draft::json("bills", "b-1", "BillOverdue", "{}")
     };
     let (mut transaction, _) = begin(&inbox, &[inbox_message(1, "a")]).await;

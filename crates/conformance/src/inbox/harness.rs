@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use relevo_core::MessageId;
-use relevo_core::inbox::admin::Operate;
+use relevo_core::inbox::replays::ConsumerReplays;
 use relevo_core::inbox::transactions::InboxTransactions;
-use relevo_core::inbox::{Inbox, InboxRetention};
+use relevo_core::inbox::{ConsumerOperator, Inbox, InboxRetention};
 
 /// The ports of an inbox, whose methods the cases call.
 pub(crate) mod ports {
@@ -31,7 +31,7 @@ pub trait Harness: Send + Sync {
     /// A member's handle to the inbox of one consumer.
     type Inbox: Inbox;
     /// An operator's handle to the whole database.
-    type Operator: Operate;
+    type Operator: ConsumerOperator + ConsumerReplays;
 
     /// Opens a new, independent handle to this consumer's inbox, as another process would.
     async fn inbox(&self, consumer: &str) -> Self::Inbox {

@@ -2,9 +2,7 @@
 
 use relevo_core::AfterDead;
 use relevo_core::broker_consumer::Lane;
-use relevo_core::inbox::admin::Operate;
 use relevo_core::inbox::attempts::ClaimOutcome;
-use relevo_core::inbox::dead_letters::DeadLetterFilter;
 use relevo_core::inbox::retries::{InboxFailureAction, RecordOutcome};
 use relevo_core::inbox::transactions::{BeginOutcome, EnterOutcome};
 use relevo_core::inbox::{Fence, InboxState, LaneLease};
@@ -12,9 +10,10 @@ use relevo_core::inbox::{Fence, InboxState, LaneLease};
 use super::harness::Harness;
 use super::harness::ports::*;
 use super::steps::{
-    BILLING, LONG, REAL_WAIT, SHORT, acquire_lane, assert_fenced, during_write, failure, finish, heartbeat,
-    inbox_message, lane, lines, member, must, must_commit, must_open, retry,
+    BILLING, LONG, REAL_WAIT, SHORT, acquire_lane, all_dead_letters, assert_fenced, during_write, failure, finish,
+    heartbeat, inbox_message, lane, lines, member, must, must_commit, must_open, retry,
 };
+use crate::dead_letters::DeadLetterCalls as _;
 
 /// Members that are alive do not take each other's lanes.
 pub async fn a_lane_belongs_to_one_member(h: &mut impl Harness) {
@@ -88,7 +87,7 @@ pub async fn a_fenced_member_changes_nothing(h: &mut impl Harness) {
         must(old.record_failure(&called, Fence::Call { lane: Some(&before), claim: claim }, &retry(SHORT, 1)).await),
         RecordOutcome::Fenced
     );
-    assert_eq!(must(h.operator().await.list_dead_letters(&DeadLetterFilter::default(), 10).await), []);
+    assert_eq!(must(h.operator().await.summaries(&all_dead_letters(), 10).await), []);
     let (transaction, entered) = must_open(new.begin(&message, Fence::Live { lane: Some(&after) }).await);
     assert_eq!(entered, [EnterOutcome::New]);
     finish(h, &new, transaction, &message, &entered).await;
