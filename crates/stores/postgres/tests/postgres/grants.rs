@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::relay_support::{MAIN, RunningRelay, TestDatabase, config, execute, expect_error, store, wait_until};
+use crate::sql_support::DEADLINE;
 use relevo_broker_memory::{Config, FailureRule, MemoryBroker, RuleTarget};
 use relevo_core::Class;
 use relevo_core::dead_letters::{DeadLetterAdmin as _, DeadLetterFilter, MarkRequest};
@@ -130,7 +131,10 @@ async fn a_relay_may_read_and_settle_and_nothing_else() {
         assert_eq!(store.sample_destination().await.expect("a sample").oldest_pending, Duration::ZERO);
         assert!(store.sample_outbox().await.expect("a sample").horizon.is_some());
         world.run("SELECT setval('relevo.message_seq', 3000000)").await;
-        wait_until("partitions are prepared", async || store.maintain().await.expect("upkeep").prepared > 0).await;
+        wait_until("partitions are prepared", async || {
+            store.maintain(DEADLINE).await.expect("upkeep").partitions_created > 0
+        })
+        .await;
 
         let mut carrier = session(&world, "carrier").await;
         refuse(
