@@ -1,5 +1,6 @@
 //! `cargo xtask tidy`: checks the project's writing rules as far as a program can.
 
+mod adapters;
 mod arrows;
 mod links;
 mod named;
@@ -48,7 +49,10 @@ pub(crate) fn run() -> Result<()> {
                 pages.push((file, text));
                 continue;
             }
-            "rs" => findings.extend(sources::check(&file, &text)),
+            "rs" => {
+                findings.extend(sources::check(&file, &text));
+                findings.extend(adapters::check(&file, &text));
+            }
             _ => {}
         }
         known.extend(named::names(&text));

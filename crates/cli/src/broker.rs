@@ -1,40 +1,15 @@
 //! A broker of any kind, as people and the daemon look at it before anything is sent.
 
 use anyhow::{Result, anyhow};
-use relevo_broker_nats as nats;
-use relevo_broker_rabbitmq as rabbitmq;
 use relevo_core::broker::admin::{BrokerAdmin, TopologyItem, TopologyStatus};
 use relevo_core::{Class, Failure};
+use relevo_host::registry::BrokerConfig;
 
-use crate::config::Broker;
 use crate::exit::{away, usage};
 
 /// The broker's administration; `None` for a kind that has neither topology nor settings of its own.
-pub(crate) fn admin(broker: &Broker) -> Result<Option<Box<dyn BrokerAdmin>>> {
-    Ok(match broker {
-        Broker::Embedded { .. } => None,
-        Broker::Rabbitmq(config) => {
-            let admin = rabbitmq::Admin::new(config.as_ref().clone()).map_err(|error| usage(error.to_string()))?;
-            Some(Box::new(admin))
-        }
-        Broker::Nats(config) => {
-            let admin = nats::Admin::new(config.as_ref().clone()).map_err(|error| usage(error.to_string()))?;
-            Some(Box::new(admin))
-        }
-    })
-}
-
-/// The administration without the management API of RabbitMQ, if that is what the failure is about: it is one node's,
-/// and messages need it not. Policies cannot be seen then.
-pub(crate) fn without_management(broker: &Broker, failure: &Failure) -> Option<Box<dyn BrokerAdmin>> {
-    let (Broker::Rabbitmq(config), Some(rabbitmq::Error::ManagementUnreachable(_))) = (broker, failure.cause()) else {
-        return None;
-    };
-    let mut config = config.as_ref().clone();
-    config.management_urls.clear();
-    config.topology.policies.clear();
-    let admin: Box<dyn BrokerAdmin> = Box::new(rabbitmq::Admin::new(config).ok()?);
-    Some(admin)
+pub(crate) fn admin(broker: &BrokerConfig) -> Result<Option<Box<dyn BrokerAdmin>>> {
+    broker.adapter.admin().map_err(|failure| usage(failure.error_chain()))
 }
 
 /// A failure as the error of a command.

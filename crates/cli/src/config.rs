@@ -23,9 +23,8 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 
-pub(crate) use broker::{Broker, Declare};
 pub(crate) use command::Command;
-pub(crate) use database::{Database, one_spelling};
+pub(crate) use database::Database;
 pub(crate) use file::is_name;
 pub(crate) use outboxes::{Destination, Outbox};
 pub(crate) use problem::{Problem, Problems};

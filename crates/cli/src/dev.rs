@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use relevo_broker_embedded::{BrokerFile, Membership};
+use relevo_broker_embedded::{BrokerFile, ConsumerOptions};
 use relevo_core::{RetryPolicy, Route, Routes};
 use relevo_inbox::ConsumerStatus;
 use relevo_relay::{Config, Relay};
@@ -133,7 +133,7 @@ impl Demo {
         let relay =
             Relay::new(store, Arc::new(Moods::new(demo.broker.clone(), Arc::clone(&demo.flow))), relay_config())?;
         demo.others.spawn(relay_runs(relay, demo.stop_others.clone()));
-        let membership = Membership { name: "dev".to_owned(), lease: LEASE, ..Membership::default() };
+        let membership = ConsumerOptions { name: "dev".to_owned(), lease: LEASE, ..ConsumerOptions::default() };
         let consumer = demo.broker.consumer(GROUP, membership).await?;
         let shipping = shipping::runtime(demo.data.inbox().await?, consumer, &demo.flow);
         demo.shipping = shipping.status();

@@ -12,9 +12,9 @@ use relevo_core::outbox::admin::OutboxAdmin;
 use relevo_core::outbox::inspect::{DestinationInfo, OutboxInspector};
 use relevo_core::outbox::sample::OutboxMonitor;
 use relevo_core::replay_source::{OutboxRouting, ReplaySource};
-use relevo_core::{Draft, MessageId};
+use relevo_core::{Draft, EmitError, MessageId};
 use relevo_store_postgres as postgres;
-use relevo_store_sqlite::{self as sqlite, EmitError};
+use relevo_store_sqlite as sqlite;
 use sqlx::postgres::PgConnection;
 use sqlx::sqlite::SqliteConnection;
 use sqlx::{ConnectOptions as _, Connection as _};
@@ -245,7 +245,10 @@ impl Writer {
                 let mut tx = sqlite::begin(&mut *connection).await.map_err(|error| at(0)(failed(error)))?;
                 for (n, draft) in drafts.into_iter().enumerate() {
                     let id = sqlite::emit(&mut tx, draft).await.map_err(|error| match error {
-                        EmitError::Busy(error) | EmitError::Database(error) => at(n)(failed(error)),
+                        EmitError::Busy(error) | EmitError::Store(error) => match error.downcast() {
+                            Ok(error) => at(n)(failed(*error)),
+                            Err(error) => at(n)(anyhow::anyhow!(error)),
+                        },
                         EmitError::Invalid(_) | EmitError::DuplicateId(_) | EmitError::NotInMainFile => {
                             at(n)(error.into())
                         }

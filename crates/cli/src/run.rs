@@ -1,7 +1,6 @@
 //! `relevo run`: the daemon. One relay for each destination of each outbox, and whatever watches over them.
 
 mod admit;
-mod brokers;
 mod daemon;
 mod link;
 mod logging;
@@ -20,7 +19,6 @@ mod waiting;
 use anyhow::Result;
 use clap::Args;
 
-pub(crate) use brokers::embedded_config;
 pub(crate) use logging::quiet;
 
 use crate::config::{self, Sources};

@@ -20,7 +20,6 @@ pub mod redrive;
 pub mod replays;
 pub mod retry_queues;
 mod steps;
-pub mod traces;
 
 use std::time::Duration;
 
@@ -43,6 +42,7 @@ macro_rules! inbox_suite {
             entering::a_dropped_transaction_leaves_no_inbox_row,
             entering::commit_and_begin_commits_the_first_transaction,
             entering::effect_emitted_message_and_inbox_row_commit_together,
+            entering::a_handler_chooses_ids_and_cancels_scheduled_messages,
             entering::each_consumer_handles_a_message_once,
             entering::each_replay_handles_a_message_once,
             entering::a_skipped_message_counts_as_skipped,
@@ -152,19 +152,10 @@ macro_rules! inbox_suite {
             replays::concurrent_runners_at_one_cursor_enqueue_once,
             replays::a_resumed_replay_enqueues_removed_messages,
             replays::messages_that_are_ready_are_counted,
-            traces::a_trace_contains_the_origin_of_a_message,
-            traces::nothing_is_traced_without_a_trace_retention,
-            traces::repeats_are_counted,
-            traces::a_rolled_back_message_is_not_traced,
-            traces::a_trace_follows_its_message,
-            traces::a_call_is_traced_by_its_result,
-            traces::each_consumer_and_replay_is_traced_apart,
-            traces::a_message_is_found_by_its_inbox_rows,
             pruning::only_done_and_skipped_messages_are_pruned,
             pruning::recent_messages_are_not_pruned,
             pruning::pruning_works_in_batches,
             pruning::only_redriven_and_discarded_dead_letters_are_pruned,
-            pruning::old_traces_are_pruned,
             pruning::long_expired_members_are_pruned,
             pruning::the_done_retention_is_shown,
             controls::a_heartbeat_reply_reports_the_pause,
@@ -178,6 +169,7 @@ macro_rules! inbox_suite {
             controls::a_consumer_with_a_live_member_is_not_removed,
             controls::a_consumer_is_not_removed_during_an_open_transaction,
             controls::a_returning_consumer_finds_its_queued_messages,
+            controls::a_message_is_found_by_its_inbox_rows,
         }
     };
 }

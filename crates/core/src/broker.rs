@@ -54,6 +54,10 @@ pub trait Broker: Send + Sync {
     fn is_unreachable(&self) -> bool {
         false
     }
+
+    /// Closes its connections. Messages in flight may have been stored, and later calls fail. The default keeps no
+    /// connections.
+    async fn close(&self) {}
 }
 
 /// The sender of outcomes for one batch. Cheap to clone. Stores at most one outcome per message of the batch.

@@ -18,6 +18,24 @@ use crate::failure::Failure;
 use crate::message::Headers;
 use crate::wire::{self, Received, WireError};
 
+/// The options of a consumer in its group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConsumerOptions {
+    /// The display name of the consumer, which the broker's tools show.
+    pub name: String,
+    /// The maximum number of outstanding deliveries per lane.
+    pub prefetch: usize,
+    /// After this time, a consumer that stopped responding loses its lanes to others. It also limits how long a lane that
+    /// moves to another consumer waits for its outstanding deliveries.
+    pub lease: Duration,
+}
+
+impl Default for ConsumerOptions {
+    fn default() -> Self {
+        Self { name: "relevo".to_owned(), prefetch: 256, lease: Duration::from_secs(10) }
+    }
+}
+
 /// The guarantees of a consumer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConsumerCapabilities {
@@ -89,9 +107,13 @@ impl RawMessage {
     ///
     /// If a header occurs twice, the last one is used. Headers that are not text are ignored.
     pub fn decode(&self) -> Result<Received, WireError> {
+        wire::receive(self.text_headers(), self.payload.clone())
+    }
+
+    /// The headers that are text. If a header occurs twice, the last one is used.
+    pub fn text_headers(&self) -> Headers {
         let text = |value: &Bytes| std::str::from_utf8(value).ok().map(str::to_owned);
-        let headers = self.headers.iter().filter_map(|(name, value)| Some((name.clone(), text(value)?)));
-        wire::receive(headers.collect(), self.payload.clone())
+        self.headers.iter().filter_map(|(name, value)| Some((name.clone(), text(value)?))).collect()
     }
 }
 

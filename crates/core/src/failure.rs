@@ -67,6 +67,11 @@ impl Failure {
         self.source.downcast_ref()
     }
 
+    /// The adapter's error with its chain of causes.
+    pub fn into_source(self) -> Arc<dyn Error + Send + Sync> {
+        self.source
+    }
+
     /// The chain of causes in one line. Repeated causes appear once.
     pub fn error_chain(&self) -> String {
         let mut text = self.source.to_string();

@@ -28,6 +28,7 @@ use crate::inbox::members::{Heartbeat, HeartbeatReply};
 use crate::inbox::retries::{ClaimedQueue, InboxFailure, RecordOutcome};
 use crate::inbox::transactions::{BeginOutcome, Enter};
 use crate::message::MessageId;
+use crate::outbox::transaction::StoreTransaction;
 use crate::store::StoreError;
 
 /// Identifies a message in one consumer's inbox.
@@ -54,8 +55,6 @@ pub struct InboxMessage {
     pub lane: Lane,
     /// Its number at the broker, if the broker has one.
     pub offset: Option<u64>,
-    /// Correlates it with the messages that caused it.
-    pub correlation: Option<ByteString>,
 }
 
 /// The right to handle the messages of one lane, for an ordered consumer.
@@ -112,7 +111,7 @@ impl InboxState {
     }
 }
 
-/// Retention settings, and whether traces are written.
+/// Retention settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InboxRetention {
     /// How long the inbox remembers handled messages. The consumer runtime dead-letters older ones, because it could
@@ -120,14 +119,12 @@ pub struct InboxRetention {
     pub done: Duration,
     /// How long redriven or archived dead letters are kept.
     pub dead_letters: Duration,
-    /// How long traces are kept. `None` writes no traces.
-    pub trace: Option<Duration>,
 }
 
 impl Default for InboxRetention {
     fn default() -> Self {
         const DAY: Duration = Duration::from_hours(24);
-        Self { done: 30 * DAY, dead_letters: 90 * DAY, trace: None }
+        Self { done: 30 * DAY, dead_letters: 90 * DAY }
     }
 }
 
@@ -138,7 +135,7 @@ impl Default for InboxRetention {
 #[async_trait]
 pub trait Inbox: Send + Sync {
     /// The transaction in which a handler runs.
-    type Transaction: Send;
+    type Transaction: StoreTransaction;
 
     /// Opens a transaction and enters messages in it. If a lane is given, the transaction also locks the lane, so that
     /// its owner cannot change before the end. Waits for other workers only for a short time.
@@ -237,8 +234,8 @@ pub trait Inbox: Send + Sync {
     /// Frees the lanes of a member and deletes the member.
     async fn leave(&self, owner: Uuid) -> Result<(), StoreError>;
 
-    /// Deletes expired rows, at most `limit` of each kind: done or skipped messages, archived or redriven dead letters,
-    /// and traces. Returns whether more are left.
+    /// Deletes expired rows, at most `limit` of each kind: done or skipped messages, and discarded or redriven dead
+    /// letters. Returns whether more are left.
     async fn prune(&self, limit: usize) -> Result<bool, StoreError>;
 }
 

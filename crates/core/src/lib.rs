@@ -4,6 +4,7 @@
 //! values. The ports ([`outbox`], [`dead_letters`], [`broker`], [`broker_consumer`], [`inbox`]) are traits that the
 //! engines call and the adapters implement.
 
+pub mod adapter;
 pub mod address_template;
 pub mod broker;
 pub mod broker_consumer;
@@ -14,7 +15,6 @@ pub mod finding;
 pub mod header_rules;
 pub mod histogram;
 pub mod inbox;
-pub mod limits;
 pub mod message;
 pub mod outbox;
 pub mod random;
@@ -26,16 +26,18 @@ pub mod store;
 pub mod trace;
 pub mod wire;
 
+pub use adapter::{AdapterConfig, BrokerAdapter};
 pub use broker::admin::BrokerAdmin;
 pub use broker::{Broker, Capabilities, OutcomeSender, Publication};
 pub use broker_consumer::{
-    AckOutcome, BrokerConsumer, ConsumerCapabilities, DelayedRetry, Delivery, DeliveryTag, Lane, RawMessage,
+    AckOutcome, BrokerConsumer, ConsumerCapabilities, ConsumerOptions, DelayedRetry, Delivery, DeliveryTag, Lane,
+    RawMessage,
 };
-pub use draft::{Draft, OnDuplicate};
+pub use draft::{Draft, DraftError, OnDuplicate};
 pub use failure::{Class, Failure, Outcome};
 pub use header_rules::HeaderRules;
-pub use limits::Limits;
 pub use message::{Message, MessageId, TraceContext};
+pub use outbox::transaction::{EmitError, StoreTransaction};
 pub use retry::{Jitter, Next, RetryPolicy};
 pub use route::{AfterDead, Route, Routes};
 pub use trace::Tracer;

@@ -9,6 +9,7 @@ pub mod parked;
 pub mod rules;
 pub mod sample;
 pub mod search;
+pub mod transaction;
 
 use std::sync::Arc;
 

@@ -122,6 +122,9 @@ pub enum ReplaySourceError {
     /// It does not support replays.
     #[error("{0}")]
     Unsupported(String),
+    /// It, or the group, does not exist.
+    #[error("{0}")]
+    NotFound(String),
     /// It is reachable, but cannot be read.
     #[error("the log cannot be read")]
     Failed(#[source] Box<dyn std::error::Error + Send + Sync>),
@@ -145,8 +148,18 @@ impl ReplaySourceError {
         match self {
             Self::Unreachable(_) => true,
             Self::Store(error) => error.is_retryable(),
-            Self::Unsupported(_) | Self::Failed(_) => false,
+            Self::Unsupported(_) | Self::NotFound(_) | Self::Failed(_) => false,
         }
+    }
+
+    /// The broker has no group of this name, but these.
+    pub fn group_not_found(group: &str, groups: &[String]) -> Self {
+        let hint = if groups.is_empty() {
+            "it has no groups".to_owned()
+        } else {
+            format!("its groups are `{}`", groups.join("`, `"))
+        };
+        Self::NotFound(format!("the broker has no group `{group}`; hint: {hint}"))
     }
 }
 

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use relevo_broker_embedded::{BrokerFile, Config as BrokerConfig, Group, Membership};
+use relevo_broker_embedded::{BrokerFile, Config as BrokerConfig, ConsumerOptions, Group};
 use relevo_core::inbox::InboxRetention;
 use relevo_inbox::{
     CallHandler, Config, ConsumerRuntime, HandlerError, HandlerResult, Handlers, Incoming, TypedInside, Verdict, typed,
@@ -33,9 +33,8 @@ impl TypedInside<Transaction> for Invoice {
             return Ok(Verdict::Skip);
         }
         transaction.record_effect(format!("invoice for {}: {} cents", order.order, order.cents))?;
-        let caused = incoming.with_causation(relevo_core::Draft::json("invoices", &order.order, "InvoiceIssued", "{}"));
-        let draft = Draft::new("invoices", order.order, "InvoiceIssued", "{}");
-        transaction.emit(Draft { headers: caused.headers, ..draft })?;
+        let issued = Draft::json("invoices", &order.order, "InvoiceIssued", "{}");
+        transaction.emit(incoming.with_causation(issued))?;
         Ok(Verdict::Done)
     }
 }
@@ -78,7 +77,7 @@ async fn post(id: uuid::Uuid, letter: &[u8]) -> Result<String, PostError> {
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let broker = BrokerFile::open(BrokerConfig::new("relevo-billing.db")).await?;
     broker.declare_group(&Group::new("billing", ["orders.**", "letters"])).await?;
-    let consumer = broker.consumer("billing", Membership::default()).await?;
+    let consumer = broker.consumer("billing", ConsumerOptions::default()).await?;
     let inbox = Database::new(StoreConfig::default()).inbox("billing", InboxRetention::default());
     let handlers = Handlers::new().handler("OrderPlaced", typed(Invoice)).call_handler("letter.*", Letter);
 

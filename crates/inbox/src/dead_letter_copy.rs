@@ -12,7 +12,7 @@ use tracing::warn;
 use uuid::Uuid;
 
 use crate::config::{Config, DeadLetterCopy};
-use crate::decode::{content_type, text_headers};
+use crate::decode::content_type;
 use crate::incoming::Incoming;
 use crate::status::{ConsumerStatus, add};
 
@@ -72,7 +72,7 @@ fn build_copy(
     incoming: Option<&Incoming>,
     failure: &InboxFailure,
 ) -> Message {
-    let mut headers = text_headers(&message.raw);
+    let mut headers = message.raw.text_headers();
     let content_type = content_type(&headers);
     headers.retain(|name, _| !name.starts_with("ce-"));
     let added = [

@@ -42,9 +42,8 @@ impl Decoder {
             // It must not block other messages, so it gets a queue of its own.
             _ => id.to_string().into(),
         };
-        let correlation = incoming.as_ref().ok().map(Incoming::correlation_id);
         let dedup_id = DedupId { id, replay: 0 };
-        let message = InboxMessage { dedup_id, queue, raw, address, lane, offset, correlation };
+        let message = InboxMessage { dedup_id, queue, raw, address, lane, offset };
         let start_span =
             |incoming: &Incoming| config.tracer.start(Operation::Receive, &incoming.message, &incoming.address);
         let span = incoming.as_ref().ok().and_then(start_span);
@@ -102,7 +101,7 @@ fn generated_id(address: &str, lane: &Lane, offset: Option<u64>, raw: &RawMessag
 }
 
 fn foreign_message(config: &Config, foreign: &ForeignMessages, raw: &RawMessage, origin: &Origin<'_>) -> Message {
-    let headers = text_headers(raw);
+    let headers = raw.text_headers();
     let id = match foreign.id_header.as_ref().and_then(|name| headers.get(name)) {
         Some(text) => text.parse().unwrap_or_else(|_| ids::named_id(origin.address, text.as_bytes())),
         None => generated_id(origin.address, origin.lane, origin.offset, raw),
@@ -118,13 +117,6 @@ fn foreign_message(config: &Config, foreign: &ForeignMessages, raw: &RawMessage,
         headers,
         created_at: config.clock.now(),
     }
-}
-
-/// The text headers. If a header occurs twice, the last value wins.
-pub(crate) fn text_headers(raw: &RawMessage) -> Headers {
-    let text =
-        |(name, value): &(String, bytes::Bytes)| Some((name.clone(), std::str::from_utf8(value).ok()?.to_owned()));
-    raw.headers.iter().filter_map(text).collect()
 }
 
 /// The media type from the headers.

@@ -272,7 +272,6 @@ mod tests {
             address: "orders".into(),
             lane: Lane::new(lane),
             offset: Some(number),
-            correlation: None,
         };
         let incoming = Err("not decoded".to_owned());
         PendingDelivery {

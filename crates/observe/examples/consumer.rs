@@ -6,7 +6,7 @@ use std::error::Error;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use relevo_broker_embedded::{BrokerFile, Config as BrokerConfig, Group, Membership};
+use relevo_broker_embedded::{BrokerFile, Config as BrokerConfig, ConsumerOptions, Group};
 use relevo_core::inbox::InboxRetention;
 use relevo_inbox::{Config, ConsumerRuntime, Handler, HandlerResult, Handlers, Incoming, Verdict};
 use relevo_observe::consumer::Service;
@@ -27,19 +27,19 @@ impl Handler<Transaction> for Invoice {
 async fn main() -> Result<(), Box<dyn Error>> {
     let broker = BrokerFile::open(BrokerConfig::new("relevo-shop.db")).await?;
     broker.declare_group(&Group::new("billing", ["orders.**"])).await?;
-    let consumer = broker.consumer("billing", Membership::default()).await?;
+    let consumer = broker.consumer("billing", ConsumerOptions::default()).await?;
     let inbox = Database::new(StoreConfig::default()).inbox("billing", InboxRetention::default());
     let handlers = Handlers::new().handler("OrderPlaced", Invoice);
     let billing = ConsumerRuntime::new(Arc::new(inbox), Arc::new(consumer), handlers, Config::new("billing"));
 
     let stop = CancellationToken::new();
-    let told = Service::new("shop", [billing.status()]).serve("127.0.0.1:9465".parse()?, None, stop.clone());
+    let served = Service::new("shop", [billing.status()]).serve("127.0.0.1:9465".parse()?, None, stop.clone());
     let ran = billing.run(stop.clone());
     let interrupted = async {
         tokio::signal::ctrl_c().await?;
         stop.cancel();
         Ok::<(), Box<dyn Error>>(())
     };
-    tokio::try_join!(async { Ok(told.await?) }, async { Ok(ran.await?) }, interrupted)?;
+    tokio::try_join!(async { Ok(served.await?) }, async { Ok(ran.await?) }, interrupted)?;
     Ok(())
 }

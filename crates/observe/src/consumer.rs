@@ -22,10 +22,10 @@ pub use service::{ServeError, Service};
 type Number = fn(&ConsumerStatus) -> u64;
 
 const COUNTERS: &[(&str, &str, Number)] = &[
-    (metrics::RECEIVED, "Messages that the broker delivered, repeats included", ConsumerStatus::received),
-    (metrics::FAILED, "Tries of handlers that failed and were counted", ConsumerStatus::handler_failures),
-    (metrics::PANICS, "Tries of handlers that panicked", ConsumerStatus::handler_panics),
-    (metrics::DEADLINES, "Tries of handlers that passed their deadline", ConsumerStatus::handler_timeouts),
+    (metrics::RECEIVED, "Messages that the broker delivered, including repeats", ConsumerStatus::received),
+    (metrics::FAILED, "Handler attempts that failed and were counted", ConsumerStatus::handler_failures),
+    (metrics::PANICS, "Handler attempts that panicked", ConsumerStatus::handler_panics),
+    (metrics::DEADLINES, "Handler attempts that timed out", ConsumerStatus::handler_timeouts),
     (
         metrics::COPIES_FAILED,
         "Copies of dead letters that could not be published",
@@ -33,12 +33,12 @@ const COUNTERS: &[(&str, &str, Number)] = &[
     ),
     (
         metrics::INVERSIONS,
-        "First deliveries that came behind a later message of their key",
+        "First deliveries that arrived after a later message of their key",
         ConsumerStatus::out_of_order,
     ),
-    (metrics::REPEATS, "Deliveries whose sequence number had come before", ConsumerStatus::sequence_repeats),
-    (metrics::DATABASE_AWAY, "Times that the database was found away", ConsumerStatus::database_outages),
-    (metrics::BROKER_AWAY, "Times that the broker was found away", ConsumerStatus::broker_outages),
+    (metrics::REPEATS, "Deliveries whose sequence number had arrived before", ConsumerStatus::sequence_repeats),
+    (metrics::DATABASE_AWAY, "Outages of the database", ConsumerStatus::database_outages),
+    (metrics::BROKER_AWAY, "Outages of the broker", ConsumerStatus::broker_outages),
 ];
 
 const VERDICTS: &[(&str, Number)] = &[
@@ -50,8 +50,8 @@ const VERDICTS: &[(&str, Number)] = &[
 ];
 
 const GAUGES: &[(&str, &str, Number)] = &[
-    (metrics::RUNNING, "Handlers that run now, those of the retry table included", ConsumerStatus::handlers_running),
-    (metrics::IN_MEMORY, "Messages that are in memory now", ConsumerStatus::buffered_messages),
+    (metrics::RUNNING, "Running handlers, including those of the retry table", ConsumerStatus::handlers_running),
+    (metrics::IN_MEMORY, "Messages in memory", ConsumerStatus::buffered_messages),
 ];
 
 /// The metrics of any number of consumers in this process. Members of the same consumer are combined.
@@ -59,7 +59,7 @@ const GAUGES: &[(&str, &str, Number)] = &[
 pub struct Consumers(Vec<Arc<ConsumerStatus>>);
 
 impl Consumers {
-    /// Creates it from the statistics that [`Runtime::stats`](relevo_inbox::ConsumerRuntime::status) returns before they run.
+    /// Creates it from the status that [`ConsumerRuntime::status`](relevo_inbox::ConsumerRuntime::status) returns before they run.
     pub fn new(consumers: impl IntoIterator<Item = Arc<ConsumerStatus>>) -> Self {
         Self(consumers.into_iter().collect())
     }
@@ -90,8 +90,8 @@ impl Members<'_> {
 
     /// The longest time since a heartbeat of any member. Stopped members send no heartbeats and do not count.
     fn beat_age(&self) -> Option<Duration> {
-        let owing = self.0.iter().filter(|stats| stats.run_state() != RunState::Stopped);
-        owing.map(|stats| stats.heartbeat_age()).max()
+        let alive = self.0.iter().filter(|stats| stats.run_state() != RunState::Stopped);
+        alive.map(|stats| stats.heartbeat_age()).max()
     }
 
     fn open_lanes(&self) -> usize {
@@ -136,7 +136,7 @@ impl Collector for Consumers {
                 ConstCounter::new(members.sum(*number)).encode(family.encode_family(&[("consumer", *consumer)])?)?;
             }
         }
-        let help = "What became of messages: done, skip, duplicate, retry (it is tried again), dead";
+        let help = "Messages by result: done, skip, duplicate, retry (a retry is scheduled), dead";
         let mut family = encoder.encode_descriptor(metrics::HANDLED, help, None, MetricType::Counter)?;
         for (consumer, members) in &all {
             for (verdict, number) in VERDICTS {
@@ -144,7 +144,7 @@ impl Collector for Consumers {
                 ConstCounter::new(members.sum(*number)).encode(family.encode_family(&labels)?)?;
             }
         }
-        let help = "How long tries of handlers took, whatever they said";
+        let help = "Duration of handler attempts, whatever their result";
         let mut family = encoder.encode_descriptor(metrics::HANDLER_DURATION, help, None, MetricType::Histogram)?;
         for (consumer, members) in &all {
             let (sum, count, buckets) = members.durations();
@@ -157,18 +157,18 @@ impl Collector for Consumers {
                 gauge(&mut family, consumer, members.sum(*number))?;
             }
         }
-        let help = "Lanes whose breaker is open: what their handler needs is away, or a person said so";
+        let help = "Lanes whose breaker is open, by a handler's report or forced by an operator";
         let mut family = encoder.encode_descriptor(metrics::BREAKERS_OPEN, help, None, MetricType::Gauge)?;
         for (consumer, members) in &all {
             gauge(&mut family, consumer, members.open_lanes() as u64)?;
         }
-        let help = "Since the last sign of life of this process that the database took";
+        let help = "Seconds since the last heartbeat of this process that the database accepted";
         let mut family = encoder.encode_descriptor(metrics::BEAT_AGE, help, None, MetricType::Gauge)?;
         for (consumer, members) in &all {
             let Some(age) = members.beat_age() else { continue };
             ConstGauge::new(age.as_secs_f64()).encode(family.encode_family(&[("consumer", *consumer)])?)?;
         }
-        let help = "Messages that wait at the broker; left out while it does not tell, at least so many above 10 000";
+        let help = "Messages that wait at the broker; absent while it does not report them, a lower bound above 10 000";
         let mut family = encoder.encode_descriptor(metrics::LAG, help, None, MetricType::Gauge)?;
         for (consumer, members) in &all {
             for (lane, waiting) in members.lag() {

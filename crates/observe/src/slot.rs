@@ -7,14 +7,14 @@ use tokio::time::Instant;
 
 /// Maximum age of a sample while later ones fail. The alert `RelevoSamplingStopped` starts at this age, so that no
 /// other alert ends before it can start.
-const KEPT: Duration = Duration::from_mins(1);
+const AGE_MAX: Duration = Duration::from_mins(1);
 
 /// The last sample of something.
 #[derive(Debug)]
-pub struct Slot<T>(Mutex<Lying<T>>);
+pub struct Slot<T>(Mutex<State<T>>);
 
 #[derive(Debug)]
-struct Lying<T> {
+struct State<T> {
     sampled: Option<T>,
     /// Whether a later attempt to sample failed.
     failed: bool,
@@ -24,37 +24,37 @@ struct Lying<T> {
 
 impl<T> Default for Slot<T> {
     fn default() -> Self {
-        Self(Mutex::new(Lying { sampled: None, failed: false, since: Instant::now() }))
+        Self(Mutex::new(State { sampled: None, failed: false, since: Instant::now() }))
     }
 }
 
 impl<T: Clone> Slot<T> {
     /// Stores a sample. `None` means that sampling failed.
     pub fn put(&self, sampled: Option<T>) {
-        let mut lying = self.0.lock();
+        let mut state = self.0.lock();
         if sampled.is_some() {
-            *lying = Lying { sampled, failed: false, since: Instant::now() };
+            *state = State { sampled, failed: false, since: Instant::now() };
         } else {
-            lying.failed = true;
+            state.failed = true;
         }
     }
 
     /// There is nothing to sample yet, which is not a failure: the age starts again.
     pub fn nothing_yet(&self) {
-        *self.0.lock() = Lying { sampled: None, failed: false, since: Instant::now() };
+        *self.0.lock() = State { sampled: None, failed: false, since: Instant::now() };
     }
 
     /// The result of the last attempt: `None` if it failed. For callers that act on the current state.
     pub fn get(&self) -> Option<T> {
-        let lying = self.0.lock();
-        if lying.failed { None } else { lying.sampled.clone() }
+        let state = self.0.lock();
+        if state.failed { None } else { state.sampled.clone() }
     }
 
     /// The last successful sample, for up to a minute even if later attempts failed. For monitoring: a single failure
     /// must not end an alert, but no value is better than a stale one.
     pub fn last(&self) -> Option<T> {
-        let lying = self.0.lock();
-        if lying.failed && lying.since.elapsed() >= KEPT { None } else { lying.sampled.clone() }
+        let state = self.0.lock();
+        if state.failed && state.since.elapsed() >= AGE_MAX { None } else { state.sampled.clone() }
     }
 
     /// Time since the last sample, or since creation if there was none.
@@ -68,10 +68,10 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_sample_that_fails_makes_nothing_younger() {
+    async fn a_failed_sample_does_not_reset_the_age() {
         let (slot, second) = (Slot::default(), Duration::from_secs(1));
         tokio::time::advance(second).await;
-        assert_eq!((slot.get(), slot.age()), (None, second), "there could have been one");
+        assert_eq!((slot.get(), slot.age()), (None, second), "no sample yet");
         slot.put(Some(5));
         tokio::time::advance(second).await;
         slot.put(None);
@@ -82,10 +82,10 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn those_who_watch_see_the_last_sample_until_it_is_a_minute_old() {
+    async fn the_last_sample_is_exported_for_a_minute_while_later_ones_fail() {
         let (slot, second) = (Slot::default(), Duration::from_secs(1));
         slot.put(None);
-        assert_eq!(slot.last(), None, "there was none yet");
+        assert_eq!(slot.last(), None, "no sample yet");
         slot.put(Some(5));
         for _ in 0..59 {
             tokio::time::advance(second).await;
@@ -93,17 +93,17 @@ mod tests {
             assert_eq!((slot.get(), slot.last()), (None, Some(5)), "{:?} old", slot.age());
         }
         tokio::time::advance(second).await;
-        assert_eq!((slot.last(), slot.age()), (None, 60 * second), "nobody need ask for it to be gone");
+        assert_eq!((slot.last(), slot.age()), (None, 60 * second), "it expires without another attempt");
         slot.put(Some(6));
         assert_eq!((slot.get(), slot.last()), (Some(6), Some(6)));
-        tokio::time::advance(2 * KEPT).await;
-        assert_eq!(slot.last(), Some(6), "where somebody samples that seldom, nothing has failed");
+        tokio::time::advance(2 * AGE_MAX).await;
+        assert_eq!(slot.last(), Some(6), "a sample without a later failure does not expire");
         slot.nothing_yet();
         assert_eq!(slot.last(), None);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nothing_grows_old_where_there_is_nothing_to_sample() {
+    async fn the_age_starts_again_while_there_is_nothing_to_sample() {
         let slot = Slot::<u32>::default();
         tokio::time::advance(Duration::from_mins(7)).await;
         slot.nothing_yet();

@@ -111,10 +111,10 @@ pub struct Spans(pub Arc<Counts>);
 impl Collector for Spans {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
         let counters = [
-            (metrics::SPANS_EXPORTED, "Spans that the collector took", self.0.exported()),
+            (metrics::SPANS_EXPORTED, "Spans that the collector accepted", self.0.exported()),
             (
                 metrics::SPANS_DROPPED,
-                "Spans that there was no room for, or that the collector did not take",
+                "Spans that did not fit into the queue, or that the collector did not accept",
                 self.0.dropped(),
             ),
         ];

@@ -1,39 +1,39 @@
 //! A service with a real consumer, tested through its port.
 
-#![expect(clippy::float_cmp, reason = "what is compared is counted")]
+#![expect(clippy::float_cmp, reason = "the values are counts")]
 
+#[path = "consumers/harness.rs"]
+mod harness;
 #[path = "consumers/scrape.rs"]
 mod scrape;
-#[path = "consumers/stage.rs"]
-mod stage;
 
 use std::time::Duration;
 
-use stage::{At, Stage};
+use harness::{At, Harness};
 
 const BROKERS: [At; 2] = [At::Embedded, At::RabbitMq];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_scrape_shows_what_waits_what_became_of_messages_and_how_long_it_took() {
+async fn a_scrape_has_lag_results_and_durations() {
     for at in BROKERS {
-        let stage = Stage::at(at).await;
+        let harness = Harness::at(at).await;
         // The consumer handles one message at a time, and the first one waits.
-        stage.hold(true);
+        harness.hold(true);
         for number in 0..8 {
-            stage.publish("OrderPlaced", number).await;
+            harness.publish("OrderPlaced", number).await;
         }
-        stage.publish("Poison", 8).await;
-        stage.publish("Unwanted", 9).await;
-        let service = stage.start().await;
+        harness.publish("Poison", 8).await;
+        harness.publish("Unhandled", 9).await;
+        let service = harness.start().await;
         let lag = service.until("one is handled and nine wait", |seen| {
             seen.one("inbox_running") == 1.0 && seen.sum("inbox_lag_messages") == 9.0
         });
         let lag = lag.await;
-        assert_eq!(lag.series("inbox_lag_messages").len(), 4, "every lane is told: {}", lag.text);
+        assert_eq!(lag.series("inbox_lag_messages").len(), 4, "every lane is exported: {}", lag.text);
         assert_eq!(lag.one("inbox_in_memory"), 1.0);
 
-        stage.hold(false);
-        stage.publish_again("OrderPlaced", 3).await;
+        harness.hold(false);
+        harness.publish_again("OrderPlaced", 3).await;
         let verdict =
             |verdict| format!("inbox_handled_total{{service=\"shop\",consumer=\"billing\",verdict=\"{verdict}\"}}");
         let seen = service.until("everything is handled", |seen| {
@@ -41,9 +41,9 @@ async fn a_scrape_shows_what_waits_what_became_of_messages_and_how_long_it_took(
             ended == [8.0, 1.0, 1.0, 1.0] && seen.sum("inbox_lag_messages") == 0.0
         });
         let seen = seen.await;
-        assert_eq!(stage.effects().await, 8, "{at:?}");
+        assert_eq!(harness.effects().await, 8, "{at:?}");
         assert_eq!((seen.one("inbox_received_total"), seen.one("inbox_failed_total")), (11.0, 1.0));
-        // Unwanted messages and duplicates do not reach the handler.
+        // Messages without a handler and duplicates do not reach the handler.
         assert_eq!(seen.one("inbox_handler_duration_seconds_count"), 9.0);
         assert!(seen.one("inbox_handler_duration_seconds_sum") > 0.0);
         let buckets = seen.series("inbox_handler_duration_seconds_bucket");
@@ -51,37 +51,37 @@ async fn a_scrape_shows_what_waits_what_became_of_messages_and_how_long_it_took(
         assert_eq!(buckets.last().map(|(_, count)| *count), Some(9.0));
         assert!(seen.one("inbox_beat_age_seconds") < 5.0);
         assert_eq!((seen.one("inbox_panics_total"), seen.one("inbox_database_away_total")), (0.0, 0.0));
-        assert_eq!(seen.one("inbox_copies_failed_total"), 0.0, "nobody wants copies");
+        assert_eq!(seen.one("inbox_copies_failed_total"), 0.0, "no copies are configured");
         seen.is_well_formed();
         service.stop().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_breaker_is_seen_to_open_and_to_close() {
+async fn metrics_and_readiness_show_an_open_breaker() {
     for at in BROKERS {
-        let stage = Stage::at(at).await;
-        stage.far_side_away(true);
-        stage.publish("Letter", 1).await;
-        let service = stage.start().await;
+        let harness = Harness::at(at).await;
+        harness.set_service_down(true);
+        harness.publish("Letter", 1).await;
+        let service = harness.start().await;
         let open = service.until("it is open", |seen| seen.one("inbox_breakers_open") == 1.0).await;
-        assert_eq!(open.one("inbox_failed_total"), 0.0, "an outage is no failure");
+        assert_eq!(open.one("inbox_failed_total"), 0.0, "an outage is not a failure");
         let (status, body) = service.get("/readyz").await;
         assert!(
-            status == 200 && body.contains("1 breakers are open") && body.contains("the post is closed"),
+            status == 200 && body.contains("1 breakers are open") && body.contains("the mail server is down"),
             "{status} {body}"
         );
-        stage.far_side_away(false);
+        harness.set_service_down(false);
         service.until("it is closed", |seen| seen.one("inbox_breakers_open") == 0.0).await;
-        assert_eq!(stage.effects().await, 1, "{at:?}");
+        assert_eq!(harness.effects().await, 1, "{at:?}");
         service.stop().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn probes_say_whether_a_consumer_started_works_and_lives() {
-    let stage = Stage::at(At::Embedded).await;
-    let mut service = stage.start_hasty().await;
+async fn probes_report_whether_a_consumer_started_works_and_lives() {
+    let harness = Harness::at(At::Embedded).await;
+    let mut service = harness.start_with_short_ttl().await;
     for probe in ["/startupz", "/livez"] {
         service.becomes(probe, 200).await;
     }
@@ -91,41 +91,41 @@ async fn probes_say_whether_a_consumer_started_works_and_lives() {
         "{body}"
     );
 
-    stage.cut_database(true).await;
+    harness.cut_database(true).await;
     let body = service.becomes("/readyz", 503).await;
-    assert!(body.contains("the database took the last sign of life"), "{body}");
+    assert!(body.contains("the database accepted the last heartbeat"), "{body}");
     // It waits, and needs no restart.
     for probe in ["/startupz", "/livez"] {
         assert_eq!(service.get(probe).await.0, 200, "{probe}");
     }
-    service.until("its age grows", |seen| seen.one("inbox_beat_age_seconds") > 2.0).await;
-    stage.cut_database(false).await;
+    service.until("the heartbeat age grows", |seen| seen.one("inbox_beat_age_seconds") > 2.0).await;
+    harness.cut_database(false).await;
     service.becomes("/readyz", 200).await;
 
     service.kill_consumer().await;
     let (status, body) = service.get("/livez").await;
-    assert!(status == 503 && body.contains("it ended by itself"), "{status} {body}");
+    assert!(status == 503 && body.contains("it stopped unexpectedly"), "{status} {body}");
     assert_eq!(service.get("/readyz").await.0, 503);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_consumer_that_was_told_to_stop_owes_nobody_a_sign_of_life() {
-    let stage = Stage::at(At::Embedded).await;
-    let mut service = stage.start().await;
+async fn a_stopped_consumer_has_no_heartbeat_age() {
+    let harness = Harness::at(At::Embedded).await;
+    let mut service = harness.start().await;
     service.becomes("/readyz", 200).await;
     assert_eq!(service.scrape().await.series("inbox_beat_age_seconds").len(), 1);
     service.stop_consumer().await;
     let seen = service.scrape().await;
     assert_eq!(seen.series("inbox_beat_age_seconds"), [], "its age would grow for as long as the process lives");
-    assert_eq!(seen.series("inbox_received_total").len(), 1, "what it did is still told");
+    assert_eq!(seen.series("inbox_received_total").len(), 1, "its counters are still exported");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_scrape_waits_for_nothing() {
-    let stage = Stage::at(At::Embedded).await;
-    let service = stage.start_hasty().await;
+async fn a_scrape_does_not_wait_for_the_database() {
+    let harness = Harness::at(At::Embedded).await;
+    let service = harness.start_with_short_ttl().await;
     service.becomes("/readyz", 200).await;
-    stage.cut_database(true).await;
+    harness.cut_database(true).await;
     let mut took = Vec::new();
     for _ in 0..20 {
         let begun = std::time::Instant::now();

@@ -109,7 +109,7 @@ async fn publish_with_busy(call: &'static str, remaining: u32) -> (Vec<String>, 
     let (status, stop) = (relay.status(), CancellationToken::new());
     for key in ["bad", "a", "b", "bad", "a", "b"] {
         let mut tx = database.begin();
-        tx.emit(Draft::new("orders", key, "T", "{}")).expect("a valid message");
+        tx.emit(Draft::json("orders", key, "T", "{}")).expect("a valid message");
         tx.commit().expect("an open transaction");
     }
     let mut run = JoinSet::new();
@@ -152,7 +152,7 @@ async fn shutdown_repeats_a_busy_settlement() {
     run.spawn(relay.run(stop.clone()));
     tokio::time::sleep(Duration::from_secs(1)).await; // the first, empty settlement
     let mut tx = database.begin();
-    tx.emit(Draft::new("orders", "a", "T", "{}")).expect("a valid message");
+    tx.emit(Draft::json("orders", "a", "T", "{}")).expect("a valid message");
     tx.commit().expect("an open transaction");
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(broker.received(), 1);

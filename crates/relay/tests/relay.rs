@@ -26,7 +26,7 @@ impl TestSetup {
 
     fn emit(&self, key: &str, kind: &str) {
         let mut tx = self.database.begin();
-        tx.emit(Draft::new("orders", key, kind, "{}")).expect("a valid message");
+        tx.emit(Draft::json("orders", key, kind, "{}")).expect("a valid message");
         tx.commit().expect("an open transaction");
     }
 

@@ -34,7 +34,7 @@ impl TestSetup {
 
     fn emit(&self, key: &str) {
         let mut tx = self.database.begin();
-        tx.emit(Draft::new("orders", key, "T", "{}")).expect("a valid message");
+        tx.emit(Draft::json("orders", key, "T", "{}")).expect("a valid message");
         tx.commit().expect("an open transaction");
     }
 

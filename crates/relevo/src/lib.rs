@@ -48,6 +48,10 @@ pub mod brokers {
     pub use relevo_broker_rabbitmq as rabbitmq;
 }
 
+/// The registry of broker adapters, and brokers that several relays of a process share.
+#[doc(no_inline)]
+pub use relevo_host::{OpenBrokers, registry};
+
 #[doc(no_inline)]
 pub use relevo_inbox as inbox;
 

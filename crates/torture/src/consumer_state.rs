@@ -27,19 +27,16 @@ macro_rules! rows {
 impl Database {
     /// The mark of each lane of a consumer, and how many messages its inbox knows up to there: both at the same moment.
     pub(crate) async fn marks(&self, consumer: &str) -> Result<Vec<LaneMark>> {
-        // The trace has one row for each message that the inbox knows.
-        let known = |inbox: &str| {
-            format!(
-                "(SELECT count(*) FROM {inbox}_trace AS t WHERE t.consumer = k.consumer AND t.lane = k.lane AND t.broker_offset <= k.settled_offset)"
-            )
-        };
         let (marks, inbox) = match self {
             Self::Postgres(_) => ("relevo.inbox_lane_status", "relevo.inbox"),
             Self::Sqlite(_) => ("relevo_inbox_lane", "relevo_inbox"),
         };
+        let known = format!(
+            "SELECT count(DISTINCT t.broker_offset) FROM ({}) AS t WHERE t.lane = k.lane AND t.broker_offset <= k.settled_offset",
+            known_offsets(inbox)
+        );
         let sql = format!(
-            "SELECT k.lane, CAST(k.settled_offset AS bigint), {} FROM {marks} AS k WHERE k.consumer = $1 AND k.settled_offset IS NOT NULL",
-            known(inbox)
+            "SELECT k.lane, CAST(k.settled_offset AS bigint), ({known}) FROM {marks} AS k WHERE k.consumer = $1 AND k.settled_offset IS NOT NULL"
         );
         let mut link = self.connect().await?;
         Ok(rows!(&mut link, sql, consumer, |row| {
@@ -71,8 +68,8 @@ impl Database {
         });
         let [waiting, dead, redriven] = counts.first().copied().unwrap_or_default();
         let offsets = format!(
-            "SELECT lane, CAST(broker_offset AS bigint) FROM {inbox}_trace
-             WHERE consumer = $1 AND broker_offset IS NOT NULL ORDER BY lane, broker_offset"
+            "SELECT DISTINCT lane, CAST(broker_offset AS bigint) AS n FROM ({}) AS t WHERE broker_offset IS NOT NULL ORDER BY lane, n",
+            known_offsets(inbox)
         );
         let offsets = rows!(&mut link, offsets, consumer, |row| Ok((row.try_get(0)?, row.try_get(1)?)));
         let mut lanes: BTreeMap<String, Vec<i64>> = BTreeMap::new();
@@ -106,4 +103,13 @@ impl Database {
         let counts = rows!(&mut link, sql, consumer, |row| Ok((row.try_get(0)?, row.try_get(1)?)));
         Ok(counts.first().copied().unwrap_or_default())
     }
+}
+
+/// The lane and offset of each message that a consumer has handled, or that waits or is dead.
+fn known_offsets(inbox: &str) -> String {
+    format!(
+        "SELECT lane, broker_offset FROM ledger WHERE consumer = $1
+         UNION ALL SELECT lane, broker_offset FROM {inbox}_retry_message WHERE consumer = $1
+         UNION ALL SELECT lane, broker_offset FROM {inbox}_dead_letter WHERE consumer = $1"
+    )
 }

@@ -70,7 +70,6 @@ pub(crate) fn start(
         add("heartbeat-ttl-ms", HEARTBEAT_TTL.as_millis().to_string());
         add("retry-one-in", FAILS_ONE_IN.to_string());
         add("poison-one-in", POISON_ONE_IN.to_string());
-        arguments.push("--trace".to_owned());
         if broken_consumers && group.name != FORGETFUL_CONSUMER {
             arguments.push("--acknowledge-early".to_owned());
         }

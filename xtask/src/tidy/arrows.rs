@@ -51,6 +51,7 @@ fn may_depend_on(package: &str, dependency: &str) -> bool {
         "store-sqlite" | "broker-embedded" => ["core", "sqlite-file"].contains(&to),
         "conformance" => ["core", "relay", "testkit"].contains(&to),
         "sim" => ["core", "relay", "flow", "inbox", "saga", "store-memory", "broker-memory"].contains(&to),
+        "host" => to == "core" || to.starts_with("broker-") && to != "broker-memory",
         "bench" | "torture" => to != "cli",
         "cli" => !FOR_TESTS.contains(&to),
         "observe" => ["core", "relay", "inbox", "admin"].contains(&to),
@@ -106,6 +107,14 @@ mod tests {
         assert!(may_depend_on("relevo-cli", "relevo-store-postgres"));
         assert!(!may_depend_on("relevo-cli", "relevo-testkit"));
         assert!(!may_depend_on("xtask", "relevo-core"));
+    }
+
+    #[test]
+    fn the_registry_depends_on_brokers_and_no_engine() {
+        assert!(may_depend_on("relevo-host", "relevo-broker-nats"));
+        assert!(!may_depend_on("relevo-host", "relevo-broker-memory"));
+        assert!(!may_depend_on("relevo-host", "relevo-relay"));
+        assert!(!may_depend_on("relevo-broker-nats", "relevo-host"));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use async_nats::jetstream::context::{Context, ContextBuilder};
 use async_nats::jetstream::message::PublishMessage;
 use async_nats::jetstream::{self, stream};
 use async_trait::async_trait;
-use relevo_broker_nats::{Config, Group, GroupConsumer, Membership, Publisher};
+use relevo_broker_nats::{Config, ConsumerOptions, Group, GroupConsumer, Publisher};
 use relevo_core::{Publication, wire};
 
 use super::alone::{Client, Confirm};
@@ -21,7 +21,7 @@ pub(super) async fn open(url: &str) -> anyhow::Result<Publisher> {
 pub(super) async fn consumer(url: &str) -> anyhow::Result<GroupConsumer> {
     let (config, group) = (Config::new(url), Group::new("bench", STREAM, ["orders"]));
     relevo_broker_nats::declare_group(&config, &group).await?;
-    Ok(relevo_broker_nats::consumer(&config, &group, Membership::default()).await?)
+    Ok(relevo_broker_nats::consumer(&config, &group, ConsumerOptions::default()).await?)
 }
 
 pub(super) async fn empty(url: &str) -> anyhow::Result<()> {

@@ -8,7 +8,7 @@ use lapin::options::{
 };
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, ExchangeKind};
-use relevo_broker_rabbitmq::{Config, GroupConsumer, Membership, Publisher, Queue};
+use relevo_broker_rabbitmq::{Config, ConsumerOptions, GroupConsumer, Publisher, Queue};
 use relevo_core::{Publication, wire};
 
 use super::alone::{Client, Confirm};
@@ -22,7 +22,7 @@ pub(super) async fn open(url: &str) -> anyhow::Result<Publisher> {
 
 pub(super) async fn consumer(url: &str) -> anyhow::Result<GroupConsumer> {
     let queue = Queue { retry_delays: Vec::new(), ..Queue::new(NAME) };
-    Ok(GroupConsumer::open(&Config::new(url), &queue, Membership::default()).await?)
+    Ok(GroupConsumer::open(&Config::new(url), &queue, ConsumerOptions::default()).await?)
 }
 
 pub(super) async fn empty(url: &str) -> anyhow::Result<()> {

@@ -6,10 +6,11 @@ pub(crate) mod lanes;
 mod receive;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
-use relevo_core::{AckOutcome, BrokerConsumer, ConsumerCapabilities, Delivery, DeliveryTag, Failure, Lane};
+use relevo_core::{
+    AckOutcome, BrokerConsumer, ConsumerCapabilities, ConsumerOptions, Delivery, DeliveryTag, Failure, Lane,
+};
 use sqlx::SqlitePool;
 use tokio::sync::futures::OwnedNotified;
 use tokio::sync::{Mutex, Notify, watch};
@@ -22,23 +23,6 @@ use crate::classify::Error;
 use crate::consume::lanes::ConsumerState;
 use crate::publish::{BrokerFile, BrokerInner};
 use crate::topology::StoredGroup;
-
-/// The options of a consumer in its group.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Membership {
-    /// The display name of the consumer.
-    pub name: String,
-    /// The maximum number of outstanding deliveries per lane.
-    pub prefetch: usize,
-    /// Without a heartbeat for this long, the consumer loses its lanes to others.
-    pub lease: Duration,
-}
-
-impl Default for Membership {
-    fn default() -> Self {
-        Self { name: "consumer".to_owned(), prefetch: 256, lease: Duration::from_secs(10) }
-    }
-}
 
 /// A consumer of one group. A background task renews its lanes, so handlers can take as long as they need. If it is
 /// dropped without [`close`](BrokerConsumer::close), its lanes stay leased until the lease ends.
@@ -56,7 +40,7 @@ pub(crate) struct ConsumerInner {
     pub(crate) group: StoredGroup,
     pub(crate) patterns: AddressPatterns,
     pub(crate) lanes: Vec<Lane>,
-    pub(crate) membership: Membership,
+    pub(crate) options: ConsumerOptions,
     pub(crate) owner: Uuid,
     /// Locked while memory and the file must agree; never while waiting for messages.
     pub(crate) state: Mutex<ConsumerState>,
@@ -67,7 +51,7 @@ pub(crate) struct ConsumerInner {
 
 impl BrokerFile {
     /// Opens a consumer of this group. It claims its share of the lanes as other consumers release them.
-    pub async fn consumer(&self, group: &str, membership: Membership) -> Result<GroupConsumer, Error> {
+    pub async fn consumer(&self, group: &str, options: ConsumerOptions) -> Result<GroupConsumer, Error> {
         let stored = StoredGroup::find(self.0.connections.readers(), group).await?;
         let group = stored.ok_or_else(|| Error::GroupNotFound(group.to_owned()))?;
         let inner = Arc::new(ConsumerInner {
@@ -75,7 +59,7 @@ impl BrokerFile {
             patterns: group.patterns(),
             lanes: (0..group.lanes).map(|lane| Lane::new(lane.to_string())).collect(),
             group,
-            membership,
+            options,
             owner: Uuid::new_v4(),
             state: Mutex::default(),
             changed: Notify::new(),
@@ -95,7 +79,7 @@ async fn run_heartbeat(inner: Arc<ConsumerInner>) {
     let mut closed = inner.closed.subscribe();
     loop {
         // Three heartbeats per lease: two may be late.
-        if timeout(inner.membership.lease / 3, closed.wait_for(|closed| *closed)).await.is_ok() {
+        if timeout(inner.options.lease / 3, closed.wait_for(|closed| *closed)).await.is_ok() {
             return;
         }
         let mut state = inner.state.lock().await;
@@ -114,7 +98,7 @@ async fn run_heartbeat(inner: Arc<ConsumerInner>) {
 
 impl ConsumerInner {
     pub(crate) fn lease_ms(&self) -> i64 {
-        i64::try_from(self.membership.lease.as_millis()).unwrap_or(i64::MAX / 2)
+        i64::try_from(self.options.lease.as_millis()).unwrap_or(i64::MAX / 2)
     }
 
     async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Error> {

@@ -6,12 +6,12 @@
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-//! use relevo_broker_embedded::{BrokerFile, Config, Group, Membership};
+//! use relevo_broker_embedded::{BrokerFile, Config, Group, ConsumerOptions};
 //! use relevo_core::BrokerConsumer;
 //!
 //! let broker = BrokerFile::open(Config::new("relevo.db")).await?;
 //! broker.declare_group(&Group::new("billing", ["orders.**"])).await?;
-//! let consumer = broker.consumer("billing", Membership::default()).await?;
+//! let consumer = broker.consumer("billing", ConsumerOptions::default()).await?;
 //! for delivery in consumer.receive(100).await? {
 //!     let received = delivery.raw.decode()?;
 //!     println!("{} {}", received.message.key, received.message.id);
@@ -22,6 +22,7 @@
 //! # }
 //! ```
 
+mod adapter;
 mod address;
 mod classify;
 mod config;
@@ -34,11 +35,13 @@ mod retention;
 mod settle;
 mod topology;
 
+pub use adapter::Adapter;
 pub use classify::Error;
 pub use config::Config;
+pub use consume::GroupConsumer;
 pub use consume::lag::LAG_COUNT_MAX;
-pub use consume::{GroupConsumer, Membership};
 pub use publish::BrokerFile;
+pub use relevo_core::ConsumerOptions;
 pub use replay::ReplayLog;
 pub use retention::Pruned;
 pub use topology::{Group, GroupStatus};

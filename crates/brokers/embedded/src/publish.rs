@@ -82,6 +82,10 @@ impl Broker for BrokerFile {
         Capabilities { ordered_in_flight: true, message_bytes_max: self.0.config.message_bytes_max }
     }
 
+    async fn close(&self) {
+        Self::close(self).await;
+    }
+
     async fn publish(&self, batch: &[Publication], confirms: &OutcomeSender) {
         let (rows, refused) = encode_batch(batch, &self.0.config);
         confirms.report_all(refused.into_iter().map(|(index, error)| (index, Err(error.into()))));

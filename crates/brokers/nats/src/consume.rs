@@ -9,7 +9,9 @@ use async_nats::Client;
 use async_nats::jetstream::stream;
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use relevo_core::{AckOutcome, BrokerConsumer, ConsumerCapabilities, Delivery, DeliveryTag, Failure, Lane};
+use relevo_core::{
+    AckOutcome, BrokerConsumer, ConsumerCapabilities, ConsumerOptions, Delivery, DeliveryTag, Failure, Lane,
+};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
@@ -30,23 +32,6 @@ mod receive;
 use self::lane_store::LaneStore;
 use self::lanes::LaneSlot;
 
-/// The options of a consumer in its group.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Membership {
-    /// The display name of the consumer.
-    pub name: String,
-    /// The maximum number of outstanding deliveries per lane. It cannot exceed the group's `max_ack_pending`.
-    pub prefetch: usize,
-    /// Without a heartbeat for this long, the consumer loses its lanes to others.
-    pub lease: Duration,
-}
-
-impl Default for Membership {
-    fn default() -> Self {
-        Self { name: "consumer".to_owned(), prefetch: 256, lease: Duration::from_secs(10) }
-    }
-}
-
 /// A consumer of one group. Background tasks renew its lanes, so handlers can take as long as they need. If it is
 /// dropped without [`close`](BrokerConsumer::close), its lanes stay leased until the lease ends.
 pub struct GroupConsumer {
@@ -61,7 +46,7 @@ pub(crate) struct ConsumerInner {
     stream: stream::Stream<()>,
     lane_store: LaneStore,
     group: Group,
-    pub(crate) membership: Membership,
+    pub(crate) options: ConsumerOptions,
     /// Unique to this consumer.
     id: String,
     timeout: Duration,
@@ -86,9 +71,9 @@ pub(crate) struct ConsumerInner {
 
 /// Opens a consumer of this group, which must be [declared](crate::declare_group). It claims its share of the lanes as others
 /// release them.
-pub async fn consumer(config: &Config, group: &Group, membership: Membership) -> Result<GroupConsumer, Error> {
+pub async fn consumer(config: &Config, group: &Group, options: ConsumerOptions) -> Result<GroupConsumer, Error> {
     group.validate()?;
-    if membership.prefetch == 0 || membership.prefetch > group.max_ack_pending {
+    if options.prefetch == 0 || options.prefetch > group.max_ack_pending {
         return Err(Error::Config(format!("`prefetch` must be 1 to the group's {}", group.max_ack_pending)));
     }
     let fatal_error = SharedError::default();
@@ -96,7 +81,7 @@ pub async fn consumer(config: &Config, group: &Group, membership: Membership) ->
     let (sender, connected) = watch::channel(());
     let client =
         connection::connect_reporting_denials(config, record_fatal_error(&fatal_error, &changed), sender).await?;
-    let opened = open(client, connected, config, group, membership, &fatal_error, changed).await;
+    let opened = open(client, connected, config, group, options, &fatal_error, changed).await;
     // Without a permission the server does not respond to the request; it reports the violation separately.
     opened.map_err(|error| fatal_error.lock().take().unwrap_or(error))
 }
@@ -118,7 +103,7 @@ async fn open(
     connected: watch::Receiver<()>,
     config: &Config,
     group: &Group,
-    membership: Membership,
+    options: ConsumerOptions,
     fatal_error: &SharedError,
     changed: Arc<Notify>,
 ) -> Result<GroupConsumer, Error> {
@@ -135,7 +120,7 @@ async fn open(
         lane_store,
         lane_slots: (0..group.lane_count()).map(|number| LaneSlot::new(group, number)).collect(),
         group: group.clone(),
-        membership,
+        options,
         id: uuid::Uuid::new_v4().simple().to_string(),
         timeout: config.confirm_timeout,
         changed,
@@ -166,7 +151,7 @@ impl ConsumerInner {
     }
 
     fn lease_ms(&self) -> u64 {
-        u64::try_from(self.membership.lease.as_millis()).unwrap_or(u64::MAX / 2)
+        u64::try_from(self.options.lease.as_millis()).unwrap_or(u64::MAX / 2)
     }
 
     async fn set_paused(&self, lane: &Lane, paused: bool) {

@@ -20,6 +20,7 @@
 //! # }
 //! ```
 
+mod adapter;
 mod address;
 mod classify;
 mod config;
@@ -34,12 +35,14 @@ mod server_state;
 mod settle;
 mod topology;
 
+pub use adapter::Adapter;
 pub use classify::Error;
 pub use config::{AtomicBatches, Auth, Config, Identity, Tls};
-pub use consume::{GroupConsumer, Membership, consumer};
+pub use consume::{GroupConsumer, consumer};
 pub use headers::decode_headers;
 pub use metrics::Monitor;
 pub use publish::Publisher;
+pub use relevo_core::ConsumerOptions;
 pub use replay::ReplayLog;
 pub use topology::apply::{Admin, declare_group};
 pub use topology::{Discard, Group, Retention, Storage, Stream, Topology};

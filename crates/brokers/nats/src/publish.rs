@@ -80,6 +80,10 @@ impl Broker for Publisher {
         matches!(&*self.connection.borrow(), BrokerConnection::Down(reason) if !matches!(**reason, Error::Connecting))
     }
 
+    async fn close(&self) {
+        Self::close(self).await;
+    }
+
     async fn publish(&self, batch: &[Publication], confirms: &OutcomeSender) {
         let connection = self.connection.borrow().clone();
         match connection {

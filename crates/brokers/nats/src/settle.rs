@@ -58,7 +58,7 @@ impl ConsumerInner {
         let (sender, receiver) = oneshot::channel();
         let mut calls = slot.settle_calls.lock();
         // There are more calls than outstanding deliveries, so some calls were cancelled.
-        if calls.len() >= self.membership.prefetch {
+        if calls.len() >= self.options.prefetch {
             calls.retain(|call| !call.reply.is_closed());
         }
         calls.push(SettleCall { tags, reply: sender });

@@ -19,7 +19,8 @@ use futures_util::future::join_all;
 use lapin::{Channel, Connection};
 use parking_lot::{Mutex, MutexGuard};
 use relevo_core::{
-    AckOutcome, BrokerConsumer, Class, ConsumerCapabilities, DelayedRetry, Delivery, DeliveryTag, Failure, Lane,
+    AckOutcome, BrokerConsumer, Class, ConsumerCapabilities, ConsumerOptions, DelayedRetry, Delivery, DeliveryTag,
+    Failure, Lane,
 };
 use tokio::sync::{Notify, OnceCell, mpsc, watch};
 use tokio::task::JoinSet;
@@ -41,24 +42,6 @@ use reader::HandOver;
 /// How long a new consumer waits for its share of the lanes. Afterwards it is returned without them.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The options of a consumer in its group.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Membership {
-    /// The display name of the consumer. The broker's tools show it with its connections.
-    pub name: String,
-    /// The maximum number of deliveries per lane that are outstanding or buffered. It must be the same for all
-    /// consumers of an ordered group.
-    pub prefetch: u16,
-    /// How long a lane that moves to another consumer waits for its outstanding deliveries to be acknowledged.
-    pub hand_over: Duration,
-}
-
-impl Default for Membership {
-    fn default() -> Self {
-        Self { name: "relevo".to_owned(), prefetch: 256, hand_over: Duration::from_secs(10) }
-    }
-}
-
 /// A consumer of one group. Background tasks connect and reconnect it; they end when it is dropped.
 pub struct GroupConsumer {
     inner: Arc<ConsumerInner>,
@@ -72,11 +55,12 @@ impl GroupConsumer {
     /// An unreachable broker is not an error: the consumer connects when the broker is up.
     /// [`receive`](BrokerConsumer::receive) returns errors that need an operator, such as a wrong password or a missing
     /// queue, each time they occur.
-    pub async fn open(config: &Config, queue: &Queue, membership: Membership) -> Result<Self, Error> {
+    pub async fn open(config: &Config, queue: &Queue, options: ConsumerOptions) -> Result<Self, Error> {
         config.validate()?;
         queue.validate()?;
-        if membership.prefetch == 0 {
-            return Err(Error::Config("with a prefetch of 0 no message would be received".to_owned()));
+        let prefetch = u16::try_from(options.prefetch).unwrap_or_default();
+        if prefetch == 0 {
+            return Err(Error::Config("`prefetch` must be 1 to 65535".to_owned()));
         }
         let config = Arc::new(config.clone());
         let queues = queue.consumed_queues();
@@ -85,7 +69,8 @@ impl GroupConsumer {
             |index: usize| Lane::new(if queue.lanes.is_some() { index.to_string() } else { queue.name.clone() });
         let inner = Arc::new(ConsumerInner {
             config,
-            membership,
+            options,
+            prefetch,
             lanes: (0..queues.len()).map(lane_name).collect(),
             queue: queue.clone(),
             retry_publisher: OnceCell::new(),
@@ -117,7 +102,7 @@ impl GroupConsumer {
 
 /// Keeps all lanes connected until the consumer is closed.
 async fn maintain_lanes(inner: Arc<ConsumerInner>, mut lag_requests: mpsc::Receiver<LagRequest>) {
-    let name = format!("{} ({})", inner.membership.name, inner.queue.name);
+    let name = format!("{} ({})", inner.options.name, inner.queue.name);
     let mut connection_number = 0;
     let mut connections = Reconnect::new(&inner.config, &name);
     loop {
@@ -226,8 +211,8 @@ impl Drop for GroupConsumer {
 
 impl fmt::Debug for GroupConsumer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ConsumerInner { queue, membership, .. } = &*self.inner;
-        f.debug_struct("GroupConsumer").field("queue", queue).field("membership", membership).finish_non_exhaustive()
+        let ConsumerInner { queue, options, .. } = &*self.inner;
+        f.debug_struct("GroupConsumer").field("queue", queue).field("options", options).finish_non_exhaustive()
     }
 }
 
@@ -235,7 +220,9 @@ impl fmt::Debug for GroupConsumer {
 pub(crate) struct ConsumerInner {
     pub(crate) config: Arc<Config>,
     pub(crate) queue: Queue,
-    pub(crate) membership: Membership,
+    pub(crate) options: ConsumerOptions,
+    /// The prefetch of the options, as AMQP encodes it.
+    pub(crate) prefetch: u16,
     pub(crate) lanes: Vec<Lane>,
     pub(crate) queues: Vec<String>,
     /// Publishes copies to retry queues on its own connection, opened at the first retry. A server with a resource alarm
@@ -279,7 +266,7 @@ impl ConsumerInner {
 
     /// The publisher of retries, which starts to connect at its first use.
     pub(crate) async fn retry_publisher(&self) -> &Publisher {
-        let name = || format!("{} (retries of {})", self.membership.name, self.queue.name);
+        let name = || format!("{} (retries of {})", self.options.name, self.queue.name);
         self.retry_publisher.get_or_init(async || Publisher::start(Arc::clone(&self.config), name())).await
     }
 

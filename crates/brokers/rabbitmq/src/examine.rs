@@ -12,7 +12,7 @@ use crate::management::ServerState;
 use crate::topology::lane_routing_key;
 
 mod queues;
-mod routes;
+pub(crate) mod routes;
 mod server;
 
 use routes::ReachableQueues;

@@ -182,6 +182,10 @@ impl Broker for Publisher {
         }
     }
 
+    async fn close(&self) {
+        Self::close(self).await;
+    }
+
     async fn publish(&self, batch: &[Publication], confirms: &OutcomeSender) {
         let started_at = Instant::now();
         let plan = plan_batch(batch, &self.0.config, self.frame_bytes());

@@ -1,6 +1,6 @@
 //! `relevo consumers`
 
-mod dead;
+pub(super) mod dead;
 mod forget;
 mod orders;
 pub(super) mod show;

@@ -145,8 +145,8 @@ async fn far_side(outbox: &str, destination: &Destination) -> Result<Examined> {
         inbox: None,
         destination: Some(destination.name.clone()),
         findings: findings.map_err(|failure| failed(&failure)).context("the broker")?,
-        accept: destination.start_up.accept.clone(),
-        memory: Memory { horizons: memory::of_broker(&destination.broker), place: None },
+        accept: destination.broker.accept.clone(),
+        memory: Memory { horizons: destination.broker.adapter.redelivery_windows(), place: None },
     })
 }
 

@@ -139,7 +139,8 @@ async fn look(which: &Which) -> Result<(Vec<Looked>, Vec<anyhow::Error>)> {
                 Ok(Some(looked)) => all.push(looked),
                 Err(error) => unseen.push(error),
                 Ok(None) => {
-                    say(&format!("{}: an embedded broker has no topology", at(&outbox.name, &destination.name)));
+                    let (at, kind) = (at(&outbox.name, &destination.name), destination.broker.adapter.kind());
+                    say(&format!("{at}: the broker ({kind}) has no topology"));
                 }
             }
         }

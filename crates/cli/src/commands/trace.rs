@@ -6,13 +6,14 @@ use std::io::{self, Write};
 use anyhow::Result;
 use jiff::Timestamp;
 use relevo_core::MessageId;
-use relevo_core::inbox::admin::{InboxRecord, Trace};
+use relevo_core::inbox::admin::InboxRecord;
 use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterFilter};
 use relevo_core::inbox::{DedupId, InboxState};
 use relevo_core::outbox::inspect::MessageDetails;
 use relevo_core::store::StoreError;
 use serde_json::{Value, json};
 
+use super::consumers::dead::letter::correlation;
 use super::output::{self, Format};
 use super::table::{self, Table};
 use super::{moment, show};
@@ -66,11 +67,11 @@ struct Path {
     stops: BTreeMap<(String, DedupId), Stop>,
 }
 
-/// What a consumer did with it, once or under one number of a replay. Each part is kept for another time.
+/// What a consumer did with it, once or under the number of a replay. The inbox row and the dead letter have their own
+/// retentions.
 #[derive(Default)]
 struct Stop {
     known: Option<InboxRecord>,
-    trace: Option<Trace>,
     dead: Option<DeadLetter>,
 }
 
@@ -97,10 +98,6 @@ async fn handled(place: &Place, id: MessageId) -> Result<BTreeMap<(String, Dedup
         let key = (known.consumer.clone(), known.dedup_id);
         stops.entry(key).or_default().known = Some(known);
     }
-    for trace in consumers.trace(id).await? {
-        let key = (trace.consumer.clone(), trace.entry);
-        stops.entry(key).or_default().trace = Some(trace);
-    }
     let filter = DeadLetterFilter { ids: vec![id], ..DeadLetterFilter::default() };
     for dead in consumers.list_dead_letters(&filter, LETTERS_MAX).await? {
         let key = (dead.consumer.clone(), dead.message.dedup_id);
@@ -110,9 +107,8 @@ async fn handled(place: &Place, id: MessageId) -> Result<BTreeMap<(String, Dedup
 }
 
 impl Stop {
-    /// What it counts as. The inbox itself is right; where it has forgotten, the others remember.
     fn state(&self) -> Option<InboxState> {
-        self.known.as_ref().map(|known| known.state).or_else(|| self.trace.as_ref().map(|trace| trace.state))
+        self.known.as_ref().map(|known| known.state)
     }
 
     fn word(&self) -> &'static str {
@@ -124,35 +120,11 @@ impl Stop {
     }
 
     fn at(&self) -> Option<Timestamp> {
-        let traced = self.trace.as_ref().map(|trace| trace.at);
-        traced.or_else(|| self.known.as_ref()?.at).or_else(|| self.dead.as_ref().map(|dead| dead.dead_at))
-    }
-
-    /// Where it came from: address, lane, number and correlation.
-    fn origin(&self) -> Option<Origin<'_>> {
-        let traced = self.trace.as_ref().map(|trace| Origin {
-            address: &trace.address,
-            lane: &trace.lane,
-            place: trace.place,
-            correlation: trace.correlation.as_deref(),
-        });
-        traced.or_else(|| {
-            let arrival = &self.dead.as_ref()?.message;
-            Some(Origin {
-                address: &arrival.address,
-                lane: arrival.lane.name(),
-                place: arrival.offset,
-                correlation: arrival.correlation.as_deref(),
-            })
-        })
-    }
-
-    fn repeats(&self) -> Option<u32> {
-        self.trace.as_ref().map(|trace| trace.repeats)
+        let known = self.known.as_ref().and_then(|known| known.at);
+        known.or_else(|| self.dead.as_ref().map(|dead| dead.dead_at))
     }
 
     fn object(&self, consumer: &str, entry: DedupId) -> Value {
-        let origin = self.origin();
         let dead = self.dead.as_ref().map(|dead| {
             json!({
                 "state": dead.state.as_str(),
@@ -162,6 +134,10 @@ impl Stop {
                 "redriven": dead.redrives,
                 "dead_at": output::time(Some(dead.dead_at)),
                 "note": dead.reason,
+                "address": &*dead.message.address,
+                "lane": dead.message.lane.name(),
+                "place": dead.message.offset,
+                "correlation": correlation(dead),
             })
         });
         json!({
@@ -169,39 +145,19 @@ impl Stop {
             "replay": entry.replay,
             "state": self.state().map(InboxState::as_str),
             "at": output::time(self.at()),
-            "traced": self.trace.is_some(),
-            "repeats": self.repeats(),
-            "address": origin.as_ref().map(|it| it.address),
-            "lane": origin.as_ref().map(|it| it.lane),
-            "place": origin.as_ref().and_then(|it| it.place),
-            "correlation": origin.as_ref().and_then(|it| it.correlation),
             "dead_letter": dead,
         })
     }
 
     fn row(&self, consumer: &str, entry: DedupId, now: Timestamp) -> Vec<String> {
         let none = || "-".to_owned();
-        let origin = self.origin();
         vec![
             consumer.to_owned(),
             if entry.replay == 0 { none() } else { entry.replay.to_string() },
             self.word().to_owned(),
             self.at().map_or_else(none, |at| moment::told(at, now)),
-            self.repeats().map_or_else(none, |count| count.to_string()),
-            origin.as_ref().map_or_else(none, |it| it.address.to_owned()),
-            origin.as_ref().map_or_else(none, |it| it.lane.to_owned()),
-            origin.as_ref().and_then(|it| it.place).map_or_else(none, |place| place.to_string()),
-            origin.as_ref().and_then(|it| it.correlation).map_or_else(none, str::to_owned),
         ]
     }
-}
-
-/// Where a message came from at the broker.
-struct Origin<'a> {
-    address: &'a str,
-    lane: &'a str,
-    place: Option<u64>,
-    correlation: Option<&'a str>,
 }
 
 impl Path {
@@ -238,7 +194,7 @@ impl Path {
         }
         writeln!(out, "\nconsumers:")?;
         let row = |((consumer, entry), stop): (&(String, DedupId), &Stop)| stop.row(consumer, *entry, now);
-        Table::new(&["CONSUMER", "REPLAY", "STATE", "AT", "REPEATS", "ADDRESS", "LANE", "PLACE", "CORRELATION"])
+        Table::new(&["CONSUMER", "REPLAY", "STATE", "AT"])
             .write(out, &self.stops.iter().map(row).collect::<Vec<_>>())?;
         self.tell_dead(out, now)
     }
@@ -248,7 +204,7 @@ impl Path {
         if !dead.is_empty() {
             writeln!(out, "\ndead letters:")?;
             let rows: Vec<_> = dead.into_iter().map(|dead| dead_row(dead, now)).collect();
-            Table::new(&["CONSUMER", "STATE", "CLASS", "ATTEMPTS", "REDRIVEN", "DEAD SINCE", "ERROR"])
+            Table::new(&["CONSUMER", "STATE", "CLASS", "ATTEMPTS", "REDRIVEN", "DEAD SINCE", "LANE", "PLACE", "ERROR"])
                 .write(out, &rows)?;
         }
         Ok(())
@@ -276,6 +232,8 @@ fn dead_row(dead: &DeadLetter, now: Timestamp) -> Vec<String> {
         dead.attempts.to_string(),
         dead.redrives.to_string(),
         moment::told(dead.dead_at, now),
+        dead.message.lane.name().to_owned(),
+        dead.message.offset.map_or_else(|| "-".to_owned(), |offset| offset.to_string()),
         dead.error.clone(),
     ]
 }

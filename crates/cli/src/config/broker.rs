@@ -1,68 +1,31 @@
 //! Brokers, as the program uses them: which kind knows which keys, and what they have in common.
 
+pub(super) mod embedded;
 mod lanes;
 pub(super) mod nats;
 pub(super) mod rabbitmq;
 
-use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use relevo_broker_nats as nats_broker;
-use relevo_broker_rabbitmq as rabbitmq_broker;
-use relevo_core::{Route, Routes};
+use relevo_core::{AdapterConfig, BrokerAdapter, Route, Routes};
+use relevo_host::registry::{BROKERS, BrokerConfig, TopologyMode};
 
-use super::keys::{BROKERS, Key, Kind, NETWORK_FILE_SYSTEM, SECTIONS};
+use super::keys::{Key, Kind, SECTIONS};
 use super::problem::Problem;
 use super::resolved::Reader;
 use super::secret::Secret;
 use super::settings::{Path, Setting, pattern_of};
 use super::value::Value;
 
-/// The far side; each kind that comes adds a variant here, its keys to the table, and one arm where it is opened.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Broker {
-    /// In a SQLite file.
-    Embedded {
-        /// The file.
-        path: PathBuf,
-        /// Accepts a file on a network file system.
-        allow_network_file_system: bool,
-    },
-    /// RabbitMQ.
-    Rabbitmq(Box<rabbitmq_broker::Config>),
-    /// NATS `JetStream`.
-    Nats(Box<nats_broker::Config>),
-}
+/// Reads the section of one kind of broker.
+type Parser = fn(&mut Reader<'_>, &Path, Duration) -> Option<Arc<dyn BrokerAdapter>>;
 
-/// What is done about a broker before the first message goes out.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct StartUp {
-    pub(crate) topology: Declare,
-    /// Subjects of dangerous findings with which it starts all the same.
-    pub(crate) accept: Vec<String>,
-}
-
-/// What is done about the topology at start-up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Declare {
-    /// Nothing.
-    Off,
-    /// It is compared; what is missing or differs ends the process.
-    #[default]
-    Check,
-    /// What is missing is made.
-    Apply,
-}
-
-/// The keys of the embedded broker.
-pub(super) const EMBEDDED: &[Key] = &[
-    Key::unset(
-        "path",
-        Kind::Text,
-        "\"/var/lib/relevo/broker.db\"",
-        "The SQLite file. Required. The broker creates it if it does not exist.",
-    ),
-    NETWORK_FILE_SYSTEM,
+/// One line per adapter. After this table, only [`BrokerAdapter`] is known.
+const PARSERS: [(&str, Parser); 3] = [
+    (relevo_broker_embedded::Config::KIND, embedded::resolve),
+    (relevo_broker_rabbitmq::Config::KIND, rabbitmq::resolve),
+    (relevo_broker_nats::Config::KIND, nats::resolve),
 ];
 
 pub(super) const TOPOLOGY: Key = Key::new(
@@ -89,7 +52,7 @@ pub(super) const LANES: Key = Key::unset(
 );
 
 /// The broker of a destination; `None` if that cannot be said.
-pub(super) fn resolve(reader: &mut Reader<'_>, path: &Path, publish_deadline: Duration) -> Option<(Broker, StartUp)> {
+pub(super) fn resolve(reader: &mut Reader<'_>, path: &Path, publish_deadline: Duration) -> Option<BrokerConfig> {
     let path = path.name("broker");
     let Some(kind) = reader.find_text(&path.name("kind")) else {
         if !reader.settings.is_given(&path.name("kind")) {
@@ -99,54 +62,35 @@ pub(super) fn resolve(reader: &mut Reader<'_>, path: &Path, publish_deadline: Du
         return None;
     };
     foreign(reader, &path, &kind);
-    let broker = match kind.as_str() {
-        "rabbitmq" => Broker::Rabbitmq(Box::new(rabbitmq::resolve(reader, &path, publish_deadline)?)),
-        "nats" => Broker::Nats(Box::new(nats::resolve(reader, &path, publish_deadline)?)),
-        _ => embedded(reader, &path)?,
-    };
+    let (_, parse) = PARSERS.iter().find(|(known, _)| *known == kind)?;
+    let adapter = parse(reader, &path, publish_deadline)?;
     let topology = match reader.text(&path.name("topology")).as_str() {
-        "off" => Declare::Off,
-        "apply" => Declare::Apply,
-        _ => Declare::Check,
+        "off" => TopologyMode::Off,
+        "apply" => TopologyMode::Apply,
+        _ => TopologyMode::Check,
     };
-    Some((broker, StartUp { topology, accept: reader.texts(&path.name("accept")) }))
+    Some(BrokerConfig { adapter, topology, accept: reader.texts(&path.name("accept")) })
 }
 
-fn embedded(reader: &mut Reader<'_>, path: &Path) -> Option<Broker> {
-    let Some(file) = reader.find_text(&path.name("path")) else {
-        let problem = Problem::new(format!("`{path}` has no `path`"));
-        reader.problem(path, problem.hint("the SQLite file of the embedded broker"));
-        return None;
-    };
-    let allow_network_file_system = reader.boolean(&path.name(NETWORK_FILE_SYSTEM.name));
-    Some(Broker::Embedded { path: file.into(), allow_network_file_system })
+/// The broker of a section that was read, if its settings are valid.
+fn adapter(reader: &mut Reader<'_>, path: &Path, config: impl AdapterConfig) -> Option<Arc<dyn BrokerAdapter>> {
+    config.adapter().map_err(|failure| reader.problem(path, Problem::new(failure.error_chain()))).ok()
 }
 
-/// Tells what broker and routes, each good alone, cannot have together. `path` is the destination's.
-pub(super) fn suits(reader: &mut Reader<'_>, path: &Path, broker: &Broker, routes: &Routes) {
-    let theirs = |name: &str| match broker {
-        Broker::Embedded { .. } => None,
-        Broker::Rabbitmq(_) => ["cc", "bcc"]
-            .contains(&name.to_ascii_lowercase().as_str())
-            .then_some("RabbitMQ sends copies to whoever it names"),
-        Broker::Nats(_) => {
-            name.to_ascii_lowercase().starts_with("nats-").then_some("the server takes it for an instruction")
-        }
-    };
+/// Reports settings of broker and routes that are valid alone, but not together. `path` is the destination's.
+pub(super) fn suits(reader: &mut Reader<'_>, path: &Path, broker: &dyn BrokerAdapter, routes: &Routes) {
     for (index, route) in routes.iter().enumerate() {
         let at = path.name("routes").index(index);
         let added = route.headers.add.keys().map(|name| ("headers", name));
         for (key, name) in added.chain(route.headers.rename.values().map(|name| ("rename_headers", name))) {
-            if let Some(why) = theirs(name) {
+            if let Some(why) = broker.reserved_header(name) {
                 reader.problem(&at.name(key), Problem::new(format!("the header `{name}` cannot be sent: {why}")));
             }
         }
     }
-    let templates: Vec<String> = routes.iter().map(Route::address_template).collect();
-    match broker {
-        Broker::Embedded { .. } => {}
-        Broker::Rabbitmq(config) => lanes::of_queues(reader, &path.name("broker"), config, &templates),
-        Broker::Nats(config) => lanes::of_groups(reader, &path.name("broker"), config, &templates),
+    let addresses: Vec<String> = routes.iter().map(Route::address_template).collect();
+    for mismatch in broker.check_lanes(&addresses) {
+        lanes::report(reader, &path.name("broker"), &mismatch);
     }
 }
 

@@ -1,8 +1,9 @@
 //! Which database a URL means. A URL may hold a password, so that it is never shown.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
+use relevo_sqlite_file::canonical_path;
 use sqlx::ConnectOptions as _;
 use sqlx::postgres::PgConnectOptions;
 use tracing::subscriber::{NoSubscriber, with_default};
@@ -48,22 +49,10 @@ impl Database {
     /// What tells two databases apart, as far as their URLs do; whoever connects is no part of it.
     pub(super) fn identity(&self) -> String {
         match self {
-            Self::Sqlite(path) => one_spelling(path).display().to_string(),
+            Self::Sqlite(path) => canonical_path(path).display().to_string(),
             Self::Postgres(_) => self.to_string(),
         }
     }
-}
-
-/// The same path for every way to write that of one file, which need not exist.
-pub(crate) fn one_spelling(path: &Path) -> PathBuf {
-    let whole = || std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    std::fs::canonicalize(path).unwrap_or_else(|_| {
-        let path = whole();
-        match (path.parent().and_then(|parent| parent.canonicalize().ok()), path.file_name()) {
-            (Some(parent), Some(name)) => parent.join(name),
-            _ => path,
-        }
-    })
 }
 
 /// Where it is, without user and password.

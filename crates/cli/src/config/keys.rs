@@ -2,7 +2,9 @@
 //!
 //! The file, the variables, the flags, `config print` and the reference page all go by this table.
 
-use super::broker::EMBEDDED;
+use relevo_host::registry::BROKERS;
+
+use super::broker::embedded::EMBEDDED;
 use super::broker::nats::{GROUP, NATS, STREAM};
 use super::broker::rabbitmq::{EXCHANGE, POLICY, QUEUE, RABBITMQ};
 use super::traces::TRACES;
@@ -345,9 +347,6 @@ const BROKER: &[Key] = &[Key::unset(
     "\"embedded\"",
     "Which broker it is; needed. Each kind has keys of its own.",
 )];
-
-/// The brokers that this program knows.
-pub(crate) const BROKERS: &[&str] = &["embedded", "rabbitmq", "nats"];
 
 /// What may stand in a place.
 pub(crate) enum Found {

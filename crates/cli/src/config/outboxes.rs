@@ -6,8 +6,9 @@ use std::time::Duration;
 use relevo_core::Route;
 use relevo_core::broker::admin::ExamineContext;
 use relevo_core::outbox::admin::StartFrom;
+use relevo_host::registry::BrokerConfig;
 
-use super::broker::{self, Broker, StartUp};
+use super::broker;
 use super::database::Database;
 use super::keys::NETWORK_FILE_SYSTEM;
 use super::overlay::plain;
@@ -42,8 +43,7 @@ pub(crate) struct Destination {
     pub(crate) create: bool,
     pub(crate) shards: u16,
     pub(crate) start: StartFrom,
-    pub(crate) broker: Broker,
-    pub(crate) start_up: StartUp,
+    pub(crate) broker: BrokerConfig,
     pub(crate) relay: relevo_relay::Config,
 }
 
@@ -170,15 +170,14 @@ fn destination(reader: &mut Reader<'_>, path: &Path, name: String, call_deadline
         "oldest" => StartFrom::Oldest,
         _ => StartFrom::Now,
     };
-    let (broker, start_up) = broker?;
-    broker::suits(reader, path, &broker, &relay.routes);
+    let broker = broker?;
+    broker::suits(reader, path, &*broker.adapter, &relay.routes);
     Some(Destination {
         name,
         create: reader.boolean(&path.name("create")),
         shards: reader.integer(&path.name("shards")),
         start,
         broker,
-        start_up,
         relay,
     })
 }

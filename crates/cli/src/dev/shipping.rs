@@ -10,9 +10,9 @@ use relevo_core::broker_consumer::BrokerConsumer;
 use relevo_inbox::{
     Config, ConsumerRuntime, HandlerResult, Handlers, Incoming, MessageOrder, TypedInside, Verdict, typed,
 };
-use relevo_store_sqlite::inbox::Inbox;
+use relevo_store_sqlite::inbox::{Inbox, Transaction};
 use serde::Deserialize;
-use sqlx::{Row as _, Sqlite, SqliteConnection, Transaction};
+use sqlx::{Row as _, SqliteConnection};
 
 use super::LEASE;
 use super::data::GROUP;
@@ -95,15 +95,10 @@ struct Change {
 struct Ship(Arc<Flow>);
 
 #[async_trait]
-impl TypedInside<Transaction<'static, Sqlite>> for Ship {
+impl TypedInside<Transaction> for Ship {
     type Payload = Change;
 
-    async fn handle(
-        &self,
-        tx: &mut Transaction<'static, Sqlite>,
-        change: Change,
-        incoming: &Incoming,
-    ) -> HandlerResult {
+    async fn handle(&self, tx: &mut Transaction, change: Change, incoming: &Incoming) -> HandlerResult {
         sqlx::query(EFFECT).bind(change.order).bind(change.change).execute(&mut **tx).await?;
         self.0.arrived(incoming.id());
         Ok(Verdict::Done)

@@ -4,10 +4,11 @@ use anyhow::Result;
 use relevo_core::Failure;
 use relevo_core::broker::admin::{BrokerAdmin, TopologyItem, TopologyStatus};
 use relevo_core::finding::{Finding, Severity};
+use relevo_host::registry::TopologyMode;
 use tracing::{error, info, warn};
 
 use crate::broker::is_there;
-use crate::config::{Declare, Destination};
+use crate::config::Destination;
 use crate::exit::usage;
 
 /// Looks at the broker once. The outer error is the broker's, and may pass; the inner one is what a person must decide.
@@ -16,10 +17,10 @@ pub(crate) async fn admit(
     outbox: &str,
     destination: &Destination,
 ) -> Result<Result<()>, Failure> {
-    let pieces = match destination.start_up.topology {
-        Declare::Off => Vec::new(),
-        Declare::Check => admin.plan().await?,
-        Declare::Apply => admin.apply().await?,
+    let pieces = match destination.broker.topology {
+        TopologyMode::Off => Vec::new(),
+        TopologyMode::Check => admin.plan().await?,
+        TopologyMode::Apply => admin.apply().await?,
     };
     for piece in pieces.iter().filter(|piece| piece.status == TopologyStatus::Created) {
         info!(piece = piece.name, "made at the broker");
@@ -56,7 +57,7 @@ fn told_pieces(wrong: &[&TopologyItem]) -> String {
 
 /// Dangers that nobody accepted are an error; everything else that a person should know is logged.
 fn judge(findings: &[Finding], outbox: &str, destination: &Destination) -> Result<()> {
-    let accept = &destination.start_up.accept;
+    let accept = &destination.broker.accept;
     let mut refused: Vec<&Finding> = Vec::new();
     for finding in findings {
         let Finding { severity, subject, detail: seen, fix } = finding;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use relevo_admin::{Server, Token};
+use relevo_host::OpenBrokers;
 use relevo_observe::Exposition;
 use relevo_observe::relay::Observed;
 use relevo_observe::traces::{Counts, Spans};
@@ -14,7 +15,6 @@ use tokio::time::{Instant, Interval, interval_at, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use super::brokers::{self, Brokers};
 use super::metrics::{Itself, Reloads};
 use super::observe::Observer;
 use super::pulse::Pulse;
@@ -41,7 +41,7 @@ pub(crate) struct Daemon {
     relays: Vec<Arc<Seen>>,
     pulse: Arc<Pulse>,
     reloads: Arc<Reloads>,
-    brokers: Arc<Brokers>,
+    brokers: Arc<OpenBrokers>,
     components: JoinSet<Result<()>>,
     exporting: Exporting,
     /// Something about a relay changed.
@@ -64,7 +64,11 @@ impl Daemon {
         let telling = Telling::new(config.traces.as_ref())?;
         let (stop, changed) = (CancellationToken::new(), Arc::new(Notify::new()));
         let (mut components, mut relays) = (JoinSet::new(), Vec::new());
-        let brokers = Arc::new(Brokers::of(config.outboxes.iter().flat_map(|outbox| &outbox.destinations)));
+        let mut brokers = OpenBrokers::default();
+        for destination in config.outboxes.iter().flat_map(|outbox| &outbox.destinations) {
+            brokers.add(&destination.broker.adapter, destination.relay.publish_timeout);
+        }
+        let brokers = Arc::new(brokers);
         let pace = Pace { every: config.admin.backlog_every, stop: stop.clone() };
         let mut samplers = Samplers::new(pace);
         for outbox in &config.outboxes {
@@ -77,12 +81,14 @@ impl Daemon {
                 let named = Named {
                     outbox: outbox.name.clone(),
                     destination: destination.name.clone(),
-                    broker: brokers::kind(&destination.broker),
-                    place: brokers::place(&destination.broker),
+                    broker: destination.broker.adapter.kind(),
+                    place: destination.broker.adapter.location(),
                 };
                 destination.relay.tracer = telling.of(&named);
-                let sampled =
-                    Shared { surroundings: Arc::clone(&surroundings), broker: samplers.broker(&destination.broker) };
+                let sampled = Shared {
+                    surroundings: Arc::clone(&surroundings),
+                    broker: samplers.broker(&destination.broker.adapter),
+                };
                 let routes = destination.relay.routes.clone();
                 let seen = Arc::new(Seen::new(named, sampled, routes, stuck_after, Arc::clone(&changed)));
                 relays.push(Arc::clone(&seen));

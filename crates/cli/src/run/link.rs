@@ -6,16 +6,16 @@ use anyhow::{Context as _, Result, bail};
 use relevo_core::broker::admin::BrokerAdmin;
 use relevo_core::store::StoreError;
 use relevo_core::{Broker, Class, Failure};
+use relevo_host::OpenBrokers;
 use relevo_relay::Relay;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, error, error_span, info, warn};
 
 use super::admit::admit;
-use super::brokers::{Brokers, Unopened};
 use super::seen::{For, Phase, Seen};
 use super::store::{self, AnyStore};
-use super::waiting::{Pauses, look_deadline, turning};
+use super::waiting::{CHECK_MAX, Pauses, turning};
 use crate::broker;
 use crate::config::{Destination, Outbox};
 use crate::report::Told;
@@ -24,7 +24,7 @@ use crate::report::Told;
 pub(crate) async fn carry(
     outbox: Arc<Outbox>,
     destination: Destination,
-    brokers: Arc<Brokers>,
+    brokers: Arc<OpenBrokers>,
     seen: Arc<Seen>,
     stop: CancellationToken,
 ) -> Result<()> {
@@ -38,7 +38,7 @@ pub(crate) async fn carry(
 async fn carry_on(
     outbox: &Outbox,
     destination: &Destination,
-    brokers: &Brokers,
+    brokers: &OpenBrokers,
     seen: &Seen,
     stop: CancellationToken,
 ) -> Result<()> {
@@ -62,9 +62,8 @@ async fn carry_on(
 async fn admitted(outbox: &Outbox, destination: &Destination, seen: &Seen) -> Result<()> {
     let Some(admin) = broker::admin(&destination.broker)? else { return Ok(()) };
     let (mut pauses, mut last) = (Pauses::of(destination), String::new());
-    let deadline = look_deadline(&destination.broker);
     loop {
-        let looked = turning(seen, timeout(deadline, look(&*admin, &outbox.name, destination))).await;
+        let looked = turning(seen, timeout(CHECK_MAX, look(&*admin, &outbox.name, destination))).await;
         let failure = match looked {
             Ok(Ok(judged)) => {
                 seen.broker_is(true);
@@ -72,7 +71,7 @@ async fn admitted(outbox: &Outbox, destination: &Destination, seen: &Seen) -> Re
             }
             Ok(Err(failure)) => failure,
             Err(_) => {
-                let told = format!("the look at it was not done within {deadline:?}, which `connect_deadline_ms` sets");
+                let told = format!("the check of the broker took longer than {CHECK_MAX:?}");
                 Failure::new(Class::Outage, told)
             }
         };
@@ -94,40 +93,43 @@ async fn admitted(outbox: &Outbox, destination: &Destination, seen: &Seen) -> Re
     }
 }
 
-/// Looks at the broker; without its management API if that is away alone, for messages do not need it.
+/// Looks at the broker; without a part of it that messages do not need, if only that is unreachable.
 async fn look(admin: &dyn BrokerAdmin, outbox: &str, destination: &Destination) -> Result<Result<()>, Failure> {
     let failure = match admit(admin, outbox, destination).await {
         Ok(judged) => return Ok(judged),
         Err(failure) => failure,
     };
-    let Some(rest) = broker::without_management(&destination.broker, &failure) else { return Err(failure) };
+    let Some(rest) = destination.broker.adapter.reduced_admin(&failure) else { return Err(failure) };
     let judged = admit(&*rest, outbox, destination).await?;
     warn!(
         error = failure.error_chain(),
-        "the management API is away: whether exchanges and queues are there was asked over AMQP, nothing else was looked at"
+        "a part of the broker that messages do not need is unreachable: only whether the topology exists was checked"
     );
     Ok(judged)
 }
 
 /// Opens the broker as soon as it is there.
-async fn open_broker(destination: &Destination, brokers: &Brokers, seen: &Seen) -> Result<Arc<dyn Broker>> {
+async fn open_broker(destination: &Destination, brokers: &OpenBrokers, seen: &Seen) -> Result<Arc<dyn Broker>> {
     let mut pauses = Pauses::of(destination);
     loop {
         seen.turns_on();
-        match brokers.open(&destination.broker).await {
+        let failure = match brokers.open(&*destination.broker.adapter).await {
             Ok(broker) => {
                 seen.broker_is(true);
                 return Ok(broker);
             }
-            Err(Unopened::Wrong(error)) => return Err(error),
-            Err(Unopened::Away(error)) => {
-                let told = Told::of(&error);
-                seen.broker_is(false);
-                seen.enter(Phase::Waiting(For::Broker, format!("waiting for the broker: {}", told.error())));
-                warn!(error = told.error(), hint = told.hint(), "the broker is away, will try again");
-                pauses.pass(seen).await;
-            }
+            Err(failure) => failure,
+        };
+        let class = failure.class();
+        let error = anyhow::Error::new(failure.into_source());
+        if matches!(class, Class::Blocked | Class::Poison) {
+            return Err(error);
         }
+        let told = Told::of(&error);
+        seen.broker_is(false);
+        seen.enter(Phase::Waiting(For::Broker, format!("waiting for the broker: {}", told.error())));
+        warn!(error = told.error(), hint = told.hint(), "the broker is away, will try again");
+        pauses.pass(seen).await;
     }
 }
 

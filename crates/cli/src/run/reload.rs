@@ -70,7 +70,7 @@ fn needs_restart(old: &Loaded, new: &Loaded) -> BTreeSet<String> {
             let at = format!("outboxes.{}.destinations.{}.broker", outbox.name, destination.name);
             // A key that is named already says more.
             let named = keys.iter().any(|key| key.starts_with(&at));
-            if !named && same.is_some_and(|new| new.broker != destination.broker) {
+            if !named && same.is_some_and(|new| !new.broker.adapter.is_same_broker(&*destination.broker.adapter)) {
                 keys.insert(at);
             }
         }

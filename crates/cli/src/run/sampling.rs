@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use async_trait::async_trait;
-use relevo_broker_nats as nats;
-use relevo_broker_rabbitmq as rabbitmq;
+use relevo_core::BrokerAdapter;
 use relevo_core::broker::sample::{BrokerMonitor, BrokerSample};
 use relevo_core::outbox::sample::{DestinationSample, OutboxSample};
 use relevo_core::store::StoreError;
@@ -17,10 +16,9 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::brokers;
 use super::seen::{Phase, Seen};
 use super::store::{self, AnyStore};
-use crate::config::{Broker, Outbox};
+use crate::config::Outbox;
 use crate::report::Told;
 
 /// A database or a broker that is slower than this has no number to give.
@@ -69,10 +67,13 @@ impl Pace {
     }
 }
 
+/// A broker and its last sample.
+type SampledBroker = (Arc<dyn BrokerAdapter>, Arc<Slot<BrokerSample>>);
+
 /// Everything that is sampled, for those who scrape.
 pub(crate) struct Samplers {
     pace: Pace,
-    far: Vec<(Broker, Arc<Slot<BrokerSample>>)>,
+    far: Vec<SampledBroker>,
     waiting: Vec<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
@@ -92,13 +93,13 @@ impl Samplers {
     }
 
     /// A broker; destinations of one that are configured alike share what is sampled.
-    pub(crate) fn broker(&mut self, broker: &Broker) -> Arc<Slot<BrokerSample>> {
-        if let Some((_, slot)) = self.far.iter().find(|(known, _)| known == broker) {
+    pub(crate) fn broker(&mut self, broker: &Arc<dyn BrokerAdapter>) -> Arc<Slot<BrokerSample>> {
+        if let Some((_, slot)) = self.far.iter().find(|(known, _)| known.is_same_broker(&**broker)) {
             return Arc::clone(slot);
         }
         let slot = Arc::default();
-        self.far.push((broker.clone(), Arc::clone(&slot)));
-        let sampler = OfBroker::new(broker);
+        self.far.push((Arc::clone(broker), Arc::clone(&slot)));
+        let sampler = OfBroker::new(&**broker);
         self.waiting.push(Box::pin(self.pace.clone().repeat(Arc::clone(&slot), sampler)));
         slot
     }
@@ -222,22 +223,15 @@ fn told(error: StoreError) -> String {
 
 /// A broker.
 struct OfBroker {
-    broker: Broker,
-    /// The embedded one has nothing to sample.
-    sampler: Option<Arc<dyn BrokerMonitor>>,
+    kind: &'static str,
+    /// `None` if it has nothing to sample.
+    monitor: Option<Box<dyn BrokerMonitor>>,
 }
 
 impl OfBroker {
-    fn new(broker: &Broker) -> Self {
-        let sampler: Option<Arc<dyn BrokerMonitor>> = match broker {
-            Broker::Embedded { .. } => None,
-            // A configuration that cannot be used ends the relay, which says why.
-            Broker::Rabbitmq(config) => {
-                rabbitmq::Monitor::new(config.as_ref().clone()).ok().map(|it| Arc::new(it) as _)
-            }
-            Broker::Nats(config) => nats::Monitor::new(config.as_ref().clone()).ok().map(|it| Arc::new(it) as _),
-        };
-        Self { broker: broker.clone(), sampler }
+    fn new(broker: &dyn BrokerAdapter) -> Self {
+        // A configuration that cannot be used ends the relay, which says why.
+        Self { kind: broker.kind(), monitor: broker.monitor().ok().flatten() }
     }
 }
 
@@ -246,11 +240,11 @@ impl Sampler for OfBroker {
     type Sampled = BrokerSample;
 
     fn what(&self) -> String {
-        format!("the broker ({})", brokers::kind(&self.broker))
+        format!("the broker ({})", self.kind)
     }
 
     async fn ask(&mut self) -> Result<Option<BrokerSample>, String> {
-        let Some(sampler) = &self.sampler else { return Ok(None) };
-        sampler.sample().await.map(Some).map_err(|failure| failure.error_chain())
+        let Some(monitor) = &self.monitor else { return Ok(None) };
+        monitor.sample().await.map(Some).map_err(|failure| failure.error_chain())
     }
 }

@@ -30,7 +30,7 @@ pub(crate) fn arrival(id: MessageId, key: &str, payload: &'static str) -> InboxM
         topic: "orders".into(),
         payload: payload.into(),
         content_type: "application/json".into(),
-        headers: Headers::new(),
+        headers: Headers::from([("correlation-id".to_owned(), "c-1".to_owned())]),
         created_at: "2026-01-31T12:00:00Z".parse().expect("a time"),
     };
     let publication =
@@ -42,7 +42,6 @@ pub(crate) fn arrival(id: MessageId, key: &str, payload: &'static str) -> InboxM
         address: "orders".into(),
         lane: Lane::new("orders.0"),
         offset: Some(41),
-        correlation: Some("c-1".into()),
     }
 }
 

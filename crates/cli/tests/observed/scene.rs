@@ -79,7 +79,7 @@ impl Handler<Transaction> for Effect {
 async fn consume(world: &World, vhost: &Vhost, tasks: &mut JoinSet<()>) -> SocketAddr {
     let queue = rabbitmq::Queue { lanes: Some(LANES), single_active_consumer: true, ..rabbitmq::Queue::new("billing") };
     let config = rabbitmq::Config { lanes: Some(LANES), ..rabbitmq::Config::new(vhost.amqp_url()) };
-    let membership = rabbitmq::Membership::default();
+    let membership = rabbitmq::ConsumerOptions::default();
     let consumer = rabbitmq::GroupConsumer::open(&config, &queue, membership).await.expect("a group");
     let inbox = InboxConfig::new(world.database.options());
     let inbox = Inbox::open(&inbox, "billing", InboxRetention::default()).await.expect("a database");

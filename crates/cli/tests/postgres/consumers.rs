@@ -26,10 +26,6 @@ async fn stage() -> (Cli, Inbox) {
     (cli, inbox)
 }
 
-fn traced() -> InboxRetention {
-    InboxRetention { trace: Some(Duration::from_hours(1)), ..InboxRetention::default() }
-}
-
 #[tokio::test]
 async fn consumers_are_listed_and_shown() {
     let (cli, inbox) = stage().await;
@@ -98,7 +94,7 @@ async fn with_several_consumers_one_is_chosen() {
 #[tokio::test]
 async fn a_trace_follows_a_message() {
     let (cli, billing) = stage().await;
-    let shipping = inbox(&cli, "shipping", traced()).await;
+    let shipping = inbox(&cli, "shipping", InboxRetention::default()).await;
     cases::a_trace_follows_a_message(&cli, &billing, &shipping).await;
     let emitted = cli.emit("o-1", "2");
     let message = arrival(emitted.parse().expect("an id"), "o-1", "2");

@@ -40,7 +40,7 @@ async fn what_is_missing_at_rabbitmq_is_told_then_made_then_the_same() {
     let file = file(&world, &vhost);
     let (code, missing, stderr) = relevo(&file, &["topology", "plan"]);
     assert_eq!(code, 3, "{stderr}");
-    assert_eq!(stderr, "outbox `shop`, destination `side`: an embedded broker has no topology\n");
+    assert_eq!(stderr, "outbox `shop`, destination `side`: the broker (embedded) has no topology\n");
     assert!(missing.starts_with("outbox `shop`, destination `main`: "), "{missing}");
     assert!(missing.contains("\nmissing  queue `billing`\n"), "{missing}");
     let (code, dry, _) = relevo(&file, &["topology", "apply", "--dry-run"]);

@@ -74,7 +74,7 @@ async fn a_collector_that_is_away_stops_nothing_and_is_counted() {
     let mut daemon = world.start(&format!("[traces]\nendpoint = \"http://{address}\"\nsample = 1.0\n"));
     world.emit("orders", 500).await;
     World::delivered(&daemon, "shop", 500);
-    daemon.line("the collector does not take spans, they are dropped");
+    daemon.line("the collector does not accept spans, they are dropped");
     until("they are counted", || daemon.metric("relevo_spans_dropped_total").is_some_and(|spans| spans > 0));
     assert_eq!(daemon.metric("relevo_spans_exported_total"), Some(0));
     daemon.stop();

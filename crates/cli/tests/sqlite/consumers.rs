@@ -70,8 +70,7 @@ async fn with_several_consumers_one_is_chosen() {
 #[tokio::test]
 async fn a_trace_follows_a_message() {
     let (file, billing) = stage("trace").await;
-    let traced = InboxRetention { trace: Some(Duration::from_hours(1)), ..InboxRetention::default() };
-    let shipping = inbox(&file, "shipping", traced).await;
+    let shipping = inbox(&file, "shipping", InboxRetention::default()).await;
     cases::a_trace_follows_a_message(&file, &billing, &shipping).await;
 }
 

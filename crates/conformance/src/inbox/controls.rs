@@ -12,8 +12,8 @@ use relevo_core::inbox::{Inbox, InboxState};
 use super::harness::Harness;
 use super::steps::{
     BILLING, LONG, REAL_WAIT, SHORT, acquire_lane, assert_fenced, claim_one, dead_letter, during_write, fail, finish,
-    handle, handle_queue, heartbeat, ids_filter, inbox_message, lane, lines, mark, member, must, must_open, numbers,
-    retry,
+    handle, handle_queue, heartbeat, id, ids_filter, inbox_message, lane, lines, mark, member, must, must_open,
+    numbers, retry,
 };
 
 /// Every member receives the pause with its next heartbeat.
@@ -237,4 +237,23 @@ pub async fn a_returning_consumer_finds_its_queued_messages(h: &mut impl Harness
     assert_eq!(h.effects().await, lines(&[1, 2, 3, 4]));
     let listed = must(operator.list_consumers().await);
     assert_eq!((listed[0].members, listed[0].waiting, listed[0].dead), (1, 0, 0));
+}
+
+/// Operators can look up the state of a message in any state.
+pub async fn a_message_is_found_by_its_inbox_rows(h: &mut impl Harness) {
+    let (billing, shipping) = (h.inbox(BILLING).await, h.inbox("shipping").await);
+    handle(h, &billing, &[inbox_message(1, "a")]).await;
+    fail(&shipping, &inbox_message(1, "a"), &retry(LONG, 1)).await;
+    let mut repeated = inbox_message(1, "a");
+    repeated.dedup_id.replay = 2;
+    dead_letter(&billing, &repeated, InboxFailureAction::DeadContinue).await;
+    handle(h, &billing, &[inbox_message(2, "a")]).await;
+    let known = must(h.operator().await.find_message(id(1)).await);
+    let states: Vec<_> = known.iter().map(|each| (each.consumer.as_str(), each.dedup_id.replay, each.state)).collect();
+    assert_eq!(
+        states,
+        [(BILLING, 0, InboxState::Done), (BILLING, 2, InboxState::Dead), ("shipping", 0, InboxState::Waiting)]
+    );
+    assert!(known[0].at.is_some());
+    assert_eq!(must(h.operator().await.find_message(id(9)).await), []);
 }

@@ -27,7 +27,6 @@ fn unusual_message(number: u64) -> InboxMessage {
         address: "órdenes.España".into(),
         lane: Lane::new("lane 'ü' \\ 1"),
         offset: Some(i64::MAX.unsigned_abs()),
-        correlation: Some("corrélation".into()),
         ..inbox_message(number, "a 'key' \\ with ☃")
     }
 }

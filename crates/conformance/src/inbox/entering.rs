@@ -2,6 +2,7 @@
 
 use relevo_core::inbox::transactions::{Enter, EnterOutcome};
 use relevo_core::inbox::{Inbox, InboxMessage, InboxState};
+use relevo_core::{Draft, DraftError, EmitError, MessageId, OnDuplicate, StoreTransaction};
 
 use super::harness::Harness;
 use super::steps::{BILLING, begin, handle, handle_with_retries, inbox_message, line, lines, must, must_open};
@@ -73,17 +74,49 @@ pub async fn effect_emitted_message_and_inbox_row_commit_together(h: &mut impl H
     let message = [inbox_message(1, "a")];
     let (mut transaction, _) = begin(&inbox, &message).await;
     h.effect(&mut transaction, "rolled back").await;
-    h.emit(&mut transaction).await;
+    must_emit(&mut transaction, Draft::json("bills", "b-1", "BillMade", "{}")).await;
     must(inbox.rollback(transaction).await);
     assert!(h.emitted().await.is_empty() && h.effects().await.is_empty());
 
     let (mut transaction, entered) = begin(&inbox, &message).await;
     assert_eq!(entered, [EnterOutcome::New]);
     h.effect(&mut transaction, "committed").await;
-    let emitted = h.emit(&mut transaction).await;
+    let emitted = must_emit(&mut transaction, Draft::json("bills", "b-1", "BillMade", "{}")).await;
     must(inbox.commit(transaction).await);
     assert_eq!((h.emitted().await, h.effects().await), (vec![emitted], vec!["committed".to_owned()]));
     assert_eq!(handle(h, &inbox, &message).await, [EnterOutcome::Duplicate(InboxState::Done)]);
+}
+
+/// A handler can choose the id of a message. It can schedule a message and cancel it before its time.
+pub async fn a_handler_chooses_ids_and_cancels_scheduled_messages(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    let bill = Draft { id: Some(MessageId::v7(1, [9; 10])), ..Draft::json("bills", "b-1", "BillMade", "{}") };
+    let reminder = Draft {
+        deliver_at: Some("2200-01-01T00:00:00Z".parse().expect("a time")),
+        ..Draft::json("bills", "b-1", "BillOverdue", "{}")
+    };
+    let (mut transaction, _) = begin(&inbox, &[inbox_message(1, "a")]).await;
+    let id = must_emit(&mut transaction, bill.clone()).await;
+    assert_eq!(Some(id), bill.id);
+    let repeated = Draft { on_duplicate: OnDuplicate::Ignore, ..bill.clone() };
+    assert_eq!(must_emit(&mut transaction, repeated).await, id);
+    let invalid = transaction.emit(Draft { topic: "".into(), ..bill.clone() }).await;
+    assert!(matches!(invalid, Err(EmitError::Invalid(DraftError::Empty("topic")))), "{invalid:?}");
+    let scheduled = must_emit(&mut transaction, reminder).await;
+    must(inbox.commit(transaction).await);
+    assert_eq!(h.emitted().await, [id]);
+
+    let (mut transaction, _) = begin(&inbox, &[inbox_message(2, "a")]).await;
+    assert!(transaction.cancel(scheduled).await.expect("an open transaction"));
+    assert!(!transaction.cancel(scheduled).await.expect("an open transaction"));
+    assert!(!transaction.cancel(id).await.expect("an open transaction"), "it is in the log");
+    let repeated = transaction.emit(bill).await;
+    assert!(matches!(repeated, Err(EmitError::DuplicateId(again)) if again == id), "{repeated:?}");
+    must(inbox.rollback(transaction).await);
+}
+
+async fn must_emit(transaction: &mut impl StoreTransaction, draft: Draft) -> MessageId {
+    transaction.emit(draft).await.expect("a good message")
 }
 
 /// Consumers share a database and nothing else.

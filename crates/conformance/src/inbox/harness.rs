@@ -12,7 +12,7 @@ pub type HandlerTransaction<H> = <<H as Harness>::Inbox as Inbox>::Transaction;
 
 /// Default retention of inboxes in a harness. Traces are off.
 pub const RETENTION: InboxRetention =
-    InboxRetention { done: Duration::from_hours(24), dead_letters: Duration::from_hours(48), trace: None };
+    InboxRetention { done: Duration::from_hours(24), dead_letters: Duration::from_hours(48) };
 
 /// A database for one case, with an outbox and a ledger that handlers write to.
 ///
@@ -41,9 +41,6 @@ pub trait Harness: Send + Sync {
     /// The committed lines of the ledger. Lines of transactions that ran one after the other are in that order.
     async fn effects(&self) -> Vec<String>;
 
-    /// Emits some message to the outbox, in the handler's transaction.
-    async fn emit(&self, transaction: &mut HandlerTransaction<Self>) -> MessageId;
-
     /// The ids of the committed messages in the outbox, in the order of emitting.
     async fn emitted(&self) -> Vec<MessageId>;
 
@@ -52,7 +49,7 @@ pub trait Harness: Send + Sync {
     /// locks.
     async fn advance_time(&self, time: Duration);
 
-    /// Makes everything that pruning checks older: handled messages, dead letters, traces and last heartbeats of
+    /// Makes everything that pruning checks older: handled messages, dead letters and last heartbeats of
     /// members. Claims and retries stay unchanged.
     async fn age_records(&self, time: Duration);
 

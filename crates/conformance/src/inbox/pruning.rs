@@ -107,24 +107,6 @@ pub async fn only_redriven_and_discarded_dead_letters_are_pruned(h: &mut impl Ha
     assert_eq!(left.iter().map(|row| row.message.dedup_id.id).collect::<Vec<_>>(), [id(3)]);
 }
 
-/// Traces have their own retention.
-pub async fn old_traces_are_pruned(h: &mut impl Harness) {
-    let inbox =
-        h.inbox_with_retention(BILLING, InboxRetention { trace: Some(Duration::from_hours(1)), ..RETENTION }).await;
-    handle(h, &inbox, &[inbox_message(1, "a")]).await;
-    h.age_records(Duration::from_hours(2)).await;
-    handle(h, &inbox, &[inbox_message(2, "a")]).await;
-    prune(&inbox).await;
-    let operator = h.operator().await;
-    assert_eq!(must(operator.trace(id(1)).await), []);
-    assert_eq!(must(operator.trace(id(2)).await).len(), 1);
-    assert_eq!(
-        handle(h, &inbox, &[inbox_message(1, "a")]).await,
-        [EnterOutcome::Duplicate(InboxState::Done)],
-        "its row is too young"
-    );
-}
-
 /// A member that expired long ago is deleted. If it returns, the heartbeat reply reports that it had expired.
 pub async fn long_expired_members_are_pruned(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;

@@ -43,7 +43,6 @@ pub(crate) fn inbox_message(number: u64, queue: &str) -> InboxMessage {
         address: "orders".into(),
         lane: lane(),
         offset: Some(number),
-        correlation: None,
     }
 }
 

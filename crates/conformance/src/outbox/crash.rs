@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use relevo_core::AfterDead;
+use relevo_core::Draft;
 use relevo_core::MessageId;
 use relevo_core::dead_letters::{DeadLetterAdmin, DeadLetterFilter};
 use relevo_core::outbox::log::ParkAction;
 
-use crate::outbox::harness::{Draft, Harness, WriteTransaction};
+use crate::outbox::harness::{Harness, WriteTransaction, draft};
 use crate::outbox::test_relay::{
     LEASE, LONG, TestRelay, batch_ids, batch_keys, emit_all, emit_draft, emit_during_write, failed, ids, must, park,
     park_behind, retry,
@@ -41,13 +42,13 @@ pub async fn an_uncommitted_message_is_lost_in_a_crash(h: &mut impl Harness) {
     let mut committed = if h.capabilities().single_writer { emit_all(h, &["b"]).await } else { Vec::new() };
     let mut listed = h.begin().await;
     let own = MessageId::v7(1_767_225_600_000, [9; 10]);
-    listed.emit(Draft { id: Some(own), ..Draft::of("a") }).await.expect("a new id");
+    listed.emit(Draft { id: Some(own), ..draft("a") }).await.expect("a new id");
     committed.extend(emit_during_write(h, &["b"]).await);
     let page = relay.read(10).await;
     assert_eq!(ids(&page.entries), committed);
     let mut unlisted = h.try_begin_second().await;
     if let Some(unlisted) = &mut unlisted {
-        unlisted.emit(Draft::of("a")).await.expect("a new id");
+        unlisted.emit(draft("a")).await.expect("a new id");
     }
     h.crash().await;
     h.advance_time(LEASE * 2).await;
@@ -56,7 +57,7 @@ pub async fn an_uncommitted_message_is_lost_in_a_crash(h: &mut impl Harness) {
     next.lease(LONG).await;
     assert_eq!(ids(&next.drain(10).await), committed);
     let mut after = emit_all(h, &["a", "b", "c"]).await;
-    after.push(emit_draft(h, Draft { id: Some(own), ..Draft::of("a") }).await);
+    after.push(emit_draft(h, Draft { id: Some(own), ..draft("a") }).await);
     assert_eq!(ids(&next.drain(10).await), after, "reused numbers belong to new messages");
     // Dropped only now, so that the crash itself ends both transactions.
     drop((listed, unlisted));

@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use relevo_core::AfterDead;
+use relevo_core::Draft;
 use relevo_core::MessageId;
 use relevo_core::dead_letters::{DeadLetterAdmin, DeadLetterFilter, MarkRequest};
 use relevo_core::message::Headers;
 use relevo_core::outbox::log::{ParkAction, PublishFailure, SettleResult};
 use relevo_core::outbox::parked::ParkedResult;
 
-use crate::outbox::harness::{Draft, Harness};
+use crate::outbox::harness::{Harness, draft};
 use crate::outbox::test_relay::{
     TestRelay, batch_ids, batch_keys, emit, emit_all, emit_and_park, emit_draft, failed, ids, must, park, park_behind,
     retry,
@@ -44,15 +45,15 @@ pub async fn a_dead_letter_keeps_the_original_bytes(h: &mut impl Harness) {
     let mut relay = TestRelay::start(h.store().await, 1).await;
     let payload: Vec<u8> = (0..=255).chain([0, 0, b'\\', b'\n', 0xff]).collect();
     let draft = Draft {
-        topic: "pedidos.españa".to_owned(),
-        kind: "PedidoCreado".to_owned(),
+        topic: "pedidos.españa".into(),
+        kind: "PedidoCreado".into(),
         payload: Bytes::from(payload.clone()),
-        content_type: "application/octet-stream".to_owned(),
+        content_type: "application/octet-stream".into(),
         headers: Headers::from([
             ("x-tab".to_owned(), "a\tb \"ñ\" {}".to_owned()),
             ("x-empty".to_owned(), String::new()),
         ]),
-        ..Draft::of("clave-ñ")
+        ..draft("clave-ñ")
     };
     let id = emit_draft(h, draft.clone()).await;
     let page = relay.read(10).await;

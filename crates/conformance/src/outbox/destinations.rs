@@ -5,14 +5,15 @@ use std::time::Duration;
 use relevo_core::AfterDead;
 use relevo_core::MessageId;
 use relevo_core::dead_letters::{DeadLetterAdmin, DeadLetterFilter};
+use relevo_core::outbox::admin::StartFrom;
 use relevo_core::outbox::log::ParkAction;
 
-use crate::outbox::harness::{Draft, Harness, Start, WriteTransaction};
+use crate::outbox::harness::{Harness, WriteTransaction, draft};
 use crate::outbox::test_relay::{TestRelay, batch_keys, emit, emit_all, failed, ids, must, park, retry};
 
 /// Both destinations read everything, each at its own pace and with its own leases.
 pub async fn each_destination_has_its_own_progress(h: &mut impl Harness) {
-    h.add_destination("other", 4, Start::Now).await;
+    h.add_destination("other", 4, StartFrom::Now).await;
     let mut main = TestRelay::start(h.store().await, 1).await;
     let mut other = TestRelay::start(h.store_for("other").await, 1).await;
     assert_eq!((main.leases.len(), other.leases.len()), (8, 4));
@@ -31,8 +32,8 @@ pub async fn a_destination_starts_now_or_with_the_oldest_message(h: &mut impl Ha
     let one_writer = h.capabilities().single_writer;
     let open = if one_writer { None } else { Some(begin_late_transaction(h).await) };
     let young = emit(h, "d").await;
-    h.add_destination("now", 2, Start::Now).await;
-    h.add_destination("oldest", 2, Start::Oldest).await;
+    h.add_destination("now", 2, StartFrom::Now).await;
+    h.add_destination("oldest", 2, StartFrom::Oldest).await;
     let after = emit(h, "e").await;
     let mut now = TestRelay::start(h.store_for("now").await, 1).await;
     let mut oldest = TestRelay::start(h.store_for("oldest").await, 1).await;
@@ -50,13 +51,13 @@ pub async fn a_destination_starts_now_or_with_the_oldest_message(h: &mut impl Ha
 
 async fn begin_late_transaction<H: Harness>(h: &H) -> (H::Writer, MessageId) {
     let mut open = h.begin().await;
-    let late = open.emit(Draft::of("c")).await.expect("a new id");
+    let late = open.emit(draft("c")).await.expect("a new id");
     (open, late)
 }
 
 /// A failure at one destination parks messages for that destination only.
 pub async fn parked_keys_and_dead_letters_belong_to_one_destination(h: &mut impl Harness) {
-    h.add_destination("other", 4, Start::Now).await;
+    h.add_destination("other", 4, StartFrom::Now).await;
     let mut main = TestRelay::start(h.store().await, 1).await;
     let mut other = TestRelay::start(h.store_for("other").await, 2).await;
     let emitted = emit_all(h, &["a", "b"]).await;

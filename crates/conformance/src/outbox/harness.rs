@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
+use jiff::Timestamp;
 use relevo_core::dead_letters::DeadLetterAdmin;
-use relevo_core::message::{Headers, MessageId};
+use relevo_core::outbox::admin::StartFrom;
 use relevo_core::outbox::leases::ShardLeases;
 use relevo_core::outbox::log::OutboxReader;
 use relevo_core::outbox::maintenance::Maintenance;
 use relevo_core::outbox::parked::ParkedReader;
+use relevo_core::{Draft, EmitError, MessageId};
 
 /// The destination that every harness starts with, at the beginning of an empty outbox.
 pub const MAIN: &str = "main";
@@ -46,7 +47,7 @@ pub trait Harness: Send + Sync {
     }
 
     /// Adds a destination with its own progress.
-    async fn add_destination(&self, name: &str, shards: u16, start: Start);
+    async fn add_destination(&self, name: &str, shards: u16, start: StartFrom);
 
     /// Removes a destination with all its data.
     async fn remove_destination(&self, name: &str);
@@ -60,6 +61,11 @@ pub trait Harness: Send + Sync {
     /// Kills the server without warning and restarts it. Open transactions are lost, committed data stays. Cases do not
     /// use earlier sessions and writers again.
     async fn crash(&mut self);
+
+    /// The time of the database's clock, for scheduled messages.
+    fn now(&self) -> Timestamp {
+        Timestamp::now()
+    }
 
     /// Advances time for leases, retries, holds and schedules. A harness waits, moves a clock, or makes the stored
     /// times earlier. Cases request minutes, but only a few seconds while a writer is open.
@@ -79,15 +85,6 @@ pub trait Harness: Send + Sync {
     fn capabilities(&self) -> Capabilities {
         Capabilities::default()
     }
-}
-
-/// The position where a new destination begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Start {
-    /// With messages committed from now on.
-    Now,
-    /// With the oldest message in the log.
-    Oldest,
 }
 
 /// Differences between stores.
@@ -112,9 +109,8 @@ impl Default for Capabilities {
 /// A transaction of an application that emits messages. Dropping it rolls it back.
 #[async_trait]
 pub trait WriteTransaction: Send {
-    /// Emits a message in this transaction and returns its id. Fails if the id was used before and the draft has
-    /// `OnRepeat::Refuse`. After an error the transaction can only be rolled back.
-    async fn emit(&mut self, draft: Draft) -> Result<MessageId, DuplicateId>;
+    /// Emits a message in this transaction and returns its id. After an error the transaction can only be rolled back.
+    async fn emit(&mut self, draft: Draft) -> Result<MessageId, EmitError>;
 
     /// Cancels a scheduled message; returns whether it was still waiting.
     async fn cancel(&mut self, id: MessageId) -> bool;
@@ -132,56 +128,7 @@ pub trait WriteTransaction: Send {
     async fn rollback(self);
 }
 
-/// The caller's id was used before, and the draft requires an error in that case.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DuplicateId;
-
-/// The behaviour if a caller's id was used before.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnRepeat {
-    /// The emit fails.
-    #[default]
-    Refuse,
-    /// The emit does nothing and returns the id.
-    Ignore,
-}
-
-/// A message to emit.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Draft {
-    /// The topic, which routes match first.
-    pub topic: String,
-    /// The key; order is kept per key.
-    pub key: String,
-    /// The message type: which event happened, or which command is requested.
-    pub kind: String,
-    /// The exact payload bytes.
-    pub payload: Bytes,
-    /// The payload's media type.
-    pub content_type: String,
-    /// The application's own headers.
-    pub headers: Headers,
-    /// The caller's own id; without it the store generates one.
-    pub id: Option<MessageId>,
-    /// The behaviour if that id was used before.
-    pub on_repeat: OnRepeat,
-    /// Schedules the message: it enters the log after this delay.
-    pub deliver_after: Option<Duration>,
-}
-
-impl Draft {
-    /// An ordinary message of this key.
-    pub fn of(key: impl Into<String>) -> Self {
-        Self {
-            topic: "orders".to_owned(),
-            key: key.into(),
-            kind: "OrderPlaced".to_owned(),
-            payload: Bytes::from_static(b"{}"),
-            content_type: "application/json".to_owned(),
-            headers: Headers::new(),
-            id: None,
-            on_repeat: OnRepeat::default(),
-            deliver_after: None,
-        }
-    }
+/// An ordinary message of this key.
+pub fn draft(key: &str) -> Draft {
+    Draft::json("orders", key, "OrderPlaced", "{}")
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use relevo_core::MessageId;
 use relevo_core::outbox::LogEntry;
 
-use crate::outbox::harness::{Draft, Harness, WriteTransaction};
+use crate::outbox::harness::{Harness, WriteTransaction, draft};
 use crate::outbox::test_relay::{LONG, TestRelay};
 
 /// A small random generator, so that a failure can name its seed.
@@ -51,7 +51,7 @@ impl<W: WriteTransaction> Writers<W> {
             }
             let (writer, keys, emitted) = &mut self.open[index];
             keys.insert(key);
-            emitted.push((key, writer.emit(Draft::of(format!("key-{key}"))).await.expect("a new id")));
+            emitted.push((key, writer.emit(draft(&format!("key-{key}"))).await.expect("a new id")));
         } else {
             let (writer, _, emitted) = self.open.swap_remove(index);
             if action == 7 {

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use relevo_core::AfterDead;
 use relevo_core::dead_letters::{DeadLetterAdmin, DeadLetterFilter, MarkRequest};
+use relevo_core::outbox::admin::StartFrom;
 use relevo_core::outbox::log::{ParkAction, SettleResult};
 use relevo_core::outbox::parked::ParkedResult;
 
-use crate::outbox::harness::{Harness, MAIN, SHARDS, Start};
+use crate::outbox::harness::{Harness, MAIN, SHARDS};
 use crate::outbox::test_relay::{
     LEASE, LONG, TestRelay, batch_ids, emit, emit_all, emit_and_park, failed, ids, must, park, park_behind, retry,
 };
@@ -105,7 +106,7 @@ pub async fn an_expired_lease_that_was_not_taken_over_still_settles(h: &mut impl
 
 /// One call has one result per shard: shards still held are settled, lost ones are not.
 pub async fn a_lost_shard_does_not_affect_a_held_one(h: &mut impl Harness) {
-    h.add_destination("two", 2, Start::Oldest).await;
+    h.add_destination("two", 2, StartFrom::Oldest).await;
     h.remove_destination(MAIN).await;
     let mut old = TestRelay::start(h.store_for("two").await, 1).await;
     let keys: Vec<String> = (0..8).map(|number| format!("k-{number}")).collect();

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use relevo_core::MessageId;
+use relevo_core::outbox::admin::StartFrom;
 use relevo_core::outbox::leases::ShardLeases;
 use relevo_core::outbox::log::{OutboxReader, WindowLimit};
 use relevo_core::outbox::parked::ParkedReader;
 use relevo_core::outbox::{LogEntry, Position};
 
-use crate::outbox::harness::{Harness, MAIN, Start};
+use crate::outbox::harness::{Harness, MAIN};
 use crate::outbox::test_relay::{LONG, TestRelay, batch_ids, batch_keys, emit_all, emit_and_park, ids, retry};
 
 /// One round of a relay: renew leases, then read and settle as far as the window limit allows.
@@ -74,7 +75,7 @@ pub async fn parked_keys_move_to_their_new_owner(h: &mut impl Harness) {
 
 /// From 4 shards to 16, with two relays, half-read pages, shards at different positions, and active writers.
 pub async fn resharding_loses_and_reorders_nothing(h: &mut impl Harness) {
-    h.add_destination("moving", 4, Start::Oldest).await;
+    h.add_destination("moving", 4, StartFrom::Oldest).await;
     let mut relays =
         [TestRelay::start(h.store_for("moving").await, 1).await, TestRelay::new(h.store_for("moving").await, 2)];
     relays[1].lease(LONG).await;
@@ -114,7 +115,7 @@ pub async fn resharding_loses_and_reorders_nothing(h: &mut impl Harness) {
 
 /// An owner that heard of the resharding late has opened another window; the other shards advance to its end.
 pub async fn an_owner_with_a_newer_window_does_not_stop_resharding(h: &mut impl Harness) {
-    h.add_destination("moving", 2, Start::Oldest).await;
+    h.add_destination("moving", 2, StartFrom::Oldest).await;
     let mut first = TestRelay::start(h.store_for("moving").await, 1).await;
     let mut second = TestRelay::start(h.store_for("moving").await, 2).await;
     let give_back = first.leases[1..].to_vec();

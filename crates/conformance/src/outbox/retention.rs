@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use relevo_core::AfterDead;
 use relevo_core::dead_letters::{DeadLetterAdmin, DeadLetterFilter};
+use relevo_core::outbox::admin::StartFrom;
 use relevo_core::outbox::log::ParkAction;
 use relevo_core::outbox::maintenance::Maintenance;
 
-use crate::outbox::harness::{Draft, Harness, RETENTION, Start, WriteTransaction};
+use crate::outbox::harness::{Harness, RETENTION, WriteTransaction, draft};
 use crate::outbox::test_relay::{
     TestRelay, batch_ids, emit, emit_all, emit_during_write, failed, ids, must, park, retry,
 };
@@ -89,7 +90,7 @@ pub async fn unsettled_messages_are_never_dropped(h: &mut impl Harness) {
 pub async fn a_late_commit_is_never_dropped_unread(h: &mut impl Harness) {
     let mut relay = TestRelay::start(h.store().await, 1).await;
     let mut open = h.begin().await;
-    let late = open.emit(Draft::of("a")).await.expect("a new id");
+    let late = open.emit(draft("a")).await.expect("a new id");
     let young = emit_during_write(h, &["b", "c"]).await;
     assert_eq!(ids(&relay.drain_during_write(h, 10).await), young);
     age_and_maintain_during_write(h, &relay.store).await;
@@ -105,7 +106,7 @@ pub async fn a_late_commit_is_never_dropped_unread(h: &mut impl Harness) {
 /// D2: a destination without progress retains its unsettled messages until it is removed.
 pub async fn a_stopped_destination_delays_retention(h: &mut impl Harness) {
     let mut main = TestRelay::start(h.store().await, 1).await;
-    h.add_destination("stopped", 4, Start::Now).await;
+    h.add_destination("stopped", 4, StartFrom::Now).await;
     h.set_enabled("stopped", false).await;
     let emitted = emit_all(h, &["a", "b", "c"]).await;
     assert_eq!(ids(&main.drain(10).await), emitted);
@@ -128,7 +129,7 @@ pub async fn a_partly_read_window_is_not_dropped(h: &mut impl Harness) {
     let emitted = emit_all(h, &["a", "b", "c", "d"]).await;
     assert_eq!(ids(&relay.deliver(2).await), emitted[..2]);
     for _ in 0..3 {
-        h.add_destination("passing", 1, Start::Now).await;
+        h.add_destination("passing", 1, StartFrom::Now).await;
         emit(h, "e").await;
         TestRelay::start(h.store_for("passing").await, 5).await.drain(10).await;
         h.remove_destination("passing").await;

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use relevo_core::Draft;
 use relevo_core::MessageId;
 use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse, ShardLeases, TakenShard};
 use relevo_core::outbox::log::{
@@ -15,7 +16,7 @@ use relevo_core::slot::shard_of;
 use relevo_core::store::StoreError;
 use uuid::Uuid;
 
-use crate::outbox::harness::{Draft, Harness, WriteTransaction};
+use crate::outbox::harness::{Harness, WriteTransaction, draft};
 
 /// More bytes than any page has.
 pub(crate) const ANY_BYTES: usize = 1 << 40;
@@ -280,7 +281,7 @@ impl<S: ShardLeases + OutboxReader + ParkedReader> TestRelay<S> {
 
 /// Emits one message of this key in its own transaction.
 pub(crate) async fn emit(h: &impl Harness, key: &str) -> MessageId {
-    emit_draft(h, Draft::of(key)).await
+    emit_draft(h, draft(key)).await
 }
 
 pub(crate) async fn emit_draft(h: &impl Harness, draft: Draft) -> MessageId {

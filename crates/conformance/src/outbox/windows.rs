@@ -1,20 +1,20 @@
 //! Windows: each message is read once, after it commits.
 
-use relevo_core::MessageId;
 use relevo_core::outbox::log::WindowLimit;
+use relevo_core::{Draft, MessageId};
 
-use crate::outbox::harness::{Draft, Harness, WriteTransaction};
+use crate::outbox::harness::{Harness, WriteTransaction, draft};
 use crate::outbox::test_relay::{ANY_BYTES, TestRelay, emit, emit_all, emit_draft, emit_during_write, ids};
 
 /// A rolled-back transaction leaves no messages, whether it ended before or after the tick.
 pub async fn a_rolled_back_message_is_never_read(h: &mut impl Harness) {
     let mut relay = TestRelay::start(h.store().await, 1).await;
     let mut early = h.begin().await;
-    early.emit(Draft::of("a")).await.expect("a new id");
+    early.emit(draft("a")).await.expect("a new id");
     let mut late = h.try_begin_second().await;
     assert_eq!(late.is_none(), h.capabilities().single_writer);
     if let Some(late) = &mut late {
-        late.emit(Draft::of("a")).await.expect("a new id");
+        late.emit(draft("a")).await.expect("a new id");
     }
     early.rollback().await;
     let late = match late {
@@ -39,13 +39,13 @@ pub async fn a_rolled_back_message_is_never_read(h: &mut impl Harness) {
 pub async fn a_message_undone_by_a_savepoint_is_never_read(h: &mut impl Harness) {
     let mut relay = TestRelay::start(h.store().await, 1).await;
     let mut writer = h.begin().await;
-    let first = writer.emit(Draft::of("a")).await.expect("a new id");
+    let first = writer.emit(draft("a")).await.expect("a new id");
     writer.savepoint("here").await;
-    writer.emit(Draft::of("a")).await.expect("a new id");
+    writer.emit(draft("a")).await.expect("a new id");
     writer.rollback_to("here").await;
-    let second = writer.emit(Draft::of("a")).await.expect("a new id");
+    let second = writer.emit(draft("a")).await.expect("a new id");
     writer.savepoint("there").await;
-    let third = writer.emit(Draft::of("a")).await.expect("a new id");
+    let third = writer.emit(draft("a")).await.expect("a new id");
     writer.commit().await;
     assert_eq!(ids(&relay.drain(10).await), [first, second, third]);
 }
@@ -54,10 +54,10 @@ pub async fn a_message_undone_by_a_savepoint_is_never_read(h: &mut impl Harness)
 pub async fn a_long_transaction_is_read_once_when_it_commits(h: &mut impl Harness) {
     let mut relay = TestRelay::start(h.store().await, 1).await;
     let mut long = h.begin().await;
-    let first = long.emit(Draft::of("long")).await.expect("a new id");
+    let first = long.emit(draft("long")).await.expect("a new id");
     let young = emit_during_write(h, &["a", "b", "c"]).await;
     assert_eq!(ids(&relay.drain_during_write(h, 2).await), young);
-    let second = long.emit(Draft::of("long")).await.expect("a new id");
+    let second = long.emit(draft("long")).await.expect("a new id");
     let younger = emit_during_write(h, &["a", "b"]).await;
     assert_eq!(ids(&relay.drain_during_write(h, 10).await), younger);
     long.commit().await;
@@ -71,7 +71,7 @@ pub async fn a_late_commit_of_the_youngest_transaction_is_read(h: &mut impl Harn
     let mut relay = TestRelay::start(h.store().await, 1).await;
     let before = emit(h, "a").await;
     let mut open = h.begin().await;
-    let late = open.emit(Draft::of("b")).await.expect("a new id");
+    let late = open.emit(draft("b")).await.expect("a new id");
     assert_eq!(ids(&relay.drain_during_write(h, 10).await), [before]);
     open.commit().await;
     assert_eq!(ids(&relay.drain(10).await), [late]);
@@ -82,11 +82,11 @@ pub async fn a_late_commit_of_the_youngest_transaction_is_read(h: &mut impl Harn
 pub async fn a_skipped_transaction_is_read_completely(h: &mut impl Harness) {
     let mut relay = TestRelay::start(h.store().await, 1).await;
     let mut open = h.begin().await;
-    let mut emitted = vec![open.emit(Draft::of("a")).await.expect("a new id")];
+    let mut emitted = vec![open.emit(draft("a")).await.expect("a new id")];
     for _ in 0..3 {
         let young = emit_during_write(h, &["b"]).await;
         assert_eq!(ids(&relay.drain_during_write(h, 10).await), young);
-        emitted.push(open.emit(Draft::of("a")).await.expect("a new id"));
+        emitted.push(open.emit(draft("a")).await.expect("a new id"));
     }
     open.commit().await;
     assert_eq!(ids(&relay.drain(2).await), emitted);
@@ -116,7 +116,7 @@ pub async fn a_position_within_a_window_survives_newer_ticks_and_sessions(h: &mu
     };
     open.commit().await;
     let young = emit_all(h, &["a", "b"]).await;
-    h.add_destination("other", 1, crate::outbox::harness::Start::Oldest).await;
+    h.add_destination("other", 1, relevo_core::outbox::admin::StartFrom::Oldest).await;
     let mut other = TestRelay::start(h.store_for("other").await, 9).await;
     assert_eq!(other.drain(100).await.len(), 8);
 
@@ -128,7 +128,7 @@ pub async fn a_position_within_a_window_survives_newer_ticks_and_sessions(h: &mu
 
 async fn begin_late_transaction<H: Harness>(h: &H) -> (H::Writer, MessageId) {
     let mut open = h.begin().await;
-    let late = open.emit(Draft::of("z")).await.expect("a new id");
+    let late = open.emit(draft("z")).await.expect("a new id");
     (open, late)
 }
 
@@ -138,7 +138,7 @@ pub async fn a_page_can_end_among_late_messages(h: &mut impl Harness) {
     let mut open = h.begin().await;
     let mut expected = Vec::new();
     for _ in 0..5 {
-        expected.push(open.emit(Draft::of("late")).await.expect("a new id"));
+        expected.push(open.emit(draft("late")).await.expect("a new id"));
     }
     let young = emit_during_write(h, &["a"]).await;
     assert_eq!(ids(&relay.drain_during_write(h, 10).await), young);
@@ -243,7 +243,7 @@ pub async fn a_page_ends_at_its_byte_limit(h: &mut impl Harness) {
     let relay = TestRelay::start(h.store().await, 1).await;
     let mut emitted = Vec::new();
     for size in [10, 5000, 10, 10, 9000] {
-        emitted.push(emit_draft(h, Draft { payload: vec![b'x'; size].into(), ..Draft::of("a") }).await);
+        emitted.push(emit_draft(h, Draft { payload: vec![b'x'; size].into(), ..draft("a") }).await);
     }
     let lease = [relay.lease_of(&relay.read(10).await.entries[0])];
     let mut after = relay.position(&lease[0]);

@@ -121,30 +121,7 @@ pub enum RemoveOutcome {
     Unknown,
 }
 
-/// What a consumer did with a message.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trace {
-    /// The consumer.
-    pub consumer: String,
-    /// The message.
-    pub entry: DedupId,
-    /// Its current state.
-    pub state: InboxState,
-    /// The number of repeats that were not handled.
-    pub repeats: u32,
-    /// The address it was published to.
-    pub address: String,
-    /// The lane it arrived in.
-    pub lane: String,
-    /// Its number at the broker.
-    pub place: Option<u64>,
-    /// Correlates it with other messages.
-    pub correlation: Option<String>,
-    /// When it was entered, or last changed.
-    pub at: Timestamp,
-}
-
-/// The inbox state of a message. It is available even if no traces are written.
+/// The inbox state of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InboxRecord {
     /// The consumer.
@@ -174,7 +151,7 @@ pub trait Operate: Send + Sync {
     -> Result<bool, StoreError>;
 
     /// Deletes the members of a consumer, its lanes with their marks, and the operator commands. Handled messages,
-    /// waiting messages, dead letters, traces and replays stay. A consumer that comes back continues from there.
+    /// waiting messages, dead letters and replays stay. A consumer that comes back continues from there.
     ///
     /// Changes nothing while a member is alive or has an open transaction in one of the lanes. A concurrent heartbeat
     /// happens either before this call, which then changes nothing, or after it.
@@ -189,9 +166,6 @@ pub trait Operate: Send + Sync {
 
     /// Archives dead letters and returns how many. A queue that waited for one continues.
     async fn archive(&self, mark: &MarkRequest) -> Result<u64, StoreError>;
-
-    /// What consumers did with a message.
-    async fn trace(&self, id: MessageId) -> Result<Vec<Trace>, StoreError>;
 
     /// The inbox state of a message for all consumers, by consumer and replay.
     async fn find_message(&self, id: MessageId) -> Result<Vec<InboxRecord>, StoreError>;

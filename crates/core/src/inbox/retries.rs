@@ -76,8 +76,6 @@ pub struct QueuedMessage {
     pub attempts: u32,
     /// How often its handling started and did not end. For the first message, this includes the current start.
     pub unfinished_starts: u32,
-    /// Whether an operator redrove it from the dead letters. Its age is then not checked.
-    pub reopened: bool,
 }
 
 /// Error classes that the consumer runtime records. Handlers may name others.

@@ -50,19 +50,6 @@ impl HandlerRetryPolicy {
         Self { in_memory: Vec::new(), ..self }
     }
 
-    /// Sets `tries` in-memory retries. Each delay is twice the previous one, up to the ceiling.
-    #[must_use]
-    pub fn growing(self, first: Duration, ceiling: Duration, tries: u32) -> Self {
-        let policy = RetryPolicy {
-            base: first,
-            backoff: Backoff::Exponential { factor: 2 },
-            max: ceiling,
-            jitter_percent: 0,
-            attempts_max: u32::MAX,
-        };
-        Self { in_memory: (1..=tries).map(|attempt| policy.delay(attempt, Jitter::NONE)).collect(), ..self }
-    }
-
     /// Decides after the `attempt`-th counted failure (1 for the first).
     pub fn decide(&self, attempt: u32, jitter: Jitter) -> RetryStep {
         if attempt >= self.durable.attempts_max {
@@ -118,12 +105,6 @@ mod tests {
             RetryStep::DeadLetter,
         ];
         assert_eq!(steps, expected);
-    }
-
-    #[test]
-    fn pauses_in_memory_grow_up_to_their_ceiling() {
-        let retries = HandlerRetryPolicy::default().growing(secs(1), secs(5), 4);
-        assert_eq!(retries.in_memory, [1, 2, 4, 5].map(secs));
     }
 
     #[test]

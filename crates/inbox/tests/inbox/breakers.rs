@@ -19,10 +19,10 @@ fn config(order: Config) -> Config {
 }
 
 /// Messages of keys that begin with `mail` need a service that is down while this flag is set.
-fn unavailable_while(away: &Arc<AtomicBool>) -> ScriptedHandler {
-    let away = Arc::clone(away);
+fn unavailable_while(down: &Arc<AtomicBool>) -> ScriptedHandler {
+    let down = Arc::clone(down);
     scripted(move |incoming| {
-        if incoming.key().starts_with("mail") && away.load(Ordering::SeqCst) {
+        if incoming.key().starts_with("mail") && down.load(Ordering::SeqCst) {
             Action::Unavailable
         } else {
             Action::Done
@@ -38,8 +38,8 @@ async fn an_outage_pauses_only_its_lane_and_counts_no_attempt() {
         (transaction_handlers, unordered_config()),
     ] {
         let stage = Env::new();
-        let away = Arc::new(AtomicBool::new(true));
-        let handler = unavailable_while(&away);
+        let down = Arc::new(AtomicBool::new(true));
+        let handler = unavailable_while(&down);
         for number in 0..10 {
             stage.send("mail", "mail", &number.to_string());
             stage.send("other", "other", &(100 + number).to_string());
@@ -51,7 +51,7 @@ async fn an_outage_pauses_only_its_lane_and_counts_no_attempt() {
         tokio::time::sleep(Duration::from_mins(10)).await;
         let probes = handler.attempted().iter().filter(|payload| payload.len() < 3).count();
         assert!((10..40).contains(&probes), "{probes} probes in ten minutes");
-        away.store(false, Ordering::SeqCst);
+        down.store(false, Ordering::SeqCst);
         wait_for_acks(&stage, 20).await;
         assert_eq!(
             (process.status.handler_failures(), process.status.dead_lettered(), stage.effects().len()),
@@ -64,8 +64,8 @@ async fn an_outage_pauses_only_its_lane_and_counts_no_attempt() {
 #[tokio::test(start_paused = true)]
 async fn an_open_breaker_probes_after_growing_pauses() {
     let stage = Env::new();
-    let away = Arc::new(AtomicBool::new(true));
-    let handler = unavailable_while(&away);
+    let down = Arc::new(AtomicBool::new(true));
+    let handler = unavailable_while(&down);
     stage.send("mail", "mail", "1");
     stage.send("mail", "mail", "2");
     let _process = stage.start(config(ordered_config()), transaction_handlers(&handler));
@@ -77,15 +77,15 @@ async fn an_open_breaker_probes_after_growing_pauses() {
 #[tokio::test(start_paused = true)]
 async fn an_open_breaker_is_shown_and_can_be_overridden() {
     let stage = Env::new();
-    let away = Arc::new(AtomicBool::new(true));
-    let handler = unavailable_while(&away);
+    let down = Arc::new(AtomicBool::new(true));
+    let handler = unavailable_while(&down);
     stage.send("mail", "mail", "1");
     let _process = stage.start(config(ordered_config()), transaction_handlers(&handler));
     let breaker = async || stage.consumer().await.lanes.first().and_then(|lane| lane.breaker.clone());
-    wait_until("it is seen", async || breaker().await == Some("it was told to be away".to_owned())).await;
+    wait_until("it is seen", async || breaker().await == Some("simulated outage".to_owned())).await;
     stage.set_control(Some("mail"), ConsumerControl::OpenBreaker).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
-    away.store(false, Ordering::SeqCst);
+    down.store(false, Ordering::SeqCst);
     let tried = handler.attempted().len();
     tokio::time::sleep(Duration::from_mins(10)).await;
     assert_eq!(handler.attempted().len(), tried, "nothing probes while a person holds it open");
@@ -97,8 +97,8 @@ async fn an_open_breaker_is_shown_and_can_be_overridden() {
 #[tokio::test(start_paused = true)]
 async fn a_breaker_closed_by_an_operator_lets_messages_through() {
     let stage = Env::new();
-    let away = Arc::new(AtomicBool::new(true));
-    let handler = unavailable_while(&away);
+    let down = Arc::new(AtomicBool::new(true));
+    let handler = unavailable_while(&down);
     stage.send("mail", "mail", "1");
     let process = stage.start(config(ordered_config()), transaction_handlers(&handler));
     wait_until("it opened for long", async || handler.attempted().len() == 6).await;
@@ -106,7 +106,7 @@ async fn a_breaker_closed_by_an_operator_lets_messages_through() {
     tokio::time::sleep(Duration::from_secs(40)).await;
     let tried = handler.attempted().len();
     assert!(tried > 10, "{tried} tries");
-    away.store(false, Ordering::SeqCst);
+    down.store(false, Ordering::SeqCst);
     wait_for_acks(&stage, 1).await;
     assert_eq!(process.status.handler_failures(), 0);
 }
@@ -115,10 +115,10 @@ async fn a_breaker_closed_by_an_operator_lets_messages_through() {
 async fn a_retry_queue_waits_for_the_breaker_of_its_lane() {
     for handlers in [transaction_handlers, call_handlers] {
         let stage = Env::new();
-        let away = Arc::new(AtomicBool::new(false));
-        let is_away = Arc::clone(&away);
+        let down = Arc::new(AtomicBool::new(false));
+        let is_down = Arc::clone(&down);
         let first = AtomicBool::new(true);
-        let handler = scripted(move |_| match (is_away.load(Ordering::SeqCst), first.swap(false, Ordering::SeqCst)) {
+        let handler = scripted(move |_| match (is_down.load(Ordering::SeqCst), first.swap(false, Ordering::SeqCst)) {
             (true, _) => Action::Unavailable,
             (false, true) => Action::Fail,
             (false, false) => Action::Done,
@@ -127,10 +127,10 @@ async fn a_retry_queue_waits_for_the_breaker_of_its_lane() {
         let retry = HandlerRetryPolicy::default().without_in_memory();
         let process = stage.start(Config { retry, ..config(ordered_config()) }, handlers(&handler));
         wait_for_acks(&stage, 1).await;
-        away.store(true, Ordering::SeqCst);
-        wait_until("it was found away", async || process.status.handler_outages() > 3).await;
+        down.store(true, Ordering::SeqCst);
+        wait_until("the outage is detected", async || process.status.handler_outages() > 3).await;
         assert_eq!(stage.consumer().await.queues[0].attempts, 1);
-        away.store(false, Ordering::SeqCst);
+        down.store(false, Ordering::SeqCst);
         wait_until("it is handled", async || stage.effects() == ["mail:1"]).await;
         // The breaker is closed again for live messages of the lane.
         stage.send("mail", "mail", "2");

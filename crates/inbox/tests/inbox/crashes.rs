@@ -25,7 +25,7 @@ async fn crash_until_dead_lettered(stage: &Env, handler: &ScriptedHandler, confi
         stage.broker.move_lane("0", crashes + 1);
         let tried = handler.attempted().len();
         let process = stage.start_with(hand, config.clone(), handlers);
-        wait_until("it works on the bad one, or buried it", async || {
+        wait_until("it handles the bad one, or has dead-lettered it", async || {
             handler.attempted()[tried..].contains(&"bad".to_owned()) || !stage.dead_letters().await.is_empty()
         })
         .await;
@@ -38,7 +38,7 @@ async fn crash_until_dead_lettered(stage: &Env, handler: &ScriptedHandler, confi
         // After this time its heartbeat and the claim of its call have expired.
         tokio::time::sleep(Duration::from_mins(3)).await;
     }
-    panic!("it was never buried");
+    panic!("it was never dead-lettered");
 }
 
 #[tokio::test(start_paused = true)]
@@ -122,7 +122,7 @@ async fn a_queued_message_that_crashes_its_process_is_dead_lettered() {
         let tried = handler.attempted().len();
         let process = stage.start_with(stage.broker.consumer(crashes), config.clone(), transaction_handlers(&handler));
         let last = if crashes == 1 { 2 } else { 1 };
-        wait_until("it is begun or buried", async || {
+        wait_until("it is started or dead-lettered", async || {
             handler.attempted().len() >= tried + last || !stage.dead_letters().await.is_empty()
         })
         .await;
@@ -143,7 +143,6 @@ fn inbox_message(raw: &RawMessage, place: u64) -> InboxMessage {
         address: "orders".into(),
         lane: Lane::new("0"),
         offset: Some(place),
-        correlation: None,
     }
 }
 

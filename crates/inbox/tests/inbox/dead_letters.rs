@@ -165,7 +165,7 @@ async fn a_dead_letter_copy_is_published_if_configured() {
         (&*copies[0].address, &ours.payload[..], &*ours.kind, &*ours.key),
         ("billing.dlq", &b"1"[..], "OrderPlaced", "k")
     );
-    assert_eq!(ours.headers["dead-letter-error"], "it was told to be poison");
+    assert_eq!(ours.headers["dead-letter-error"], "simulated poison");
     assert_eq!(ours.headers["dead-letter-class"], "poison");
     let id = relevo_core::MessageId::v7(1, [7; 10]);
     assert_eq!(ours.headers["dead-letter-id"], id.to_string());
@@ -231,7 +231,8 @@ async fn a_redrive_keeps_the_attempts_of_queued_messages() {
     let _process = stage.start(config, transaction_handlers(&handler));
     wait_until("it failed three times", async || handler.attempted().len() == 4).await;
     assert_eq!(stage.outbox.operator().redrive(&mark_all()).await.unwrap(), 1);
-    wait_until("it is given up", async || stage.dead_letters().await.iter().any(|letter| letter.attempts == 6)).await;
+    wait_until("it is dead-lettered", async || stage.dead_letters().await.iter().any(|letter| letter.attempts == 6))
+        .await;
     let tries = handler.attempted().iter().filter(|text| *text == "fails").count();
     assert_eq!((tries, stage.effects()), (6, vec!["k:bad".to_owned()]));
 }

@@ -97,7 +97,7 @@ async fn failed_acknowledgements_are_retried() {
     });
     stage.send("0", "k", "1");
     let process = stage.start(ordered_config(), transaction_handlers(&handler));
-    wait_until("the broker is found away", async || process.status.broker_outages() > 3).await;
+    wait_until("the outage of the broker is detected", async || process.status.broker_outages() > 3).await;
     assert_eq!(stage.broker.acknowledged(), [0; 0]);
     stage.broker.fail(false);
     wait_for_acks(&stage, 1).await;
@@ -125,8 +125,8 @@ async fn a_skipped_message_is_recorded_as_skipped() {
     assert_eq!((process.status.skipped(), process.status.done()), (2, 0));
     for number in 1..=2 {
         let id = relevo_core::MessageId::v7(number, [7; 10]);
-        let trace = stage.outbox.operator().trace(id).await.unwrap();
-        assert_eq!(trace.iter().map(|trace| trace.state).collect::<Vec<_>>(), [InboxState::Skipped]);
+        let known = stage.outbox.operator().find_message(id).await.unwrap();
+        assert_eq!(known.iter().map(|known| known.state).collect::<Vec<_>>(), [InboxState::Skipped]);
     }
 }
 
@@ -173,9 +173,8 @@ struct Emits;
 #[async_trait]
 impl Handler<Transaction> for Emits {
     async fn handle(&self, transaction: &mut Transaction, incoming: &Incoming) -> HandlerResult {
-        let caused = incoming.with_causation(relevo_core::Draft::json("bills", "b", "BillMade", "{}"));
-        transaction
-            .emit(Draft { headers: caused.headers, ..Draft::new("bills", "b", "BillMade", payload_text(incoming)) })?;
+        let bill = Draft::json("bills", "b", "BillMade", payload_text(incoming));
+        transaction.emit(incoming.with_causation(bill))?;
         if incoming.attempt() == 1 { Err(relevo_inbox::HandlerError::transient("later")) } else { Ok(Verdict::Done) }
     }
 }

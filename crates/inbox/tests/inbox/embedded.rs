@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use relevo_broker_embedded::{BrokerFile, Config as BrokerConfig, Group, Membership};
+use relevo_broker_embedded::{BrokerFile, Config as BrokerConfig, ConsumerOptions, Group};
 use relevo_core::broker::OutcomeReceiver;
 use relevo_core::inbox::InboxRetention;
 use relevo_core::message::Headers;
@@ -51,7 +51,7 @@ async fn two_members_share_lanes_and_apply_each_message_once_in_key_order() {
     let outbox = Database::new(StoreConfig::default());
     let (stop, mut processes) = (CancellationToken::new(), JoinSet::new());
     for name in ["one", "two"] {
-        let consumer = broker.consumer("billing", Membership::default()).await.unwrap();
+        let consumer = broker.consumer("billing", ConsumerOptions::default()).await.unwrap();
         let config = Config {
             member_name: name.to_owned(),
             order: MessageOrder::ByKey { concurrency: 4 },

@@ -83,7 +83,7 @@ impl FakeBroker {
         state.next += 1;
         let place = state.next;
         let lane = Lane::new(lane);
-        let kept = StoredMessage {
+        let stored = StoredMessage {
             lane: lane.clone(),
             raw,
             offset: place,
@@ -91,7 +91,7 @@ impl FakeBroker {
             retry_count: 0,
             due_at: Instant::now(),
         };
-        state.lanes.entry(lane).or_default().push_back(kept);
+        state.lanes.entry(lane).or_default().push_back(stored);
         drop(state);
         self.0.changed.notify_waiters();
         place
@@ -101,10 +101,10 @@ impl FakeBroker {
     pub(crate) fn redeliver(&self) {
         let mut state = self.lock();
         let mut back: Vec<StoredMessage> =
-            std::mem::take(&mut state.outstanding).into_values().map(|(_, kept)| kept).collect();
-        back.sort_by_key(|kept| kept.offset);
-        for kept in back.into_iter().rev() {
-            state.lanes.entry(kept.lane.clone()).or_default().push_front(kept);
+            std::mem::take(&mut state.outstanding).into_values().map(|(_, stored)| stored).collect();
+        back.sort_by_key(|stored| stored.offset);
+        for stored in back.into_iter().rev() {
+            state.lanes.entry(stored.lane.clone()).or_default().push_front(stored);
         }
         drop(state);
         self.0.changed.notify_waiters();
@@ -203,22 +203,22 @@ impl FakeConsumer {
 
     fn settle(&self, tag: DeliveryTag, delay: Option<Duration>) -> AckOutcome {
         let mut state = self.broker.lock();
-        let outage = || AckOutcome::Failed(Failure::new(Class::Outage, "the broker was told to fail"));
+        let outage = || AckOutcome::Failed(Failure::new(Class::Outage, "simulated outage"));
         let place = match state.outstanding.get(&tag) {
             _ if state.failing => return outage(),
-            Some((number, kept)) if *number == self.number => kept.offset,
+            Some((number, stored)) if *number == self.number => stored.offset,
             _ => return AckOutcome::Stale,
         };
         if state.refused.contains(&place) {
             state.refusals += 1;
             return outage();
         }
-        let (_, mut kept) = state.outstanding.remove(&tag).expect("it was just there");
+        let (_, mut stored) = state.outstanding.remove(&tag).expect("it was just there");
         state.settled.push((place, delay));
         if let Some(delay) = delay {
-            kept.due_at = Instant::now() + delay;
-            kept.retry_count += 1;
-            state.lanes.entry(kept.lane.clone()).or_default().push_back(kept);
+            stored.due_at = Instant::now() + delay;
+            stored.retry_count += 1;
+            state.lanes.entry(stored.lane.clone()).or_default().push_back(stored);
         }
         drop(state);
         self.broker.0.changed.notify_waiters();
@@ -231,7 +231,7 @@ impl FakeConsumer {
             return Ok(Some(Vec::new()));
         }
         if state.failing {
-            return Err(Failure::new(Class::Outage, "the broker was told to fail"));
+            return Err(Failure::new(Class::Outage, "simulated outage"));
         }
         let now = Instant::now();
         let mut deliveries = Vec::new();
@@ -242,24 +242,24 @@ impl FakeConsumer {
             {
                 continue;
             }
-            let mut room = self.prefetch - state.outstanding.values().filter(|(_, kept)| kept.lane == lane).count();
+            let mut room = self.prefetch - state.outstanding.values().filter(|(_, stored)| stored.lane == lane).count();
             while room > 0 && deliveries.len() < limit {
                 let queue = state.lanes.get_mut(&lane).expect("it is there");
-                let Some(index) = queue.iter().position(|kept| kept.due_at <= now) else { break };
-                let mut kept = queue.remove(index).expect("it was found");
+                let Some(index) = queue.iter().position(|stored| stored.due_at <= now) else { break };
+                let mut stored = queue.remove(index).expect("it was found");
                 state.next += 1;
                 let tag = DeliveryTag::new(state.next);
                 deliveries.push(Delivery {
                     tag,
-                    raw: kept.raw.clone(),
+                    raw: stored.raw.clone(),
                     address: "orders".into(),
                     lane: lane.clone(),
-                    offset: Some(kept.offset),
-                    redelivered: kept.redelivered,
-                    retry_count: kept.retry_count,
+                    offset: Some(stored.offset),
+                    redelivered: stored.redelivered,
+                    retry_count: stored.retry_count,
                 });
-                kept.redelivered = true;
-                state.outstanding.insert(tag, (self.number, kept));
+                stored.redelivered = true;
+                state.outstanding.insert(tag, (self.number, stored));
                 state.received += 1;
                 room -= 1;
             }
@@ -311,7 +311,7 @@ impl BrokerConsumer for FakeConsumer {
         let mut state = self.broker.lock();
         state.paused.insert((self.number, lane.clone()));
         if std::mem::take(&mut state.lose_pause_reply) {
-            return Err(Failure::new(Class::Unknown, "the broker was told to lose the answer"));
+            return Err(Failure::new(Class::Unknown, "simulated lost reply"));
         }
         Ok(())
     }
@@ -325,9 +325,9 @@ impl BrokerConsumer for FakeConsumer {
     async fn lag(&self) -> Result<Vec<(Lane, u64)>, Failure> {
         let state = self.broker.lock();
         if state.failing {
-            return Err(Failure::new(Class::Outage, "the broker was told to fail"));
+            return Err(Failure::new(Class::Outage, "simulated outage"));
         }
-        Ok(state.lanes.iter().map(|(lane, kept)| (lane.clone(), kept.len() as u64)).collect())
+        Ok(state.lanes.iter().map(|(lane, stored)| (lane.clone(), stored.len() as u64)).collect())
     }
 
     async fn close(&self) -> Result<(), Failure> {

@@ -113,7 +113,7 @@ impl Inbox for FaultyInbox {
     async fn end_attempt(&self, entry: DedupId, claim: Option<CallClaim>) -> Result<(), StoreError> {
         self.check_available()?;
         if *self.faults.blocked.lock().expect("no test panics with it") == Some(entry) {
-            return Err(StoreError::Unavailable("somebody has it".into()));
+            return Err(StoreError::Unavailable("another session has it".into()));
         }
         self.inner.end_attempt(entry, claim).await
     }

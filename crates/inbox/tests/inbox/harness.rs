@@ -104,10 +104,10 @@ impl ScriptedHandler {
                 Ok(Verdict::Done)
             }
             Action::Skip => Ok(Verdict::Skip),
-            Action::Fail => Err(HandlerError::transient("it was told to fail")),
-            Action::Poison => Err(HandlerError::permanent("it was told to be poison")),
-            Action::Unavailable => Err(HandlerError::unavailable("it was told to be away")),
-            Action::Panic => panic!("it was told to panic"),
+            Action::Fail => Err(HandlerError::transient("simulated failure")),
+            Action::Poison => Err(HandlerError::permanent("simulated poison")),
+            Action::Unavailable => Err(HandlerError::unavailable("simulated outage")),
+            Action::Panic => panic!("simulated panic"),
             Action::Hang => std::future::pending().await,
         }
     }
@@ -268,12 +268,12 @@ pub(crate) fn unordered_config() -> Config {
     Config { order: MessageOrder::None { concurrency: 8 }, ..ordered_config() }
 }
 
-pub(crate) fn transaction_handlers(told: &ScriptedHandler) -> Handlers<Transaction> {
-    Handlers::new().handler("*", told.clone())
+pub(crate) fn transaction_handlers(handler: &ScriptedHandler) -> Handlers<Transaction> {
+    Handlers::new().handler("*", handler.clone())
 }
 
-pub(crate) fn call_handlers(told: &ScriptedHandler) -> Handlers<Transaction> {
-    Handlers::new().call_handler("*", told.clone())
+pub(crate) fn call_handlers(handler: &ScriptedHandler) -> Handlers<Transaction> {
+    Handlers::new().call_handler("*", handler.clone())
 }
 
 /// Waits in virtual time until the condition holds.
@@ -290,8 +290,5 @@ pub(crate) async fn wait_for_acks(stage: &Env, count: usize) {
     wait_until(&format!("{count} are acknowledged"), async || stage.broker.acknowledged().len() >= count).await;
 }
 
-pub(crate) const RETENTION: InboxRetention = InboxRetention {
-    done: Duration::from_hours(24 * 30),
-    dead_letters: Duration::from_hours(24 * 90),
-    trace: Some(Duration::from_hours(24)),
-};
+pub(crate) const RETENTION: InboxRetention =
+    InboxRetention { done: Duration::from_hours(24 * 30), dead_letters: Duration::from_hours(24 * 90) };

@@ -134,7 +134,7 @@ async fn deliveries_wait_for_a_lane_of_another_member() {
     wait_for_acks(&stage, 2).await;
     let waited = killed.elapsed();
     assert!(waited > Duration::from_secs(7) && waited < Duration::from_secs(11), "{waited:?}");
-    assert_eq!(second.status.received(), 1, "it was kept, not asked for again");
+    assert_eq!(second.status.received(), 1, "it was kept, and not received again");
 }
 
 #[tokio::test(start_paused = true)]

@@ -21,8 +21,10 @@ async fn a_database_outage_stops_receiving_and_acknowledging() {
         stage.faults.unavailable.store(true, Ordering::Relaxed);
         stage.send("0", "k", "2");
         // The outage must be seen by a call about a message: failed heartbeats are counted too.
-        wait_until("it is found away", async || process.status.database_outages() > process.status.heartbeats_failed())
-            .await;
+        wait_until("the outage is detected", async || {
+            process.status.database_outages() > process.status.heartbeats_failed()
+        })
+        .await;
         // One `receive` call was waiting when the outage began.
         stage.send("0", "k3", "3");
         wait_until("that one has ended", async || stage.broker.received() == 3).await;
@@ -71,7 +73,7 @@ async fn an_unreachable_broker_is_called_again() {
     let stage = Env::new();
     stage.broker.fail(true);
     let process = stage.start(ordered_config(), transaction_handlers(&failing(0)));
-    wait_until("it is found away", async || process.status.broker_outages() > 5).await;
+    wait_until("the outage is detected", async || process.status.broker_outages() > 5).await;
     stage.send("0", "k", "1");
     stage.broker.fail(false);
     wait_for_acks(&stage, 1).await;
@@ -83,9 +85,9 @@ async fn an_uncommitted_message_is_always_handled_again_soon() {
         let stage = Env::new();
         // It was delivered before, so its starts are counted.
         stage.send("0", "k", "1");
-        let gone = stage.start(ordered_config(), handlers(&scripted(|_| Action::Hang)));
-        wait_until("it was received", async || gone.status.received() == 1).await;
-        gone.stop().await.unwrap();
+        let stopped = stage.start(ordered_config(), handlers(&scripted(|_| Action::Hang)));
+        wait_until("it was received", async || stopped.status.received() == 1).await;
+        stopped.stop().await.unwrap();
         stage.broker.move_lane("0", 2);
         let handler = scripted(|_| Action::DoneAfter(Duration::from_secs(1)));
         let process = stage.start_with(stage.broker.consumer(2), ordered_config(), handlers(&handler));
@@ -169,7 +171,7 @@ async fn a_call_is_not_repeated_because_its_result_was_not_recorded() {
             Action::Done
         });
         let process = stage.start(ordered_config(), call_handlers(&handler));
-        wait_until("the far side took it", async || handler.attempted().len() == calls_failed + 1).await;
+        wait_until("the external service accepted it", async || handler.attempted().len() == calls_failed + 1).await;
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert_eq!(stage.effects().is_empty(), lasts);
         fault(&stage.faults).store(false, Ordering::Relaxed);
@@ -177,7 +179,7 @@ async fn a_call_is_not_repeated_because_its_result_was_not_recorded() {
         wait_for_acks(&stage, 1).await;
         tokio::time::sleep(Duration::from_mins(5)).await;
         assert_eq!(handler.attempted().len(), calls_failed + 1, "after {calls_failed} failed calls");
-        assert_eq!(process.status.handler_failures(), calls_failed as u64, "the far side did nothing wrong");
+        assert_eq!(process.status.handler_failures(), calls_failed as u64, "the external service did not fail");
     }
 }
 

@@ -29,7 +29,7 @@ impl ReplayEnv {
         let env = Env::new();
         let mut transaction = env.outbox.begin();
         for number in 0..count {
-            let draft = Draft::new("orders", format!("k{}", number % 3), "OrderPlaced", number.to_string());
+            let draft = Draft::json("orders", &format!("k{}", number % 3), "OrderPlaced", number.to_string());
             transaction.emit(draft).expect("a small message");
         }
         transaction.commit().expect("an open transaction");
@@ -269,9 +269,10 @@ async fn a_queued_live_message_is_handled_live_and_replayed() {
     stage.broker.publish("0", raw.clone());
     let handler = crate::harness::failing(4);
     let _process = stage.start(ordered_config(), transaction_handlers(&handler));
-    let desk = stage.outbox.operator();
-    let waits =
-        async || desk.get_consumer(CONSUMER, 9).await.is_ok_and(|shown| shown.is_some_and(|it| it.queues.len() == 1));
+    let operator = stage.outbox.operator();
+    let waits = async || {
+        operator.get_consumer(CONSUMER, 9).await.is_ok_and(|shown| shown.is_some_and(|it| it.queues.len() == 1))
+    };
     wait_until("it waits in the retry table", waits).await;
     let logged = relevo_core::replay_source::LogMessage {
         number: 1,
@@ -291,14 +292,15 @@ async fn a_queued_live_message_is_handled_live_and_replayed() {
         requested_by: String::new(),
         reason: String::new(),
     };
-    let number = desk.create_replay(&plan).await.expect("the store answers");
+    let number = operator.create_replay(&plan).await.expect("the store answers");
     let portion = relevo_core::inbox::replays::ReplayBatch { messages: &[arrival], cursor: None, next_cursor: None };
-    let fed: Result<_, StoreError> = desk.enqueue_replay(CONSUMER, number, portion).await;
+    let fed: Result<_, StoreError> = operator.enqueue_replay(CONSUMER, number, portion).await;
     assert_eq!(fed.expect("the store answers"), relevo_core::inbox::replays::EnqueueOutcome::Enqueued);
     wait_until("both are handled", async || stage.effects().len() == 2).await;
     assert_eq!(stage.effects(), ["k:1", "k:1"]);
-    let id: MessageId = desk.find_message(MessageId::v7(1, [7; 10])).await.expect("the store answers")[0].dedup_id.id;
-    assert_eq!(desk.find_message(id).await.expect("the store answers").len(), 2, "two entries, one for each");
+    let id: MessageId =
+        operator.find_message(MessageId::v7(1, [7; 10])).await.expect("the store answers")[0].dedup_id.id;
+    assert_eq!(operator.find_message(id).await.expect("the store answers").len(), 2, "two entries, one for each");
 }
 
 #[tokio::test(start_paused = true)]
@@ -312,7 +314,7 @@ async fn a_replay_stopped_during_an_attempt_blocks_no_queue() {
     let began = Instant::now();
     assert!(scene.operator.stop_replay(CONSUMER, number).await.expect("the store answers"));
     scene.env.send("0", "k0", "live");
-    wait_until("what is live is handled", async || scene.env.effects().contains(&"k0:live".to_owned())).await;
+    wait_until("the live message is handled", async || scene.env.effects().contains(&"k0:live".to_owned())).await;
     assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
-    assert!(!scene.env.effects().contains(&"k0:3".to_owned()), "it was taken out");
+    assert!(!scene.env.effects().contains(&"k0:3".to_owned()), "it was removed");
 }

@@ -90,9 +90,9 @@ async fn attempts_survive_a_restart_and_end_in_a_dead_letter() {
     wait_for_acks(&stage, 1).await;
     process.kill().await;
     let _process = stage.start_with(stage.broker.consumer(2), config, transaction_handlers(&handler));
-    wait_until("it is given up", async || !stage.dead_letters().await.is_empty()).await;
+    wait_until("it is dead-lettered", async || !stage.dead_letters().await.is_empty()).await;
     let dead = &stage.dead_letters().await[0];
-    assert_eq!((dead.attempts, dead.class.as_str(), dead.error.as_str()), (6, "transient", "it was told to fail"));
+    assert_eq!((dead.attempts, dead.class.as_str(), dead.error.as_str()), (6, "transient", "simulated failure"));
     assert_eq!(handler.attempted().len(), 6);
     assert_eq!(stage.effects().len(), 0);
 }
@@ -119,7 +119,7 @@ async fn a_panic_is_a_failed_attempt_and_its_dead_letter_has_the_location() {
     wait_for_acks(&stage, 2).await;
     let dead = &stage.dead_letters().await[0];
     assert_eq!((dead.attempts, dead.class.as_str()), (2, "panic"));
-    assert!(dead.error.contains("harness.rs") && dead.error.ends_with("it was told to panic"), "{}", dead.error);
+    assert!(dead.error.contains("harness.rs") && dead.error.ends_with("simulated panic"), "{}", dead.error);
     assert!(dead.backtrace.as_ref().is_some_and(|backtrace| backtrace.contains("harness.rs")), "{:?}", dead.backtrace);
     assert_eq!((process.status.handler_panics(), stage.effects()), (2, vec!["other:2".to_owned()]));
 }

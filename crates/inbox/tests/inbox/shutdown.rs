@@ -130,7 +130,7 @@ async fn a_running_lane_call_does_not_delay_the_shutdown() {
     stage.faults.slow_acquire.store(true, Ordering::Relaxed);
     stage.send("0", "k", "1");
     let process = stage.start(ordered_config(), transaction_handlers(&failing(0)));
-    wait_until("its lane is asked for", async || stage.faults.lane_connection.try_lock().is_err()).await;
+    wait_until("its lane is requested", async || stage.faults.lane_connection.try_lock().is_err()).await;
     let stopped = tokio::time::Instant::now();
     process.stop().await.unwrap();
     assert!(stopped.elapsed() < Duration::from_secs(1), "{:?}", stopped.elapsed());
@@ -179,7 +179,7 @@ async fn a_retry_queue_ends_with_its_current_message() {
     let _second = stage.start_with(stage.broker.consumer(2), config, transaction_handlers(&handler));
     wait_until("the rest is handled", async || stage.effects().len() == 3).await;
     assert_eq!(stage.effects(), ["k:1", "k:2", "k:3"]);
-    assert!(stopped.elapsed() < Duration::from_secs(8), "the claim was given up: {:?}", stopped.elapsed());
+    assert!(stopped.elapsed() < Duration::from_secs(8), "the claim expired: {:?}", stopped.elapsed());
 }
 
 #[tokio::test(start_paused = true)]

@@ -29,7 +29,7 @@ async fn lag_is_reported_by_lane_and_is_empty_during_an_outage() {
     stage.send("b", "l", "3");
     let process = stage.start(config, transaction_handlers(&handler));
     let expected = vec![(Lane::new("a"), 2), (Lane::new("b"), 1)];
-    wait_until("it is told", async || process.status.lag() == expected).await;
+    wait_until("the lag is reported", async || process.status.lag() == expected).await;
     stage.broker.fail(true);
     wait_until("it is not known", async || process.status.lag().is_empty()).await;
     wait_until("it is noticed", async || process.status.lag_failures() > 2).await;
@@ -103,8 +103,8 @@ async fn an_idle_member_notices_a_database_outage() {
     assert_eq!(process.status.database_outages(), 0);
     stage.faults.unavailable.store(true, Ordering::Relaxed);
     tokio::time::sleep(Duration::from_mins(1)).await;
-    let (away, failed) = (process.status.database_outages(), process.status.heartbeats_failed());
-    assert!(failed >= 20 && away >= failed, "{failed} signs of life failed, it was found away {away} times");
+    let (outages, failed) = (process.status.database_outages(), process.status.heartbeats_failed());
+    assert!(failed >= 20 && outages >= failed, "{failed} heartbeats failed, {outages} outages were detected");
 }
 
 #[tokio::test(start_paused = true)]
@@ -120,18 +120,18 @@ async fn the_heartbeat_age_of_a_new_member_starts_at_its_creation() {
 #[tokio::test(start_paused = true)]
 async fn open_breakers_are_reported_by_lane_at_once() {
     let stage = Env::new();
-    let away = Arc::new(AtomicBool::new(true));
-    let is_away = Arc::clone(&away);
+    let down = Arc::new(AtomicBool::new(true));
+    let is_down = Arc::clone(&down);
     let handler = scripted(move |incoming| {
-        if incoming.key() == "mail" && is_away.load(Ordering::SeqCst) { Action::Unavailable } else { Action::Done }
+        if incoming.key() == "mail" && is_down.load(Ordering::SeqCst) { Action::Unavailable } else { Action::Done }
     });
     stage.send("mail", "mail", "1");
     stage.send("other", "other", "2");
     let process = stage.start(ordered_config(), transaction_handlers(&handler));
-    wait_until("it is found away", async || process.status.handler_outages() > 0).await;
-    let open = vec![(Lane::new("mail"), "it was told to be away".to_owned())];
+    wait_until("the outage is detected", async || process.status.handler_outages() > 0).await;
+    let open = vec![(Lane::new("mail"), "simulated outage".to_owned())];
     assert_eq!((process.status.open_breakers(), process.status.breakers_open()), (open, 1));
-    away.store(false, Ordering::SeqCst);
+    down.store(false, Ordering::SeqCst);
     wait_for_acks(&stage, 2).await;
     assert_eq!((process.status.open_breakers(), process.status.breakers_open()), (Vec::new(), 0));
 }

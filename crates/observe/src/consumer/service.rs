@@ -13,7 +13,7 @@ use super::Consumers;
 use crate::exposition::Exposition;
 
 /// Number of consecutive failures to read the lag before the broker counts as unreachable. One call may fail by chance.
-const SILENT: u64 = 2;
+const LAG_FAILURES_MAX: u64 = 2;
 
 /// Metrics and probes of a process that runs consumers. All answers come from memory.
 ///
@@ -53,7 +53,7 @@ pub enum ServeError {
 }
 
 impl Service {
-    /// Serves these consumers, from the statistics that [`Runtime::stats`](relevo_inbox::ConsumerRuntime::status) returns before
+    /// Serves these consumers, from the status that [`ConsumerRuntime::status`](relevo_inbox::ConsumerRuntime::status) returns before
     /// they run. Every series has the name of the service as a label.
     pub fn new(service: &str, consumers: impl IntoIterator<Item = Arc<ConsumerStatus>>) -> Self {
         let consumers = Consumers::new(consumers);
@@ -91,10 +91,10 @@ impl Service {
 impl Observe for Service {
     fn live(&self) -> Report {
         self.report(|stats| match stats.run_state() {
-            RunState::Failed => (false, "it ended by itself, nobody takes messages".to_owned()),
-            RunState::New => (true, "it does not run yet".to_owned()),
-            RunState::Running => (true, "it runs".to_owned()),
-            RunState::Stopped => (true, "it was told to stop, and has".to_owned()),
+            RunState::Failed => (false, "it stopped unexpectedly and receives no messages".to_owned()),
+            RunState::New => (true, "it has not started".to_owned()),
+            RunState::Running => (true, "it is running".to_owned()),
+            RunState::Stopped => (true, "it was stopped".to_owned()),
         })
     }
 
@@ -111,22 +111,22 @@ impl Observe for Service {
 /// make it unready. The member waits for them, and a restart would not help.
 fn readiness(stats: &ConsumerStatus) -> (bool, String) {
     match stats.run_state() {
-        RunState::New => return (false, "it does not run yet".to_owned()),
-        RunState::Stopped | RunState::Failed => return (false, "it does not run any more".to_owned()),
+        RunState::New => return (false, "it has not started".to_owned()),
+        RunState::Stopped | RunState::Failed => return (false, "it is not running".to_owned()),
         RunState::Running => {}
     }
     let age = stats.heartbeat_age().as_secs();
     if !stats.is_alive() {
         let seen = match stats.heartbeats() {
-            0 => format!("the database has taken no sign of life in {age} s"),
-            _ => format!("the database took the last sign of life {age} s ago"),
+            0 => format!("the database has accepted no heartbeat for {age} s"),
+            _ => format!("the database accepted the last heartbeat {age} s ago"),
         };
         return (false, seen);
     }
-    if stats.receive_failures() > 0 || stats.lag_failures() >= SILENT {
-        return (true, "it works, and the broker is away".to_owned());
+    if stats.receive_failures() > 0 || stats.lag_failures() >= LAG_FAILURES_MAX {
+        return (true, "it works, but the broker is unreachable".to_owned());
     }
     let open = stats.open_breakers();
     let Some((lane, why)) = open.first() else { return (true, "it works".to_owned()) };
-    (true, format!("it works, and {} breakers are open: that of lane {lane} because {why}", open.len()))
+    (true, format!("it works, {} breakers are open: lane {lane} because {why}", open.len()))
 }

@@ -15,7 +15,7 @@ use super::queue::Queue;
 use super::{Config, Counts, otlp};
 
 /// Maximum pause while the collector is unreachable.
-const AWAY_MAX: Duration = Duration::from_secs(30);
+const PAUSE_MAX: Duration = Duration::from_secs(30);
 
 /// Sends spans to a collector.
 pub struct Exporter {
@@ -73,7 +73,7 @@ impl Exporter {
     /// Waits until there is a batch to send. Returns `false` when it is time to stop.
     async fn gather(&self, stop: &CancellationToken) -> bool {
         while self.queue.len() == 0 {
-            if stop.run_until_cancelled(self.queue.worth_a_look()).await.is_none() {
+            if stop.run_until_cancelled(self.queue.ready()).await.is_none() {
                 return false;
             }
         }
@@ -83,7 +83,7 @@ impl Exporter {
                 biased;
                 () = stop.cancelled() => return false,
                 () = sleep_until(until) => return true,
-                () = self.queue.worth_a_look() => {}
+                () = self.queue.ready() => {}
             }
         }
         !stop.is_cancelled()
@@ -94,12 +94,12 @@ impl Exporter {
         let spans = batch.len();
         let body = otlp::request(&self.config.service, batch).encode_to_vec();
         match self.http.post(body).await {
-            Ok(answer) => {
-                let rejected = otlp::rejected(&answer).min(spans);
+            Ok(response) => {
+                let rejected = otlp::rejected(&response).min(spans);
                 Counts::add(&self.counts.exported, spans - rejected);
                 Counts::add(&self.counts.dropped, rejected);
                 if std::mem::take(&mut self.failures) > 0 {
-                    info!(endpoint = self.config.endpoint, "the collector takes spans again");
+                    info!(endpoint = self.config.endpoint, "the collector accepts spans again");
                 }
                 true
             }
@@ -109,7 +109,7 @@ impl Exporter {
                 if self.failures == 0 {
                     warn!(
                         endpoint = self.config.endpoint,
-                        error, "the collector does not take spans, they are dropped"
+                        error, "the collector does not accept spans, they are dropped"
                     );
                 }
                 self.failures = self.failures.saturating_add(1);
@@ -120,7 +120,7 @@ impl Exporter {
 
     /// Pauses while the collector is unreachable. Spans that arrive meanwhile fill the queue, and are then dropped.
     async fn rest(&self, stop: &CancellationToken) {
-        let pause = self.config.every.saturating_mul(1 << self.failures.min(6)).min(AWAY_MAX);
+        let pause = self.config.every.saturating_mul(1 << self.failures.min(6)).min(PAUSE_MAX);
         tokio::select! {
             biased;
             () = stop.cancelled() => {}

@@ -16,7 +16,7 @@ use rustls::{ClientConfig, crypto};
 /// The path at which collectors accept traces.
 const PATH: &str = "/v1/traces";
 /// Maximum size of a response. Collectors send less.
-const ANSWER_BYTES_MAX: usize = 64 << 10;
+const RESPONSE_BYTES_MAX: usize = 64 << 10;
 
 /// The reason why an exporter cannot be created.
 #[derive(Debug, thiserror::Error)]
@@ -65,15 +65,15 @@ impl Http {
             .header(CONTENT_TYPE, "application/x-protobuf")
             .body(Full::from(body))
             .map_err(|error| error.to_string())?;
-        let answer = async {
+        let response = async {
             let response = self.client.request(request).await.map_err(|error| chain(&error))?;
             let status = response.status();
-            let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
+            let body = Limited::new(response.into_body(), RESPONSE_BYTES_MAX).collect().await;
             let body = body.map_err(|error| error.to_string())?.to_bytes();
-            if status.is_success() { Ok(body) } else { Err(format!("it answered {status}")) }
+            if status.is_success() { Ok(body) } else { Err(format!("it responded with {status}")) }
         };
-        let late = |_| Err(format!("no answer within {} ms", self.deadline.as_millis()));
-        tokio::time::timeout(self.deadline, answer).await.unwrap_or_else(late)
+        let late = |_| Err(format!("no response within {} ms", self.deadline.as_millis()));
+        tokio::time::timeout(self.deadline, response).await.unwrap_or_else(late)
     }
 }
 
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_that_cannot_be_used_is_refused() {
+    fn an_invalid_endpoint_is_rejected() {
         for endpoint in ["", "127.0.0.1:4318", "ftp://a", "http://", "http://me:sesame@host", "http://a?b=c"] {
             assert!(Http::new(endpoint, Duration::from_secs(1)).is_err(), "{endpoint}");
         }

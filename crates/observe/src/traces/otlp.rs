@@ -35,9 +35,9 @@ pub(super) fn request(service: &str, spans: Vec<SpanData>) -> ExportTraceRequest
 }
 
 /// The number of spans that the collector rejected in a successful response.
-pub(super) fn rejected(answer: &[u8]) -> usize {
-    let answer = ExportTraceResponse::decode(answer).unwrap_or_default();
-    answer.partial_success.map_or(0, |partial| usize::try_from(partial.rejected_spans).unwrap_or(0))
+pub(super) fn rejected(response: &[u8]) -> usize {
+    let response = ExportTraceResponse::decode(response).unwrap_or_default();
+    response.partial_success.map_or(0, |partial| usize::try_from(partial.rejected_spans).unwrap_or(0))
 }
 
 fn converted(span: SpanData) -> wire::Span {

@@ -19,7 +19,7 @@ pub(super) struct Queue {
     batch: usize,
     /// Notified for the first span and for a full batch. A notification per span would cost an engine more than
     /// everything else.
-    worth_a_look: Notify,
+    ready: Notify,
     sample: Ratio,
     counts: Arc<Counts>,
 }
@@ -35,7 +35,7 @@ impl Queue {
     /// A queue of at most `max` spans, taken `batch` at a time.
     pub(super) fn new(max: usize, batch: usize, sample: Ratio, counts: Arc<Counts>) -> Self {
         let waiting = Mutex::default();
-        Self { waiting, max, batch: batch.min(max), worth_a_look: Notify::new(), sample, counts }
+        Self { waiting, max, batch: batch.min(max), ready: Notify::new(), sample, counts }
     }
 
     /// The number of waiting spans.
@@ -44,8 +44,8 @@ impl Queue {
     }
 
     /// Waits until there is a first span or a full batch. It may return early.
-    pub(super) async fn worth_a_look(&self) {
-        self.worth_a_look.notified().await;
+    pub(super) async fn ready(&self) {
+        self.ready.notified().await;
     }
 
     /// Takes a full batch, or all waiting spans if there are fewer.
@@ -101,7 +101,7 @@ impl SpanRecorder for Queue {
         let length = waiting.spans.len();
         drop(waiting);
         if length == 1 || length == self.batch {
-            self.worth_a_look.notify_one();
+            self.ready.notify_one();
         }
     }
 }

@@ -10,9 +10,9 @@ pub(crate) async fn get(address: SocketAddr, path: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).await.expect("the port is open");
     let request = format!("GET {path} HTTP/1.0\r\nhost: {address}\r\n\r\n");
     stream.write_all(request.as_bytes()).await.expect("it is sent");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.expect("an answer");
-    let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
+    let mut response = String::new();
+    stream.read_to_string(&mut response).await.expect("a response");
+    let (head, body) = response.split_once("\r\n\r\n").expect("a head and a body");
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
     (status, body.to_owned())
 }

@@ -18,12 +18,12 @@ use tokio::task::JoinSet;
 
 /// A span, and the service that sent it.
 #[derive(Clone, Debug)]
-pub(crate) struct Told {
+pub(crate) struct ExportedSpan {
     pub(crate) service: String,
     pub(crate) span: Span,
 }
 
-impl Told {
+impl ExportedSpan {
     /// An attribute, as text.
     pub(crate) fn attribute(&self, key: &str) -> Option<String> {
         text(&self.span.attributes, key)
@@ -60,11 +60,11 @@ fn text(attributes: &[KeyValue], key: &str) -> Option<String> {
     }
 }
 
-type Kept = Arc<Mutex<Vec<Told>>>;
+type Spans = Arc<Mutex<Vec<ExportedSpan>>>;
 
 pub(crate) struct Collector {
     pub(crate) address: SocketAddr,
-    kept: Kept,
+    spans: Spans,
     _serving: JoinSet<()>,
 }
 
@@ -74,44 +74,47 @@ impl Collector {
     }
 
     pub(crate) fn on(listener: TcpListener) -> Self {
-        let (address, kept) = (listener.local_addr().expect("an address"), Kept::default());
-        let router = Router::new().route("/v1/traces", post(take)).with_state(Arc::clone(&kept));
+        let (address, spans) = (listener.local_addr().expect("an address"), Spans::default());
+        let router = Router::new().route("/v1/traces", post(take)).with_state(Arc::clone(&spans));
         let mut serving = JoinSet::new();
         serving.spawn(async move { axum::serve(listener, router).await.expect("it serves") });
-        Self { address, kept, _serving: serving }
+        Self { address, spans, _serving: serving }
     }
 
     pub(crate) fn endpoint(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    pub(crate) fn all(&self) -> Vec<Told> {
-        self.kept.lock().expect("nobody panics with it").clone()
+    pub(crate) fn all(&self) -> Vec<ExportedSpan> {
+        self.spans.lock().expect("the lock is not poisoned").clone()
     }
 
     /// Waits until this many spans of a trace have arrived, and returns them.
-    pub(crate) async fn trace(&self, id: &str, wanted: usize) -> Vec<Told> {
+    pub(crate) async fn trace(&self, id: &str, wanted: usize) -> Vec<ExportedSpan> {
         let end = Instant::now() + Duration::from_secs(30);
         loop {
-            let spans: Vec<Told> = self.all().into_iter().filter(|told| told.trace() == id).collect();
+            let spans: Vec<ExportedSpan> = self.all().into_iter().filter(|span| span.trace() == id).collect();
             if spans.len() >= wanted {
                 return spans;
             }
-            let names: Vec<_> = spans.iter().map(|told| (&told.service, &told.span.name)).collect();
+            let names: Vec<_> = spans.iter().map(|span| (&span.service, &span.span.name)).collect();
             assert!(Instant::now() < end, "{} of {wanted} spans of {id} came: {names:?}", spans.len());
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 }
 
-async fn take(State(kept): State<Kept>, headers: HeaderMap, body: Bytes) -> StatusCode {
+async fn take(State(received): State<Spans>, headers: HeaderMap, body: Bytes) -> StatusCode {
     assert_eq!(headers["content-type"], "application/x-protobuf");
     let request = ExportTraceServiceRequest::decode(body).expect("OTLP");
     for resource in request.resource_spans {
         let attributes = resource.resource.expect("a resource").attributes;
         let service = text(&attributes, "service.name").expect("a service");
         let spans = resource.scope_spans.into_iter().flat_map(|scope| scope.spans);
-        kept.lock().expect("nobody panics with it").extend(spans.map(|span| Told { service: service.clone(), span }));
+        received
+            .lock()
+            .expect("the lock is not poisoned")
+            .extend(spans.map(|span| ExportedSpan { service: service.clone(), span }));
     }
     StatusCode::OK
 }

@@ -92,7 +92,7 @@ mod tests {
     async fn recorded_spans(address: &str) -> Vec<(Operation, String)> {
         let outbox = Database::new(memory::Config::default());
         let mut tx = outbox.begin();
-        tx.emit(Draft::new("sales.eu", "eu", "T", "{}")).expect("a valid message");
+        tx.emit(Draft::json("sales.eu", "eu", "T", "{}")).expect("a valid message");
         tx.commit().expect("an open transaction");
         let recorder = Arc::new(DestinationRecorder::default());
         let tracer = Tracer::new(Arc::clone(&recorder) as Arc<dyn SpanRecorder>, CommonAttributes::default());

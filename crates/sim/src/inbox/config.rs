@@ -19,7 +19,6 @@ pub(crate) fn random(random: &mut SplitMix64, number: u64, ordered: bool, prefet
         (MessageOrder::None { concurrency }, *random.pick(&[RetryStorage::Inbox, RetryStorage::Broker]))
     };
     let heartbeat_interval = random.millis(300, 1000);
-    let traced = random.permille(300).then_some(Duration::from_hours(1));
     Config {
         order,
         retry_storage: durable,
@@ -27,7 +26,7 @@ pub(crate) fn random(random: &mut SplitMix64, number: u64, ordered: bool, prefet
         handler_timeout: random.millis(1000, 3000),
         after_dead: *random.pick(&[AfterDead::Hold, AfterDead::Hold, AfterDead::Continue]),
         starts_max: u32::try_from(random.between(2, 5)).unwrap_or(2),
-        keeping: InboxRetention { trace: traced, ..InboxRetention::default() },
+        keeping: InboxRetention::default(),
         batch_max: if random.permille(500) { random.count(2, 8) } else { 1 },
         receive_batch_max: random.count(1, 30),
         in_memory_messages_max: prefetch + random.count(1, 20),

@@ -300,8 +300,7 @@ impl Inbox for MutantInbox {
         for message in std::mem::take(&mut state.redriven_again) {
             let queue = message.queue.clone();
             state.running.insert(queue.clone(), message.clone());
-            let messages =
-                vec![QueuedMessage { ordinal: 0, message, attempts: 0, unfinished_starts: 1, reopened: true }];
+            let messages = vec![QueuedMessage { ordinal: 0, message, attempts: 0, unfinished_starts: 1 }];
             claimed.push(ClaimedQueue { queue, token: Uuid::nil(), messages });
         }
         Ok(claimed)

@@ -72,7 +72,6 @@ fn inbox_messages(group: &Group, ordered: bool) -> Vec<InboxMessage> {
             address: ADDRESS.into(),
             lane: Group::lane(lane),
             offset: Some(offset),
-            correlation: None,
         })
     };
     group.log().into_iter().filter_map(readable).collect()

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use bytestring::ByteString;
 use parking_lot::Mutex;
-use relevo_core::Lane;
 use relevo_core::inbox::attempts::{CallClaim, ClaimOutcome};
 use relevo_core::inbox::members::{Heartbeat, HeartbeatReply};
 use relevo_core::inbox::retries::{ClaimedQueue, InboxFailure, InboxFailureAction, RecordOutcome};
 use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
 use relevo_core::inbox::{DedupId, Inbox as _, InboxMessage, LaneLease};
 use relevo_core::store::StoreError;
+use relevo_core::{Draft, EmitError, Lane, MessageId};
 use relevo_store_memory::Transaction;
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -143,13 +143,20 @@ impl Server {
     pub fn effect(&self, session: u64, dedup_id: DedupId) -> Result<(), StoreError> {
         let case = self.case(dedup_id);
         self.with_session(session, |session| {
-            session
-                .transaction
-                .record_effect(case.to_string())
-                .map_err(|error| StoreError::Unavailable(error.into()))?;
+            session.transaction.record_effect(case.to_string())?;
             session.events.push(Event::Effect(case));
             Ok(())
         })
+    }
+
+    /// Emits a message in a handler's transaction.
+    pub fn emit(&self, session: u64, draft: Draft) -> Result<MessageId, StoreError> {
+        self.with_session(session, |session| session.transaction.emit(draft).map_err(unexpected))
+    }
+
+    /// Cancels a scheduled message in a handler's transaction.
+    pub fn cancel(&self, session: u64, id: MessageId) -> Result<bool, StoreError> {
+        self.with_session(session, |session| session.transaction.cancel(id).map_err(unexpected))
     }
 
     /// See [`relevo_core::inbox::Inbox::skip`].
@@ -347,6 +354,10 @@ impl Server {
         session.touched = Instant::now();
         action(session)
     }
+}
+
+fn unexpected(error: EmitError) -> StoreError {
+    StoreError::Unexpected(error.into())
 }
 
 fn session_lost() -> StoreError {

@@ -1,16 +1,17 @@
 //! A member's link to the inbox: a network that loses and delays calls, and a server that can be down.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use relevo_core::Lane;
 use relevo_core::inbox::attempts::{CallClaim, ClaimOutcome};
 use relevo_core::inbox::members::{Heartbeat, HeartbeatReply};
 use relevo_core::inbox::retries::{ClaimedQueue, InboxFailure, RecordOutcome};
 use relevo_core::inbox::transactions::{BeginOutcome, Enter};
 use relevo_core::inbox::{DedupId, Inbox, InboxMessage, LaneLease};
 use relevo_core::store::StoreError;
+use relevo_core::{Draft, EmitError, Lane, MessageId, StoreTransaction};
 use tokio::time::sleep;
 use uuid::Uuid;
 
@@ -93,6 +94,26 @@ impl Session {
     fn end(mut self) -> (FaultyInbox, u64) {
         self.ended = true;
         (self.inbox.clone(), self.number)
+    }
+}
+
+/// The simulated handlers emit nothing. The calls go to the server like all others.
+#[async_trait]
+impl StoreTransaction for Session {
+    async fn emit(&mut self, draft: Draft) -> Result<MessageId, EmitError> {
+        let number = self.number;
+        let emitted = self.inbox.call(move |server| async move { server.emit(number, draft) }).await;
+        emitted.map_err(|error| EmitError::Store(error.into()))
+    }
+
+    async fn cancel(&mut self, id: MessageId) -> Result<bool, EmitError> {
+        let number = self.number;
+        let cancelled = self.inbox.call(move |server| async move { server.cancel(number, id) }).await;
+        cancelled.map_err(|error| EmitError::Store(error.into()))
+    }
+
+    fn native(&mut self) -> &mut dyn Any {
+        self
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use bytestring::ByteString;
 use relevo_core::{Message, MessageId};
-use relevo_store_memory::{Database, Draft, OnRepeat, Transaction, TransactionError};
+use relevo_store_memory::{Database, Draft, EmitError, OnDuplicate, Transaction};
 use tokio::sync::Mutex;
 use tokio::time::sleep;
 use uuid::Uuid;
@@ -137,7 +137,7 @@ impl Writer {
         lingers: bool,
         emitted: &mut Vec<Emitted>,
         cancelled: &mut Vec<MessageName>,
-    ) -> Result<(), TransactionError> {
+    ) -> Result<(), EmitError> {
         let longest = if lingers { self.scenario.open_max } else { Duration::from_millis(40) };
         let count = if self.random.permille(50) { self.random.count(5, 25) } else { self.random.count(1, 4) };
         for _ in 0..count {
@@ -167,25 +167,20 @@ impl Writer {
         Ok(())
     }
 
-    fn emit(
-        &mut self,
-        transaction: &mut Transaction,
-        key: usize,
-        emitted: &mut Vec<Emitted>,
-    ) -> Result<(), TransactionError> {
+    fn emit(&mut self, transaction: &mut Transaction, key: usize, emitted: &mut Vec<Emitted>) -> Result<(), EmitError> {
         let scenario = Arc::clone(&self.scenario);
         let plan = &scenario.keys[key];
         let topic = &scenario.addresses[*self.random.pick(&plan.addresses)].topic;
         let payload: Bytes = (0..self.random.count(0, 12)).map(|_| self.random.next_u64().to_le_bytes()[0]).collect();
         let kind = self.behaviour(plan.failing_permille);
-        let mut draft = Draft::new(topic, &plan.name, kind.message_type(), payload.clone());
+        let mut draft = Draft::json(topic, &plan.name, &kind.message_type(), payload.clone());
         if plan.scheduled {
-            draft.deliver_after = Some(self.random.millis(0, 15_000));
+            draft.deliver_at = Some(self.outbox.now() + self.random.millis(0, 15_000));
         }
         if self.random.permille(100) {
             let (high, low) = (self.random.next_u64(), self.random.next_u64());
             draft.id = Some(MessageId::from_uuid(Uuid::from_u64_pair(high, low)));
-            draft.on_repeat = OnRepeat::Ignore;
+            draft.on_duplicate = OnDuplicate::Ignore;
         }
         let repeats = draft.id.is_some() && self.random.permille(500);
         let id = transaction.emit(draft.clone())?;

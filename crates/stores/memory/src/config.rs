@@ -3,8 +3,6 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use relevo_core::Limits;
-
 /// The destination that every outbox has at the start.
 pub const MAIN: &str = "main";
 
@@ -15,8 +13,6 @@ pub struct Config {
     pub shards: u16,
     /// How long settled messages are retained.
     pub retention: Duration,
-    /// The size limits of messages.
-    pub limits: Limits,
     /// The time of the clock when the outbox is created.
     pub started_at: Timestamp,
     /// The seed for ids. The same seed and the same calls give the same ids.
@@ -28,18 +24,8 @@ impl Default for Config {
         Self {
             shards: 8,
             retention: Duration::from_hours(7 * 24),
-            limits: Limits::default(),
             started_at: Timestamp::constant(1_767_225_600, 0), // 2026-01-01T00:00:00Z
             seed: 1,
         }
     }
-}
-
-/// The position where a new destination starts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Start {
-    /// Messages that commit from now on.
-    Now,
-    /// The oldest retained message.
-    Oldest,
 }

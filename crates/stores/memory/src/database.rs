@@ -3,20 +3,22 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use parking_lot::Mutex;
 use relevo_core::inbox::InboxRetention;
 use relevo_core::outbox::Position;
+use relevo_core::outbox::admin::StartFrom;
 use relevo_core::replay_source::OutboxRouting;
 use relevo_core::slot::SLOTS;
 use relevo_core::store::StoreError;
 
-use crate::config::{Config, MAIN, Start};
+use crate::config::{Config, MAIN};
 use crate::emit::Transaction;
 use crate::inbox::Inbox;
 use crate::inbox::operate::Operator;
 use crate::inbox::source::OutboxReplaySource;
 use crate::leases;
-use crate::state::{Tables, micros};
+use crate::state::{Tables, micros, timestamp};
 use crate::store::Store;
 
 /// An in-memory outbox. Cheap to clone: all clones are the same outbox.
@@ -34,6 +36,12 @@ impl Database {
 
     pub(crate) fn tables(&self) -> &Mutex<Tables> {
         &self.0
+    }
+
+    /// The time of the database's clock.
+    pub fn now(&self) -> Timestamp {
+        let state = self.0.lock();
+        timestamp(state.config.started_at, state.now())
     }
 
     /// Begins a transaction. Several transactions may be open at once.
@@ -67,7 +75,7 @@ impl Database {
     }
 
     /// Adds a destination with its own progress. Fails if it exists, has no shards, or has more shards than slots.
-    pub fn add_destination(&self, name: &str, shards: u16, start: Start) -> Result<(), StoreError> {
+    pub fn add_destination(&self, name: &str, shards: u16, start: StartFrom) -> Result<(), StoreError> {
         check_shards(shards)?;
         let mut state = self.0.lock();
         if state.destinations.contains_key(name) {
@@ -75,8 +83,8 @@ impl Database {
         }
         let now = state.now();
         let tick = match start {
-            Start::Now => state.log.tick(now),
-            Start::Oldest => 0,
+            StartFrom::Now => state.log.tick(now),
+            StartFrom::Oldest => 0,
         };
         state.destinations.insert(name.to_owned(), leases::DestinationTables::new(shards, Position::at(tick), now));
         Ok(())

@@ -1,86 +1,16 @@
 //! Transactions of applications. Emitted messages enter the log at once and become visible on commit.
 
+use std::any::Any;
 use std::sync::Arc;
-use std::time::Duration;
 
-use bytes::Bytes;
+use async_trait::async_trait;
 use parking_lot::Mutex;
 use relevo_core::inbox::{DedupId, InboxState as Known};
-use relevo_core::limits::LimitError;
-use relevo_core::message::Headers;
-use relevo_core::{Message, MessageId};
+use relevo_core::store::StoreError;
+use relevo_core::{Draft, EmitError, Message, MessageId, OnDuplicate, StoreTransaction};
 
 use crate::inbox::pending_writes::PendingWrites;
-use crate::state::{Micros, Tables, micros, timestamp};
-
-/// A message to emit.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Draft {
-    /// The topic. Routes match it first.
-    pub topic: String,
-    /// The key. Messages of one key stay in order.
-    pub key: String,
-    /// The type of the event or command.
-    pub kind: String,
-    /// The payload bytes.
-    pub payload: Bytes,
-    /// The payload's media type.
-    pub content_type: String,
-    /// The writer's own headers.
-    pub headers: Headers,
-    /// An id chosen by the caller. Without one, the store creates it.
-    pub id: Option<MessageId>,
-    /// The behaviour if the id was emitted before.
-    pub on_repeat: OnRepeat,
-    /// The delay after which a scheduled message enters the log.
-    pub deliver_after: Option<Duration>,
-}
-
-impl Draft {
-    /// Creates a JSON message without headers, delay or chosen id.
-    pub fn new(
-        topic: impl Into<String>,
-        key: impl Into<String>,
-        kind: impl Into<String>,
-        payload: impl Into<Bytes>,
-    ) -> Self {
-        Self {
-            topic: topic.into(),
-            key: key.into(),
-            kind: kind.into(),
-            payload: payload.into(),
-            content_type: "application/json".to_owned(),
-            headers: Headers::new(),
-            id: None,
-            on_repeat: OnRepeat::default(),
-            deliver_after: None,
-        }
-    }
-}
-
-/// The behaviour if the caller's id was emitted before.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnRepeat {
-    /// The emit fails.
-    #[default]
-    Refuse,
-    /// The emit does nothing and returns the id.
-    Ignore,
-}
-
-/// The reason why a transaction failed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum TransactionError {
-    /// The caller's id was emitted before. An open transaction also counts, although a database would wait for it.
-    #[error("id `{0}` was used before")]
-    Repeated(MessageId),
-    /// The message is too large, or a part of it is malformed.
-    #[error("the message cannot be emitted")]
-    Limit(#[source] LimitError),
-    /// The outbox was restarted while the transaction was open.
-    #[error("the transaction was lost in a restart")]
-    Lost,
-}
+use crate::state::{Micros, Tables, micros_since, timestamp};
 
 /// A point in a transaction to roll back to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,22 +69,22 @@ impl Transaction {
     }
 
     /// Emits a message. Its sequence number is assigned now, and it becomes visible on commit.
-    pub fn emit(&mut self, draft: Draft) -> Result<MessageId, TransactionError> {
+    pub fn emit(&mut self, draft: Draft) -> Result<MessageId, EmitError> {
         self.tables.lock().emit(self.token, draft)
     }
 
     /// Cancels a scheduled message on commit. Returns whether it was still waiting.
-    pub fn cancel(&mut self, id: MessageId) -> Result<bool, TransactionError> {
+    pub fn cancel(&mut self, id: MessageId) -> Result<bool, EmitError> {
         self.tables.lock().cancel(self.token, id)
     }
 
     /// Writes a line into the ledger, which is the only application table here. It stands for a handler's effect.
-    pub fn record_effect(&mut self, line: impl Into<String>) -> Result<(), TransactionError> {
+    pub fn record_effect(&mut self, line: impl Into<String>) -> Result<(), StoreError> {
         self.tables.lock().record_effect(self.token, line.into())
     }
 
     /// Changes the state that an inbox message gets on commit.
-    pub(crate) fn set_inbox_state(&mut self, dedup_id: DedupId, state: Known) -> Result<(), TransactionError> {
+    pub(crate) fn set_inbox_state(&mut self, dedup_id: DedupId, state: Known) -> Result<(), StoreError> {
         self.tables.lock().set_inbox_state(self.token, dedup_id, state)
     }
 
@@ -169,12 +99,28 @@ impl Transaction {
     }
 
     /// Commits. Everything becomes visible, or nothing if the outbox was restarted.
-    pub fn commit(self) -> Result<(), TransactionError> {
+    pub fn commit(self) -> Result<(), StoreError> {
         self.tables.lock().commit(self.token)
     }
 
     /// Rolls back, like dropping the transaction.
     pub fn rollback(self) {}
+}
+
+#[async_trait]
+impl StoreTransaction for Transaction {
+    async fn emit(&mut self, draft: Draft) -> Result<MessageId, EmitError> {
+        Self::emit(self, draft)
+    }
+
+    async fn cancel(&mut self, id: MessageId) -> Result<bool, EmitError> {
+        Self::cancel(self, id)
+    }
+
+    /// The [`Transaction`] itself.
+    fn native(&mut self) -> &mut dyn Any {
+        self
+    }
 }
 
 impl Drop for Transaction {
@@ -192,73 +138,59 @@ impl Tables {
         token
     }
 
-    fn record_effect(&mut self, token: u64, line: String) -> Result<(), TransactionError> {
-        let open = self.open_transactions.get_mut(&token).ok_or(TransactionError::Lost)?;
+    fn record_effect(&mut self, token: u64, line: String) -> Result<(), StoreError> {
+        let open = self.open_transactions.get_mut(&token).ok_or_else(lost)?;
         open.effects.push(line);
         open.undo_steps.push(UndoStep::EffectRecorded);
         Ok(())
     }
 
-    fn set_inbox_state(&mut self, token: u64, dedup_id: DedupId, state: Known) -> Result<(), TransactionError> {
-        let open = self.open_transactions.get_mut(&token).ok_or(TransactionError::Lost)?;
+    fn set_inbox_state(&mut self, token: u64, dedup_id: DedupId, state: Known) -> Result<(), StoreError> {
+        let open = self.open_transactions.get_mut(&token).ok_or_else(lost)?;
         if let Some(previous) = open.inbox.as_mut().and_then(|pending| pending.set_state(dedup_id, state)) {
             open.undo_steps.push(UndoStep::InboxStateChanged(dedup_id, previous));
         }
         Ok(())
     }
 
-    fn emit(&mut self, token: u64, draft: Draft) -> Result<MessageId, TransactionError> {
+    fn emit(&mut self, token: u64, draft: Draft) -> Result<MessageId, EmitError> {
         if !self.open_transactions.contains_key(&token) {
-            return Err(TransactionError::Lost);
+            return Err(emit_error(lost()));
         }
+        draft.check()?;
         let now = self.now();
-        let delay = draft.deliver_after;
-        let (chosen, on_repeat) = (draft.id, draft.on_repeat);
-        let message = self.message(draft, now);
-        self.config.limits.check(&message).map_err(TransactionError::Limit)?;
-        let id = message.id;
+        let created_at = timestamp(self.config.started_at, now);
+        let (chosen, on_duplicate, deliver_at) = (draft.id, draft.on_duplicate, draft.deliver_at);
+        let id = chosen.unwrap_or_else(|| {
+            MessageId::v7(u64::try_from(created_at.as_millisecond()).unwrap_or_default(), self.random.uuid_v7_bytes())
+        });
         if chosen.is_some() && !self.ids.insert(id) {
-            return match on_repeat {
-                OnRepeat::Refuse => Err(TransactionError::Repeated(id)),
-                OnRepeat::Ignore => Ok(id),
+            return match on_duplicate {
+                OnDuplicate::Error => Err(EmitError::DuplicateId(id)),
+                OnDuplicate::Ignore => Ok(id),
             };
         }
-        let open = self.open_transactions.get_mut(&token).ok_or(TransactionError::Lost)?;
+        let message = Arc::new(draft.into_message(id, created_at));
+        let open = self.open_transactions.get_mut(&token).ok_or_else(|| emit_error(lost()))?;
         if chosen.is_some() {
             open.undo_steps.push(UndoStep::IdReserved(id));
         }
         let xid = *open.xid.get_or_insert_with(|| self.log.assign_xid());
-        if let Some(delay) = delay {
-            let schedule_key = (now.saturating_add(micros(delay)), self.next_scheduled);
+        if let Some(at) = deliver_at.filter(|at| *at > created_at) {
+            let due_at = micros_since(self.config.started_at, at);
+            let schedule_key = (due_at, self.next_scheduled);
             self.next_scheduled += 1;
-            let scheduled = Scheduled { message: Arc::new(message), locked: Some(token), cancelled: false };
+            let scheduled = Scheduled { message, locked: Some(token), cancelled: false };
             self.scheduled.insert(schedule_key, scheduled);
             open.undo_steps.push(UndoStep::Scheduled(schedule_key));
         } else {
-            open.undo_steps.push(UndoStep::Inserted(self.log.insert(xid, Arc::new(message), now)));
+            open.undo_steps.push(UndoStep::Inserted(self.log.insert(xid, message, now)));
         }
         Ok(id)
     }
 
-    fn message(&mut self, draft: Draft, now: Micros) -> Message {
-        let created_at = timestamp(self.config.started_at, now);
-        let id = draft.id.unwrap_or_else(|| {
-            MessageId::v7(u64::try_from(created_at.as_millisecond()).unwrap_or_default(), self.random.uuid_v7_bytes())
-        });
-        Message {
-            id,
-            kind: draft.kind.into(),
-            key: draft.key.into(),
-            topic: draft.topic.into(),
-            payload: draft.payload,
-            content_type: draft.content_type.into(),
-            headers: draft.headers,
-            created_at,
-        }
-    }
-
-    fn cancel(&mut self, token: u64, id: MessageId) -> Result<bool, TransactionError> {
-        let open = self.open_transactions.get_mut(&token).ok_or(TransactionError::Lost)?;
+    fn cancel(&mut self, token: u64, id: MessageId) -> Result<bool, EmitError> {
+        let open = self.open_transactions.get_mut(&token).ok_or_else(|| emit_error(lost()))?;
         let waiting = self.scheduled.iter_mut().find(|(_, scheduled)| {
             scheduled.message.id == id && !scheduled.cancelled && scheduled.locked.is_none_or(|by| by == token)
         });
@@ -299,8 +231,8 @@ impl Tables {
         }
     }
 
-    fn commit(&mut self, token: u64) -> Result<(), TransactionError> {
-        let mut open = self.open_transactions.remove(&token).ok_or(TransactionError::Lost)?;
+    fn commit(&mut self, token: u64) -> Result<(), StoreError> {
+        let mut open = self.open_transactions.remove(&token).ok_or_else(lost)?;
         if let Some(xid) = open.xid {
             self.log.end(xid);
         }
@@ -349,4 +281,12 @@ impl Tables {
         }
         self.log.end(xid);
     }
+}
+
+fn lost() -> StoreError {
+    StoreError::Unavailable("the transaction was lost in a restart".into())
+}
+
+fn emit_error(error: StoreError) -> EmitError {
+    EmitError::Store(Box::new(error))
 }

@@ -31,7 +31,7 @@ use uuid::Uuid;
 
 use self::lock_timeout::{LOCK_TIMEOUT, or_busy_error, with_lock_timeout};
 use self::tables::ConsumerTables;
-use crate::emit::{Transaction, TransactionError};
+use crate::emit::Transaction;
 use crate::state::Tables;
 
 /// One consumer's inbox. Cheap to clone. Only an open transaction holds locks between calls.
@@ -46,12 +46,6 @@ pub struct Inbox {
 pub(crate) struct ConsumerScope {
     pub(crate) consumer: Arc<str>,
     pub(crate) retention: InboxRetention,
-}
-
-impl ConsumerScope {
-    const fn traced(&self) -> bool {
-        self.retention.trace.is_some()
-    }
 }
 
 /// An open transaction by its token, or why none was opened.
@@ -95,11 +89,11 @@ impl inbox::Inbox for Inbox {
     }
 
     async fn skip(&self, transaction: &mut Transaction, dedup_id: DedupId) -> Result<(), StoreError> {
-        transaction.set_inbox_state(dedup_id, inbox::InboxState::Skipped).map_err(unavailable)
+        transaction.set_inbox_state(dedup_id, inbox::InboxState::Skipped)
     }
 
     async fn commit(&self, transaction: Transaction) -> Result<(), StoreError> {
-        transaction.commit().map_err(unavailable)
+        transaction.commit()
     }
 
     async fn rollback(&self, transaction: Transaction) -> Result<(), StoreError> {
@@ -205,8 +199,4 @@ impl inbox::Inbox for Inbox {
         let now = state.now();
         Ok(state.tables(&self.scope).prune(&self.scope.retention, limit, now))
     }
-}
-
-fn unavailable(error: TransactionError) -> StoreError {
-    StoreError::Unavailable(Box::new(error))
 }

@@ -11,7 +11,7 @@
 //!
 //! let outbox = Database::new(Config::default());
 //! let mut transaction = outbox.begin();
-//! transaction.emit(Draft::new("orders", "o-1", "OrderPlaced", "{}")).unwrap();
+//! transaction.emit(Draft::json("orders", "o-1", "OrderPlaced", "{}")).unwrap();
 //! transaction.commit().unwrap();
 //! assert_eq!(outbox.committed().len(), 1);
 //! # });
@@ -35,11 +35,12 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-pub use config::{Config, MAIN, Start};
+pub use config::{Config, MAIN};
 pub use database::Database;
-pub use emit::{Draft, OnRepeat, Savepoint, Transaction, TransactionError};
+pub use emit::{Savepoint, Transaction};
 pub use inbox::Inbox;
 pub use inbox::operate::Operator;
 pub use inbox::source::OutboxReplaySource;
 pub use operator::{ParkedKeyView, ParkedStateView};
+pub use relevo_core::{Draft, EmitError, OnDuplicate};
 pub use store::Store;

@@ -29,6 +29,11 @@ pub(crate) fn timestamp(started_at: Timestamp, time: Micros) -> Timestamp {
     started_at.saturating_add(SignedDuration::from_micros(time)).unwrap_or(started_at)
 }
 
+/// Converts a timestamp to a time of the outbox's clock.
+pub(crate) fn micros_since(started_at: Timestamp, at: Timestamp) -> Micros {
+    at.as_microsecond().saturating_sub(started_at.as_microsecond())
+}
+
 /// The data that a database would store in its tables.
 #[derive(Debug)]
 pub(crate) struct Tables {

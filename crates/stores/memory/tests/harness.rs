@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use relevo_conformance::outbox::harness::{
-    Draft, DuplicateId, Harness, OnRepeat, RETENTION, SHARDS, Start, WriteTransaction,
-};
-use relevo_core::MessageId;
+use jiff::Timestamp;
+use relevo_conformance::outbox::harness::{Harness, RETENTION, SHARDS, WriteTransaction};
+use relevo_core::outbox::admin::StartFrom;
+use relevo_core::{Draft, EmitError, MessageId};
 use relevo_store_memory as memory;
 
 pub(crate) struct Memory(memory::Database);
@@ -32,11 +32,7 @@ impl Harness for Memory {
         Transaction { inner: self.0.begin(), savepoints: BTreeMap::new() }
     }
 
-    async fn add_destination(&self, name: &str, shards: u16, start: Start) {
-        let start = match start {
-            Start::Now => memory::Start::Now,
-            Start::Oldest => memory::Start::Oldest,
-        };
+    async fn add_destination(&self, name: &str, shards: u16, start: StartFrom) {
         self.0.add_destination(name, shards, start).expect("a new destination");
     }
 
@@ -54,6 +50,10 @@ impl Harness for Memory {
 
     async fn crash(&mut self) {
         self.0.restart();
+    }
+
+    fn now(&self) -> Timestamp {
+        self.0.now()
     }
 
     async fn advance_time(&self, time: Duration) {
@@ -78,27 +78,8 @@ pub(crate) struct Transaction {
 
 #[async_trait]
 impl WriteTransaction for Transaction {
-    async fn emit(&mut self, draft: Draft) -> Result<MessageId, DuplicateId> {
-        let on_repeat = match draft.on_repeat {
-            OnRepeat::Refuse => memory::OnRepeat::Refuse,
-            OnRepeat::Ignore => memory::OnRepeat::Ignore,
-        };
-        let emitted = self.inner.emit(memory::Draft {
-            topic: draft.topic,
-            key: draft.key,
-            kind: draft.kind,
-            payload: draft.payload,
-            content_type: draft.content_type,
-            headers: draft.headers,
-            id: draft.id,
-            on_repeat,
-            deliver_after: draft.deliver_after,
-        });
-        match emitted {
-            Ok(id) => Ok(id),
-            Err(memory::TransactionError::Repeated(_)) => Err(DuplicateId),
-            Err(error) => panic!("the emit failed: {error}"),
-        }
+    async fn emit(&mut self, draft: Draft) -> Result<MessageId, EmitError> {
+        self.inner.emit(draft)
     }
 
     async fn cancel(&mut self, id: MessageId) -> bool {

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use relevo_conformance::inbox::Harness;
 use relevo_core::MessageId;
 use relevo_core::inbox::InboxRetention;
-use relevo_store_memory::{Config, Database, Draft, Inbox, Operator, Transaction};
+use relevo_store_memory::{Config, Database, Inbox, Operator, Transaction};
 
 pub(crate) struct Memory(Database);
 
@@ -36,10 +36,6 @@ impl Harness for Memory {
 
     async fn effects(&self) -> Vec<String> {
         self.0.effects()
-    }
-
-    async fn emit(&self, transaction: &mut Transaction) -> MessageId {
-        transaction.emit(Draft::new("invoices", "i-1", "InvoiceSent", "{}")).expect("an open transaction")
     }
 
     async fn emitted(&self) -> Vec<MessageId> {

@@ -21,15 +21,7 @@ impl Harness for Memory {
 
     async fn publish(&mut self, drafts: Vec<Draft>) -> Vec<MessageId> {
         let mut transaction = self.0.begin();
-        let emit = |draft: Draft| {
-            let draft = memory::Draft {
-                headers: draft.headers,
-                content_type: draft.content_type.to_string(),
-                ..memory::Draft::new(&*draft.topic, &*draft.key, &*draft.kind, draft.payload)
-            };
-            transaction.emit(draft).expect("a message of the suite")
-        };
-        let ids = drafts.into_iter().map(emit).collect();
+        let ids = drafts.into_iter().map(|draft| transaction.emit(draft).expect("a message of the suite")).collect();
         transaction.commit().expect("an open transaction");
         ids
     }

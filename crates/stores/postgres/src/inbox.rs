@@ -1,6 +1,6 @@
 //! The PostgreSQL inbox: each handler's effects are applied once.
 //!
-//! A handler works in a [`Transaction`], which [`Outbox::emit`](crate::Emitter::emit) accepts too. Without errors, it
+//! A handler works in a [`Transaction`], in which it also emits. Without errors, it
 //! costs one round trip for BEGIN and the inbox row, the handler's own statements, and one for COMMIT. Every other
 //! operation is one statement in the simple protocol, so that it works behind a pooler in transaction mode.
 
@@ -52,8 +52,10 @@ struct Connections {
 impl Inbox {
     /// Connects and checks the schema version.
     pub async fn open(config: &Config, consumer: &str, keeping: InboxRetention) -> Result<Self, StoreError> {
-        let pool =
-            |connections_max| ConnectionPool::new(config.connect_options.clone(), connections_max, config.call_timeout);
+        let pool = |connections_max| {
+            let (options, schema) = (config.connect_options.clone(), config.schema.clone());
+            ConnectionPool::new(options, schema, connections_max, config.call_timeout)
+        };
         let connections = Connections {
             handlers: Arc::new(pool(config.handler_connections_max)),
             calls: pool(config.call_connections_max),
@@ -148,11 +150,9 @@ impl Inbox {
                 "lost" => return Ok(ClaimOutcome::Fenced),
                 "busy" => return Ok(ClaimOutcome::Busy(Duration::from_millis(row.remaining_ms))),
                 "behind" => {}
-                word if self.statements.traces() => _ = results::parse_state(word)?,
                 word => return Ok(ClaimOutcome::Duplicate(results::parse_state(word)?)),
             }
-            // The message is behind a retry queue, or its repeat is traced. Insert it the way a handler's transaction
-            // does.
+            // The message is behind a retry queue. Append it the way a handler's transaction does.
             let enter = Enter { held, arrivals: std::slice::from_ref(arrival) };
             let (tx, entered) = match self.insert(enter).await? {
                 BeginOutcome::Open(tx, entered) => (tx, entered.first().copied()),

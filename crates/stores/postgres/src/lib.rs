@@ -19,9 +19,9 @@ mod store;
 mod tick;
 
 pub use config::{Config, Schema};
-pub use emit::{EmitError, Emitter, Transaction, emit};
+pub use emit::{Emitter, Transaction, emit};
 pub use operator::OutboxReplaySource;
 pub use relevo_core::outbox::admin::StartFrom;
 pub use relevo_core::outbox::inspect::Backlog;
-pub use relevo_core::{Draft, OnDuplicate};
+pub use relevo_core::{Draft, EmitError, OnDuplicate};
 pub use store::Store;

@@ -18,6 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 
 use crate::classify::Error;
+use crate::config::Schema;
 use crate::connection;
 use crate::queries::{COMMIT, COMMIT_STATEMENTS};
 
@@ -33,6 +34,8 @@ const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(30);
 /// A limited number of connections that open on first use.
 pub(crate) struct ConnectionPool {
     options: PgConnectOptions,
+    /// The schema of the outbox and the inbox.
+    schema: Schema,
     /// Timeout of each call, with the wait for a connection.
     timeout: Duration,
     /// One permit per connection.
@@ -47,9 +50,9 @@ struct IdleConnection {
 }
 
 impl ConnectionPool {
-    pub(crate) fn new(options: PgConnectOptions, connections_max: u32, timeout: Duration) -> Self {
+    pub(crate) fn new(options: PgConnectOptions, schema: Schema, connections_max: u32, timeout: Duration) -> Self {
         let permits = Arc::new(Semaphore::new(connections_max.max(1) as usize));
-        Self { options, timeout, permits, idle: Mutex::default() }
+        Self { options, schema, timeout, permits, idle: Mutex::default() }
     }
 
     /// Runs one statement as its own transaction in one round trip. Any pooler in between supports this.
@@ -154,8 +157,8 @@ async fn run(connection: &mut PgConnection, sql: String) -> Result<Vec<PgRow>, E
 
 /// The transaction in which a handler works.
 ///
-/// A handler uses it as an sqlx connection: `sqlx::query(…).execute(&mut **transaction)`. A `begin` on it creates a
-/// savepoint. Dropping it rolls it back.
+/// A handler uses it as an sqlx connection: `sqlx::query(…).execute(&mut **transaction)`. It emits with
+/// [`StoreTransaction`](relevo_core::StoreTransaction). A `begin` on it creates a savepoint. Dropping it rolls it back.
 pub struct Transaction {
     /// `None` after the transaction has ended.
     active: Option<PooledConnection>,
@@ -168,6 +171,10 @@ struct PooledConnection {
 }
 
 impl Transaction {
+    pub(crate) fn schema(&self) -> &Schema {
+        &self.pool.schema
+    }
+
     /// Runs one more statement.
     pub(crate) async fn run(&mut self, sql: String) -> Result<Vec<PgRow>, Error> {
         let pool = Arc::clone(&self.pool);
@@ -273,7 +280,7 @@ mod tests {
         let options = database.options();
         let upstream = format!("127.0.0.1:{}", options.get_port()).parse().expect("a loopback address");
         let proxy = CutProxy::start(upstream).await;
-        let pool = ConnectionPool::new(options.clone(), 4, TIMEOUT);
+        let pool = ConnectionPool::new(options.clone(), Schema::default(), 4, TIMEOUT);
         let options = options.host("127.0.0.1").port(proxy.addr().port());
         for _ in 0..3 {
             pool.release(open(&options, TIMEOUT).await.expect("a server"));

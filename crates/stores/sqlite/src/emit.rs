@@ -1,13 +1,14 @@
 //! Emits messages in the caller's own transaction.
 
+use std::any::Any;
 use std::path::Path;
 use std::pin::Pin;
 
+use async_trait::async_trait;
 use jiff::Timestamp;
-use relevo_core::limits::LimitError;
 use relevo_core::slot::slot_of;
 use relevo_core::store::StoreError;
-use relevo_core::{Draft, MessageId, OnDuplicate, Tracer};
+use relevo_core::{Draft, EmitError, MessageId, OnDuplicate, StoreTransaction, Tracer};
 use relevo_sqlite_file::FileError;
 use sqlx::query::Query;
 use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection, SqlitePool};
@@ -15,27 +16,31 @@ use sqlx::{Connection as _, Transaction};
 use uuid::Uuid;
 
 use crate::classify::Error;
+use crate::inbox;
 use crate::queries::now;
 
-/// The reason why `emit` failed.
-#[derive(Debug, thiserror::Error)]
-pub enum EmitError {
-    /// A field is too long, empty or malformed. The transaction is still usable.
-    #[error(transparent)]
-    Invalid(#[from] LimitError),
-    /// A message with this id already exists. The transaction is still usable.
-    #[error("message id {0} was emitted before")]
-    DuplicateId(MessageId),
-    /// The main file of the connection has no outbox. An outbox in an attached file is not used: with a write-ahead
-    /// log, a commit over several files is not atomic.
-    #[error("the connection's main file holds no outbox; hint: run `relevo migrate`, and do not attach the outbox")]
-    NotInMainFile,
-    /// Another writer committed first. Roll back and try again.
-    #[error("the outbox is busy with another writer; hint: begin with `begin`, which waits for it")]
-    Busy(#[source] sqlx::Error),
-    /// The database returned an error. The transaction must be rolled back.
-    #[error("the database refused the message")]
-    Database(#[source] sqlx::Error),
+/// An open transaction: the caller's own, or the one that an inbox passed to a handler.
+pub trait OpenTransaction: sealed::Sealed + Send {
+    /// The connection of the transaction.
+    fn connection(&mut self) -> &mut SqliteConnection;
+}
+
+impl OpenTransaction for Transaction<'_, Sqlite> {
+    fn connection(&mut self) -> &mut SqliteConnection {
+        self
+    }
+}
+
+impl OpenTransaction for inbox::Transaction {
+    fn connection(&mut self) -> &mut SqliteConnection {
+        self
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for sqlx::Transaction<'_, sqlx::Sqlite> {}
+    impl Sealed for crate::inbox::Transaction {}
 }
 
 /// The future that [`begin`] returns.
@@ -85,8 +90,8 @@ impl Emitter {
     /// Emits a message in the caller's transaction. The message exists if and only if the transaction commits.
     ///
     /// The argument must be a transaction, so that a caller cannot commit the effect without the message by accident.
-    /// The caller holds the only write lock, so `serialize` has no effect.
-    pub async fn emit(&self, tx: &mut Transaction<'_, Sqlite>, mut draft: Draft) -> Result<MessageId, EmitError> {
+    /// The caller holds the only write lock, so `lock_key` has no effect.
+    pub async fn emit(&self, tx: &mut impl OpenTransaction, mut draft: Draft) -> Result<MessageId, EmitError> {
         let span = self.tracer.start_emit(&mut draft);
         let emitted = Self::insert(tx, draft).await;
         if let Some(span) = span {
@@ -95,7 +100,7 @@ impl Emitter {
         emitted
     }
 
-    async fn insert(tx: &mut Transaction<'_, Sqlite>, draft: Draft) -> Result<MessageId, EmitError> {
+    async fn insert(tx: &mut impl OpenTransaction, draft: Draft) -> Result<MessageId, EmitError> {
         draft.check()?;
         let id = draft.id.unwrap_or_else(|| MessageId::from_uuid(Uuid::now_v7()));
         if draft.id.is_some() && !claim_id(tx, id).await? {
@@ -116,25 +121,41 @@ impl Emitter {
             now!(),
             ", ?3, ?4, ?5, ?6, ?7, ?8)"
         ));
-        bind_draft(insert, id, &draft).execute(&mut **tx).await.map_err(emit_error)?;
+        bind_draft(insert, id, &draft).execute(tx.connection()).await.map_err(emit_error)?;
         Ok(id)
     }
 
     /// Cancels a scheduled message. Returns whether it was still scheduled.
-    pub async fn cancel(&self, tx: &mut Transaction<'_, Sqlite>, id: MessageId) -> Result<bool, EmitError> {
+    pub async fn cancel(&self, tx: &mut impl OpenTransaction, id: MessageId) -> Result<bool, EmitError> {
         let delete = sqlx::query("DELETE FROM main.relevo_scheduled WHERE id = ?1").bind(*id.as_uuid());
-        Ok(delete.execute(&mut **tx).await.map_err(emit_error)?.rows_affected() > 0)
+        Ok(delete.execute(tx.connection()).await.map_err(emit_error)?.rows_affected() > 0)
     }
 }
 
 /// Emits into the outbox of the connection's main file, in the caller's transaction.
-pub async fn emit(tx: &mut Transaction<'_, Sqlite>, draft: Draft) -> Result<MessageId, EmitError> {
+pub async fn emit(tx: &mut impl OpenTransaction, draft: Draft) -> Result<MessageId, EmitError> {
     Emitter::default().emit(tx, draft).await
 }
 
 /// Cancels a scheduled message in the caller's transaction. Returns whether it was still scheduled.
-pub async fn cancel(tx: &mut Transaction<'_, Sqlite>, id: MessageId) -> Result<bool, EmitError> {
+pub async fn cancel(tx: &mut impl OpenTransaction, id: MessageId) -> Result<bool, EmitError> {
     Emitter::default().cancel(tx, id).await
+}
+
+#[async_trait]
+impl StoreTransaction for inbox::Transaction {
+    async fn emit(&mut self, draft: Draft) -> Result<MessageId, EmitError> {
+        emit(self, draft).await
+    }
+
+    async fn cancel(&mut self, id: MessageId) -> Result<bool, EmitError> {
+        cancel(self, id).await
+    }
+
+    /// A [`SqliteConnection`].
+    fn native(&mut self) -> &mut dyn Any {
+        &mut **self
+    }
 }
 
 /// Classifies an error of the caller's own connection to this file and adds advice. Begin and commit report only the
@@ -144,19 +165,19 @@ pub fn describe_error(error: sqlx::Error, file: &Path) -> StoreError {
 }
 
 /// Claims an id that the caller chose. Returns false if it was already claimed.
-async fn claim_id(tx: &mut Transaction<'_, Sqlite>, id: MessageId) -> Result<bool, EmitError> {
+async fn claim_id(tx: &mut impl OpenTransaction, id: MessageId) -> Result<bool, EmitError> {
     let insert = sqlx::query(concat!(
         "INSERT OR IGNORE INTO main.relevo_dedup_id (id, claimed_at_ms) VALUES (?1, ",
         now!(),
         ")"
     ));
-    let claimed = insert.bind(*id.as_uuid()).execute(&mut **tx).await.map_err(emit_error)?;
+    let claimed = insert.bind(*id.as_uuid()).execute(tx.connection()).await.map_err(emit_error)?;
     Ok(claimed.rows_affected() > 0)
 }
 
 /// Stores a message until it is due. Returns false if it is due already.
 async fn schedule(
-    tx: &mut Transaction<'_, Sqlite>,
+    tx: &mut impl OpenTransaction,
     id: MessageId,
     draft: &Draft,
     at: Timestamp,
@@ -170,7 +191,7 @@ async fn schedule(
         now!()
     ));
     let scheduled =
-        bind_draft(insert, id, draft).bind(at.as_millisecond()).execute(&mut **tx).await.map_err(emit_error)?;
+        bind_draft(insert, id, draft).bind(at.as_millisecond()).execute(tx.connection()).await.map_err(emit_error)?;
     Ok(scheduled.rows_affected() > 0)
 }
 
@@ -193,8 +214,8 @@ fn bind_draft<'q>(insert: Insert<'q>, id: MessageId, draft: &'q Draft) -> Insert
 
 fn emit_error(error: sqlx::Error) -> EmitError {
     match error.as_database_error() {
-        Some(_) if FileError::of(&error) == Some(FileError::Locked) => EmitError::Busy(error),
+        Some(_) if FileError::of(&error) == Some(FileError::Locked) => EmitError::Busy(Box::new(error)),
         Some(database) if database.message().starts_with("no such table: main.relevo_") => EmitError::NotInMainFile,
-        _ => EmitError::Database(error),
+        _ => EmitError::Store(Box::new(error)),
     }
 }

@@ -1,8 +1,8 @@
 //! The SQLite inbox: each handler's effects are applied once.
 //!
-//! A handler works in an sqlx transaction, which [`Emitter::emit`](crate::Emitter::emit) accepts too. It holds the file's
-//! only write lock from its beginning, and all other writers wait for it. There is no other locking. Handlers should be
-//! fast, and must not write to the file in any other way.
+//! A handler works in a [`Transaction`], in which it also emits. It holds the file's only write lock from its beginning,
+//! and all other writers wait for it. There is no other locking. Handlers should be fast, and must not write to the file
+//! in any other way.
 
 mod config;
 
@@ -25,8 +25,9 @@ use uuid::Uuid;
 pub use self::config::Config;
 use crate::classify::Error;
 use crate::connection::{Connection, Durability};
-use crate::pool::{HandlerConnection, HandlerTransaction};
-use crate::queries::inbox::{ConsumerContext, enter, members, prune, retry};
+use crate::pool::HandlerConnection;
+pub use crate::pool::Transaction;
+use crate::queries::inbox::{enter, members, prune, retry};
 use crate::store::DISK_TIMEOUT;
 use crate::{classify, disk};
 
@@ -75,16 +76,12 @@ impl Inbox {
         Self { connections: Arc::clone(&self.connections), consumer: consumer.to_owned(), retention }
     }
 
-    fn context(&self) -> ConsumerContext<'_> {
-        ConsumerContext { consumer: &self.consumer, traced: self.retention.trace.is_some() }
-    }
-
     /// Begins a handler's transaction. `insert` runs its first statements. It returns the outcomes of the messages, or
     /// `None` if the handler must not run.
     async fn begin_handler(
         &self,
         insert: impl AsyncFnOnce(&mut SqliteConnection) -> Result<Option<Vec<EnterOutcome>>, Error>,
-    ) -> Result<BeginOutcome<HandlerTransaction>, StoreError> {
+    ) -> Result<BeginOutcome<Transaction>, StoreError> {
         let connections = &self.connections;
         let begin = async {
             let Some(mut transaction) = connections.handlers.begin().await? else { return Ok(BeginOutcome::Busy) };
@@ -143,7 +140,7 @@ impl InboxConnections {
         self.with_timeout(write).await
     }
 
-    async fn commit(&self, transaction: HandlerTransaction) -> Result<(), Error> {
+    async fn commit(&self, transaction: Transaction) -> Result<(), Error> {
         let committed = transaction.commit().await;
         if committed.is_err() {
             // It is unknown whether SQLite has ended the transaction.
@@ -152,7 +149,7 @@ impl InboxConnections {
         Ok(committed?)
     }
 
-    async fn roll_back(&self, transaction: HandlerTransaction) {
+    async fn roll_back(&self, transaction: Transaction) {
         // SQLite may have rolled back already, for example because the disk is full. Closing the connection rolls back
         // in any case.
         if transaction.rollback().await.is_err() {
@@ -168,21 +165,21 @@ fn new_if_inserted(inserted: bool) -> Option<Vec<EnterOutcome>> {
 
 #[async_trait]
 impl port::Inbox for Inbox {
-    type Transaction = HandlerTransaction;
+    type Transaction = Transaction;
 
-    async fn begin(&self, request: Enter<'_>) -> Result<BeginOutcome<HandlerTransaction>, StoreError> {
-        self.begin_handler(async |c| enter::insert_messages(c, self.context(), request).await).await
+    async fn begin(&self, request: Enter<'_>) -> Result<BeginOutcome<Transaction>, StoreError> {
+        self.begin_handler(async |c| enter::insert_messages(c, &self.consumer, request).await).await
     }
 
-    async fn skip(&self, transaction: &mut HandlerTransaction, id: DedupId) -> Result<(), StoreError> {
+    async fn skip(&self, transaction: &mut Transaction, id: DedupId) -> Result<(), StoreError> {
         self.connections.with_timeout(enter::mark_skipped(transaction, &self.consumer, id)).await
     }
 
-    async fn commit(&self, transaction: HandlerTransaction) -> Result<(), StoreError> {
+    async fn commit(&self, transaction: Transaction) -> Result<(), StoreError> {
         self.connections.with_timeout(self.connections.commit(transaction)).await
     }
 
-    async fn rollback(&self, transaction: HandlerTransaction) -> Result<(), StoreError> {
+    async fn rollback(&self, transaction: Transaction) -> Result<(), StoreError> {
         self.connections.roll_back(transaction).await;
         Ok(())
     }
@@ -200,7 +197,7 @@ impl port::Inbox for Inbox {
     ) -> Result<ClaimOutcome, StoreError> {
         let busy = ClaimOutcome::Busy(self.connections.lock_timeout);
         let claim =
-            async |c: &mut SqliteConnection| enter::claim_call(c, self.context(), message, lane, duration).await;
+            async |c: &mut SqliteConnection| enter::claim_call(c, &self.consumer, message, lane, duration).await;
         self.connections.write_or_busy(busy, claim).await
     }
 
@@ -209,9 +206,9 @@ impl port::Inbox for Inbox {
         message: &InboxMessage,
         lane: Option<&LaneLease>,
         claim: CallClaim,
-    ) -> Result<BeginOutcome<HandlerTransaction>, StoreError> {
+    ) -> Result<BeginOutcome<Transaction>, StoreError> {
         self.begin_handler(async |c| {
-            let inserted = enter::complete_call(c, self.context(), message, lane, claim).await?;
+            let inserted = enter::complete_call(c, &self.consumer, message, lane, claim).await?;
             Ok(new_if_inserted(inserted))
         })
         .await
@@ -230,7 +227,7 @@ impl port::Inbox for Inbox {
         failure: &InboxFailure,
     ) -> Result<RecordOutcome, StoreError> {
         let record = async |c: &mut SqliteConnection| {
-            retry::record_failure(c, self.context(), message, lane, claim, failure).await
+            retry::record_failure(c, &self.consumer, message, lane, claim, failure).await
         };
         self.connections.write_or_busy(RecordOutcome::Busy, record).await
     }
@@ -247,13 +244,9 @@ impl port::Inbox for Inbox {
         self.connections.write(&self.connections.long_wait, Durability::Normal, claim).await
     }
 
-    async fn begin_due(
-        &self,
-        queue: &ClaimedQueue,
-        ordinal: i64,
-    ) -> Result<BeginOutcome<HandlerTransaction>, StoreError> {
+    async fn begin_due(&self, queue: &ClaimedQueue, ordinal: i64) -> Result<BeginOutcome<Transaction>, StoreError> {
         self.begin_handler(async |c| {
-            let inserted = retry::complete_first(c, self.context(), queue, ordinal).await?;
+            let inserted = retry::complete_first(c, &self.consumer, queue, ordinal).await?;
             Ok(new_if_inserted(inserted))
         })
         .await
@@ -266,7 +259,7 @@ impl port::Inbox for Inbox {
         failure: &InboxFailure,
     ) -> Result<RecordOutcome, StoreError> {
         let record = async |c: &mut SqliteConnection| {
-            retry::record_queued_failure(c, self.context(), queue, ordinal, failure).await
+            retry::record_queued_failure(c, &self.consumer, queue, ordinal, failure).await
         };
         self.connections.write_or_busy(RecordOutcome::Busy, record).await
     }

@@ -38,9 +38,9 @@ mod queries;
 mod store;
 
 pub use config::{Config, connect_options};
-pub use emit::{BeginFuture, BeginImmediate, EmitError, Emitter, begin, cancel, describe_error, emit};
+pub use emit::{BeginFuture, BeginImmediate, Emitter, OpenTransaction, begin, cancel, describe_error, emit};
 pub use operator::replay_source::OutboxReplaySource;
 pub use relevo_core::outbox::admin::StartFrom;
 pub use relevo_core::outbox::inspect::Backlog;
-pub use relevo_core::{Draft, OnDuplicate};
+pub use relevo_core::{Draft, EmitError, OnDuplicate};
 pub use store::Store;

@@ -14,7 +14,7 @@ use relevo_core::MessageId;
 use relevo_core::dead_letters::{DeadLetter, DeadLetterAdmin, DeadLetterFilter, MarkRequest};
 use relevo_core::finding::Finding;
 use relevo_core::inbox::admin::{
-    ConsumerControl, ConsumerDetails, ConsumerSummary, InboxRecord, Operate, RemoveOutcome, Trace,
+    ConsumerControl, ConsumerDetails, ConsumerSummary, InboxRecord, Operate, RemoveOutcome,
 };
 use relevo_core::inbox::dead_letters::{self as inbox_letters, DeadLetterState};
 use relevo_core::inbox::replays::{EnqueueOutcome, Replay, ReplayBatch, ReplayPlan};
@@ -162,10 +162,6 @@ impl Operate for Store {
 
     async fn archive(&self, request: &inbox_letters::MarkRequest) -> Result<u64, StoreError> {
         self.mark_inbox_dead_letters(DeadLetterState::Discarded, request).await
-    }
-
-    async fn trace(&self, id: MessageId) -> Result<Vec<Trace>, StoreError> {
-        self.inspect(async |c| consumers::traces(c, id).await).await
     }
 
     async fn find_message(&self, id: MessageId) -> Result<Vec<InboxRecord>, StoreError> {

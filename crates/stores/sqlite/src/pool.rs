@@ -1,10 +1,12 @@
 //! The connection that handlers use, one after the other.
 
+use std::fmt;
+use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use sqlx::sqlite::{Sqlite, SqliteConnectOptions, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
-use sqlx::{Error as DriverError, Transaction};
+use sqlx::Error as DriverError;
+use sqlx::sqlite::{Sqlite, SqliteConnectOptions, SqliteConnection, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
@@ -12,7 +14,40 @@ use crate::classify::Error;
 use crate::{config, connection, migrate};
 
 /// The transaction in which a handler works.
-pub(crate) type HandlerTransaction = Transaction<'static, Sqlite>;
+///
+/// A handler uses it as an sqlx connection: `sqlx::query(…).execute(&mut **transaction)`. It emits with
+/// [`StoreTransaction`](relevo_core::StoreTransaction). A `begin` on it creates a savepoint. Dropping it rolls it back.
+pub struct Transaction(sqlx::Transaction<'static, Sqlite>);
+
+impl Transaction {
+    pub(crate) async fn commit(self) -> Result<(), DriverError> {
+        self.0.commit().await
+    }
+
+    pub(crate) async fn rollback(self) -> Result<(), DriverError> {
+        self.0.rollback().await
+    }
+}
+
+impl Deref for Transaction {
+    type Target = SqliteConnection;
+
+    fn deref(&self) -> &SqliteConnection {
+        &self.0
+    }
+}
+
+impl DerefMut for Transaction {
+    fn deref_mut(&mut self) -> &mut SqliteConnection {
+        &mut self.0
+    }
+}
+
+impl fmt::Debug for Transaction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Transaction")
+    }
+}
 
 /// A single connection, because only one transaction can write at a time. Handlers of this process wait for it in
 /// order.
@@ -43,7 +78,7 @@ impl HandlerConnection {
     }
 
     /// Begins a transaction with the write lock. Returns `None` if another connection held the lock for too long.
-    pub(crate) async fn begin(&self) -> Result<Option<HandlerTransaction>, Error> {
+    pub(crate) async fn begin(&self) -> Result<Option<Transaction>, Error> {
         match self.try_begin().await {
             // An earlier transaction left the connection in an unknown state, for example because the disk was full.
             Err(Error::Driver(DriverError::InvalidSavePointStatement | DriverError::WorkerCrashed)) => {
@@ -54,14 +89,14 @@ impl HandlerConnection {
         }
     }
 
-    async fn try_begin(&self) -> Result<Option<HandlerTransaction>, Error> {
+    async fn try_begin(&self) -> Result<Option<Transaction>, Error> {
         let pool = self.pool().await?;
         // One wait for this process's turn, and one for other processes.
         let Ok(begun) = timeout(self.lock_timeout * 2, pool.begin_with("BEGIN IMMEDIATE")).await else {
             return Ok(None);
         };
         match begun.map_err(Error::from) {
-            Ok(transaction) => Ok(Some(transaction)),
+            Ok(transaction) => Ok(Some(Transaction(transaction))),
             Err(Error::Busy) => Ok(None),
             Err(error) => Err(error),
         }

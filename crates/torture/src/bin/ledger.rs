@@ -72,9 +72,6 @@ struct Arguments {
     /// Calls an external service for every message, and commits its response.
     #[arg(long)]
     call: bool,
-    /// Records the path of every message.
-    #[arg(long)]
-    trace: bool,
     /// Breaks the process on purpose: it acknowledges messages before it has handled them.
     #[arg(long)]
     acknowledge_early: bool,
@@ -140,7 +137,6 @@ fn member(arguments: &Arguments) -> Result<Member> {
     configured.stall_timeout = arguments.stall_ms.map_or(configured.config.handler_timeout * 2, Duration::from_millis);
     configured.config.retry_storage =
         if arguments.retry_at_broker { RetryStorage::Broker } else { RetryStorage::Inbox };
-    configured.config.keeping.trace = arguments.trace.then_some(Duration::from_hours(24));
     configured.acknowledges_early = arguments.acknowledge_early;
     configured.calls = arguments.call;
     configured.failure_rates =

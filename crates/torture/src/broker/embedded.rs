@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
-use relevo_broker_embedded::{BrokerFile, Config, Group, Membership};
+use relevo_broker_embedded::{BrokerFile, Config, ConsumerOptions, Group};
 use relevo_core::{AckOutcome, BrokerConsumer as _};
 
 use crate::oracle::StoredMessage;
@@ -32,7 +32,7 @@ impl Embedded {
 
     pub(super) async fn stored_messages(&self) -> Result<Vec<StoredMessage>> {
         let broker = BrokerFile::open(Config::new(&self.0)).await?;
-        let consumer = broker.consumer(ORACLE, Membership::default()).await?;
+        let consumer = broker.consumer(ORACLE, ConsumerOptions::default()).await?;
         let mut stored_messages = Vec::new();
         while left(&broker).await? > 0 {
             let deliveries = consumer.receive(1000).await?;

@@ -12,8 +12,8 @@ use super::behaviour::{Behaviour, Point, PointReached};
 use super::failure_rates::{FAILS, FailureRates, MessageKind};
 use super::store::{ServiceCall, Store};
 
-const INSERT: &str =
-    "INSERT INTO ledger (consumer, message_id, message_key, change, member) VALUES ($1, $2, $3, $4, $5)";
+const INSERT: &str = "INSERT INTO ledger (consumer, message_id, message_key, change, member, lane, broker_offset) \
+                      VALUES ($1, $2, $3, $4, $5, $6, $7)";
 const CURED: &str = "SELECT count(*) FROM ledger_cure WHERE consumer = $1";
 
 #[derive(Deserialize)]
@@ -54,7 +54,8 @@ macro_rules! connection {
                 incoming: &Incoming,
             ) -> Result<(), sqlx::Error> {
                 let row = sqlx::query(INSERT).bind(consumer).bind(incoming.id().to_string()).bind(incoming.key());
-                row.bind(change).bind(member).execute(&mut *self).await?;
+                let row = row.bind(change).bind(member).bind(incoming.lane().name());
+                row.bind(incoming.offset().map(u64::cast_signed)).execute(&mut *self).await?;
                 Ok(())
             }
 

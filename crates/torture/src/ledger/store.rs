@@ -11,7 +11,8 @@ use sqlx::{ConnectOptions as _, Row as _, SqliteConnection};
 const POSTGRES: &str = "
     CREATE TABLE IF NOT EXISTS ledger (
         place bigserial PRIMARY KEY, consumer text NOT NULL, message_id text NOT NULL, message_key text NOT NULL,
-        change bigint NOT NULL, member text NOT NULL, at timestamptz NOT NULL DEFAULT clock_timestamp());
+        change bigint NOT NULL, member text NOT NULL, lane text NOT NULL, broker_offset bigint,
+        at timestamptz NOT NULL DEFAULT clock_timestamp());
     CREATE TABLE IF NOT EXISTS ledger_call (
         place bigserial PRIMARY KEY, consumer text NOT NULL, message_id text NOT NULL, idempotency_id text NOT NULL,
         member text NOT NULL, at timestamptz NOT NULL DEFAULT clock_timestamp());
@@ -19,7 +20,7 @@ const POSTGRES: &str = "
 const SQLITE: &str = "
     CREATE TABLE IF NOT EXISTS ledger (
         place INTEGER PRIMARY KEY AUTOINCREMENT, consumer TEXT NOT NULL, message_id TEXT NOT NULL,
-        message_key TEXT NOT NULL, change INTEGER NOT NULL, member TEXT NOT NULL,
+        message_key TEXT NOT NULL, change INTEGER NOT NULL, member TEXT NOT NULL, lane TEXT NOT NULL, broker_offset INTEGER,
         at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ')));
     CREATE TABLE IF NOT EXISTS ledger_call (
         place INTEGER PRIMARY KEY AUTOINCREMENT, consumer TEXT NOT NULL, message_id TEXT NOT NULL,

@@ -6,7 +6,7 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-use relevo::core::{Draft, MessageId};
+use relevo::core::{Draft, EmitError, MessageId};
 use relevo::stores::{postgres, sqlite};
 use sqlx::postgres::{PgPool, PgRow};
 use sqlx::sqlite::{SqlitePool, SqliteRow};
@@ -142,19 +142,17 @@ impl Tx {
         let headers =
             [(EVENT_ID, &*event_id), (CORRELATION_ID, correlation_id), (ENGINE_CORRELATION_ID, correlation_id)];
         draft.headers.extend(headers.map(|(name, value)| (name.to_owned(), value.to_owned())));
-        match self {
-            Self::Postgres(tx) => {
-                match postgres::Emitter::default().without_prepared_statements().emit(tx, draft).await {
-                    Ok(_) => Ok(()),
-                    Err(postgres::EmitError::Database(error)) => Err(error.into()),
-                    Err(error) => Err(DeskError::Broken(error.into())),
-                }
-            }
-            Self::Sqlite(tx) => match sqlite::emit(tx, draft).await {
-                Ok(_) => Ok(()),
-                Err(sqlite::EmitError::Database(error) | sqlite::EmitError::Busy(error)) => Err(error.into()),
-                Err(error) => Err(DeskError::Broken(error.into())),
-            },
+        let emitted = match self {
+            Self::Postgres(tx) => postgres::Emitter::default().without_prepared_statements().emit(tx, draft).await,
+            Self::Sqlite(tx) => sqlite::emit(tx, draft).await,
+        };
+        match emitted {
+            Ok(_) => Ok(()),
+            Err(EmitError::Busy(error) | EmitError::Store(error)) => Err(match error.downcast::<sqlx::Error>() {
+                Ok(error) => (*error).into(),
+                Err(error) => DeskError::Broken(anyhow::anyhow!(error)),
+            }),
+            Err(error) => Err(DeskError::Broken(error.into())),
         }
     }
 

@@ -80,13 +80,15 @@ impl Broker {
     pub async fn consumer(&self, queue: &str, name: &str) -> Result<Arc<dyn core::BrokerConsumer>> {
         Ok(match self {
             Self::Embedded(broker) => {
-                let membership = embedded::Membership { name: name.to_owned(), ..embedded::Membership::default() };
+                let membership =
+                    embedded::ConsumerOptions { name: name.to_owned(), ..embedded::ConsumerOptions::default() };
                 Arc::new(broker.consumer(queue, membership).await?)
             }
             Self::RabbitMq { config, .. } => {
                 let wanted = config.topology.queues.iter().find(|wanted| wanted.name == queue);
                 let queue = wanted.context("no such queue")?;
-                let membership = rabbitmq::Membership { name: name.to_owned(), ..rabbitmq::Membership::default() };
+                let membership =
+                    rabbitmq::ConsumerOptions { name: name.to_owned(), ..rabbitmq::ConsumerOptions::default() };
                 Arc::new(rabbitmq::GroupConsumer::open(config, queue, membership).await?)
             }
         })

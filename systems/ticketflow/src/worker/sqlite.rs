@@ -2,9 +2,10 @@
 
 use async_trait::async_trait;
 use jiff::Timestamp;
+use relevo::stores::sqlite::inbox::Transaction;
+use sqlx::Row as _;
 use sqlx::query::Query;
-use sqlx::sqlite::{Sqlite, SqliteRow};
-use sqlx::{Row as _, Transaction};
+use sqlx::sqlite::SqliteRow;
 use uuid::Uuid;
 
 use super::books::{Books, added};
@@ -35,7 +36,7 @@ const COUNT: &str = "INSERT INTO figure_day (day, agent_id, agent_name, opened, 
         resolution_ms = resolution_ms + excluded.resolution_ms";
 
 #[async_trait]
-impl Books for Transaction<'static, Sqlite> {
+impl Books for Transaction {
     async fn sent(&mut self, letter: &Letter) -> Result<(), sqlx::Error> {
         let query = sqlx::query(SENT).bind(&letter.message_id).bind(letter.event_id.to_string());
         let query = query.bind(letter.ticket_id.to_string()).bind(letter.to.id.to_string()).bind(&letter.to.email);

@@ -54,7 +54,7 @@ impl ConsumerInner {
         )
         .bind(group)
         .bind(owner)
-        .bind(&self.membership.name)
+        .bind(&self.options.name)
         .bind(lease)
         .execute(write.connection())
         .await?;
@@ -148,7 +148,7 @@ impl ConsumerInner {
 
     /// The longest lease that this consumer assumes for any consumer of its group.
     fn lease_ms_max(&self) -> i64 {
-        let lease_max = (self.membership.lease * 20).max(Duration::from_mins(10));
+        let lease_max = (self.options.lease * 20).max(Duration::from_mins(10));
         i64::try_from(lease_max.as_millis()).unwrap_or(i64::MAX / 2)
     }
 

@@ -70,7 +70,7 @@ impl ConsumerInner {
     pub(crate) async fn fetch(&self, state: &mut ConsumerState, limit: usize) -> Result<FetchResult, Error> {
         let open = state.lanes.iter().filter(|(_, held)| !held.paused && !held.releasing);
         let capacity: BTreeMap<u16, usize> = open
-            .map(|(lane, held)| (*lane, self.membership.prefetch.saturating_sub(held.outstanding)))
+            .map(|(lane, held)| (*lane, self.options.prefetch.saturating_sub(held.outstanding)))
             .filter(|(_, capacity)| *capacity > 0)
             .collect();
         let cursors = state.lanes.iter().map(|(lane, held)| (*lane, held.cursor)).collect();

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use relevo_broker_embedded::{BrokerFile, Config, Group, Membership};
+use relevo_broker_embedded::{BrokerFile, Config, ConsumerOptions, Group};
 use relevo_conformance::broker::harness::{
     ADDRESS, acknowledge, number, numbers, publication, publish_all, receive, stale, tags, within_timeout,
 };
@@ -69,8 +69,8 @@ fn report(numbers: &[i64]) {
     writeln!(std::io::stdout(), "{DONE}{}", line.join(" ")).expect("the parent reads");
 }
 
-fn membership() -> Membership {
-    Membership { lease: Duration::from_millis(600), prefetch: 64, ..Membership::default() }
+fn membership() -> ConsumerOptions {
+    ConsumerOptions { lease: Duration::from_millis(600), prefetch: 64, ..ConsumerOptions::default() }
 }
 
 #[tokio::test]

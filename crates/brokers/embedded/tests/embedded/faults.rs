@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use relevo_broker_embedded::{BrokerFile, Config, Group, Membership};
+use relevo_broker_embedded::{BrokerFile, Config, ConsumerOptions, Group};
 use relevo_conformance::broker::harness::{
     ADDRESS, numbers, publication, publish, publish_all, receive, stale, with_message,
 };
@@ -117,7 +117,7 @@ async fn a_consumer_survives_a_full_disk() {
     let disk = SmallDisk::new("4m");
     let broker = open(disk.0.path()).await;
     broker.declare_group(&Group::new("g", ["**"])).await.expect("a group");
-    let consumer = broker.consumer("g", Membership::default()).await.expect("a consumer");
+    let consumer = broker.consumer("g", ConsumerOptions::default()).await.expect("a consumer");
     let (confirmed, _) = fill(&broker).await;
     let failure = loop {
         // A few writes may still fit into the last pages of the log; eventually every write fails.
@@ -129,7 +129,8 @@ async fn a_consumer_survives_a_full_disk() {
     assert_eq!(failure.class(), Class::Outage, "{}", failure.error_chain());
     disk.remount("size=64m");
     consumer.close().await.expect("closed");
-    let consumer = broker.consumer("g", Membership { prefetch: 10_000, ..Membership::default() }).await.expect("one");
+    let consumer =
+        broker.consumer("g", ConsumerOptions { prefetch: 10_000, ..ConsumerOptions::default() }).await.expect("one");
     let held = receive(&consumer, usize::try_from(confirmed).expect("few")).await;
     assert_eq!(numbers(held.iter().map(|delivery| &delivery.raw)), (0..i64::from(confirmed)).collect::<Vec<_>>());
 }
@@ -153,7 +154,7 @@ async fn consumers_wait_for_a_locked_file() {
     let directory = Directory::new();
     let broker = open_with_short_wait(directory.path()).await;
     broker.declare_group(&Group::new("g", ["**"])).await.expect("a group");
-    let consumer = broker.consumer("g", Membership::default()).await.expect("a consumer");
+    let consumer = broker.consumer("g", ConsumerOptions::default()).await.expect("a consumer");
     publish_all(&broker, &[publication(1, "a"), publication(2, "b")]).await;
     let held = receive(&consumer, 1).await;
     let mut other = other_connection(directory.path()).await;
@@ -193,7 +194,7 @@ async fn a_corrupt_file_is_blocked_until_it_is_repaired() {
 #[tokio::test]
 async fn a_file_that_is_no_database_is_rejected() {
     let directory = Directory::new();
-    std::fs::write(directory.path().join("broker.db"), "not a database, by far".repeat(100)).expect("written");
+    std::fs::write(directory.path().join("broker.db"), "this is not a database".repeat(100)).expect("written");
     let error = BrokerFile::open(config(directory.path())).await.expect_err("no database");
     assert_eq!(error.class(), Class::Blocked);
     assert_eq!(error.to_string(), "the broker's file is corrupt; hint: restore it from a backup");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use relevo_broker_embedded::{BrokerFile, Config, Group, GroupStatus, LAG_COUNT_MAX, Membership};
+use relevo_broker_embedded::{BrokerFile, Config, ConsumerOptions, Group, GroupStatus, LAG_COUNT_MAX};
 use relevo_conformance::broker::harness::{
     number, publication, publication_to, publish_all, receive, stale, tags, within_timeout,
 };
@@ -36,7 +36,7 @@ async fn a_group_declared_differently_is_rejected() {
     );
     let error = broker.declare_group(&Group { lanes: 257, ..group }).await.expect_err("too many lanes");
     assert_eq!(error.to_string(), "group `billing` cannot be created: it needs 1 to 256 lanes");
-    let error = broker.consumer("shipping", Membership::default()).await.expect_err("no group");
+    let error = broker.consumer("shipping", ConsumerOptions::default()).await.expect_err("no group");
     assert_eq!((error.class(), error.to_string().as_str()), (Class::Blocked, "group `shipping` does not exist"));
 }
 
@@ -47,7 +47,7 @@ async fn a_group_starts_with_the_oldest_stored_message() {
     publish_all(&broker, &[publication(1, "a")]).await;
     broker.declare_group(&Group::new("g", ["**"])).await.expect("a group");
     publish_all(&broker, &[publication(2, "a")]).await;
-    let consumer = broker.consumer("g", Membership::default()).await.expect("a consumer");
+    let consumer = broker.consumer("g", ConsumerOptions::default()).await.expect("a consumer");
     let held = receive(&consumer, 2).await;
     assert_eq!(held.iter().map(number).collect::<Vec<_>>(), [1, 2]);
 }
@@ -61,7 +61,7 @@ async fn patterns_match_addresses_segment_by_segment() {
     let batch: Vec<Publication> =
         (0..).zip(addresses).map(|(number, address)| publication_to(address, number, "k")).collect();
     publish_all(&broker, &batch).await;
-    let consumer = broker.consumer("g", Membership::default()).await.expect("a consumer");
+    let consumer = broker.consumer("g", ConsumerOptions::default()).await.expect("a consumer");
     let held = receive(&consumer, 4).await;
     assert_eq!(held.iter().map(number).collect::<Vec<_>>(), [0, 2, 3, 4]);
 }
@@ -75,7 +75,8 @@ async fn a_status_counts_waiting_outstanding_and_returned_messages() {
     publish_all(&broker, &batch).await;
     publish_all(&broker, &[publication_to("other", 10, "k")]).await;
     assert_eq!(status(&broker, "g").await.lag, 10);
-    let consumer = broker.consumer("g", Membership { prefetch: 6, ..Membership::default() }).await.expect("one");
+    let consumer =
+        broker.consumer("g", ConsumerOptions { prefetch: 6, ..ConsumerOptions::default() }).await.expect("one");
     let held = receive(&consumer, 6).await;
     assert_eq!(stale(&consumer, &[held[0].tag]).await.expect("acknowledged"), []);
     let found = status(&broker, "g").await;
@@ -106,7 +107,7 @@ async fn deleting_a_group_deletes_its_rows() {
     let broker = open(&directory).await;
     broker.declare_group(&Group::new("g", ["**"])).await.expect("a group");
     publish_all(&broker, &[publication(1, "k")]).await;
-    let consumer = broker.consumer("g", Membership::default()).await.expect("a consumer");
+    let consumer = broker.consumer("g", ConsumerOptions::default()).await.expect("a consumer");
     let held = receive(&consumer, 1).await;
     assert!(broker.delete_group("g").await.expect("removed"));
     assert!(!broker.delete_group("g").await.expect("nothing to remove"));
@@ -121,7 +122,7 @@ async fn consumers_of_the_same_broker_are_woken_without_polling() {
     let config = Config { poll_interval: Duration::from_hours(1), ..Config::new(directory.path().join("broker.db")) };
     let broker = BrokerFile::open(config).await.expect("the file can be opened");
     broker.declare_group(&Group::new("g", ["**"])).await.expect("a group");
-    let consumer = broker.consumer("g", Membership::default()).await.expect("a consumer");
+    let consumer = broker.consumer("g", ConsumerOptions::default()).await.expect("a consumer");
     for round in 0..20 {
         let batch = [publication(round, "k")];
         let (held, ()) = tokio::join!(within_timeout(consumer.receive(1)), publish_all(&broker, &batch));
@@ -137,7 +138,7 @@ async fn a_consumer_keeps_its_lanes_during_long_processing() {
     publish_all(&broker, &[publication(1, "k")]).await;
     // Three heartbeats per lease: a machine that stalls for half a lease does not lose it.
     let lease = Duration::from_secs(5);
-    let membership = Membership { lease, ..Membership::default() };
+    let membership = ConsumerOptions { lease, ..ConsumerOptions::default() };
     let consumer = broker.consumer("g", membership.clone()).await.expect("a consumer");
     let held = receive(&consumer, 1).await;
     let other = broker.consumer("g", membership).await.expect("a consumer");
@@ -161,7 +162,7 @@ async fn a_cancelled_acknowledgement_is_recorded_or_not() {
     let directory = Directory::new();
     let broker = open(&directory).await;
     broker.declare_group(&Group::new("g", ["**"])).await.expect("a group");
-    let consumer = broker.consumer("g", Membership::default()).await.expect("a consumer");
+    let consumer = broker.consumer("g", ConsumerOptions::default()).await.expect("a consumer");
     let mut expected = 0;
     // Cancel at every await point: the acknowledgement is in the file, or the delivery is still outstanding.
     for polls in 0..16 {

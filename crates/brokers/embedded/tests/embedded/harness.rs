@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use relevo_broker_embedded::{BrokerFile, Config, Group, GroupConsumer, Membership};
+use relevo_broker_embedded::{BrokerFile, Config, ConsumerOptions, Group, GroupConsumer};
 use relevo_conformance::broker::harness::{BrokerHarness, ConsumerHarness, Guarantees};
 use relevo_core::RawMessage;
 use relevo_core::message::Headers;
@@ -80,7 +80,7 @@ impl ConsumerHarness for Embedded {
     }
 
     async fn consumer(&self, group: &str, prefetch: usize) -> GroupConsumer {
-        let membership = Membership { prefetch, lease: LEASE, ..Membership::default() };
+        let membership = ConsumerOptions { prefetch, lease: LEASE, ..ConsumerOptions::default() };
         self.open().await.consumer(group, membership).await.expect("a consumer")
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use relevo_broker_embedded::{BrokerFile, Config, Group, LAG_COUNT_MAX, Membership};
+use relevo_broker_embedded::{BrokerFile, Config, ConsumerOptions, Group, LAG_COUNT_MAX};
 use relevo_conformance::broker::harness::{
     ADDRESS, acknowledge, key, publication, publish_all, receive, within_timeout,
 };
@@ -16,7 +16,7 @@ async fn the_lag_of_a_lane_is_counted_up_to_the_limit() {
     let directory = Directory::new();
     let broker = BrokerFile::open(Config::new(directory.path().join("broker.db"))).await.expect("a file");
     broker.declare_group(&Group { lanes: 4, ..Group::new("billing", [ADDRESS]) }).await.expect("a group");
-    let consumer = broker.consumer("billing", Membership::default()).await.expect("a group");
+    let consumer = broker.consumer("billing", ConsumerOptions::default()).await.expect("a group");
     let first: Vec<Publication> = (1..=40).map(|number| publication(number, &format!("k-{number}"))).collect();
     publish_all(&broker, &first).await;
     let held = receive(&consumer, 40).await;

@@ -1,7 +1,7 @@
 //! The conformance suite of replay sources.
 
 use async_trait::async_trait;
-use relevo_broker_embedded::{BrokerFile, Config, Error, Group, Membership};
+use relevo_broker_embedded::{BrokerFile, Config, ConsumerOptions, Error, Group};
 use relevo_conformance::replay::Harness;
 use relevo_conformance::replay::harness::{publications, receive};
 use relevo_core::broker::OutcomeReceiver;
@@ -46,7 +46,7 @@ impl Harness for Embedded {
 
     async fn received(&self) -> Option<Vec<Delivery>> {
         let count = usize::try_from(self.published).expect("a small number");
-        let consumer = self.open().await.consumer("billing", Membership::default()).await.expect("a consumer");
+        let consumer = self.open().await.consumer("billing", ConsumerOptions::default()).await.expect("a consumer");
         Some(receive(&consumer, count).await)
     }
 }

@@ -1,8 +1,8 @@
-//! Which messages are kept, and for how long.
+//! Retention: which messages stay stored, and for how long.
 
 use std::time::Duration;
 
-use relevo_broker_embedded::{BrokerFile, Config, Group, Membership};
+use relevo_broker_embedded::{BrokerFile, Config, ConsumerOptions, Group};
 use relevo_conformance::broker::harness::{ADDRESS, numbers, publication, publish, publish_all, receive, stale};
 use relevo_core::{BrokerConsumer as _, Class, Delivery, DeliveryTag, Publication};
 
@@ -37,11 +37,11 @@ async fn messages_acknowledged_by_every_group_are_pruned() {
         broker.declare_group(&Group::new(group, [ADDRESS])).await.expect("a group");
     }
     publish_all(&broker, &batch(0..10)).await;
-    let one = broker.consumer("one", Membership::default()).await.expect("a consumer");
+    let one = broker.consumer("one", ConsumerOptions::default()).await.expect("a consumer");
     let held = receive(&one, 10).await;
     stale(&one, &tags(&held)).await.expect("acknowledged");
     assert_eq!(broker.prune().await.expect("pruned").messages, 0, "the other group has received nothing");
-    let other = broker.consumer("other", Membership::default()).await.expect("a consumer");
+    let other = broker.consumer("other", ConsumerOptions::default()).await.expect("a consumer");
     let held = receive(&other, 10).await;
     // Acknowledge every second one, so that the remaining messages have gaps.
     let mut held: Vec<Delivery> = held;
@@ -55,14 +55,14 @@ async fn messages_acknowledged_by_every_group_are_pruned() {
     // A new group works with an empty log.
     broker.declare_group(&Group::new("third", [ADDRESS])).await.expect("a group");
     publish_all(&broker, &batch(10..11)).await;
-    let third = broker.consumer("third", Membership::default()).await.expect("a consumer");
+    let third = broker.consumer("third", ConsumerOptions::default()).await.expect("a consumer");
     assert_eq!(receive(&third, 1).await.len(), 1);
 }
 
 /// Creates and deletes a group, so that no group needs later messages.
 async fn create_and_delete_group(broker: &BrokerFile) {
-    broker.declare_group(&Group::new("gone", ["**"])).await.expect("a group");
-    broker.delete_group("gone").await.expect("removed");
+    broker.declare_group(&Group::new("deleted", ["**"])).await.expect("a group");
+    broker.delete_group("deleted").await.expect("removed");
 }
 
 #[tokio::test]
@@ -102,7 +102,7 @@ async fn a_full_broker_is_throttled_until_consumers_acknowledge() {
     let class = Class::Throttled(Duration::from_secs(1));
     assert_eq!(publish(&broker, &batch(10..12)).await, [Some(class), Some(class)]);
     assert_eq!(stored_numbers(&directory).await, (0..10).collect::<Vec<_>>());
-    let consumer = broker.consumer("g", Membership::default()).await.expect("a consumer");
+    let consumer = broker.consumer("g", ConsumerOptions::default()).await.expect("a consumer");
     let held = receive(&consumer, 10).await;
     stale(&consumer, &tags(&held[..2])).await.expect("acknowledged");
     publish_all(&broker, &batch(10..12)).await;
@@ -134,7 +134,7 @@ async fn messages_published_before_the_first_group_are_kept() {
     publish_all(&broker, &batch(0..5)).await;
     assert_eq!(broker.prune().await.expect("pruned").messages, 0);
     broker.declare_group(&Group::new("g", ["**"])).await.expect("a group");
-    let consumer = broker.consumer("g", Membership::default()).await.expect("a consumer");
+    let consumer = broker.consumer("g", ConsumerOptions::default()).await.expect("a consumer");
     let held = receive(&consumer, 5).await;
     stale(&consumer, &tags(&held)).await.expect("acknowledged");
     consumer.close().await.expect("closed");

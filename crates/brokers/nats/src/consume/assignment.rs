@@ -38,7 +38,7 @@ pub(super) async fn join_group(inner: &Arc<ConsumerInner>) -> Result<(), Error> 
     let share = inner.rebalance(true).await?;
     inner.spawn(heartbeat(Arc::clone(inner), members));
     inner.spawn(send_in_progress(Arc::clone(inner)));
-    let deadline = Instant::now() + JOIN_TIMEOUT.min(inner.membership.lease);
+    let deadline = Instant::now() + JOIN_TIMEOUT.min(inner.options.lease);
     loop {
         let mut changed = pin!(inner.changed.notified());
         changed.as_mut().enable();
@@ -54,7 +54,7 @@ pub(super) async fn join_group(inner: &Arc<ConsumerInner>) -> Result<(), Error> 
 /// Rebalances the lanes until the consumer is closed or dropped.
 async fn heartbeat(inner: Arc<ConsumerInner>, mut members: Subscriber) {
     // Three heartbeats per lease: two may be late.
-    let interval = inner.membership.lease / 3;
+    let interval = inner.options.lease / 3;
     let mut next = Instant::now() + interval;
     let mut closed = inner.closed.subscribe();
     loop {
@@ -137,7 +137,7 @@ impl ConsumerInner {
     }
 
     async fn write_heartbeat(&self, call: bool, lease_ms: u64) -> Result<i64, Error> {
-        let member = MemberHeartbeat { name: self.membership.name.clone(), lease_ms, call };
+        let member = MemberHeartbeat { name: self.options.name.clone(), lease_ms, call };
         self.lane_store.heartbeat(&self.id, &member).await
     }
 

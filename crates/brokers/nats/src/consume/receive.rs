@@ -102,7 +102,7 @@ impl ConsumerInner {
             };
             self.reload_if_uncertain(slot, &mut owned).await?;
             let Some(lane) = owned.as_ref().filter(|lane| !lane.paused && !lane.releasing) else { continue };
-            let room = self.membership.prefetch.saturating_sub(lane.messages.outstanding());
+            let room = self.options.prefetch.saturating_sub(lane.messages.outstanding());
             let change = lane.messages.ready(room.min(left));
             if !change.is_empty() {
                 left -= change.handed_out.len();

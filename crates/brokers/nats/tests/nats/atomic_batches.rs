@@ -169,8 +169,8 @@ async fn an_uncertain_batch_is_unknown_and_creates_no_duplicate() {
         proxy.thaw();
         crate::harness::publish_until(&broker, &publication(51, "k"), None).await;
         publish_all(&broker, &batch).await;
-        let mut kept = stored_numbers(&server).await;
-        kept.sort_unstable();
-        assert_eq!(kept, (1..=51).collect::<Vec<_>>());
+        let mut numbers = stored_numbers(&server).await;
+        numbers.sort_unstable();
+        assert_eq!(numbers, (1..=51).collect::<Vec<_>>());
     }
 }

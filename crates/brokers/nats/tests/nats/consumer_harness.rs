@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_nats::jetstream::{self, stream};
 use async_trait::async_trait;
 use bytes::Bytes;
-use relevo_broker_nats::{Config, Group, GroupConsumer, Membership, Publisher, consumer, declare_group};
+use relevo_broker_nats::{Config, ConsumerOptions, Group, GroupConsumer, Publisher, consumer, declare_group};
 use relevo_conformance::broker::harness::{ADDRESS, BrokerHarness, ConsumerHarness, Guarantees};
 use relevo_core::RawMessage;
 use relevo_core::message::Headers;
@@ -125,7 +125,7 @@ impl ConsumerHarness for Lanes {
     }
 
     async fn consumer(&self, name: &str, prefetch: usize) -> GroupConsumer {
-        let membership = Membership { prefetch, lease: LEASE, ..Membership::default() };
+        let membership = ConsumerOptions { prefetch, lease: LEASE, ..ConsumerOptions::default() };
         let proxy = CutProxy::start(([127, 0, 0, 1], self.server.port()).into()).await;
         let config = Config::new(format!("nats://{}", proxy.addr()));
         self.proxies.lock().expect("no holder panics").push(Arc::new(proxy));

@@ -78,7 +78,7 @@ impl FaultyServer {
         let mut before = 0;
         loop {
             tokio::time::sleep(Duration::from_millis(200)).await;
-            let stream = jetstream.get_stream(STREAM).await.expect("the stream is there");
+            let stream = jetstream.get_stream(STREAM).await.expect("the stream exists");
             let now = stream.cached_info().state.messages;
             if now == before && now > 0 {
                 return;
@@ -159,7 +159,7 @@ impl FaultHarness for FaultyServer {
             Fault::Full | Fault::MemoryAlarm => self.remove_limits().await,
             Fault::DiskAlarm => {
                 let jetstream = jetstream::new(client(&self.server).await);
-                jetstream.delete_stream("ballast").await.expect("the ballast is thrown out");
+                jetstream.delete_stream("ballast").await.expect("the ballast is deleted");
             }
         }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_nats::jetstream::consumer::PullConsumer;
 use async_nats::jetstream::stream;
 use futures_util::StreamExt as _;
-use relevo_broker_nats::{Config, Group, GroupConsumer, Membership, Publisher, consumer, declare_group};
+use relevo_broker_nats::{Config, ConsumerOptions, Group, GroupConsumer, Publisher, consumer, declare_group};
 use relevo_conformance::broker::harness::{
     BrokerHarness as _, ConsumerHarness as _, number, publication, publish_all, receive, stale, tags, within_timeout,
 };
@@ -59,7 +59,7 @@ async fn deliveries_lost_with_a_connection_are_read_from_the_stream() {
         publish_all(&broker, &batch(0..5)).await;
         let proxy = CutProxy::start(([127, 0, 0, 1], lanes.server.port()).into()).await;
         let proxied = Config { lanes: Some(1), ..Config::new(format!("nats://{}", proxy.addr())) };
-        let membership = Membership { lease: Duration::from_mins(5), ..Membership::default() };
+        let membership = ConsumerOptions { lease: Duration::from_mins(5), ..ConsumerOptions::default() };
         let one = consumer(&proxied, &group, membership).await.expect("a consumer");
         let deliveries = receive(&one, 5).await;
         acknowledge(&one, &deliveries[1..]).await;
@@ -122,7 +122,7 @@ async fn an_acknowledgement_for_a_deleted_durable_consumer_does_not_affect_the_n
         let group = Group { lanes: Some(1), ..Group::new("billing", STREAM, ["orders"]) };
         declare_group(&config, &group).await.expect("a group");
         publish_all(&Publisher::open(config.clone()).await.expect("a broker"), &batch(0..10)).await;
-        let one = consumer(&config, &group, Membership::default()).await.expect("a consumer");
+        let one = consumer(&config, &group, ConsumerOptions::default()).await.expect("a consumer");
         assert_eq!(numbers(&one, 10).await, (0..10).collect::<Vec<_>>());
         within_timeout(one.close()).await.expect("closed");
         let stream = lanes.jetstream().await.get_stream(STREAM).await.expect("the stream");
@@ -142,7 +142,7 @@ async fn an_acknowledgement_for_a_deleted_durable_consumer_does_not_affect_the_n
         let floor = async || stream.consumer_info("billing-0").await.expect("a consumer").ack_floor.stream_sequence;
         // The server applies them to the new consumer.
         within_timeout(async { while floor().await != 2 {} }).await;
-        let two = consumer(&config, &group, Membership::default()).await.expect("a consumer");
+        let two = consumer(&config, &group, ConsumerOptions::default()).await.expect("a consumer");
         assert_eq!(numbers(&two, 10).await, (0..10).collect::<Vec<_>>(), "on {version:?}");
     }
 }

@@ -53,7 +53,7 @@ pub(crate) fn catch_all_stream() -> stream::Config {
 
 /// The plain client library, for setup and inspection.
 pub(crate) async fn client(server: &Private) -> Client {
-    async_nats::connect(server.url()).await.expect("the server is there")
+    async_nats::connect(server.url()).await.expect("the server is reachable")
 }
 
 pub(crate) async fn create_stream(server: &Private, config: stream::Config) {
@@ -75,7 +75,7 @@ pub(crate) async fn stored(server: &Private, name: &str) -> Vec<(String, RawMess
 
 async fn read(server: &Private, name: &str) -> Vec<(String, RawMessage)> {
     let jetstream = jetstream::new(client(server).await);
-    let stream = jetstream.get_stream(name).await.expect("the stream is there");
+    let stream = jetstream.get_stream(name).await.expect("the stream exists");
     let waiting = stream.cached_info().state.messages;
     let config = jetstream::consumer::pull::Config {
         ack_policy: jetstream::consumer::AckPolicy::None,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_nats::jetstream::stream;
 use futures_util::future::join_all;
-use relevo_broker_nats::{Config, Group, GroupConsumer, Membership, Publisher, consumer, declare_group};
+use relevo_broker_nats::{Config, ConsumerOptions, Group, GroupConsumer, Publisher, consumer, declare_group};
 use relevo_conformance::broker::harness::{
     BrokerHarness as _, ConsumerHarness as _, assert_idle, key, number, publication, publish_all, receive, stale, tags,
     within_timeout,
@@ -22,8 +22,8 @@ fn batch(numbers: std::ops::Range<u32>, keys: u32) -> Vec<Publication> {
     numbers.map(|number| publication(number, &format!("k-{}", number % keys))).collect()
 }
 
-fn with_lease(lease: Duration) -> Membership {
-    Membership { lease, prefetch: 20, ..Membership::default() }
+fn with_lease(lease: Duration) -> ConsumerOptions {
+    ConsumerOptions { lease, prefetch: 20, ..ConsumerOptions::default() }
 }
 
 async fn acknowledge(consumer: &GroupConsumer, deliveries: &[Delivery]) -> Vec<DeliveryTag> {
@@ -139,7 +139,7 @@ async fn joining_and_leaving_members_work_on_an_old_server() {
     members_join_and_leave(NatsVersion::V2_9).await;
 }
 
-async fn assert_survives(version: NatsVersion, harm: impl AsyncFn(&Lanes)) {
+async fn assert_survives(version: NatsVersion, inject_fault: impl AsyncFn(&Lanes)) {
     let lanes = start(version).await;
     lanes.group("billing", "orders").await;
     let broker = lanes.broker().await;
@@ -150,7 +150,7 @@ async fn assert_survives(version: NatsVersion, harm: impl AsyncFn(&Lanes)) {
     let held = receive(&consumer, 40).await;
     history.record(&held);
     history.settle(&held[..20], &acknowledge(&consumer, &held[..20]).await);
-    harm(&lanes).await;
+    inject_fault(&lanes).await;
     history.settle(&held[20..], &acknowledge(&consumer, &held[20..]).await);
     let broker = lanes.broker().await;
     let deadline = Instant::now() + Duration::from_secs(20);
@@ -298,7 +298,7 @@ async fn settings_ignored_by_an_old_server_are_noticed() {
 async fn a_missing_or_different_group_is_rejected_and_a_deleted_group_reported() {
     let lanes = start(NatsVersion::V2_15).await;
     let wanted = group("billing", "orders");
-    let open = async |group: &Group| consumer(&lanes.config(), group, Membership::default()).await;
+    let open = async |group: &Group| consumer(&lanes.config(), group, ConsumerOptions::default()).await;
     assert_eq!(open(&wanted).await.expect_err("it was never declared").class(), Class::Blocked);
     declare_group(&lanes.config(), &wanted).await.expect("a group");
     declare_group(&lanes.config(), &wanted).await.expect("the same");
@@ -308,7 +308,7 @@ async fn a_missing_or_different_group_is_rejected_and_a_deleted_group_reported()
         assert_eq!(error.class(), Class::Blocked);
         assert!(error.to_string().ends_with("`max_ack_pending` is 1000, wanted 999"), "{error}");
     }
-    let too_many = Membership { prefetch: 1_001, ..Membership::default() };
+    let too_many = ConsumerOptions { prefetch: 1_001, ..ConsumerOptions::default() };
     let refused = consumer(&lanes.config(), &wanted, too_many).await.expect_err("more than `max_ack_pending`");
     assert_eq!(refused.class(), Class::Blocked);
 
@@ -317,7 +317,7 @@ async fn a_missing_or_different_group_is_rejected_and_a_deleted_group_reported()
     for lane in 0..8 {
         stream.delete_consumer(&format!("billing-{lane}")).await.expect("deleted");
     }
-    let failure = within_timeout(one.receive(1)).await.expect_err("there is nothing to receive from");
+    let failure = within_timeout(one.receive(1)).await.expect_err("no group to receive from");
     assert_eq!(failure.class(), Class::Blocked);
 }
 
@@ -348,14 +348,14 @@ async fn a_message_delivered_before_its_lane_record_was_deleted_is_redelivered()
         declare_group(&config, &group).await.expect("a group");
         let broker = Publisher::open(config.clone()).await.expect("a broker");
         publish_all(&broker, &batch(0..3, 1)).await;
-        let one = consumer(&config, &group, Membership::default()).await.expect("a consumer");
+        let one = consumer(&config, &group, ConsumerOptions::default()).await.expect("a consumer");
         let held = receive(&one, 3).await;
         assert!(held.iter().all(|delivery| !delivery.redelivered));
         within_timeout(one.close()).await.expect("closed");
         let bucket = lanes.jetstream().await.get_stream("KV_relevo-lanes").await.expect("the bucket");
         bucket.purge().await.expect("purged");
         publish_all(&broker, &batch(3..4, 1)).await;
-        let two = consumer(&config, &group, Membership::default()).await.expect("a consumer");
+        let two = consumer(&config, &group, ConsumerOptions::default()).await.expect("a consumer");
         let again: Vec<_> = receive(&two, 4).await.iter().map(|one| (number(one), one.redelivered)).collect();
         assert_eq!(again, [(0, true), (1, true), (2, true), (3, false)], "on {version:?}");
     }
@@ -378,7 +378,7 @@ async fn a_work_queue_is_empty_when_everything_is_acknowledged() {
         let broker = Publisher::open(config.clone()).await.expect("a broker");
         let to_work = |number: u32| Publication { address: "work".into(), ..publication(number, "k") };
         publish_all(&broker, &(0..10).map(to_work).collect::<Vec<_>>()).await;
-        let one = consumer(&config, &group, Membership::default()).await.expect("a consumer");
+        let one = consumer(&config, &group, ConsumerOptions::default()).await.expect("a consumer");
         let held = receive(&one, 10).await;
         assert!(held.iter().all(|delivery| &*delivery.address == "work"));
         acknowledge(&one, &held).await;

@@ -55,7 +55,7 @@ async fn no_more_than_allowed_is_in_flight() {
     // Nothing is acknowledged, so the stored messages are those in flight.
     proxy.stall(Direction::ToClient);
     let batch: Vec<_> = (2..=100).map(|number| publication(number, "a")).collect();
-    let looking = async {
+    let checks = async {
         proxy.until_held(Direction::ToClient).await;
         while stored(&server, STREAM).await.len() < 4 {}
         tokio::time::sleep(Duration::from_millis(300)).await;
@@ -63,10 +63,10 @@ async fn no_more_than_allowed_is_in_flight() {
         proxy.flow(Direction::ToClient);
         in_flight
     };
-    let ((), in_flight) = tokio::join!(publish_all(&broker, &batch), looking);
+    let ((), in_flight) = tokio::join!(publish_all(&broker, &batch), checks);
     assert_eq!(in_flight, 3);
-    let kept: Vec<_> = stored(&server, STREAM).await.into_iter().map(|(_, raw)| raw).collect();
-    assert_eq!(numbers(&kept), (1..=100).collect::<Vec<_>>());
+    let received: Vec<_> = stored(&server, STREAM).await.into_iter().map(|(_, raw)| raw).collect();
+    assert_eq!(numbers(&received), (1..=100).collect::<Vec<_>>());
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use async_nats::jetstream::stream;
 use async_trait::async_trait;
-use relevo_broker_nats::{Config, Group, Membership, Publisher, ReplayLog, consumer, declare_group};
+use relevo_broker_nats::{Config, ConsumerOptions, Group, Publisher, ReplayLog, consumer, declare_group};
 use relevo_conformance::replay::Harness;
 use relevo_conformance::replay::harness::{publications, receive};
 use relevo_core::replay_source::{ReplayFilter, ReplaySource, ReplaySourceError};
@@ -72,7 +72,7 @@ impl Harness for Nats {
     async fn received(&self) -> Option<Vec<Delivery>> {
         let count = usize::try_from(self.published).expect("a small number");
         declare_group(&self.config(), &self.group()).await.expect("a group");
-        let consumer = consumer(&self.config(), &self.group(), Membership::default()).await.expect("a consumer");
+        let consumer = consumer(&self.config(), &self.group(), ConsumerOptions::default()).await.expect("a consumer");
         Some(receive(&consumer, count).await)
     }
 }
@@ -121,17 +121,17 @@ async fn reading_continues_without_a_gap_after_a_restart() {
     let drafts = |count: usize| (0..count).map(|number| Draft::json("orders.eu", &number.to_string(), "T", "{}"));
     let put = nats.publish(drafts(30).collect()).await;
     let source = nats.source().await;
-    let ask = |after| relevo_core::replay_source::ReplayReadRequest { after, limit: 10, bytes: 1 << 20 };
-    let first = source.read(&ReplayFilter::default(), ask(0)).await.expect("a stream");
+    let request = |after| relevo_core::replay_source::ReplayReadRequest { after, limit: 10, bytes: 1 << 20 };
+    let first = source.read(&ReplayFilter::default(), request(0)).await.expect("a stream");
     nats.server.kill9().await;
     let cut =
-        tokio::time::timeout(Duration::from_secs(30), source.read(&ReplayFilter::default(), ask(first.next))).await;
-    assert!(matches!(cut, Ok(Err(ReplaySourceError::Unreachable(_)))), "it is told, and may pass");
+        tokio::time::timeout(Duration::from_secs(30), source.read(&ReplayFilter::default(), request(first.next))).await;
+    assert!(matches!(cut, Ok(Err(ReplaySourceError::Unreachable(_)))), "the failure is reported as temporary");
     nats.server.start_again().await;
     let (mut read, mut after) = (first.messages, first.next);
     while read.len() < put.len() {
         // The library reconnects on its own schedule.
-        if let Ok(next) = source.read(&ReplayFilter::default(), ask(after)).await {
+        if let Ok(next) = source.read(&ReplayFilter::default(), request(after)).await {
             after = next.next;
             read.extend(next.messages);
         }

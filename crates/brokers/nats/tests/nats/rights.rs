@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use async_nats::jetstream::{self, stream};
-use relevo_broker_nats::{Auth, Config, Group, Membership, consumer, declare_group};
+use relevo_broker_nats::{Auth, Config, ConsumerOptions, Group, consumer, declare_group};
 use relevo_conformance::broker::harness::within_timeout;
 use relevo_core::{BrokerConsumer as _, Class};
 use relevo_testkit::NatsVersion;
@@ -26,7 +26,7 @@ async fn a_group_whose_record_may_not_fit_is_refused() {
     let subjects = vec!["orders".to_owned()];
     create_stream(&server, stream::Config { name: "all".to_owned(), subjects, ..stream::Config::default() }).await;
     let config = Config::new(server.url());
-    let member = Membership { prefetch: 50, ..Membership::default() };
+    let member = ConsumerOptions { prefetch: 50, ..ConsumerOptions::default() };
     let fits = Group { max_ack_pending: 300, ..Group::new("billing", "all", ["orders"]) };
     declare_group(&config, &fits).await.expect("a group");
     consumer(&config, &fits, member.clone()).await.expect("a consumer");
@@ -38,7 +38,7 @@ async fn a_group_whose_record_may_not_fit_is_refused() {
 }
 
 #[tokio::test]
-async fn a_consumer_without_the_right_to_ask_for_messages_is_told_so() {
+async fn a_consumer_without_the_right_to_request_messages_reports_it() {
     for version in NatsVersion::ALL {
         let users = "accounts { A { jetstream: enabled, users: [ { user: \"a\", password: \"p\" }, \
              { user: \"b\", password: \"p\", permissions: { publish: { deny: [ \"$JS.API.CONSUMER.MSG.NEXT.>\" ] } } } ] } }";
@@ -49,15 +49,15 @@ async fn a_consumer_without_the_right_to_ask_for_messages_is_told_so() {
         let group = Group::new("billing", crate::harness::STREAM, ["orders"]);
         declare_group(&config, &group).await.expect("a group");
         let denied = Config { auth: auth("b"), ..config };
-        let one = consumer(&denied, &group, Membership::default()).await.expect("a consumer");
-        let failure = within_timeout(one.receive(1)).await.expect_err("nothing can ever come");
+        let one = consumer(&denied, &group, ConsumerOptions::default()).await.expect("a consumer");
+        let failure = within_timeout(one.receive(1)).await.expect_err("it cannot receive anything");
         assert_eq!(failure.class(), Class::Blocked);
         assert!(failure.error_chain().contains("$JS.API.CONSUMER.MSG.NEXT"), "{}", failure.error_chain());
     }
 }
 
 #[tokio::test]
-async fn a_dead_member_that_may_not_be_forgotten_costs_nobody_a_lease() {
+async fn a_dead_member_that_cannot_be_deleted_ends_no_other_lease() {
     let users = "accounts { A { jetstream: enabled, users: [ { user: \"a\", password: \"p\", \
          permissions: { publish: { deny: [ \"$JS.API.STREAM.PURGE.>\" ] } } } ] } }";
     let server = Private::start(NatsVersion::V2_15, Settings::new().config(users)).await;
@@ -72,7 +72,7 @@ async fn a_dead_member_that_may_not_be_forgotten_costs_nobody_a_lease() {
     let dead = r#"{"name":"dead","lease_ms":1,"call":false}"#;
     let written = jetstream.publish(format!("{prefix}.member.dead"), dead.into()).await.expect("sent");
     written.await.expect("written");
-    let member = Membership { lease: Duration::from_secs(2), ..Membership::default() };
+    let member = ConsumerOptions { lease: Duration::from_secs(2), ..ConsumerOptions::default() };
     let _one = consumer(&config, &group, member).await.expect("a consumer");
     let bucket = jetstream.get_stream("KV_relevo-lanes").await.expect("the bucket");
     let revision = async || {

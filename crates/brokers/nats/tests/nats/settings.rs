@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use async_nats::jetstream::consumer::{AckPolicy, FromConsumer, IntoConsumerConfig, pull, push};
 use async_nats::jetstream::stream::{self, DiscardPolicy, PersistenceMode, RetentionPolicy, StorageType};
-use relevo_broker_nats::{Config, Group, Membership, Stream, Topology, declare_group};
+use relevo_broker_nats::{Config, ConsumerOptions, Group, Stream, Topology, declare_group};
 use relevo_core::Class;
 use relevo_core::broker::admin::{BrokerAdmin as _, TopologyStatus};
 use relevo_core::finding::Severity::{Danger, Warning};
@@ -159,7 +159,7 @@ async fn assert_differs<C: IntoConsumerConfig + FromConsumer>(
 }
 
 async fn assert_refused(harness: &TopologyHarness, group: &Group, setting: &str) {
-    let opened = relevo_broker_nats::consumer(&harness.config(), group, Membership::default()).await.map(drop);
+    let opened = relevo_broker_nats::consumer(&harness.config(), group, ConsumerOptions::default()).await.map(drop);
     for refused in [opened, declare_group(&harness.config(), group).await] {
         let error = refused.expect_err(setting);
         assert_eq!(error.class(), Class::Blocked, "{setting}");

@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_nats::jetstream;
 use futures_util::FutureExt as _;
 use futures_util::future::join_all;
-use relevo_broker_nats::{Config, Group, GroupConsumer, Membership, Publisher, consumer, declare_group};
+use relevo_broker_nats::{Config, ConsumerOptions, Group, GroupConsumer, Publisher, consumer, declare_group};
 use relevo_conformance::broker::harness::{
     BrokerHarness as _, ConsumerHarness as _, assert_idle, number, publication, publish_all, receive, stale, tags,
     within_timeout,
@@ -23,8 +23,8 @@ fn batch(numbers: std::ops::Range<u32>) -> Vec<Publication> {
 }
 
 /// A lease so long that no heartbeat is sent during a test.
-fn long_lease() -> Membership {
-    Membership { lease: Duration::from_mins(5), ..Membership::default() }
+fn long_lease() -> ConsumerOptions {
+    ConsumerOptions { lease: Duration::from_mins(5), ..ConsumerOptions::default() }
 }
 
 /// A group of one lane with this many messages, and the configuration for its consumers.
@@ -106,7 +106,7 @@ async fn a_cancelled_call_does_not_cancel_others_in_its_write() {
         within_timeout(one.close()).await.expect("closed");
         let next = consumer(&config, &group, long_lease()).await.expect("a consumer");
         let again: Vec<_> = receive(&next, 2).await.iter().map(number).collect();
-        assert_eq!(again, [1, 3], "the second gave up before its write began");
+        assert_eq!(again, [1, 3], "the second was cancelled before its write began");
     }
 }
 

@@ -116,7 +116,7 @@ impl MemberTable {
 
 /// Takes part in the group while the consumer exists.
 pub(crate) async fn run(inner: Arc<ConsumerInner>) {
-    let name = format!("{} (members of {})", inner.membership.name, inner.queue.name);
+    let name = format!("{} (members of {})", inner.options.name, inner.queue.name);
     let base = format!("{:016x}", fastrand::u64(..));
     let mut lanes = inner.lane_connection.subscribe();
     loop {

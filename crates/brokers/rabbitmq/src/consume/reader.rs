@@ -68,7 +68,7 @@ async fn subscribe(
     let opening = async {
         let channel = connection.create_channel().await?;
         // Set the prefetch before the subscription: it applies only to later subscriptions.
-        channel.basic_qos(inner.membership.prefetch, BasicQosOptions::default()).await?;
+        channel.basic_qos(inner.prefetch, BasicQosOptions::default()).await?;
         let (options, table) = (BasicConsumeOptions::default(), FieldTable::default());
         let deliveries = channel.basic_consume(queue.into(), "".into(), options, table).await?;
         Ok((channel, deliveries))
@@ -126,7 +126,7 @@ async fn forward_deliveries(
                 None
             }
             HandOver::Ready => return SubscriptionEnd::HandedOver,
-            HandOver::Draining => Some(*draining.get_or_insert_with(|| Instant::now() + inner.membership.hand_over)),
+            HandOver::Draining => Some(*draining.get_or_insert_with(|| Instant::now() + inner.options.lease)),
         };
         tokio::select! {
             biased;

@@ -62,7 +62,8 @@ fn binding_matches(exchange: &ExchangeInfo, binding: &BindingInfo, key: &Address
     matches.then(|| key.is_fixed() || binding.routing_key == "#")
 }
 
-fn words(pattern: &str) -> Vec<PatternWord<'_>> {
+/// The words of a binding's routing key at a topic exchange.
+pub(crate) fn words(pattern: &str) -> Vec<PatternWord<'_>> {
     let word = |word| match word {
         "*" => PatternWord::One,
         "#" => PatternWord::ZeroOrMore,

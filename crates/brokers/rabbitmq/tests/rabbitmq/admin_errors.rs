@@ -3,7 +3,9 @@
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use relevo_broker_rabbitmq::{Admin, Config, GroupConsumer, Identity, Membership, Queue, QueueKind, Tls, Topology};
+use relevo_broker_rabbitmq::{
+    Admin, Config, ConsumerOptions, GroupConsumer, Identity, Queue, QueueKind, Tls, Topology,
+};
 use relevo_conformance::broker::harness::assert_idle;
 use relevo_core::broker::admin::{BrokerAdmin as _, ExamineContext, TopologyStatus};
 use relevo_core::finding::Severity::{Danger, Note, Warning};
@@ -124,6 +126,6 @@ async fn a_queue_whose_node_is_down_is_retried(harness: &TopologyHarness, old: Q
         assert_eq!(down.class(), Class::Outage, "{}", down.error_chain());
         assert!(down.error_chain().contains("three@localhost"), "{}", down.error_chain());
     }
-    let consumer = GroupConsumer::open(&harness.config(), &old, Membership::default()).await.expect("a consumer");
+    let consumer = GroupConsumer::open(&harness.config(), &old, ConsumerOptions::default()).await.expect("a consumer");
     assert_idle(&consumer).await;
 }

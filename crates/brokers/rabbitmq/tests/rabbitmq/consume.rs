@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use lapin::BasicProperties;
 use lapin::options::QueueDeleteOptions;
-use relevo_broker_rabbitmq::{Config, GroupConsumer, Membership, Queue, lane_queue_name};
+use relevo_broker_rabbitmq::{Config, ConsumerOptions, GroupConsumer, Queue, lane_queue_name};
 use relevo_conformance::broker::harness::{
     ADDRESS, BrokerHarness as _, assert_idle, key, number, publication, publish_all, receive, stale, tags,
     within_timeout,
@@ -56,7 +56,8 @@ async fn an_ordered_queue_without_a_single_active_consumer_is_refused() {
     let unordered = Queue { lanes: None, single_active_consumer: false, ..groups.queue(QUEUE) };
     groups.declare(&unordered, ADDRESS).await;
     let ordered = Queue { single_active_consumer: true, ..unordered.clone() };
-    let consumer = GroupConsumer::open(&groups.config(), &ordered, Membership::default()).await.expect("a consumer");
+    let consumer =
+        GroupConsumer::open(&groups.config(), &ordered, ConsumerOptions::default()).await.expect("a consumer");
     let refused = within_timeout(consumer.receive(1)).await.expect_err("the queue has several active consumers");
     assert_eq!(refused.class(), Class::Blocked);
     assert!(refused.error_chain().contains("single active consumer"), "{}", refused.error_chain());
@@ -83,7 +84,8 @@ async fn an_ordered_queue_with_other_settings_is_refused() {
         Queue { lanes: None, single_active_consumer: false, max_length: Some(1_000), ..groups.queue(QUEUE) };
     groups.declare(&unordered, ADDRESS).await;
     let ordered = Queue { single_active_consumer: true, max_length: None, ..unordered.clone() };
-    let consumer = GroupConsumer::open(&groups.config(), &ordered, Membership::default()).await.expect("a consumer");
+    let consumer =
+        GroupConsumer::open(&groups.config(), &ordered, ConsumerOptions::default()).await.expect("a consumer");
     let refused = within_timeout(consumer.receive(1)).await.expect_err("the queue has several active consumers");
     assert_eq!(refused.class(), Class::Blocked);
     assert!(refused.error_chain().contains("x-max-length"), "{}", refused.error_chain());
@@ -92,7 +94,7 @@ async fn an_ordered_queue_with_other_settings_is_refused() {
 #[tokio::test]
 async fn joining_and_leaving_members_keep_each_key_in_order_and_lose_nothing() {
     let (groups, queue) = lanes().await;
-    let membership = || Membership { prefetch: 20, hand_over: Duration::from_secs(1), ..Membership::default() };
+    let membership = || ConsumerOptions { prefetch: 20, lease: Duration::from_secs(1), ..ConsumerOptions::default() };
     let batch: Vec<Publication> =
         (1..=1_000).map(|number| publication(number, &format!("k-{}", number % 10))).collect();
     let mut seen: BTreeMap<String, Vec<i64>> = BTreeMap::new();
@@ -138,7 +140,7 @@ async fn joining_and_leaving_members_keep_each_key_in_order_and_lose_nothing() {
 #[tokio::test]
 async fn the_next_consumer_begins_with_the_oldest_message() {
     let (groups, queue) = single_queue(true, 30).await;
-    let membership = || Membership { prefetch: 10, ..Membership::default() };
+    let membership = || ConsumerOptions { prefetch: 10, ..ConsumerOptions::default() };
     for end in ["closed", "dropped", "dropped while another waits", "closed while another waits"] {
         let first = GroupConsumer::open(&groups.config(), &queue, membership()).await.expect("a consumer");
         assert_eq!(payloads(&receive(&first, 2).await), [1, 2], "before it is {end}");
@@ -157,8 +159,8 @@ async fn the_next_consumer_begins_with_the_oldest_message() {
 #[tokio::test]
 async fn without_order_and_lanes_the_broker_distributes_the_queue() {
     let (groups, queue) = single_queue(false, 0).await;
-    let one = GroupConsumer::open(&groups.config(), &queue, Membership::default()).await.expect("a consumer");
-    let other = GroupConsumer::open(&groups.config(), &queue, Membership::default()).await.expect("a consumer");
+    let one = GroupConsumer::open(&groups.config(), &queue, ConsumerOptions::default()).await.expect("a consumer");
+    let other = GroupConsumer::open(&groups.config(), &queue, ConsumerOptions::default()).await.expect("a consumer");
     let client = groups.client().await;
     for number in 1..=20_u32 {
         client.publish(EXCHANGE, ADDRESS, BasicProperties::default(), number.to_string().as_bytes()).await;
@@ -171,7 +173,7 @@ async fn without_order_and_lanes_the_broker_distributes_the_queue() {
 #[tokio::test]
 async fn no_more_than_the_prefetch_leaves_the_broker() {
     let (groups, queue) = single_queue(true, 200).await;
-    let membership = Membership { prefetch: 7, ..Membership::default() };
+    let membership = ConsumerOptions { prefetch: 7, ..ConsumerOptions::default() };
     let consumer = GroupConsumer::open(&groups.config(), &queue, membership).await.expect("a consumer");
     let client = groups.client().await;
     for settled in [0, 5, 10] {
@@ -189,7 +191,7 @@ async fn no_more_than_the_prefetch_leaves_the_broker() {
 async fn a_missing_queue_is_reported_and_consumed_once_it_exists() {
     let groups = Groups::shared().await;
     let queue = groups.queue(QUEUE);
-    let consumer = GroupConsumer::open(&groups.config(), &queue, Membership::default()).await.expect("a consumer");
+    let consumer = GroupConsumer::open(&groups.config(), &queue, ConsumerOptions::default()).await.expect("a consumer");
     let failure = within_timeout(consumer.receive(1)).await.expect_err("no queue");
     assert_eq!(failure.class(), Class::Blocked);
     assert!(
@@ -207,13 +209,13 @@ async fn a_missing_queue_is_reported_and_consumed_once_it_exists() {
 #[tokio::test]
 async fn a_deleted_queue_is_noticed_and_other_lanes_continue() {
     let (groups, queue) = lanes().await;
-    let consumer = GroupConsumer::open(&groups.config(), &queue, Membership::default()).await.expect("a consumer");
+    let consumer = GroupConsumer::open(&groups.config(), &queue, ConsumerOptions::default()).await.expect("a consumer");
     let client = groups.client().await;
-    let gone = lane_queue_name(QUEUE, 1);
-    client.channel.queue_delete(gone.as_str().into(), QueueDeleteOptions::default()).await.expect("deleted");
-    let failure = within_timeout(consumer.receive(1)).await.expect_err("a queue is gone");
+    let deleted = lane_queue_name(QUEUE, 1);
+    client.channel.queue_delete(deleted.as_str().into(), QueueDeleteOptions::default()).await.expect("deleted");
+    let failure = within_timeout(consumer.receive(1)).await.expect_err("a queue is deleted");
     assert_eq!(failure.class(), Class::Blocked);
-    assert!(failure.error_chain().contains(&gone), "{}", failure.error_chain());
+    assert!(failure.error_chain().contains(&deleted), "{}", failure.error_chain());
     // Keys of the other lanes only: this lane's queue does not exist.
     let others = (0..40).map(|number| publication(number, &format!("k-{number}")));
     let others: Vec<Publication> = others.filter(|one| lane_of(&one.message.key) != 1).collect();
@@ -235,7 +237,7 @@ fn lane_of(key: &str) -> u16 {
 async fn a_wrong_password_is_reported_and_an_unreachable_server_is_retried() {
     let (groups, queue) = lanes().await;
     let wrong = Config { password: Some("wrong".to_owned()), ..groups.config() };
-    let refused = GroupConsumer::open(&wrong, &queue, Membership::default()).await.expect("a consumer");
+    let refused = GroupConsumer::open(&wrong, &queue, ConsumerOptions::default()).await.expect("a consumer");
     let failure = within_timeout(refused.receive(1)).await.expect_err("refused");
     assert_eq!(failure.class(), Class::Blocked);
     assert!(
@@ -244,7 +246,7 @@ async fn a_wrong_password_is_reported_and_an_unreachable_server_is_retried() {
         failure.error_chain()
     );
     let unreachable = Config { urls: vec!["amqp://guest:guest@127.0.0.1:1".to_owned()], ..groups.config() };
-    let waiting = GroupConsumer::open(&unreachable, &queue, Membership::default()).await.expect("a consumer");
+    let waiting = GroupConsumer::open(&unreachable, &queue, ConsumerOptions::default()).await.expect("a consumer");
     assert_idle(&waiting).await;
     within_timeout(waiting.close()).await.expect("closed");
 }
@@ -254,15 +256,15 @@ async fn a_connection_cut_during_acknowledgements_loses_nothing() {
     let (groups, queue) = lanes().await;
     let batch: Vec<Publication> = (1..=200).map(|number| publication(number, &format!("k-{}", number % 9))).collect();
     publish_all(&groups.broker().await, &batch).await;
-    let member = groups.member(&queue, Membership { prefetch: 10, ..Membership::default() }).await;
-    let (mut kept, mut doubtful) = (BTreeSet::new(), BTreeSet::new());
+    let member = groups.member(&queue, ConsumerOptions { prefetch: 10, ..ConsumerOptions::default() }).await;
+    let (mut acknowledged, mut uncertain) = (BTreeSet::new(), BTreeSet::new());
     for round in 0.. {
-        if kept.union(&doubtful).count() == 200 {
+        if acknowledged.union(&uncertain).count() == 200 {
             break;
         }
         let some = within_timeout(member.receive(10)).await.expect("deliveries");
-        let again: Vec<i64> = some.iter().map(number).filter(|number| kept.contains(number)).collect();
-        assert!(again.is_empty(), "kept, and delivered again: {again:?}");
+        let again: Vec<i64> = some.iter().map(number).filter(|number| acknowledged.contains(number)).collect();
+        assert!(again.is_empty(), "acknowledged, and delivered again: {again:?}");
         let tags: Vec<_> = some.iter().map(|one| one.tag).collect();
         let cut = async {
             if round % 3 == 0 {
@@ -271,10 +273,10 @@ async fn a_connection_cut_during_acknowledgements_loses_nothing() {
         };
         let (settled, ()) = tokio::join!(stale(&member, &tags), cut);
         match settled {
-            Ok(lost) => kept.extend(some.iter().filter(|one| !lost.contains(&one.tag)).map(number)),
+            Ok(lost) => acknowledged.extend(some.iter().filter(|one| !lost.contains(&one.tag)).map(number)),
             Err(failure) => {
                 assert_eq!(failure.class(), Class::Unknown, "{failure}");
-                doubtful.extend(some.iter().map(number));
+                uncertain.extend(some.iter().map(number));
                 // A new channel follows soon. Old tags are stale, even if the new channel uses the same numbers.
                 let mut deadline = WaitDeadline::new("the cut is detected");
                 while stale(&member, &tags).await.is_err() {
@@ -284,5 +286,5 @@ async fn a_connection_cut_during_acknowledgements_loses_nothing() {
             }
         }
     }
-    assert!(!doubtful.is_empty(), "no cut hit an acknowledgement");
+    assert!(!uncertain.is_empty(), "no cut hit an acknowledgement");
 }

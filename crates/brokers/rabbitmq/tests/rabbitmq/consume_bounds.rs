@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use relevo_broker_rabbitmq::{Config, Membership, Queue};
+use relevo_broker_rabbitmq::{Config, ConsumerOptions, Queue};
 use relevo_conformance::broker::harness::{
     ADDRESS, BrokerHarness as _, assert_idle, number, publication, publish_all, receive, stale, tags, within_timeout,
 };
@@ -36,7 +36,7 @@ async fn long_timeout_member(groups: &Groups, queue: &Queue) -> Member {
         config.connect_timeout = CONNECT;
         config.confirm_timeout = CONFIRM;
     };
-    groups.member_with(queue, Membership::default(), change).await
+    groups.member_with(queue, ConsumerOptions::default(), change).await
 }
 
 #[tokio::test]
@@ -69,7 +69,7 @@ async fn calls_to_a_silent_server_fail_in_time_and_can_be_repeated() {
 #[tokio::test]
 async fn a_cancelled_retry_is_never_copied() {
     let (groups, queue) = one_lane(2).await;
-    let member = groups.member(&queue, Membership::default()).await;
+    let member = groups.member(&queue, ConsumerOptions::default()).await;
     let held = receive(&member, 2).await;
     // Opens the connection for copies.
     assert_eq!(retry(&member, &[held[0].tag], Duration::ZERO).await.expect("moved to a retry queue"), []);
@@ -107,7 +107,7 @@ async fn one_lane(messages: u32) -> (Groups, Queue) {
 #[tokio::test]
 async fn a_paused_lane_stays_paused_after_a_reconnect() {
     let (groups, queue) = one_lane(1).await;
-    let member = groups.member(&queue, Membership::default()).await;
+    let member = groups.member(&queue, ConsumerOptions::default()).await;
     let held = receive(&member, 1).await.remove(0);
     assert_eq!(held.lane, Lane::new("0"));
     within_timeout(member.pause(&held.lane)).await.expect("paused");
@@ -130,7 +130,7 @@ async fn a_paused_lane_stays_paused_after_a_reconnect() {
 async fn a_hand_over_waits_for_outstanding_deliveries_up_to_its_limit() {
     let (groups, queue) = lanes(40).await;
     let hand_over = Duration::from_secs(2);
-    let membership = || Membership { hand_over, ..Membership::default() };
+    let membership = || ConsumerOptions { lease: hand_over, ..ConsumerOptions::default() };
     let first = groups.member(&queue, membership()).await;
     let held = receive(&first, 40).await;
     let began = Instant::now();
@@ -142,9 +142,10 @@ async fn a_hand_over_waits_for_outstanding_deliveries_up_to_its_limit() {
     // The first consumer can no longer acknowledge deliveries of two lanes, but all of the others.
     let tags: Vec<_> = held.iter().map(|one| one.tag).collect();
     let lost = stale(&first, &tags).await.expect("a response");
-    let (gone, kept): (Vec<Delivery>, Vec<Delivery>) = held.into_iter().partition(|one| lost.contains(&one.tag));
-    assert_eq!((lanes_of(&gone).len(), lanes_of(&kept).len()), (2, 2));
-    assert!(lanes_of(&some).is_subset(&lanes_of(&gone)), "an acknowledged message is not delivered again");
+    let (stale, acknowledged): (Vec<Delivery>, Vec<Delivery>) =
+        held.into_iter().partition(|one| lost.contains(&one.tag));
+    assert_eq!((lanes_of(&stale).len(), lanes_of(&acknowledged).len()), (2, 2));
+    assert!(lanes_of(&some).is_subset(&lanes_of(&stale)), "an acknowledged message is not delivered again");
 }
 
 fn lanes_of(deliveries: &[Delivery]) -> BTreeSet<Lane> {

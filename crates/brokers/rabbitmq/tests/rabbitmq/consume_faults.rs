@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use relevo_broker_rabbitmq::{Config, GroupConsumer, Membership, Queue};
+use relevo_broker_rabbitmq::{Config, ConsumerOptions, GroupConsumer, Queue};
 use relevo_conformance::broker::harness::{
     ADDRESS, BrokerHarness as _, number, publication, publish_all, receive, stale, tags, within_timeout,
 };
@@ -38,7 +38,7 @@ async fn consume_until_killed(
     progress: watch::Sender<usize>,
     mut killed: watch::Receiver<bool>,
 ) -> ConsumeResult {
-    let membership = Membership { prefetch: 40, ..Membership::default() };
+    let membership = ConsumerOptions { prefetch: 40, ..ConsumerOptions::default() };
     let consumer = GroupConsumer::open(&config, &queue, membership).await.expect("a consumer");
     let mut result = ConsumeResult::default();
     loop {
@@ -60,7 +60,7 @@ async fn consume_until_killed(
 
 /// Receives and acknowledges until every missing message is acknowledged.
 async fn drain(config: Config, queue: Queue, mut missing: BTreeSet<i64>) -> ConsumeResult {
-    let membership = Membership { prefetch: 40, ..Membership::default() };
+    let membership = ConsumerOptions { prefetch: 40, ..ConsumerOptions::default() };
     let consumer = GroupConsumer::open(&config, &queue, membership).await.expect("a consumer");
     let mut result = ConsumeResult::default();
     while !missing.is_empty() {
@@ -137,7 +137,7 @@ impl ConsumeResult {
 async fn a_consumer_continues_after_its_server_was_killed_or_suspended() {
     let (groups, queue) = lanes().await;
     let config = Config { heartbeat: Duration::from_secs(1), ..groups.config() };
-    let consumer = GroupConsumer::open(&config, &queue, Membership::default()).await.expect("a consumer");
+    let consumer = GroupConsumer::open(&config, &queue, ConsumerOptions::default()).await.expect("a consumer");
     publish_all(&groups.broker().await, &batch(0..20)).await;
     let held = receive(&consumer, 20).await;
     server(&groups).kill9().await;
@@ -167,7 +167,7 @@ async fn a_server_with_a_memory_alarm_can_be_consumed_and_retries_wait() {
     let (groups, queue) = lanes().await;
     publish_all(&groups.broker().await, &batch(0..20)).await;
     let config = Config { confirm_timeout: Duration::from_secs(1), ..groups.config() };
-    let consumer = GroupConsumer::open(&config, &queue, Membership::default()).await.expect("a consumer");
+    let consumer = GroupConsumer::open(&config, &queue, ConsumerOptions::default()).await.expect("a consumer");
     let held = receive(&consumer, 20).await;
     server(&groups).memory_alarm(true).await;
     assert_eq!(stale(&consumer, &tags(&held[..10])).await.expect("acknowledged"), []);
@@ -205,7 +205,7 @@ async fn a_delivery_past_the_consumer_timeout_is_redelivered_without_an_error() 
     let queue = groups.queue(QUEUE);
     groups.declare(&queue, ADDRESS).await;
     publish_all(&groups.broker().await, &batch(1..2)).await;
-    let consumer = GroupConsumer::open(&groups.config(), &queue, Membership::default()).await.expect("a consumer");
+    let consumer = GroupConsumer::open(&groups.config(), &queue, ConsumerOptions::default()).await.expect("a consumer");
     let first = receive(&consumer, 1).await.remove(0);
     // The consumer gets the message, and no error.
     let again = receive(&consumer, 1).await.remove(0);

@@ -11,7 +11,9 @@ use lapin::options::{
 };
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, ExchangeKind};
-use relevo_broker_rabbitmq::{Config, GroupConsumer, Membership, Publisher, Queue, lane_queue_name, lane_routing_key};
+use relevo_broker_rabbitmq::{
+    Config, ConsumerOptions, GroupConsumer, Publisher, Queue, lane_queue_name, lane_routing_key,
+};
 use relevo_conformance::broker::harness::{BrokerHarness, ConsumerHarness, Guarantees, stale_of, within_timeout};
 use relevo_core::message::Headers;
 use relevo_core::{
@@ -108,7 +110,7 @@ impl Groups {
     }
 
     /// A consumer with its own proxy.
-    pub(crate) async fn member(&self, queue: &Queue, membership: Membership) -> Member {
+    pub(crate) async fn member(&self, queue: &Queue, membership: ConsumerOptions) -> Member {
         self.member_with(queue, membership, |_| {}).await
     }
 
@@ -116,7 +118,7 @@ impl Groups {
     pub(crate) async fn member_with(
         &self,
         queue: &Queue,
-        membership: Membership,
+        membership: ConsumerOptions,
         change: impl FnOnce(&mut Config),
     ) -> Member {
         let url = self.vhost.amqp_url();
@@ -262,9 +264,9 @@ impl BrokerHarness for Groups {
     }
 
     async fn stored(&self, address: &str) -> Vec<RawMessage> {
-        let mut kept = self.client().await.stored(UNMATCHED_QUEUE).await;
-        kept.retain(|raw| raw.decode().is_ok_and(|received| &*received.message.topic == address));
-        kept
+        let mut stored = self.client().await.stored(UNMATCHED_QUEUE).await;
+        stored.retain(|raw| raw.decode().is_ok_and(|received| &*received.message.topic == address));
+        stored
     }
 
     async fn kill_and_restart(&mut self) {
@@ -287,8 +289,7 @@ impl ConsumerHarness for Groups {
     }
 
     async fn consumer(&self, group: &str, prefetch: usize) -> Member {
-        let prefetch = prefetch.try_into().expect("a small number");
-        self.member(&self.queue(group), Membership { prefetch, ..Membership::default() }).await
+        self.member(&self.queue(group), ConsumerOptions { prefetch, ..ConsumerOptions::default() }).await
     }
 
     async fn kill(&self, consumer: Member) {

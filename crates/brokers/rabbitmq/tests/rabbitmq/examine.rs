@@ -167,11 +167,11 @@ async fn missing_or_lossy_dead_lettering_is_reported() {
     assert_fixed(&harness, "dead-letter-at-most-once").await;
     // No queue receives the dead letters. It is worse if the broker itself drops messages.
     harness.delete_queue("q").await;
-    harness.queue("q", safe_arguments_with(&json!({ "x-dead-letter-routing-key": "nobody" }))).await;
+    harness.queue("q", safe_arguments_with(&json!({ "x-dead-letter-routing-key": "unbound" }))).await;
     harness.examine(&["q"]).await.assert_has(Warning, "dead-letter-missing", "q");
     harness.delete_queue("q").await;
     harness
-        .queue("q", safe_arguments_with(&json!({ "x-dead-letter-routing-key": "nobody", "x-delivery-limit": 3 })))
+        .queue("q", safe_arguments_with(&json!({ "x-dead-letter-routing-key": "unbound", "x-delivery-limit": 3 })))
         .await;
     harness.examine(&["q"]).await.assert_has(Danger, "dead-letter-missing", "q");
     // The dead-letter queue is checked too.
@@ -187,10 +187,10 @@ async fn a_route_without_a_queue_is_a_danger() {
     let findings = harness.examine(&["orders/order.{type}"]).await;
     findings.assert_has(Danger, "exchange-missing", "orders");
     harness.exchange("orders", Kind::Topic, json!({})).await;
-    let findings = harness.examine(&["orders/order.{type}", "nobody"]).await;
+    let findings = harness.examine(&["orders/order.{type}", "unbound"]).await;
     findings.assert_passed("exchange-missing", "orders");
     findings.assert_has(Danger, "route-unbound", "orders/order.{type}");
-    findings.assert_has(Danger, "route-unbound", "nobody");
+    findings.assert_has(Danger, "route-unbound", "unbound");
     harness.queue("q", safe_arguments_with(&json!({}))).await;
     harness.bind("orders", "invoice.*", "q").await;
     harness.examine(&["orders/order.{type}"]).await.assert_has(Danger, "route-unbound", "orders/order.{type}");

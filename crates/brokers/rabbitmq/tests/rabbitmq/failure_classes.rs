@@ -135,9 +135,9 @@ async fn abandoned_calls_leave_nothing_behind() {
     }
     line.proxy.flow(Direction::ToClient);
     publish_until(&broker, &publication_to("orders", 2, "k"), None).await;
-    let kept = numbers(&line.client.stored("orders").await);
-    assert!(kept.len() <= 102, "what was not sent when its call was given up is not sent later: {}", kept.len());
-    assert_eq!((kept.first(), kept.last()), (Some(&1), Some(&2)));
+    let stored = numbers(&line.client.stored("orders").await);
+    assert!(stored.len() <= 102, "messages of a cancelled call were sent later: {}", stored.len());
+    assert_eq!((stored.first(), stored.last()), (Some(&1), Some(&2)));
 }
 
 #[tokio::test]

@@ -73,7 +73,8 @@ pub(crate) struct AmqpClient {
 
 impl AmqpClient {
     pub(crate) async fn connect(url: &str) -> Self {
-        let connection = Connection::connect(url, ConnectionProperties::default()).await.expect("the server is there");
+        let connection =
+            Connection::connect(url, ConnectionProperties::default()).await.expect("the server is reachable");
         let channel = connection.create_channel().await.expect("a channel");
         Self { _connection: connection, channel }
     }
@@ -91,17 +92,17 @@ impl AmqpClient {
 
     /// All messages of a queue, in order; they stay in the queue.
     pub(crate) async fn stored(&self, queue: &str) -> Vec<RawMessage> {
-        let mut kept = Vec::new();
+        let mut stored = Vec::new();
         let mut last = None;
         while let Some(message) = self.get(queue).await {
             last = Some(message.delivery.delivery_tag);
-            kept.push(raw_message(&message));
+            stored.push(raw_message(&message));
         }
         if let Some(tag) = last {
             let options = BasicNackOptions { multiple: true, requeue: true };
-            self.channel.basic_nack(tag, options).await.expect("given back");
+            self.channel.basic_nack(tag, options).await.expect("requeued");
         }
-        kept
+        stored
     }
 
     /// Takes all messages from a queue.

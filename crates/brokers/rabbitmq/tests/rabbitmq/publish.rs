@@ -100,7 +100,7 @@ async fn a_returned_message_gets_the_unroutable_outcome() {
     place.client.quorum_queue("orders", &[]).await;
     let broker = place.broker().await;
     assert_outcomes(&broker, 6, 5_000, |number| match number % 7 {
-        0 | 3 => ("nobody", Some(Class::Blocked)),
+        0 | 3 => ("unbound", Some(Class::Blocked)),
         _ => ("orders", None),
     })
     .await;
@@ -186,9 +186,9 @@ async fn every_kind_of_exchange_routes() {
     ];
     assert_eq!(publish(&broker, &batch).await, [None, None, None, None, None, Some(Class::Blocked)]);
     for (queue, expected) in [("a", vec![1, 5]), ("b", vec![2]), ("c", vec![3]), ("d", vec![4])] {
-        let mut kept = numbers(&place.client.stored(queue).await);
-        kept.sort_unstable();
-        assert_eq!(kept, expected, "queue {queue}");
+        let mut stored = numbers(&place.client.stored(queue).await);
+        stored.sort_unstable();
+        assert_eq!(stored, expected, "queue {queue}");
     }
 }
 
@@ -287,10 +287,10 @@ async fn several_channels_keep_each_key_in_order() {
     let batch: Vec<Publication> =
         (0..1_000).map(|number| publication_to("orders", number, &format!("k-{}", number % 10))).collect();
     publish_all(&broker, &batch).await;
-    let kept = numbers(&place.client.take_all("orders").await);
-    assert_eq!(kept.len(), 1_000);
+    let stored = numbers(&place.client.take_all("orders").await);
+    assert_eq!(stored.len(), 1_000);
     for key in 0..10 {
-        let of_key: Vec<i64> = kept.iter().copied().filter(|number| number % 10 == key).collect();
+        let of_key: Vec<i64> = stored.iter().copied().filter(|number| number % 10 == key).collect();
         assert!(of_key.is_sorted(), "key {key}");
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use lapin::BasicProperties;
 use lapin::options::QueueDeleteOptions;
 use lapin::types::{AMQPValue, FieldArray, FieldTable};
-use relevo_broker_rabbitmq::{GroupConsumer, Membership, Queue, retry_queue_name};
+use relevo_broker_rabbitmq::{ConsumerOptions, GroupConsumer, Queue, retry_queue_name};
 use relevo_conformance::broker::harness::{
     ADDRESS, BrokerHarness as _, assert_idle, number, publication, publish_all, receive, stale, tags, within_timeout,
 };
@@ -57,7 +57,7 @@ fn table(headers: impl IntoIterator<Item = (&'static str, AMQPValue)>) -> FieldT
 async fn a_delay_longer_than_every_retry_delay_takes_several() {
     let (groups, queue) = single_queue().await;
     publish_plain(&groups, BasicProperties::default(), b"x").await;
-    let consumer = GroupConsumer::open(&groups.config(), &queue, Membership::default()).await.expect("a consumer");
+    let consumer = GroupConsumer::open(&groups.config(), &queue, ConsumerOptions::default()).await.expect("a consumer");
     let first = receive(&consumer, 1).await.remove(0);
     let began = Instant::now();
     retry_one(&consumer, &first, Duration::from_millis(2_300)).await;
@@ -82,7 +82,7 @@ async fn a_retried_message_keeps_its_content_and_address() {
         .with_correlation_id("c-1".into())
         .with_headers(headers);
     publish_plain(&groups, properties, &[0, 0xff]).await;
-    let consumer = GroupConsumer::open(&groups.config(), &queue, Membership::default()).await.expect("a consumer");
+    let consumer = GroupConsumer::open(&groups.config(), &queue, ConsumerOptions::default()).await.expect("a consumer");
     let first = receive(&consumer, 1).await.remove(0);
     retry_one(&consumer, &first, Duration::ZERO).await;
     let second = receive(&consumer, 1).await.remove(0);
@@ -103,7 +103,8 @@ async fn only_a_confirmed_retry_counts_as_one() {
     let (groups, queue) = single_queue().await;
     publish_plain(&groups, BasicProperties::default(), b"x").await;
     for time in 0..6 {
-        let consumer = GroupConsumer::open(&groups.config(), &queue, Membership::default()).await.expect("a consumer");
+        let consumer =
+            GroupConsumer::open(&groups.config(), &queue, ConsumerOptions::default()).await.expect("a consumer");
         let held = receive(&consumer, 1).await.remove(0);
         assert_eq!((held.redelivered, held.retry_count), (time > 0, time / 3));
         if time % 3 == 2 {
@@ -121,7 +122,7 @@ async fn a_retried_message_comes_after_its_delay_and_holds_back_nothing() {
     groups.declare(&queue, ADDRESS).await;
     let broker = groups.broker().await;
     publish_all(&broker, &[publication(1, "a"), publication(2, "a")]).await;
-    let first = groups.member(&queue, Membership::default()).await;
+    let first = groups.member(&queue, ConsumerOptions::default()).await;
     let held = receive(&first, 2).await;
     let delay = *queue.retry_delays.last().expect("there are retry delays");
     retry_one(&first, &held[0], delay).await;
@@ -130,7 +131,7 @@ async fn a_retried_message_comes_after_its_delay_and_holds_back_nothing() {
     assert!(lag.iter().all(|(_, waiting)| *waiting == 0), "{lag:?}");
     // The delay survives the death of its consumer.
     groups.disconnect(&first).await;
-    let second = groups.member(&queue, Membership::default()).await;
+    let second = groups.member(&queue, ConsumerOptions::default()).await;
     publish_all(&broker, &[publication(3, "a")]).await;
     assert_eq!(number(&receive(&second, 1).await[0]), 3);
     assert_idle(&second).await;
@@ -155,7 +156,7 @@ fn expired_in_own_queue() -> BasicProperties {
 async fn a_message_that_expired_from_its_own_queue_is_not_dropped_as_a_cycle() {
     let (groups, queue) = single_queue().await;
     publish_plain(&groups, expired_in_own_queue(), b"x").await;
-    let consumer = GroupConsumer::open(&groups.config(), &queue, Membership::default()).await.expect("a consumer");
+    let consumer = GroupConsumer::open(&groups.config(), &queue, ConsumerOptions::default()).await.expect("a consumer");
     let first = receive(&consumer, 1).await.remove(0);
     assert_eq!(deaths(&first.raw).len(), 1);
     retry_one(&consumer, &first, Duration::ZERO).await;
@@ -169,7 +170,7 @@ async fn with_its_death_history_the_broker_silently_drops_a_message() {
     let (client, retry_queue) = (groups.client().await, retry_queue_name(QUEUE, queue.retry_delays[0]));
     client.publish("", &retry_queue, expired_in_own_queue(), b"dropped").await;
     client.publish("", &retry_queue, BasicProperties::default(), b"returned").await;
-    let consumer = GroupConsumer::open(&groups.config(), &queue, Membership::default()).await.expect("a consumer");
+    let consumer = GroupConsumer::open(&groups.config(), &queue, ConsumerOptions::default()).await.expect("a consumer");
     // A retry queue is first in, first out.
     assert_eq!(&*receive(&consumer, 1).await[0].raw.payload, b"returned");
     assert_idle(&consumer).await;
@@ -183,7 +184,7 @@ async fn a_missing_retry_queue_keeps_the_message_outstanding_until_it_is_created
     let retry_queue = retry_queue_name(QUEUE, queue.retry_delays[0]);
     let client = groups.client().await;
     client.channel.queue_delete(retry_queue.as_str().into(), QueueDeleteOptions::default()).await.expect("deleted");
-    let consumer = GroupConsumer::open(&groups.config(), &queue, Membership::default()).await.expect("a consumer");
+    let consumer = GroupConsumer::open(&groups.config(), &queue, ConsumerOptions::default()).await.expect("a consumer");
     let held = receive(&consumer, 1).await.remove(0);
     let failure = retry(&consumer, &[held.tag], Duration::ZERO).await.expect_err("no retry queue");
     assert_eq!(failure.class(), Class::Blocked);
@@ -203,7 +204,7 @@ async fn a_retry_that_fails_holds_back_no_other() {
     let retry_queue = retry_queue_name(QUEUE, queue.retry_delays[0]);
     let client = groups.client().await;
     client.channel.queue_delete(retry_queue.as_str().into(), QueueDeleteOptions::default()).await.expect("deleted");
-    let consumer = GroupConsumer::open(&groups.config(), &queue, Membership::default()).await.expect("a consumer");
+    let consumer = GroupConsumer::open(&groups.config(), &queue, ConsumerOptions::default()).await.expect("a consumer");
     let held = receive(&consumer, 2).await;
     let broker = consumer.delayed_retry().expect("RabbitMQ has delayed retries");
     // The retry queue of the second message exists.
@@ -226,7 +227,7 @@ async fn a_delayed_message_is_delivered_when_the_retry_queues_are_removed() {
     groups.declare(&queue, ADDRESS).await;
     let left = table([("relevo-delay-left-ms", AMQPValue::LongLongInt(60_000))]);
     publish_plain(&groups, BasicProperties::default().with_headers(left), b"x").await;
-    let consumer = GroupConsumer::open(&groups.config(), &queue, Membership::default()).await.expect("a consumer");
+    let consumer = GroupConsumer::open(&groups.config(), &queue, ConsumerOptions::default()).await.expect("a consumer");
     assert_eq!(&*receive(&consumer, 1).await[0].raw.payload, b"x");
 }
 
@@ -236,7 +237,7 @@ async fn without_retry_queues_no_message_is_retried_or_lost() {
     let queue = Queue { lanes: None, retry_delays: vec![], dead_letter_queue: None, ..groups.queue(QUEUE) };
     groups.declare(&queue, ADDRESS).await;
     publish_plain(&groups, BasicProperties::default(), b"x").await;
-    let consumer = GroupConsumer::open(&groups.config(), &queue, Membership::default()).await.expect("a consumer");
+    let consumer = GroupConsumer::open(&groups.config(), &queue, ConsumerOptions::default()).await.expect("a consumer");
     let held = receive(&consumer, 1).await.remove(0);
     assert!(consumer.delayed_retry().is_none(), "the inbox must not rely on retries of the broker");
     let failure = match consumer.retry_later(&[(held.tag, Duration::ZERO)]).await.remove(0) {
@@ -261,7 +262,7 @@ async fn a_moved_message_neither_expires_nor_is_copied() {
         .with_expiration(EXPIRES.as_millis().to_string().into())
         .with_user_id("guest".into())
         .with_headers(table([("CC", AMQPValue::FieldArray(copied))]));
-    let consumer = GroupConsumer::open(&groups.config(), &queue, Membership::default()).await.expect("a consumer");
+    let consumer = GroupConsumer::open(&groups.config(), &queue, ConsumerOptions::default()).await.expect("a consumer");
     publish_plain(&groups, BasicProperties::default(), b"first").await;
     let subscribed = receive(&consumer, 1).await.remove(0);
     acknowledge(&consumer, &subscribed).await;
@@ -287,7 +288,7 @@ async fn a_crash_between_copy_and_acknowledgement_duplicates_and_never_loses() {
     let retried = |one: &Delivery| one.raw.headers.iter().any(|(name, _)| name == "relevo-retries");
     let (mut climbed, mut enough) = (false, Duration::from_millis(1));
     for round in 0..14 {
-        let member = groups.member(&queue, Membership::default()).await;
+        let member = groups.member(&queue, ConsumerOptions::default()).await;
         let some = within_timeout(member.receive(100)).await.expect("deliveries");
         seen.extend(some.iter().map(number));
         climbed |= some.iter().any(retried);
@@ -298,7 +299,7 @@ async fn a_crash_between_copy_and_acknowledgement_duplicates_and_never_loses() {
         groups.disconnect(&member).await;
         enough = if climbed { enough } else { enough * 2 };
     }
-    let last = groups.member(&queue, Membership::default()).await;
+    let last = groups.member(&queue, ConsumerOptions::default()).await;
     while acknowledged.len() < 40 {
         let some = within_timeout(last.receive(100)).await.expect("deliveries");
         climbed |= some.iter().any(retried);
@@ -307,6 +308,6 @@ async fn a_crash_between_copy_and_acknowledgement_duplicates_and_never_loses() {
         }
         acknowledged.extend(some.iter().map(number));
     }
-    assert!(seen.len() > 40, "nothing came twice");
+    assert!(seen.len() > 40, "no message was delivered twice");
     assert!(climbed, "no copy was ever made");
 }

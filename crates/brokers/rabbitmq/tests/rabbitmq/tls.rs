@@ -109,7 +109,7 @@ fn blocked(sentence: &str) -> (Class, String) {
 async fn assert_recovers(broker: &Publisher) {
     let deadline = Instant::now() + Duration::from_secs(30);
     while publish(broker, &[publication_to("orders", 1, "k")]).await != [None] {
-        assert!(Instant::now() < deadline, "it was mended and does not pass");
+        assert!(Instant::now() < deadline, "it was fixed and does not recover");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
@@ -159,10 +159,10 @@ async fn logins_are_classified(guarded: &TlsServer) {
     guarded.ctl(&["change_password", "guest", "wrong"]).await;
     assert_recovers(&broker).await;
     guarded.ctl(&["change_password", "guest", "guest"]).await;
-    let config = Config { user: Some("nobody".to_owned()), ..guarded.config() };
+    let config = Config { user: Some("unknown".to_owned()), ..guarded.config() };
     assert_eq!(
         connect_outcome(config).await,
-        Some(blocked("RabbitMQ refuses the login of `nobody`: wrong user or password"))
+        Some(blocked("RabbitMQ refuses the login of `unknown`: wrong user or password"))
     );
 }
 
@@ -237,7 +237,7 @@ async fn a_wrong_server_name_is_noticed(guarded: &TlsServer) {
     let mut carrying = JoinSet::new();
     carrying.spawn(async move {
         while let Ok((mut client, _)) = listener.accept().await {
-            let mut server = TcpStream::connect(&server).await.expect("the server is there");
+            let mut server = TcpStream::connect(&server).await.expect("the server is reachable");
             // Ends when TLS fails, which is what the test checks.
             tokio::io::copy_bidirectional(&mut client, &mut server).await.ok();
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use lapin::ExchangeKind as Kind;
 use lapin::options::{ExchangeDeleteOptions, QueueDeclareOptions};
 use relevo_broker_rabbitmq::{
-    Admin, Binding, Config, Error, Exchange, ExchangeKind, GroupConsumer, Membership, Policy, Queue, QueueKind,
+    Admin, Binding, Config, ConsumerOptions, Error, Exchange, ExchangeKind, GroupConsumer, Policy, Queue, QueueKind,
     Topology,
 };
 use relevo_conformance::broker::harness::within_timeout;
@@ -169,7 +169,7 @@ async fn without_the_management_api_missing_items_are_created_and_others_declare
     let harness = TopologyHarness::new().await;
     let topology = Topology { policies: Vec::new(), ..topology() };
     let config = Config { management_urls: Vec::new(), topology: topology.clone(), ..harness.config() };
-    let admin = Admin::new(config.clone()).expect("no policies, no need of the management API");
+    let admin = Admin::new(config.clone()).expect("without policies the management API is not needed");
     let plan = admin.plan().await.expect("a plan");
     assert_eq!(state_of(&plan, "queue `billing.0`"), &TopologyStatus::Missing);
     let binding = "binding of queue `old` to `direct` by `old`";
@@ -254,7 +254,8 @@ async fn an_exclusive_queue_of_another_connection_is_no_outage() {
         refused.error_chain()
     );
     let queue = Queue::new("audit");
-    let consumer = GroupConsumer::open(&harness.config(), &queue, Membership::default()).await.expect("a consumer");
+    let consumer =
+        GroupConsumer::open(&harness.config(), &queue, ConsumerOptions::default()).await.expect("a consumer");
     let failure = within_timeout(consumer.receive(1)).await.expect_err("it is locked");
     assert_eq!(failure.class(), Class::Blocked, "{}", failure.error_chain());
 }

@@ -1,7 +1,7 @@
 //! `relevo consumers dead`
 
 mod filter;
-mod letter;
+pub(in crate::commands) mod letter;
 mod mark;
 
 use std::io::{self, Write as _};

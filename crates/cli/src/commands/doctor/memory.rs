@@ -3,14 +3,13 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use relevo_broker_nats::Retention;
 use relevo_core::RetryPolicy;
 use relevo_core::finding::{Finding, Severity};
 use relevo_core::inbox::retention_check::{self, RedeliveryWindow};
 use relevo_core::store::StoreError;
 
 use super::Examined;
-use crate::config::{self, Broker};
+use crate::config;
 use crate::outbox::Place;
 
 /// What one place adds to the comparison.
@@ -36,23 +35,6 @@ pub(super) fn name(horizons: &mut [RedeliveryWindow], outbox: &config::Outbox) {
         horizon.source = format!("outbox `{}`", outbox.name);
         let retention = horizon.duration.map(|lasts| lasts.saturating_sub(RetryPolicy::default().total_delay_max()));
         horizon.duration = retention.map(|retention| retention.saturating_add(longest));
-    }
-}
-
-/// What a broker keeps although it was acknowledged. Queues of RabbitMQ keep nothing of that kind, and neither do streams that
-/// a message leaves with its acknowledgement.
-pub(super) fn of_broker(broker: &Broker) -> Vec<RedeliveryWindow> {
-    match broker {
-        Broker::Embedded { path, .. } => {
-            let keep = relevo_broker_embedded::Config::new(path).retention;
-            vec![RedeliveryWindow { source: format!("the embedded broker `{}`", path.display()), duration: Some(keep) }]
-        }
-        Broker::Nats(nats) => {
-            let streams = nats.topology.streams.iter().filter(|stream| stream.retention == Retention::Limits);
-            let horizon = |name: &str, lasts| RedeliveryWindow { source: format!("stream `{name}`"), duration: lasts };
-            streams.map(|stream| horizon(&stream.name, stream.max_age)).collect()
-        }
-        Broker::Rabbitmq(_) => Vec::new(),
     }
 }
 
@@ -84,24 +66,7 @@ async fn inboxes(place: &Place, horizons: &[RedeliveryWindow]) -> Result<Vec<Fin
 
 #[cfg(test)]
 mod tests {
-    use relevo_broker_nats::{Config, Stream};
-
     use super::*;
-
-    #[test]
-    fn a_stream_is_counted_if_messages_outlive_their_acknowledgement() {
-        let mut config = Config::new("nats://localhost");
-        let week = Duration::from_hours(7 * 24);
-        config.topology.streams = vec![
-            Stream { max_age: Some(week), ..Stream::new("ORDERS", ["orders.>"]) },
-            Stream::new("EVENTS", ["events.>"]),
-            Stream { retention: Retention::WorkQueue, max_age: Some(week), ..Stream::new("WORK", ["work.>"]) },
-            Stream { retention: Retention::Interest, ..Stream::new("NEWS", ["news.>"]) },
-        ];
-        let horizons = of_broker(&Broker::Nats(Box::new(config)));
-        let told: Vec<_> = horizons.iter().map(|it| (it.source.as_str(), it.duration)).collect();
-        assert_eq!(told, [("stream `ORDERS`", Some(week)), ("stream `EVENTS`", None)]);
-    }
 
     #[test]
     fn an_outbox_can_send_what_it_keeps_and_then_retry() {

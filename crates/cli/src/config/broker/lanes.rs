@@ -1,116 +1,21 @@
-//! Whether queues and groups have the lanes of what is sent to them: the lane's word is part of the address, so that
-//! another number reads the wrong messages, or none.
+//! The report of a queue or group with other lanes than the messages that it would receive.
 
-use std::collections::BTreeSet;
-
-use relevo_broker_nats as nats;
-use relevo_broker_rabbitmq::{self as rabbitmq, Binding, BindingTarget, ExchangeKind};
-use relevo_core::address_template::{AddressTemplate, PatternWord};
+use relevo_core::adapter::LaneMismatch;
 
 use super::super::problem::Problem;
 use super::super::resolved::Reader;
 use super::super::settings::Path;
 
-/// Tells queues of RabbitMQ with other lanes than the broker, if messages of these addresses could reach them.
-pub(super) fn of_queues(reader: &mut Reader<'_>, path: &Path, config: &rabbitmq::Config, addresses: &[String]) {
-    let sections = reader.sections(&path.name("queues"));
-    for ((_, at), queue) in sections.into_iter().zip(&config.topology.queues) {
-        if misses(queue.lanes, config.lanes, addresses, |address| reaches(config, address, &queue.name)) {
-            tell(reader, path, &at, "queue", (queue.lanes, config.lanes));
-        }
-    }
-}
-
-/// Tells groups of NATS with other lanes than the broker, if they could be handed messages of these addresses.
-pub(super) fn of_groups(reader: &mut Reader<'_>, path: &Path, config: &nats::Config, addresses: &[String]) {
-    let sections = reader.sections(&path.name("groups"));
-    for ((_, at), group) in sections.into_iter().zip(&config.topology.groups) {
-        let stream = config.topology.streams.iter().find(|stream| stream.name == group.stream);
-        let is_theirs = config.stream.as_ref().is_none_or(|expected| *expected == group.stream);
-        let reads = |address: &str| match (group.subjects.as_slice(), stream) {
-            ([], None) => true,
-            ([], Some(stream)) => stores(&stream.subjects, address),
-            (subjects, _) => stores(subjects, address),
-        };
-        if is_theirs && misses(group.lanes, config.lanes, addresses, reads) {
-            tell(reader, path, &at, "group", (group.lanes, config.lanes));
-        }
-    }
-}
-
-/// Whether one with the lanes `here` does not get what is sent with the lanes `sent`, and seems to be meant to.
-///
-/// One without lanes may well get what has them, all of it, if it is bound by a pattern that leaves room for their word.
-fn misses(here: Option<u16>, sent: Option<u16>, addresses: &[String], gets: impl Fn(&str) -> bool) -> bool {
-    let bare = || addresses.iter().any(|address| gets(address));
-    let with_word = || addresses.iter().any(|address| gets(&format!("{address}.0")));
-    match (here, sent) {
-        _ if here == sent => false,
-        (Some(_), _) => bare() || with_word(),
-        (None, _) => addresses.iter().any(|address| gets(address) && !gets(&format!("{address}.0"))),
-    }
-}
-
-fn tell(reader: &mut Reader<'_>, broker: &Path, at: &Path, what: &str, (here, sent): (Option<u16>, Option<u16>)) {
-    let lanes = |lanes: Option<u16>| lanes.map_or_else(|| "no lanes".to_owned(), |lanes| format!("`lanes = {lanes}`"));
-    let problem =
-        Problem::new(format!("`{at}` has {}, and what is sent to that {what} has {}", lanes(here), lanes(sent)));
+/// Reports the mismatch at the object's section, which the user named.
+pub(super) fn report(reader: &mut Reader<'_>, broker: &Path, mismatch: &LaneMismatch) {
+    let LaneMismatch { object, index, lanes, published_lanes } = mismatch;
+    let (_, at) = reader.sections(&broker.name(&format!("{object}s"))).swap_remove(*index);
+    let shown = |lanes: &Option<u16>| lanes.map_or_else(|| "no lanes".to_owned(), |lanes| format!("`lanes = {lanes}`"));
+    let (lanes, published) = (shown(lanes), shown(published_lanes));
+    let problem = Problem::new(format!("`{at}` has {lanes}, and what is sent to that {object} has {published}"));
     let key = at.name("lanes");
-    let at = if reader.is_set(&key) { key } else { at.clone() };
+    let at = if reader.is_set(&key) { key } else { at };
     reader.problem(&at, problem.hint(format!("the same number in `{broker}` and here, or in neither")));
-}
-
-fn stores(subjects: &[String], address: &str) -> bool {
-    let template = AddressTemplate::new(address);
-    subjects.iter().any(|subject| template.can_match(&words(subject)))
-}
-
-/// Whether messages of an address could come to a queue, as far as the configuration's own exchanges and bindings tell.
-fn reaches(config: &rabbitmq::Config, address: &str, queue: &str) -> bool {
-    let (exchange, key) = address.split_once('/').unwrap_or((&config.exchange, address));
-    let (first, key) = (AddressTemplate::new(exchange), AddressTemplate::new(key));
-    if first.can_equal("") && key.can_equal(queue) {
-        return true;
-    }
-    let bindings = &config.topology.bindings;
-    let mut open: Vec<&str> =
-        bindings.iter().map(|it| it.exchange.as_str()).filter(|name| first.can_equal(name)).collect();
-    let mut visited = BTreeSet::new();
-    while let Some(exchange) = open.pop() {
-        if !visited.insert(exchange) {
-            continue;
-        }
-        for binding in bindings.iter().filter(|it| it.exchange == exchange && takes(config, it, &key)) {
-            match &binding.to {
-                BindingTarget::Queue(name) if name == queue => return true,
-                BindingTarget::Queue(_) => {}
-                BindingTarget::Exchange(name) => open.push(name),
-            }
-        }
-    }
-    false
-}
-
-/// Whether a binding could take such a routing key. Of exchanges that somebody else declares the kind is not known.
-fn takes(config: &rabbitmq::Config, binding: &Binding, key: &AddressTemplate) -> bool {
-    let kind = config.topology.exchanges.iter().find(|it| it.name == binding.exchange).map(|it| it.kind);
-    match kind {
-        // They do not look at the key, so that a queue there cannot have lanes, and its number says nothing.
-        Some(ExchangeKind::Fanout | ExchangeKind::Headers) => matches!(binding.to, BindingTarget::Exchange(_)),
-        Some(ExchangeKind::Direct) => key.can_equal(&binding.key),
-        Some(ExchangeKind::Topic) | None => key.can_match(&words(&binding.key)),
-    }
-}
-
-/// The words of a binding's key or of a subject.
-fn words(pattern: &str) -> Vec<PatternWord<'_>> {
-    let word = |word| match word {
-        "*" => PatternWord::One,
-        "#" => PatternWord::ZeroOrMore,
-        ">" => PatternWord::OneOrMore,
-        text => PatternWord::Literal(text),
-    };
-    if pattern.is_empty() { Vec::new() } else { pattern.split('.').map(word).collect() }
 }
 
 #[cfg(test)]

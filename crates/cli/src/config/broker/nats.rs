@@ -1,10 +1,12 @@
 //! NATS `JetStream`: its keys beside the code that they set.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use relevo_broker_nats::{
-    Admin, AtomicBatches, Auth, Config, Discard, Group, Identity, Retention, Storage, Stream, Tls, Topology,
+    AtomicBatches, Auth, Config, Discard, Group, Identity, Retention, Storage, Stream, Tls, Topology,
 };
+use relevo_core::BrokerAdapter;
 
 use super::super::keys::{Key, Kind};
 use super::super::problem::Problem;
@@ -160,7 +162,11 @@ pub(crate) const GROUP: &[Key] = &[
     Key::number("max_ack_pending", 1, "1000", "At most so many deliveries of a lane are out."),
 ];
 
-pub(super) fn resolve(reader: &mut Reader<'_>, path: &Path, publish_deadline: Duration) -> Option<Config> {
+pub(super) fn resolve(
+    reader: &mut Reader<'_>,
+    path: &Path,
+    publish_deadline: Duration,
+) -> Option<Arc<dyn BrokerAdapter>> {
     let urls = urls(reader, path, &["nats://", "tls://"]);
     if urls.as_ref().is_some_and(|urls| urls.iter().any(|url| url.contains('@'))) {
         let problem = Problem::new("a URL of NATS holds no login");
@@ -190,12 +196,7 @@ pub(super) fn resolve(reader: &mut Reader<'_>, path: &Path, publish_deadline: Du
         topology: topology(reader, path),
         urls: Vec::new(),
     };
-    let config = Config { urls: urls?, ..config };
-    // It says what can never work, the topology's included, and asks nothing of the server.
-    if let Err(wrong) = Admin::new(config.clone()) {
-        reader.problem(path, Problem::new(wrong.to_string()));
-    }
-    Some(config)
+    super::adapter(reader, path, Config { urls: urls?, ..config })
 }
 
 /// It is shown where the configuration is, so that it must not hold a password.

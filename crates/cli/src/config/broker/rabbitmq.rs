@@ -1,11 +1,13 @@
 //! RabbitMQ: its keys beside the code that they set.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use relevo_broker_rabbitmq::{
-    Admin, Binding, BindingTarget, Config, Exchange, ExchangeKind, Identity, Policy, Queue, QueueKind, Tls, Topology,
+    Binding, BindingTarget, Config, Exchange, ExchangeKind, Identity, Policy, Queue, QueueKind, Tls, Topology,
     dead_letter_queue_name,
 };
+use relevo_core::BrokerAdapter;
 
 use super::super::keys::{Key, Kind};
 use super::super::problem::Problem;
@@ -202,7 +204,11 @@ pub(crate) const POLICY: &[Key] = &[
     ),
 ];
 
-pub(super) fn resolve(reader: &mut Reader<'_>, path: &Path, publish_deadline: Duration) -> Option<Config> {
+pub(super) fn resolve(
+    reader: &mut Reader<'_>,
+    path: &Path,
+    publish_deadline: Duration,
+) -> Option<Arc<dyn BrokerAdapter>> {
     let urls = urls(reader, path, &["amqp://", "amqps://"]);
     let certificates = certificates(reader, path);
     let identity = certificates.identity.map(|(cert_chain, key)| Identity { cert_chain, key });
@@ -224,12 +230,7 @@ pub(super) fn resolve(reader: &mut Reader<'_>, path: &Path, publish_deadline: Du
         topology: topology(reader, path),
         urls: Vec::new(),
     };
-    let config = Config { urls: urls?, ..config };
-    // It says what can never work, the topology's included, and asks nothing of the server.
-    if let Err(wrong) = Admin::new(config.clone()) {
-        reader.problem(path, Problem::new(wrong.to_string()));
-    }
-    Some(config)
+    super::adapter(reader, path, Config { urls: urls?, ..config })
 }
 
 fn management_urls(reader: &mut Reader<'_>, path: &Path) -> Vec<String> {

@@ -1,3 +1,4 @@
+use std::any::Any;
 use std::time::Duration;
 
 use relevo_broker_nats as nats;
@@ -16,10 +17,28 @@ pub(super) fn text(inside: &str, behind: &str) -> String {
     )
 }
 
-fn broker(inside: &str, behind: &str) -> (Broker, StartUp) {
+fn broker(inside: &str, behind: &str) -> BrokerConfig {
     let loaded = load(&text(inside, behind), &[], &[]).unwrap_or_else(|problems| panic!("{problems:?}"));
-    let destination = loaded.config.outboxes[0].destinations[0].clone();
-    (destination.broker, destination.start_up)
+    loaded.config.outboxes[0].destinations[0].broker.clone()
+}
+
+fn rabbitmq(broker: &BrokerConfig) -> &rabbitmq::Config {
+    let adapter: &dyn Any = &*broker.adapter;
+    adapter.downcast_ref::<rabbitmq::Adapter>().expect("a broker of kind `rabbitmq`").config()
+}
+
+fn nats(broker: &BrokerConfig) -> &nats::Config {
+    let adapter: &dyn Any = &*broker.adapter;
+    adapter.downcast_ref::<nats::Adapter>().expect("a broker of kind `nats`").config()
+}
+
+fn start_up(broker: &BrokerConfig) -> (TopologyMode, &[String]) {
+    (broker.topology, &broker.accept)
+}
+
+#[test]
+fn every_adapter_of_the_registry_has_a_parser() {
+    assert_eq!(PARSERS.map(|(kind, _)| kind), BROKERS);
 }
 
 pub(super) const RABBIT: &str = "kind = \"rabbitmq\"\nurls = [\"amqp://me:sesame@a:5672/v\", \"amqps://b\"]";
@@ -27,18 +46,17 @@ pub(super) const NATS: &str = "kind = \"nats\"\nurls = [\"nats://a:4222\"]";
 
 #[test]
 fn the_table_s_defaults_are_the_adapters_own() {
-    let (rabbit, start_up) = broker("kind = \"rabbitmq\"\nurls = [\"amqp://a\"]", "");
-    assert_eq!(rabbit, Broker::Rabbitmq(Box::new(rabbitmq::Config::new("amqp://a"))));
-    assert_eq!(start_up, StartUp { topology: Declare::Check, accept: Vec::new() });
-    let (nats, start_up) = broker(NATS, "");
-    assert_eq!(nats, Broker::Nats(Box::new(nats::Config::new("nats://a:4222"))));
-    assert_eq!(start_up, StartUp::default());
-    let (rabbit, _) = broker(RABBIT, "[BROKER.queues.q]\n[BROKER.exchanges.x]\n");
-    let Broker::Rabbitmq(rabbit) = rabbit else { panic!("{rabbit:?}") };
-    assert_eq!((&rabbit.topology.queues[0], &rabbit.topology.exchanges[0]), (&Queue::new("q"), &Exchange::new("x")));
-    let (nats, _) = broker(NATS, "[BROKER.streams.s]\nsubjects = [\"a.>\"]\n");
-    let Broker::Nats(nats) = nats else { panic!("{nats:?}") };
-    assert_eq!(nats.topology.streams, [nats::Stream::new("s", ["a.>"])]);
+    let rabbit = broker("kind = \"rabbitmq\"\nurls = [\"amqp://a\"]", "");
+    assert_eq!(*rabbitmq(&rabbit), rabbitmq::Config::new("amqp://a"));
+    assert_eq!(start_up(&rabbit), (TopologyMode::Check, &[][..]));
+    let jetstream = broker(NATS, "");
+    assert_eq!(*nats(&jetstream), nats::Config::new("nats://a:4222"));
+    assert_eq!(start_up(&jetstream), (TopologyMode::default(), &[][..]));
+    let rabbit = broker(RABBIT, "[BROKER.queues.q]\n[BROKER.exchanges.x]\n");
+    let topology = &rabbitmq(&rabbit).topology;
+    assert_eq!((&topology.queues[0], &topology.exchanges[0]), (&Queue::new("q"), &Exchange::new("x")));
+    let jetstream = broker(NATS, "[BROKER.streams.s]\nsubjects = [\"a.>\"]\n");
+    assert_eq!(nats(&jetstream).topology.streams, [nats::Stream::new("s", ["a.>"])]);
 }
 
 #[test]
@@ -48,7 +66,7 @@ fn every_key_of_rabbitmq_sets_something() {
          heartbeat_ms = 7000\nconnect_deadline_ms = 1\nconfirm_deadline_ms = 2\nchannels = 3\nin_flight_max = 4\n\
          message_bytes_max = 5\nmanagement_url = \"http://a http://b\"\ntopology = \"apply\"\naccept = [\"queue-classic\"]"
     );
-    let (broker, start_up) = broker(&inside, "");
+    let broker = broker(&inside, "");
     let expected = rabbitmq::Config {
         urls: vec!["amqp://me:sesame@a:5672/v".into(), "amqps://b".into()],
         user: Some("u".into()),
@@ -66,8 +84,8 @@ fn every_key_of_rabbitmq_sets_something() {
         tls: rabbitmq::Tls::default(),
         topology: rabbitmq::Topology::default(),
     };
-    assert!(broker == Broker::Rabbitmq(Box::new(expected)), "{broker:?}");
-    assert_eq!(start_up, StartUp { topology: Declare::Apply, accept: vec!["queue-classic".into()] });
+    assert!(*rabbitmq(&broker) == expected, "{broker:?}");
+    assert_eq!(start_up(&broker), (TopologyMode::Apply, &["queue-classic".to_owned()][..]));
 }
 
 #[test]
@@ -93,8 +111,8 @@ definition = { max-length = 5, overflow = \"reject-publish\" }
 priority = 2
 ";
     let inside = format!("{RABBIT}\nmanagement_url = \"http://a:15672\"");
-    let Broker::Rabbitmq(config) = broker(&inside, behind).0 else { panic!("of another kind") };
-    let topology = config.topology;
+    let broker = broker(&inside, behind);
+    let topology = &rabbitmq(&broker).topology;
     let alternate = Some("lost".to_owned());
     assert_eq!(topology.exchanges, [Exchange { kind: ExchangeKind::Headers, alternate, ..Exchange::new("shop") }]);
     let queue = Queue {
@@ -127,8 +145,9 @@ fn dead_letters_of_a_queue_have_a_name_of_their_own_or_the_usual_one() {
 dead_queue = \"billing.dlq\"
 [BROKER.queues.shop]
 ";
-    let Broker::Rabbitmq(config) = broker(RABBIT, behind).0 else { panic!("of another kind") };
-    let dead: Vec<_> = config.topology.queues.iter().map(|queue| queue.dead_letter_queue.as_deref()).collect();
+    let broker = broker(RABBIT, behind);
+    let dead: Vec<_> =
+        rabbitmq(&broker).topology.queues.iter().map(|queue| queue.dead_letter_queue.as_deref()).collect();
     assert_eq!(dead, [Some("billing.dlq"), Some("shop.dead")]);
 }
 
@@ -160,7 +179,8 @@ lanes = 2
 ack_wait_ms = 1000
 max_ack_pending = 7
 ";
-    let Broker::Nats(config) = broker(&inside, behind).0 else { panic!("of another kind") };
+    let broker = broker(&inside, behind);
+    let config = nats(&broker);
     let password = std::env::var("PATH").unwrap().trim().to_owned();
     let millis = Duration::from_millis;
     let stream = nats::Stream {
@@ -273,7 +293,11 @@ fn headers_that_the_broker_acts_on_are_refused_for_that_broker_alone() {
     let (cc, nats) = (route("headers = { cC = \"x\" }"), route("rename_headers = { a = \"Nats-Expected-Stream\" }"));
     let bcc = route("rename_headers = { a = \"BCC\" }");
     for (inside, rules, told) in [
-        (RABBIT, &cc, "the header `cC` cannot be sent: RabbitMQ sends copies to whoever it names at relevo.toml:7"),
+        (
+            RABBIT,
+            &cc,
+            "the header `cC` cannot be sent: RabbitMQ sends copies to the routing keys in it at relevo.toml:7",
+        ),
         (RABBIT, &bcc, "the header `BCC` cannot be sent"),
         (NATS, &nats, "the header `Nats-Expected-Stream` cannot be sent: the server takes it for an instruction"),
     ] {
@@ -298,10 +322,10 @@ fn variables_set_lists_and_sections_of_a_broker() {
     let variables: Vec<(&str, &str)> = all.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
     let loaded = load(&text("kind = \"rabbitmq\"", ""), &variables, &[]).unwrap();
     let destination = &loaded.config.outboxes[0].destinations[0];
-    let Broker::Rabbitmq(config) = &destination.broker else { panic!("of another kind") };
+    let config = rabbitmq(&destination.broker);
     assert_eq!((config.urls.len(), config.topology.bindings.len()), (2, 2));
     assert_eq!(config.topology.queues[0].retry_delays, [1, 2].map(Duration::from_millis));
-    assert_eq!(destination.start_up.accept, ["plain-text"]);
+    assert_eq!(destination.broker.accept, ["plain-text"]);
 }
 
 #[test]
@@ -311,7 +335,7 @@ fn urls_come_from_a_file_too_and_are_never_shown() {
     let inside = format!("kind = \"rabbitmq\"\nurls_file = {path:?}\npassword_file = {path:?}\n");
     let loaded = load(&text(&inside, ""), &[], &[]).unwrap();
     std::fs::remove_file(&path).unwrap();
-    let Broker::Rabbitmq(config) = &loaded.config.outboxes[0].destinations[0].broker else { panic!("of another kind") };
+    let config = rabbitmq(&loaded.config.outboxes[0].destinations[0].broker);
     assert_eq!(config.urls, ["amqp://me:sesame@a", "amqp://me:sesame@b"]);
     assert!(!format!("{loaded:?}").contains("sesame"));
 }

@@ -90,10 +90,6 @@ impl ConsumerTables {
         row.redrives += 1;
         let (number, message) = (row.ordinal, row.message.clone());
         self.set_state(dedup_id, Known::Redriven, now);
-        if let Some(trace) = self.traces.get_mut(&dedup_id) {
-            trace.state = Known::Redriven;
-            trace.at = now;
-        }
         let queue = self.queues.entry(message.queue.clone()).or_insert_with(|| RetryQueue::new(next));
         queue.messages.insert(number, QueuedRow { not_before: next, ..QueuedRow::new(message) });
         let freed = queue.blocked_by.remove(&dedup_id) && queue.blocked_by.is_empty();

@@ -77,15 +77,11 @@ impl Tables {
                     return Some(ClaimOutcome::Busy(remaining(until, now)));
                 }
                 (Known::Started | Known::Calling, _) => {}
-                (state, _) => {
-                    tables.trace_repeat(scope.traced(), message.dedup_id);
-                    return Some(ClaimOutcome::Duplicate(state));
-                }
+                (state, _) => return Some(ClaimOutcome::Duplicate(state)),
             }
         }
         if tables.queues.contains_key(&message.queue) {
             tables.set_state(message.dedup_id, Known::Waiting, now);
-            tables.trace(scope.traced(), message, Known::Waiting, now);
             tables.append(QueuedRow::new(message.clone()), now);
             return Some(ClaimOutcome::QueuedBehind);
         }
@@ -172,13 +168,7 @@ impl PendingWrites {
 
 /// The inbox part of a transaction, without changes and locks.
 pub(crate) fn empty_writes(scope: &ConsumerScope) -> PendingWrites {
-    PendingWrites {
-        consumer: scope.consumer.clone(),
-        traced: scope.traced(),
-        lane: None,
-        queues: BTreeSet::new(),
-        writes: Vec::new(),
-    }
+    PendingWrites { consumer: scope.consumer.clone(), lane: None, queues: BTreeSet::new(), writes: Vec::new() }
 }
 
 fn remaining(until: Micros, now: Micros) -> Duration {

@@ -36,14 +36,9 @@ impl Tables {
             Some(row) if claim.is_some_and(|claim| row.is_claimed_by(claim)) => {}
             None => return Some(RecordOutcome::Fenced),
             Some(row) if matches!(row.state, Known::Started | Known::Calling) => return Some(RecordOutcome::Fenced),
-            Some(row) => {
-                let state = row.state;
-                tables.trace_repeat(scope.traced(), message.dedup_id);
-                return Some(RecordOutcome::Duplicate(state));
-            }
+            Some(row) => return Some(RecordOutcome::Duplicate(row.state)),
         }
         tables.record_failure(message, failure, now);
-        tables.trace(scope.traced(), message, state_after(failure.action), now);
         Some(RecordOutcome::Recorded)
     }
 
@@ -71,7 +66,6 @@ impl Tables {
                 tables.dead_letter(number, &message, failure, now);
             }
         }
-        tables.trace(scope.traced(), &message, state_after(failure.action), now);
         Some(RecordOutcome::Recorded)
     }
 }
@@ -137,12 +131,5 @@ impl ConsumerTables {
     fn dead_letter_new(&mut self, message: &InboxMessage, failure: &InboxFailure, now: Micros) {
         let number = self.next_ordinal();
         self.dead_letter(number, message, failure, now);
-    }
-}
-
-const fn state_after(action: InboxFailureAction) -> Known {
-    match action {
-        InboxFailureAction::Retry { .. } | InboxFailureAction::Postpone { .. } => Known::Waiting,
-        InboxFailureAction::DeadHold | InboxFailureAction::DeadContinue => Known::Dead,
     }
 }

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use relevo_core::MessageId;
 use relevo_core::inbox::admin::{
     ConsumerControl, ConsumerDetails, ConsumerSummary, InboxRecord, LaneInfo, MemberInfo, Operate, RemoveOutcome,
-    RetryQueueInfo, Trace,
+    RetryQueueInfo,
 };
 use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterFilter, DeadLetterState, MarkRequest};
 use relevo_core::inbox::replays::{EnqueueOutcome, Replay, ReplayBatch, ReplayPlan, ReplayState};
@@ -76,16 +76,6 @@ impl Operate for Operator {
 
     async fn archive(&self, request: &MarkRequest) -> Result<u64, StoreError> {
         or_busy_error(&self.0, |state| state.discard(request)).await
-    }
-
-    async fn trace(&self, id: MessageId) -> Result<Vec<Trace>, StoreError> {
-        let state = self.0.lock();
-        let clock = Clock::of(&state);
-        let traces = state.consumers.iter().flat_map(|(consumer, tables)| {
-            let of_id = tables.traces.iter().filter(|(dedup_id, _)| dedup_id.id == id);
-            of_id.map(move |(_, trace)| trace.show(consumer, clock))
-        });
-        Ok(traces.collect())
     }
 
     async fn find_message(&self, id: MessageId) -> Result<Vec<InboxRecord>, StoreError> {
@@ -277,22 +267,6 @@ impl tables::LaneRow {
             ConsumerControl::OpenBreaker => self.breaker_override = Some(true),
             ConsumerControl::CloseBreaker => self.breaker_override = Some(false),
             ConsumerControl::AutoBreaker => self.breaker_override = None,
-        }
-    }
-}
-
-impl tables::Trace {
-    fn show(&self, consumer: &str, clock: Clock) -> Trace {
-        Trace {
-            consumer: consumer.to_owned(),
-            entry: self.message.dedup_id,
-            state: self.state,
-            repeats: self.repeats,
-            address: self.message.address.to_string(),
-            lane: self.message.lane.name().to_owned(),
-            place: self.message.offset,
-            correlation: self.message.correlation.as_ref().map(ToString::to_string),
-            at: clock.timestamp(self.at),
         }
     }
 }

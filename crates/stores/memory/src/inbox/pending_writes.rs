@@ -16,7 +16,6 @@ use crate::state::{Micros, Tables};
 #[derive(Debug)]
 pub(crate) struct PendingWrites {
     pub(crate) consumer: Arc<str>,
-    pub(crate) traced: bool,
     /// Its owner cannot change.
     pub(crate) lane: Option<Lane>,
     /// Locked against everything except further appends.
@@ -63,7 +62,6 @@ impl PendingWrites {
             match kind {
                 WriteKind::End(state, number) => {
                     tables.set_state(message.dedup_id, state, now);
-                    tables.trace(self.traced, &message, state, now);
                     if let Some(number) = number
                         && let Some(queue) = tables.queues.get_mut(&message.queue)
                     {
@@ -72,7 +70,6 @@ impl PendingWrites {
                 }
                 WriteKind::Append => {
                     tables.set_state(message.dedup_id, Known::Waiting, now);
-                    tables.trace(self.traced, &message, Known::Waiting, now);
                     // Never create a queue here: a member that empties one waits for this transaction first.
                     assert!(
                         tables.queues.contains_key(&message.queue),
@@ -80,7 +77,7 @@ impl PendingWrites {
                     );
                     tables.append(QueuedRow::new(message), now);
                 }
-                WriteKind::Duplicate => tables.trace_repeat(self.traced, message.dedup_id),
+                WriteKind::Duplicate => {}
             }
         }
     }

@@ -24,10 +24,8 @@ impl ConsumerTables {
         let dead_letters = drain(&mut self.dead_letters, limit, |row| {
             row.state != DeadLetterState::Dead && row.marked_at < before(retention.dead_letters)
         });
-        let traces =
-            retention.trace.is_some_and(|time| drain(&mut self.traces, limit, |trace| trace.at < before(time)));
         let members = drain(&mut self.members, limit, |member| member.expires_at < before(DEAD_MEMBERS));
-        rows || dead_letters || traces || members
+        rows || dead_letters || members
     }
 
     /// Makes all data older for pruning.
@@ -42,7 +40,6 @@ impl ConsumerTables {
             older(&mut row.dead_at);
             older(&mut row.marked_at);
         }
-        self.traces.values_mut().for_each(|trace| older(&mut trace.at));
         for member in self.members.values_mut() {
             older(&mut member.heartbeat_at);
             older(&mut member.expires_at);

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use bytestring::ByteString;
+use relevo_core::inbox::InboxState as Known;
 use relevo_core::inbox::retries::{ClaimedQueue, QueuedMessage};
 use relevo_core::inbox::transactions::EnterOutcome;
-use relevo_core::inbox::{DedupId, InboxState as Known};
 
 use super::enter::empty_writes;
 use super::pending_writes::{PendingWrite, PendingWrites, WriteKind};
@@ -36,14 +36,11 @@ impl Tables {
                 if let Some(first) = queue.messages.values_mut().next().filter(|first| first.not_before <= now) {
                     first.unfinished_starts += 1;
                 }
-                let reopened =
-                    |dedup_id: DedupId| tables.rows.get(&dedup_id).is_some_and(|row| row.state == Known::Redriven);
                 let waiting = |(number, waiting): (&i64, &QueuedRow)| QueuedMessage {
                     ordinal: *number,
                     message: waiting.message.clone(),
                     attempts: waiting.attempts,
                     unfinished_starts: waiting.unfinished_starts,
-                    reopened: reopened(waiting.message.dedup_id),
                 };
                 // Stop before the first message that is not due yet.
                 let ready = queue.messages.iter().take_while(|(_, waiting)| waiting.not_before <= now);

@@ -26,7 +26,6 @@ pub(crate) struct ConsumerTables {
     /// The retry table.
     pub(crate) queues: BTreeMap<ByteString, RetryQueue>,
     pub(crate) dead_letters: BTreeMap<DedupId, InboxDeadLetterRow>,
-    pub(crate) traces: BTreeMap<DedupId, Trace>,
     pub(crate) members: BTreeMap<Uuid, MemberRow>,
     pub(crate) lanes: BTreeMap<Lane, LaneRow>,
     pub(crate) replays: BTreeMap<u32, ReplayRow>,
@@ -82,15 +81,6 @@ pub(crate) struct InboxDeadLetterRow {
     pub(crate) state: DeadLetterState,
     pub(crate) marked_at: Micros,
     pub(crate) reason: Option<String>,
-}
-
-/// The last result of a message, for operators.
-#[derive(Clone, Debug)]
-pub(crate) struct Trace {
-    pub(crate) message: InboxMessage,
-    pub(crate) state: Known,
-    pub(crate) repeats: u32,
-    pub(crate) at: Micros,
 }
 
 /// A process that has sent a heartbeat.
@@ -189,23 +179,6 @@ impl ConsumerTables {
         row.changed_at = now;
         row.claim = None;
         row
-    }
-
-    /// Records the state of a message, if traces are written.
-    pub(crate) fn trace(&mut self, traced: bool, message: &InboxMessage, state: Known, now: Micros) {
-        if traced {
-            let new_row = || Trace { message: message.clone(), state, repeats: 0, at: now };
-            let trace = self.traces.entry(message.dedup_id).or_insert_with(new_row);
-            trace.state = state;
-            trace.at = now;
-        }
-    }
-
-    /// Counts a repeat of a traced message.
-    pub(crate) fn trace_repeat(&mut self, traced: bool, dedup_id: DedupId) {
-        if let Some(trace) = self.traces.get_mut(&dedup_id).filter(|_| traced) {
-            trace.repeats += 1;
-        }
     }
 
     /// Appends a message to its queue. Creates the queue if it is missing.

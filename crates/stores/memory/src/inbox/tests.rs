@@ -22,7 +22,6 @@ fn message() -> InboxMessage {
         address: "orders".into(),
         lane: Lane::new("0"),
         offset: None,
-        correlation: None,
     }
 }
 

@@ -35,24 +35,8 @@ CREATE TABLE inbox_lane (
 -- A delivered message, with everything that a dead letter stores.
 CREATE TYPE inbox_arrival AS (
     id uuid, replay int, queue text, header_names bytea[], header_values bytea[], payload bytea, address text, lane text,
-    broker_offset numeric, correlation text
+    broker_offset numeric
 );
-
--- What consumers did with messages, for consumers that trace.
-CREATE TABLE inbox_trace (
-    consumer      text NOT NULL,
-    id            uuid NOT NULL,
-    replay        int NOT NULL,
-    state         text NOT NULL,
-    repeats       int NOT NULL DEFAULT 0,
-    address       text NOT NULL,
-    lane          text NOT NULL,
-    broker_offset numeric(20),
-    correlation   text,
-    at            timestamptz NOT NULL DEFAULT clock_timestamp(),
-    PRIMARY KEY (id, consumer, replay)
-);
-CREATE INDEX inbox_trace_at_idx ON inbox_trace (consumer, at);
 
 -- Prepares a call that is its own transaction: READ COMMITTED, a lock timeout, a durable commit.
 CREATE FUNCTION inbox_begin_call(p_lock_timeout_ms int) RETURNS void
@@ -92,19 +76,6 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- Records what became of a traced message.
-CREATE FUNCTION inbox_note(p_consumer text, p_arrival inbox_arrival, p_state text, p_is_repeat boolean DEFAULT false) RETURNS void
-LANGUAGE sql SET search_path = @schema@, pg_temp
-AS $$
-    INSERT INTO inbox_trace AS t (consumer, id, replay, state, repeats, address, lane, broker_offset, correlation)
-    VALUES (p_consumer, p_arrival.id, p_arrival.replay, p_state, p_is_repeat::int, p_arrival.address, p_arrival.lane,
-        p_arrival.broker_offset, p_arrival.correlation)
-    ON CONFLICT (id, consumer, replay) DO UPDATE SET
-        state = CASE WHEN p_is_repeat THEN t.state ELSE excluded.state END,
-        repeats = t.repeats + p_is_repeat::int,
-        at = CASE WHEN p_is_repeat THEN t.at ELSE excluded.at END
-$$;
-
 -- The new `entered_at` of a row whose state changes. A recent value is kept, so that no index changes.
 CREATE FUNCTION inbox_entered_at(p_before timestamptz) RETURNS timestamptz
 LANGUAGE sql VOLATILE
@@ -113,8 +84,8 @@ AS $$
         ELSE clock_timestamp() END
 $$;
 
--- Like `inbox_insert_many` for one message that is not traced, the common case. With arrays of one element the settings, the checks and the
--- queue lookup cost as much as the insert itself.
+-- Like `inbox_insert_many` for one message, the common case. With arrays of one element the settings, the checks and the queue lookup
+-- cost as much as the insert itself.
 CREATE FUNCTION inbox_insert_one(
     p_consumer text, p_message_id uuid, p_replay int, p_queue text, p_lane text, p_lane_epoch bigint, p_lane_owner uuid,
     p_lock_timeout_ms int, p_stall_timeout_ms int
@@ -156,7 +127,7 @@ BEGIN
     END IF;
     answer := @schema@.inbox_classify_known(
         p_consumer, ARRAY[p_message_id], ARRAY[p_replay], ARRAY[p_queue],
-        CASE WHEN fresh THEN ARRAY[p_message_id] ELSE '{}' END, CASE WHEN fresh THEN ARRAY[p_replay] ELSE '{}' END, NULL);
+        CASE WHEN fresh THEN ARRAY[p_message_id] ELSE '{}' END, CASE WHEN fresh THEN ARRAY[p_replay] ELSE '{}' END);
     PERFORM pg_catalog.set_config('lock_timeout', waits, true);
     RETURN answer;
 END $$;
@@ -173,7 +144,7 @@ END $$;
 -- As in `emit_message`, the common case has as few expressions as possible, with every name and operator qualified.
 CREATE FUNCTION inbox_insert_many(
     p_consumer text, p_ids uuid[], p_replays int[], p_queues text[], p_lane text, p_lane_epoch bigint, p_lane_owner uuid,
-    p_lock_timeout_ms int, p_stall_timeout_ms int, p_traces inbox_arrival[]
+    p_lock_timeout_ms int, p_stall_timeout_ms int
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER
 AS $$
@@ -218,7 +189,7 @@ BEGIN
         )
         SELECT pg_catalog.array_agg(e.message_id), pg_catalog.array_agg(e.replay) INTO fresh_ids, fresh_replays FROM entered AS e;
     END IF;
-    IF p_traces IS NULL AND pg_catalog.cardinality(fresh_ids) OPERATOR(pg_catalog.=) pg_catalog.cardinality(p_ids) THEN
+    IF pg_catalog.cardinality(fresh_ids) OPERATOR(pg_catalog.=) pg_catalog.cardinality(p_ids) THEN
         -- Whether a queue exists is decided under its lock, and stays so until the transaction ends.
         PERFORM 1 FROM @schema@.inbox_retry_queue AS q
         WHERE q.consumer OPERATOR(pg_catalog.=) p_consumer AND q.queue OPERATOR(pg_catalog.=) ANY (p_queues) FOR SHARE;
@@ -227,16 +198,15 @@ BEGIN
             RETURN NULL;
         END IF;
     END IF;
-    answer := @schema@.inbox_classify_known(p_consumer, p_ids, p_replays, p_queues, fresh_ids, fresh_replays, p_traces);
+    answer := @schema@.inbox_classify_known(p_consumer, p_ids, p_replays, p_queues, fresh_ids, fresh_replays);
     PERFORM pg_catalog.set_config('lock_timeout', waits, true);
     RETURN answer;
 END $$;
 
--- The uncommon rest of inserting: some messages are known, or their queues are not empty, or they are traced. Messages in state `started`, or
--- whose call has expired, become `done` and count as new. Returns `busy` if a row that conflicted does not exist any more.
+-- The uncommon rest of inserting: some messages are known, or their queues are not empty. Messages in state `started`, or whose call has
+-- expired, become `done` and count as new. Returns `busy` if a row that conflicted does not exist any more.
 CREATE FUNCTION inbox_classify_known(
-    p_consumer text, p_ids uuid[], p_replays int[], p_queues text[], p_fresh_ids uuid[], p_fresh_replays int[],
-    p_traces inbox_arrival[]
+    p_consumer text, p_ids uuid[], p_replays int[], p_queues text[], p_fresh_ids uuid[], p_fresh_replays int[]
 ) RETURNS text
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
@@ -283,11 +253,6 @@ BEGIN
     FROM unnest(p_ids, p_replays) AS a (id, replay)
     WHERE i.consumer = p_consumer AND i.message_id = a.id AND i.replay = a.replay
         AND answers ->> (a.id || ' ' || a.replay) = 'behind';
-    PERFORM inbox_note(p_consumer, w.t,
-        CASE w.word WHEN 'behind' THEN 'waiting' ELSE coalesce(w.word, 'done') END, coalesce(w.word <> 'behind', false))
-    FROM (
-        SELECT t, answers ->> (t.id || ' ' || t.replay) FROM unnest(p_traces) AS t ORDER BY t.id, t.replay
-    ) AS w (t, word);
     RETURN (SELECT string_agg(a.key || ' ' || a.value, E'\n') FROM jsonb_each_text(answers) AS a);
 END $$;
 
@@ -311,7 +276,7 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     word := inbox_insert_many(
-        consumer, ARRAY[message_id], ARRAY[replay], '{}', NULL, NULL, NULL, lock_timeout_ms, 0, NULL);
+        consumer, ARRAY[message_id], ARRAY[replay], '{}', NULL, NULL, NULL, lock_timeout_ms, 0);
     IF word = 'busy' OR word LIKE '% calling' THEN
         RAISE EXCEPTION 'another worker handles message %', message_id USING ERRCODE = 'lock_not_available';
     END IF;
@@ -325,8 +290,6 @@ AS $$
 BEGIN
     UPDATE inbox AS i SET state = 'skipped'
     WHERE i.consumer = p_consumer AND i.message_id = p_message_id AND i.replay = p_replay AND i.state = 'done';
-    UPDATE inbox_trace AS t SET state = 'skipped'
-    WHERE t.consumer = p_consumer AND t.id = p_message_id AND t.replay = p_replay AND t.state = 'done';
 END $$;
 
 -- Records that handling starts. Returns the number of starts that have not ended. A message that was handled or waits is unchanged.
@@ -410,7 +373,7 @@ END $$;
 CREATE FUNCTION inbox_complete_call(
     p_consumer text, p_arrival inbox_arrival, p_lane text, p_lane_epoch bigint, p_lane_owner uuid, p_token uuid,
         p_lock_timeout_ms int,
-    p_stall_timeout_ms int, p_traced boolean
+    p_stall_timeout_ms int
 ) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp SET lock_timeout = '100ms'
 AS $$
@@ -425,9 +388,6 @@ BEGIN
         AND i.state = 'calling' AND i.claim_token = p_token;
     IF NOT FOUND THEN
         RETURN false;
-    END IF;
-    IF p_traced THEN
-        PERFORM inbox_note(p_consumer, p_arrival, 'done');
     END IF;
     RETURN true;
 END $$;

@@ -32,7 +32,6 @@ CREATE TABLE inbox_retry_message (
     address           text NOT NULL,
     lane              text NOT NULL,
     broker_offset     numeric(20),
-    correlation       text,
     attempts          int NOT NULL DEFAULT 0,
     -- How often handling started without ending.
     unfinished_starts int NOT NULL DEFAULT 0,
@@ -62,7 +61,6 @@ CREATE TABLE inbox_dead_letter (
     address       text NOT NULL,
     lane          text NOT NULL,
     broker_offset numeric(20),
-    correlation   text,
     class         text NOT NULL,
     error         text NOT NULL,
     backtrace     text,
@@ -107,9 +105,8 @@ CREATE FUNCTION inbox_append(p_consumer text, p_arrivals inbox_arrival[]) RETURN
 LANGUAGE sql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
     INSERT INTO inbox_retry_message
-        (consumer, queue, id, replay, header_names, header_values, payload, address, lane, broker_offset, correlation)
-    SELECT p_consumer, a.queue, a.id, a.replay, a.header_names, a.header_values, a.payload, a.address, a.lane, a.broker_offset,
-        a.correlation
+        (consumer, queue, id, replay, header_names, header_values, payload, address, lane, broker_offset)
+    SELECT p_consumer, a.queue, a.id, a.replay, a.header_names, a.header_values, a.payload, a.address, a.lane, a.broker_offset
     FROM unnest(p_arrivals) WITH ORDINALITY AS a ORDER BY a.ordinality
 $$;
 
@@ -122,19 +119,10 @@ AS $$
         WHERE w.consumer = p_consumer AND w.queue = p_queue ORDER BY w.ordinal LIMIT 1))
 $$;
 
--- The message of a row of the retry queues.
-CREATE FUNCTION inbox_arrived(p_message inbox_retry_message) RETURNS inbox_arrival
-LANGUAGE sql STABLE
-AS $$
-    SELECT p_message.id, p_message.replay, p_message.queue, p_message.header_names, p_message.header_values, p_message.payload,
-        p_message.address, p_message.lane, p_message.broker_offset, p_message.correlation
-$$;
-
 -- Moves a queued message to the dead letters. A letter that was redriven before is dead again.
 CREATE FUNCTION inbox_move_to_dead_letters(
     p_consumer text, p_queue text, p_ordinal bigint, p_attempts int, p_class text, p_error text, p_backtrace text,
-        p_blocks_queue boolean,
-    p_traced boolean
+        p_blocks_queue boolean
 ) RETURNS void
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
@@ -144,20 +132,16 @@ BEGIN
     DELETE FROM inbox_retry_message AS q WHERE q.consumer = p_consumer AND q.queue = p_queue AND q.ordinal = p_ordinal
     RETURNING q.* INTO STRICT w;
     INSERT INTO inbox_dead_letter AS d
-        (consumer, id, replay, queue, ordinal, header_names, header_values, payload, address, lane, broker_offset, correlation,
-            class,
-        error, backtrace, attempts, arrived_at, blocks_queue)
+        (consumer, id, replay, queue, ordinal, header_names, header_values, payload, address, lane, broker_offset, class, error,
+        backtrace, attempts, arrived_at, blocks_queue)
     VALUES (w.consumer, w.id, w.replay, w.queue, w.ordinal, w.header_names, w.header_values, w.payload, w.address, w.lane,
-        w.broker_offset, w.correlation, p_class, p_error, p_backtrace, p_attempts,
+        w.broker_offset, p_class, p_error, p_backtrace, p_attempts,
         w.arrived_at, p_blocks_queue)
     ON CONFLICT (consumer, id, replay) DO UPDATE
     SET state = 'dead', class = excluded.class, error = excluded.error, backtrace = excluded.backtrace,
         attempts = excluded.attempts, dead_at = excluded.dead_at, blocks_queue = excluded.blocks_queue;
     UPDATE inbox AS i SET state = 'dead', entered_at = 'infinity'
     WHERE i.consumer = w.consumer AND i.message_id = w.id AND i.replay = w.replay;
-    IF p_traced THEN
-        PERFORM inbox_note(w.consumer, inbox_arrived(w), 'dead');
-    END IF;
 END $$;
 
 -- Stores a message that was not handled: at the end of its retry queue, or as a dead letter. Returns `kept`, `lost`, `busy` while another
@@ -166,7 +150,7 @@ END $$;
 -- was not tried: earlier starts still count.
 CREATE FUNCTION inbox_fail(
     p_consumer text, p_arrival inbox_arrival, p_lane text, p_lane_epoch bigint, p_lane_owner uuid, p_token uuid, p_stop text,
-    p_pause_ms bigint, p_attempts int, p_class text, p_error text, p_backtrace text, p_lock_timeout_ms int, p_traced boolean
+    p_pause_ms bigint, p_attempts int, p_class text, p_error text, p_backtrace text, p_lock_timeout_ms int
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
@@ -201,8 +185,6 @@ BEGIN
         WHERE i.consumer = p_consumer AND i.message_id = p_arrival.id AND i.replay = p_arrival.replay;
         IF word IS NULL OR word IN ('started', 'calling') THEN
             RETURN CASE WHEN p_token IS NULL THEN 'busy' ELSE 'lost' END;
-        ELSIF p_traced THEN
-            PERFORM inbox_note(p_consumer, p_arrival, word, true);
         END IF;
         RETURN word;
     END IF;
@@ -210,18 +192,16 @@ BEGIN
         PERFORM inbox_ensure_queue(p_consumer, p_arrival.queue, again);
     END IF;
     INSERT INTO inbox_retry_message AS w
-        (consumer, queue, id, replay, header_names, header_values, payload, address, lane, broker_offset, correlation, attempts,
+        (consumer, queue, id, replay, header_names, header_values, payload, address, lane, broker_offset, attempts,
         unfinished_starts, class, error, arrived_at, not_before)
     VALUES (p_consumer, p_arrival.queue, p_arrival.id, p_arrival.replay, p_arrival.header_names, p_arrival.header_values,
         p_arrival.payload, p_arrival.address, p_arrival.lane, p_arrival.broker_offset,
-        p_arrival.correlation, p_attempts, CASE p_stop WHEN 'wait' THEN greatest(coalesce(begun, 0) - 1, 0) ELSE 0 END,
+        p_attempts, CASE p_stop WHEN 'wait' THEN greatest(coalesce(begun, 0) - 1, 0) ELSE 0 END,
         p_class, p_error, coalesce(arrived, clock_timestamp()), again)
     RETURNING w.ordinal INTO of_no;
     IF p_stop NOT IN ('retry', 'wait') THEN
         PERFORM inbox_move_to_dead_letters(p_consumer, p_arrival.queue, of_no, p_attempts, p_class, p_error, p_backtrace,
-            p_stop = 'dead_hold', p_traced);
-    ELSIF p_traced THEN
-        PERFORM inbox_note(p_consumer, p_arrival, 'waiting');
+            p_stop = 'dead_hold');
     END IF;
     IF p_stop = 'dead_hold' THEN
         UPDATE inbox_retry_queue AS q SET next_at = NULL, blocked = true WHERE q.consumer = p_consumer
@@ -234,7 +214,7 @@ END $$;
 -- is not counted, the queue is delayed, the last error is kept.
 CREATE FUNCTION inbox_fail_queued(
     p_consumer text, p_queue text, p_token uuid, p_ordinal bigint, p_stop text, p_pause_ms bigint, p_attempts int, p_class text,
-    p_error text, p_backtrace text, p_lock_timeout_ms int, p_traced boolean
+    p_error text, p_backtrace text, p_lock_timeout_ms int
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
@@ -261,9 +241,7 @@ BEGIN
         RETURN 'lost';
     ELSIF NOT waits THEN
         PERFORM inbox_move_to_dead_letters(p_consumer, p_queue, p_ordinal, p_attempts, p_class, p_error, p_backtrace,
-            p_stop = 'dead_hold', p_traced);
-    ELSIF p_traced THEN
-        PERFORM inbox_note(p_consumer, inbox_arrived(w), 'waiting');
+            p_stop = 'dead_hold');
     END IF;
     IF p_stop <> 'dead_continue' THEN
         UPDATE inbox_retry_queue AS q SET claim_token = NULL, claim_expires_at = NULL, blocked = q.blocked OR p_stop = 'dead_hold',
@@ -277,9 +255,8 @@ END $$;
 -- without a message for an empty queue, which only has to be released.
 -- Sessions are long-lived and plan while tables are small: these settings leave the planner only indexes.
 CREATE FUNCTION inbox_claim_due_queues(p_consumer text, p_queue_limit int, p_message_limit int, p_claim_ms bigint)
-RETURNS TABLE (queue text, claim_token uuid, attempts int, unfinished_starts int, redriven boolean, ordinal bigint, id uuid,
-    replay int,
-    header_names bytea[], header_values bytea[], payload bytea, address text, lane text, broker_offset text, correlation text)
+RETURNS TABLE (queue text, claim_token uuid, attempts int, unfinished_starts int, ordinal bigint, id uuid, replay int,
+    header_names bytea[], header_values bytea[], payload bytea, address text, lane text, broker_offset text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
@@ -312,9 +289,8 @@ BEGIN
     WHERE w.consumer = p_consumer AND w.queue = m.queue AND w.ordinal = first.ordinal
         AND (w.not_before IS NULL OR w.not_before <= at);
     RETURN QUERY
-        SELECT q.queue, q.claim_token, w.attempts, w.unfinished_starts, w.redriven, w.ordinal, w.id, w.replay, w.header_names,
-            w.header_values,
-            w.payload, w.address, w.lane, w.broker_offset::text, w.correlation
+        SELECT q.queue, q.claim_token, w.attempts, w.unfinished_starts, w.ordinal, w.id, w.replay, w.header_names, w.header_values,
+            w.payload, w.address, w.lane, w.broker_offset::text
         FROM unnest(mine) WITH ORDINALITY AS m (queue, n)
         JOIN inbox_retry_queue AS q ON q.consumer = p_consumer AND q.queue = m.queue
         LEFT JOIN LATERAL (
@@ -331,7 +307,7 @@ END $$;
 -- Deletes the first message of a claimed queue in the handler's transaction and records it as done. Returns false if the claim expired or
 -- belongs to another member, or if another message is first.
 CREATE FUNCTION inbox_complete_queued(
-    p_consumer text, p_queue text, p_token uuid, p_ordinal bigint, p_lock_timeout_ms int, p_stall_timeout_ms int, p_traced boolean
+    p_consumer text, p_queue text, p_token uuid, p_ordinal bigint, p_lock_timeout_ms int, p_stall_timeout_ms int
 ) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp SET lock_timeout = '100ms'
 AS $$
@@ -357,9 +333,6 @@ BEGIN
     WHERE i.consumer = p_consumer AND i.message_id = w.id AND i.replay = w.replay AND i.state IN ('waiting', 'redriven');
     IF NOT FOUND THEN
         RETURN false;
-    END IF;
-    IF p_traced THEN
-        PERFORM inbox_note(p_consumer, inbox_arrived(w), 'done');
     END IF;
     RETURN true;
 END $$;
@@ -416,16 +389,13 @@ BEGIN
     PERFORM inbox_ensure_queue(p_letter.consumer, p_letter.queue, p_at);
     PERFORM 1 FROM inbox_retry_queue AS q WHERE q.consumer = p_letter.consumer AND q.queue = p_letter.queue FOR UPDATE;
     INSERT INTO inbox_retry_message
-        (consumer, queue, ordinal, id, replay, header_names, header_values, payload, address, lane, broker_offset, correlation,
-            redriven,
+        (consumer, queue, ordinal, id, replay, header_names, header_values, payload, address, lane, broker_offset, redriven,
         class, error, arrived_at, not_before)
     VALUES (p_letter.consumer, p_letter.queue, p_letter.ordinal, p_letter.id, p_letter.replay, p_letter.header_names,
         p_letter.header_values, p_letter.payload, p_letter.address, p_letter.lane,
-        p_letter.broker_offset, p_letter.correlation, true, p_letter.class, p_letter.error, p_letter.arrived_at, p_at);
+        p_letter.broker_offset, true, p_letter.class, p_letter.error, p_letter.arrived_at, p_at);
     UPDATE inbox AS i SET state = 'redriven', unfinished_starts = 0
     WHERE i.consumer = p_letter.consumer AND i.message_id = p_letter.id AND i.replay = p_letter.replay AND i.state = 'dead';
-    UPDATE inbox_trace AS t SET state = 'redriven', at = clock_timestamp()
-    WHERE t.consumer = p_letter.consumer AND t.id = p_letter.id AND t.replay = p_letter.replay;
     IF NOT inbox_unblock_queue(p_letter) THEN
         RETURN;
     END IF;

@@ -196,7 +196,7 @@ END $$;
 -- Sessions are long-lived and plan while tables are small: these settings leave the planner only indexes ordered by time.
 CREATE FUNCTION inbox_prune(
     consumer text, done_retention interval DEFAULT '30 days', dead_letter_retention interval DEFAULT '90 days',
-    row_limit int DEFAULT 10000, trace_retention interval DEFAULT '30 days'
+    row_limit int DEFAULT 10000
 ) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
@@ -205,7 +205,6 @@ DECLARE
     -- Variables, which an index can be searched for. The function could return another time for each row.
     done_before timestamptz := clock_timestamp() - done_retention;
     dead_before timestamptz := clock_timestamp() - dead_letter_retention;
-    traced_before timestamptz := clock_timestamp() - trace_retention;
     members_before timestamptz := clock_timestamp() - interval '1 day';
     n bigint;
     more boolean := false;
@@ -223,12 +222,6 @@ BEGIN
         SELECT o.ctid FROM inbox_dead_letter AS o
         WHERE o.consumer = inbox_prune.consumer AND o.state <> 'dead' AND o.marked_at < dead_before
         ORDER BY o.marked_at LIMIT row_limit FOR UPDATE SKIP LOCKED));
-    GET DIAGNOSTICS n = ROW_COUNT;
-    more := more OR n >= row_limit;
-    DELETE FROM inbox_trace AS t WHERE t.ctid = ANY (ARRAY(
-        SELECT o.ctid FROM inbox_trace AS o
-        WHERE o.consumer = inbox_prune.consumer AND o.at < traced_before
-        ORDER BY o.at LIMIT row_limit FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS n = ROW_COUNT;
     more := more OR n >= row_limit;
     DELETE FROM inbox_member AS m

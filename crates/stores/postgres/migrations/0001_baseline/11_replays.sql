@@ -82,10 +82,10 @@ BEGIN
         IF FOUND THEN
             PERFORM inbox_ensure_queue(p_consumer, a.queue, clock_timestamp());
             INSERT INTO inbox_retry_message
-                (consumer, queue, id, replay, header_names, header_values, payload, address, lane, broker_offset, correlation,
+                (consumer, queue, id, replay, header_names, header_values, payload, address, lane, broker_offset,
                     fed_cursor)
             VALUES (p_consumer, a.queue, a.id, p_number, a.header_names, a.header_values, a.payload, a.address, a.lane,
-                a.broker_offset, a.correlation, p_from_cursor);
+                a.broker_offset, p_from_cursor);
             n := n + 1;
         END IF;
     END LOOP;

@@ -8,8 +8,8 @@ use crate::config::Schema;
 
 /// Connection settings and time limits of an inbox.
 ///
-/// The inbox prepares no statements. Behind a pooler in transaction mode handlers must not prepare any either: use
-/// `persistent(false)` for queries and emit through [`Outbox::unprepared`](crate::Emitter::without_prepared_statements).
+/// The inbox prepares no statements, and neither does emitting through its transaction. Behind a pooler in transaction
+/// mode handlers must not prepare any either: use `persistent(false)` for queries.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Connection options of the database.

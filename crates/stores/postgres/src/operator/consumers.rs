@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use relevo_core::MessageId;
 use relevo_core::inbox::admin::{
-    ConsumerControl, ConsumerDetails, ConsumerSummary, InboxRecord, Operate, RemoveOutcome, Trace,
+    ConsumerControl, ConsumerDetails, ConsumerSummary, InboxRecord, Operate, RemoveOutcome,
 };
 use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterFilter, MarkRequest};
 use relevo_core::inbox::replays::{EnqueueOutcome, Replay, ReplayBatch, ReplayPlan};
@@ -62,11 +62,6 @@ impl Operate for Store {
 
     async fn archive(&self, mark: &MarkRequest) -> Result<u64, StoreError> {
         Ok(count_u64(scalar(&self.call_inbox(consumers::discard(&self.schema, mark)).await?)?)?)
-    }
-
-    async fn trace(&self, id: MessageId) -> Result<Vec<Trace>, StoreError> {
-        let rows = self.call_inbox(consumers::select_traces(&self.schema, id)).await?;
-        Ok(rows.iter().map(|row| consumers::trace(row, id)).collect::<Result<_, _>>()?)
     }
 
     async fn find_message(&self, id: MessageId) -> Result<Vec<InboxRecord>, StoreError> {

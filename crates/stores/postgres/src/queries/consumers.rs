@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use relevo_core::MessageId;
 use relevo_core::inbox::admin::{
-    ConsumerControl, ConsumerDetails, ConsumerSummary, InboxRecord, LaneInfo, MemberInfo, RemoveOutcome,
-    RetryQueueInfo, Trace,
+    ConsumerControl, ConsumerDetails, ConsumerSummary, InboxRecord, LaneInfo, MemberInfo, RemoveOutcome, RetryQueueInfo,
 };
 use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterFilter, DeadLetterState, MarkRequest};
 use relevo_core::inbox::replays::{EnqueueOutcome, Replay, ReplayBatch, ReplayPlan, ReplayState};
@@ -63,7 +62,7 @@ pub(crate) fn list_dead_letters(schema: &str, filter: &DeadLetterFilter, limit: 
     format!(
         "SELECT d.consumer, d.queue, d.class, d.error, d.backtrace, d.attempts, {schema}.epoch_micros(d.arrived_at), \
          {schema}.epoch_micros(d.dead_at), d.redrives, d.state, d.reason, d.id, d.replay, d.header_names, d.header_values, \
-         d.payload, d.address, d.lane, d.broker_offset::text, d.correlation \
+         d.payload, d.address, d.lane, d.broker_offset::text \
          FROM {schema}.inbox_dead_letter AS d WHERE {schema}.inbox_dead_letter_matches({}, d) ORDER BY d.dead_at, d.ordinal LIMIT {limit}",
         filter_literal(filter)
     )
@@ -85,13 +84,6 @@ pub(crate) fn discard(schema: &str, mark: &MarkRequest) -> String {
 fn mark_arguments(mark: &MarkRequest) -> String {
     let (by, reason) = (literal(&mark.by), literal(&mark.reason));
     format!("{}, {by}, {reason}, {}", filter_literal(&mark.filter), mark.dry_run)
-}
-
-pub(crate) fn select_traces(schema: &str, id: MessageId) -> String {
-    format!(
-        "SELECT consumer, replay, state, repeats, address, lane, broker_offset::text, correlation, \
-         {schema}.epoch_micros(at) FROM {schema}.inbox_trace WHERE id = '{id}' ORDER BY consumer, replay"
-    )
 }
 
 /// Selects the inbox rows of a message. The primary key begins with the consumer, so the query steps from one consumer
@@ -238,24 +230,6 @@ pub(crate) fn dead_letter(row: &PgRow) -> Result<DeadLetter, Error> {
         state: DeadLetterState::parse(column(row, 9)?)
             .ok_or(Error::UnexpectedResponse("the state of a dead letter is unknown"))?,
         reason: column(row, 10)?,
-    })
-}
-
-pub(crate) fn trace(row: &PgRow, id: MessageId) -> Result<Trace, Error> {
-    let offset: Option<&str> = column(row, 6)?;
-    Ok(Trace {
-        consumer: column(row, 0)?,
-        entry: DedupId { id, replay: count_u32(column(row, 1)?)? },
-        state: parse_state(column(row, 2)?)?,
-        repeats: count_u32(column(row, 3)?)?,
-        address: column(row, 4)?,
-        lane: column(row, 5)?,
-        place: offset
-            .map(str::parse)
-            .transpose()
-            .map_err(|_| Error::UnexpectedResponse("an offset is not a number"))?,
-        correlation: column(row, 7)?,
-        at: timestamp(column(row, 8)?)?,
     })
 }
 

@@ -46,16 +46,10 @@ impl InboxStatements {
         Self { consumer: literal(consumer), retention: keeping, ..self.clone() }
     }
 
-    pub(crate) fn traces(&self) -> bool {
-        self.retention.trace.is_some()
-    }
-
     /// `entries` must not contain duplicates.
     pub(crate) fn insert(&self, held: Option<&LaneLease>, entries: &[&InboxMessage]) -> String {
         let Self { schema, consumer, lock_timeout_ms: wait_ms, stall_timeout_ms: stall_ms, .. } = self;
-        if let [arrival] = entries
-            && !self.traces()
-        {
+        if let [arrival] = entries {
             let (entry, queue, lane) =
                 (dedup_id_arguments(arrival.dedup_id), literal(&arrival.queue), lane_arguments(held));
             return format!(
@@ -65,9 +59,8 @@ impl InboxStatements {
         let ids = join_with_commas(entries.iter().map(|arrival| arrival.dedup_id.id));
         let replays = join_with_commas(entries.iter().map(|arrival| arrival.dedup_id.replay));
         let queues = text_array(entries.iter().map(|arrival| &*arrival.queue));
-        let traces = if self.traces() { message_array(schema, entries, Body::Omitted) } else { "NULL".to_owned() };
         format!(
-            "SELECT {schema}.inbox_insert_many({consumer}, '{{{ids}}}', '{{{replays}}}', {queues}, {}, {wait_ms}, {stall_ms}, {traces})",
+            "SELECT {schema}.inbox_insert_many({consumer}, '{{{ids}}}', '{{{replays}}}', {queues}, {}, {wait_ms}, {stall_ms})",
             lane_arguments(held)
         )
     }
@@ -117,11 +110,10 @@ impl InboxStatements {
     pub(crate) fn complete_call(&self, arrival: &InboxMessage, held: Option<&LaneLease>, claim: CallClaim) -> String {
         let Self { schema, consumer, lock_timeout_ms: wait_ms, stall_timeout_ms: stall_ms, .. } = self;
         format!(
-            "SELECT {schema}.inbox_complete_call({consumer}, {}, {}, '{}', {wait_ms}, {stall_ms}, {})",
+            "SELECT {schema}.inbox_complete_call({consumer}, {}, {}, '{}', {wait_ms}, {stall_ms})",
             message_row(schema, arrival, Body::Omitted),
             lane_arguments(held),
-            claim.token,
-            self.traces()
+            claim.token
         )
     }
 
@@ -134,20 +126,19 @@ impl InboxStatements {
     ) -> String {
         let Self { schema, consumer, lock_timeout_ms: wait_ms, .. } = self;
         format!(
-            "SELECT {schema}.inbox_fail({consumer}, {}, {}, {}, {}, {wait_ms}, {})",
+            "SELECT {schema}.inbox_fail({consumer}, {}, {}, {}, {}, {wait_ms})",
             message_row(schema, arrival, Body::Full),
             lane_arguments(held),
             token_argument(claim),
-            why(setback),
-            self.traces()
+            why(setback)
         )
     }
 
     pub(crate) fn claim_due_queues(&self, queues: usize, messages: usize, lasts: Duration) -> String {
         let most = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
         format!(
-            "SELECT queue, claim_token, attempts, unfinished_starts, redriven, ordinal, id, replay, header_names, header_values, payload, \
-             address, lane, broker_offset, correlation FROM {}.inbox_claim_due_queues({}, {}, {}, {})",
+            "SELECT queue, claim_token, attempts, unfinished_starts, ordinal, id, replay, header_names, header_values, payload, \
+             address, lane, broker_offset FROM {}.inbox_claim_due_queues({}, {}, {}, {})",
             self.schema,
             self.consumer,
             most(queues),
@@ -160,18 +151,14 @@ impl InboxStatements {
         let Self { schema, consumer, lock_timeout_ms: wait_ms, stall_timeout_ms: stall_ms, .. } = self;
         let (queue, token) = (literal(&due.queue), due.token);
         format!(
-            "SELECT {schema}.inbox_complete_queued({consumer}, {queue}, '{token}', {number}, {wait_ms}, {stall_ms}, {})",
-            self.traces()
+            "SELECT {schema}.inbox_complete_queued({consumer}, {queue}, '{token}', {number}, {wait_ms}, {stall_ms})"
         )
     }
 
     pub(crate) fn fail_queued(&self, due: &ClaimedQueue, number: i64, setback: &InboxFailure) -> String {
         let Self { schema, consumer, lock_timeout_ms: wait_ms, .. } = self;
         let (queue, token, why) = (literal(&due.queue), due.token, why(setback));
-        format!(
-            "SELECT {schema}.inbox_fail_queued({consumer}, {queue}, '{token}', {number}, {why}, {wait_ms}, {})",
-            self.traces()
-        )
+        format!("SELECT {schema}.inbox_fail_queued({consumer}, {queue}, '{token}', {number}, {why}, {wait_ms})")
     }
 
     pub(crate) fn release_queue(&self, due: &ClaimedQueue) -> String {
@@ -223,16 +210,13 @@ impl InboxStatements {
     pub(crate) fn prune(&self, limit: usize) -> String {
         // A literal of milliseconds cannot exceed 24 days.
         let interval = |time: Duration| format!("interval '1 millisecond' * {}", millis(time));
-        // Traces from an earlier configuration are pruned too.
-        let trace = self.retention.trace.unwrap_or(self.retention.done);
         format!(
-            "SELECT {}.inbox_prune({}, {}, {}, {}, {})",
+            "SELECT {}.inbox_prune({}, {}, {}, {})",
             self.schema,
             self.consumer,
             interval(self.retention.done),
             interval(self.retention.dead_letters),
-            i32::try_from(limit).unwrap_or(i32::MAX),
-            interval(trace)
+            i32::try_from(limit).unwrap_or(i32::MAX)
         )
     }
 }
@@ -262,13 +246,12 @@ fn message_row(schema: &str, arrival: &InboxMessage, body: Body) -> String {
         Body::Omitted => "NULL, NULL, NULL".to_owned(),
     };
     format!(
-        "ROW({}, {}, {body}, {}, {}, {}, {})::{schema}.inbox_arrival",
+        "ROW({}, {}, {body}, {}, {}, {})::{schema}.inbox_arrival",
         dedup_id_arguments(arrival.dedup_id),
         literal(&arrival.queue),
         literal(&arrival.address),
         literal(arrival.lane.name()),
         arrival.offset.map_or_else(|| "NULL".to_owned(), |place| place.to_string()),
-        optional_literal(arrival.correlation.as_deref()),
     )
 }
 

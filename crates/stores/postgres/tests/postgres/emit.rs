@@ -7,11 +7,13 @@ use std::time::Duration;
 use crate::relay_support::{RunningRelay, TestDatabase, config, execute, expect_error};
 use bytes::Bytes;
 use relevo_broker_memory::{Config, MemoryBroker};
-use relevo_core::limits::LimitError;
+use relevo_core::inbox::transactions::{BeginOutcome, Enter};
+use relevo_core::inbox::{Inbox as _, InboxRetention};
 use relevo_core::message::Headers;
 use relevo_core::slot::slot_of;
-use relevo_core::{Message, MessageId};
-use relevo_store_postgres::{Draft, EmitError, OnDuplicate, emit};
+use relevo_core::{DraftError, Message, MessageId, StoreTransaction as _};
+use relevo_store_postgres::inbox::{Config as InboxConfig, Inbox};
+use relevo_store_postgres::{Draft, EmitError, Emitter, OnDuplicate, emit};
 use relevo_testkit::PgVersion;
 use sqlx::{Connection as _, Row as _};
 use uuid::Uuid;
@@ -174,10 +176,20 @@ async fn a_message_emitted_in_rust_arrives_byte_for_byte() {
             ids.push(emit(&mut tx, draft.clone()).await.expect("a good message"));
         }
         tx.commit().await.expect("it commits");
+        // A handler's transaction sends them in another protocol.
+        let inbox =
+            Inbox::open(&InboxConfig::new(world.database.options()), "billing", InboxRetention::default()).await;
+        let inbox = inbox.expect("a migrated database");
+        let begun = inbox.begin(Enter { held: None, arrivals: &[] }).await.expect("a server");
+        let BeginOutcome::Open(mut tx, _) = begun else { panic!("no other worker runs") };
+        for draft in &drafts {
+            ids.push(tx.emit(draft.clone()).await.expect("a good message"));
+        }
+        inbox.commit(tx).await.expect("it commits");
         let mut messages = delivered(&world).await;
         messages.sort_by_key(|message| ids.iter().position(|id| *id == message.id));
-        assert_eq!(messages.len(), drafts.len());
-        for (message, draft) in messages.iter().zip(&drafts) {
+        assert_eq!(messages.len(), 2 * drafts.len());
+        for (message, draft) in messages.iter().zip(drafts.iter().chain(&drafts)) {
             assert_eq!((&message.topic, &message.key, &message.kind), (&draft.topic, &draft.key, &draft.kind));
             assert_eq!((&message.content_type, &message.headers), (&draft.content_type, &draft.headers));
             assert!(message.payload == draft.payload, "the payload of `{}` changed", draft.key);
@@ -228,7 +240,7 @@ async fn an_invalid_draft_is_rejected_before_the_transaction_is_used() {
     for (part, draft) in bad {
         let Err(EmitError::Invalid(error)) = emit(&mut tx, draft).await else { panic!("`{part}` was not refused") };
         let named = match error {
-            LimitError::TooLong { part, .. } | LimitError::Empty(part) | LimitError::ControlCharacter(part) => part,
+            DraftError::TooLong { part, .. } | DraftError::Empty(part) | DraftError::ControlCharacter(part) => part,
         };
         assert_eq!(named, part);
     }
@@ -270,6 +282,12 @@ async fn a_message_with_a_future_time_is_scheduled() {
     let later = emit(&mut tx, later).await.expect("a good message");
     let past = Draft { deliver_at: Some(now - Duration::from_hours(1)), ..Draft::json("orders", "k", "T", "2") };
     let past = emit(&mut tx, past).await.expect("a good message");
+    let cancelled = Draft { deliver_at: Some(at), ..Draft::json("orders", "k", "T", "3") };
+    let cancelled = emit(&mut tx, cancelled).await.expect("a good message");
+    for (id, was_scheduled) in [(cancelled, true), (cancelled, false), (past, false)] {
+        let result = Emitter::default().cancel(&mut tx, id).await.expect("an open transaction");
+        assert_eq!(result, was_scheduled);
+    }
     tx.commit().await.expect("it commits");
     let due = "SELECT (extract(epoch FROM due_at) * 1000)::bigint::text FROM relevo.scheduled";
     assert_eq!(world.texts(due).await, [at.as_millisecond().to_string()]);

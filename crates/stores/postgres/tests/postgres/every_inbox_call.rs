@@ -24,7 +24,6 @@ fn arrival(number: u128) -> InboxMessage {
         address: "orders".into(),
         lane: Lane::new("0"),
         offset: None,
-        correlation: None,
     }
 }
 
@@ -45,21 +44,21 @@ pub(crate) async fn call_every_inbox_function(inbox: &relevo_store_postgres::inb
     };
     inbox.heartbeat(&beat).await.expect("beat");
     let held = inbox.acquire_lanes(owner, &[Lane::new("0")]).await.expect("take").remove(0);
-    let [inside, called, failed, buried] = [1, 2, 3, 4].map(arrival);
+    let [inside, called, failed, dead] = [1, 2, 3, 4].map(arrival);
     inbox.record_start(&inside).await.expect("start");
     let BeginOutcome::Open(mut tx, _) =
         inbox.begin(Enter { held: Some(&held), arrivals: std::slice::from_ref(&inside) }).await.expect("begin")
     else {
-        panic!("nobody is in the way")
+        panic!("no other session has a lock")
     };
     inbox.skip(&mut tx, inside.dedup_id).await.expect("skip");
     inbox.commit(tx).await.expect("commit");
     let ClaimOutcome::Claimed(claim) = inbox.claim_call(&called, Some(&held), LASTS).await.expect("claim") else {
-        panic!("nobody is in the way")
+        panic!("no other session has a lock")
     };
     let BeginOutcome::Open(tx, _) = inbox.begin_claimed(&called, Some(&held), claim).await.expect("begin_claimed")
     else {
-        panic!("nobody is in the way")
+        panic!("no other session has a lock")
     };
     inbox.rollback(tx).await.expect("roll_back");
     inbox.end_attempt(called.dedup_id, Some(claim)).await.expect("ended");
@@ -67,7 +66,7 @@ pub(crate) async fn call_every_inbox_function(inbox: &relevo_store_postgres::inb
     assert_eq!(inbox.set_back(&failed, Some(&held), None, &retry).await.expect("set_back"), RecordOutcome::Recorded);
     let behind = InboxMessage { queue: failed.queue.clone(), ..arrival(5) };
     let BeginOutcome::Open(tx, _) = inbox.begin(Enter { held: None, arrivals: &[behind] }).await.expect("begin") else {
-        panic!("nobody is in the way")
+        panic!("no other session has a lock")
     };
     inbox.commit(tx).await.expect("commit");
     let due = inbox.claim_due(1, 10, LASTS).await.expect("due").remove(0);
@@ -75,13 +74,13 @@ pub(crate) async fn call_every_inbox_function(inbox: &relevo_store_postgres::inb
         panic!("it is claimed")
     };
     inbox.commit(tx).await.expect("commit");
-    let gone = setback(InboxFailureAction::DeadContinue);
+    let dead_setback = setback(InboxFailureAction::DeadContinue);
     assert_eq!(
-        inbox.set_back_due(&due, due.messages[1].ordinal, &gone).await.expect("set_back_due"),
+        inbox.set_back_due(&due, due.messages[1].ordinal, &dead_setback).await.expect("set_back_due"),
         RecordOutcome::Recorded
     );
     inbox.release_queue(&due).await.expect("release");
-    assert_eq!(inbox.set_back(&buried, None, None, &gone).await.expect("set_back"), RecordOutcome::Recorded);
+    assert_eq!(inbox.set_back(&dead, None, None, &dead_setback).await.expect("set_back"), RecordOutcome::Recorded);
     inbox.prune(10).await.expect("prune");
     inbox.release_lanes(owner, &[Lane::new("0")]).await.expect("give_back");
     inbox.leave(owner).await.expect("leave");
@@ -100,14 +99,13 @@ pub(crate) async fn call_every_operator_function(operator: &impl Operate) {
         dry_run: false,
         rate_per_second: None,
         by: "ana".to_owned(),
-        reason: "mended".to_owned(),
+        reason: "fixed".to_owned(),
     };
     assert_eq!(operator.redrive(&mark).await.expect("redrive"), 1);
     assert_eq!(
         operator.archive(&MarkRequest { filter: DeadLetterFilter::default(), ..mark }).await.expect("archive"),
         1
     );
-    operator.trace(letters[0].message.dedup_id.id).await.expect("trace");
     let plan = ReplayPlan {
         consumer: "billing".to_owned(),
         source: "log".to_owned(),

@@ -60,10 +60,10 @@ async fn settings_that_lose_commits_are_dangers_and_warnings() {
     assert_eq!(finding_of(&findings, "idle_in_transaction_session_timeout").severity, Severity::Ok);
     let loose = findings_of(&findings, "synchronous_commit");
     assert!(loose.iter().all(|finding| finding.severity == Severity::Warning), "{loose:?}");
-    let told: Vec<&str> = loose.iter().map(|finding| finding.detail.as_str()).collect();
-    assert_eq!(told.len(), 3, "this session, the database and the role: {told:?}");
-    assert!(told.iter().any(|seen| seen.contains("for role `hasty`")), "{told:?}");
-    assert!(told.iter().any(|seen| seen.contains("for every role in database")), "{told:?}");
+    let details: Vec<&str> = loose.iter().map(|finding| finding.detail.as_str()).collect();
+    assert_eq!(details.len(), 3, "this session, the database and the role: {details:?}");
+    assert!(details.iter().any(|seen| seen.contains("for role `hasty`")), "{details:?}");
+    assert!(details.iter().any(|seen| seen.contains("for every role in database")), "{details:?}");
 }
 
 #[tokio::test]
@@ -84,11 +84,11 @@ async fn sessions_that_hold_xmin_are_named() {
     execute(&mut writer, write).await.expect("a transaction");
     world.run("BEGIN; SELECT relevo.emit('orders', 'k', 'T', '{}'); PREPARE TRANSACTION 'it''s lost'").await;
     // A transaction is reported when it is older than a second.
-    crate::relay_support::wait_until("the session is told", async || {
+    crate::relay_support::wait_until("the session is details", async || {
         let findings = examine(&store).await;
-        let told = |seen: &str| findings_of(&findings, "held xmin").iter().any(|it| it.detail.contains(seen));
+        let details = |seen: &str| findings_of(&findings, "held xmin").iter().any(|it| it.detail.contains(seen));
         // The second session has written and has no snapshot.
-        told("`report`, idle in transaction") && told("`import`, idle in transaction")
+        details("`report`, idle in transaction") && details("`import`, idle in transaction")
     })
     .await;
     let findings = examine(&store).await;

@@ -119,7 +119,7 @@ async fn a_relay_may_read_and_settle_and_nothing_else() {
         let relay = RunningRelay::start(store.clone(), &broker, config());
         let dead = DeadLetterFilter::default();
         wait_until("one is dead", async || store.list_dead_letters(&dead, 10).await.expect("letters").len() == 1).await;
-        let mark = MarkRequest { filter: dead, dry_run: false, by: "ana".to_owned(), reason: "mended".to_owned() };
+        let mark = MarkRequest { filter: dead, dry_run: false, by: "ana".to_owned(), reason: "fixed".to_owned() };
         assert_eq!(store.redrive(&mark).await.expect("a mark"), 1);
         wait_until("everything arrives", async || broker.received() == 5).await;
         wait_until("everything is settled", async || {

@@ -3,11 +3,9 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use relevo_conformance::outbox::harness::{
-    Capabilities, Draft, DuplicateId, Harness, MAIN, OnRepeat, RETENTION, SHARDS, Start, WriteTransaction,
-};
+use relevo_conformance::outbox::harness::{Capabilities, Harness, MAIN, RETENTION, SHARDS, WriteTransaction};
 use relevo_core::MessageId;
-use relevo_store_postgres::{Config, Schema, Store, migrate};
+use relevo_store_postgres::{Config, Draft, EmitError, OnDuplicate, Schema, StartFrom, Store, migrate};
 use relevo_testkit::PgVersion;
 use relevo_testkit::pgbouncer::PgBouncer;
 use relevo_testkit::postgres::{Database, Private, Server};
@@ -102,10 +100,10 @@ impl Harness for PostgresHarness {
         WriteSession(connection)
     }
 
-    async fn add_destination(&self, name: &str, shards: u16, start: Start) {
+    async fn add_destination(&self, name: &str, shards: u16, start: StartFrom) {
         let start = match start {
-            Start::Now => "now",
-            Start::Oldest => "oldest",
+            StartFrom::Now => "now",
+            StartFrom::Oldest => "oldest",
         };
         self.run(&format!("SELECT relevo.add_destination('{name}', {shards}, '{start}')")).await;
     }
@@ -184,30 +182,32 @@ impl WriteSession {
 
 #[async_trait]
 impl WriteTransaction for WriteSession {
-    async fn emit(&mut self, draft: Draft) -> Result<MessageId, DuplicateId> {
+    async fn emit(&mut self, draft: Draft) -> Result<MessageId, EmitError> {
         let headers = (!draft.headers.is_empty()).then(|| serde_json::to_string(&draft.headers).expect("strings"));
-        let on_repeat = match draft.on_repeat {
-            OnRepeat::Refuse => "error",
-            OnRepeat::Ignore => "ignore",
+        let on_duplicate = match draft.on_duplicate {
+            OnDuplicate::Error => "error",
+            OnDuplicate::Ignore => "ignore",
         };
         let row = sqlx::query(
             "SELECT relevo.emit_bytes($1, $2, $3, $4, $5, headers => $6::text::jsonb, id => $7, \
-             deliver_at => clock_timestamp() + make_interval(secs => $8), on_duplicate => $9)",
+             deliver_at => to_timestamp($8), on_duplicate => $9)",
         )
-        .bind(draft.topic)
-        .bind(draft.key)
-        .bind(draft.kind)
+        .bind(&*draft.topic)
+        .bind(&*draft.key)
+        .bind(&*draft.kind)
         .bind(&draft.payload[..])
-        .bind(draft.content_type)
+        .bind(&*draft.content_type)
         .bind(headers)
         .bind(draft.id.map(|id| *id.as_uuid()))
-        .bind(draft.deliver_after.map(|after| after.as_secs_f64()))
-        .bind(on_repeat)
+        .bind(draft.deliver_at.map(|at| at.as_duration().as_secs_f64()))
+        .bind(on_duplicate)
         .fetch_one(&mut self.0)
         .await;
         match row {
             Ok(row) => Ok(MessageId::from_uuid(row.try_get::<Uuid, _>(0).expect("an id"))),
-            Err(sqlx::Error::Database(error)) if error.is_unique_violation() => Err(DuplicateId),
+            Err(sqlx::Error::Database(error)) if error.is_unique_violation() => {
+                Err(EmitError::DuplicateId(draft.id.expect("only a chosen id can repeat")))
+            }
             Err(error) => panic!("the emit failed: {error}"),
         }
     }

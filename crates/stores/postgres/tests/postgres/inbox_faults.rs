@@ -45,7 +45,6 @@ fn arrival(number: u64) -> InboxMessage {
         address: "orders".into(),
         lane: Lane::new("0"),
         offset: Some(number),
-        correlation: None,
     }
 }
 
@@ -166,7 +165,7 @@ async fn a_session_that_is_killed_in_mid_transaction_leaves_nothing() {
     effect(&mut tx, &message).await.expect("a table");
     let open = "FROM pg_stat_activity WHERE state = 'idle in transaction' AND datname = current_database()";
     world.run(&format!("SELECT pg_terminate_backend(pid) {open}")).await;
-    let error = inbox.commit(tx).await.expect_err("its session is gone");
+    let error = inbox.commit(tx).await.expect_err("its session was ended");
     assert!(matches!(error, StoreError::Unavailable(_)), "{error:?}");
     assert_eq!(world.number("SELECT count(*) FROM ledger").await, 0);
     handle(&inbox, &message).await.expect("the next one has a session that lives");
@@ -325,13 +324,13 @@ async fn pruning_under_load_deletes_only_old_rows() {
         let inbox = inbox(options.clone()).await;
         tasks.spawn(async move {
             for number in 0..150 {
-                handle(&inbox, &arrival(worker * 1000 + number)).await.expect("nobody is in the way");
+                handle(&inbox, &arrival(worker * 1000 + number)).await.expect("no other session has a lock");
             }
         });
     }
     for _ in 0..2 {
         let inbox = inbox(options.clone()).await;
-        tasks.spawn(async move { while inbox.prune(500).await.expect("nobody is in the way") {} });
+        tasks.spawn(async move { while inbox.prune(500).await.expect("no other session has a lock") {} });
     }
     while let Some(ended) = tasks.join_next().await {
         ended.expect("it goes well");

@@ -111,9 +111,9 @@ async fn a_malicious_search_path_does_not_affect_the_owner() {
             "SELECT relevo.inbox_insert('billing', '00000000-0000-7000-8000-000000000001')",
             "SELECT relevo.inbox_insert('billing', '00000000-0000-7000-8000-000000000001')",
             "SELECT relevo.inbox_insert_many('billing', ARRAY['00000000-0000-7000-8000-000000000002', \
-             '00000000-0000-7000-8000-000000000003']::uuid[], '{0,0}', '{a,b}', 'lane', 1, NULL, 100, 100, NULL)",
+             '00000000-0000-7000-8000-000000000003']::uuid[], '{0,0}', '{a,b}', 'lane', 1, NULL, 100, 100)",
             "SELECT relevo.inbox_insert_many('billing', ARRAY['00000000-0000-7000-8000-000000000002', \
-             '00000000-0000-7000-8000-000000000003']::uuid[], '{0,0}', '{a,b}', NULL, 1, NULL, 100, 100, NULL)",
+             '00000000-0000-7000-8000-000000000003']::uuid[], '{0,0}', '{a,b}', NULL, 1, NULL, 100, 100)",
             "SELECT relevo.inbox_insert_one('billing', '00000000-0000-7000-8000-000000000004', 0, 'k', NULL, NULL, NULL, 100, 100)",
             "SELECT relevo.inbox_insert_one('billing', '00000000-0000-7000-8000-000000000004', 0, 'k', 'lane', 1, NULL, 100, 100)",
         ] {

@@ -7,7 +7,7 @@ use relevo_conformance::inbox::{HandlerTransaction, Harness};
 use relevo_core::MessageId;
 use relevo_core::inbox::InboxRetention;
 use relevo_store_postgres::inbox::{Config, Inbox};
-use relevo_store_postgres::{Config as StoreConfig, Draft, Emitter, Store};
+use relevo_store_postgres::{Config as StoreConfig, Store};
 use relevo_testkit::PgVersion;
 use relevo_testkit::pgbouncer::PgBouncer;
 use relevo_testkit::postgres::{Database, Server};
@@ -112,11 +112,6 @@ impl Harness for PostgresHarness {
         rows.iter().map(|row| row.try_get(0).expect("a line")).collect()
     }
 
-    async fn emit(&self, transaction: &mut HandlerTransaction<Self>) -> MessageId {
-        let outbox = Emitter::default().without_prepared_statements();
-        outbox.emit(transaction, Draft::json("orders", "k", "Emitted", "{}")).await.expect("a good message")
-    }
-
     async fn emitted(&self) -> Vec<MessageId> {
         let rows = self.rows("SELECT id FROM relevo.message ORDER BY seq").await;
         rows.iter().map(|row| MessageId::from_uuid(row.try_get::<Uuid, _>(0).expect("an id"))).collect()
@@ -145,7 +140,6 @@ impl Harness for PostgresHarness {
             ("inbox", "entered_at"),
             ("inbox_dead_letter", "dead_at"),
             ("inbox_dead_letter", "marked_at"),
-            ("inbox_trace", "at"),
             ("inbox_member", "expires_at"),
             ("inbox_member", "beat_at"),
         ];

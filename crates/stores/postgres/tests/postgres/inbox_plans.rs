@@ -34,7 +34,7 @@ const CALLS: [(&str, i64); 7] = [
     ("SELECT relevo.inbox_insert('billing', gen_random_uuid())", 60),
     (
         "SELECT relevo.inbox_insert_many('billing', ARRAY[gen_random_uuid(), gen_random_uuid()], '{0,0}', '{a,b}', \
-         NULL, NULL, NULL, 100, 0, NULL)",
+         NULL, NULL, NULL, 100, 0)",
         120,
     ),
     ("SELECT relevo.inbox_insert_one('billing', gen_random_uuid(), 0, 'a', NULL, NULL, NULL, 100, 0)", 60),

@@ -40,9 +40,7 @@ impl Form {
         match self {
             Self::One => format!("SELECT relevo.inbox_insert_one('billing', '{id}', 0, 'k', {lane}, 100, 0)"),
             Self::Several => {
-                format!(
-                    "SELECT relevo.inbox_insert_many('billing', '{{{id}}}', '{{0}}', '{{k}}', {lane}, 100, 0, NULL)"
-                )
+                format!("SELECT relevo.inbox_insert_many('billing', '{{{id}}}', '{{0}}', '{{k}}', {lane}, 100, 0)")
             }
         }
     }
@@ -69,7 +67,7 @@ fn enter(number: u32, lane: &str) -> String {
 
 fn arrival(number: u32) -> String {
     format!(
-        "ROW('{}', 0, 'k', '{{}}', '{{}}', 'm{number}', 'orders', 'lane', {number}, NULL)::relevo.inbox_arrival",
+        "ROW('{}', 0, 'k', '{{}}', '{{}}', 'm{number}', 'orders', 'lane', {number})::relevo.inbox_arrival",
         id(number)
     )
 }
@@ -84,14 +82,12 @@ fn claim(number: u32) -> String {
 
 fn begin_claimed(number: u32, token: &str) -> String {
     let arrival = arrival(number);
-    format!("SELECT relevo.inbox_complete_call('billing', {arrival}, {NO_LANE}, '{token}', 100, 0, false)")
+    format!("SELECT relevo.inbox_complete_call('billing', {arrival}, {NO_LANE}, '{token}', 100, 0)")
 }
 
 fn set_back(number: u32, lane: &str, stop: &str) -> String {
     let arrival = arrival(number);
-    format!(
-        "SELECT relevo.inbox_fail('billing', {arrival}, {lane}, NULL, '{stop}', 0, 1, 'refused', 'no', NULL, 100, false)"
-    )
+    format!("SELECT relevo.inbox_fail('billing', {arrival}, {lane}, NULL, '{stop}', 0, 1, 'refused', 'no', NULL, 100)")
 }
 
 fn effect(line: &str) -> String {
@@ -393,7 +389,7 @@ async fn with_an_emptied_queue(bed: &SqlTest) -> String {
         .await;
     let token: String = sqlx::Row::try_get(&row[0], 0).expect("a token");
     let no: i64 = sqlx::Row::try_get(&row[0], 1).expect("a number");
-    let first = format!("SELECT relevo.inbox_complete_queued('billing', 'k', '{token}', {no}, 100, 0, false)");
+    let first = format!("SELECT relevo.inbox_complete_queued('billing', 'k', '{token}', {no}, 100, 0)");
     assert!(session.scalar::<bool>(&first).await);
     token
 }
@@ -429,8 +425,8 @@ async fn c3_a_message_appended_while_the_queue_ends_is_not_stranded() {
 async fn c3_an_append_without_a_lock_is_stranded_and_overtaken() {
     for form in Form::ALL {
         let bed = sql_test().await;
-        let look = form.lane_check_phrase();
-        bed.mutate(form.function(), &format!("{look} FOR SHARE"), look).await;
+        let check = form.lane_check_phrase();
+        bed.mutate(form.function(), &format!("{check} FOR SHARE"), check).await;
         bed.mutate("inbox_classify_known", "ORDER BY q.queue FOR SHARE", "ORDER BY q.queue").await;
         let token = with_an_emptied_queue(&bed).await;
         let (mut worker, mut session) = (bed.session().await, bed.session().await);

@@ -39,7 +39,7 @@ fn ids(found: &SearchPage) -> Vec<MessageId> {
 
 fn mark(id: MessageId) -> MarkRequest {
     let filter = DeadLetterFilter { ids: vec![id], ..DeadLetterFilter::default() };
-    MarkRequest { filter, dry_run: false, by: "ana".to_owned(), reason: "mended".to_owned() }
+    MarkRequest { filter, dry_run: false, by: "ana".to_owned(), reason: "fixed".to_owned() }
 }
 
 #[tokio::test]
@@ -103,13 +103,13 @@ async fn a_search_respects_times_and_skips_gaps() {
 async fn every_status_is_listed_searched_and_shown() {
     let world = TestDatabase::new().await;
     let broker = MemoryBroker::new(BrokerConfig::default());
-    let emitted = world.emit(&["plain", "retry", "retry", "dead", "dead", "gone"]).await;
-    let [plain, retrying, behind, dead, behind_dead, gone] = emitted[..] else { panic!("six ids") };
+    let emitted = world.emit(&["plain", "retry", "retry", "dead", "dead", "discarded"]).await;
+    let [plain, retrying, behind, dead, behind_dead, discarded] = emitted[..] else { panic!("six ids") };
     let one = async |sql: &str| world.texts(sql).await[0].parse::<MessageId>().expect("an id");
     let held = one("SELECT relevo.emit('wall', 'held', 'T', '{}')::text").await;
     let scheduled =
         one("SELECT relevo.emit('orders', 'k', 'T', '{}', deliver_at => now() + interval '1 hour')::text").await;
-    for id in [dead, gone] {
+    for id in [dead, discarded] {
         broker.add_failure(FailureRule::new(RuleTarget::Id(id), Class::Poison));
     }
     broker.add_failure(FailureRule::new(RuleTarget::Id(retrying), Class::Transient));
@@ -117,8 +117,8 @@ async fn every_status_is_listed_searched_and_shown() {
     let store = world.store().await;
     let relay = RunningRelay::start(world.store().await, &broker, long_retry_config());
     wait_until("two are dead", async || store.backlog().await.expect("a backlog").dead == 2).await;
-    assert_eq!(store.discard(&mark(gone)).await.expect("a mark"), 1);
-    wait_until("it is discarded", async || status(&store, gone).await == MessageStatus::Discarded).await;
+    assert_eq!(store.discard(&mark(discarded)).await.expect("a mark"), 1);
+    wait_until("it is discarded", async || status(&store, discarded).await == MessageStatus::Discarded).await;
     wait_until("the address is held", async || status(&store, held).await == MessageStatus::Held).await;
     wait_until("the plain one is out", async || status(&store, plain).await == MessageStatus::Published).await;
     wait_until("one waits", async || status(&store, retrying).await == MessageStatus::Retrying).await;
@@ -134,7 +134,7 @@ async fn every_status_is_listed_searched_and_shown() {
         (MessageStatus::Quarantined, vec![held]),
         (MessageStatus::Waiting, vec![behind_dead, behind]),
         (MessageStatus::Dead, vec![dead]),
-        (MessageStatus::Discarded, vec![gone]),
+        (MessageStatus::Discarded, vec![discarded]),
         (MessageStatus::Published, vec![plain]),
     ] {
         let found = search(&store, MessageFilter { status: Some(status), ..MessageFilter::default() }).await;
@@ -232,7 +232,7 @@ async fn every_wait_cause_is_reported() {
     world.emit(&["unread"]).await;
     assert_eq!(why(&store, "idle").await.cause, WaitCause::Idle);
     let unread = why(&store, "unread").await;
-    assert_eq!((unread.cause, unread.waiting), (WaitCause::NoRelay, 1), "nobody holds the shard");
+    assert_eq!((unread.cause, unread.waiting), (WaitCause::NoRelay, 1), "no relay holds the shard");
     world.run("UPDATE relevo.lease SET owner = gen_random_uuid(), expires_at = now() + interval '1 hour'").await;
     assert_eq!(why(&store, "unread").await.cause, WaitCause::NotReadYet);
     world.run("SELECT relevo.disable_destination('main')").await;
@@ -356,15 +356,15 @@ async fn destinations_are_listed_and_an_unknown_one_is_rejected() {
         DestinationInfo { name: MAIN.to_owned(), shards: 4, resharding_to: Some(16), enabled: true },
     ];
     assert_eq!(world.store().await.destinations().await.expect("an answer"), expected);
-    let nobody = world.store_for("nobody").await;
+    let unknown = world.store_for("unknown").await;
     for refused in [
-        nobody.search(&MessageFilter::default(), 1, LARGE_LIMIT).await.map(|_| ()),
-        nobody.key_facts("k").await.map(|_| ()),
-        nobody.shards().await.map(|_| ()),
-        nobody.backlog().await.map(|_| ()),
+        unknown.search(&MessageFilter::default(), 1, LARGE_LIMIT).await.map(|_| ()),
+        unknown.key_facts("k").await.map(|_| ()),
+        unknown.shards().await.map(|_| ()),
+        unknown.backlog().await.map(|_| ()),
     ] {
         assert!(
-            matches!(&refused, Err(StoreError::Refused { reason }) if reason.contains("\"nobody\" is not known")),
+            matches!(&refused, Err(StoreError::Refused { reason }) if reason.contains("\"unknown\" is not known")),
             "{refused:?}"
         );
     }

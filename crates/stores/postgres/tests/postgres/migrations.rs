@@ -47,7 +47,9 @@ async fn concurrent_migrations_apply_each_version_once() {
     let mut tasks = JoinSet::new();
     for _ in 0..6 {
         let mut connection = database.connect().await;
-        tasks.spawn(async move { migrate(&mut connection, &Schema::default()).await.expect("nobody is in the way") });
+        tasks.spawn(
+            async move { migrate(&mut connection, &Schema::default()).await.expect("no other session has a lock") },
+        );
     }
     let mut applied = Vec::new();
     while let Some(now) = tasks.join_next().await {
@@ -61,7 +63,7 @@ async fn a_failure_in_the_middle_changes_nothing() {
     let database = database().await;
     let mut connection = database.connect().await;
     execute(&mut connection, "CREATE SCHEMA relevo; CREATE TABLE relevo.tick (n int)").await.expect("a table");
-    assert!(migrate(&mut connection, &Schema::default()).await.is_err(), "its table is somebody else's");
+    assert!(migrate(&mut connection, &Schema::default()).await.is_err(), "its table belongs to another session");
     let rows = execute(&mut connection, "SELECT count(*) FROM pg_class WHERE relnamespace = 'relevo'::regnamespace");
     assert_eq!(rows.await.expect("a count")[0].try_get::<i64, _>(0).expect("a count"), 1);
     execute(&mut connection, "DROP TABLE relevo.tick").await.expect("it was ours");
@@ -109,7 +111,7 @@ async fn sessions_continue_while_a_migration_waits_for_a_table() {
     assert!(tasks.try_join_next().is_none(), "the handler still has the table");
     execute(&mut handler, "COMMIT").await.expect("it ends");
     let applied = tasks.join_next().await.expect("one task").expect("it does not panic");
-    assert_eq!(applied.expect("nobody is in the way"), [SECOND.version]);
+    assert_eq!(applied.expect("no other session has a lock"), [SECOND.version]);
 }
 
 /// Two outboxes in one database, one with a name that needs quotes.

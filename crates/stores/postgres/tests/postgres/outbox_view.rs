@@ -36,13 +36,13 @@ fn expected_row(
 async fn every_state_of_a_message_is_shown() {
     let world = TestDatabase::new().await;
     let broker = MemoryBroker::new(BrokerConfig::default());
-    let ids = world.emit(&["plain", "retry", "retry", "odd", "dead", "dead", "gone", "later"]).await;
-    let [plain, retrying, behind, odd, dead, behind_dead, gone, later] = ids[..] else { panic!("eight ids") };
+    let ids = world.emit(&["plain", "retry", "retry", "odd", "dead", "dead", "discarded", "later"]).await;
+    let [plain, retrying, behind, odd, dead, behind_dead, discarded, later] = ids[..] else { panic!("eight ids") };
     let held: MessageId =
         world.texts("SELECT relevo.emit('wall', 'held', 'T', '{}')::text").await[0].parse().expect("an id");
     let waits = "SELECT relevo.emit('orders', 'k', 'T', '{}', deliver_at => now() + interval '1 hour')::text";
     let scheduled: MessageId = world.texts(waits).await[0].parse().expect("an id");
-    for id in [dead, gone] {
+    for id in [dead, discarded] {
         broker.add_failure(FailureRule::new(RuleTarget::Id(id), Class::Poison));
     }
     broker.add_failure(FailureRule::new(RuleTarget::Id(odd), Class::Unknown));
@@ -59,12 +59,12 @@ async fn every_state_of_a_message_is_shown() {
     wait_until("the odd one is quarantined", async || status_row(&world, odd).await.0 == "quarantined").await;
     traffic.stop().await;
     wait_until("two are dead", async || world.number("SELECT count(*) FROM relevo.dead_letter").await == 2).await;
-    let filter = DeadLetterFilter { ids: vec![gone], ..DeadLetterFilter::default() };
+    let filter = DeadLetterFilter { ids: vec![discarded], ..DeadLetterFilter::default() };
     let mark = MarkRequest { filter, dry_run: false, by: "ana".to_owned(), reason: "wrong".to_owned() };
     assert_eq!(world.store().await.discard(&mark).await.expect("a mark"), 1);
     world.run("UPDATE relevo.parked_key SET next_at = clock_timestamp() WHERE key = 'later'").await;
     wait_until("the second time it passes", async || status_row(&world, later).await.0 == "published").await;
-    wait_until("it is discarded", async || status_row(&world, gone).await.0 == "discarded").await;
+    wait_until("it is discarded", async || status_row(&world, discarded).await.0 == "discarded").await;
     wait_until("the plain one is settled", async || status_row(&world, plain).await.0 == "published").await;
     relay.stop().await;
     let pending = world.emit(&["plain"]).await[0];
@@ -78,7 +78,7 @@ async fn every_state_of_a_message_is_shown() {
     assert_eq!(status_row(&world, held).await, expected_row("held", 0, true, true, false));
     assert_eq!(status_row(&world, odd).await, expected_row("quarantined", 0, true, true, false));
     assert_eq!(status_row(&world, dead).await, expected_row("dead", 1, false, true, false));
-    assert_eq!(status_row(&world, gone).await, expected_row("discarded", 1, false, true, false));
+    assert_eq!(status_row(&world, discarded).await, expected_row("discarded", 1, false, true, false));
     let waiting = status_row(&world, behind_dead).await;
     assert_eq!((&*waiting.0, waiting.1, waiting.4), ("behind", 0, false));
     let order = format!(

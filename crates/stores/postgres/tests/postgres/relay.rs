@@ -73,10 +73,10 @@ async fn messages_confirmed_before_a_stop_are_not_sent_again() {
     let broker = broker();
     let ledger = world.emit_many(5000, 100).await;
     let stop = CancellationToken::new();
-    let (count, told) = (AtomicUsize::new(0), stop.clone());
+    let (count, stop_on_limit) = (AtomicUsize::new(0), stop.clone());
     broker.on_receipt(move |_| {
         if count.fetch_add(1, Ordering::Relaxed) == 1000 {
-            told.cancel();
+            stop_on_limit.cancel();
         }
     });
     let small = Config { batch_messages_max: 50, in_flight_messages_max: 100, ..config() };
@@ -203,8 +203,8 @@ async fn retention_under_traffic_blocks_no_emit_and_drops_nothing_unsent() {
     let upkeep = Config { maintenance_interval: Duration::from_millis(20), ..config() };
     let relay = RunningRelay::start(world.store().await, &broker, upkeep);
     let traffic = BackgroundWriters::start(&world, 4);
-    let gone = "SELECT count(*) FROM pg_class WHERE relname = 'message_1'";
-    wait_until("the first partition is gone", async || world.number(gone).await == 0).await;
+    let partitions = "SELECT count(*) FROM pg_class WHERE relname = 'message_1'";
+    wait_until("the first partition is dropped", async || world.number(partitions).await == 0).await;
     wait_until("some more were prepared", async || {
         world.number("SELECT max(end_seq) FROM relevo.message_partition").await > 1_002_000
     })
@@ -213,6 +213,6 @@ async fn retention_under_traffic_blocks_no_emit_and_drops_nothing_unsent() {
     world.wait_until_drained().await;
     relay.stop().await;
     assert_eq!(ledger.assert_received(&broker), 0);
-    let kept = world.number("SELECT count(*) FROM relevo.message").await;
-    assert!(kept < ledger.len().try_into().expect("a count"), "something was dropped");
+    let retained = world.number("SELECT count(*) FROM relevo.message").await;
+    assert!(retained < ledger.len().try_into().expect("a count"), "no row was dropped");
 }

@@ -18,7 +18,7 @@ fn mark() -> MarkRequest {
         filter: DeadLetterFilter::default(),
         dry_run: false,
         by: "ana".to_owned(),
-        reason: "mended".to_owned(),
+        reason: "fixed".to_owned(),
     }
 }
 
@@ -212,12 +212,12 @@ async fn a_throttled_address_is_not_used_for_the_requested_time() {
     broker.add_failure(FailureRule::new(RuleTarget::Address("slow".to_owned()), Class::Throttled(pause)).times(1));
     let relay = RunningRelay::start(world.store().await, &broker, config());
     wait_until("it has leases", async || world.shards_per_owner().await == [8]).await;
-    let asked = std::time::Instant::now();
+    let throttled_at = std::time::Instant::now();
     emit_to(&world, "slow", 50).await;
     emit_to(&world, "road", 50).await;
     wait_until("the other address flows", async || received_at(&broker, "road") == 50).await;
     world.wait_until_drained().await;
-    assert!(asked.elapsed() >= pause, "after {:?}", asked.elapsed());
+    assert!(throttled_at.elapsed() >= pause, "after {:?}", throttled_at.elapsed());
     relay.stop().await;
     assert_eq!(world.number("SELECT count(*) FROM relevo.dead_letter").await, 0);
     let log = crate::relay_support::EmittedMessages::read(

@@ -32,10 +32,10 @@ async fn a_killed_server_loses_nothing_and_publishes_nothing_uncommitted() {
     let world = TestDatabase::on_private_server().await;
     let broker = broker();
     let (frozen, reached) = (broker.clone(), Arc::new(Notify::new()));
-    let told = Arc::clone(&reached);
+    let notify = Arc::clone(&reached);
     on_nth_receipt(&broker, 5000, move || {
         frozen.freeze();
-        told.notify_one();
+        notify.notify_one();
     });
     let relay = RunningRelay::start(world.store().await, &broker, Config { batch_messages_max: 500, ..short_leases() });
     let mut open = world.connect().await;
@@ -58,10 +58,10 @@ async fn a_killed_server_loses_nothing_and_publishes_nothing_uncommitted() {
     world.wait_until_drained().await;
     relay.stop().await;
     // The crash may lose commits of an asynchronous writer. The relay must not have sent any of those.
-    let kept = EmittedMessages::read(&world.rows("SELECT id, key FROM relevo.message ORDER BY seq").await);
-    kept.assert_received(&broker);
-    assert_eq!(&kept.0[..], &ledger.0[..kept.len()], "the log holds what was committed first");
-    assert!(kept.len() >= 5000, "what was sent is there");
+    let logged = EmittedMessages::read(&world.rows("SELECT id, key FROM relevo.message ORDER BY seq").await);
+    logged.assert_received(&broker);
+    assert_eq!(&logged.0[..], &ledger.0[..logged.len()], "the log holds what was committed first");
+    assert!(logged.len() >= 5000, "the log has fewer rows than were sent");
     drop(open);
 }
 
@@ -71,11 +71,11 @@ async fn a_connection_cut_between_confirm_and_settle_repeats_the_same_ids() {
     let broker = broker();
     let (proxy, store) = world.proxied().await;
     let (wire, reached) = (Arc::clone(&proxy), Arc::new(Notify::new()));
-    let told = Arc::clone(&reached);
+    let notify = Arc::clone(&reached);
     // After the first receipt no data reaches the server, so the relay cannot settle.
     on_nth_receipt(&broker, 1, move || {
         wire.freeze();
-        told.notify_one();
+        notify.notify_one();
     });
     let relay = RunningRelay::start(store, &broker, config());
     wait_until("it holds everything", async || world.shards_per_owner().await == [8]).await;

@@ -64,7 +64,7 @@ async fn joining_and_leaving_relays_repeat_lose_and_reorder_nothing() {
     let ledger = traffic.stop().await;
     world.wait_until_drained().await;
     fourth.stop().await;
-    assert_eq!(ledger.assert_received(&broker), 0, "whoever leaves politely has settled what it sent");
+    assert_eq!(ledger.assert_received(&broker), 0, "a relay that stops cleanly settles what it sent");
     world.assert_epochs_never_decrease().await;
 }
 
@@ -148,7 +148,7 @@ async fn a_relay_suspended_past_its_lease_settles_nothing() {
         "SELECT count(*) FROM relevo.progress AS p JOIN relevo.lease AS l USING (destination, shard) \
          WHERE p.progress_id > {settled} AND p.epoch < l.epoch AND l.owner IS NOT NULL"
     );
-    assert_eq!(world.number(&epochs).await, 0, "it settled under a lease that was gone");
+    assert_eq!(world.number(&epochs).await, 0, "it settled under a lost lease");
     world.assert_epochs_never_decrease().await;
     tokio::select! {
         ended = &mut sleeper => panic!("it ended: {ended:?}"),

@@ -179,7 +179,7 @@ impl TestDatabase {
     pub(crate) async fn assert_epochs_never_decrease(&self) {
         let back = "SELECT count(*) FROM (SELECT epoch < lag(epoch) OVER (PARTITION BY destination, shards, shard \
                     ORDER BY progress_id) AS back FROM relevo.progress) AS p WHERE back";
-        assert_eq!(self.number(back).await, 0, "somebody settled without the lease");
+        assert_eq!(self.number(back).await, 0, "a settlement without the lease");
     }
 }
 
@@ -296,12 +296,12 @@ impl RunningRelay {
     /// Shuts the relay down and waits until it ends.
     pub(crate) async fn stop(self) {
         self.stop.cancel();
-        self.wait_for_end().await.expect("a relay that is told to stop has no complaint");
+        self.wait_for_end().await.expect("a clean shutdown");
     }
 
     /// Waits until the relay has ended after another shutdown request.
     pub(crate) async fn wait_until_stopped(self) {
-        self.wait_for_end().await.expect("a relay that is told to stop has no complaint");
+        self.wait_for_end().await.expect("a clean shutdown");
     }
 
     /// Waits until the relay ends without a request.

@@ -241,7 +241,7 @@ async fn a3_a_position_with_the_last_tick_only_loses_two_messages() {
     // third.
     slow.run("COMMIT").await;
     assert_eq!(quick.list(newest).await, ["1", "2", "3"]);
-    assert_eq!(quick.list("SELECT naive_window(2, 3)").await, ["m4", "m5"], "m2 and m3 are gone");
+    assert_eq!(quick.list("SELECT naive_window(2, 3)").await, ["m4", "m5"], "m2 and m3 are lost");
 }
 
 #[tokio::test]
@@ -339,7 +339,7 @@ async fn a5_an_idle_outbox_still_sees_a_late_commit() {
         writer.run("COMMIT").await;
         let read = reader.drain().await;
         if naive {
-            assert_eq!(read, NONE, "stranded until somebody draws a number");
+            assert_eq!(read, NONE, "stranded until a number is drawn");
         } else {
             assert_eq!(read, ["late"]);
             let stand = reader.position.clone();

@@ -95,16 +95,16 @@ async fn a7_a_relay_refuses_a_standby() {
 
     assert_eq!(there.expect_error("SELECT relevo.make_tick()").await, "RV002");
     let options = standby.options().database(bed.database.name());
-    let store = Store::open(Config::new(options, "main")).await.expect("a standby can be asked");
-    let ask = LeaseRequest {
+    let store = Store::open(Config::new(options, "main")).await.expect("a standby can be opened");
+    let request = LeaseRequest {
         owner: Uuid::new_v4(),
         name: "r".to_owned(),
         duration: crate::sql_support::DEADLINE,
         held: Vec::new(),
         release: Vec::new(),
     };
-    assert!(matches!(store.acquire_leases(ask.clone()).await, Err(StoreError::Standby)));
-    let leases = bed.store().await.acquire_leases(ask).await.expect("leases of the primary").leases;
+    assert!(matches!(store.acquire_leases(request.clone()).await, Err(StoreError::Standby)));
+    let leases = bed.store().await.acquire_leases(request).await.expect("leases of the primary").leases;
     let read = read_at(&store, &leases, &Position::at(0), 10, WindowLimit::Unlimited).await;
     assert!(matches!(read, Err(StoreError::Standby)));
 }

@@ -51,9 +51,9 @@ fn second() -> String {
 /// A trigger on the aggregate that emits. The session of the first writer does not fire it.
 fn trigger(when: &str, each: &str) -> String {
     format!(
-        "CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS $$
+        "CREATE FUNCTION emit_on_change() RETURNS trigger LANGUAGE plpgsql AS $$
         BEGIN PERFORM {}; RETURN NEW; END $$;
-        CREATE TRIGGER tell {when} ON agg FOR EACH {each} EXECUTE FUNCTION tell()",
+        CREATE TRIGGER emit_on_change {when} ON agg FOR EACH {each} EXECUTE FUNCTION emit_on_change()",
         second()
     )
 }

@@ -11,8 +11,8 @@ const NONE: [&str; 0] = [];
 
 /// Acquires free leases. Returns the shards and epochs of all leases of this owner.
 async fn acquire_leases(session: &mut Session, owner: &str) -> Value {
-    let ask = json!({ "owner": owner, "name": "relay", "lease_ms": 600_000, "release": [] });
-    let answer: String = session.scalar(&format!("SELECT relevo.acquire_leases('main', '{ask}')::text")).await;
+    let request = json!({ "owner": owner, "name": "relay", "lease_ms": 600_000, "release": [] });
+    let answer: String = session.scalar(&format!("SELECT relevo.acquire_leases('main', '{request}')::text")).await;
     serde_json::from_str::<Value>(&answer).expect("JSON")["leases"].clone()
 }
 
@@ -125,8 +125,8 @@ async fn c2_an_owner_that_hangs_while_it_settles_is_ended_by_the_server() {
     naive.run("BEGIN; SELECT 1 FROM relevo.lease WHERE shard = 0 FOR SHARE").await;
     hanging.run(&format!("BEGIN; {}", settle(1, 1, OLD))).await;
     assert_eq!(acquire_leases(&mut new, NEW).await, json!([]), "both are skipped");
-    let gone = format!("SELECT NOT EXISTS (SELECT 1 FROM pg_stat_activity WHERE pid = {})", hanging.pid);
-    bed.wait_until("the server ends it", &gone).await;
+    let ended = format!("SELECT NOT EXISTS (SELECT 1 FROM pg_stat_activity WHERE pid = {})", hanging.pid);
+    bed.wait_until("the server ends it", &ended).await;
     assert_eq!(
         acquire_leases(&mut new, NEW).await,
         json!([[1, 2]]),
@@ -141,11 +141,11 @@ async fn c2_an_owner_that_hangs_while_it_settles_is_ended_by_the_server() {
 async fn c2_an_owner_that_hangs_while_it_takes_leases_is_ended_by_the_server() {
     let bed = with_an_expired_owner().await;
     let (mut hanging, mut new) = (bed.session().await, bed.session().await);
-    let ask = json!({ "owner": OLD, "name": "relay", "lease_ms": 1000, "release": [] });
-    hanging.run(&format!("BEGIN; SELECT relevo.acquire_leases('main', '{ask}')")).await;
+    let request = json!({ "owner": OLD, "name": "relay", "lease_ms": 1000, "release": [] });
+    hanging.run(&format!("BEGIN; SELECT relevo.acquire_leases('main', '{request}')")).await;
     assert_eq!(acquire_leases(&mut new, NEW).await, json!([]));
-    let gone = format!("SELECT NOT EXISTS (SELECT 1 FROM pg_stat_activity WHERE pid = {})", hanging.pid);
-    bed.wait_until("the server ends it", &gone).await;
+    let ended = format!("SELECT NOT EXISTS (SELECT 1 FROM pg_stat_activity WHERE pid = {})", hanging.pid);
+    bed.wait_until("the server ends it", &ended).await;
     assert_eq!(acquire_leases(&mut new, NEW).await, json!([[0, 2], [1, 2]]));
 }
 

@@ -20,8 +20,8 @@ const QUEUE: &str = "SELECT type FROM relevo.parked_message ORDER BY ordinal";
 async fn with_a_parked_key() -> SqlTest {
     let bed = SqlTest::on_shared_server(1).await;
     let mut session = bed.session().await;
-    let ask = json!({ "owner": OWNER, "name": "relay", "lease_ms": 600_000, "release": [] });
-    session.run(&format!("SELECT relevo.acquire_leases('main', '{ask}')")).await;
+    let request = json!({ "owner": OWNER, "name": "relay", "lease_ms": 600_000, "release": [] });
+    session.run(&format!("SELECT relevo.acquire_leases('main', '{request}')")).await;
     bed.emit("k", "m1").await;
     bed.emit("k", "m2").await;
     session.run("SELECT relevo.make_tick()").await;
@@ -120,7 +120,7 @@ async fn c3_without_locks_a_message_is_stranded_behind_a_removed_key() {
     window.run(&format!("BEGIN; {}", naive_append("keys", "queue"))).await;
     retry.run(&naive_unpark("keys", "queue")).await;
     window.run("COMMIT").await;
-    assert_eq!(retry.list("SELECT key FROM keys").await, NONE, "nobody will look for it");
+    assert_eq!(retry.list("SELECT key FROM keys").await, NONE, "no relay will read it");
     assert_eq!(retry.list("SELECT type FROM queue").await, ["m2"]);
 }
 
@@ -230,11 +230,11 @@ async fn c7_a_parked_key_is_found_by_its_slot_for_any_shard_count() {
     assert_eq!(
         session.list("SELECT key FROM naive_key WHERE shard = 2").await,
         NONE,
-        "the key's new owner looks in vain"
+        "the key's new owner does not find it"
     );
     let (owner, name) = (next.leases[0].owner, "reader".to_owned());
-    let ask = LeaseRequest { owner, name, duration: Duration::from_mins(1), held: Vec::new(), release: Vec::new() };
-    let taken = next.store.acquire_leases(ask).await.expect("leases").taken;
+    let request = LeaseRequest { owner, name, duration: Duration::from_mins(1), held: Vec::new(), release: Vec::new() };
+    let taken = next.store.acquire_leases(request).await.expect("leases").taken;
     let mut found: Vec<_> = taken.iter().map(|shard| (shard.lease.shard, shard.parked_keys.len())).collect();
     found.sort_unstable();
     assert_eq!(found, [(0, 0), (1, 0), (2, 1)]);

@@ -46,7 +46,7 @@ async fn maintain(world: &TestDatabase) -> Vec<String> {
     let store = world.store().await;
     let mut warnings = Vec::new();
     for _ in 0..3 {
-        wait_until("nobody else is at it", async || {
+        wait_until("no other session does maintenance", async || {
             let done = store.maintain(DEADLINE).await.expect("upkeep");
             warnings = done.warnings;
             !done.skipped
@@ -93,7 +93,7 @@ async fn dropping_or_detaching_a_partition_loses_rows_of_an_open_writer() {
 
         execute(&mut writer, "COMMIT").await.expect("the writer's row is committed");
         dropping.join_next().await.expect("one task").expect("it dropped");
-        assert_eq!(stored_messages(&world).await, 0, "committed, and gone");
+        assert_eq!(stored_messages(&world).await, 0, "committed, and lost");
         world.emit(&["k"]).await;
         wait_until("what came later arrives", async || broker.received() == 1).await;
         relay.stop().await;
@@ -162,7 +162,7 @@ async fn a_clock_set_back_drops_no_unsettled_message() {
     next_partition(&world).await;
     age(&world).await;
     maintain(&world).await;
-    assert_eq!(stored_messages(&world).await, 2, "nobody has read them");
+    assert_eq!(stored_messages(&world).await, 2, "no relay has read them");
     let broker = broker();
     let relay = relay(&world, &broker).await;
     world.wait_until_drained().await;
@@ -304,9 +304,9 @@ async fn the_newest_progress_and_its_ticks_outlive_any_age() {
     maintain(&world).await;
     let after = world.number("SELECT count(*) FROM relevo.progress").await;
     assert!(before > 9 && after == 9, "{before} rows of progress became {after}: one a shard is left");
-    let gone = "SELECT count(*) FROM relevo.progress AS p WHERE NOT EXISTS (SELECT 1 FROM relevo.tick AS t \
+    let dangling = "SELECT count(*) FROM relevo.progress AS p WHERE NOT EXISTS (SELECT 1 FROM relevo.tick AS t \
                 WHERE t.tick = p.from_tick) OR NOT EXISTS (SELECT 1 FROM relevo.tick AS t WHERE t.tick = p.to_tick)";
-    assert_eq!(world.number(gone).await, 0);
+    assert_eq!(world.number(dangling).await, 0);
 
     let second = relay(&world, &broker).await;
     ledger.add(world.emit_many(40, 20).await);

@@ -39,10 +39,10 @@ fn lease_request(owner: Uuid) -> LeaseRequest {
 /// Delivers some of the stored messages and shuts down.
 async fn deliver_some(world: &TestDatabase, broker: &MemoryBroker, count: usize) {
     let stop = CancellationToken::new();
-    let (seen, told) = (AtomicUsize::new(0), stop.clone());
+    let (seen, stop_on_limit) = (AtomicUsize::new(0), stop.clone());
     broker.on_receipt(move |_| {
         if seen.fetch_add(1, Ordering::Relaxed) + 1 == count {
-            told.cancel();
+            stop_on_limit.cancel();
         }
     });
     let small = Config { batch_messages_max: 50, in_flight_messages_max: 100, ..config() };
@@ -98,7 +98,7 @@ async fn a_lease_from_the_old_timeline_settles_nothing_on_the_new_one() {
     let settled = new.settle(Settlement { progress, parked: Vec::new() }).await.expect("an answer");
     assert_eq!(settled.lost_shards, [lease.shard]);
     let again = new.acquire_leases(lease_request(owner)).await.expect("leases");
-    assert!(again.timeline_changed, "somebody is told that published messages may have no row");
+    assert!(again.timeline_changed, "the change is reported: published messages may have no row");
     assert!(again.leases.iter().all(|lease| leased.leases.iter().all(|before| before.epoch < lease.epoch)));
     assert!(!new.acquire_leases(lease_request(owner)).await.expect("leases").timeline_changed, "once");
     new.release_leases(owner).await.expect("they are given back");
@@ -155,7 +155,7 @@ async fn a_copied_database_is_rejected_until_it_is_adopted() {
     deliver_some(&world, &broker, 300).await;
     let mut server = world.private_server().options().connect().await.expect("a server");
     let copy = format!("CREATE DATABASE copy TEMPLATE {}", world.database.name());
-    wait_until("nobody is connected any more", async || execute(&mut server, &copy).await.is_ok()).await;
+    wait_until("no session is connected", async || execute(&mut server, &copy).await.is_ok()).await;
     let options = world.database.options().database("copy");
     let copied = store(options.clone(), MAIN).await;
     let what = wrong_database_error(&copied).await;
@@ -212,7 +212,7 @@ async fn a_restored_dump_is_rejected_until_it_is_rebased() {
     let refused = store.adopt().await;
     assert!(matches!(refused, Err(StoreError::WrongDatabase { .. })), "adopting would lose everything: {refused:?}");
 
-    let waiting = store.rebase().await.expect("nobody else is there");
+    let waiting = store.rebase().await.expect("no other session is connected");
     assert_eq!(usize::try_from(waiting).expect("a count"), 1000 - sent, "exactly what was not settled");
     let (next, most) = ("SELECT last_value FROM relevo.message_seq", "SELECT max(seq) FROM relevo.message");
     assert!(restored.number(next).await >= restored.number(most).await);
@@ -272,8 +272,10 @@ async fn a_physical_clone_keeps_the_identity_and_is_stopped_by_disabling_it() {
     let clone = world.private_server().base_backup().await;
     clone.start_again().await;
     let cloned = store(clone.options().database(world.database.name()), MAIN).await;
-    let leased =
-        cloned.acquire_leases(lease_request(Uuid::from_u128(1))).await.expect("it cannot be told from the original");
+    let leased = cloned
+        .acquire_leases(lease_request(Uuid::from_u128(1)))
+        .await
+        .expect("it cannot be distinguished from the original");
     assert_eq!(leased.leases.len(), 8);
     assert!(cloned.switch(false).await.expect("a destination"));
     let refused = cloned.acquire_leases(lease_request(Uuid::from_u128(1))).await;

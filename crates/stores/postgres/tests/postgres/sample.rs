@@ -225,7 +225,7 @@ async fn a_writer_that_idles_between_two_statements_holds_the_horizon_of_every_d
         reader.run("BEGIN ISOLATION LEVEL REPEATABLE READ").await;
         reader.run("SELECT 1").await;
         world.emit(&["a", "b", "c"]).await;
-        assert!(held().await < 3, "it cannot look at this database");
+        assert!(held().await < 3, "it cannot read this database");
         let mut writer = Session::new(elsewhere.connect().await.unwrap()).await;
         writer.run("BEGIN").await;
         writer.run("CREATE TABLE anything ()").await;
@@ -252,11 +252,7 @@ async fn consumers_of_the_same_database_are_sampled() {
     let consumers = store.sample_outbox().await.unwrap().consumers;
     let names: Vec<&str> = consumers.iter().map(|it| it.name.as_str()).collect();
     assert_eq!(names, ["audit", "billing"]);
-    assert_eq!(
-        (consumers[0].members, consumers[0].heartbeat_age),
-        (0, None),
-        "it gives no sign of life, and never did"
-    );
+    assert_eq!((consumers[0].members, consumers[0].heartbeat_age), (0, None), "it has never sent a heartbeat");
     let billing = &consumers[1];
     assert_eq!((billing.members, billing.waiting, billing.dead), (1, 0, 0));
     assert!(billing.heartbeat_age.unwrap() >= Duration::from_mins(2), "{billing:?}");
@@ -271,7 +267,7 @@ async fn consumers_of_the_same_database_are_sampled() {
 async fn a_removed_consumer_is_sampled_while_it_has_messages() {
     let world = TestDatabase::new().await;
     let store = world.store().await;
-    let told = async || {
+    let sampled = async || {
         let consumers = store.sample_outbox().await.unwrap().consumers;
         consumers.into_iter().map(|it| (it.name, it.heartbeat_age.is_some(), it.waiting)).collect::<Vec<_>>()
     };
@@ -284,9 +280,9 @@ async fn a_removed_consumer_is_sampled_while_it_has_messages() {
                  UPDATE relevo.inbox_member SET expires_at = clock_timestamp() - interval '1 second'",
             )
             .await;
-        assert_eq!(told().await, [billing(true, 0)], "its silence is told");
+        assert_eq!(sampled().await, [billing(true, 0)], "its silence is reported");
         world.run("SELECT relevo.inbox_remove_consumer('billing')").await;
-        assert!(told().await.is_empty());
+        assert!(sampled().await.is_empty());
     }
     world
         .run(
@@ -294,9 +290,9 @@ async fn a_removed_consumer_is_sampled_while_it_has_messages() {
              VALUES ('billing', 'k', gen_random_uuid(), 0, '{}', '{}', '', 'orders', '0')",
         )
         .await;
-    assert_eq!(told().await, [billing(false, 1)]);
+    assert_eq!(sampled().await, [billing(false, 1)]);
     world.run("DELETE FROM relevo.inbox_retry_message").await;
-    assert!(told().await.is_empty());
+    assert!(sampled().await.is_empty());
     world.run("SELECT relevo.inbox_insert('billing', gen_random_uuid())").await;
-    assert_eq!(told().await, [billing(false, 0)], "it gives no sign of life, and works");
+    assert_eq!(sampled().await, [billing(false, 0)], "it sends no heartbeat, and works");
 }

@@ -69,7 +69,10 @@ impl SqlTest {
     pub(crate) async fn mutate(&self, function: &str, phrase: &str, instead: &str) {
         let mut session = self.session().await;
         let source: String = session.scalar(&format!("SELECT pg_get_functiondef('relevo.{function}'::regproc)")).await;
-        assert!(source.contains(phrase), "`{function}` no longer says `{phrase}`: look for what says it now");
+        assert!(
+            source.contains(phrase),
+            "`{function}` no longer contains `{phrase}`: find the phrase that replaced it"
+        );
         session.run(&source.replacen(phrase, instead, 1)).await;
     }
 
@@ -210,8 +213,8 @@ impl Reader {
         let store = bed.store().await;
         let owner = Uuid::new_v4();
         let name = "reader".to_owned();
-        let ask = LeaseRequest { owner, name, duration: LEASE, held: Vec::new(), release: Vec::new() };
-        let response = store.acquire_leases(ask).await.expect("leases");
+        let request = LeaseRequest { owner, name, duration: LEASE, held: Vec::new(), release: Vec::new() };
+        let response = store.acquire_leases(request).await.expect("leases");
         let at = response.taken.first().expect("free shards").position.clone();
         assert!(response.taken.iter().all(|shard| shard.position == at), "the shards are at one position");
         Self { store, leases: response.leases, position: at }

@@ -68,13 +68,12 @@ async fn the_session_of_a_vanished_process_ends_before_its_lease() {
         address: "orders".into(),
         lane: Lane::new("0"),
         offset: Some(1),
-        correlation: None,
     };
     // A transaction that locks the message, and would lock its lane.
     let BeginOutcome::Open(mut tx, _) =
         inbox.begin(Enter { held: None, arrivals: &[arrival] }).await.expect("a database")
     else {
-        panic!("nobody else has it");
+        panic!("no other session has it");
     };
     let pid: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *tx).await.expect("a process");
     vanish.send_replace(true);

@@ -15,7 +15,7 @@ async fn verify(store: &Store) -> VerifyReport {
 }
 
 fn count(verified: &VerifyReport, status: MessageStatus) -> u64 {
-    verified.by_status.iter().find(|(known, _)| *known == status).expect("every status is told").1
+    verified.by_status.iter().find(|(known, _)| *known == status).expect("every status is reported").1
 }
 
 #[tokio::test]
@@ -159,9 +159,9 @@ async fn a_message_outside_every_window_is_found() {
              (SELECT max(tick) AS tick FROM relevo.tick) AS t",
         )
         .await;
-    let told = verify(&store).await.inconsistencies;
+    let found = verify(&store).await.inconsistencies;
     let lost = "2 messages are neither settled nor ahead of their shard: no window will hold them, such as number 1";
-    assert_eq!(told, [lost]);
+    assert_eq!(found, [lost]);
     // The reverse: visible at the tick, with a number above its `max_seq`.
     world
         .run(
@@ -169,8 +169,8 @@ async fn a_message_outside_every_window_is_found() {
              WHERE tick = (SELECT max(tick) FROM relevo.tick)",
         )
         .await;
-    let told = verify(&store).await.inconsistencies;
-    assert_eq!(told, ["2 messages count as settled although no window held them, such as number 1"]);
+    let found = verify(&store).await.inconsistencies;
+    assert_eq!(found, ["2 messages count as settled although no window held them, such as number 1"]);
 }
 
 #[tokio::test]

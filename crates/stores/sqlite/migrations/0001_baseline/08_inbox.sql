@@ -36,19 +36,3 @@ CREATE TABLE relevo_inbox_lane (
     breaker_forced INTEGER,
     PRIMARY KEY (consumer, lane)
 ) STRICT, WITHOUT ROWID;
-
--- What consumers did with messages, for consumers that trace.
-CREATE TABLE relevo_inbox_trace (
-    id            BLOB NOT NULL,
-    consumer      TEXT NOT NULL,
-    replay        INTEGER NOT NULL,
-    state         TEXT NOT NULL,
-    repeats       INTEGER NOT NULL DEFAULT 0,
-    address       TEXT NOT NULL,
-    lane          TEXT NOT NULL,
-    broker_offset INTEGER,
-    correlation   TEXT,
-    at_ms         INTEGER NOT NULL,
-    PRIMARY KEY (id, consumer, replay)
-) STRICT, WITHOUT ROWID;
-CREATE INDEX relevo_inbox_trace_at_idx ON relevo_inbox_trace (consumer, at_ms);

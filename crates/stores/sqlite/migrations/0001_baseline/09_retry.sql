@@ -29,7 +29,6 @@ CREATE TABLE relevo_inbox_retry_message (
     address           TEXT NOT NULL,
     lane              TEXT NOT NULL,
     broker_offset     INTEGER,
-    correlation       TEXT,
     attempts          INTEGER NOT NULL DEFAULT 0,
     -- How many times handling was started and has not ended.
     unfinished_starts INTEGER NOT NULL DEFAULT 0,
@@ -59,7 +58,6 @@ CREATE TABLE relevo_inbox_dead_letter (
     address       TEXT NOT NULL,
     lane          TEXT NOT NULL,
     broker_offset INTEGER,
-    correlation   TEXT,
     class         TEXT NOT NULL,
     error         TEXT NOT NULL,
     backtrace     TEXT,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use relevo_core::MessageId;
 use relevo_core::inbox::DedupId;
 use relevo_core::inbox::admin::{
-    ConsumerControl, ConsumerDetails, ConsumerSummary, InboxRecord, LaneInfo, MemberInfo, RetryQueueInfo, Trace,
+    ConsumerControl, ConsumerDetails, ConsumerSummary, InboxRecord, LaneInfo, MemberInfo, RetryQueueInfo,
 };
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
@@ -152,28 +152,6 @@ const UPDATE_PAUSED: &str =
     "UPDATE relevo_inbox_lane SET paused = ?3 WHERE consumer = ?1 AND (?2 IS NULL OR lane = ?2)";
 const UPDATE_BREAKER: &str =
     "UPDATE relevo_inbox_lane SET breaker_forced = ?3 WHERE consumer = ?1 AND (?2 IS NULL OR lane = ?2)";
-
-/// Returns the trace of a message in all consumers.
-pub(crate) async fn traces(connection: &mut SqliteConnection, message: MessageId) -> Result<Vec<Trace>, Error> {
-    let sql = "SELECT consumer, replay, state, repeats, address, lane, broker_offset, correlation, at_ms FROM \
-               relevo_inbox_trace \
-               WHERE id = ?1 ORDER BY consumer, replay";
-    let rows = sqlx::query(sql).bind(*message.as_uuid()).fetch_all(connection).await?;
-    let trace = |row| {
-        Ok(Trace {
-            consumer: column(row, 0)?,
-            entry: DedupId { id: message, replay: number(row, 1)? },
-            state: state(row, 2)?,
-            repeats: number(row, 3)?,
-            address: column(row, 4)?,
-            lane: column(row, 5)?,
-            place: column::<Option<i64>>(row, 6)?.map(i64::cast_unsigned),
-            correlation: column(row, 7)?,
-            at: time(row, 8)?,
-        })
-    };
-    rows.iter().map(trace).collect()
-}
 
 /// Returns the inbox rows of a message. The primary key begins with the consumer, so the query looks the id up for each
 /// consumer.

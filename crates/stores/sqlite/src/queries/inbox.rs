@@ -17,14 +17,7 @@ use sqlx::query::Query;
 use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection, SqliteRow};
 
 use crate::classify::Error;
-use crate::queries::{column, id, now, number};
-
-/// The consumer whose rows are used, and whether its messages are traced.
-#[derive(Clone, Copy)]
-pub(crate) struct ConsumerContext<'a> {
-    pub(crate) consumer: &'a str,
-    pub(crate) traced: bool,
-}
+use crate::queries::{column, id, number};
 
 type Statement<'q> = Query<'q, Sqlite, SqliteArguments>;
 
@@ -37,7 +30,7 @@ pub(crate) fn state(row: &SqliteRow, index: usize) -> Result<InboxState, Error> 
     InboxState::parse(column(row, index)?).ok_or_else(|| Error::unexpected_response("an inbox state is unknown"))
 }
 
-/// Reads the columns id, replay, headers, payload, address, lane, offset, correlation, queue.
+/// Reads the columns id, replay, headers, payload, address, lane, offset, queue.
 pub(crate) fn inbox_message(row: &SqliteRow, first: usize) -> Result<InboxMessage, Error> {
     Ok(InboxMessage {
         dedup_id: DedupId { id: id(row, first)?, replay: number(row, first + 1)? },
@@ -49,8 +42,7 @@ pub(crate) fn inbox_message(row: &SqliteRow, first: usize) -> Result<InboxMessag
         address: column::<&str>(row, first + 4)?.into(),
         lane: Lane::new(column::<&str>(row, first + 5)?),
         offset: column::<Option<i64>>(row, first + 6)?.map(i64::cast_unsigned),
-        correlation: column::<Option<String>>(row, first + 7)?.map(Into::into),
-        queue: column::<String>(row, first + 8)?.into(),
+        queue: column::<String>(row, first + 7)?.into(),
     })
 }
 
@@ -62,61 +54,11 @@ pub(crate) async fn append(
     arrived_at: i64,
 ) -> Result<i64, Error> {
     let sql = "INSERT INTO relevo_inbox_retry_message (consumer, id, replay, headers, payload, address, lane, \
-               broker_offset, \
-               correlation, queue, arrived_at_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11) RETURNING ordinal";
+               broker_offset, queue, arrived_at_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10) RETURNING ordinal";
     let insert = bind_dedup_id(sql, consumer, message.dedup_id).bind(encode_headers(&message.raw.headers));
     let insert = insert.bind(&*message.raw.payload).bind(&*message.address).bind(message.lane.name());
-    let insert = insert.bind(message.offset.map(u64::cast_signed)).bind(message.correlation.as_deref());
+    let insert = insert.bind(message.offset.map(u64::cast_signed));
     column(&insert.bind(&*message.queue).bind(arrived_at).fetch_one(connection).await?, 0)
-}
-
-/// Records the state of a message in the trace, if tracing is on.
-pub(crate) async fn note(
-    connection: &mut SqliteConnection,
-    context: ConsumerContext<'_>,
-    message: &InboxMessage,
-    state: InboxState,
-) -> Result<(), Error> {
-    let sql = concat!(
-        "INSERT INTO relevo_inbox_trace (consumer, id, replay, state, address, lane, broker_offset, correlation, at_ms) \
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ",
-        now!(),
-        ") ON CONFLICT (id, consumer, replay) DO UPDATE SET state = excluded.state, at_ms = excluded.at_ms"
-    );
-    trace(connection, sql, context, message, state).await
-}
-
-/// Counts a repeat of a message in the trace.
-pub(crate) async fn note_repeat(
-    connection: &mut SqliteConnection,
-    context: ConsumerContext<'_>,
-    message: &InboxMessage,
-    state: InboxState,
-) -> Result<(), Error> {
-    let sql = concat!(
-        "INSERT INTO relevo_inbox_trace (consumer, id, replay, state, address, lane, broker_offset, correlation, \
-         at_ms, repeats) \
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ",
-        now!(),
-        ", 1) ON CONFLICT (id, consumer, replay) DO UPDATE SET repeats = repeats + 1"
-    );
-    trace(connection, sql, context, message, state).await
-}
-
-async fn trace(
-    connection: &mut SqliteConnection,
-    sql: &'static str,
-    context: ConsumerContext<'_>,
-    message: &InboxMessage,
-    state: InboxState,
-) -> Result<(), Error> {
-    if context.traced {
-        let insert =
-            bind_dedup_id(sql, context.consumer, message.dedup_id).bind(state.as_str()).bind(&*message.address);
-        let insert = insert.bind(message.lane.name()).bind(message.offset.map(u64::cast_signed));
-        insert.bind(message.correlation.as_deref()).execute(connection).await?;
-    }
-    Ok(())
 }
 
 /// Header values may be any bytes, but JSON holds only text.

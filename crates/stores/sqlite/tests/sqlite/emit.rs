@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
+use relevo_core::DraftError;
 use relevo_core::MessageId;
-use relevo_core::limits::LimitError;
 use relevo_core::message::Headers;
 use relevo_store_sqlite::{Draft, EmitError, OnDuplicate, begin, cancel, connect_options, emit};
 use sqlx::sqlite::SqlitePoolOptions;
@@ -38,7 +38,7 @@ async fn a_message_beyond_a_limit_is_rejected_and_the_transaction_stays_usable()
     let mut connection = connect(&scratch.file()).await;
     let mut tx = begin(&mut connection).await.unwrap();
     let refused = emit(&mut tx, draft(&"k".repeat(513))).await;
-    assert!(matches!(refused, Err(EmitError::Invalid(LimitError::TooLong { part: "key", .. }))));
+    assert!(matches!(refused, Err(EmitError::Invalid(DraftError::TooLong { part: "key", .. }))));
     let id = emit(&mut tx, draft("k")).await.unwrap();
     tx.commit().await.unwrap();
     assert_eq!(ids(&reader.drain().await.unwrap()), [id]);

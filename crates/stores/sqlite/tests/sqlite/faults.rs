@@ -170,17 +170,17 @@ async fn a_long_write_transaction_does_not_block_lease_requests() {
     let scratch = TempDirectory::new();
     drop(outbox(&scratch.file(), 2).await);
     let store = open_with_short_wait(&scratch.file()).await;
-    let ask = relevo_core::outbox::leases::LeaseRequest {
+    let request = relevo_core::outbox::leases::LeaseRequest {
         owner: Uuid::new_v4(),
         name: "relay".to_owned(),
         duration: std::time::Duration::from_mins(1),
         held: Vec::new(),
         release: Vec::new(),
     };
-    let first = store.acquire_leases(ask.clone()).await.unwrap();
+    let first = store.acquire_leases(request.clone()).await.unwrap();
     let mut connection = connect(&scratch.file()).await;
     let _writer = begin(&mut connection).await.unwrap();
-    assert_eq!(store.acquire_leases(ask).await.unwrap().leases, first.leases);
+    assert_eq!(store.acquire_leases(request).await.unwrap().leases, first.leases);
 }
 
 #[tokio::test]
@@ -222,8 +222,7 @@ async fn a_corrupt_page_is_reported_when_it_is_read() {
 async fn a_missing_or_invalid_file_is_reported() {
     let scratch = TempDirectory::new();
     let text = scratch.path().join("notes.txt");
-    std::fs::write(&text, "this is not a database, it is a text that is long enough to be looked at".repeat(40))
-        .unwrap();
+    std::fs::write(&text, "this is not a database, it is a text that is long enough to be read".repeat(40)).unwrap();
     assert_permanent_error(&text, "is no SQLite database").await;
     assert_permanent_error(scratch.path(), "is no SQLite database").await;
     let error = open(&scratch.path().join("missing.db")).await.err().expect("a refusal");

@@ -4,12 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use jiff::{SignedDuration, Timestamp};
-use relevo_conformance::outbox::harness as suite;
-use relevo_conformance::outbox::harness::{Capabilities, DuplicateId, Harness, RETENTION, SHARDS, WriteTransaction};
+use relevo_conformance::outbox::harness::{Capabilities, Harness, RETENTION, SHARDS, WriteTransaction};
 use relevo_core::MessageId;
 use relevo_core::outbox::admin::OutboxAdmin as _;
-use relevo_store_sqlite::{Config, Draft, EmitError, OnDuplicate, StartFrom, Store, cancel, connect_options, emit};
+use relevo_store_sqlite::{Config, Draft, EmitError, StartFrom, Store, cancel, connect_options, emit};
 use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePoolOptions};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Row as _, Transaction};
 use tokio::time::Instant;
@@ -76,18 +74,14 @@ impl Harness for SqliteHarness {
     }
 
     async fn begin(&self) -> WriteSession {
-        self.begin_within(LONG_WAIT).await.expect("nobody writes")
+        self.begin_within(LONG_WAIT).await.expect("no other writer")
     }
 
     async fn try_begin_second(&self) -> Option<WriteSession> {
         self.begin_within(BUSY_WRITER).await.ok()
     }
 
-    async fn add_destination(&self, name: &str, shards: u16, start: suite::Start) {
-        let start = match start {
-            suite::Start::Now => StartFrom::Now,
-            suite::Start::Oldest => StartFrom::Oldest,
-        };
+    async fn add_destination(&self, name: &str, shards: u16, start: StartFrom) {
         assert!(self.store_for(name).await.add_destination(shards, start).await.expect("a free file"));
     }
 
@@ -164,28 +158,8 @@ impl WriteSession {
 
 #[async_trait]
 impl WriteTransaction for WriteSession {
-    async fn emit(&mut self, draft: suite::Draft) -> Result<MessageId, DuplicateId> {
-        let deliver_at = draft
-            .deliver_after
-            .map(|after| Timestamp::now() + SignedDuration::try_from(after).expect("a wait of the suite is short"));
-        let emitted = emit(
-            &mut self.0,
-            Draft {
-                headers: draft.headers,
-                id: draft.id,
-                deliver_at,
-                on_duplicate: match draft.on_repeat {
-                    suite::OnRepeat::Refuse => OnDuplicate::Error,
-                    suite::OnRepeat::Ignore => OnDuplicate::Ignore,
-                },
-                ..Draft::bytes(&draft.topic, &draft.key, &draft.kind, draft.payload, &draft.content_type)
-            },
-        );
-        match emitted.await {
-            Ok(id) => Ok(id),
-            Err(EmitError::DuplicateId(_)) => Err(DuplicateId),
-            Err(error) => panic!("the emit failed: {error}"),
-        }
+    async fn emit(&mut self, draft: Draft) -> Result<MessageId, EmitError> {
+        emit(&mut self.0, draft).await
     }
 
     async fn cancel(&mut self, id: MessageId) -> bool {

@@ -8,17 +8,17 @@ use relevo_core::inbox::members::Heartbeat;
 use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
 use relevo_core::inbox::{Inbox as _, InboxState};
 use relevo_core::store::StoreError;
-use relevo_store_sqlite::inbox::{Config, Inbox};
+use relevo_store_sqlite::inbox::{Config, Inbox, Transaction};
 use sqlx::Row as _;
 use uuid::Uuid;
 
-use crate::inbox_support::{HandlerTransaction, arrival, effects, handle, inbox, prepare};
+use crate::inbox_support::{arrival, effects, handle, inbox, prepare};
 use crate::scratch::{LONG_WAIT, TempDirectory, child_command_with_mounts, child_role, error_chain};
 
 const WAIT: Duration = Duration::from_millis(200);
 
 /// There is no other writer. Busy means only that the machine paused for longer than a call waits.
-async fn must_begin(inbox: &Inbox, number: u64) -> HandlerTransaction {
+async fn must_begin(inbox: &Inbox, number: u64) -> Transaction {
     let begin = async || inbox.begin(Enter { held: None, arrivals: &[arrival(number)] }).await.expect("a file");
     let opening = async {
         loop {
@@ -57,7 +57,7 @@ async fn a_message_is_handled_after_a_full_disk_has_space_again() {
     };
     assert!(refused.is_retryable() && error_chain(&refused).contains("full"), "{}", error_chain(&refused));
     let handled = i64::try_from(number).unwrap();
-    assert_eq!(effects(&file).await, (handled, handled), "what was told as handled is, and nothing else");
+    assert_eq!(effects(&file).await, (handled, handled), "exactly the messages that were reported as handled");
 
     std::fs::remove_file(directory.join("ballast")).unwrap();
     assert_eq!(handle(&inbox, &arrival(number), 40_000).await.expect("the same inbox goes on"), EnterOutcome::New);

@@ -7,7 +7,7 @@ use relevo_conformance::inbox::{Capabilities, HandlerTransaction, Harness};
 use relevo_core::MessageId;
 use relevo_core::inbox::InboxRetention;
 use relevo_store_sqlite::inbox::{Config, Inbox};
-use relevo_store_sqlite::{Config as StoreConfig, Draft, Emitter, Store, connect_options};
+use relevo_store_sqlite::{Config as StoreConfig, Store, connect_options};
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Row as _};
 use tokio::time::Instant;
@@ -79,10 +79,6 @@ impl Harness for SqliteHarness {
         self.rows("SELECT line FROM ledger ORDER BY no").await.iter().map(|row| row.get(0)).collect()
     }
 
-    async fn emit(&self, transaction: &mut HandlerTransaction<Self>) -> MessageId {
-        Emitter::default().emit(transaction, Draft::json("orders", "k", "Emitted", "{}")).await.expect("a good message")
-    }
-
     async fn emitted(&self) -> Vec<MessageId> {
         let rows = self.rows("SELECT id FROM relevo_message ORDER BY seq").await;
         rows.iter().map(|row| MessageId::from_uuid(row.get::<Uuid, _>(0))).collect()
@@ -111,7 +107,6 @@ impl Harness for SqliteHarness {
             ("relevo_inbox", "entered_at_ms"),
             ("relevo_inbox_dead_letter", "dead_at_ms"),
             ("relevo_inbox_dead_letter", "marked_at_ms"),
-            ("relevo_inbox_trace", "at_ms"),
             ("relevo_inbox_member", "expires_at_ms"),
             ("relevo_inbox_member", "beat_at_ms"),
         ];

@@ -15,7 +15,7 @@ const WAIT: Duration = Duration::from_secs(10);
 const MESSAGES: u64 = 200;
 
 fn print_line(word: &str) {
-    writeln!(std::io::stdout(), "{word}").expect("somebody listens");
+    writeln!(std::io::stdout(), "{word}").expect("the parent reads");
 }
 
 fn start(test: &str, part: &str) -> Child {
@@ -65,7 +65,7 @@ async fn a_process_that_is_killed_in_mid_transaction_leaves_nothing() {
     if let Some(file) = child_role() {
         let inbox = inbox(Path::new(&file), WAIT).await;
         let BeginOutcome::Open(mut tx, _) = inbox.begin(Enter { held: None, arrivals: &message }).await.unwrap() else {
-            panic!("nobody is in the way")
+            panic!("no other process writes")
         };
         effect(&mut tx, &message[0], 10).await.unwrap();
         print_line("working");

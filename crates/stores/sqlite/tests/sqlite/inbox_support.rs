@@ -9,14 +9,11 @@ use relevo_core::broker_consumer::{Lane, RawMessage};
 use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
 use relevo_core::inbox::{DedupId, Inbox as _, InboxMessage, InboxRetention};
 use relevo_core::store::StoreError;
-use relevo_store_sqlite::inbox::{Config, Inbox};
+use relevo_store_sqlite::inbox::{Config, Inbox, Transaction};
 use relevo_store_sqlite::migrate;
-use sqlx::{Sqlite, Transaction};
 use uuid::Uuid;
 
 use crate::scratch::{connect, run, wait_until_closed};
-
-pub(crate) type HandlerTransaction = Transaction<'static, Sqlite>;
 
 /// Creates a migrated file with a ledger that accepts duplicate messages. All connections are closed, so that the next
 /// one can open it with a short timeout.
@@ -41,15 +38,10 @@ pub(crate) fn arrival(number: u64) -> InboxMessage {
         address: "orders".into(),
         lane: Lane::new("0"),
         offset: Some(number),
-        correlation: None,
     }
 }
 
-pub(crate) async fn effect(
-    tx: &mut HandlerTransaction,
-    arrival: &InboxMessage,
-    weight: usize,
-) -> Result<(), sqlx::Error> {
+pub(crate) async fn effect(tx: &mut Transaction, arrival: &InboxMessage, weight: usize) -> Result<(), sqlx::Error> {
     let insert = sqlx::query("INSERT INTO ledger VALUES (?1, ?2)").bind(*arrival.dedup_id.id.as_uuid());
     insert.bind(vec![7; weight]).execute(&mut **tx).await.map(|_| ())
 }

@@ -224,7 +224,7 @@ async fn verify_counts_messages_and_finds_inconsistencies() {
     let hour = Duration::from_hours(1);
     assert!(
         vitals.holdback >= hour && vitals.holdback < 2 * hour,
-        "a week is kept, and this is an hour older: {vitals:?}"
+        "it is one hour older than the retention: {vitals:?}"
     );
     let all = reader.store.sample_outbox().await.unwrap().retention_overdue;
     assert!(all.len() == 1 && all[0].1 >= vitals.holdback, "{all:?}");
@@ -290,5 +290,5 @@ async fn consumers_of_the_same_file_are_sampled() {
     assert_eq!(billing.breakers, [("0".to_owned(), false), ("1".to_owned(), false)], "who said so is dead");
     assert_eq!(consumers::Operate::remove_consumer(&store, "billing").await.unwrap(), RemoveOutcome::Removed);
     let names: Vec<_> = store.sample_outbox().await.unwrap().consumers.into_iter().map(|it| it.name).collect();
-    assert_eq!(names, ["audit"], "nobody is told of its silence");
+    assert_eq!(names, ["audit"], "its silence is not reported");
 }

@@ -13,7 +13,7 @@ async fn a_second_migration_finds_nothing_to_do() {
     let scratch = TempDirectory::new();
     let all: Vec<i32> = (1..=migrate::VERSION).collect();
     assert_eq!(migrate::pending(scratch.file()).await.unwrap(), all);
-    assert!(!scratch.file().exists(), "looking changes nothing");
+    assert!(!scratch.file().exists(), "a check changes nothing");
     assert_eq!(migrate::migrate(scratch.file()).await.unwrap(), all);
     assert_eq!(migrate::migrate(scratch.file()).await.unwrap(), [0; 0]);
     assert_eq!(migrate::pending(scratch.file()).await.unwrap(), [0; 0]);

@@ -29,7 +29,7 @@ async fn write(file: &Path, name: &str) {
         } else {
             tx.commit().await.expect("an open transaction");
         }
-        writeln!(std::io::stdout(), "wrote").expect("somebody counts");
+        writeln!(std::io::stdout(), "wrote").expect("the parent reads");
     }
 }
 

@@ -135,7 +135,7 @@ async fn a_dead_letter_holds_its_key_until_it_is_redriven() {
         filter: DeadLetterFilter { key: Some("bad".to_owned()), ..DeadLetterFilter::default() },
         dry_run: false,
         by: "ana".to_owned(),
-        reason: "the receiver is mended".to_owned(),
+        reason: "the receiver is fixed".to_owned(),
     };
     assert_eq!(store.redrive(&mark).await.unwrap(), 1);
     wait_until_drained(&store).await;
@@ -150,7 +150,7 @@ async fn leases_from_before_a_clock_was_set_back_are_taken_over() {
     let scratch = TempDirectory::new();
     let file = scratch.file();
     outbox(&file, 8).await;
-    let ask = |owner| LeaseRequest {
+    let request = |owner| LeaseRequest {
         owner,
         name: "relay".to_owned(),
         duration: Duration::from_secs(10),
@@ -158,14 +158,14 @@ async fn leases_from_before_a_clock_was_set_back_are_taken_over() {
         release: Vec::new(),
     };
     let store = Store::open(Config::new(&file, MAIN)).await.expect("an outbox");
-    let dead = store.acquire_leases(ask(Uuid::from_u128(1))).await.expect("leases");
+    let dead = store.acquire_leases(request(Uuid::from_u128(1))).await.expect("leases");
     assert_eq!(dead.leases.len(), 8);
     let mut connection = connect(&file).await;
     for table in ["relevo_lease", "relevo_relay"] {
         let later = format!("UPDATE {table} SET expires_at_ms = expires_at_ms + 3600000");
         sqlx::raw_sql(AssertSqlSafe(later)).execute(&mut connection).await.expect("a free file");
     }
-    let taken = store.acquire_leases(ask(Uuid::from_u128(2))).await.expect("leases");
+    let taken = store.acquire_leases(request(Uuid::from_u128(2))).await.expect("leases");
     assert_eq!(taken.leases.len(), 8);
     assert!(taken.duration <= Duration::from_secs(10), "{:?}", taken.duration);
     assert!(taken.leases.iter().zip(&dead.leases).all(|(new, old)| new.epoch > old.epoch), "{taken:?}");

@@ -27,7 +27,7 @@ impl Harness for SqliteHarness {
 
     async fn publish(&mut self, drafts: Vec<Draft>) -> Vec<MessageId> {
         let mut connection = scratch::connect(&self.0.file()).await;
-        let mut transaction = begin(&mut connection).await.expect("nobody writes");
+        let mut transaction = begin(&mut connection).await.expect("no other writer");
         let mut ids = Vec::new();
         for draft in drafts {
             ids.push(emit(&mut transaction, draft).await.expect("a message of the suite"));

@@ -109,8 +109,8 @@ impl Reader {
     pub(crate) async fn start(store: Store) -> Self {
         let lease = Duration::from_mins(10);
         let (owner, name) = (Uuid::new_v4(), "reader".to_owned());
-        let ask = LeaseRequest { owner, name, duration: lease, held: Vec::new(), release: Vec::new() };
-        let response = store.acquire_leases(ask).await.expect("free shards");
+        let request = LeaseRequest { owner, name, duration: lease, held: Vec::new(), release: Vec::new() };
+        let response = store.acquire_leases(request).await.expect("free shards");
         Self { store, leases: response.leases, position: response.taken[0].position.clone() }
     }
 
@@ -171,7 +171,7 @@ pub(crate) fn error_chain(error: &StoreError) -> String {
     text
 }
 
-/// The environment variable that tells a child process its role in the test.
+/// The environment variable with the role of a child process in the test.
 const CHILD_ROLE: &str = "RELEVO_TEST_PART";
 
 /// The role of this process in a test. `None` in the process that the test runner started.

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use relevo_broker_embedded::{BrokerFile, Config, Group, Membership};
+use relevo_broker_embedded::{BrokerFile, Config, ConsumerOptions, Group};
 use relevo_core::{Broker, BrokerConsumer};
 
 use super::Feed;
@@ -26,7 +26,7 @@ pub(super) async fn publisher(path: &Path) -> Result<Arc<dyn Broker>> {
 }
 
 pub(super) async fn consumer(feed: &Feed, path: &Path, name: &str) -> Result<Arc<dyn BrokerConsumer>> {
-    let membership = Membership { name: name.to_owned(), prefetch: feed.prefetch.into(), lease: feed.lease };
+    let membership = ConsumerOptions { name: name.to_owned(), prefetch: feed.prefetch.into(), lease: feed.lease };
     Ok(Arc::new(open(path).await?.consumer(&feed.group, membership).await?))
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use async_nats::jetstream;
 use futures_util::TryStreamExt as _;
-use relevo_broker_nats::{Admin, Config, Group, Membership, Publisher, Stream, Topology, consumer as member};
+use relevo_broker_nats::{Admin, Config, ConsumerOptions, Group, Publisher, Stream, Topology, consumer as member};
 use relevo_core::broker::admin::TopologyStatus;
 use relevo_core::{Broker, BrokerAdmin as _, BrokerConsumer};
 
@@ -47,7 +47,7 @@ pub(super) async fn publisher(feed: &Feed) -> Result<Arc<dyn Broker>> {
 }
 
 pub(super) async fn consumer(feed: &Feed, name: &str) -> Result<Arc<dyn BrokerConsumer>> {
-    let membership = Membership { name: name.to_owned(), prefetch: feed.prefetch.into(), lease: feed.lease };
+    let membership = ConsumerOptions { name: name.to_owned(), prefetch: feed.prefetch.into(), lease: feed.lease };
     Ok(Arc::new(member(&feed.nats(), &feed.nats_group(), membership).await?))
 }
 

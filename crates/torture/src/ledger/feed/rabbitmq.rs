@@ -8,7 +8,8 @@ use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 use lapin::{Connection, ConnectionProperties};
 use relevo_broker_rabbitmq::{
-    Admin, Binding, Config, Exchange, GroupConsumer, Membership, Publisher, Queue, Topology, dead_letter_queue_name,
+    Admin, Binding, Config, ConsumerOptions, Exchange, GroupConsumer, Publisher, Queue, Topology,
+    dead_letter_queue_name,
 };
 use relevo_core::broker::admin::TopologyStatus;
 use relevo_core::{Broker, BrokerAdmin as _, BrokerConsumer};
@@ -55,7 +56,7 @@ pub(super) async fn publisher(feed: &Feed) -> Result<Arc<dyn Broker>> {
 }
 
 pub(super) async fn consumer(feed: &Feed, name: &str) -> Result<Arc<dyn BrokerConsumer>> {
-    let membership = Membership { name: name.to_owned(), prefetch: feed.prefetch, hand_over: feed.lease };
+    let membership = ConsumerOptions { name: name.to_owned(), prefetch: feed.prefetch.into(), lease: feed.lease };
     Ok(Arc::new(GroupConsumer::open(&feed.rabbitmq(), &feed.queue(), membership).await?))
 }
 

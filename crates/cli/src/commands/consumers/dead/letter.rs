@@ -44,7 +44,7 @@ pub(super) fn object(dead: &DeadLetter) -> Value {
         "address": &*arrival.address,
         "lane": arrival.lane.name(),
         "place": arrival.offset,
-        "correlation": arrival.correlation.as_deref(),
+        "correlation": correlation(dead),
         "note": dead.reason,
     })
 }
@@ -62,10 +62,20 @@ pub(super) fn whole(dead: &DeadLetter) -> Value {
     value
 }
 
-/// What its headers claim of its payload; the last one counts.
+/// The media type of its payload according to its headers.
 fn content_type(dead: &DeadLetter) -> &str {
-    let named = dead.message.raw.headers.iter().rev().find(|(name, _)| name.eq_ignore_ascii_case(CONTENT_TYPE));
-    named.and_then(|(_, value)| std::str::from_utf8(value).ok()).unwrap_or_default()
+    text_header(dead, CONTENT_TYPE).unwrap_or_default()
+}
+
+/// The correlation id from its headers.
+pub(in crate::commands) fn correlation(dead: &DeadLetter) -> Option<&str> {
+    text_header(dead, "correlation-id")
+}
+
+/// The value of a header, if it is text. If the header occurs twice, the last one is used.
+fn text_header<'a>(dead: &'a DeadLetter, name: &str) -> Option<&'a str> {
+    let (_, value) = dead.message.raw.headers.iter().rev().find(|(other, _)| other.eq_ignore_ascii_case(name))?;
+    std::str::from_utf8(value).ok()
 }
 
 /// All of it, for people.
@@ -87,7 +97,7 @@ pub(super) fn told(out: &mut impl Write, dead: &DeadLetter) -> io::Result<()> {
     pairs.push(("address", arrival.address.to_string()));
     pairs.push(("lane", arrival.lane.name().to_owned()));
     pairs.extend(arrival.offset.map(|place| ("place", place.to_string())));
-    pairs.extend(arrival.correlation.as_ref().map(|text| ("correlation", text.to_string())));
+    pairs.extend(correlation(dead).map(|text| ("correlation", text.to_owned())));
     for (name, value) in &arrival.raw.headers {
         pairs.push(("header", format!("{name}: {}", readable(value))));
     }

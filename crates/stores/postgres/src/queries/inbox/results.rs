@@ -77,21 +77,20 @@ pub(crate) fn claimed_queues(rows: &[PgRow]) -> Result<Vec<ClaimedQueue>, Error>
         if dues.last().is_none_or(|due| due.token != token) {
             dues.push(ClaimedQueue { queue: column::<String>(row, 0)?.into(), token, messages: Vec::new() });
         }
-        let number: Option<i64> = column(row, 5)?;
+        let number: Option<i64> = column(row, 4)?;
         if let (Some(number), Some(due)) = (number, dues.last_mut()) {
             due.messages.push(QueuedMessage {
                 ordinal: number,
-                message: inbox_message(row, 6, due.queue.clone())?,
+                message: inbox_message(row, 5, due.queue.clone())?,
                 attempts: count_u32(column(row, 2)?)?,
                 unfinished_starts: count_u32(column(row, 3)?)?,
-                reopened: column::<Option<bool>>(row, 4)?.unwrap_or(false),
             });
         }
     }
     Ok(dues)
 }
 
-/// Reads the columns from `id` to `correlation`. The queue is an argument.
+/// Reads the columns from `id` to `broker_offset`. The queue is an argument.
 pub(crate) fn inbox_message(row: &PgRow, first: usize, queue: bytestring::ByteString) -> Result<InboxMessage, Error> {
     let names: Vec<Vec<u8>> = column(row, first + 2)?;
     let values: Vec<Vec<u8>> = column(row, first + 3)?;
@@ -115,7 +114,6 @@ pub(crate) fn inbox_message(row: &PgRow, first: usize, queue: bytestring::ByteSt
         address: column::<&str>(row, first + 5)?.into(),
         lane: Lane::new(column::<&str>(row, first + 6)?),
         offset: place.map(str::parse).transpose().map_err(|_| Error::UnexpectedResponse("a place is no number"))?,
-        correlation: column::<Option<String>>(row, first + 8)?.map(Into::into),
     })
 }
 

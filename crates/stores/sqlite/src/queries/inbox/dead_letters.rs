@@ -7,7 +7,7 @@ use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection, SqliteRow};
 use super::retry::{delete_empty_queue, ensure_queue, queue_due_at};
 use super::{hex_ids, inbox_message};
 use crate::classify::Error;
-use crate::queries::{clock, column, now, number, time};
+use crate::queries::{clock, column, number, time};
 
 /// The condition of a filter. Parameters 1 to 7.
 macro_rules! filter {
@@ -39,7 +39,7 @@ pub(crate) async fn list(
 ) -> Result<Vec<DeadLetter>, Error> {
     let sql = concat!(
         "SELECT consumer, class, error, backtrace, attempts, arrived_at_ms, dead_at_ms, redrives, state, reason, \
-         id, replay, headers, payload, address, lane, broker_offset, correlation, queue FROM relevo_inbox_dead_letter WHERE",
+         id, replay, headers, payload, address, lane, broker_offset, queue FROM relevo_inbox_dead_letter WHERE",
         filter!(),
         "ORDER BY dead_at_ms, ordinal LIMIT ?8"
     );
@@ -136,9 +136,8 @@ async fn redrive(
     ensure_queue(connection, &dead_letter.consumer, &dead_letter.queue, at).await?;
     for sql in [
         "INSERT INTO relevo_inbox_retry_message (ordinal, consumer, queue, id, replay, headers, payload, address, \
-             lane, broker_offset, \
-             correlation, redriven, class, error, arrived_at_ms, not_before_ms) \
-         SELECT ordinal, consumer, queue, id, replay, headers, payload, address, lane, broker_offset, correlation, \
+             lane, broker_offset, redriven, class, error, arrived_at_ms, not_before_ms) \
+         SELECT ordinal, consumer, queue, id, replay, headers, payload, address, lane, broker_offset, \
          1, class, error, \
              arrived_at_ms, ?2 FROM relevo_inbox_dead_letter WHERE rowid = ?1",
         "UPDATE relevo_inbox SET state = 'redriven', unfinished_starts = 0 WHERE state = 'dead' AND (consumer, \
@@ -147,12 +146,6 @@ async fn redrive(
     ] {
         sqlx::query(sql).bind(dead_letter.row).bind(at).execute(&mut *connection).await?;
     }
-    let sql = concat!(
-        "UPDATE relevo_inbox_trace SET state = 'redriven', at_ms = ",
-        now!(),
-        " WHERE (id, consumer, replay) IN (SELECT id, consumer, replay FROM relevo_inbox_dead_letter WHERE rowid = ?1)"
-    );
-    sqlx::query(sql).bind(dead_letter.row).execute(&mut *connection).await?;
     if unblock_queue(connection, dead_letter, now).await? {
         // A worker that has claimed the queue finds the new head and releases the queue. Its claim stays until then, so
         // that no other worker makes the same call. If this dead letter is not the head, nothing changes.

@@ -10,7 +10,7 @@ use serde_json::Value;
 use sqlx::sqlite::SqliteConnection;
 use uuid::Uuid;
 
-use super::{ConsumerContext, append, bind_dedup_id, note, note_repeat, state};
+use super::{append, bind_dedup_id, state};
 use crate::classify::Error;
 use crate::queries::{clock, column, millis, now, number};
 
@@ -30,25 +30,23 @@ pub(crate) async fn holds_lane(
 /// Inserts messages in the given order. Returns `None` if the lane is lost.
 pub(crate) async fn insert_messages(
     connection: &mut SqliteConnection,
-    context: ConsumerContext<'_>,
+    consumer: &str,
     request: Enter<'_>,
 ) -> Result<Option<Vec<EnterOutcome>>, Error> {
-    if !holds_lane(connection, context.consumer, request.held).await? {
+    if !holds_lane(connection, consumer, request.held).await? {
         return Ok(None);
     }
-    let waiting = waiting_queues(connection, context.consumer, request.arrivals).await?;
+    let waiting = waiting_queues(connection, consumer, request.arrivals).await?;
     let mut outcomes = Vec::with_capacity(request.arrivals.len());
     for message in request.arrivals {
         // A duplicate in the same call finds the row of the first.
-        outcomes.push(if !insert(connection, context.consumer, message.dedup_id).await? {
-            let (state, _) = known_state(connection, context.consumer, message.dedup_id).await?;
-            note_repeat(connection, context, message, state).await?;
+        outcomes.push(if !insert(connection, consumer, message.dedup_id).await? {
+            let (state, _) = known_state(connection, consumer, message.dedup_id).await?;
             EnterOutcome::Duplicate(state)
         } else if waiting.contains(&*message.queue) {
-            queue_behind(connection, context, message).await?;
+            queue_behind(connection, consumer, message).await?;
             EnterOutcome::QueuedBehind
         } else {
-            note(connection, context, message, InboxState::Done).await?;
             EnterOutcome::New
         });
     }
@@ -94,30 +92,21 @@ async fn known_state(
 }
 
 /// Appends an inserted message to its retry queue instead.
-async fn queue_behind(
-    connection: &mut SqliteConnection,
-    context: ConsumerContext<'_>,
-    message: &InboxMessage,
-) -> Result<(), Error> {
+async fn queue_behind(connection: &mut SqliteConnection, consumer: &str, message: &InboxMessage) -> Result<(), Error> {
     let sql = "UPDATE relevo_inbox SET state = 'waiting', unfinished_starts = 0, claim_token = NULL, \
                claim_expires_at_ms = NULL \
                WHERE consumer = ?1 AND message_id = ?2 AND replay = ?3";
-    bind_dedup_id(sql, context.consumer, message.dedup_id).execute(&mut *connection).await?;
+    bind_dedup_id(sql, consumer, message.dedup_id).execute(&mut *connection).await?;
     let now = clock(connection).await?;
-    append(connection, context.consumer, message, now).await?;
-    note(connection, context, message, InboxState::Waiting).await
+    append(connection, consumer, message, now).await?;
+    Ok(())
 }
 
 /// Changes an inserted message from done to skipped.
 pub(crate) async fn mark_skipped(connection: &mut SqliteConnection, consumer: &str, id: DedupId) -> Result<(), Error> {
-    for sql in [
-        "UPDATE relevo_inbox SET state = 'skipped' \
-         WHERE consumer = ?1 AND message_id = ?2 AND replay = ?3 AND state = 'done'",
-        "UPDATE relevo_inbox_trace SET state = 'skipped' \
-         WHERE consumer = ?1 AND id = ?2 AND replay = ?3 AND state = 'done'",
-    ] {
-        bind_dedup_id(sql, consumer, id).execute(&mut *connection).await?;
-    }
+    let sql = "UPDATE relevo_inbox SET state = 'skipped' \
+         WHERE consumer = ?1 AND message_id = ?2 AND replay = ?3 AND state = 'done'";
+    bind_dedup_id(sql, consumer, id).execute(connection).await?;
     Ok(())
 }
 
@@ -153,12 +142,11 @@ pub(crate) async fn end_attempt(
 /// Claims a message for a call to an external service.
 pub(crate) async fn claim_call(
     connection: &mut SqliteConnection,
-    context: ConsumerContext<'_>,
+    consumer: &str,
     message: &InboxMessage,
     lane: Option<&LaneLease>,
     duration: Duration,
 ) -> Result<ClaimOutcome, Error> {
-    let consumer = context.consumer;
     if !holds_lane(connection, consumer, lane).await? {
         return Ok(ClaimOutcome::Fenced);
     }
@@ -177,11 +165,10 @@ pub(crate) async fn claim_call(
             let remaining = expires_at.map_or(0, |expires_at| expires_at - now).max(1);
             return Ok(ClaimOutcome::Busy(Duration::from_millis(remaining.cast_unsigned())));
         }
-        note_repeat(connection, context, message, state).await?;
         return Ok(ClaimOutcome::Duplicate(state));
     };
     if !waiting_queues(connection, consumer, std::slice::from_ref(message)).await?.is_empty() {
-        queue_behind(connection, context, message).await?;
+        queue_behind(connection, consumer, message).await?;
         return Ok(ClaimOutcome::QueuedBehind);
     }
     Ok(ClaimOutcome::Claimed(CallClaim { token, unfinished_starts: number(&row, 0)? }))
@@ -190,12 +177,12 @@ pub(crate) async fn claim_call(
 /// Inserts the result of a call. Returns false if the lane or the claim is lost.
 pub(crate) async fn complete_call(
     connection: &mut SqliteConnection,
-    context: ConsumerContext<'_>,
+    consumer: &str,
     message: &InboxMessage,
     lane: Option<&LaneLease>,
     claim: CallClaim,
 ) -> Result<bool, Error> {
-    if !holds_lane(connection, context.consumer, lane).await? {
+    if !holds_lane(connection, consumer, lane).await? {
         return Ok(false);
     }
     let sql = concat!(
@@ -203,11 +190,6 @@ pub(crate) async fn complete_call(
         now!(),
         " WHERE consumer = ?1 AND message_id = ?2 AND replay = ?3 AND state = 'calling' AND claim_token = ?4"
     );
-    let update =
-        bind_dedup_id(sql, context.consumer, message.dedup_id).bind(claim.token).execute(&mut *connection).await?;
-    if update.rows_affected() == 0 {
-        return Ok(false);
-    }
-    note(connection, context, message, InboxState::Done).await?;
-    Ok(true)
+    let update = bind_dedup_id(sql, consumer, message.dedup_id).bind(claim.token).execute(&mut *connection).await?;
+    Ok(update.rows_affected() > 0)
 }

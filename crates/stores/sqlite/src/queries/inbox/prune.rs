@@ -36,13 +36,6 @@ pub(crate) async fn prune(
             retention.dead_letters,
         ),
         (
-            "DELETE FROM relevo_inbox_trace WHERE (id, consumer, replay) IN ( \
-             SELECT id, consumer, replay FROM relevo_inbox_trace \
-             WHERE consumer = ?1 AND at_ms < ?2 ORDER BY at_ms LIMIT ?3)",
-            // Traces from an earlier configuration are pruned too.
-            retention.trace.unwrap_or(retention.done),
-        ),
-        (
             "DELETE FROM relevo_inbox_member WHERE (consumer, owner) IN ( \
              SELECT consumer, owner FROM relevo_inbox_member WHERE consumer = ?1 AND expires_at_ms < ?2 LIMIT ?3)",
             EXPIRED_MEMBER_RETENTION,

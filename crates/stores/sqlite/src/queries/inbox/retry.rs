@@ -5,25 +5,24 @@ use std::time::Duration;
 
 use relevo_core::inbox::attempts::CallClaim;
 use relevo_core::inbox::retries::{ClaimedQueue, InboxFailure, InboxFailureAction, QueuedMessage, RecordOutcome};
-use relevo_core::inbox::{InboxMessage, InboxState, LaneLease};
+use relevo_core::inbox::{DedupId, InboxMessage, InboxState, LaneLease};
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use uuid::Uuid;
 
 use super::enter::holds_lane;
-use super::{ConsumerContext, append, bind_dedup_id, inbox_message, note, note_repeat, state};
+use super::{append, bind_dedup_id, inbox_message, state};
 use crate::classify::Error;
-use crate::queries::{clock, column, millis, number};
+use crate::queries::{clock, column, id, millis, number};
 
 /// Appends a message from the broker to its retry queue, or makes it a dead letter.
 pub(crate) async fn record_failure(
     connection: &mut SqliteConnection,
-    context: ConsumerContext<'_>,
+    consumer: &str,
     message: &InboxMessage,
     lane: Option<&LaneLease>,
     claim: Option<CallClaim>,
     failure: &InboxFailure,
 ) -> Result<RecordOutcome, Error> {
-    let consumer = context.consumer;
     if !holds_lane(connection, consumer, lane).await? {
         return Ok(RecordOutcome::Fenced);
     }
@@ -47,10 +46,7 @@ pub(crate) async fn record_failure(
                 (InboxState::Calling, None) => return Ok(RecordOutcome::Busy),
                 (InboxState::Calling, Some(claim)) if token == Some(claim.token) => column(&row, 2)?,
                 (InboxState::Started | InboxState::Calling, _) => return Ok(RecordOutcome::Fenced),
-                (state, _) => {
-                    note_repeat(connection, context, message, state).await?;
-                    return Ok(RecordOutcome::Duplicate(state));
-                }
+                (state, _) => return Ok(RecordOutcome::Duplicate(state)),
             }
         }
     };
@@ -70,10 +66,8 @@ pub(crate) async fn record_failure(
     let sql = "UPDATE relevo_inbox_retry_message SET unfinished_starts = ?2 WHERE ordinal = ?1";
     sqlx::query(sql).bind(ordinal).bind(starts).execute(&mut *connection).await?;
     record_attempt(connection, ordinal, failure, not_before).await?;
-    if let InboxFailureAction::Retry { .. } | InboxFailureAction::Postpone { .. } = failure.action {
-        note(connection, context, message, InboxState::Waiting).await?;
-    } else {
-        move_to_dead_letters(connection, context, ordinal, failure, now).await?;
+    if let InboxFailureAction::DeadHold | InboxFailureAction::DeadContinue = failure.action {
+        move_to_dead_letters(connection, consumer, ordinal, failure, now).await?;
     }
     if failure.action == InboxFailureAction::DeadHold {
         let sql =
@@ -86,12 +80,11 @@ pub(crate) async fn record_failure(
 /// Records a failure of the first message of a claimed queue.
 pub(crate) async fn record_queued_failure(
     connection: &mut SqliteConnection,
-    context: ConsumerContext<'_>,
+    consumer: &str,
     queue: &ClaimedQueue,
     ordinal: i64,
     failure: &InboxFailure,
 ) -> Result<RecordOutcome, Error> {
-    let consumer = context.consumer;
     if !is_claimed(connection, consumer, queue, None).await?
         || first_ordinal(connection, consumer, &queue.queue).await? != Some(ordinal)
     {
@@ -104,15 +97,9 @@ pub(crate) async fn record_queued_failure(
     };
     record_attempt(connection, ordinal, failure, not_before).await?;
     let next = match failure.action {
-        InboxFailureAction::Retry { after } | InboxFailureAction::Postpone { after } => {
-            if context.traced {
-                let waiting = load_message(connection, ordinal).await?;
-                note(connection, context, &waiting, InboxState::Waiting).await?;
-            }
-            Some(now + millis(after))
-        }
+        InboxFailureAction::Retry { after } | InboxFailureAction::Postpone { after } => Some(now + millis(after)),
         InboxFailureAction::DeadHold | InboxFailureAction::DeadContinue => {
-            move_to_dead_letters(connection, context, ordinal, failure, now).await?;
+            move_to_dead_letters(connection, consumer, ordinal, failure, now).await?;
             None
         }
     };
@@ -148,37 +135,35 @@ async fn record_attempt(
     Ok(())
 }
 
-async fn load_message(connection: &mut SqliteConnection, ordinal: i64) -> Result<InboxMessage, Error> {
-    let sql = "SELECT id, replay, headers, payload, address, lane, broker_offset, correlation, queue \
-               FROM relevo_inbox_retry_message WHERE ordinal = ?1";
-    inbox_message(&sqlx::query(sql).bind(ordinal).fetch_one(connection).await?, 0)
-}
-
 /// Moves a message of a retry queue to the dead letters. An existing dead letter of it is dead again.
 async fn move_to_dead_letters(
     connection: &mut SqliteConnection,
-    context: ConsumerContext<'_>,
+    consumer: &str,
     ordinal: i64,
     failure: &InboxFailure,
     now: i64,
 ) -> Result<(), Error> {
-    let dead = load_message(connection, ordinal).await?;
     let sql = "INSERT INTO relevo_inbox_dead_letter (consumer, id, replay, queue, ordinal, headers, payload, \
                address, lane, broker_offset, \
-               correlation, class, error, attempts, arrived_at_ms, backtrace, dead_at_ms, blocks_queue) \
+               class, error, attempts, arrived_at_ms, backtrace, dead_at_ms, blocks_queue) \
                SELECT consumer, id, replay, queue, ordinal, headers, payload, address, lane, broker_offset, \
-               correlation, class, error, \
-               attempts, arrived_at_ms, ?2, ?3, ?4 FROM relevo_inbox_retry_message WHERE ordinal = ?1 \
+               class, error, attempts, arrived_at_ms, ?2, ?3, ?4 FROM relevo_inbox_retry_message WHERE ordinal = ?1 \
                ON CONFLICT (consumer, id, replay) DO UPDATE SET state = 'dead', class = excluded.class, \
                error = excluded.error, backtrace = excluded.backtrace, attempts = excluded.attempts, \
                dead_at_ms = excluded.dead_at_ms, blocks_queue = excluded.blocks_queue";
     let insert = sqlx::query(sql).bind(ordinal).bind(failure.backtrace.as_deref()).bind(now);
     insert.bind(failure.action == InboxFailureAction::DeadHold).execute(&mut *connection).await?;
-    let delete = sqlx::query("DELETE FROM relevo_inbox_retry_message WHERE ordinal = ?1");
-    delete.bind(ordinal).execute(&mut *connection).await?;
+    let id = delete_message(connection, ordinal).await?;
     let sql = "UPDATE relevo_inbox SET state = 'dead' WHERE consumer = ?1 AND message_id = ?2 AND replay = ?3";
-    bind_dedup_id(sql, context.consumer, dead.dedup_id).execute(&mut *connection).await?;
-    note(connection, context, &dead, InboxState::Dead).await
+    bind_dedup_id(sql, consumer, id).execute(connection).await?;
+    Ok(())
+}
+
+/// Deletes a message from its queue.
+async fn delete_message(connection: &mut SqliteConnection, ordinal: i64) -> Result<DedupId, Error> {
+    let delete = sqlx::query("DELETE FROM relevo_inbox_retry_message WHERE ordinal = ?1 RETURNING id, replay");
+    let row = delete.bind(ordinal).fetch_one(connection).await?;
+    Ok(DedupId { id: id(&row, 0)?, replay: number(&row, 1)? })
 }
 
 /// Creates a queue that is due at this time, unless it exists.
@@ -240,14 +225,13 @@ async fn claim_queue(
                SELECT min(ordinal) FROM relevo_inbox_retry_message WHERE consumer = ?1 AND queue = ?2) \
                AND coalesce(not_before_ms, 0) <= ?3";
     sqlx::query(sql).bind(consumer).bind(queue).bind(now).execute(&mut *connection).await?;
-    let sql = "SELECT ordinal, attempts, unfinished_starts, redriven, id, replay, headers, payload, address, lane, \
-               broker_offset, correlation, queue, \
-               not_before_ms FROM relevo_inbox_retry_message WHERE consumer = ?1 AND queue = ?2 ORDER BY ordinal LIMIT ?3";
+    let sql = "SELECT ordinal, attempts, unfinished_starts, id, replay, headers, payload, address, lane, \
+               broker_offset, queue, not_before_ms FROM relevo_inbox_retry_message WHERE consumer = ?1 AND queue = ?2 ORDER BY ordinal LIMIT ?3";
     let limit = i64::try_from(messages.max(1)).unwrap_or(i64::MAX);
     let rows = sqlx::query(sql).bind(consumer).bind(queue).bind(limit).fetch_all(connection).await?;
     let mut messages = Vec::with_capacity(rows.len());
     for row in &rows {
-        let not_before: Option<i64> = column(row, 13)?;
+        let not_before: Option<i64> = column(row, 11)?;
         if not_before.is_some_and(|time| time > now) {
             break;
         }
@@ -261,8 +245,7 @@ fn queued_message(row: &SqliteRow) -> Result<QueuedMessage, Error> {
         ordinal: column(row, 0)?,
         attempts: number(row, 1)?,
         unfinished_starts: number(row, 2)?,
-        reopened: column(row, 3)?,
-        message: inbox_message(row, 4)?,
+        message: inbox_message(row, 3)?,
     })
 }
 
@@ -293,29 +276,22 @@ pub(crate) async fn first_ordinal(
 /// expired, or if another message is the first.
 pub(crate) async fn complete_first(
     connection: &mut SqliteConnection,
-    context: ConsumerContext<'_>,
+    consumer: &str,
     queue: &ClaimedQueue,
     ordinal: i64,
 ) -> Result<bool, Error> {
-    let consumer = context.consumer;
     let now = clock(connection).await?;
     if !is_claimed(connection, consumer, queue, Some(now)).await?
         || first_ordinal(connection, consumer, &queue.queue).await? != Some(ordinal)
     {
         return Ok(false);
     }
-    let sql = "DELETE FROM relevo_inbox_retry_message WHERE ordinal = ?1 \
-               RETURNING id, replay, headers, payload, address, lane, broker_offset, correlation, queue";
-    let message = inbox_message(&sqlx::query(sql).bind(ordinal).fetch_one(&mut *connection).await?, 0)?;
+    let id = delete_message(connection, ordinal).await?;
     let sql = "UPDATE relevo_inbox SET state = 'done', entered_at_ms = ?4 WHERE consumer = ?1 AND message_id = ?2 \
                AND replay = ?3 \
                AND state IN ('waiting', 'redriven')";
-    let update = bind_dedup_id(sql, consumer, message.dedup_id).bind(now).execute(&mut *connection).await?;
-    if update.rows_affected() == 0 {
-        return Ok(false);
-    }
-    note(connection, context, &message, InboxState::Done).await?;
-    Ok(true)
+    let update = bind_dedup_id(sql, consumer, id).bind(now).execute(connection).await?;
+    Ok(update.rows_affected() > 0)
 }
 
 /// Returns when a queue that is neither claimed nor blocked is due: when its first message is.

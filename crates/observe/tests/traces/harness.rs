@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use relevo_broker_embedded::{BrokerFile, Config as FileConfig, Group, Membership};
+use relevo_broker_embedded::{BrokerFile, Config as FileConfig, ConsumerOptions, Group};
 use relevo_broker_rabbitmq as rabbitmq;
 use relevo_core::inbox::InboxRetention;
 use relevo_core::inbox::retry_policy::HandlerRetryPolicy;
@@ -32,7 +32,7 @@ use crate::collector::Collector;
 const EXCHANGE: &str = "shop";
 
 /// Everything runs until the value is dropped.
-pub(crate) struct Stage {
+pub(crate) struct Harness {
     pub(crate) database: Database,
     producer: Emitter,
     exporting: Exporting,
@@ -95,7 +95,7 @@ impl Handler<Transaction> for Ship {
     }
 }
 
-impl Stage {
+impl Harness {
     /// Starts everything with this share of sampled traces.
     pub(crate) async fn sampling(collector: &Collector, sample: Ratio) -> Self {
         let database = Server::shared(PgVersion::V18).database().await;
@@ -122,13 +122,14 @@ impl Stage {
         let traces = exporting.traces("relay", "rabbitmq");
         relay(&mut running, &database, "rabbit", Arc::new(rabbit), traces).await;
 
-        let billing = Arc::new(file.consumer("billing", Membership::default()).await.expect("a consumer"));
+        let billing = Arc::new(file.consumer("billing", ConsumerOptions::default()).await.expect("a consumer"));
         let outbox = Emitter::default().with_tracing(exporting.traces("billing", "relevo"));
         let bill = Handlers::new().handler("OrderPlaced", Bill { outbox, failed: AtomicBool::new(false) });
         consumer(&mut running, &database, "billing", billing, bill, exporting.traces("billing", "embedded")).await;
         let queue = rabbitmq::Queue::new("shipping");
-        let shipping =
-            rabbitmq::GroupConsumer::open(&config, &queue, rabbitmq::Membership::default()).await.expect("a consumer");
+        let shipping = rabbitmq::GroupConsumer::open(&config, &queue, rabbitmq::ConsumerOptions::default())
+            .await
+            .expect("a consumer");
         let ship = Handlers::new().handler("OrderPlaced", Ship);
         consumer(
             &mut running,
@@ -204,7 +205,7 @@ async fn relay(
     let store = Store::open(StoreConfig::new(database.options(), destination)).await.expect("a migrated database");
     let relay = Relay::new(Arc::new(store), broker, RelayConfig { tracer: traces, ..RelayConfig::default() });
     let relay = relay.expect("a valid configuration");
-    running.spawn(async move { relay.run(CancellationToken::new()).await.expect("it goes on") });
+    running.spawn(async move { relay.run(CancellationToken::new()).await.expect("it runs until the end") });
 }
 
 async fn consumer(
@@ -221,5 +222,5 @@ async fn consumer(
     let order = relevo_inbox::MessageOrder::None { concurrency: 4 };
     let config = ConsumerConfig { retry: retries, order, tracer: traces, ..ConsumerConfig::new(name) };
     let runtime = ConsumerRuntime::new(Arc::new(inbox), consumer, handlers, config);
-    running.spawn(async move { runtime.run(CancellationToken::new()).await.expect("it goes on") });
+    running.spawn(async move { runtime.run(CancellationToken::new()).await.expect("it runs until the end") });
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use relevo_admin::Server;
-use relevo_broker_embedded::{BrokerFile, Config as FileConfig, Group, Membership};
+use relevo_broker_embedded::{BrokerFile, Config as FileConfig, ConsumerOptions, Group};
 use relevo_broker_rabbitmq as rabbitmq;
 use relevo_core::broker::OutcomeReceiver;
 use relevo_core::inbox::InboxRetention;
@@ -44,17 +44,17 @@ pub(crate) enum At {
 }
 
 /// Everything that outlives the service.
-pub(crate) struct Stage {
+pub(crate) struct Harness {
     database: Database,
     /// The proxy between the consumer and its database.
     proxy: CutProxy,
     broker: Arc<dyn Broker>,
     place: Place,
     held: watch::Sender<bool>,
-    away: Arc<AtomicBool>,
+    service_down: Arc<AtomicBool>,
 }
 
-#[expect(dead_code, reason = "folder and virtual host live as long as the stage")]
+#[expect(dead_code, reason = "folder and virtual host live as long as the harness")]
 enum Place {
     Embedded(BrokerFile, Folder),
     RabbitMq(Vhost, Box<rabbitmq::Config>),
@@ -72,7 +72,7 @@ impl Drop for Folder {
 /// Writes a row when it is not on hold. It rejects some messages.
 struct Effect {
     held: watch::Receiver<bool>,
-    away: Arc<AtomicBool>,
+    service_down: Arc<AtomicBool>,
 }
 
 #[async_trait]
@@ -80,9 +80,9 @@ impl Handler<Transaction> for Effect {
     async fn handle(&self, transaction: &mut Transaction, incoming: &Incoming) -> HandlerResult {
         self.held.clone().wait_for(|held| !*held).await.map_err(HandlerError::transient)?;
         match incoming.kind() {
-            "Poison" => return Err(HandlerError::permanent("nobody can handle it")),
-            "Letter" if self.away.load(Ordering::Relaxed) => {
-                return Err(HandlerError::unavailable("the post is closed"));
+            "Poison" => return Err(HandlerError::permanent("it is invalid")),
+            "Letter" if self.service_down.load(Ordering::Relaxed) => {
+                return Err(HandlerError::unavailable("the mail server is down"));
             }
             _ => {}
         }
@@ -91,7 +91,7 @@ impl Handler<Transaction> for Effect {
     }
 }
 
-impl Stage {
+impl Harness {
     pub(crate) async fn at(at: At) -> Self {
         let database = Postgres::shared(PgVersion::V18).database().await;
         let mut connection = database.connect().await;
@@ -109,7 +109,7 @@ impl Stage {
             broker,
             place,
             held: watch::Sender::new(false),
-            away: Arc::default(),
+            service_down: Arc::default(),
         }
     }
 
@@ -118,8 +118,8 @@ impl Stage {
         self.held.send_replace(held);
     }
 
-    pub(crate) fn far_side_away(&self, away: bool) {
-        self.away.store(away, Ordering::Relaxed);
+    pub(crate) fn set_service_down(&self, down: bool) {
+        self.service_down.store(down, Ordering::Relaxed);
     }
 
     pub(crate) async fn cut_database(&self, cut: bool) {
@@ -163,10 +163,10 @@ impl Stage {
     async fn consumer(&self) -> Arc<dyn BrokerConsumer> {
         match &self.place {
             Place::Embedded(broker, _) => {
-                Arc::new(broker.consumer("billing", Membership::default()).await.expect("a group"))
+                Arc::new(broker.consumer("billing", ConsumerOptions::default()).await.expect("a group"))
             }
             Place::RabbitMq(_, config) => {
-                let membership = rabbitmq::Membership::default();
+                let membership = rabbitmq::ConsumerOptions::default();
                 Arc::new(rabbitmq::GroupConsumer::open(config, &queue(), membership).await.expect("a group"))
             }
         }
@@ -174,15 +174,15 @@ impl Stage {
 
     /// A service whose only consumer handles one message at a time.
     pub(crate) async fn start(&self) -> Running {
-        self.start_missed_after(Duration::from_secs(30)).await
+        self.start_with_ttl(Duration::from_secs(30)).await
     }
 
-    /// Like `start`, but it soon counts as dead, and soon reports its database as unreachable.
-    pub(crate) async fn start_hasty(&self) -> Running {
-        self.start_missed_after(Duration::from_secs(1)).await
+    /// Like `start`, but its heartbeats expire after one second, and so do its calls to the database.
+    pub(crate) async fn start_with_short_ttl(&self) -> Running {
+        self.start_with_ttl(Duration::from_secs(1)).await
     }
 
-    async fn start_missed_after(&self, silence: Duration) -> Running {
+    async fn start_with_ttl(&self, ttl: Duration) -> Running {
         let options = self.database.options().host("127.0.0.1").port(self.proxy.addr().port());
         let inbox =
             Inbox::open(&InboxConfig::new(options), "billing", InboxRetention::default()).await.expect("a database");
@@ -193,8 +193,8 @@ impl Stage {
             breaker: RetryPolicy { base: Duration::from_millis(200), ..Config::new("billing").breaker },
             lag_interval: Some(Duration::from_millis(50)),
             heartbeat_interval: Duration::from_millis(200),
-            heartbeat_ttl: silence,
-            store_timeout: silence,
+            heartbeat_ttl: ttl,
+            store_timeout: ttl,
             lane_acquire_interval: Duration::from_millis(50),
             ..Config::new("billing")
         };
@@ -212,7 +212,7 @@ impl Stage {
     }
 
     fn effect(&self) -> Effect {
-        Effect { held: self.held.subscribe(), away: Arc::clone(&self.away) }
+        Effect { held: self.held.subscribe(), service_down: Arc::clone(&self.service_down) }
     }
 }
 
@@ -274,7 +274,7 @@ impl Running {
             if holds(&seen) {
                 return seen;
             }
-            assert!(Instant::now() < end, "it never came about that {what}:\n{}", seen.text);
+            assert!(Instant::now() < end, "timed out waiting until {what}:\n{}", seen.text);
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -299,7 +299,7 @@ impl Running {
     /// Stops the consumer cleanly. The port is still served.
     pub(crate) async fn stop_consumer(&mut self) {
         self.stop.cancel();
-        self.consuming.join_next().await.expect("it runs").expect("it does not panic").expect("an orderly end");
+        self.consuming.join_next().await.expect("it runs").expect("it does not panic").expect("a clean shutdown");
     }
 
     /// Drops the task of the consumer, as if it had died. The port is still served.
