@@ -1,4 +1,4 @@
-//! The API: JSON over HTTP, with problems that say what to do.
+//! The API: JSON over HTTP, with problem details that contain hints.
 
 mod answer;
 mod bodies;
@@ -28,49 +28,49 @@ use crate::desk::Desk;
 use crate::page::{self, Face};
 use problem::Problem;
 
-/// What the API needs of the rest.
+/// The state of the API.
 #[derive(Clone)]
 pub struct State {
     /// Tickets and people.
     pub desk: Arc<dyn Desk>,
-    /// How the parts of the process are.
+    /// The probes of the process.
     pub health: Arc<dyn Health>,
-    /// What requests may cost.
+    /// The limits of requests.
     pub limits: Limits,
-    /// Sample people whom a visitor of the page can be; none in earnest.
+    /// The sample users of the page; empty for a real installation.
     pub faces: Vec<Face>,
 }
 
-/// How the parts of a process are.
+/// The probes of a process.
 #[async_trait]
 pub trait Health: Send + Sync {
-    /// What `/health` says.
+    /// The content of `/health`.
     async fn check(&self) -> Checkup;
-    /// What `/metrics` says, as `OpenMetrics` text.
+    /// The content of `/metrics`, as `OpenMetrics` text.
     async fn metrics(&self) -> String;
-    /// What is under way.
+    /// The backlog and the dead letters.
     async fn flow(&self) -> anyhow::Result<Flow>;
 }
 
-/// The answer of `/health`.
+/// The response of `/health`.
 #[derive(Clone, Debug)]
 pub struct Checkup {
-    /// Nothing can be done: 503.
+    /// The service is down: 503.
     pub is_down: bool,
-    /// What is how.
+    /// The status of each part.
     pub body: serde_json::Value,
 }
 
-/// What is under way.
+/// The backlog and the dead letters.
 #[derive(Clone, Debug, Default)]
 pub struct Flow {
-    /// Events that have not left the database.
+    /// Events that were not published.
     pub pending: u64,
-    /// Events that were given up, by consumer.
+    /// Dead letters, by consumer.
     pub dead: BTreeMap<String, u64>,
 }
 
-/// The API and the page. Every answer has a correlation id, and every refusal is a problem.
+/// The API and the page. Every response has a correlation id, and every error is a problem detail.
 pub fn router(state: State) -> Router {
     let page = page::router(state.faces.clone());
     let (router, openapi) = routes().split_for_parts();

@@ -1,4 +1,4 @@
-//! What can be typed.
+//! The command line.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -8,22 +8,22 @@ use clap::{Parser, Subcommand, ValueEnum};
 use ticketflow::config::{self, Config};
 use ticketflow::domain::{Language, Role};
 
-/// People open tickets, agents answer them, and everyone concerned has an e-mail about it.
+/// A ticket service: requesters open tickets, agents work on them, and the people concerned receive e-mails.
 ///
-/// Without a configuration everything is embedded and there are sample people.
+/// Without a configuration everything is embedded, and there are sample users.
 #[derive(Debug, Parser)]
 #[command(version)]
 pub(crate) struct Args {
-    /// Which parts to run: `api`, `worker` or `all`.
+    /// The role of the process: `api`, `worker` or `all`.
     #[arg(long, global = true)]
     role: Option<config::Role>,
     /// The configuration.
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Where embedded parts keep their files.
+    /// The directory of embedded files.
     #[arg(long, global = true, value_name = "DIR", default_value = "ticketflow-data")]
     data: PathBuf,
-    /// Where to listen; port 0 takes a free one.
+    /// The address to listen on; port 0 selects a free port.
     #[arg(long, global = true, value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
     #[command(subcommand)]
@@ -32,14 +32,14 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Brings the database up to date.
+    /// Migrates the database.
     Migrate,
     /// The exchange and the queues at RabbitMQ.
     Topology {
-        /// Whether to make what is missing, or only to look.
+        /// Creates missing items, or only compares.
         what: Topology,
     },
-    /// The people of the desk.
+    /// The users.
     Person {
         #[command(subcommand)]
         what: Person,
@@ -48,47 +48,47 @@ pub(crate) enum Command {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Topology {
-    /// Makes what is missing.
+    /// Creates missing items.
     Apply,
-    /// Only looks.
+    /// Only compares.
     Check,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Person {
-    /// Adds somebody, and tells their token once.
+    /// Adds a user, and prints the token once.
     Add {
-        /// As it is shown.
+        /// The displayed name.
         name: String,
-        /// Where e-mails go.
+        /// The address for e-mails.
         email: String,
         /// `requester`, `agent` or `admin`.
         // Not `role`: that is the process's.
         #[arg(id = "person_role", value_name = "ROLE")]
         role: Role,
-        /// In which they are written to: `es` or `en`.
+        /// The language of e-mails: `es` or `en`.
         #[arg(long, default_value = "es")]
         language: Language,
     },
-    /// Gives somebody another token, and tells it once. The one before ends; whoever was disabled is let in again.
+    /// Replaces the token, and prints it once. The old one is no longer valid, and a disabled user is enabled again.
     Token {
-        /// Whose e-mails go there.
+        /// The user's e-mail address.
         email: String,
     },
-    /// Lets nobody in as this person, and gives them no more tickets, until they have another token.
+    /// Disables a user: they are rejected and get no more tickets, until they have a new token.
     Disable {
-        /// Whose e-mails go there.
+        /// The user's e-mail address.
         email: String,
     },
 }
 
 impl Args {
-    /// Whether there are sample people: not where somebody has set something up.
+    /// Whether there are sample users: only without a configuration.
     pub(crate) const fn is_sample(&self) -> bool {
         self.config.is_none()
     }
 
-    /// The file's configuration, or everything embedded; flags have the last word.
+    /// The configuration of the file, or the embedded one. Flags override it.
     pub(crate) fn config(&self) -> Result<Config> {
         let environment = |name: &str| std::env::var(name).ok();
         let text = self.config.as_deref().map(read).transpose()?.unwrap_or_default();

@@ -25,13 +25,13 @@ pub(crate) async fn migrate(config: &Config) -> Result<()> {
     }
 }
 
-/// Makes what is missing at the broker, or only looks.
+/// Creates missing items at the broker, or only compares.
 pub(crate) async fn topology(config: &Config, what: Topology) -> Result<()> {
     config.make_folders()?;
     let broker = Broker::open(&config.broker).await?;
     let pieces = broker.examine(what == Topology::Apply).await?;
     if pieces.is_empty() {
-        return say("the embedded broker makes its groups by itself");
+        return say("the embedded broker creates its groups itself");
     }
     let mut wrong = 0;
     for piece in &pieces {
@@ -53,12 +53,12 @@ pub(crate) async fn topology(config: &Config, what: Topology) -> Result<()> {
     }
     broker.close().await;
     if wrong > 0 {
-        bail!("{wrong} of {} are not as they should be", pieces.len());
+        bail!("{wrong} of {} are missing or different", pieces.len());
     }
     Ok(())
 }
 
-/// Adds somebody, gives them another token, or disables them. A token is told once.
+/// Adds a person, replaces their token, or disables them. A token is printed once.
 pub(crate) async fn person(config: &Config, kind: Kind, what: &Person) -> Result<()> {
     match what {
         Person::Add { name, email, role, language } => {
@@ -94,7 +94,7 @@ pub(crate) async fn person(config: &Config, kind: Kind, what: &Person) -> Result
     }
 }
 
-/// The desk, which is of this kind from now on.
+/// Opens the desk and marks it as of this kind.
 async fn open(config: &Config, kind: Kind) -> Result<Arc<dyn Desk>> {
     config.make_folders()?;
     desk::migrate(&config.database).await?;

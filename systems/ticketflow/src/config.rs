@@ -1,4 +1,4 @@
-//! How `TicketFlow` is set up: everything embedded unless a file says otherwise.
+//! The configuration of `TicketFlow`: everything is embedded by default.
 
 mod check;
 mod file;
@@ -16,33 +16,33 @@ pub use file::{Problems, read};
 
 use crate::mail::Patience;
 
-/// Everything that can be set.
+/// All settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Which parts this process runs.
+    /// The role of this process.
     pub role: Role,
-    /// All processes run on this machine with the same data directory, so that they can share an embedded broker.
+    /// Whether all processes run on this machine with the same data directory, and can share an embedded broker.
     pub one_machine: bool,
-    /// Where the API and the page are served; port 0 takes a free one.
+    /// The address of the API and the page; port 0 selects a free port.
     pub listen: SocketAddr,
-    /// Where tickets, outbox and inbox are.
+    /// The database of tickets, outbox and inbox.
     pub database: Database,
-    /// What carries events to the worker.
+    /// The broker between API and worker.
     pub broker: Broker,
-    /// What carries e-mails.
+    /// The transport of e-mails.
     pub mail: Mail,
-    /// What e-mails have in common.
+    /// The settings of all e-mails.
     pub letters: Letters,
-    /// How events leave the database.
+    /// The settings of the relay and the outbox.
     pub outbox: Outbox,
-    /// How events are handled.
+    /// The settings of the worker.
     pub worker: Worker,
-    /// What requests may cost.
+    /// The limits of requests.
     pub limits: Limits,
 }
 
 impl Config {
-    /// Nothing to install: a SQLite file, the embedded broker and a folder of e-mails in `data`.
+    /// The embedded configuration: a SQLite file, the embedded broker and a mail folder in `data`.
     pub fn embedded(data: &Path) -> Self {
         Self {
             role: Role::All,
@@ -60,7 +60,7 @@ impl Config {
 }
 
 impl Config {
-    /// Makes the folders in which embedded files will be.
+    /// Creates the folders of embedded files.
     pub fn make_folders(&self) -> anyhow::Result<()> {
         let database = match &self.database {
             Database::Sqlite(file) => file.parent(),
@@ -77,14 +77,14 @@ impl Config {
     }
 }
 
-/// The parts that a process runs.
+/// The role of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// The API, the page and the relay.
     Api,
     /// The consumers.
     Worker,
-    /// All of it.
+    /// Both.
     All,
 }
 
@@ -113,7 +113,7 @@ impl FromStr for Role {
     }
 }
 
-/// Where tickets, outbox and inbox are.
+/// The database of tickets, outbox and inbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Database {
     /// A file.
@@ -122,7 +122,7 @@ pub enum Database {
     Postgres(Secret),
 }
 
-/// What carries events to the worker.
+/// The broker between API and worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Broker {
     /// A file.
@@ -131,37 +131,37 @@ pub enum Broker {
     RabbitMq {
         /// AMQP.
         url: Secret,
-        /// The management plugin, by which more can be checked.
+        /// The management API. With it, all settings are checked.
         management_url: Option<Secret>,
-        /// How long a failed e-mail waits at the broker: first, second, third time.
+        /// The delays of the retry queues: first, second, third retry.
         ladder: Vec<Duration>,
     },
 }
 
-/// What carries e-mails.
+/// The transport of e-mails.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mail {
-    /// Written there, one file an e-mail.
+    /// A folder with one file per e-mail.
     Folder(PathBuf),
     /// A server.
     Smtp {
         /// `smtp`, `smtp+starttls` or `smtps`.
         url: Secret,
-        /// Who signed its certificate, where no public authority did: a file in PEM.
+        /// A private certificate authority: a file in PEM.
         ca_file: Option<PathBuf>,
     },
 }
 
-/// What every e-mail says of its sender, and how long is known what it said.
+/// The sender of e-mails, and their retention.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Letters {
     /// Name and address.
     pub from: String,
     /// The right side of Message-IDs.
     pub domain: String,
-    /// What links begin with.
+    /// The prefix of links.
     pub base_url: String,
-    /// How long what was sent is kept for people to look at.
+    /// How long sent e-mails are retained.
     pub retention: Duration,
 }
 
@@ -176,14 +176,14 @@ impl Default for Letters {
     }
 }
 
-/// How events leave the database.
+/// The settings of the relay and the outbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outbox {
-    /// The longest that an idle relay waits before it looks again.
+    /// The maximum poll interval of an idle relay.
     pub dispatch_interval: Duration,
-    /// The most messages that it takes at once.
+    /// The maximum number of messages in a batch.
     pub batch: usize,
-    /// How long what was carried is kept.
+    /// How long published events are retained.
     pub retention: Duration,
 }
 
@@ -193,19 +193,19 @@ impl Default for Outbox {
     }
 }
 
-/// How events are handled.
+/// The settings of the worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Worker {
-    /// How often a worker says that it lives.
+    /// The interval of heartbeats.
     pub heartbeat: Duration,
-    /// How long the mail server may take until it wants to have an e-mail; after that it is asked whether it takes any, and if not
-    /// is away.
+    /// The timeout of the mail server before it accepts the data of an e-mail. Then it is probed: without a response it is
+    /// unreachable.
     pub deadline: Duration,
-    /// How long it may take to answer for an e-mail that it has: what it took and did not answer for in time is sent again.
+    /// The timeout of its response after the data. Without a response in time the e-mail is sent again.
     pub answer: Duration,
-    /// How many events a consumer handles at once.
+    /// The maximum number of events that a consumer handles at once.
     pub concurrency: usize,
-    /// The first waits after a failure, in memory.
+    /// The delays of the first retries, in memory.
     pub retries: Vec<Duration>,
 }
 
@@ -218,18 +218,18 @@ impl Default for Worker {
 }
 
 impl Worker {
-    /// How long the mail server is waited for.
+    /// The timeouts for the mail server.
     pub const fn patience(&self) -> Patience {
         Patience { deadline: self.deadline, answer: self.answer }
     }
 }
 
-/// What requests may cost.
+/// The limits of requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The largest body.
+    /// The maximum size of a body.
     pub body_bytes: usize,
-    /// How long a request with an `Idempotency-Key` is remembered.
+    /// How long the response to a request with an `Idempotency-Key` is stored.
     pub idempotency: Duration,
 }
 
@@ -243,7 +243,7 @@ const fn days(days: u64) -> Duration {
     Duration::from_secs(days * 86400)
 }
 
-/// A URL that may hold a password: never printed.
+/// A URL that may contain a password: never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
@@ -253,7 +253,7 @@ impl Secret {
         Self(value.into())
     }
 
-    /// The value, for whoever connects with it.
+    /// The value, for a connection.
     pub fn expose(&self) -> &str {
         &self.0
     }

@@ -1,4 +1,4 @@
-//! The desk: what the API asks of a database. A ticket, its history and its event are one transaction.
+//! The store of tickets and people. A ticket, its history and its event are written in one transaction.
 
 mod access;
 mod change;
@@ -29,194 +29,194 @@ pub use prune::{Old, PRUNE_MAX};
 pub use read::{Agent, Day, Email, Figures};
 pub use token::Token;
 
-/// The most lines of a history or of comments that are told of one ticket: the newest.
+/// The maximum number of history lines or comments that are returned for a ticket: the newest.
 pub const LINES_MAX: i64 = 1000;
 
-/// What the API asks of a database. Whatever fails has changed nothing, but for [`DeskError::Away`], which may have come
-/// after the commit: a repeat with the same key of [`Once`] tells which.
+/// The store that the API uses. A failed call has changed nothing, except that [`DeskError::Away`] may occur after the commit: a
+/// repeat with the same key of [`Once`] returns the result.
 #[async_trait]
 pub trait Desk: Send + Sync {
-    /// Says for whom the desk is; the first to say so decides for ever, and whoever says otherwise is refused.
+    /// Marks the database as of this kind. The first call decides permanently, and a later call with the other kind is rejected.
     async fn claim(&self, kind: Kind) -> Result<(), DeskError>;
-    /// Whose token it is. Nobody's, if they are disabled.
+    /// The person with this token. `None` if the person is disabled.
     async fn person_of(&self, token: &Token) -> Result<Option<Person>, DeskError>;
-    /// Makes a change, its history and its event in one transaction, with what the caller is told of it: the second time,
-    /// that is told again.
+    /// Writes a change, its history and its event in one transaction, and stores the response. A repeated request gets the stored
+    /// response.
     async fn change(&self, act: &Act, change: Change, tell: &Tell) -> Result<Answer, DeskError>;
-    /// Adds a person without anybody having asked: from the command line, and samples.
+    /// Adds a person outside of a request: from the command line, and for samples.
     async fn add_person(&self, person: &Person, token: &Token, at: Timestamp) -> Result<(), DeskError>;
     /// A person, disabled or not.
     async fn person(&self, whom: &Whom) -> Result<Person, DeskError>;
-    /// Gives a person another token, from the command line: the one before ends, and a person who was disabled is let in again.
+    /// Replaces a person's token, from the command line: the old one is no longer valid, and a disabled person is enabled again.
     async fn set_token(&self, person: &Person, token: &Token) -> Result<(), DeskError>;
-    /// Lets nobody in as this person, from the command line, and gives them no more tickets, until they have another token.
+    /// Disables a person, from the command line: they are rejected and get no more tickets, until they have a new token.
     async fn disable(&self, person: &Person, at: Timestamp) -> Result<(), DeskError>;
     /// A ticket, if the caller may see it.
     async fn ticket(&self, caller: &Caller, id: Uuid) -> Result<Ticket, DeskError>;
     /// Tickets that the caller may see, newest first: those with numbers below `filter.below`.
     async fn tickets(&self, caller: &Caller, filter: &Filter) -> Result<Vec<Ticket>, DeskError>;
-    /// What was written under a ticket, oldest first: the newest [`LINES_MAX`].
+    /// The comments of a ticket, oldest first: the newest [`LINES_MAX`].
     async fn comments(&self, caller: &Caller, id: Uuid) -> Result<Vec<Comment>, DeskError>;
-    /// What happened to a ticket, oldest first: the newest [`LINES_MAX`].
+    /// The history of a ticket, oldest first: the newest [`LINES_MAX`].
     async fn history(&self, caller: &Caller, id: Uuid) -> Result<Vec<Entry>, DeskError>;
     /// The people, by name.
     async fn people(&self, listing: &Listing) -> Result<Vec<Person>, DeskError>;
-    /// E-mails that were sent, newest first; a requester sees their own.
+    /// Sent e-mails, newest first; a requester sees only their own.
     async fn emails(&self, caller: &Caller, ticket: Option<Uuid>, limit: i64) -> Result<Vec<Email>, DeskError>;
-    /// What the worker has counted.
+    /// The figures of the worker.
     async fn figures(&self) -> Result<Figures, DeskError>;
-    /// Deletes at most [`PRUNE_MAX`] rows of before this time, the oldest first, in a transaction of their own; says how many.
+    /// Deletes at most [`PRUNE_MAX`] rows from before this time, the oldest first, in a separate transaction. Returns their number.
     async fn prune(&self, what: Old, before: Timestamp) -> Result<u64, DeskError>;
-    /// Whether it answers.
+    /// Checks that the database responds.
     async fn ping(&self) -> Result<(), DeskError>;
 }
 
-/// Who changes something, when, and for which request.
+/// The context of a change: the person, the time and the request.
 #[derive(Clone, Debug)]
 pub struct Act {
-    /// Who.
+    /// The person.
     pub by: Person,
     /// When.
     pub at: Timestamp,
-    /// Carried through to the e-mail.
+    /// The correlation id, which the e-mail has too.
     pub correlation_id: String,
-    /// If the request may come again.
+    /// Set if the request may be repeated.
     pub once: Option<Once>,
 }
 
 impl Act {
-    /// The same person, as they are recorded.
+    /// The person, as recorded.
     pub fn caller(&self) -> Caller {
         Caller::from(&self.by)
     }
 }
 
-/// A request that may come again.
+/// A request that may be repeated.
 #[derive(Clone, Debug)]
 pub struct Once {
-    /// What the caller calls it.
+    /// The caller's key.
     pub key: String,
-    /// Of all that it asks for.
+    /// The hash of the request's content.
     pub request_sha256: [u8; 32],
-    /// How long it is remembered.
+    /// How long the response is stored.
     pub remembered: Duration,
 }
 
-/// What is to be changed. Fields have been checked.
+/// A change. Its fields are valid.
 #[derive(Clone, Debug)]
 pub enum Change {
     /// Opens a ticket.
     Open {
         /// One line.
         title: String,
-        /// What is wrong.
+        /// The description.
         description: String,
-        /// How urgent it is.
+        /// The priority.
         priority: Priority,
     },
-    /// Another status.
+    /// Sets the status.
     Status {
         /// The ticket.
         ticket: Uuid,
-        /// What the caller has seen of it.
+        /// The versions that the caller accepts.
         versions: Versions,
         /// The new one.
         to: Status,
     },
-    /// Another assignee, or nobody.
+    /// Sets or clears the assignee.
     Assignee {
         /// The ticket.
         ticket: Uuid,
-        /// What the caller has seen of it.
+        /// The versions that the caller accepts.
         versions: Versions,
         /// The new one.
         to: Option<Uuid>,
     },
-    /// Something written.
+    /// Adds a comment.
     Comment {
         /// The ticket.
         ticket: Uuid,
-        /// What.
+        /// The text.
         body: String,
     },
-    /// A new person.
+    /// Adds a person.
     Person {
-        /// Who.
+        /// The person.
         person: Person,
-        /// By which they are known.
+        /// The person's token.
         token: Token,
     },
-    /// Another token for a person: the one before ends, and a person who was disabled is let in again.
+    /// Replaces a person's token: the old one is no longer valid, and a disabled person is enabled again.
     Token {
-        /// Who.
+        /// The person.
         person: Person,
-        /// By which they are known from now on.
+        /// The new token.
         token: Token,
     },
-    /// Nobody is let in as this person, and they are given no more tickets, until they have another token.
+    /// Disables a person: they are rejected and get no more tickets, until they have a new token.
     Disable {
-        /// Who.
+        /// The person.
         person: Person,
     },
 }
 
-/// Which person.
+/// Identifies a person.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Whom {
-    /// By what never changes.
+    /// By id, which never changes.
     Id(Uuid),
-    /// By where e-mails go, in capitals or not.
+    /// By e-mail address, case-insensitive.
     Email(String),
 }
 
-/// Which people are listed.
+/// Selects people.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Listing {
-    /// Of this role.
+    /// With this role.
     pub role: Option<Role>,
-    /// Those who are disabled, instead of those who are not.
+    /// Disabled people instead of enabled ones.
     pub disabled: bool,
 }
 
 /// The versions that a change accepts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Versions {
-    /// Whichever it is: `If-Match: *`.
+    /// Any version: `If-Match: *`.
     Any,
     /// One of these.
     These(Vec<i64>),
 }
 
-/// What a change made.
+/// The result of a change.
 #[derive(Clone, Debug)]
 pub enum Changed {
-    /// The ticket as it is since.
+    /// The ticket after the change.
     Ticket(Ticket),
-    /// What was written.
+    /// The new comment.
     Comment(Comment),
-    /// The person whom it was about.
+    /// The changed person.
     Person(Person),
 }
 
-/// Makes of a change what its caller is told.
+/// Makes the response to a change.
 pub type Tell = dyn Fn(&Changed) -> Answer + Send + Sync;
 
-/// What a caller is told of a change.
+/// The response to a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// The HTTP status.
     pub status: u16,
-    /// Where the new thing is.
+    /// The path of the new resource.
     pub location: Option<String>,
     /// Its version.
     pub etag: Option<String>,
     /// JSON.
     pub body: String,
-    /// It was told before: nothing was done now.
+    /// The response is a stored one: nothing was changed.
     pub is_repeat: bool,
 }
 
-/// Which tickets; everything that is set must hold.
+/// Selects tickets; all conditions must hold.
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
     /// In this status.
@@ -225,25 +225,25 @@ pub struct Filter {
     pub priority: Option<Priority>,
     /// Opened by this person.
     pub requester: Option<Uuid>,
-    /// Answered by this person.
+    /// Assigned to this person.
     pub assignee: Option<Uuid>,
-    /// Answered by nobody.
+    /// Without an assignee.
     pub unassigned: bool,
-    /// With this in title or description.
+    /// With this text in title or description.
     pub text: Option<String>,
     /// With a lower number.
     pub below: Option<i64>,
-    /// So many at most.
+    /// The maximum number of tickets.
     pub limit: i64,
 }
 
-/// Why the desk did not do it.
+/// The reason why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DeskError {
-    /// There is none, or the caller may not see it.
+    /// The ticket does not exist, or the caller may not see it.
     #[error("there is no such ticket")]
     NoTicket,
-    /// There is none.
+    /// The person does not exist.
     #[error("there is no such person")]
     NoPerson,
     /// The caller's role does not allow it.
@@ -252,24 +252,24 @@ pub enum DeskError {
     /// The ticket has changed since the caller saw it.
     #[error("the ticket is at version {0}")]
     Stale(i64),
-    /// The ticket cannot go there.
+    /// The status cannot follow the current one.
     #[error("a ticket that is {from} cannot become {to}")]
     Forbidden {
-        /// Where it stands.
+        /// The current status.
         from: Status,
-        /// Where it was to go.
+        /// The requested status.
         to: Status,
-        /// Where it may go.
+        /// The allowed statuses.
         allowed: &'static [Status],
     },
-    /// The ticket has come to its end.
+    /// The ticket is closed.
     #[error("the ticket is closed, and a closed ticket stays as it is")]
     Closed,
-    /// Nobody who could answer tickets has this id.
+    /// No agent has this id.
     #[error("no agent has this id")]
     NoAgent,
-    /// Somebody else has this address.
-    #[error("somebody has this e-mail address already")]
+    /// Another person has this address.
+    #[error("another person has this e-mail address")]
     EmailTaken,
     /// The key was used for another request.
     #[error("the key was used for another request")]
@@ -277,10 +277,10 @@ pub enum DeskError {
     /// The database cannot be used as it is.
     #[error("{0}")]
     Schema(String),
-    /// The database does not answer, or answers that it cannot now.
-    #[error("the database is away")]
+    /// The database is unreachable or temporarily unavailable.
+    #[error("the database is unreachable")]
     Away(#[source] sqlx::Error),
-    /// The database has what it should not have, or was asked what it does not understand.
-    #[error("the database refused")]
+    /// The database rejected a statement, or has invalid data.
+    #[error("the database rejected the statement")]
     Broken(#[source] anyhow::Error),
 }

@@ -1,4 +1,4 @@
-//! What a ticket is, who may do what with it, and what is told of it. No I/O and no clock.
+//! Tickets, permissions, and the events of changes. No I/O and no clock.
 
 pub mod event;
 pub mod fields;

@@ -1,7 +1,7 @@
 //! How events get from the database to the worker: outbox, relay, broker.
 //!
-//! The API writes an event in the transaction of what it tells. The relay carries it to `tickets/{topic}` at the broker, whatever
-//! that is, and every queue that wants it has it. The names are the owners'.
+//! The API writes an event in the transaction of its change. The relay publishes it to `tickets/{topic}` at the configured
+//! broker, and every queue with a matching binding receives it. The names are requirements.
 
 mod broker;
 mod outbox;

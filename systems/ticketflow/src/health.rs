@@ -1,7 +1,7 @@
-//! `/health`: whether tickets are taken, events are carried and e-mails are sent.
+//! `/health`: whether tickets are accepted, events are published and e-mails are sent.
 //!
-//! A broker or a worker that is away loses nothing: events wait in the database. So the API is then *degraded* and goes on; without
-//! its database it is *down*. A worker with an open breaker is *degraded*: it lives, and its events wait.
+//! If a broker or a worker is unreachable, nothing is lost: events wait in the database. The API is then *degraded* and continues.
+//! Without its database it is *down*. A worker with an open breaker is *degraded*: it runs, and its events wait.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,82 +21,82 @@ use crate::desk::{Desk, DeskError};
 use crate::flow::{METRICS, NOTIFICATIONS};
 use crate::observe::{Metrics, Sampler};
 
-/// How long the database may take to say that it is there: as long as a request waits for a connection to it.
+/// The timeout of the database's ping: as long as a request waits for a connection.
 const DEADLINE: Duration = Duration::from_secs(3);
 
-/// The state of the whole, and of each part.
+/// The status of the service and of each part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// Of the whole: the worst that matters here.
+    /// The worst relevant status of the parts.
     pub status: Status,
-    /// Of each part.
+    /// The parts.
     pub checks: Checks,
 }
 
-/// How something is doing.
+/// A status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
-    /// As it should be.
+    /// It works.
     Ok,
-    /// It goes on, and something waits.
+    /// It works partly: some messages wait.
     Degraded,
-    /// It does nothing.
+    /// It does not work.
     Down,
 }
 
 /// The parts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Checks {
-    /// Where tickets are.
+    /// The database.
     pub database: Check,
-    /// What carries events.
+    /// The broker.
     pub broker: BrokerCheck,
-    /// Who sends e-mails and counts figures, in whatever process.
+    /// The workers of all processes.
     pub worker: WorkerCheck,
 }
 
 /// A part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// How it is doing.
+    /// Its status.
     pub status: Status,
 }
 
 /// The broker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BrokerCheck {
-    /// How it is doing.
+    /// Its status.
     pub status: Status,
-    /// When it was first missed.
+    /// Since when it has been unreachable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<Timestamp>,
-    /// Why it refuses us, if it is there and does: somebody has to mend that.
+    /// The reason if it rejects this service. An operator must fix it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
 
-/// The workers, by what they left in the database.
+/// The workers, from their records in the database.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct WorkerCheck {
-    /// How they are doing.
+    /// Their status.
     pub status: Status,
-    /// How many are alive.
+    /// The number of live members.
     pub members: u64,
-    /// Their newest sign of life.
+    /// The newest heartbeat.
     pub last_beat: Option<Timestamp>,
-    /// When they last took a message.
+    /// When a member last received a message.
     pub last_message: Option<Timestamp>,
-    /// Why events wait though they live, or why nobody knows how they are.
+    /// Why events wait although the workers are alive, or why their status is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
 
-/// What a process answers to whoever watches it.
+/// The probes of a process.
 pub struct Process {
-    /// How it is.
+    /// Its health.
     pub health: Health,
-    /// What it counted.
+    /// Its metrics.
     pub metrics: Metrics,
 }
 
@@ -104,7 +104,7 @@ pub struct Process {
 impl api::Health for Process {
     async fn check(&self) -> api::Checkup {
         let report = self.health.report().await;
-        // Plain words and numbers always have a form in JSON.
+        // Text and numbers can always be serialized.
         let body = serde_json::to_value(&report).unwrap_or_default();
         api::Checkup { is_down: report.status == Status::Down, body }
     }
@@ -114,7 +114,7 @@ impl api::Health for Process {
     }
 
     async fn flow(&self) -> anyhow::Result<api::Flow> {
-        self.health.sampler.flow().context("the database does not answer")
+        self.health.sampler.flow().context("the database does not respond")
     }
 }
 
@@ -132,7 +132,7 @@ pub fn router(process: Arc<Process>) -> Router {
     Router::new().route("/health", get(health)).route("/metrics", get(metrics))
 }
 
-/// Answers for a process.
+/// The health of a process.
 #[derive(Clone)]
 pub struct Health {
     desk: Arc<dyn Desk>,
@@ -140,12 +140,12 @@ pub struct Health {
 }
 
 impl Health {
-    /// By whether this desk answers, and by what this sampler sees.
+    /// From this desk's response and this sampler's samples.
     pub const fn new(desk: Arc<dyn Desk>, sampler: Arc<Sampler>) -> Self {
         Self { desk, sampler }
     }
 
-    /// How it is now; the database has a moment to say so.
+    /// The current status. Waits for the database until the timeout.
     pub async fn report(&self) -> Report {
         let database = answering(self.desk.ping()).await;
         let since = self.sampler.broker_away_since();
@@ -156,7 +156,7 @@ impl Health {
     }
 }
 
-/// A database that takes too long to say that it is there is not there for requests either.
+/// A database that is slower than the timeout is down for requests too.
 async fn answering(ping: impl Future<Output = Result<(), DeskError>>) -> Status {
     match timeout(DEADLINE, ping).await {
         Ok(Ok(())) => Status::Ok,
@@ -178,7 +178,7 @@ fn judge(database: Status, consumers: Option<&[ConsumerSample]>, since: Option<T
 /// A worker has a member in each of the two consumers.
 fn workers(consumers: &[ConsumerSample], now: Timestamp) -> WorkerCheck {
     let ours = || consumers.iter().filter(|consumer| [NOTIFICATIONS, METRICS].contains(&consumer.name.as_str()));
-    // Nobody needs to know it finer.
+    // Milliseconds are precise enough.
     let ago = |age: Duration| now.checked_sub(age).ok()?.round(Unit::Millisecond).ok();
     let all_there = ours().filter(|consumer| consumer.members > 0).count() == 2;
     let open: Vec<_> = ours().filter(|consumer| consumer.breakers.iter().any(|(_, is_open)| *is_open)).collect();
@@ -198,12 +198,12 @@ fn workers(consumers: &[ConsumerSample], now: Timestamp) -> WorkerCheck {
 
 fn waits(consumer: &str) -> String {
     let what = if consumer == NOTIFICATIONS { "e-mails wait" } else { "figures wait" };
-    format!("{what}: a breaker of `{consumer}` is open; hint: the worker's log says why")
+    format!("{what}: a breaker of `{consumer}` is open; hint: the worker's log has the reason")
 }
 
-/// The database did not tell, or not in time; whether it is there is another check.
+/// The database did not respond in time. Whether it is reachable is a separate check.
 fn unknown() -> WorkerCheck {
-    let why = Some("how the workers are is not known: the database does not tell".to_owned());
+    let why = Some("the status of the workers is unknown: the database does not respond".to_owned());
     WorkerCheck { status: Status::Degraded, members: 0, last_beat: None, last_message: None, why }
 }
 
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_missing_database_ends_it() {
+    fn only_an_unreachable_database_means_down() {
         let now = at("2026-11-16T12:00:00Z");
         let both = [consumer(NOTIFICATIONS, 2), consumer(METRICS, 2)];
         let one = [consumer(NOTIFICATIONS, 1), consumer(METRICS, 0)];
@@ -246,15 +246,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_database_that_says_nothing_is_down_before_anybody_loses_patience() {
-        let asked = timeout(2 * DEADLINE, answering(std::future::pending())).await;
-        assert_eq!(asked, Ok(Status::Down));
+    async fn a_database_that_does_not_respond_is_down_after_the_timeout() {
+        let status = timeout(2 * DEADLINE, answering(std::future::pending())).await;
+        assert_eq!(status, Ok(Status::Down));
         assert_eq!(answering(std::future::ready(Ok(()))).await, Status::Ok);
         assert_eq!(answering(std::future::ready(Err(sqlx::Error::PoolTimedOut.into()))).await, Status::Down);
     }
 
     #[test]
-    fn a_worker_with_an_open_breaker_is_degraded_and_says_which() {
+    fn a_worker_with_an_open_breaker_is_degraded_and_names_it() {
         let now = at("2026-11-16T12:00:00Z");
         let mut both = [consumer(NOTIFICATIONS, 1), consumer(METRICS, 1)];
         both[0].breakers = vec![("0".to_owned(), false), ("1".to_owned(), true)];
@@ -262,7 +262,7 @@ mod tests {
         let check = workers(&both, now);
         assert_eq!(check.status, Status::Degraded);
         assert_eq!(check.why, Some(waits(NOTIFICATIONS)));
-        // Whoever is not there at all is worse.
+        // A consumer without members is worse.
         both[1].members = 0;
         assert_eq!(workers(&both, now).status, Status::Down);
         both[0].breakers[1].1 = false;
@@ -270,12 +270,12 @@ mod tests {
     }
 
     #[test]
-    fn a_report_is_told_in_these_words() {
-        let both = [consumer(NOTIFICATIONS, 2), consumer(METRICS, 2), consumer("somebody-elses", 9)];
+    fn a_report_has_these_fields() {
+        let both = [consumer(NOTIFICATIONS, 2), consumer(METRICS, 2), consumer("another", 9)];
         let report = judge(Status::Ok, Some(&both), Some(at("2026-11-16T11:59:00Z")), at("2026-11-16T12:00:00Z"));
-        let told = serde_json::to_string(&report).unwrap();
+        let json = serde_json::to_string(&report).unwrap();
         assert_eq!(
-            told,
+            json,
             concat!(
                 r#"{"status":"degraded","checks":{"database":{"status":"ok"},"#,
                 r#""broker":{"status":"down","since":"2026-11-16T11:59:00Z"},"#,

@@ -1,6 +1,6 @@
-//! E-mails: who gets one, what it says, and how it is sent.
+//! E-mails: recipients, content and delivery.
 //!
-//! An e-mail is made of an event alone, so that a repeat is the same to the last byte, under the same Message-ID.
+//! An e-mail depends on its event only, so that a repeat has the same bytes and the same Message-ID.
 
 mod bytes;
 mod classify;
@@ -23,50 +23,49 @@ pub use folder::{FILES_MAX, Folder};
 pub use letter::{Letter, Sender, WrongSender};
 pub use smtp::{Patience, Smtp, WrongUrl};
 
-/// Whatever carries an e-mail on its way.
+/// A transport for e-mails.
 #[async_trait]
 pub trait Post: Send + Sync {
-    /// Hands a letter over; when it returns, the other side has it and answers for it. A letter whose answer was lost may be
-    /// there twice, under the same Message-ID.
+    /// Sends a letter. When it returns, the server has accepted the letter. If a response was lost, the letter may have arrived twice,
+    /// with the same Message-ID.
     async fn send(&self, letter: &Letter) -> Result<Receipt, PostError>;
 }
 
-/// What the other side said when it took a letter.
+/// The response of the server that accepted a letter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Receipt(pub String);
 
-/// Why a letter was not taken.
+/// The reason why a letter was not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum PostError {
-    /// Nobody is there, or nobody who takes letters of ours: it says nothing about this one.
-    #[error("the mail server is away: {0}")]
+    /// The server is unreachable, or accepts no letters of this sender. The failure is not about this letter.
+    #[error("the mail server is unreachable: {0}")]
     Away(String),
-    /// It may be tried again: greylisting, a full mailbox.
-    #[error("the mail server asks for patience: {0}")]
+    /// A temporary rejection, such as greylisting or a full mailbox.
+    #[error("the mail server rejected it temporarily: {0}")]
     Later(String),
-    /// There was no answer to this one, from a server that takes others. It may have been taken all the same, so that trying for
-    /// ever would be sending for ever.
+    /// The server accepts other letters and did not respond to this one. It may have been accepted, so attempts are limited.
     #[error("the mail server did not answer for it: {0}")]
     Unanswered(String),
-    /// It was refused for a reason that may be one for all: tried as often as one that asks for patience, and then given up.
+    /// It was rejected for a reason that may apply to all letters: retried like a temporary rejection, then dead-lettered.
     #[error("the mail server refuses it, perhaps not for what it is: {0}")]
     Doubted(String),
-    /// It will never be taken.
+    /// A permanent rejection.
     #[error("the mail server refuses it: {0}")]
     Refused(String),
 }
 
-/// The longest that one letter can take.
+/// The maximum time for one letter.
 pub fn longest(config: &crate::config::Mail, patience: Patience) -> Duration {
     use crate::config::Mail;
     match config {
         Mail::Folder(_) => patience.deadline,
-        // One that does not take a letter is asked whether it takes any.
+        // A server that does not accept a letter is probed: it may accept others.
         Mail::Smtp { .. } => patience.deadline * 2 + patience.answer,
     }
 }
 
-/// Opens what the configuration names. `recipients` had e-mails lately, the newest first.
+/// Opens the configured transport. `recipients` are those of recent e-mails, newest first.
 pub async fn open(
     config: &crate::config::Mail,
     patience: Patience,

@@ -24,7 +24,7 @@ fn main() -> ExitCode {
     match begin() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // If nobody can read it, nobody is told.
+            // If stderr cannot be written, the error cannot be reported.
             writeln!(std::io::stderr(), "error: {error:#}").ok();
             ExitCode::FAILURE
         }
@@ -60,10 +60,10 @@ async fn serve(config: ticketflow::config::Config, sample: bool) -> Result<()> {
             biased;
             () = next(&mut signals) => {
                 if stop.is_cancelled() {
-                    error!("told to end again: ending at once");
+                    error!("second signal: exiting at once");
                     std::process::exit(INTERRUPTED);
                 }
-                info!("told to end: finishing what is in hand");
+                info!("shutting down: finishing current work");
                 stop.cancel();
             }
             ended = &mut running => return ended,
@@ -78,10 +78,10 @@ async fn next([terminate, interrupt]: &mut [Signal; 2]) {
     }
 }
 
-/// Says where, and whom a visitor can be.
+/// Prints the address and the sample users.
 fn tell(serving: &Serving) {
     let mut out = std::io::stdout().lock();
-    // Whoever closed the output does not want to know.
+    // A closed output is not an error.
     writeln!(out, "TicketFlow listens on http://{}", serving.address).ok();
     for face in &serving.faces {
         writeln!(out, "  {:<6} {:<9} {}  token {}", face.name, face.role, face.language, face.token).ok();

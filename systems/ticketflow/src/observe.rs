@@ -1,5 +1,5 @@
-//! What a process tells of itself: metrics, and most of what `/health` is made of. Everything here is sampled now and then; no
-//! question of anybody's waits for the database or the broker.
+//! The metrics of a process, and most of the data of `/health`. Values are sampled periodically, so that no request waits for the
+//! database or the broker.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,16 +19,16 @@ use tokio_util::sync::CancellationToken;
 use crate::api;
 use crate::flow::{Broker, METRICS, NOTIFICATIONS, Outbox};
 
-/// How often is sampled.
+/// The interval of samples.
 const EVERY: Duration = Duration::from_secs(1);
-/// What takes longer is not known.
+/// The timeout of a sample.
 const DEADLINE: Duration = Duration::from_secs(3);
 
-/// The metrics of this process: of its relay and of its consumers, if it has them.
+/// The metrics of this process, including its relay and its consumers if it has them.
 pub struct Metrics(Exposition);
 
 impl Metrics {
-    /// Every series carries the name of the service.
+    /// Every series has the label of the service.
     pub fn new(relay: Option<&Arc<Embedded>>, consumers: &[Arc<ConsumerStatus>]) -> Self {
         let relays = relay.map(|relay| Arc::clone(relay) as _).into_iter().collect();
         let exposition = Exposition::new("ticketflow", env!("CARGO_PKG_VERSION")).relays(relays);
@@ -41,23 +41,23 @@ impl Metrics {
     }
 }
 
-/// What was last seen of database and broker.
+/// The last samples of database and broker.
 pub struct Sampler {
     outbox: Arc<dyn Outbox>,
     broker: Broker,
     relay: Option<Arc<Embedded>>,
     surroundings: Slot<OutboxSample>,
-    /// Since when the broker is away.
+    /// Since when the broker has been unreachable.
     away: Mutex<Option<Timestamp>>,
 }
 
 impl Sampler {
-    /// Samples this database and this broker; a relay's metrics get their numbers from it.
+    /// Samples this database and this broker. The metrics of the relay use these samples.
     pub fn new(outbox: Arc<dyn Outbox>, broker: Broker, relay: Option<Arc<Embedded>>) -> Self {
         Self { outbox, broker, relay, surroundings: Slot::default(), away: Mutex::default() }
     }
 
-    /// Samples until it is told to stop.
+    /// Samples until `stop` is cancelled.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) -> Result<()> {
         let mut ticks = interval(EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -83,12 +83,12 @@ impl Sampler {
         relay.broker_sampled(timeout(DEADLINE, self.broker.vitals()).await.ok().flatten());
     }
 
-    /// What the database knows of the consumers; `None` while it does not answer.
+    /// The consumers in the database; `None` while it does not respond.
     pub fn surroundings(&self) -> Option<OutboxSample> {
         self.surroundings.get()
     }
 
-    /// What is under way; `None` while the database does not answer.
+    /// The backlog and the dead letters; `None` while the database does not respond.
     pub fn flow(&self) -> Option<api::Flow> {
         let backlog = self.relay.as_ref()?.vitals()?.backlog;
         let mut dead = BTreeMap::from([NOTIFICATIONS, METRICS].map(|consumer| (consumer.to_owned(), 0)));
@@ -96,16 +96,16 @@ impl Sampler {
         Some(api::Flow { pending: (backlog.pending + backlog.parked).unsigned_abs(), dead })
     }
 
-    /// Why the broker refuses us, if that is why it is away.
+    /// The reason if the broker rejects this service.
     pub fn broker_refusal(&self) -> Option<String> {
         self.broker.refusal()
     }
 
-    /// Since when the broker is away; `None` while it is there.
+    /// Since when the broker has been unreachable; `None` while it is reachable.
     pub fn broker_away_since(&self) -> Option<Timestamp> {
-        // Nothing panics while it is held.
-        let mut away = self.away.lock();
-        *away = if self.broker.is_up() { None } else { Some(away.unwrap_or_else(Timestamp::now)) };
-        *away
+        // No code panics while it holds the lock.
+        let mut down_since = self.away.lock();
+        *down_since = if self.broker.is_up() { None } else { Some(down_since.unwrap_or_else(Timestamp::now)) };
+        *down_since
     }
 }

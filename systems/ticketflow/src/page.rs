@@ -1,4 +1,4 @@
-//! The page: plain files in the binary, under a policy by which nothing runs, styles or loads that is not one of them.
+//! The web page: static files in the binary, with a content security policy that allows only these files.
 
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -7,11 +7,11 @@ use axum::{Json, Router};
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
-/// Scripts and styles only from files of ours; no markup is made from a string; nobody frames the page.
+/// Scripts and styles only from these files; no markup from strings; no framing of the page.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
     frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'";
 
-/// E-mails are styled within their markup. In the frame that shows one, nothing of it runs or loads; its origin is no one's.
+/// E-mails have inline styles. In the frame that shows one, nothing runs or loads, and it has an opaque origin.
 const LETTER_POLICY: &str = "sandbox allow-scripts allow-popups allow-popups-to-escape-sandbox; default-src 'none'; \
     script-src 'self'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'";
 
@@ -41,16 +41,16 @@ const FILES: [(&str, &[u8], &str); 11] = files! {
     "/assets/letter.js": "letter.js" JAVASCRIPT,
 };
 
-/// Somebody of the sample whom a visitor can be. The sample's tokens are no secrets.
+/// A sample user whom a visitor can select. The sample's tokens are public.
 #[derive(Clone, Debug, Serialize)]
 pub struct Face {
-    /// As people call them.
+    /// The displayed name.
     pub name: String,
     /// `requester`, `agent` or `admin`.
     pub role: String,
-    /// Of the e-mails that they get.
+    /// The language of their e-mails.
     pub language: String,
-    /// What the page logs in with.
+    /// The token.
     pub token: String,
 }
 
@@ -59,7 +59,7 @@ struct People {
     items: Vec<Face>,
 }
 
-/// Serves the page. Without people of a sample, `/assets/people.json` is not there and a visitor needs a token.
+/// Serves the page. Without sample users `/assets/people.json` does not exist, and a visitor needs a token.
 pub fn router(people: Vec<Face>) -> Router {
     let letter = ("/assets/letter.html", include_bytes!("../page/letter.html").as_slice(), HTML);
     let mut router = served(Router::new(), letter, LETTER_POLICY);
@@ -78,7 +78,7 @@ fn served(router: Router, (path, bytes, kind): (&str, &'static [u8], &'static st
     router.route(path, get(async move |asked: HeaderMap| answer(&asked, bytes, kind, policy, etag)))
 }
 
-/// A file, or that it is the one that the browser has. It asks each time: the next version may run on the same port.
+/// A file, or 304 if the browser has it. The browser revalidates each time: another version may run on the same port.
 fn answer(
     asked: &HeaderMap,
     bytes: &'static [u8],

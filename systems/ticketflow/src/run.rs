@@ -1,7 +1,7 @@
-//! A process: its parts, the order in which they begin, and their end.
+//! A process: its parts, and how they start and stop.
 //!
-//! One part that fails for good ends the process, with its error; an outage is none, nor is a broker that refuses us. Told to stop,
-//! every part finishes what it has in hand.
+//! If one part fails permanently, the process ends with its error. An outage, or a broker that rejects this service, is not a
+//! permanent failure. At a shutdown every part finishes its current work.
 
 mod opening;
 mod upkeep;
@@ -32,26 +32,26 @@ use crate::page::Face;
 use crate::worker::Worker;
 use crate::{api, health, sample};
 
-/// A broker that is there is prepared before the consumers look for their queues; one that is not, or that refuses us, is waited for
-/// beside them.
+/// How long the consumers wait for the topology of the broker. If the broker is unreachable or rejects this service, they start, and
+/// the topology is retried beside them.
 const PREPARE: Duration = Duration::from_secs(2);
-/// Descriptors are few, often 1024 for all that a process does: half of them are for callers. A request has ten seconds, which is
-/// less than is waited for its answer.
+/// A process often has 1024 file descriptors: half of them are for callers. A request times out after ten seconds, before its
+/// caller does.
 const CONNECTIONS: Limits = Limits { connections_max: 512, patience: Duration::from_secs(30) };
-/// How long requests that run may take when the process is told to stop.
+/// How long a shutdown waits for running requests.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// A process that serves.
+/// A process that accepts requests.
 #[derive(Clone, Debug)]
 pub struct Serving {
-    /// Where.
+    /// Its address.
     pub address: SocketAddr,
-    /// Whom a visitor can be; none in earnest.
+    /// The sample users; empty for a real installation.
     pub faces: Vec<Face>,
 }
 
-/// Runs the parts of a role until `stop` is cancelled or one of them fails. `serves` is told as soon as requests are answered.
-/// With `sample` there are people with known tokens: never beside real ones, and never for other machines.
+/// Runs the parts of a role until `stop` is cancelled or one of them fails. Calls `serves` once requests are accepted. With `sample`
+/// there are users with public tokens: never together with real ones, and never for other machines.
 pub async fn run(
     mut config: Config,
     sample: bool,
@@ -66,7 +66,7 @@ pub async fn run(
         );
     }
     for doubt in config.check()? {
-        warn!(setting = doubt.setting, why = doubt.why, "a setting is hardly meant");
+        warn!(setting = doubt.setting, why = doubt.why, "a setting looks wrong");
     }
     let listener = TcpListener::bind(config.listen).await;
     let listener = listener.with_context(|| format!("cannot listen on {}", config.listen))?;
@@ -83,7 +83,7 @@ pub async fn run(
     opened.run(&config, listener, stop).await
 }
 
-/// Everything that is open, and nothing runs yet.
+/// The open connections of all parts. Nothing runs yet.
 struct Parts {
     desk: Arc<dyn Desk>,
     broker: Broker,
@@ -154,13 +154,13 @@ impl Parts {
         }
         let ended = until_all_end(parts, &stop).await;
         if timeout(GRACE, broker.close()).await.is_err() {
-            warn!("the broker did not say goodbye in time");
+            warn!("the broker did not close its connections in time");
         }
         ended
     }
 }
 
-/// Whom a visitor can be; in earnest nobody, and never where a sample was.
+/// The sample users. Without `sample` there are none, and a database of a sample is rejected.
 async fn faces(desk: &dyn Desk, sample: bool) -> Result<Vec<Face>, DeskError> {
     if sample {
         return sample::people(desk).await;
@@ -169,7 +169,7 @@ async fn faces(desk: &dyn Desk, sample: bool) -> Result<Vec<Face>, DeskError> {
     Ok(Vec::new())
 }
 
-/// The first error stops the others, and is the one that is told.
+/// The first error stops the other parts, and is returned.
 async fn until_all_end(mut parts: JoinSet<Result<()>>, stop: &CancellationToken) -> Result<()> {
     let mut ended = Ok(());
     while let Some(part) = parts.join_next().await {
@@ -182,7 +182,7 @@ async fn until_all_end(mut parts: JoinSet<Result<()>>, stop: &CancellationToken)
     ended
 }
 
-/// Waits for the broker's queues, unless it is told to stop first.
+/// Waits for the broker's queues, or until a shutdown.
 async fn prepared(broker: &Broker, stop: &CancellationToken) -> Result<()> {
     tokio::select! {
         biased;
@@ -191,7 +191,7 @@ async fn prepared(broker: &Broker, stop: &CancellationToken) -> Result<()> {
     }
 }
 
-/// Answers requests; those that run when it is told to stop may end. Whoever connects and asks nothing is given up.
+/// Serves requests. A shutdown waits for the running ones. An idle connection is closed.
 async fn serve(listener: TcpListener, limits: Limits, router: Router, stop: CancellationToken) -> Result<()> {
     let listener = Limited::new(listener, limits);
     let server = axum::serve(listener, router).with_graceful_shutdown(stop.clone().cancelled_owned());
@@ -202,7 +202,7 @@ async fn serve(listener: TcpListener, limits: Limits, router: Router, stop: Canc
     tokio::select! {
         ended = server => ended.context("the port failed"),
         () = late => {
-            warn!("requests took too long and were cut off");
+            warn!("requests took too long and were cancelled");
             Ok(())
         }
     }
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn whoever_connects_and_asks_nothing_keeps_nobody_out() {
+    async fn idle_connections_are_closed_and_block_no_other_caller() {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let (address, stop) = (listener.local_addr().unwrap(), CancellationToken::new());
         let limits = Limits { connections_max: 4, patience: Duration::from_secs(1) };
@@ -233,8 +233,8 @@ mod tests {
         honest.read_to_string(&mut answer).await.unwrap();
         assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("fine"), "{answer}");
         for mut silent in silent {
-            let given_up = timeout(10 * limits.patience, silent.read(&mut [0])).await;
-            assert_eq!(given_up.expect("nobody waits for ever").unwrap(), 0);
+            let closed = timeout(10 * limits.patience, silent.read(&mut [0])).await;
+            assert_eq!(closed.expect("the connection is closed in time").unwrap(), 0);
         }
         stop.cancel();
         parts.join_next().await.unwrap().unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! Sample people with fixed tokens, for whoever tries `TicketFlow` without having set it up. Never beside real people.
+//! Sample users with public tokens, for a demo without configuration. They are never in a database with real users.
 
 use jiff::Timestamp;
 use uuid::Uuid;
@@ -16,7 +16,7 @@ const PEOPLE: [(&str, Role, Language); 5] = [
     ("Eva", Role::Admin, Language::Es),
 ];
 
-/// Adds those who are not there yet, and says by which tokens they are known. A desk that is not the sample's is refused.
+/// Adds the missing sample users, and returns all with their tokens. A database that is not the sample's is rejected.
 pub async fn people(desk: &dyn Desk) -> Result<Vec<Face>, DeskError> {
     desk.claim(Kind::Sample).await?;
     let mut faces = Vec::new();

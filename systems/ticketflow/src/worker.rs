@@ -1,7 +1,7 @@
-//! The worker: two consumers of the same events. One writes e-mails, the other keeps figures.
+//! The worker: two consumers of the same events. One sends e-mails, the other counts figures.
 //!
-//! Any number of workers run side by side. E-mails are shared among them; figures are counted by one of them at a time, in the order
-//! of each ticket's events, and by the next one when that is gone.
+//! Any number of workers may run. They share the e-mails. One of them at a time counts the figures, in the order of each ticket's
+//! events; if it stops, another one continues.
 
 mod books;
 mod figures;
@@ -35,13 +35,13 @@ use crate::desk;
 use crate::flow::{Broker, METRICS, NOTIFICATIONS, dead_queue};
 use crate::mail::{self, Sender};
 
-/// Tries of an embedded e-mail until it is given up; at RabbitMQ the ladder has as many as it has rungs.
+/// The maximum number of durable retries of an e-mail with the embedded broker. With RabbitMQ it is the number of retry queues.
 const TRIES_MAX: u32 = 10;
 
-/// What a handler may take beyond the mail server.
+/// The time that a handler may take beyond the mail server's timeouts.
 const MARGIN: Duration = Duration::from_secs(5);
 
-/// A worker that does not run yet.
+/// A worker that is not running yet.
 pub struct Worker {
     parts: JoinSet<Result<()>>,
     begin: CancellationToken,
@@ -51,7 +51,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Opens inboxes and queues; `name` is this process's, for people.
+    /// Opens inboxes and queues. `name` identifies this process for operators.
     pub async fn open(config: &Config, broker: &Broker, name: &str) -> Result<Self> {
         let keeping = InboxRetention::default();
         match &config.database {
@@ -107,12 +107,12 @@ impl Worker {
         Ok(Self { parts, begin, stop, stats, heart })
     }
 
-    /// What its consumers have done so far; stays valid when the worker is gone.
+    /// The statistics of its consumers. They stay valid after the worker has ended.
     pub fn stats(&self) -> Vec<Arc<ConsumerStatus>> {
         self.stats.clone()
     }
 
-    /// Handles events until `stop` is cancelled. If a consumer fails for good the other stops too, and its error is told.
+    /// Handles events until `stop` is cancelled. If a consumer fails permanently, the other stops too, and the error is returned.
     pub async fn run(mut self, stop: CancellationToken) -> Result<()> {
         self.begin.cancel();
         let (heart, stats) = (self.heart, self.stats);
@@ -133,7 +133,7 @@ impl Worker {
     }
 }
 
-/// E-mails: in any order, the mail server outside of any transaction, long pauses at the broker where it has a ladder.
+/// E-mails: in any order, with the mail server called outside of any transaction, and long delays in the broker's retry queues.
 fn of_emails(config: &Config, broker: &Broker, name: &str) -> Consumer {
     let ladder = match &config.broker {
         config::Broker::Embedded(_) => None,
@@ -142,16 +142,16 @@ fn of_emails(config: &Config, broker: &Broker, name: &str) -> Consumer {
     let tries = |more: usize| u32::try_from(1 + config.worker.retries.len() + more).unwrap_or(TRIES_MAX);
     let ladder = ladder.filter(|rungs| !rungs.is_empty());
     let durable = match ladder {
-        // A message climbs one rung after the other, and is given up behind the last.
+        // A message waits in one retry queue after the other, and is dead-lettered after the last.
         Some(rungs) => RetryPolicy { attempts_max: tries(rungs.len()), ..RetryPolicy::with_delays(rungs.clone()) },
         None => RetryPolicy { attempts_max: TRIES_MAX, ..HandlerRetryPolicy::default().durable },
     };
-    // What a mail server that hangs means is for the handler to say.
+    // The handler classifies a mail server that hangs.
     let deadline = mail::longest(&config.mail, config.worker.patience()) + MARGIN;
     Consumer {
         order: MessageOrder::None { concurrency: config.worker.concurrency },
         handler_timeout: deadline,
-        // One that was cut off may have been taken, and would go again.
+        // An interrupted e-mail may have been accepted, and would be sent again.
         shutdown_grace: deadline,
         retry_storage: if ladder.is_some() { RetryStorage::Broker } else { RetryStorage::Inbox },
         retry: HandlerRetryPolicy { in_memory: config.worker.retries.clone(), durable },
@@ -159,11 +159,11 @@ fn of_emails(config: &Config, broker: &Broker, name: &str) -> Consumer {
     }
 }
 
-/// Figures: each ticket's events in order. One that cannot be counted does not stop the ticket: the next says how it stands.
+/// Figures: each ticket's events in order. An event that cannot be counted does not block the ticket: the next one has its state.
 fn of_figures(broker: &Broker, name: &str) -> Consumer {
     Consumer {
-        // One transaction at a time. All tickets that are opened count on one row of the day, so that others would only wait for it;
-        // and two that count several agents in different orders would wait for each other.
+        // One transaction at a time. All opened tickets update the same row of the day, so concurrent transactions would only wait for
+        // it, and two that update several agents in different orders would deadlock.
         order: MessageOrder::ByKey { concurrency: 1 },
         after_dead: AfterDead::Continue,
         batch_max: 50,
@@ -173,7 +173,7 @@ fn of_figures(broker: &Broker, name: &str) -> Consumer {
 
 fn shared(queue: &str, broker: &Broker, name: &str) -> Consumer {
     let dead_letter_to = match broker {
-        // The store has the dead letters; whoever looks at RabbitMQ sees them there too.
+        // The store has the dead letters. A copy makes them visible in RabbitMQ too.
         Broker::RabbitMq { .. } => {
             Some(DeadLetterCopy { broker: broker.publisher(), address: format!("/{}", dead_queue(queue)).into() })
         }
@@ -190,7 +190,7 @@ mod tests {
     use crate::config::{Mail, Secret};
 
     #[tokio::test]
-    async fn an_email_in_hand_is_finished_when_the_worker_is_told_to_stop() {
+    async fn an_email_that_is_being_sent_is_finished_at_a_shutdown() {
         let folder = std::env::temp_dir().join(format!("ticketflow-worker-{}", Uuid::new_v4()));
         let mut config = Config::embedded(&folder);
         config.mail = Mail::Smtp { url: Secret::new("smtp://mail"), ca_file: None };

@@ -52,53 +52,53 @@ macro_rules! on_both {
 
 on_both! {
     changes:
-        a_ticket_is_opened_read_and_told_of
-        a_ticket_walks_to_its_end
-        a_requester_closes_or_reopens_what_was_resolved
-        a_closed_ticket_is_neither_assigned_nor_written_under
-        an_assignee_is_an_agent_or_nobody
+        a_ticket_is_opened_and_read_and_its_event_is_emitted
+        a_ticket_is_closed_step_by_step
+        a_requester_closes_or_reopens_a_resolved_ticket
+        a_closed_ticket_is_neither_assigned_nor_commented
+        an_assignee_is_an_agent_or_none
         of_two_changes_at_once_one_is_stale
         events_of_a_ticket_are_in_the_order_of_its_versions;
     refusals:
-        every_invalid_field_is_told_and_nothing_is_stored
-        bodies_that_cannot_be_read_are_refused
-        a_stale_or_missing_version_is_refused
+        every_invalid_field_is_reported_and_nothing_is_stored
+        bodies_that_cannot_be_read_are_rejected
+        a_stale_or_missing_version_is_rejected
         forbidden_transitions_name_the_allowed_ones
-        nobody_comes_in_without_a_token
+        a_request_without_a_token_is_rejected
         unknown_paths_methods_and_ids_are_problems
         a_requester_sees_nothing_of_others
         markup_is_text;
     repeats:
-        a_repeat_is_told_the_same_and_does_nothing
+        a_repeat_gets_the_same_response_and_changes_nothing
         a_key_is_one_persons_and_one_requests
         a_key_is_of_the_version_that_was_seen
         two_repeats_at_once_have_one_effect
         an_old_key_is_forgotten
-        what_fails_late_leaves_nothing;
+        a_change_that_fails_late_leaves_nothing;
     reading:
-        a_cursor_walks_all_while_others_open_more
+        a_cursor_returns_all_while_others_open_more
         filters_hold_together
         the_description_names_every_route
         the_owners_views_answer
         dispatched_is_what_the_broker_has
-        of_a_long_history_the_newest_is_told
-        what_was_carried_is_kept_for_thirty_days
-        emails_and_figures_are_told
-        every_answer_has_the_headers_of_browsers;
+        the_newest_lines_of_a_long_history_are_returned
+        published_events_are_retained_for_thirty_days
+        emails_and_figures_are_returned
+        every_response_has_the_security_headers;
     figures:
         a_redriven_event_adds_what_is_missing
-        days_are_told_whole_and_in_one_order;
+        days_are_returned_whole_and_in_one_order;
     pruning:
-        what_is_old_is_deleted_a_little_at_a_time
-        a_service_deletes_what_is_older_than_it_keeps;
+        old_rows_are_deleted_in_batches
+        a_service_deletes_rows_older_than_the_retention;
     people:
-        an_admin_adds_people_whose_token_is_told_once
-        another_token_ends_the_one_before
-        a_disabled_person_is_let_in_again_by_another_token
-        only_admins_decide_who_is_let_in
+        an_admin_adds_people_whose_token_is_shown_once
+        a_new_token_replaces_the_old_one
+        a_new_token_enables_a_disabled_person_again
+        only_admins_manage_people
         tokens_are_given_and_people_disabled_from_the_command_line
         the_sample_is_there_once
         a_desk_is_real_or_a_sample_and_stays_so
         two_processes_migrate_at_once
-        a_database_that_is_not_ready_says_which_command;
+        a_database_that_is_not_ready_names_the_command;
 }

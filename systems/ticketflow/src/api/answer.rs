@@ -1,4 +1,4 @@
-//! What callers are told of a change.
+//! Responses to changes.
 
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
@@ -12,15 +12,15 @@ use crate::domain::{Caller, Ticket};
 
 const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
-/// Makes a change and tells of it.
+/// Makes a change and responds.
 pub(super) async fn change(post: Post, status: StatusCode, change: Change) -> Result<Response, Problem> {
     let (desk, caller) = (post.ask.desk.clone(), post.ask.caller());
-    let tell = move |changed: &Changed| told(status, changed, &caller);
+    let tell = move |changed: &Changed| response(status, changed, &caller);
     Ok(respond(&desk.change(&post.act(), change, &tell).await?))
 }
 
-/// What a caller is told of a change. It may be told again later, from the database.
-pub(super) fn told(status: StatusCode, changed: &Changed, caller: &Caller) -> Answer {
+/// The response to a change. It may be sent again later, from the database.
+pub(super) fn response(status: StatusCode, changed: &Changed, caller: &Caller) -> Answer {
     match changed {
         Changed::Ticket(ticket) => Answer {
             location: (status == StatusCode::CREATED).then(|| format!("/api/tickets/{}", ticket.id)),
@@ -52,7 +52,7 @@ pub(super) fn respond(answer: &Answer) -> Response {
     response
 }
 
-/// With whom it is for: where a ticket may go depends on who asks, and a version alone would let one be told what is another's.
+/// The tag includes the caller: the allowed statuses depend on the caller, and a version alone would match another caller's response.
 pub(super) fn put_etag(response: &mut Response, etag: &str) {
     put(response, header::ETAG, etag);
     put(response, header::VARY, "Authorization");

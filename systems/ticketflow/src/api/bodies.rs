@@ -1,4 +1,4 @@
-//! What callers read and write: the JSON of the API.
+//! The JSON of the API.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use uuid::Uuid;
 use crate::desk;
 use crate::domain::{Caller, Comment, Contact, Entry, Kind, Language, Person, Priority, Role, Status, Ticket};
 
-/// Several of something.
+/// A list.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Items<T> {
     pub(super) items: Vec<T>,
@@ -29,11 +29,11 @@ impl<T> Items<T> {
 #[derive(Serialize, ToSchema)]
 pub(super) struct Tickets {
     pub(super) items: Vec<TicketBody>,
-    /// For the next page; null on the last.
+    /// The cursor of the next page; null on the last.
     pub(super) next: Option<String>,
 }
 
-/// A person whom a ticket names.
+/// A person in a ticket.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Named {
     id: Uuid,
@@ -46,26 +46,26 @@ impl From<&Contact> for Named {
     }
 }
 
-/// A ticket as its reader sees it.
+/// A ticket, as shown to the caller.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Ticket)]
 pub(super) struct TicketBody {
     id: Uuid,
-    /// For people.
+    /// Shown to users.
     number: i64,
     title: String,
     description: String,
     status: Status,
-    /// The statuses that the reader may set now.
+    /// The statuses that the caller may set now.
     allowed: &'static [Status],
     priority: Priority,
     requester: Named,
     assignee: Option<Named>,
-    /// In the `ETag`, too.
+    /// Also in the `ETag`.
     version: i64,
     created_at: Timestamp,
     updated_at: Timestamp,
-    /// When somebody other than the requester first wrote or changed the status.
+    /// When a person other than the requester first commented or changed the status.
     first_response_at: Option<Timestamp>,
     resolved_at: Option<Timestamp>,
 }
@@ -91,7 +91,7 @@ impl TicketBody {
     }
 }
 
-/// Whoever did something.
+/// The actor of a change.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Actor {
     id: Uuid,
@@ -105,7 +105,7 @@ impl From<&Caller> for Actor {
     }
 }
 
-/// Something written under a ticket.
+/// A comment on a ticket.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Comment)]
 pub(super) struct CommentBody {
@@ -135,9 +135,9 @@ pub(super) struct EntryBody {
     at: Timestamp,
     actor: Actor,
     kind: Kind,
-    /// The status or the person's id before.
+    /// The previous status or person's id.
     from: Option<String>,
-    /// The status or the person's id since.
+    /// The new status or person's id.
     to: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     comment: Option<String>,
@@ -158,7 +158,7 @@ impl From<&Entry> for EntryBody {
     }
 }
 
-/// A person of the desk.
+/// A person.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Person)]
 pub(super) struct PersonBody {
@@ -167,7 +167,7 @@ pub(super) struct PersonBody {
     email: String,
     role: Role,
     language: Language,
-    /// Told once, when it is given.
+    /// Shown once, when it is created.
     #[serde(skip_serializing_if = "Option::is_none")]
     token: Option<String>,
 }
@@ -191,7 +191,7 @@ impl PersonBody {
     }
 }
 
-/// An e-mail that was sent.
+/// A sent e-mail.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Email)]
 pub(super) struct EmailBody {
@@ -227,29 +227,29 @@ impl From<&desk::Email> for EmailBody {
     }
 }
 
-/// What the worker has counted, and what is under way.
+/// The figures of the worker, the backlog and the dead letters.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Figures)]
 pub(super) struct FiguresBody {
-    /// How many tickets are in each status.
+    /// The number of tickets in each status.
     pub(super) by_status: BTreeMap<String, i64>,
-    /// The same by who has them now.
+    /// The same by current assignee.
     pub(super) by_agent: Vec<AgentTicketsBody>,
-    /// What was done on each day, newest first.
+    /// The figures of each day, newest first.
     pub(super) days: Vec<DayBody>,
-    /// Events that have not left the database.
+    /// Events that were not published.
     pub(super) pending: u64,
-    /// Events that were given up, by consumer.
+    /// Dead letters, by consumer.
     pub(super) dead: BTreeMap<String, u64>,
 }
 
-/// The tickets that an agent has now.
+/// The current tickets of an agent.
 #[derive(Serialize, ToSchema)]
 #[schema(as = AgentTickets)]
 pub(super) struct AgentTicketsBody {
-    /// Null for the tickets that nobody has.
+    /// Null for tickets without an assignee.
     agent: Option<AgentBody>,
-    /// How many of them are in each status.
+    /// Their number in each status.
     by_status: BTreeMap<String, i64>,
 }
 
@@ -259,18 +259,18 @@ impl AgentTicketsBody {
     }
 }
 
-/// What an agent did on a day, whoever had the tickets.
+/// The work of an agent on a day, whatever the assignee.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Day)]
 pub(super) struct DayBody {
     /// From midnight to midnight UTC, as `2026-11-16`.
     day: String,
-    /// Who did it; null on the line of tickets that were opened.
+    /// The agent; null on the line of opened tickets.
     agent: Option<AgentBody>,
     opened: i64,
-    /// Each ticket the first time only.
+    /// Only the first time counts for each ticket.
     resolved: i64,
-    /// First comments or statuses by somebody other than the requester.
+    /// First comments or statuses by a person other than the requester.
     first_responses: i64,
     first_response_seconds_avg: Option<f64>,
     resolution_seconds_avg: Option<f64>,

@@ -1,4 +1,4 @@
-//! What every request and every answer has: a correlation id, a deadline, headers for browsers.
+//! The parts of every request and response: a correlation id, a deadline, security headers.
 
 use std::time::Duration;
 
@@ -15,11 +15,11 @@ use crate::desk::STATEMENT_DEADLINE;
 use crate::domain::event::CORRELATION_ID;
 
 const LENGTH_MAX: usize = 128;
-/// What a request may take, its body's arrival included.
+/// The deadline of a request, including the arrival of its body.
 const DEADLINE: Duration = Duration::from_secs(10);
 const _: () = assert!(STATEMENT_DEADLINE.as_millis() < DEADLINE.as_millis(), "a statement ends before its request");
 
-/// For browsers, unless the answer says otherwise, as the page does.
+/// Headers for browsers, unless the response sets them, as the page does.
 const HEADERS: [(HeaderName, &str); 4] = [
     (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
     (header::REFERRER_POLICY, "no-referrer"),
@@ -27,7 +27,7 @@ const HEADERS: [(HeaderName, &str); 4] = [
     (header::CACHE_CONTROL, "no-store"),
 ];
 
-/// The id of a request, from its beginning to the e-mail that it causes.
+/// The id of a request, up to the e-mail that it causes.
 #[derive(Clone, Debug)]
 pub(super) struct CorrelationId(pub(super) String);
 
@@ -53,7 +53,7 @@ pub(super) async fn wrap(mut request: Request, next: Next) -> Response {
     response
 }
 
-/// The caller's id, if there is one and it can stand in logs and headers.
+/// The caller's id, if there is one and it is valid in logs and headers.
 fn given(headers: &HeaderMap) -> Result<Option<String>, Problem> {
     let Some(value) = headers.get(CORRELATION_ID) else { return Ok(None) };
     let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');

@@ -1,4 +1,4 @@
-//! Fields of a body or a query: what is wrong with them is told of all at once.
+//! Fields of a body or a query. All invalid fields are reported at once.
 
 use std::str::FromStr;
 
@@ -10,7 +10,7 @@ use super::problem::{Invalid, Problem};
 use crate::domain::UnknownWord;
 use crate::domain::fields::Fault;
 
-/// Fields that are being read. Nothing is refused before all were looked at.
+/// Fields that are being read. Errors are collected until all fields were checked.
 pub(super) struct Fields {
     map: Map<String, Value>,
     refusal: StatusCode,
@@ -22,32 +22,32 @@ impl Fields {
         Self { map, refusal, errors: Vec::new() }
     }
 
-    /// Text that must be there.
+    /// Required text.
     pub(super) fn text(&mut self, name: &str, check: impl Fn(&str) -> Result<(), Fault>) -> Option<String> {
         self.needed(name, |value| checked(value, &check))
     }
 
-    /// Text that may be there.
+    /// Optional text.
     pub(super) fn maybe_text(&mut self, name: &str, check: impl Fn(&str) -> Result<(), Fault>) -> Option<String> {
         self.maybe(name, |value| checked(value, &check))
     }
 
-    /// A word of an enumeration that must be there.
+    /// A required word of an enumeration.
     pub(super) fn word<T: FromStr<Err = UnknownWord>>(&mut self, name: &str) -> Option<T> {
         self.needed(name, word)
     }
 
-    /// A word of an enumeration that may be there.
+    /// An optional word of an enumeration.
     pub(super) fn maybe_word<T: FromStr<Err = UnknownWord>>(&mut self, name: &str) -> Option<T> {
         self.maybe(name, word)
     }
 
-    /// An id that may be there.
+    /// An optional id.
     pub(super) fn maybe_id(&mut self, name: &str) -> Option<Uuid> {
         self.maybe(name, id)
     }
 
-    /// An id that must be there, or null.
+    /// A required id, or null.
     #[expect(clippy::option_option, reason = "one for what was read, one for what it says")]
     pub(super) fn id_or_null(&mut self, name: &str) -> Option<Option<Uuid>> {
         self.needed(name, |value| if value.is_null() { Ok(None) } else { id(value).map(Some) })
@@ -62,7 +62,7 @@ impl Fields {
         })
     }
 
-    /// What was read, if nothing is wrong with any field.
+    /// The value, if all fields are valid.
     pub(super) fn done<T>(mut self, value: Option<T>) -> Result<T, Problem> {
         for name in self.map.keys() {
             self.errors.push(Invalid::new(name, Fault::new("unknown", "is no field of this request")));

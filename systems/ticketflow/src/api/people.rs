@@ -5,7 +5,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
 use uuid::Uuid;
 
-use super::answer::{change, respond, told};
+use super::answer::{change, respond, response};
 use super::bodies::{Items, PersonBody};
 use super::problem::Problem;
 use super::request::{Ask, PersonId, Post};
@@ -15,7 +15,7 @@ use crate::desk::{Change, Changed, Listing, Token, Whom};
 use crate::domain::fields::{self, Fault, NAME_MAX};
 use crate::domain::{Language, Person};
 
-/// Says whose token it is.
+/// Returns the caller.
 #[utoipa::path(get, path = "/api/me",
     responses((status = 200, body = PersonBody), Refused))]
 pub(super) async fn me(ask: Ask) -> Json<PersonBody> {
@@ -40,7 +40,7 @@ pub(super) async fn list(mut ask: Ask) -> Result<Json<Items<PersonBody>>, Proble
     Ok(Json(Items::of(&ask.desk.people(&listing).await?)))
 }
 
-/// Adds a person; for admins. The token is told in this answer and never again, not even to a repeat.
+/// Adds a person; for admins. The token is only in this response, and not in that of a repeat.
 #[utoipa::path(post, path = "/api/people", request_body = NewPerson,
     params(Key),
     responses((status = 201, body = PersonBody), Refused))]
@@ -55,11 +55,11 @@ pub(super) async fn add(mut post: Post) -> Result<Response, Problem> {
     let person = Person { id: Uuid::now_v7(), name, email, role, language };
     let token = Token::random();
     let whole = PersonBody::from(&person).with_token(&token);
-    told_once(post, StatusCode::CREATED, Change::Person { person, token }, whole).await
+    respond_once(post, StatusCode::CREATED, Change::Person { person, token }, whole).await
 }
 
-/// Gives a person another token; for admins. The one before ends, and a person who was disabled is let in again. The token is told
-/// in this answer and never again, not even to a repeat.
+/// Replaces a person's token; for admins. The old one is no longer valid, and a disabled person is enabled again. The token is only
+/// in this response, and not in that of a repeat.
 #[utoipa::path(post, path = "/api/people/{id}/token", request_body = Nothing,
     params(OfPerson, Key),
     responses((status = 200, body = PersonBody), Refused))]
@@ -69,11 +69,11 @@ pub(super) async fn set_token(PersonId(id): PersonId, mut post: Post) -> Result<
     let person = post.ask.desk.person(&Whom::Id(id)).await?;
     let token = Token::random();
     let whole = PersonBody::from(&person).with_token(&token);
-    told_once(post, StatusCode::OK, Change::Token { person, token }, whole).await
+    respond_once(post, StatusCode::OK, Change::Token { person, token }, whole).await
 }
 
-/// Disables a person; for admins. Nobody is let in as them, and they are given no more tickets, until they have another token. What
-/// they have and wrote stays.
+/// Disables a person; for admins. They are rejected and get no more tickets, until they have a new token. Their tickets and comments
+/// stay.
 #[utoipa::path(post, path = "/api/people/{id}/disable", request_body = Nothing,
     params(OfPerson, Key),
     responses((status = 200, body = PersonBody), Refused))]
@@ -84,10 +84,10 @@ pub(super) async fn disable(PersonId(id): PersonId, mut post: Post) -> Result<Re
     change(post, StatusCode::OK, Change::Disable { person }).await
 }
 
-/// Makes a change and tells all of it, this time only: what is kept for a repeat does not have the token.
-async fn told_once(post: Post, status: StatusCode, change: Change, whole: PersonBody) -> Result<Response, Problem> {
+/// Makes a change and responds with the token. The stored response for a repeat does not have it.
+async fn respond_once(post: Post, status: StatusCode, change: Change, whole: PersonBody) -> Result<Response, Problem> {
     let (desk, caller) = (post.ask.desk.clone(), post.ask.caller());
-    let tell = move |changed: &Changed| told(status, changed, &caller);
+    let tell = move |changed: &Changed| response(status, changed, &caller);
     let kept = desk.change(&post.act(), change, &tell).await?;
     if kept.is_repeat { Ok(respond(&kept)) } else { Ok((status, Json(whole)).into_response()) }
 }

@@ -1,4 +1,4 @@
-//! Refusals, as RFC 9457 has them.
+//! Errors as problem details (RFC 9457).
 
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -10,10 +10,10 @@ use crate::desk::DeskError;
 use crate::domain::Status;
 use crate::domain::fields::Fault;
 
-/// How long a caller should wait before trying again.
+/// How long a caller should wait before a retry.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("2");
 
-/// A refusal. It becomes a body where the correlation id is known, which it tells.
+/// An error response. The body is made where the correlation id is known.
 #[derive(Clone, Debug)]
 pub(super) struct Problem {
     status: StatusCode,
@@ -22,18 +22,18 @@ pub(super) struct Problem {
     errors: Vec<Invalid>,
     allowed: Option<&'static [Status]>,
     headers: Vec<(HeaderName, HeaderValue)>,
-    /// For us, not for the caller.
+    /// For the log, not for the caller.
     cause: Option<Box<str>>,
 }
 
-/// A field that cannot be so.
+/// An invalid field.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(super) struct Invalid {
     /// Its name.
     pub(super) field: String,
-    /// A word for programs.
+    /// A code for programs.
     pub(super) code: &'static str,
-    /// A sentence for people.
+    /// A sentence for users.
     pub(super) message: String,
 }
 
@@ -56,25 +56,26 @@ impl Problem {
         }
     }
 
-    /// A request that cannot be understood.
+    /// A malformed request.
     pub(super) fn bad(word: &'static str, detail: impl Into<Box<str>>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, word, detail)
     }
 
-    /// Fields that cannot be so, all of them.
+    /// All invalid fields.
     pub(super) fn invalid(status: StatusCode, errors: Vec<Invalid>) -> Self {
         let fields: Vec<_> = errors.iter().map(|error| format!("`{}`", error.field)).collect();
         let detail = format!("cannot be accepted: {}", fields.join(", "));
         Self { errors, ..Self::new(status, "invalid", detail) }
     }
 
-    /// Nothing can be done for now. Whether a change was made is not known: only its key can tell.
+    /// Temporarily unavailable. The change may have been made: a repeat with the same key returns the result.
     pub(super) fn away(cause: String) -> Self {
-        let detail = "the database does not answer; hint: repeat the request, a change with the same `Idempotency-Key`";
+        let detail =
+            "the database does not respond; hint: repeat the request, a change with the same `Idempotency-Key`";
         Self { cause: Some(cause.into()), ..Self::unavailable("away", detail) }
     }
 
-    /// It was not done in time; a change may have been made, as above.
+    /// The deadline passed. The change may have been made, as above.
     pub(super) fn late() -> Self {
         let detail = "this took too long; hint: repeat the request, a change with the same `Idempotency-Key`";
         Self { cause: Some("the deadline of a request".into()), ..Self::unavailable("late", detail) }
@@ -94,17 +95,17 @@ impl Problem {
         self
     }
 
-    /// Tells those who run the desk what the caller is not told.
+    /// Logs the cause, which the caller does not see.
     pub(super) fn log(&self, correlation_id: &str) {
         let Some(error) = &self.cause else { return };
         if self.status == StatusCode::SERVICE_UNAVAILABLE {
-            tracing::warn!(correlation_id, error, "a request was refused, it may come again");
+            tracing::warn!(correlation_id, error, "a request failed temporarily");
         } else {
             tracing::error!(correlation_id, error, "a request failed");
         }
     }
 
-    /// What the caller reads.
+    /// The body.
     pub(super) fn body(&self, correlation_id: &str) -> String {
         let mut body = json!({
             "type": format!("urn:ticketflow:problem:{}", self.word),

@@ -1,4 +1,4 @@
-//! What came of the tickets: e-mails and figures.
+//! E-mails and figures.
 
 use axum::Json;
 use axum::extract;
@@ -12,7 +12,7 @@ use super::schema::Refused;
 const LIMIT_MAX: i64 = 100;
 const LIMIT: i64 = 25;
 
-/// Lists e-mails that were sent, newest first; requesters see their own.
+/// Lists sent e-mails, newest first; requesters see only their own.
 #[utoipa::path(get, path = "/api/emails",
     params(("ticket" = Option<String>, Query, description = "a ticket's id"),
         ("limit" = Option<i64>, Query, description = "1 to 100, 25 if it is left out")),
@@ -25,7 +25,7 @@ pub(super) async fn emails(mut ask: Ask) -> Result<Json<Items<EmailBody>>, Probl
     Ok(Json(Items::of(&ask.desk.emails(&ask.caller(), ticket, limit).await?)))
 }
 
-/// Tells what the worker has counted, and what is under way; for agents and admins.
+/// Returns the figures, the backlog and the dead letters; for agents and admins.
 #[utoipa::path(get, path = "/api/figures",
     responses((status = 200, body = FiguresBody), Refused))]
 pub(super) async fn figures(

@@ -1,4 +1,4 @@
-//! What handlers are given: who asks, and what for.
+//! The extractors of handlers: the caller and the request.
 
 use axum::RequestPartsExt as _;
 use axum::body::to_bytes;
@@ -23,7 +23,7 @@ use crate::domain::{Caller, Person, Role};
 const KEY: &str = "idempotency-key";
 const KEY_MAX: usize = 255;
 
-/// A request by somebody who is known.
+/// A request of an authenticated caller.
 pub(super) struct Ask {
     pub(super) desk: Arc<dyn Desk>,
     pub(super) person: Person,
@@ -36,7 +36,7 @@ impl Ask {
         Caller::from(&self.person)
     }
 
-    /// Refuses requesters.
+    /// Rejects requesters.
     pub(super) fn must_answer(&self) -> Result<(), Problem> {
         if self.person.role.answers() {
             return Ok(());
@@ -44,7 +44,7 @@ impl Ask {
         Err(DeskError::NotAllowed("only agents and admins see this").into())
     }
 
-    /// What stands behind the `?`.
+    /// The query.
     pub(super) fn query(&mut self) -> Fields {
         let query = std::mem::take(&mut self.query);
         let map = query.into_iter().map(|(name, value)| (name, Value::String(value))).collect();
@@ -85,7 +85,7 @@ fn unknown(detail: &str) -> Problem {
         .with_header(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"ticketflow\""))
 }
 
-/// The id in a path. What is no id names no ticket.
+/// The id in a path. An invalid id is an unknown ticket.
 pub(super) struct Id(pub(super) Uuid);
 
 impl FromRequestParts<State> for Id {
@@ -96,7 +96,7 @@ impl FromRequestParts<State> for Id {
     }
 }
 
-/// The same in a path of people.
+/// The same for people.
 pub(super) struct PersonId(pub(super) Uuid);
 
 impl FromRequestParts<State> for PersonId {
@@ -111,7 +111,7 @@ async fn id(parts: &mut Parts) -> Option<Uuid> {
     parts.extract::<Path<String>>().await.ok().and_then(|Path(id)| id.parse().ok())
 }
 
-/// A request that changes something: with a body of JSON, and perhaps a key under which it may come again.
+/// A request that changes something: with a JSON body, and optionally a key for repeats.
 pub(super) struct Post {
     pub(super) ask: Ask,
     body: Map<String, Value>,
@@ -120,7 +120,7 @@ pub(super) struct Post {
 }
 
 impl Post {
-    /// Refuses all but admins, for this reason.
+    /// Rejects all but admins, with this reason.
     pub(super) fn must_be_admin(&self, reason: &'static str) -> Result<(), Problem> {
         if self.ask.person.role == Role::Admin { Ok(()) } else { Err(DeskError::NotAllowed(reason).into()) }
     }
@@ -130,14 +130,14 @@ impl Post {
         Fields::new(std::mem::take(&mut self.body), StatusCode::UNPROCESSABLE_ENTITY)
     }
 
-    /// Who does it, now.
+    /// The context of the change.
     pub(super) fn act(self) -> Act {
-        // Stored and told in milliseconds.
+        // Stored and returned in milliseconds.
         let at = Timestamp::from_millisecond(Timestamp::now().as_millisecond()).unwrap_or_default();
         Act { by: self.ask.person, at, correlation_id: self.correlation_id, once: self.once }
     }
 
-    /// What the caller has seen of the ticket: without it a change of somebody else's could be undone unseen.
+    /// The versions that the caller has read. Without them, a change could undo another one unnoticed.
     pub(super) fn versions(&self) -> Result<Versions, Problem> {
         let needed = "`If-Match` with the ticket's `ETag` is needed";
         let value = self.ask.headers.get(header::IF_MATCH);
@@ -152,7 +152,7 @@ impl Post {
             let is_weak = etag.starts_with("W/");
             let text = etag.trim_start_matches("W/");
             let text = text.strip_prefix('"').and_then(|text| text.strip_suffix('"')).ok_or_else(wrong)?;
-            // A weak one, or one that we never gave, matches nothing.
+            // A weak or unknown one matches nothing.
             versions.extend(text.parse::<i64>().ok().filter(|_| !is_weak));
         }
         Ok(Versions::These(versions))
@@ -204,11 +204,11 @@ fn object(headers: &HeaderMap, bytes: &Bytes) -> Result<Map<String, Value>, Prob
     }
 }
 
-/// What makes two requests the same; what their caller has seen is a part of it.
+/// The hash that identifies equal requests. It includes the version that the caller has read.
 fn fingerprint(parts: &Parts, bytes: &Bytes) -> [u8; 32] {
     let mut digest = Sha256::new();
     let seen = parts.headers.get_all(header::IF_MATCH).iter().map(HeaderValue::as_bytes);
-    // A zero stands in none of them, and two stand before the body.
+    // No part contains a zero, and two precede the body.
     for part in [parts.method.as_str().as_bytes(), parts.uri.path().as_bytes()].into_iter().chain(seen) {
         digest.update(part);
         digest.update([0]);

@@ -1,4 +1,4 @@
-//! The description of the API: what its types are, and that it wants a token.
+//! The `OpenAPI` description: types and authentication.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::problem::Invalid;
 use crate::domain::{Kind, Language, Priority, Role, Status};
 
-/// The description without its paths, which stand at their handlers.
+/// The description without its paths, which are declared at their handlers.
 pub(super) fn document() -> OpenApi {
     Document::openapi()
 }
@@ -56,24 +56,24 @@ macro_rules! words {
 
 words!(Kind, Language, Priority, Role, Status);
 
-/// A refusal.
+/// An error.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Problem)]
 struct ProblemBody {
-    /// `urn:ticketflow:problem:` and a word for programs.
+    /// `urn:ticketflow:problem:` and a code for programs.
     r#type: String,
     title: String,
     status: u16,
-    /// What was wrong, and what to do.
+    /// The problem, and a hint.
     detail: String,
     correlation_id: String,
-    /// Every field that cannot be so.
+    /// All invalid fields.
     errors: Vec<Invalid>,
     /// The statuses that could be set, for a change of status that is forbidden.
     allowed: Option<Vec<Status>>,
 }
 
-/// The answer that every call may have.
+/// The response that every call may have.
 pub(super) struct Refused;
 
 impl IntoResponses for Refused {
@@ -100,20 +100,20 @@ pub(super) struct OfPerson {
     id: Uuid,
 }
 
-/// What the caller has seen of the ticket.
+/// The version that the caller has read.
 #[derive(Serialize, IntoParams)]
 #[into_params(parameter_in = Header)]
 pub(super) struct Seen {
-    /// Its `ETag`, as it came.
+    /// Its `ETag`, as received.
     #[serde(rename = "If-Match")]
     version: String,
 }
 
-/// For requests that may come again.
+/// For requests that may be repeated.
 #[derive(Serialize, IntoParams)]
 #[into_params(parameter_in = Header)]
 pub(super) struct Key {
-    /// A repeat under the same key does nothing again, and has the same answer.
+    /// A repeat with the same key changes nothing and gets the same response.
     #[serde(rename = "Idempotency-Key")]
     key: Option<String>,
 }
@@ -125,24 +125,24 @@ pub(super) struct NewTicket {
     title: String,
     #[schema(min_length = 1, max_length = 10000)]
     description: String,
-    /// `normal` if it is left out.
+    /// `normal` by default.
     priority: Option<Priority>,
 }
 
-/// Another status.
+/// A new status.
 #[derive(Serialize, ToSchema)]
 pub(super) struct NewStatus {
     status: Status,
 }
 
-/// Another assignee.
+/// A new assignee.
 #[derive(Serialize, ToSchema)]
 pub(super) struct NewAssignee {
-    /// An agent or an admin; null for nobody.
+    /// An agent or an admin; null to unassign.
     assignee: Option<Uuid>,
 }
 
-/// Something written.
+/// A comment.
 #[derive(Serialize, ToSchema)]
 pub(super) struct NewComment {
     #[schema(min_length = 1, max_length = 10000)]
@@ -156,7 +156,7 @@ pub(super) struct NewPerson {
     name: String,
     email: String,
     role: Role,
-    /// `es` if it is left out.
+    /// `es` by default.
     language: Option<Language>,
 }
 

@@ -15,7 +15,7 @@ use crate::domain::fields::{self, Fault, TEXT_MAX, TITLE_MAX};
 
 const LIMIT_MAX: i64 = 100;
 const LIMIT: i64 = 25;
-/// A ticket may be kept by its reader, who asks whether it is still the same.
+/// Clients may cache a ticket, and must revalidate it.
 const ASK_AGAIN: (HeaderName, HeaderValue) = (header::CACHE_CONTROL, HeaderValue::from_static("private, no-cache"));
 
 /// Opens a ticket.
@@ -31,7 +31,7 @@ pub(super) async fn create(mut post: Post) -> Result<Response, Problem> {
     change(post, StatusCode::CREATED, Change::Open { title, description, priority }).await
 }
 
-/// Lists tickets, newest first; requesters see their own.
+/// Lists tickets, newest first; requesters see only their own.
 #[utoipa::path(get, path = "/api/tickets",
     params(
         ("status" = Option<String>, Query, description = "a status"),
@@ -65,7 +65,7 @@ pub(super) async fn list(mut ask: Ask) -> Result<Json<Tickets>, Problem> {
     }
     let mut filter = query.done(Some(filter))?;
     let wanted = filter.limit;
-    // One more than wanted tells whether there is another page.
+    // One more than requested shows whether there is another page.
     filter.limit += 1;
     let caller = ask.caller();
     let mut tickets = ask.desk.tickets(&caller, &filter).await?;
@@ -107,7 +107,7 @@ pub(super) async fn set_status(Id(ticket): Id, mut post: Post) -> Result<Respons
     change(post, StatusCode::OK, Change::Status { ticket, versions, to }).await
 }
 
-/// Gives a ticket to an agent, or to nobody; a closed one stays as it is.
+/// Assigns a ticket to an agent, or unassigns it; a closed ticket cannot be changed.
 #[utoipa::path(post, path = "/api/tickets/{id}/assignee", request_body = NewAssignee,
     params(OfTicket, Seen, Key),
     responses((status = 200, body = TicketBody), Refused))]
@@ -119,7 +119,7 @@ pub(super) async fn assign(Id(ticket): Id, mut post: Post) -> Result<Response, P
     change(post, StatusCode::OK, Change::Assignee { ticket, versions, to }).await
 }
 
-/// Writes under a ticket that is not closed.
+/// Adds a comment to a ticket that is not closed.
 #[utoipa::path(post, path = "/api/tickets/{id}/comments", request_body = NewComment,
     params(OfTicket, Key),
     responses((status = 201, body = CommentBody), Refused))]
@@ -130,14 +130,14 @@ pub(super) async fn comment(Id(ticket): Id, mut post: Post) -> Result<Response, 
     change(post, StatusCode::CREATED, Change::Comment { ticket, body }).await
 }
 
-/// Lists what was written under a ticket, oldest first; of more than 1000, the newest 1000.
+/// Lists the comments of a ticket, oldest first; of more than 1000, the newest 1000.
 #[utoipa::path(get, path = "/api/tickets/{id}/comments", params(OfTicket),
     responses((status = 200, body = Items<CommentBody>), Refused))]
 pub(super) async fn comments(ask: Ask, Id(id): Id) -> Result<Json<Items<CommentBody>>, Problem> {
     Ok(Json(Items::of(&ask.desk.comments(&ask.caller(), id).await?)))
 }
 
-/// Lists what happened to a ticket, oldest first; of more than 1000, the newest 1000.
+/// Lists the history of a ticket, oldest first; of more than 1000, the newest 1000.
 #[utoipa::path(get, path = "/api/tickets/{id}/history", params(OfTicket),
     responses((status = 200, body = Items<EntryBody>), Refused))]
 pub(super) async fn history(ask: Ask, Id(id): Id) -> Result<Json<Items<EntryBody>>, Problem> {

@@ -1,16 +1,16 @@
-//! What a configuration says that is possible and hardly meant.
+//! Valid settings that look wrong.
 
 use std::fmt;
 use std::net::IpAddr;
 
 use super::{Broker, Config, Database, Letters, Mail, Problems, Role};
 
-/// A setting that works, and probably not as somebody wants it.
+/// A valid setting that is probably a mistake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Doubt {
-    /// Which one.
+    /// The setting.
     pub setting: &'static str,
-    /// Why.
+    /// The reason.
     pub why: &'static str,
 }
 
@@ -21,34 +21,34 @@ impl fmt::Display for Doubt {
 }
 
 impl Config {
-    /// Refuses parts that would never meet, and names what should be looked at before somebody relies on it.
+    /// Rejects a configuration whose processes cannot communicate, and returns settings that look wrong.
     pub fn check(&self) -> Result<Vec<Doubt>, Problems> {
         let is_server = matches!(self.database, Database::Postgres(_));
         if is_server && matches!(self.broker, Broker::Embedded(_)) && self.role != Role::All && !self.one_machine {
             return Err(Problems(vec![
-                "`broker`: is left out beside PostgreSQL, so that an API and a worker have a broker of their own each, and events \
-                 go where nobody handles them; hint: name RabbitMQ under `[broker]`, or run `role = \"all\"`, or say \
-                 `one_machine = true` where all processes share one `--data DIR`"
+                "`broker`: is missing beside PostgreSQL, so that an API and a worker have separate brokers, and no worker handles the \
+                 events; hint: name RabbitMQ under `[broker]`, or run `role = \"all\"`, or set `one_machine = true` if all \
+                 processes share one `--data DIR`"
                     .to_owned(),
             ]));
         }
         let doubt = |setting, why| Doubt { setting, why };
         let mut doubts = Vec::new();
         if self.role.serves() && !self.listen.ip().is_loopback() {
-            let why = "lets other machines in over plain HTTP, so that tokens can be read on the way; hint: put a proxy in \
-                       front that ends TLS, and let in nobody else";
+            let why = "accepts other machines over plain HTTP, so that tokens can be intercepted; hint: put a proxy in \
+                       front that terminates TLS, and allow only the proxy";
             doubts.push(doubt("listen", why));
         }
         match &self.mail {
             Mail::Folder(_) if is_server && self.role.works() => {
                 doubts.push(doubt(
                     "mail.smtp_url_env",
-                    "is left out beside PostgreSQL: e-mails are files, and reach nobody",
+                    "is missing beside PostgreSQL: e-mails are files, and reach no recipient",
                 ));
             }
             Mail::Smtp { url, .. } if self.role.works() => {
                 if tells_its_login(url.expose()) {
-                    let why = "has a login that goes over the network for everybody to read; hint: begin it with \
+                    let why = "sends a login over the network without encryption; hint: begin it with \
                                `smtp+starttls://` or `smtps://`";
                     doubts.push(doubt("mail.smtp_url_env", why));
                 }
@@ -67,7 +67,7 @@ impl Config {
     }
 }
 
-/// Whether a mail server on another machine is told a login without TLS.
+/// Whether a login is sent to another machine without TLS.
 fn tells_its_login(url: &str) -> bool {
     let Some(rest) = url.strip_prefix("smtp://") else { return false };
     let (authority, options) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
@@ -75,7 +75,7 @@ fn tells_its_login(url: &str) -> bool {
     !is_loopback(place) && !options.contains("tls=required")
 }
 
-/// Whether a host, with its port or without, is this machine.
+/// Whether a host, with or without a port, is this machine.
 fn is_loopback(place: &str) -> bool {
     let host = match place.strip_prefix('[') {
         Some(rest) => rest.split(']').next(),
@@ -104,8 +104,8 @@ mod tests {
     fn an_api_and_a_worker_that_would_never_meet_are_refused() {
         for role in ["api", "worker"] {
             let apart = format!("role = '{role}'\n{POSTGRES}{SMTP}");
-            let Problems(told) = checked(&apart).unwrap_err();
-            assert!(told[0].contains("hint: name RabbitMQ") && told[0].contains("`one_machine = true`"), "{told:?}");
+            let Problems(found) = checked(&apart).unwrap_err();
+            assert!(found[0].contains("hint: name RabbitMQ") && found[0].contains("`one_machine = true`"), "{found:?}");
             assert!(checked(&format!("one_machine = true\n{apart}")).is_ok());
             assert!(checked(&format!("{apart}{RABBITMQ}")).is_ok());
             assert!(checked(&format!("role = '{role}'")).is_ok(), "a file is on one machine anyway");
@@ -114,13 +114,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_hardly_meant_is_named() {
+    fn settings_that_look_wrong_are_named() {
         let real = format!("{POSTGRES}{RABBITMQ}");
         assert_eq!(checked(&real), Ok(vec!["mail.smtp_url_env"]));
         assert_eq!(checked(&format!("{real}{SMTP}")), Ok(vec!["mail.from", "mail.domain", "mail.base_url"]));
         let ours = "from = 'desk@acme.org'\ndomain = 'acme.org'\nbase_url = 'https://desk.acme.org'\n";
         assert_eq!(checked(&format!("{real}{SMTP}{ours}")), Ok(Vec::new()));
-        assert_eq!(checked(&format!("role = 'api'\n{real}")), Ok(Vec::new()), "an API writes to nobody");
+        assert_eq!(checked(&format!("role = 'api'\n{real}")), Ok(Vec::new()), "an API sends no e-mails");
         assert_eq!(checked(""), Ok(Vec::new()));
     }
 
@@ -129,10 +129,12 @@ mod tests {
         let mail =
             |url: &str| checked(&format!("[mail]\nsmtp_url = '{url}'\ndomain = 'acme.org'\nfrom = 'desk@acme.org'"));
         let login = |url: &str| mail(url).map(|settings| settings.contains(&"mail.smtp_url_env"));
-        for told in ["smtp://us:secret@mail", "smtp://us:secret@10.0.0.7:25", "smtp://us:s@mail?tls=opportunistic"] {
-            assert_eq!(login(told), Ok(true), "{told}");
+        for unencrypted in
+            ["smtp://us:secret@mail", "smtp://us:secret@10.0.0.7:25", "smtp://us:s@mail?tls=opportunistic"]
+        {
+            assert_eq!(login(unencrypted), Ok(true), "{unencrypted}");
         }
-        for kept in [
+        for protected in [
             "smtp://mail",
             "smtp+starttls://us:secret@mail",
             "smtps://us:secret@mail",
@@ -141,10 +143,10 @@ mod tests {
             "smtp://us:secret@127.0.0.1:25",
             "smtp://us:secret@[::1]:25",
         ] {
-            assert_eq!(login(kept), Ok(false), "{kept}");
+            assert_eq!(login(protected), Ok(false), "{protected}");
         }
         assert_eq!(checked("listen = '0.0.0.0:8080'"), Ok(vec!["listen"]));
         assert_eq!(checked("listen = '[::1]:8080'"), Ok(Vec::new()));
-        assert_eq!(checked("listen = '0.0.0.0:8080'\nrole = 'worker'"), Ok(Vec::new()), "a worker asks for no token");
+        assert_eq!(checked("listen = '0.0.0.0:8080'\nrole = 'worker'"), Ok(Vec::new()), "a worker needs no token");
     }
 }

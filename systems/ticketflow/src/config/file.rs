@@ -1,4 +1,4 @@
-//! Reading the file and the environment.
+//! Reads the file and the environment.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use toml::Table;
 use super::section::Section;
 use super::{Broker, Config, Database, Mail, days};
 
-/// A day's number of milliseconds, the longest of most waits.
+/// A day in milliseconds, the maximum of most durations.
 const DAY_MS: u64 = 86_400_000;
 
-/// Everything that is wrong with a configuration.
+/// All problems of a configuration.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Problems(pub Vec<String>);
 
@@ -25,8 +25,8 @@ impl fmt::Display for Problems {
 
 impl std::error::Error for Problems {}
 
-/// Reads a file's text over the defaults of [`Config::embedded`]; `environment` answers for secrets and for what
-/// overrides the file. Every problem is told at once.
+/// Reads a file's text over the defaults of [`Config::embedded`]. `environment` has secrets and overrides. All problems are
+/// reported at once.
 pub fn read(text: &str, data: &Path, environment: &dyn Fn(&str) -> Option<String>) -> Result<Config, Problems> {
     let table: Table = text.parse().map_err(|error: toml::de::Error| Problems(vec![unreadable(text, &error)]))?;
     let mut config = Config::embedded(data);
@@ -46,7 +46,7 @@ pub fn read(text: &str, data: &Path, environment: &dyn Fn(&str) -> Option<String
     let tables = sections.map(|(name, read)| (name, read, top.table(name)));
     top.finish();
     for (name, read, table) in tables {
-        // Without the table the environment's word still counts; a database or a broker that nobody named is embedded.
+        // Without the table the environment still counts. A database or a broker that is not configured is embedded.
         let is_left_out = table.is_none() && matches!(name, "database" | "broker");
         if !is_left_out {
             let mut section = Section::new(name, table.unwrap_or_default(), environment, &mut problems);
@@ -57,7 +57,7 @@ pub fn read(text: &str, data: &Path, environment: &dyn Fn(&str) -> Option<String
     if problems.is_empty() { Ok(config) } else { Err(Problems(problems)) }
 }
 
-/// Where, and why. The line itself, which the error would show, may hold a password.
+/// The position and the reason. The line itself, which the error would show, may contain a password.
 fn unreadable(text: &str, error: &toml::de::Error) -> String {
     let why = error.message();
     let Some(before) = error.span().and_then(|span| text.get(..span.start)) else { return why.to_owned() };
@@ -100,7 +100,7 @@ fn mail(section: &mut Section, config: &mut Config) {
     }
 }
 
-/// As it can stand in every Message-ID: names of letters, digits and hyphens, with dots between them.
+/// Whether it is valid in a Message-ID: names of letters, digits and hyphens, with dots between them.
 fn is_domain(text: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
     text.split('.').all(|name| !name.is_empty() && name.bytes().all(is_plain))
@@ -135,7 +135,7 @@ fn put<T>(place: &mut T, value: Option<T>) {
     }
 }
 
-/// A number whose limit fits everywhere.
+/// A number whose limit fits all types.
 fn size(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn every_problem_is_told_at_once_with_a_hint() {
+    fn every_problem_is_reported_at_once_with_a_hint() {
         let text = "role = 'boss'\nlisten = 8080\n[databse]\n[broker]\nladder_ms = [0]\n[outbox]\nbatch = 0\nretention_dys = 3\n\
                     [mail]\nsmtp_url = 'smtp://a'\nsmtp_url_env = 'B'\nbase_url = 'desk.example'\ndomain = 'us@desk.example'";
         assert_eq!(
@@ -219,10 +219,10 @@ mod tests {
     }
 
     #[test]
-    fn no_secret_is_ever_told() {
-        let told = problems("[database]\nurl_env = 'WRONG'\n[broker]\nurl_env = 'NOT_THERE'");
+    fn no_secret_is_ever_shown() {
+        let found = problems("[database]\nurl_env = 'WRONG'\n[broker]\nurl_env = 'NOT_THERE'");
         assert_eq!(
-            told,
+            found,
             [
                 "`database.url_env`: must be a URL that begins with `postgres://` or `postgresql://`",
                 "`broker.url_env`: the environment has no `NOT_THERE`",
@@ -230,9 +230,9 @@ mod tests {
         );
         // Not even where a quote is missing in its own line.
         for url in ["'postgres://desk:s3cret@db", "postgres://desk:s3cret@db"] {
-            let told = problems(&format!("[database]\nurl = {url}"));
-            assert!(told.len() == 1 && told[0].starts_with("line 2, column "), "{told:?}");
-            assert!(!told[0].contains("s3cret") && !told[0].contains("desk"), "{told:?}");
+            let found = problems(&format!("[database]\nurl = {url}"));
+            assert!(found.len() == 1 && found[0].starts_with("line 2, column "), "{found:?}");
+            assert!(!found[0].contains("s3cret") && !found[0].contains("desk"), "{found:?}");
         }
         let config = read("[database]\nurl = 'postgres://desk:s3cret@db'", Path::new("data"), &environment).unwrap();
         assert!(!format!("{config:?}").contains("s3cret"));
@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn broken_toml_says_where() {
-        let told = problems("role = \n[outbox]");
-        assert!(told[0].starts_with("line 1, column "), "{told:?}");
+        let found = problems("role = \n[outbox]");
+        assert!(found[0].starts_with("line 1, column "), "{found:?}");
     }
 }

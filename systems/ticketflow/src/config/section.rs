@@ -1,4 +1,4 @@
-//! One table of the file: what is taken out of it is known, what is left is told.
+//! One table of the file. Known keys are taken out of it, and the rest are reported.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use toml::{Table, Value};
 
 use super::Secret;
 
-/// A table that is being read. Nothing fails here: problems are collected, so that all are told at once.
+/// A table that is being read. Problems are collected, so that all are reported at once.
 pub(super) struct Section<'a> {
     name: &'static str,
     table: Table,
@@ -27,7 +27,7 @@ impl<'a> Section<'a> {
         Self { name, table, known: Vec::new(), environment, problems }
     }
 
-    /// A table within it, if there is one.
+    /// A nested table, if there is one.
     pub(super) fn table(&mut self, key: &'static str) -> Option<Table> {
         self.take(key, "a table", |value| value.as_table().cloned())
     }
@@ -40,13 +40,13 @@ impl<'a> Section<'a> {
         self.take(key, "`true` or `false`", Value::as_bool)
     }
 
-    /// Text of which something is made.
+    /// Text that is parsed.
     pub(super) fn parsed<T: FromStr<Err: Display>>(&mut self, key: &'static str) -> Option<T> {
         let text = self.text(key)?;
         text.parse().map_err(|error| self.problem(key, format!("{error}, is `{text}`"))).ok()
     }
 
-    /// A whole number from `min` to `max`; the environment's variable comes first, if there is one.
+    /// A whole number from `min` to `max`. The environment variable overrides it.
     pub(super) fn number(&mut self, key: &'static str, variable: Option<&str>, min: u64, max: u64) -> Option<u64> {
         let stands = self.take(key, "a whole number", Value::as_integer);
         let (name, number) = match variable.and_then(|name| Some((name, (self.environment)(name)?))) {
@@ -66,7 +66,7 @@ impl<'a> Section<'a> {
         fits
     }
 
-    /// Waits in milliseconds, at least one of them.
+    /// Delays in milliseconds, at least one.
     pub(super) fn waits(&mut self, key: &'static str) -> Option<Vec<Duration>> {
         self.take(key, "a list of milliseconds, each above zero", |value| {
             let waits: Option<Vec<_>> = value
@@ -81,7 +81,7 @@ impl<'a> Section<'a> {
         })
     }
 
-    /// A URL that may hold a password: under `key`, or in the variable that `key_env` names.
+    /// A URL that may contain a password: under `key`, or in the variable that `key_env` names.
     pub(super) fn secret(&mut self, key: &'static str, key_env: &'static str, schemes: &[&str]) -> Option<Secret> {
         let (value, at) = match (self.text(key), self.text(key_env)) {
             (Some(_), Some(_)) => {
@@ -101,12 +101,12 @@ impl<'a> Section<'a> {
         if schemes.iter().any(|scheme| value.strip_prefix(scheme).is_some_and(|rest| rest.starts_with("://"))) {
             return Some(Secret::new(value));
         }
-        // The value itself is not told: it may be a secret.
+        // The value is not shown: it may be a secret.
         self.problem(at, format!("must be a URL that begins with `{}://`", schemes.join("://` or `")));
         None
     }
 
-    /// The same, and it must be there.
+    /// The same, but required.
     pub(super) fn needed(&mut self, key: &'static str, key_env: &'static str, schemes: &[&str]) -> Option<Secret> {
         let before = self.problems.len();
         let secret = self.secret(key, key_env, schemes);
@@ -122,7 +122,7 @@ impl<'a> Section<'a> {
         self.problems.push(format!("`{path}`: {what}"));
     }
 
-    /// Tells what nobody asked for.
+    /// Reports unknown keys.
     pub(super) fn finish(self) {
         for key in self.table.keys() {
             let near = self.known.iter().map(|known| (strsim::damerau_levenshtein(known, key), known));

@@ -1,4 +1,4 @@
-//! Who is let in: tokens that are replaced, and people who are disabled.
+//! Authentication: replaced tokens, and disabled people.
 
 use jiff::Timestamp;
 
@@ -8,7 +8,7 @@ use super::rows::{self, people};
 use super::{DeskError, Token, Whom};
 use crate::domain::Person;
 
-/// Whose token it is, unless they are disabled.
+/// The person with this token, unless they are disabled.
 pub(super) async fn person_of(link: &Link, token: &Token) -> Result<Option<Person>, DeskError> {
     let sql = people!("WHERE token_sha256 = $1 AND disabled_at IS NULL");
     link.row(sql, &[&token.sha256()]).await?.as_ref().map(rows::person).transpose()
@@ -23,13 +23,13 @@ pub(super) async fn person(link: &Link, whom: &Whom) -> Result<Person, DeskError
     row.as_ref().map(rows::person).transpose()?.ok_or(DeskError::NoPerson)
 }
 
-/// Gives a person another token.
+/// Replaces a person's token.
 pub(super) async fn set_token(tx: &mut Tx, person: &Person, token: &Token) -> Result<(), DeskError> {
     let update = "UPDATE ticketflow.person SET token_sha256 = $2, disabled_at = NULL WHERE id = $1";
     found(tx, update, &[&Id(person.id), &token.sha256()]).await
 }
 
-/// Lets nobody in as this person.
+/// Disables a person.
 pub(super) async fn disable(tx: &mut Tx, person: &Person, at: Timestamp) -> Result<(), DeskError> {
     let update = "UPDATE ticketflow.person SET disabled_at = coalesce(disabled_at, $2) WHERE id = $1";
     found(tx, update, &[&Id(person.id), &At(at)]).await

@@ -1,4 +1,4 @@
-//! Changes: each is one transaction, in which the ticket's row is locked before anything is decided about it.
+//! Changes: each is one transaction, which locks the ticket's row before it reads the ticket.
 
 use uuid::Uuid;
 
@@ -6,10 +6,10 @@ use super::columns::{At, Id};
 use super::link::{Link, Tx, Values};
 use super::rows::{self, people, tickets};
 use super::{Act, Answer, Change, Changed, DeskError, Tell, Token, Versions, access, once};
-use crate::domain::event::{Event, Told, What};
+use crate::domain::event::{Event, EventTicket, What};
 use crate::domain::{Comment, Contact, Kind, Person, Priority, Status, Ticket};
 
-/// Makes a change, its history and its event, and keeps what is told of it if the request may come again.
+/// Writes a change, its history and its event, and stores the response if the request may be repeated.
 pub(super) async fn change(link: &Link, act: &Act, change: Change, tell: &Tell) -> Result<Answer, DeskError> {
     let mut tx = link.begin().await?;
     if let Some(once) = &act.once
@@ -112,7 +112,7 @@ async fn assign(tx: &mut Tx, act: &Act, id: Uuid, versions: &Versions, to: Optio
     check_open(&ticket)?;
     let from = ticket.assignee.as_ref().map(|assignee| assignee.id);
     if from == to {
-        // Nothing changes, so there is nothing to tell.
+        // Nothing changes, so there is no event.
         return Ok(Changed::Ticket(ticket));
     }
     let assignee = match to {
@@ -138,7 +138,7 @@ async fn comment(tx: &mut Tx, act: &Act, id: Uuid, body: String) -> Result<Chang
     Ok(Changed::Comment(comment))
 }
 
-/// Adds a person; nobody has their address yet.
+/// Adds a person. Their address must be new.
 pub(super) async fn add_person(
     tx: &mut Tx,
     person: &Person,
@@ -152,10 +152,10 @@ pub(super) async fn add_person(
     if tx.run(insert, values).await? == 0 { Err(DeskError::EmailTaken) } else { Ok(()) }
 }
 
-/// The ticket, if the caller may see it. Nobody else changes it until the transaction ends.
+/// Locks the ticket until the transaction ends, and returns it if the caller may see it.
 async fn locked(tx: &mut Tx, act: &Act, id: Uuid) -> Result<Ticket, DeskError> {
-    // It is read by a later statement. One that waits for a lock sees the ticket as it is afterwards, but joins it to the people
-    // of before: whoever was assigned meanwhile would be missing, and so be unassigned by what is stored.
+    // A later statement reads it. The statement that waits for the lock sees the new version of the ticket but the old people: a
+    // person who was assigned meanwhile would be missing, and the next update would unassign them.
     tx.row("SELECT 1 FROM ticketflow.ticket WHERE id = $1 FOR UPDATE", &[&Id(id)]).await?;
     let row = tx.row(tickets!("WHERE t.id = $1"), &[&Id(id)]).await?;
     let ticket = row.as_ref().map(rows::ticket).transpose()?;
@@ -169,7 +169,7 @@ fn check(ticket: &Ticket, versions: &Versions) -> Result<(), DeskError> {
     }
 }
 
-/// Nothing leads out of the last status, and nobody looks at a ticket there any more.
+/// The last status is final.
 fn check_open(ticket: &Ticket) -> Result<(), DeskError> {
     if ticket.status.next().is_empty() { Err(DeskError::Closed) } else { Ok(()) }
 }
@@ -199,7 +199,7 @@ async fn store(tx: &mut Tx, ticket: &Ticket) -> Result<(), DeskError> {
     Ok(())
 }
 
-/// The history's line and the event, which are always told together.
+/// Writes the history line and the event, which always belong together.
 async fn tell_of(tx: &mut Tx, act: &Act, ticket: &Ticket, what: What, comment: Option<Uuid>) -> Result<(), DeskError> {
     let (kind, before, after) = match &what {
         What::Created => (Kind::Created, None, None),
@@ -225,7 +225,12 @@ async fn tell_of(tx: &mut Tx, act: &Act, ticket: &Ticket, what: What, comment: O
         &act.correlation_id,
     ];
     tx.run(insert, values).await?;
-    let event =
-        Event { event_id: Uuid::now_v7(), what, occurred_at: act.at, ticket: Told::from(ticket), actor: act.caller() };
+    let event = Event {
+        event_id: Uuid::now_v7(),
+        what,
+        occurred_at: act.at,
+        ticket: EventTicket::from(ticket),
+        actor: act.caller(),
+    };
     tx.emit(&event, &act.correlation_id).await
 }

@@ -14,7 +14,7 @@ const CANCELLED: &str = "57014";
 
 impl From<sqlx::Error> for DeskError {
     fn from(error: sqlx::Error) -> Self {
-        let is_away = match &error {
+        let is_unreachable = match &error {
             sqlx::Error::Io(_)
             | sqlx::Error::Tls(_)
             | sqlx::Error::Protocol(_)
@@ -25,7 +25,7 @@ impl From<sqlx::Error> for DeskError {
             // The rest is about us: statements, columns, configuration.
             _ => false,
         };
-        if is_away { Self::Away(error) } else { Self::Broken(error.into()) }
+        if is_unreachable { Self::Away(error) } else { Self::Broken(error.into()) }
     }
 }
 

@@ -1,16 +1,16 @@
-//! For whom a desk is: for people with tokens of their own, or for whoever tries it.
+//! The kind of a database: for real users with secret tokens, or for the demo.
 //!
-//! The sample's tokens stand in the README, and one of them is an admin's. So the two never share a database.
+//! The sample's tokens are in the README, and one of them is an admin's. So the two kinds never share a database.
 
 use super::DeskError;
 use super::link::Link;
 
-/// For whom a desk is.
+/// The kind of a database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// For people who were added, with tokens that only they know.
+    /// Real users, who have secret tokens.
     Real,
-    /// For whoever tries it, with tokens that everybody knows.
+    /// The sample users, whose tokens are public.
     Sample,
 }
 
@@ -22,7 +22,7 @@ impl Kind {
         }
     }
 
-    /// Why a desk of the other kind cannot be this one, and what to do.
+    /// The error for a database of the other kind, with a hint.
     const fn refusal(self) -> &'static str {
         match self {
             Self::Real => {
@@ -30,14 +30,14 @@ impl Kind {
                  configuration or another `--data DIR`, or delete this one"
             }
             Self::Sample => {
-                "the database is not a sample's, so that nobody with a known token is let in; hint: start with \
+                "the database is not a sample's, and tokens of samples are public; hint: start with \
                  `--config FILE`, or try the sample in another `--data DIR`"
             }
         }
     }
 }
 
-/// The first to come decides; of two at once, the database lets one be first.
+/// The first call decides; of two concurrent calls, the database selects one.
 pub(super) async fn claim(link: &Link, kind: Kind) -> Result<(), DeskError> {
     let mut tx = link.begin().await?;
     let insert = "INSERT INTO ticketflow.desk (id, kind) VALUES (1, $1) ON CONFLICT DO NOTHING";

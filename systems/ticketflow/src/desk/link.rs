@@ -1,4 +1,4 @@
-//! One way to ask either database: the statements are written once, in PostgreSQL's words.
+//! One interface to both databases: statements are written once, in PostgreSQL's dialect.
 //!
 //! PostgreSQL may be reached through a pooler that gives each transaction another session. So no statement is prepared there, and
 //! each runs in a transaction: it is parsed in one round trip and run in the next, in the same session only within one.
@@ -17,25 +17,24 @@ use super::columns::{Column, Value};
 use crate::domain::UnknownWord;
 use crate::domain::event::{CORRELATION_ID, EVENT_ID, Event};
 
-/// The same id in the engine's word, which it carries on to whatever a handler emits.
+/// The same id in Relevo's header, which it copies to messages that a handler emits.
 const ENGINE_CORRELATION_ID: &str = "correlation-id";
 
-/// How long PostgreSQL works on a statement: less than a request may take. One whose caller was given up would go on there, and keep
-/// its connection from everybody else.
+/// The statement timeout in PostgreSQL, shorter than a request's. Otherwise the statement of a cancelled request would continue and
+/// occupy its connection.
 pub(crate) const STATEMENT_DEADLINE: Duration = Duration::from_secs(8);
-/// Who waits for a ticket that somebody else has locked gives up before those who wait for a connection do, so that one ticket
-/// never stops the others.
+/// The lock timeout, shorter than the wait for a connection, so that one locked ticket does not block the others.
 const BEGIN: &str = "BEGIN; SET LOCAL lock_timeout = '2s'";
-/// For whoever only reads, and waits for nobody.
+/// The settings of transactions that only read and wait for no lock.
 const READ: &str = "BEGIN READ ONLY";
 
-/// What a statement is given, in the order of its `$1`, `$2`, …
+/// The arguments of a statement, in the order of `$1`, `$2`, …
 pub(super) type Values<'a> = &'a [&'a dyn Value];
 
 /// The connections to a database.
 pub(super) enum Link {
     Postgres(PgPool),
-    /// A SQLite file has one writer at a time: it has a connection, and others wait for that one.
+    /// A SQLite file has one writer at a time: writers share one connection and wait for it.
     Sqlite {
         writer: SqlitePool,
         readers: SqlitePool,
@@ -48,7 +47,7 @@ pub(super) enum Tx {
     Sqlite(Transaction<'static, Sqlite>),
 }
 
-/// A row of an answer.
+/// A row of a result.
 pub(super) enum Row {
     Postgres(PgRow),
     Sqlite(SqliteRow),
@@ -63,7 +62,7 @@ fn bounded(begin: &str) -> AssertSqlSafe<String> {
     ))
 }
 
-/// A statement as SQLite takes it: a file has no schemas, and whoever writes has locked it whole.
+/// A statement in SQLite's dialect: a file has no schemas, and a writer locks the whole file.
 fn in_sqlite(sql: &str) -> AssertSqlSafe<String> {
     AssertSqlSafe(sql.replace("ticketflow.", "").replace(" FOR UPDATE", ""))
 }
@@ -81,7 +80,7 @@ macro_rules! sqlite {
 }
 
 impl Link {
-    /// Begins to change something.
+    /// Begins a transaction that writes.
     pub(super) async fn begin(&self) -> Result<Tx, DeskError> {
         Ok(match self {
             Self::Postgres(pool) => Tx::Postgres(pool.begin_with(bounded(BEGIN)).await?),
@@ -89,7 +88,7 @@ impl Link {
         })
     }
 
-    /// Reads, outside of any change. Nothing is there to commit.
+    /// Begins a transaction that only reads. There is nothing to commit.
     pub(super) async fn rows(&self, sql: &'static str, values: Values<'_>) -> Result<Vec<Row>, DeskError> {
         Ok(match self {
             Self::Postgres(pool) => {
@@ -115,7 +114,7 @@ impl Link {
 }
 
 impl Tx {
-    /// Says how many rows it changed.
+    /// Returns the number of changed rows.
     pub(super) async fn run(&mut self, sql: &'static str, values: Values<'_>) -> Result<u64, DeskError> {
         Ok(match self {
             Self::Postgres(tx) => postgres!(sql, values).execute(&mut **tx).await?.rows_affected(),

@@ -1,14 +1,14 @@
-//! Requests that come again: what they were told the first time is kept in the transaction of their effect.
+//! Repeated requests: the first response is stored in the transaction of its effect.
 
 use super::columns::{At, Id};
 use super::link::{Row, Tx, Values};
 use super::{Act, Answer, DeskError, Once};
 
-/// The status of a request whose transaction is still open: nobody else ever sees it.
+/// The status of a request whose transaction is open. No other transaction sees it.
 const UNDER_WAY: i64 = 0;
 
-/// Takes the key for this transaction; what was told before, if the request came before. One that comes at the same time
-/// waits here until the first has ended.
+/// Claims the key for this transaction, or returns the stored response of an earlier request. A concurrent request waits here until
+/// the first has ended.
 pub(super) async fn claim(tx: &mut Tx, act: &Act, once: &Once) -> Result<Option<Answer>, DeskError> {
     let insert = "INSERT INTO ticketflow.idempotency AS i (person_id, key, request_sha256, status, body, created_at) \
                   VALUES ($1, $2, $3, $4, '', $5) ON CONFLICT (person_id, key) DO UPDATE \
@@ -28,7 +28,7 @@ pub(super) async fn claim(tx: &mut Tx, act: &Act, once: &Once) -> Result<Option<
     if row.get::<Vec<u8>>(0)? == sha256 { answer(&row).map(Some) } else { Err(DeskError::KeyReused) }
 }
 
-/// Keeps what the caller is told.
+/// Stores the response.
 pub(super) async fn record(tx: &mut Tx, act: &Act, once: &Once, answer: &Answer) -> Result<(), DeskError> {
     let update = "UPDATE ticketflow.idempotency SET status = $3, location = $4, etag = $5, body = $6 \
                   WHERE person_id = $1 AND key = $2";

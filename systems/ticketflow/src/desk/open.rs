@@ -21,15 +21,15 @@ use super::{
 use crate::config::Database;
 use crate::domain::{Caller, Comment, Entry, Person, Ticket};
 
-/// The most connections to PostgreSQL: two cores are busy with far fewer.
+/// The maximum number of connections to PostgreSQL. Far fewer keep two cores busy.
 const CONNECTIONS_MAX: u32 = 16;
 const READERS_MAX: u32 = 4;
 /// How long a request waits for a connection.
 const ACQUIRE_DEADLINE: Duration = Duration::from_secs(3);
-/// A connection that was not used for so long is tried before it is: the server may have gone meanwhile.
+/// A connection that was idle for longer is tested before it is used, because the server may have closed it.
 const TRUSTED: Duration = Duration::from_millis(100);
 
-/// Opens a database that was migrated.
+/// Opens a migrated database.
 pub async fn open(database: &Database) -> Result<Arc<dyn Desk>, DeskError> {
     let link = link(database)?;
     let version: i64 = match link.row("SELECT max(version) FROM ticketflow.migration", &[]).await {
@@ -46,7 +46,7 @@ pub async fn open(database: &Database) -> Result<Arc<dyn Desk>, DeskError> {
     )))
 }
 
-/// Whom e-mails were sent to lately, the newest first.
+/// The recipients of recent e-mails, newest first.
 pub async fn recipients(database: &Database) -> Result<Vec<String>, DeskError> {
     let rows =
         link(database)?.rows("SELECT recipient FROM ticketflow.email ORDER BY sent_at DESC LIMIT 200", &[]).await?;
@@ -65,7 +65,7 @@ fn postgres(url: &str) -> Result<Link, DeskError> {
     let pool = PgPoolOptions::new()
         .max_connections(CONNECTIONS_MAX)
         .acquire_timeout(ACQUIRE_DEADLINE)
-        // A round trip before every use would be one of a dozen.
+        // Testing before every use would add a round trip to about a dozen.
         .test_before_acquire(false)
         .before_acquire(|connection, seen| {
             Box::pin(async move { Ok(seen.idle_for < TRUSTED || connection.ping().await.is_ok()) })

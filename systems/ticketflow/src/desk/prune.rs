@@ -1,4 +1,4 @@
-//! What is old enough to be deleted, a little at a time: nobody waits long for a lock, and whoever stops does not wait at all.
+//! Deletes old rows in small transactions, so that locks are short and a shutdown does not wait.
 
 use jiff::Timestamp;
 
@@ -6,20 +6,20 @@ use super::DeskError;
 use super::columns::At;
 use super::link::Link;
 
-/// The most rows that one transaction deletes.
+/// The maximum number of rows that one transaction deletes.
 pub const PRUNE_MAX: i64 = 1000;
 
-/// What grows old.
+/// The kinds of rows that are deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Old {
-    /// Requests that may not come again any more, with what they were told.
+    /// Stored responses of requests that may not be repeated any more.
     Requests,
-    /// E-mails that were sent, with all that they say.
+    /// Sent e-mails, with their content.
     Emails,
 }
 
 impl Old {
-    /// The time stands twice: a request that comes again in this moment makes its row a new one, which must stay.
+    /// The time is checked twice: a request that is repeated at this moment makes its row a new one, which must stay.
     const fn statement(self) -> &'static str {
         match self {
             Self::Requests => {

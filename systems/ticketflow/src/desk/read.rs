@@ -1,4 +1,4 @@
-//! What is read: tickets, what was written and what happened, people, e-mails and figures.
+//! Queries: tickets, comments, history, people, e-mails and figures.
 
 use std::collections::BTreeMap;
 
@@ -11,23 +11,23 @@ use super::rows::{self, people, tickets};
 use super::{DeskError, Filter, LINES_MAX, Listing};
 use crate::domain::{Caller, Comment, Entry, Person, Priority, Role, Status, Ticket};
 
-/// The most days that are told, each with all its agents.
+/// The maximum number of days that are returned, each with all its agents.
 const DAYS_MAX: i64 = 366;
-/// The most lines of days and agents: those of a year of fifty agents.
+/// The maximum number of lines of days and agents: a year of fifty agents.
 const DAY_LINES_MAX: i64 = 20_000;
-/// The most lines of agents and statuses that are told.
+/// The maximum number of lines of agents and statuses that are returned.
 const AGENT_LINES_MAX: i64 = 5000;
 
-/// An e-mail that was sent.
+/// A sent e-mail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Email {
-    /// The event that it tells of.
+    /// Its event.
     pub event_id: Uuid,
     /// The ticket.
     pub ticket_id: Uuid,
     /// The ticket's number.
     pub number: i64,
-    /// Whom it went to.
+    /// The recipient.
     pub to: String,
     /// Its subject.
     pub subject: String,
@@ -35,7 +35,7 @@ pub struct Email {
     pub language: String,
     /// Its Message-ID.
     pub message_id: String,
-    /// Of the request that caused it.
+    /// The correlation id of the request that caused it.
     pub correlation_id: String,
     /// As plain text.
     pub text: String,
@@ -45,42 +45,42 @@ pub struct Email {
     pub sent_at: Timestamp,
 }
 
-/// What the worker has counted.
+/// The figures of the worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
-    /// How many tickets are in each status.
+    /// The number of tickets in each status.
     pub by_status: BTreeMap<String, i64>,
-    /// The same by who has them now: id and name, or nobody.
+    /// The same by current assignee: id and name, or none.
     pub by_agent: BTreeMap<Option<Agent>, BTreeMap<String, i64>>,
-    /// What happened on a day, newest first; nobody's line before those of agents, by name.
+    /// The figures of each day, newest first: first the line without an agent, then the agents by name.
     pub days: Vec<Day>,
 }
 
-/// An agent or an admin, as figures name them. They are told by name.
+/// An agent or an admin in the figures.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Agent {
-    /// As it is shown.
+    /// The displayed name.
     pub name: String,
-    /// Never changes.
+    /// The id, which never changes.
     pub id: String,
 }
 
-/// What an agent did on a day, whoever had the tickets. Those that were opened are on a line of nobody's.
+/// The work of an agent on a day, whatever the assignee. Opened tickets are on a line without an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Day {
     /// From midnight to midnight UTC, as `2026-11-16`.
     pub day: String,
-    /// Who did it; nobody, on the line of tickets that were opened.
+    /// The agent; none on the line of opened tickets.
     pub agent: Option<Agent>,
     /// Tickets opened.
     pub opened: i64,
-    /// Tickets that the agent resolved, each the first time only.
+    /// Tickets that the agent resolved; only the first time counts.
     pub resolved: i64,
-    /// First responses that the agent gave: the first comment or status by somebody other than the requester.
+    /// First responses by the agent: the first comment or status by a person other than the requester.
     pub first_responses: i64,
-    /// What they took together.
+    /// Their total time.
     pub first_response_ms: i64,
-    /// What the resolutions took together.
+    /// The total time of the resolutions.
     pub resolution_ms: i64,
 }
 
@@ -114,8 +114,8 @@ pub(super) async fn list(link: &Link, caller: &Caller, filter: &Filter) -> Resul
     link.rows(sql, values).await?.iter().map(rows::ticket).collect()
 }
 
-/// Finds the text anywhere; what LIKE would read as its own is taken as it stands. The database lowers it as it lowers the
-/// columns: SQLite knows the capitals of ASCII only.
+/// A pattern that finds the text anywhere, with the wildcards of LIKE escaped. The database converts it to lower case like the
+/// columns: SQLite does so for ASCII only.
 fn pattern(text: &str) -> String {
     let mut pattern = String::from("%");
     for character in text.chars() {
@@ -229,12 +229,12 @@ pub(super) async fn figures(link: &Link) -> Result<Figures, DeskError> {
             resolution_ms: row.get(7)?,
         });
     }
-    // Each database has an order of names of its own, and another place for nobody.
+    // The databases sort names and nulls differently.
     figures.days.sort_by(|one, other| other.day.cmp(&one.day).then_with(|| one.agent.cmp(&other.agent)));
     Ok(figures)
 }
 
-/// Id and name, from this column on; both are null for nobody.
+/// Id and name, from this column on; both are null without a person.
 fn agent(row: &Row, column: usize) -> Result<Option<Agent>, DeskError> {
     let (id, name): (Option<String>, Option<String>) = (row.get(column)?, row.get(column + 1)?);
     Ok(id.zip(name).map(|(id, name)| Agent { name, id }))

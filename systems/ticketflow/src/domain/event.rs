@@ -1,4 +1,4 @@
-//! What is told of a ticket: the bytes that the worker, and anybody else, reads.
+//! Events of tickets: the bytes that the worker and other consumers read.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -11,7 +11,7 @@ pub const EVENT_ID: &str = "x-event-id";
 /// The header with the id of the request that caused it, up to the e-mail.
 pub const CORRELATION_ID: &str = "x-correlation-id";
 
-/// Something that happened to a ticket. Its id is the message's id, its ticket's id the message's key.
+/// A change of a ticket. Its id is the message's id, and the ticket's id is the message's key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
     /// The message's id.
@@ -21,8 +21,8 @@ pub struct Event {
     pub what: What,
     /// When.
     pub occurred_at: Timestamp,
-    /// The ticket as it is since.
-    pub ticket: Told,
+    /// The ticket after the change.
+    pub ticket: EventTicket,
     /// Who did it.
     pub actor: Caller,
 }
@@ -37,20 +37,20 @@ pub enum What {
     /// Its status changed.
     #[serde(rename = "ticket.status.changed")]
     StatusChanged {
-        /// Before.
+        /// The previous status.
         from: Status,
-        /// Since.
+        /// The new status.
         to: Status,
     },
-    /// Somebody was given it, or nobody.
+    /// It was assigned or unassigned.
     #[serde(rename = "ticket.assigned")]
     Assigned {
-        /// The person before.
+        /// The previous assignee.
         from: Option<Uuid>,
-        /// The person since.
+        /// The new assignee.
         to: Option<Uuid>,
     },
-    /// Somebody wrote. Only the figures want to know: it may be the first response.
+    /// A comment was added. Only the figures need it: it may be the first response.
     #[serde(rename = "ticket.commented")]
     Commented,
 }
@@ -72,30 +72,30 @@ impl What {
     }
 }
 
-/// A ticket as events tell it: what an e-mail or a figure needs, without its description.
+/// A ticket in an event: the fields that e-mails and figures need, without the description.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Told {
+pub struct EventTicket {
     /// The message's key.
     pub id: Uuid,
     /// For people.
     pub number: i64,
     /// One line.
     pub title: String,
-    /// Where it stands.
+    /// Its status.
     pub status: Status,
     /// How urgent it is.
     pub priority: Priority,
-    /// Rises with every event of the ticket.
+    /// Increases with every event of the ticket.
     pub version: i64,
     /// When it was opened.
     pub created_at: Timestamp,
     /// Who opened it.
     pub requester: Contact,
-    /// Who answers it, if anybody does.
+    /// The assignee, if there is one.
     pub assignee: Option<Contact>,
 }
 
-impl From<&Ticket> for Told {
+impl From<&Ticket> for EventTicket {
     fn from(ticket: &Ticket) -> Self {
         Self {
             id: ticket.id,
@@ -123,7 +123,7 @@ mod tests {
             event_id: Uuid::nil(),
             what,
             occurred_at: "2026-11-16T12:00:00.123Z".parse().unwrap(),
-            ticket: Told {
+            ticket: EventTicket {
                 id: Uuid::nil(),
                 number: 7,
                 title: "No light".into(),
@@ -139,11 +139,11 @@ mod tests {
     }
 
     #[test]
-    fn an_event_is_told_in_these_bytes() {
-        let told =
+    fn an_event_has_these_bytes() {
+        let json =
             serde_json::to_string(&event(What::StatusChanged { from: Status::Open, to: Status::Resolved })).unwrap();
         assert_eq!(
-            told,
+            json,
             concat!(
                 r#"{"event_id":"00000000-0000-0000-0000-000000000000","type":"ticket.status.changed","from":"open","#,
                 r#""to":"resolved","occurred_at":"2026-11-16T12:00:00.123Z","#,
@@ -167,9 +167,9 @@ mod tests {
         for (what, name) in whats.into_iter().zip(What::NAMES) {
             assert_eq!(what.name(), name);
             let event = event(what);
-            let told = serde_json::to_value(&event).unwrap();
-            assert_eq!(told["type"], name);
-            assert_eq!(serde_json::from_value::<Event>(told).unwrap(), event);
+            let json = serde_json::to_value(&event).unwrap();
+            assert_eq!(json["type"], name);
+            assert_eq!(serde_json::from_value::<Event>(json).unwrap(), event);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What people type: checked before anything is done with it.
+//! Validation of user input.
 
 /// The longest title, in characters.
 pub const TITLE_MAX: usize = 200;
@@ -9,7 +9,7 @@ pub const NAME_MAX: usize = 100;
 /// The longest e-mail address, in characters.
 pub const EMAIL_MAX: usize = 254;
 
-/// What is wrong with a field: a word for programs and a sentence for people.
+/// An invalid field: a code for programs and a sentence for users.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// `missing`, `empty`, `too_long`, `control_character`, `malformed`, `unknown`.
@@ -19,13 +19,13 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// A fault by its word and its sentence.
+    /// A fault with this code and this sentence.
     pub fn new(code: &'static str, message: impl Into<String>) -> Self {
         Self { code, message: message.into() }
     }
 }
 
-/// One line that shows something: a title or a name. A line break could forge a header of an e-mail.
+/// One visible line: a title or a name. A line break could forge a header of an e-mail.
 pub fn line(value: &str, characters_max: usize) -> Result<(), Fault> {
     text_of(value, characters_max, char::is_control)
 }
@@ -35,7 +35,7 @@ pub fn text(value: &str, characters_max: usize) -> Result<(), Fault> {
     text_of(value, characters_max, |character| character.is_control() && !matches!(character, '\n' | '\r' | '\t'))
 }
 
-/// An address that a mail server can be given: its host decides whether it exists.
+/// A syntactically valid address. Its mail server decides whether it exists.
 pub fn email(value: &str) -> Result<(), Fault> {
     line(value, EMAIL_MAX)?;
     let is_plain =
@@ -47,7 +47,7 @@ pub fn email(value: &str) -> Result<(), Fault> {
                 && !host.is_empty()
                 && host.chars().all(|character| character.is_alphanumeric() || matches!(character, '-' | '.'))
                 && host.split('.').all(|label| !label.is_empty())
-                // Whoever writes the e-mail must be able to name them, or it could never be sent.
+                // The e-mail library must accept the address, or the e-mail could never be sent.
                 && value.parse::<lettre::Address>().is_ok() =>
         {
             Ok(())

@@ -1,4 +1,4 @@
-//! Who opens tickets and who answers them.
+//! Requesters, agents and admins.
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -6,11 +6,11 @@ use uuid::Uuid;
 use super::words::words;
 
 words! {
-    /// What a person may do.
+    /// A person's permissions.
     Role {
-        /// Opens tickets, and sees their own.
+        /// Opens tickets, and sees only their own.
         Requester = "requester",
-        /// Answers tickets.
+        /// Works on tickets.
         Agent = "agent",
         /// The same, and adds people.
         Admin = "admin",
@@ -18,7 +18,7 @@ words! {
 }
 
 words! {
-    /// The language in which a person is written to.
+    /// The language of a person's e-mails.
     Language {
         /// Spanish.
         Es = "es",
@@ -39,26 +39,26 @@ impl Role {
 pub struct Person {
     /// Never changes.
     pub id: Uuid,
-    /// As it is shown.
+    /// The displayed name.
     pub name: String,
-    /// Where e-mails go.
+    /// The address for e-mails.
     pub email: String,
-    /// What they may do.
+    /// Their role.
     pub role: Role,
-    /// In which they are written to.
+    /// The language of their e-mails.
     pub language: Language,
 }
 
-/// A person as e-mails need them.
+/// The fields of a person that e-mails need.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Contact {
     /// The person.
     pub id: Uuid,
-    /// As it is shown.
+    /// The displayed name.
     pub name: String,
-    /// Where e-mails go.
+    /// The address for e-mails.
     pub email: String,
-    /// In which they are written to.
+    /// The language of their e-mails.
     pub language: Language,
 }
 
@@ -68,7 +68,7 @@ impl From<&Person> for Contact {
     }
 }
 
-/// Whoever asks for something: told by a token, recorded with everything they do.
+/// The caller of a request: identified by a token, and recorded with every change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Caller {
     /// The person.

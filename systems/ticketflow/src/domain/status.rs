@@ -1,25 +1,25 @@
-//! Where a ticket stands, and where it may go from there.
+//! The status of a ticket, and its allowed transitions.
 
 use super::words::words;
 
 words! {
-    /// Where a ticket stands.
+    /// The status of a ticket.
     Status {
-        /// Nobody has begun.
+        /// Not started.
         Open = "open",
-        /// Somebody works on it.
+        /// An agent works on it.
         InProgress = "in_progress",
-        /// For the requester, or for somebody else.
+        /// Waits for the requester, or for another person.
         Waiting = "waiting",
-        /// Answered; the requester may close or reopen it.
+        /// Solved; the requester may close or reopen it.
         Resolved = "resolved",
-        /// The end: a closed ticket stays closed.
+        /// Final: a closed ticket stays closed.
         Closed = "closed",
     }
 }
 
 impl Status {
-    /// Where a ticket may go from here.
+    /// The statuses that may follow.
     pub const fn next(self) -> &'static [Self] {
         match self {
             Self::Open => &[Self::InProgress, Self::Waiting, Self::Resolved, Self::Closed],

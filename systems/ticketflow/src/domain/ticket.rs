@@ -1,4 +1,4 @@
-//! A ticket, and who may do what with it.
+//! A ticket, and its permissions.
 
 use jiff::Timestamp;
 use uuid::Uuid;
@@ -7,29 +7,29 @@ use super::words::words;
 use super::{Caller, Contact, Status};
 
 words! {
-    /// How urgent a ticket is.
+    /// The priority of a ticket.
     Priority {
-        /// When there is time.
+        /// Low.
         Low = "low",
-        /// As they come.
+        /// Normal.
         Normal = "normal",
-        /// Before others.
+        /// High.
         High = "high",
-        /// Now.
+        /// Urgent.
         Urgent = "urgent",
     }
 }
 
 words! {
-    /// What happened to a ticket.
+    /// The kind of a change.
     Kind {
         /// It was opened.
         Created = "created",
         /// Its status changed.
         Status = "status",
-        /// Somebody was given it, or nobody.
+        /// It was assigned or unassigned.
         Assigned = "assigned",
-        /// Somebody wrote.
+        /// A comment was added.
         Comment = "comment",
     }
 }
@@ -39,27 +39,27 @@ words! {
 pub struct Ticket {
     /// Never changes; the key of its events.
     pub id: Uuid,
-    /// 1, 2, 3 …, for people.
+    /// 1, 2, 3 …, shown to users.
     pub number: i64,
     /// One line.
     pub title: String,
-    /// What is wrong.
+    /// The description.
     pub description: String,
-    /// Where it stands.
+    /// Its status.
     pub status: Status,
-    /// How urgent it is.
+    /// Its priority.
     pub priority: Priority,
     /// Who opened it.
     pub requester: Contact,
-    /// Who answers it, if anybody does.
+    /// The assignee, if there is one.
     pub assignee: Option<Contact>,
-    /// Rises with every change; its `ETag`.
+    /// Increases with every change; its `ETag`.
     pub version: i64,
     /// When it was opened.
     pub created_at: Timestamp,
-    /// When it changed last.
+    /// When it last changed.
     pub updated_at: Timestamp,
-    /// When somebody other than the requester first wrote or changed its status.
+    /// When a person other than the requester first commented or changed its status.
     pub first_response_at: Option<Timestamp>,
     /// When it was first resolved.
     pub resolved_at: Option<Timestamp>,
@@ -80,7 +80,7 @@ impl Ticket {
         }
     }
 
-    /// A new status, and what follows from it.
+    /// Sets a new status and the fields that depend on it.
     pub fn set_status(&mut self, status: Status, by: &Caller, at: Timestamp) {
         self.status = status;
         self.responded(by, at);
@@ -90,13 +90,13 @@ impl Ticket {
         self.changed(at);
     }
 
-    /// Somebody else answers it now, or nobody.
+    /// Sets or clears the assignee.
     pub fn assign(&mut self, assignee: Option<Contact>, at: Timestamp) {
         self.assignee = assignee;
         self.changed(at);
     }
 
-    /// Somebody wrote.
+    /// A comment was added.
     pub fn comment(&mut self, by: &Caller, at: Timestamp) {
         self.responded(by, at);
         self.changed(at);
@@ -110,12 +110,12 @@ impl Ticket {
 
     fn changed(&mut self, at: Timestamp) {
         self.version += 1;
-        // Clocks of two machines differ: a ticket never seems to have changed before it last did.
+        // Clocks of two machines differ: the time of a change is never before that of the previous change.
         self.updated_at = self.updated_at.max(at);
     }
 }
 
-/// What somebody wrote under a ticket.
+/// A comment on a ticket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Comment {
     /// Never changes.
@@ -124,7 +124,7 @@ pub struct Comment {
     pub ticket: Uuid,
     /// Who wrote it.
     pub author: Caller,
-    /// As it came; HTML in it is text.
+    /// The text as received; HTML in it is text.
     pub body: String,
     /// When.
     pub created_at: Timestamp,
@@ -139,13 +139,13 @@ pub struct Entry {
     pub actor: Caller,
     /// What.
     pub kind: Kind,
-    /// The status or the person before.
+    /// The previous status or assignee.
     pub from: Option<String>,
-    /// The status or the person since.
+    /// The new status or assignee.
     pub to: Option<String>,
-    /// What was written.
+    /// The comment.
     pub comment: Option<String>,
-    /// Of the request that did it.
+    /// The correlation id of the request.
     pub correlation_id: String,
 }
 
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_response_is_the_first_by_somebody_else_and_stays() {
+    fn the_first_response_is_the_first_by_another_person_and_stays() {
         let (mut ticket, ana) = ticket(Status::Open);
         let second = |second| Timestamp::from_second(second).unwrap();
         ticket.comment(&ana, second(1));

@@ -1,11 +1,11 @@
-//! Enumerations whose values are words: the same word in Rust, JSON, SQL and on the page.
+//! Enumerations with one word per value, the same in Rust, JSON, SQL and on the page.
 
 use std::fmt;
 
-/// A word that is none of those that were expected.
+/// An unexpected word.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownWord {
-    /// What could have stood there.
+    /// The accepted words.
     pub expected: &'static [&'static str],
 }
 
@@ -17,7 +17,7 @@ impl fmt::Display for UnknownWord {
 
 impl std::error::Error for UnknownWord {}
 
-/// Declares an enumeration by its words.
+/// Declares an enumeration with its words.
 macro_rules! words {
     ($(#[$about:meta])* $name:ident { $($(#[$of:meta])* $variant:ident = $word:literal,)+ }) => {
         $(#[$about])*
@@ -27,7 +27,7 @@ macro_rules! words {
         }
 
         impl $name {
-            /// All of them, in the order in which people read them.
+            /// All values, in display order.
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
             /// Their words, in the same order.
             pub const WORDS: &'static [&'static str] = &[$($word),+];

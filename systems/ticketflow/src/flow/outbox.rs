@@ -1,4 +1,4 @@
-//! The outbox in the database, as the relay and whoever watches it need it.
+//! The outbox in the database, for the relay and for monitoring.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,9 +15,9 @@ use sqlx::{AssertSqlSafe, ConnectOptions as _};
 use crate::config::{self, Database};
 use crate::desk::DeskError;
 
-/// Whom the outbox is carried to.
+/// The destination of the outbox.
 pub const DESTINATION: &str = "broker";
-/// Into how many slices relays cut the outbox: so many processes can share the work.
+/// The number of shards, and the maximum number of relays that can share the work.
 const SHARDS: u16 = 8;
 
 /// An outbox in either database.
@@ -25,7 +25,7 @@ pub trait Outbox: RelayStore + OutboxAdmin + OutboxMonitor {}
 
 impl<T: RelayStore + OutboxAdmin + OutboxMonitor> Outbox for T {}
 
-/// Opens the outbox of a database that was migrated, with its destination and its retention.
+/// Opens the outbox of a migrated database, with its destination and its retention.
 pub async fn open(database: &Database, config: &config::Outbox) -> Result<Arc<dyn Outbox>> {
     let outbox: Arc<dyn Outbox> = match database {
         Database::Postgres(url) => {
@@ -42,11 +42,11 @@ pub async fn open(database: &Database, config: &config::Outbox) -> Result<Arc<dy
     Ok(outbox)
 }
 
-/// The desk's error says whether it passes: a start waits for that.
+/// The class of the error decides whether a start waits for the database.
 async fn keep_in_postgres(options: &PgConnectOptions, retention: Duration) -> Result<(), DeskError> {
     let mut connection = options.clone().disable_statement_logging().connect().await?;
-    // A row that says so already is left alone: every process that starts comes by here. With the number in the text, a pooler may
-    // give it to any session.
+    // A row with this value is not updated, because every process runs this at startup. The value is part of the text, so that the
+    // statement works behind a pooler.
     let retention = format!("make_interval(secs => {})", retention.as_secs());
     let sql = format!("UPDATE relevo.settings SET retention = {retention} WHERE retention <> {retention}");
     sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await?;

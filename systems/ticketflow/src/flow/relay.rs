@@ -9,7 +9,7 @@ use super::outbox::Outbox;
 use super::topology::routes;
 use crate::config;
 
-/// A relay that carries the outbox to the broker. Any number of them share the work.
+/// A relay that publishes the outbox to the broker. Any number of relays share the work.
 pub fn relay(
     outbox: Arc<dyn Outbox>,
     broker: Arc<dyn core::Broker>,
@@ -22,7 +22,7 @@ fn settings(config: &config::Outbox) -> Config {
     Config {
         name: "ticketflow".to_owned(),
         routes: routes(),
-        // Bounds, not paces: a relay with something to do waits for nothing.
+        // Limits: a relay with work to do does not wait.
         poll_interval_max: config.dispatch_interval,
         page_messages: config.batch,
         batch_messages_max: config.batch,
@@ -38,15 +38,15 @@ mod tests {
     use super::*;
 
     fn with(environment: &[(&str, &str)]) -> Config {
-        let get = |asked: &str| {
-            let found = environment.iter().find(|(name, _)| *name == asked);
+        let get = |wanted: &str| {
+            let found = environment.iter().find(|(name, _)| *name == wanted);
             found.map(|(_, value)| (*value).to_owned())
         };
         settings(&config::read("", Path::new("data"), &get).unwrap().outbox)
     }
 
     #[test]
-    fn interval_and_batch_are_the_bounds_that_were_asked_for() {
+    fn interval_and_batch_are_the_configured_limits() {
         let bounds = |config: Config| (config.poll_interval_max, config.page_messages, config.batch_messages_max);
         assert_eq!(bounds(with(&[])), (Duration::from_millis(500), 100, 100));
         let set = with(&[("OUTBOX_DISPATCH_INTERVAL_MS", "250"), ("OUTBOX_BATCH", "7")]);

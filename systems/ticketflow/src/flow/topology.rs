@@ -1,4 +1,4 @@
-//! What is at the broker: one exchange, two queues, and where the dead letters of each go.
+//! The topology at the broker: one exchange, two queues, and a dead-letter queue for each.
 
 use std::time::Duration;
 
@@ -7,31 +7,31 @@ use relevo::core::{Route, Routes};
 
 use crate::domain::event::What;
 
-/// Where all events are published to.
+/// The exchange to which all events are published.
 pub const EXCHANGE: &str = "tickets";
 /// The queue of the e-mails, and the name of their consumer.
 pub const NOTIFICATIONS: &str = "notifications";
 /// The queue of the figures, and the name of their consumer.
 pub const METRICS: &str = "metrics";
 
-/// How often a message may come back, and it never does so often. RabbitMQ 4 counts to 20 where nobody says anything, and a message
-/// comes back whenever `consumer_timeout` passes behind an open breaker: a long outage would have the broker give e-mails up, and
-/// the inbox would not know.
+/// The delivery limit of the queues, too high to be reached. RabbitMQ 4 has a limit of 20 by default, and a message is redelivered
+/// whenever `consumer_timeout` passes behind an open breaker: in a long outage the broker would dead-letter e-mails, and the inbox
+/// would not know.
 const DELIVERY_LIMIT: u32 = 1_000_000;
 
-/// The queue of what was given up.
+/// The name of the dead-letter queue.
 pub fn dead_queue(queue: &str) -> String {
     format!("{queue}.dlq")
 }
 
-/// What a queue wants to know. A comment may be the first response, so the figures want it; nobody gets an e-mail about it.
+/// The topics of a queue. The figures need comments too, because a comment may be the first response; it causes no e-mail.
 fn wanted(queue: &str) -> &'static [&'static str] {
     let [all @ .., _commented] = &What::NAMES;
     if queue == METRICS { &What::NAMES } else { all }
 }
 
-/// At RabbitMQ. E-mails wait at the broker between their tries, one queue a rung of the ladder; figures are counted in order, by
-/// one consumer at a time, and wait in the database.
+/// The topology in RabbitMQ. E-mails wait at the broker between attempts, in one retry queue per delay. Figures are counted in
+/// order, by one consumer at a time, and wait in the database.
 pub fn topology(ladder: &[Duration]) -> rabbitmq::Topology {
     let queue = |name: &str| {
         let (dead_letters, delivery_limit) = (Some(dead_queue(name)), Some(DELIVERY_LIMIT));
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_queues_have_the_names_that_were_asked_for() {
+    fn the_queues_have_the_required_names() {
         let ladder = [60, 300, 900].map(Duration::from_secs);
         let declared = topology(&ladder).declarations();
         let names: Vec<_> = declared.queues.iter().map(|queue| queue.name.as_str()).collect();
@@ -88,14 +88,14 @@ mod tests {
     }
 
     #[test]
-    fn an_outage_of_days_gives_nothing_up_behind_the_inboxs_back() {
+    fn the_broker_dead_letters_nothing_during_a_long_outage() {
         let limits = topology(&[]).queues.into_iter().map(|queue| (queue.name, queue.delivery_limit));
         let never = |name: &str| (name.to_owned(), Some(1_000_000));
         assert_eq!(limits.collect::<Vec<_>>(), [never(NOTIFICATIONS), never(METRICS)]);
     }
 
     #[test]
-    fn only_the_figures_hear_of_comments() {
+    fn only_the_figures_receive_comments() {
         let bound = |queue: &str| {
             let bindings = topology(&[]).bindings.into_iter();
             let to = rabbitmq::BindingTarget::Queue(queue.to_owned());

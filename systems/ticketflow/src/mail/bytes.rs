@@ -1,4 +1,4 @@
-//! A letter as the bytes that go over the wire.
+//! A letter in its wire format.
 
 use lettre::message::header::{HeaderName, HeaderValue};
 use lettre::message::{Mailbox, MultiPart, SinglePart};
@@ -7,12 +7,12 @@ use lettre::{Address, Message};
 use super::{Letter, PostError};
 
 impl Letter {
-    /// The same bytes at every try. A letter that cannot be written so is refused as by a server.
+    /// The same bytes at every attempt. A letter that cannot be encoded is permanently rejected.
     pub(super) fn message(&self) -> Result<Message, PostError> {
         let wrong = |error: &dyn std::fmt::Display| PostError::Refused(format!("it cannot be written: {error}"));
         let address: Address = self.to.email.parse().map_err(|error| wrong(&error))?;
         let name = self.to.name.replace(char::is_control, " ");
-        // Parts are told apart by this line. Nobody can write one: what people write is never a whole line of a letter.
+        // The boundary of the parts. User text cannot contain it, because it is never a whole line of a letter.
         let parts = MultiPart::builder()
             .kind(lettre::message::MultiPartKind::Alternative)
             .boundary(format!("part-{}", self.message_id.split('@').next().unwrap_or_default()))
@@ -37,7 +37,7 @@ fn header(name: &'static str, value: String) -> HeaderValue {
     HeaderValue::new(HeaderName::new_from_ascii_str(name), value)
 }
 
-/// The correlation id comes from outside: what is no letter, digit, dot, dash or underscore is left out.
+/// The correlation id is user input: only letters, digits, dots, dashes and underscores remain.
 fn plain(id: &str) -> String {
     id.chars().filter(|char| char.is_ascii_alphanumeric() || ".-_".contains(*char)).take(128).collect()
 }
@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn an_address_that_is_none_is_refused() {
         let mut letter = letter(&event(RESOLVED)).unwrap();
-        for wrong in ["", "nobody", "a@b\r\nRCPT TO:<c@d>", "a b@c.org"] {
+        for wrong in ["", "invalid", "a@b\r\nRCPT TO:<c@d>", "a b@c.org"] {
             letter.to.email = wrong.to_owned();
             assert!(matches!(letter.message(), Err(PostError::Refused(_))), "{wrong}");
         }

@@ -1,4 +1,4 @@
-//! What an answer of a mail server means, and whom it is about.
+//! The meaning of a mail server's response: whether it is about the letter, the recipient or this sender.
 
 use std::error::Error as _;
 
@@ -6,61 +6,61 @@ use lettre::transport::smtp::Error;
 
 use super::PostError;
 
-/// The server ends the connection: it goes away, or has enough of us.
+/// The server closes the connection: it shuts down, or limits this client.
 const CLOSING: u16 = 421;
 /// The letter is too large.
 const TOO_LARGE: u16 = 552;
-/// The server wants to know who we are, or does not believe it: its answers to AUTH, and to whoever should have used it.
+/// The server requires or rejects a login: its responses to AUTH, and to clients that should have used it.
 const LOGIN: [u16; 4] = [530, 534, 535, 538];
 
-/// How far a letter had come when it was not taken.
+/// The stage at which a letter was not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// The server was told of us.
+    /// After the sender.
     Sender,
-    /// It was told for whom the letter is.
+    /// After the recipient.
     Recipient,
-    /// It had, or was having, all of the letter: it may have taken it in spite of what it said.
+    /// During or after the content: the server may have accepted the letter whatever it responded.
     Content,
 }
 
-/// What became of a letter that was not taken.
+/// The failure of a letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// Nobody let us in, so that no letter was spoken of: no connection, no TLS, no greeting, no login.
+    /// No session: no connection, no TLS, no greeting, or no login.
     NoEntry,
-    /// The server does not let us in, it says later.
+    /// The server temporarily rejects a session.
     Stranger,
-    /// The connection broke, the time was over, or there was no sense in what was said.
+    /// The connection broke, the timeout passed, or the response was invalid.
     Unanswered,
-    /// The server says goodbye.
+    /// The server closes the session.
     Closing,
-    /// A passing refusal, 4xx.
+    /// A temporary rejection, 4xx.
     NotNow,
-    /// A lasting refusal, 5xx.
+    /// A permanent rejection, 5xx.
     Never,
-    /// The client itself cannot send it to this server.
+    /// The client cannot send it to this server.
     Unsendable,
 }
 
-/// How it is found out whether an answer is about the letter or about us.
+/// How to find out whether a response is about the letter or about this sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Doubt {
-    /// It is about us.
+    /// It is about this sender.
     None,
-    /// Whether the server takes our sender tells.
+    /// By a probe of the sender.
     Sender,
-    /// Whether it takes others to whom letters went lately tells; by a policy, whether it takes the sender, where nobody is known.
+    /// By a probe of recent recipients; for a policy without known recipients, by a probe of the sender.
     Others {
-        /// A rule was in the way, which may be one about us.
+        /// A policy rejected it, which may be about this sender.
         by_policy: bool,
     },
-    /// Nothing can be asked without sending a letter, so that nothing is final at once. It counts all the same: a few letters that
-    /// are refused for good must not keep all others waiting, as an outage would.
+    /// No probe is possible without sending a letter, so nothing is final at once. The attempt counts: a few permanently rejected
+    /// letters must not delay all others, as an outage would.
     Letters,
 }
 
-/// An answer, at a stage.
+/// A response at a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Refusal {
     pub(super) stage: Stage,
@@ -74,16 +74,16 @@ pub(super) struct Refusal {
 struct Status(u16, u16);
 
 impl Refusal {
-    /// Nobody let us in.
+    /// No session.
     pub(super) const NO_ENTRY: Self =
         Self { stage: Stage::Sender, failure: Failure::NoEntry, code: None, status: None };
 
-    /// The time was over.
+    /// The timeout passed.
     pub(super) const fn late(stage: Stage) -> Self {
         Self { stage, failure: Failure::Unanswered, code: None, status: None }
     }
 
-    /// What a server says that let us in.
+    /// A response within a session.
     pub(super) fn of(stage: Stage, error: &Error) -> Self {
         let code = error.status().map(u16::from);
         let failure = match code {
@@ -98,8 +98,8 @@ impl Refusal {
         Self { stage, failure, code, status: code.and_then(|code| Status::read(code, &said)) }
     }
 
-    /// A server that is going down, or that refuses our connection, our login or our sender, says and does the same as one that
-    /// fails at a letter. One whose own parts are away says it when the recipient is named, or behind the letter.
+    /// A server that shuts down, or rejects the connection, the login or the sender, behaves like one that fails at a letter. A
+    /// server with an unavailable component reports it after the recipient or after the letter.
     pub(super) fn doubt(&self) -> Doubt {
         match self.failure {
             Failure::NoEntry | Failure::Stranger => Doubt::None,
@@ -116,8 +116,8 @@ impl Refusal {
         }
     }
 
-    /// What it means for the letter, of a server that takes others.
-    pub(super) fn told(self, why: String) -> PostError {
+    /// The error for the letter, from a server that accepts others.
+    pub(super) fn error(self, why: String) -> PostError {
         let doubted = self.doubt() == Doubt::Letters;
         match self.failure {
             Failure::NoEntry | Failure::Stranger => PostError::Away(why),
@@ -130,7 +130,7 @@ impl Refusal {
 }
 
 impl Status {
-    /// By the code and the words of an answer, of which the first is the enhanced status if the server has such.
+    /// From the code and the text of a response, which begins with the enhanced status if the server sends one.
     fn read(code: u16, said: &str) -> Option<Self> {
         let words: Vec<_> = said.split_whitespace().next().unwrap_or_default().split('.').collect();
         let [class, subject, detail] = words[..] else { return None };
@@ -140,17 +140,17 @@ impl Status {
         Some(Self(subject.parse().ok()?, detail.parse().ok()?))
     }
 
-    /// The recipient's address or mailbox; X.1.7 and X.1.8 are about the sender's.
+    /// About the recipient's address or mailbox; X.1.7 and X.1.8 are about the sender's.
     const fn is_of_recipient(self) -> bool {
         matches!(self, Self(1, detail) if detail != 7 && detail != 8) || matches!(self, Self(2, _))
     }
 
-    /// What the letter says, and how much it is.
+    /// About the content or size of the letter.
     const fn is_of_content(self) -> bool {
         matches!(self, Self(6, _) | Self(3, 4))
     }
 
-    /// Whether something may be, or whether the sender is liked.
+    /// About a policy, or the reputation of the sender.
     const fn is_policy(self) -> bool {
         matches!(self, Self(1 | 7, _))
     }
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_about_a_mailbox_or_a_content_is_told_by_the_enhanced_status() {
+    fn the_enhanced_status_distinguishes_mailbox_and_content() {
         for (stage, code, said) in [
             (Stage::Recipient, 550, "5.1.1 no such mailbox"),
             (Stage::Recipient, 452, "4.2.2 the mailbox is full"),
@@ -204,17 +204,17 @@ mod tests {
         for (code, said) in [(451, "4.7.1 Service unavailable"), (452, "4.3.1 no space"), (451, "try later")] {
             let refusal = refusal(Stage::Content, code, said);
             assert_eq!(refusal.doubt(), Doubt::Letters);
-            assert!(matches!(refusal.told(said.to_owned()), PostError::Later(_)), "{code} {said}");
+            assert!(matches!(refusal.error(said.to_owned()), PostError::Later(_)), "{code} {said}");
         }
         for said in ["5.7.26 this sender fails DMARC", "5.7.1 spam", "rejected"] {
             let refusal = refusal(Stage::Content, 550, said);
-            assert!(matches!(refusal.told(said.to_owned()), PostError::Doubted(_)), "{said}");
+            assert!(matches!(refusal.error(said.to_owned()), PostError::Doubted(_)), "{said}");
         }
     }
 
     #[test]
     fn only_a_letter_that_was_sent_can_have_been_taken() {
-        assert!(matches!(Refusal::late(Stage::Content).told(String::new()), PostError::Unanswered(_)));
-        assert!(matches!(Refusal::late(Stage::Recipient).told(String::new()), PostError::Later(_)));
+        assert!(matches!(Refusal::late(Stage::Content).error(String::new()), PostError::Unanswered(_)));
+        assert!(matches!(Refusal::late(Stage::Recipient).error(String::new()), PostError::Later(_)));
     }
 }

@@ -1,4 +1,4 @@
-//! E-mails as files in a folder, for whoever has no mail server: any mail program opens them.
+//! E-mails as files in a folder, for use without a mail server. Any mail program opens them.
 
 use std::fs::File;
 use std::io;
@@ -11,27 +11,27 @@ use tokio::task::spawn_blocking;
 
 use super::{Letter, Post, PostError, Receipt};
 
-/// The most files that [`Folder::prune`] deletes.
+/// The maximum number of files that [`Folder::prune`] deletes.
 pub const FILES_MAX: u64 = 1000;
 
 /// A folder of `.eml` files.
 pub struct Folder(PathBuf);
 
 impl Folder {
-    /// Makes it if it is not there.
+    /// Creates the folder if it does not exist.
     pub async fn open(path: &Path) -> io::Result<Self> {
         let made = path.to_owned();
         spawn_blocking(move || std::fs::create_dir_all(made)).await??;
         Ok(Self(path.to_owned()))
     }
 
-    /// One that somebody else opens, sooner or later.
+    /// A folder that another process creates.
     pub fn at(path: &Path) -> Self {
         Self(path.to_owned())
     }
 
-    /// Deletes at most [`FILES_MAX`] e-mails that were written before this time, and what was begun before it and never finished;
-    /// says how many. What else lies there is somebody else's.
+    /// Deletes at most [`FILES_MAX`] e-mails and unfinished files from before this time. Returns their number. Other files are not
+    /// touched.
     pub async fn prune(&self, before: Timestamp) -> io::Result<u64> {
         let folder = self.0.clone();
         spawn_blocking(move || prune(&folder, before.into())).await?
@@ -52,13 +52,13 @@ impl Post for Folder {
     }
 }
 
-/// All of it or nothing, under the letter's own name: a repeat replaces itself.
+/// Writes a file completely or not at all, under the letter's name: a repeat overwrites it.
 fn write(file: &Path, bytes: &[u8]) -> io::Result<()> {
     let unfinished = file.with_extension("eml.part");
     std::fs::write(&unfinished, bytes)?;
     File::open(&unfinished)?.sync_all()?;
     std::fs::rename(unfinished, file)?;
-    // A name is the folder's: without this, a power cut may take the letter away that was written down as sent.
+    // Flushes the directory: otherwise a power failure may lose a letter that was recorded as sent.
     file.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
 }
 
@@ -77,13 +77,13 @@ fn prune(folder: &Path, before: SystemTime) -> io::Result<u64> {
     Ok(deleted)
 }
 
-/// E-mails, and those that were cut short.
+/// Whether it is an e-mail or an unfinished one.
 fn is_ours(file: &Path) -> bool {
     let ends = |file: &Path, extension: &str| file.extension().is_some_and(|found| found == extension);
     ends(file, "eml") || (ends(file, "part") && file.file_stem().is_some_and(|stem| ends(Path::new(stem), "eml")))
 }
 
-/// Says whether it was old.
+/// Returns whether it was old.
 fn delete_old(file: &Path, before: SystemTime) -> io::Result<bool> {
     let seen = std::fs::symlink_metadata(file)?;
     let is_old = seen.is_file() && seen.modified()? < before;
@@ -93,7 +93,7 @@ fn delete_old(file: &Path, before: SystemTime) -> io::Result<bool> {
     Ok(is_old)
 }
 
-/// Several workers may look after one folder, and one of them is quicker.
+/// Several workers may prune one folder, so a file may be deleted already.
 fn unless_gone<T>(done: io::Result<T>) -> io::Result<Option<T>> {
     match done {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_folder_that_cannot_be_written_is_away() {
+    async fn a_folder_that_cannot_be_written_is_unavailable() {
         let path = std::env::temp_dir().join(format!("ticketflow-gone-{}", uuid::Uuid::now_v7()));
         let folder = Folder::open(&path).await.unwrap();
         std::fs::remove_dir_all(path).unwrap();
@@ -145,8 +145,8 @@ mod tests {
         put("last@ticketflow.example.eml", old);
         put("young.eml", before);
         put("young.eml.part", before + Duration::from_secs(1));
-        put("somebody-elses.part", old);
-        put("somebody-elses.txt", old);
+        put("other.part", old);
+        put("other.txt", old);
         let mut deleted = Vec::new();
         for _ in 0..3 {
             deleted.push(folder.prune(before).await.unwrap());
@@ -154,8 +154,8 @@ mod tests {
         assert_eq!(deleted, [FILES_MAX, 1, 0]);
         let mut left: Vec<_> = std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         left.sort_unstable();
-        assert_eq!(left, ["somebody-elses.part", "somebody-elses.txt", "young.eml", "young.eml.part"]);
+        assert_eq!(left, ["other.part", "other.txt", "young.eml", "young.eml.part"]);
         std::fs::remove_dir_all(&path).unwrap();
-        assert_eq!(folder.prune(before).await.unwrap(), 0, "nobody has written one yet");
+        assert_eq!(folder.prune(before).await.unwrap(), 0, "no old ones are left");
     }
 }

@@ -1,13 +1,13 @@
 //! A letter as HTML: everything inline, nothing fetched, every value escaped.
 
-use super::words::Told;
+use super::words::Content;
 
 const PAGE: &str = include_str!("letter.html");
 
 /// The whole page.
-pub(super) fn page(told: &Told) -> String {
-    let [(first, one), (second, two), (third, three)] = &told.facts;
-    let colour = match told.status_word {
+pub(super) fn page(content: &Content) -> String {
+    let [(first, one), (second, two), (third, three)] = &content.facts;
+    let colour = match content.status_word {
         "open" => "#2563eb",
         "in_progress" => "#7c3aed",
         "waiting" => "#b45309",
@@ -17,13 +17,13 @@ pub(super) fn page(told: &Told) -> String {
     fill(
         PAGE,
         &[
-            ("language", told.language.word()),
-            ("subject", &told.subject),
-            ("greeting", &told.greeting),
-            ("sentence", &told.sentence),
-            ("number", &told.number),
-            ("title", &told.title),
-            ("status", told.status),
+            ("language", content.language.word()),
+            ("subject", &content.subject),
+            ("greeting", &content.greeting),
+            ("sentence", &content.sentence),
+            ("number", &content.number),
+            ("title", &content.title),
+            ("status", content.status),
             ("colour", colour),
             ("fact-1", first),
             ("value-1", one),
@@ -31,14 +31,14 @@ pub(super) fn page(told: &Told) -> String {
             ("value-2", two),
             ("fact-3", third),
             ("value-3", three),
-            ("button", told.button),
-            ("link", &told.link),
-            ("footer", told.footer),
+            ("button", content.button),
+            ("link", &content.link),
+            ("footer", content.footer),
         ],
     )
 }
 
-/// Puts values in the place of `{{name}}`, once: what a value says is never looked at again.
+/// Replaces each `{{name}}` once. Inserted values are not searched again.
 fn fill(template: &str, values: &[(&str, &str)]) -> String {
     let mut filled = String::new();
     let mut rest = template;

@@ -1,7 +1,7 @@
-//! Connections that are kept open between letters.
+//! A pool of connections to the mail server.
 //!
-//! lettre has a pool too. It takes back what a letter left half way when its time was over, and the next letter then reads the
-//! late answer to that one as its own. Here a connection comes back from a letter that was taken, and from no other.
+//! lettre has a pool too. It reuses a connection after a timeout, and the next letter then reads the late response to the previous one
+//! as its own. Here a connection is only reused after a letter was accepted.
 
 use std::time::Duration;
 
@@ -9,17 +9,17 @@ use lettre::transport::smtp::client::AsyncSmtpConnection;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// The most that are kept.
+/// The maximum number of idle connections.
 const CONNECTIONS_MAX: usize = 16;
-/// One that was not used for so long is closed: servers have little patience.
+/// A connection that was idle for longer is closed, because servers have short timeouts.
 const IDLE_MAX: Duration = Duration::from_mins(1);
 
-/// Connections with nothing under way, the newest last, each with when it came.
+/// Idle connections, newest last, with the time since when each is idle.
 #[derive(Default)]
 pub(super) struct Kept(Mutex<Vec<(AsyncSmtpConnection, Instant)>>);
 
 impl Kept {
-    /// One that still answers, if there is one.
+    /// Takes a connection that still responds, if there is one.
     pub(super) async fn take(&self) -> Option<AsyncSmtpConnection> {
         loop {
             let (mut connection, _) = self.0.lock().pop()?;
@@ -29,7 +29,7 @@ impl Kept {
         }
     }
 
-    /// Keeps one for the next letter.
+    /// Returns a connection to the pool.
     pub(super) fn put(&self, connection: AsyncSmtpConnection) {
         let now = Instant::now();
         let mut kept = self.0.lock();

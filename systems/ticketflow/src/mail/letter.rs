@@ -10,32 +10,32 @@ use crate::config::Letters;
 use crate::domain::event::What;
 use crate::domain::{Contact, Event, Language};
 
-/// An e-mail that is to be sent.
+/// An e-mail to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Letter {
-    /// What it tells.
+    /// Its event.
     pub event_id: Uuid,
-    /// The ticket that it is about.
+    /// Its ticket.
     pub ticket_id: Uuid,
-    /// Who gets it.
+    /// The recipient.
     pub to: Contact,
-    /// Who sends it.
+    /// The sender.
     pub from: Mailbox,
-    /// Without the angle brackets: the same at every try.
+    /// Without the angle brackets; the same at every attempt.
     pub message_id: String,
-    /// Of the request that caused the event.
+    /// The correlation id of the request that caused the event.
     pub correlation_id: String,
     /// When the event happened.
     pub date: Timestamp,
     /// One line.
     pub subject: String,
-    /// For readers of plain text.
+    /// The plain text.
     pub text: String,
-    /// The same, to look at.
+    /// The same as HTML.
     pub html: String,
 }
 
-/// What all e-mails have in common.
+/// The settings of all e-mails.
 #[derive(Clone, Debug)]
 pub struct Sender {
     from: Mailbox,
@@ -43,24 +43,24 @@ pub struct Sender {
     base_url: String,
 }
 
-/// The configured sender is no address.
+/// The configured sender is not an address.
 #[derive(Debug, thiserror::Error)]
 #[error("`{0}` is no sender: name it as `TicketFlow <desk@example.org>`")]
 pub struct WrongSender(String);
 
 impl Sender {
-    /// What the configuration says of it.
+    /// The configured sender.
     pub fn new(config: &Letters) -> Result<Self, WrongSender> {
         let from = config.from.parse().map_err(|_| WrongSender(config.from.clone()))?;
         let base_url = config.base_url.trim_end_matches('/').to_owned();
         Ok(Self { from, domain: config.domain.clone(), base_url })
     }
 
-    /// The letter about an event, or none if nobody is to have one. `id` names the sending: its repeats have the same.
+    /// The letter about an event, or `None` if there is no recipient. `id` identifies the delivery: its repeats have the same.
     pub fn letter(&self, event: &Event, id: Uuid, correlation_id: &str) -> Option<Letter> {
         let to = reader(event)?;
         let words = Words::of(to.language);
-        let told = words.tell(event, &to.name, format!("{}/#/tickets/{}", self.base_url, event.ticket.id));
+        let content = words.tell(event, &to.name, format!("{}/#/tickets/{}", self.base_url, event.ticket.id));
         Some(Letter {
             event_id: event.event_id,
             ticket_id: event.ticket.id,
@@ -69,26 +69,26 @@ impl Sender {
             message_id: format!("{id}@{}", self.domain),
             correlation_id: correlation_id.to_owned(),
             date: event.occurred_at,
-            text: told.text(),
-            html: html::page(&told),
-            subject: told.subject,
+            text: content.text(),
+            html: html::page(&content),
+            subject: content.subject,
         })
     }
 }
 
 impl Letter {
-    /// In which it is written.
+    /// Its language.
     pub const fn language(&self) -> Language {
         self.to.language
     }
 }
 
-/// Who is told: whoever waits for it, unless they did it themselves.
+/// The recipient: the person who waits for the change, unless they made it.
 fn reader(event: &Event) -> Option<&Contact> {
     let ticket = &event.ticket;
     let unless_actor = |contact: &&Contact| contact.id != event.actor.id;
     match event.what {
-        What::Created => Some(&ticket.requester), // a confirmation, whoever opened it
+        What::Created => Some(&ticket.requester), // a confirmation
         What::Assigned { .. } => ticket.assignee.as_ref().filter(unless_actor),
         What::StatusChanged { .. } => {
             Some(&ticket.requester).filter(unless_actor).or(ticket.assignee.as_ref().filter(unless_actor))
@@ -102,7 +102,7 @@ pub(super) mod tests {
     use std::fmt::Write as _;
 
     use super::*;
-    use crate::domain::event::Told;
+    use crate::domain::event::EventTicket;
     use crate::domain::{Caller, Priority, Role, Status};
 
     pub(in crate::mail) fn contact(number: u128, name: &str, language: Language) -> Contact {
@@ -115,7 +115,7 @@ pub(super) mod tests {
             event_id: Uuid::from_u128(100),
             what,
             occurred_at: "2026-11-16T12:00:00.123Z".parse().unwrap(),
-            ticket: Told {
+            ticket: EventTicket {
                 id: Uuid::from_u128(200),
                 number: 7,
                 title: "La impresora <b>no imprime</b> & huele raro".to_owned(),
@@ -138,7 +138,7 @@ pub(super) mod tests {
     pub(in crate::mail) const RESOLVED: What = What::StatusChanged { from: Status::InProgress, to: Status::Resolved };
     const TAKEN: What = What::Assigned { from: None, to: Some(Uuid::from_u128(2)) };
 
-    fn told(what: What, actor: u128, assignee: bool) -> Option<String> {
+    fn recipient(what: What, actor: u128, assignee: bool) -> Option<String> {
         let mut event = event(what);
         event.actor.id = Uuid::from_u128(actor);
         event.ticket.assignee = event.ticket.assignee.filter(|_| assignee);
@@ -146,7 +146,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn whoever_waits_for_it_is_told_unless_they_did_it() {
+    fn the_person_who_waits_gets_an_email_unless_they_made_the_change() {
         let (ana, ben) = (Some("Ana".to_owned()), Some("Ben".to_owned()));
         for (what, actor, assignee, expected) in [
             (What::Created, 1, false, &ana),
@@ -159,7 +159,7 @@ pub(super) mod tests {
             (RESOLVED, 1, false, &None),
             (What::Commented, 2, true, &None),
         ] {
-            assert_eq!(&told(what.clone(), actor, assignee), expected, "{what:?} by {actor}");
+            assert_eq!(&recipient(what.clone(), actor, assignee), expected, "{what:?} by {actor}");
         }
     }
 
@@ -180,7 +180,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_sender_that_is_no_address_is_refused() {
-        let wrong = Letters { from: "nobody".to_owned(), ..Letters::default() };
+        let wrong = Letters { from: "invalid".to_owned(), ..Letters::default() };
         assert!(Sender::new(&wrong).is_err());
     }
 }

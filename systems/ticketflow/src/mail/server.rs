@@ -1,4 +1,4 @@
-//! A mail server by its URL, and whether it talks to us at all.
+//! A mail server from its URL, and its sessions.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use tokio::time::timeout;
 
 use super::classify::{Doubt, Failure, Refusal, Stage};
 
-/// How long a server may take to say goodbye.
-const GOODBYE: Duration = Duration::from_secs(1);
+/// The timeout of QUIT.
+const QUIT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What a connection needs to know.
+/// The settings of a connection.
 pub(super) struct Server {
     host: String,
     port: u16,
@@ -28,7 +28,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Reads a URL as lettre does, which has accepted it.
+    /// Parses a URL like lettre, which has accepted it.
     pub(super) fn of(
         url: &str,
         signed_by: Option<&[u8]>,
@@ -63,7 +63,7 @@ impl Server {
         Ok(Self { port: authority.port_u16().unwrap_or(port), host, tls, hello, credentials, deadline })
     }
 
-    /// A connection that lets us in.
+    /// Opens a session.
     pub(super) async fn connect(&self) -> Result<AsyncSmtpConnection, Error> {
         let wrapped = if let Tls::Wrapper(parameters) = &self.tls { Some(parameters.clone()) } else { None };
         let at = (self.host.as_str(), self.port);
@@ -82,8 +82,8 @@ impl Server {
         Ok(connection)
     }
 
-    /// Whether it lets us in and takes letters of this sender; if recipients are named, whether it takes letters of ours for one of
-    /// them. Nothing is sent.
+    /// Checks that the server accepts a session and this sender; with recipients, that it accepts at least one of them. No letter is
+    /// sent.
     pub(super) async fn takes_letters_of(
         &self,
         sender: Option<Address>,
@@ -102,7 +102,7 @@ impl Server {
                 return Err(refusal);
             }
             if !matches!(said.doubt(), Doubt::Others { .. }) {
-                // That there is no such mailbox, or that it is full, says that nothing else was in the way.
+                // A missing or full mailbox means that the server accepts the sender.
                 refused = Ok(());
                 break;
             }
@@ -110,12 +110,12 @@ impl Server {
         }
         refused?;
         connection.command(Rset).await?;
-        say_goodbye(connection).await;
+        quit(connection).await;
         Ok(())
     }
 }
 
-/// Tells a server of a message, until it waits for the letter itself; how far that came, if it does not.
+/// Sends sender and recipient, until the server waits for the data. On failure returns the stage.
 pub(super) async fn offer(connection: &mut AsyncSmtpConnection, message: &Message) -> Result<(), (Stage, Error)> {
     let envelope = message.envelope();
     let sender = Mail::new(envelope.from().cloned(), parameters(connection, message));
@@ -128,7 +128,7 @@ pub(super) async fn offer(connection: &mut AsyncSmtpConnection, message: &Messag
     Ok(())
 }
 
-/// What a letter needs beyond ASCII. A server that has none of it is asked all the same, and says so itself.
+/// The extensions that a letter needs beyond ASCII. A server without them rejects the letter itself.
 fn parameters(connection: &AsyncSmtpConnection, message: &Message) -> Vec<MailParameter> {
     let envelope = message.envelope();
     let addresses = envelope.from().into_iter().chain(envelope.to());
@@ -143,9 +143,9 @@ fn parameters(connection: &AsyncSmtpConnection, message: &Message) -> Vec<MailPa
     parameters
 }
 
-/// Whether it says goodbye too does not matter, and is not waited for long.
-pub(super) async fn say_goodbye(mut connection: AsyncSmtpConnection) {
-    timeout(GOODBYE, connection.quit()).await.ok();
+/// Ends a session. The server's response does not matter, and the wait is short.
+pub(super) async fn quit(mut connection: AsyncSmtpConnection) {
+    timeout(QUIT_TIMEOUT, connection.quit()).await.ok();
 }
 
 #[cfg(test)]

@@ -21,29 +21,29 @@ pub struct Smtp {
     patience: Patience,
 }
 
-/// How long a mail server is waited for.
+/// The timeouts for a mail server.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// Until it wants to have a letter, or says whether it takes any.
+    /// Until it accepts the data of a letter, or responds to a probe.
     pub deadline: Duration,
-    /// For its answer to a letter that it has. Whoever gives up too early sends what was taken once more.
+    /// For its response after the data. If it is too short, accepted letters are sent again.
     pub answer: Duration,
 }
 
-/// Why a letter was not taken.
+/// The reason why a letter was not accepted.
 struct Untaken {
     refusal: Refusal,
     why: String,
 }
 
-/// The URL names no mail server, or what it needs cannot be used.
+/// The URL is invalid, or TLS cannot be set up.
 #[derive(Debug, thiserror::Error)]
 #[error("the URL of the mail server is wrong: it begins with `smtp://`, `smtp+starttls://` or `smtps://`")]
 pub struct WrongUrl(#[source] Box<dyn std::error::Error + Send + Sync>);
 
 impl Smtp {
-    /// A server by its URL; nothing is connected yet. `authority` signed its certificate, in PEM, where no public one did.
-    /// `recipients` had e-mails lately, the newest first.
+    /// Creates it from the URL, without connecting. `authority` is a private certificate authority, in PEM. `recipients` are those of
+    /// recent e-mails, newest first.
     pub fn new(
         url: &str,
         authority: Option<&[u8]>,
@@ -63,7 +63,7 @@ impl Smtp {
         Ok(Self { server, kept: Kept::default(), taken, patience })
     }
 
-    /// Sends a message. Whatever ends it early ends its connection: a late answer finds nobody.
+    /// Sends a message. If it is interrupted, its connection is closed, so that a late response reaches no other message.
     async fn hand_over(&self, message: &Message) -> Result<Receipt, Untaken> {
         let Patience { deadline, answer } = self.patience;
         let wanted = timeout(deadline, self.offer(message)).await;
@@ -81,7 +81,7 @@ impl Smtp {
         Ok(Receipt(response.message().collect::<Vec<_>>().join(" ")))
     }
 
-    /// A connection to a server that waits for the letter itself.
+    /// A connection to a server that waits for the data.
     async fn offer(&self, message: &Message) -> Result<AsyncSmtpConnection, Untaken> {
         let mut connection = match self.kept.take().await {
             Some(connection) => connection,
@@ -98,11 +98,11 @@ impl Smtp {
     }
 
     async fn leave(&self, connection: AsyncSmtpConnection, untaken: Untaken) -> Untaken {
-        server::say_goodbye(connection).await;
+        server::quit(connection).await;
         untaken
     }
 
-    /// Why the server takes no letters of ours at all, if it does not.
+    /// The reason if the server accepts no letters of this sender.
     async fn refuses_us(&self, message: &Message, doubt: Doubt) -> Option<String> {
         let envelope = message.envelope();
         let asked = envelope.to().first().zip(envelope.from());
@@ -149,6 +149,6 @@ impl Post for Smtp {
         {
             return Err(PostError::Away(why));
         }
-        Err(refusal.told(why))
+        Err(refusal.error(why))
     }
 }

@@ -1,28 +1,28 @@
-//! For whom letters were taken lately, and whom to ask for when a policy refuses somebody.
+//! Recent recipients whose letters were accepted, for probes when a policy rejects a recipient.
 //!
-//! Servers tell a client, a name or a sender that they do not like only when a recipient is named, and a recipient whom they would
-//! have to pass mail on to is refused by the same code as one who wants nothing of us. So others are asked for, whose letters were
-//! taken: if all of them are refused as well, it is about us.
+//! A server may reject a client, a name or a sender only after the recipient, and the code for a rejected relay is the same as for a
+//! recipient that wants no mail. So recipients whose letters were accepted are probed: if all of them are rejected too, the rejection
+//! is about this sender.
 
 use lettre::Address;
 use parking_lot::Mutex;
 
-/// The most that are remembered of one domain, so that a busy one does not make us forget the others. Two, because one of them may
-/// be whom the question is about.
+/// The maximum number of remembered recipients per domain, so that a busy domain does not displace the others. Two, because one of
+/// them may be the rejected recipient.
 const OF_A_DOMAIN_MAX: usize = 2;
-/// The most that are remembered.
+/// The maximum number of remembered recipients.
 const ALL_MAX: usize = 16;
-/// The most that are asked for at once. More than one: that somebody was taken once does not mean that they still are.
+/// The maximum number of recipients in one probe. More than one, because a recipient that was accepted once may be rejected now.
 const ASKED_MAX: usize = 3;
 
-/// Recipients whose letters were taken, the newest last.
+/// Recipients whose letters were accepted, newest last.
 #[derive(Default)]
 pub(super) struct Taken(Mutex<Vec<Address>>);
 
 impl Taken {
-    /// A letter for them was taken.
+    /// Records that a letter to this recipient was accepted.
     pub(super) fn note(&self, recipient: &Address) {
-        // Others need more than a plain question.
+        // Other addresses need extensions, which a probe does not use.
         if !is_plain(recipient) {
             return;
         }
@@ -40,9 +40,8 @@ impl Taken {
         taken.push(recipient.clone());
     }
 
-    /// Whom to ask for instead of this recipient: those who are like them, because a server may take what is for its own domain, as
-    /// the sender's mostly is, and pass nothing on; the nearest and newest first. If there are none, others; if nothing was taken
-    /// yet, the sender, if that is wanted.
+    /// The recipients to probe instead of this one: similar ones, nearest and newest first, because a server may accept letters for its
+    /// own domain, which is usually the sender's, and relay none. Without similar ones: others. Without any: the sender, if wanted.
     pub(super) fn instead_of(&self, recipient: &Address, sender: &Address, at_last: bool) -> Vec<Address> {
         let is_own = |address: &Address| is_same_domain(address, sender);
         let taken = self.0.lock();
@@ -103,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nobody_is_like_them_others_are_asked_for_and_at_last_the_sender() {
+    fn without_similar_recipients_others_are_probed_and_at_last_the_sender() {
         assert_eq!(instead(&["a@here.example"], "x@there.example"), ["a@here.example"]);
         assert_eq!(instead(&["a@there.example"], "x@here.example"), ["a@there.example"]);
         assert_eq!(instead(&["x@here.example", "ñ@here.example"], "x@here.example"), [DESK]);

@@ -1,25 +1,25 @@
-//! What letters say, in each language.
+//! The texts of letters, in each language.
 
 use crate::domain::event::What;
 use crate::domain::{Event, Language, Priority, Status};
 
-/// The words of one language.
+/// The texts of one language.
 pub(super) struct Words {
     language: Language,
 }
 
-/// What one letter says, before it is text or HTML.
-pub(super) struct Told {
+/// The content of a letter, before it is formatted as text or HTML.
+pub(super) struct Content {
     pub(super) language: Language,
     pub(super) subject: String,
     pub(super) greeting: String,
-    /// What happened.
+    /// The sentence about the change.
     pub(super) sentence: String,
     /// The ticket's number and title.
     pub(super) number: String,
     pub(super) title: String,
     pub(super) status: &'static str,
-    /// By which the page and the letter choose a colour.
+    /// The status word, which selects a colour.
     pub(super) status_word: &'static str,
     /// Names and values.
     pub(super) facts: [(&'static str, String); 3],
@@ -33,13 +33,13 @@ impl Words {
         Self { language }
     }
 
-    /// Everything that a letter to `reader` says about an event.
-    pub(super) fn tell(&self, event: &Event, reader: &str, link: String) -> Told {
+    /// The content of a letter to `reader` about an event.
+    pub(super) fn tell(&self, event: &Event, reader: &str, link: String) -> Content {
         let ticket = &event.ticket;
         let (subject, sentence) = self.news(event);
         let number = format!("#{}", ticket.number);
         let [status, priority, by] = self.pick(["Estado", "Prioridad", "Por"], ["Status", "Priority", "By"]);
-        Told {
+        Content {
             language: self.language,
             subject: one_line(&format!("[{number}] {subject}: {}", ticket.title)),
             greeting: self.pick(format!("Hola, {reader}:"), format!("Hello {reader},")),
@@ -128,8 +128,8 @@ impl Words {
     }
 }
 
-impl Told {
-    /// For readers of plain text.
+impl Content {
+    /// Formats it as plain text.
     pub(super) fn text(&self) -> String {
         let facts: Vec<_> = self.facts.iter().map(|(name, value)| format!("{name}: {value}")).collect();
         format!(
@@ -146,7 +146,7 @@ impl Told {
     }
 }
 
-/// A subject is one line, whatever somebody wrote into a title: nothing of it becomes a header of its own.
+/// A subject is one line whatever the title contains, so that a title cannot add a header.
 fn one_line(text: &str) -> String {
     text.replace(char::is_control, " ")
 }

@@ -1,4 +1,4 @@
-//! A database that is away when the process begins is waited for.
+//! Waits for a database that is unreachable at startup.
 
 use std::time::Duration;
 
@@ -9,15 +9,17 @@ use tracing::warn;
 
 use crate::desk::DeskError;
 
-/// The longest pause between two tries.
+/// The maximum pause between two attempts.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// Tries until it works, or fails in a way that waiting does not mend.
+/// Retries until it succeeds, or fails with an error that waiting cannot fix.
 pub(super) async fn patiently<T, F: Future<Output = Result<T>>>(what: &str, mut open: impl FnMut() -> F) -> Result<T> {
     let mut pause = Duration::from_millis(100);
     loop {
         match open().await {
-            Err(error) if is_passing(&error) => warn!(error = format!("{error:#}"), "{what} is away, will try again"),
+            Err(error) if is_passing(&error) => {
+                warn!(error = format!("{error:#}"), "{what} is unreachable, will retry")
+            }
             done => return done,
         }
         sleep(pause).await;

@@ -1,4 +1,4 @@
-//! What grows old is deleted, now and then and a little at a time.
+//! Deletes old rows and files, periodically and in small batches.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,17 +13,17 @@ use crate::config::{Config, Mail};
 use crate::desk::{Desk, Old, PRUNE_MAX};
 use crate::mail::{FILES_MAX, Folder};
 
-/// How often it is looked for.
+/// The interval.
 const EVERY: Duration = Duration::from_mins(10);
-/// No round takes longer.
+/// The timeout of a batch.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Keeps tables and folder from growing without end, until `stop` is cancelled.
+/// Limits the growth of tables and the mail folder, until `stop` is cancelled.
 pub(super) struct Upkeep {
     desk: Arc<dyn Desk>,
-    /// What, and how long it is kept.
+    /// The kinds of rows, with their retention.
     kept: [(Old, Duration); 2],
-    /// Where e-mails are files: of whoever writes them, and kept as long as those in the database.
+    /// The mail folder, if e-mails are files. They have the same retention as those in the database.
     folder: Option<(Folder, Duration)>,
 }
 
@@ -59,7 +59,7 @@ impl Upkeep {
     }
 }
 
-/// One round after the other until nothing old is left, or somebody says stop. A round that deletes less than `most` was the last.
+/// Deletes batches until nothing old is left, or until `stop` is cancelled. A batch with less than `most` was the last.
 async fn prune<F: Future<Output = Result<u64>>>(
     what: &str,
     most: u64,
@@ -76,16 +76,16 @@ async fn prune<F: Future<Output = Result<u64>>>(
                 }
             }
             Ok(Err(error)) => {
-                warn!(what, error = format!("{error:#}"), "what is old was not deleted, will try again");
+                warn!(what, error = format!("{error:#}"), "old data was not deleted, will retry");
                 break;
             }
             Err(_) => {
-                warn!(what, "what is old was not deleted in time, will try again");
+                warn!(what, "old data was not deleted in time, will retry");
                 break;
             }
         }
     }
     if deleted > 0 {
-        info!(what, deleted, "what was old is gone");
+        info!(what, deleted, "old data was deleted");
     }
 }

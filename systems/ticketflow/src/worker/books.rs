@@ -1,4 +1,4 @@
-//! What the worker writes down, in the transaction of its inbox.
+//! The worker's records, written in the transaction of its inbox.
 
 use async_trait::async_trait;
 use relevo::inbox::HandlerError;
@@ -11,20 +11,20 @@ use crate::mail::Letter;
 /// A transaction of either database.
 #[async_trait]
 pub(super) trait Books: Send {
-    /// The mail server has taken this letter.
+    /// Records that the mail server accepted this letter.
     async fn sent(&mut self, letter: &Letter) -> Result<(), sqlx::Error>;
 
-    /// A ticket as the figures know it.
+    /// The figures of a ticket.
     async fn figure(&mut self, ticket: Uuid) -> Result<Option<Figure>, sqlx::Error>;
 
-    /// A ticket as the figures know it from now on.
+    /// Stores the figures of a ticket.
     async fn keep(&mut self, figure: &Figure) -> Result<(), sqlx::Error>;
 
     /// Adds to a day.
     async fn count(&mut self, change: &DayChange) -> Result<(), sqlx::Error>;
 }
 
-/// The numbers that a change adds: opened, resolved, first responses, and the milliseconds of the last two.
+/// The additions of a change: opened, resolved, first responses, and the milliseconds of the last two.
 pub(super) fn added(change: &DayChange) -> [i64; 5] {
     use super::figures::Counted;
     match change.what {
@@ -34,11 +34,11 @@ pub(super) fn added(change: &DayChange) -> [i64; 5] {
     }
 }
 
-/// PostgreSQL's class for what two transactions did to each other.
+/// PostgreSQL's class of conflicts between transactions.
 const CONFLICT: &str = "40";
 
-/// What an error of the database means for an event. One that is away counts nothing, as the desk sees it too; two transactions in
-/// each other's way are a matter of these two alone, so that nobody else waits for them.
+/// The handler error for a database error. An unreachable database counts no attempt. A conflict of two transactions concerns only
+/// these two, so that no breaker opens.
 pub(super) fn of_database(error: sqlx::Error) -> HandlerError {
     let code = error.as_database_error().and_then(|error| error.code().map(std::borrow::Cow::into_owned));
     let is_conflict = code.is_some_and(|code| code.len() == 5 && code.starts_with(CONFLICT));
@@ -53,11 +53,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_database_that_is_away_counts_nothing_against_an_event() {
+    fn an_unreachable_database_counts_no_attempt() {
         let class = |error: sqlx::Error| of_database(error).to_string().split(':').next().map(str::to_owned);
         let broken = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
-        for away in [sqlx::Error::PoolTimedOut, sqlx::Error::WorkerCrashed, sqlx::Error::Io(broken)] {
-            assert_eq!(class(away).as_deref(), Some("away"));
+        for error in [sqlx::Error::PoolTimedOut, sqlx::Error::WorkerCrashed, sqlx::Error::Io(broken)] {
+            assert_eq!(class(error).as_deref(), Some("away"));
         }
         assert_eq!(class(sqlx::Error::RowNotFound).as_deref(), Some("transient"));
     }

@@ -1,7 +1,7 @@
 //! Figures: tickets by status, time to first response and to resolution, per agent and day.
 //!
-//! They are counted in the transaction that enters an event into the inbox, in the order of each ticket's events: once, and right.
-//! An event that was given up does not stop its ticket. Redriven, it comes behind later ones, and adds what nobody counted since.
+//! They are counted once, in the transaction that inserts an event into the inbox, in the order of each ticket's events. A
+//! dead-lettered event does not block its ticket. When it is redriven, it follows later events, and adds only what was not counted.
 
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -41,11 +41,11 @@ async fn count(books: &mut impl Books, event: &Event) -> Result<Verdict, sqlx::E
     let before = books.figure(event.ticket.id).await?;
     let (mut figure, changes) = after(before.as_ref(), event);
     if let Some(before) = before.filter(|before| before.version >= event.ticket.version) {
-        // Somebody replays on purpose what was counted.
+        // A replay of events that were counted.
         if changes.is_empty() {
             return Ok(Verdict::Skip);
         }
-        // How the ticket stands was told by a later event.
+        // A later event had the current state of the ticket.
         let Figure { first_response_at, resolved_at, .. } = figure;
         figure = Figure { first_response_at, resolved_at, ..before };
     }
@@ -56,7 +56,7 @@ async fn count(books: &mut impl Books, event: &Event) -> Result<Verdict, sqlx::E
     Ok(Verdict::Done)
 }
 
-/// A ticket as far as the figures know it.
+/// The state of a ticket in the figures.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Figure {
     pub(super) ticket_id: Uuid,
@@ -70,14 +70,14 @@ pub(super) struct Figure {
     pub(super) version: i64,
 }
 
-/// Whoever did something.
+/// The actor of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Agent {
     pub(super) id: Uuid,
     pub(super) name: String,
 }
 
-/// What is added to a day of an agent, or of nobody.
+/// An addition to a day, with or without an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DayChange {
     pub(super) day: Date,
@@ -85,18 +85,18 @@ pub(super) struct DayChange {
     pub(super) what: Counted,
 }
 
-/// What is counted.
+/// The counted kinds of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Counted {
     Opened,
-    /// With how long it took, in milliseconds.
+    /// With its duration in milliseconds.
     FirstResponse(i64),
-    /// With how long it took, in milliseconds.
+    /// With its duration in milliseconds.
     Resolved(i64),
 }
 
-/// The figures after an event, and what it adds to days. A ticket is opened, first answered and resolved once each, and the figures
-/// know which of it was counted: that it was opened, if they know the ticket at all.
+/// The figures after an event, and its additions to days. A ticket is opened, first answered and resolved once each. The figures
+/// record which of these were counted: a known ticket was counted as opened.
 fn after(known: Option<&Figure>, event: &Event) -> (Figure, Vec<DayChange>) {
     let ticket = &event.ticket;
     let at = event.occurred_at;
@@ -137,7 +137,7 @@ fn day(at: Timestamp) -> Date {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::event::Told;
+    use crate::domain::event::EventTicket;
     use crate::domain::{Caller, Contact, Language, Priority, Role};
 
     fn event(what: What, actor: u128, version: i64, at: &str) -> Event {
@@ -152,7 +152,7 @@ mod tests {
             event_id: Uuid::now_v7(),
             what,
             occurred_at: at.parse().unwrap(),
-            ticket: Told {
+            ticket: EventTicket {
                 id: Uuid::from_u128(7),
                 number: 7,
                 title: "No light".into(),
@@ -178,7 +178,7 @@ mod tests {
         let reopened = What::StatusChanged { from: Status::Resolved, to: Status::InProgress };
         for (version, (what, actor, at)) in (1..).zip([
             (What::Created, 1, "2026-11-16T23:59:58Z"),
-            (What::Commented, 1, "2026-11-16T23:59:59Z"), // the requester's own is no response
+            (What::Commented, 1, "2026-11-16T23:59:59Z"), // the requester's own comment is not a response
             (What::Assigned { from: None, to: Some(Uuid::from_u128(2)) }, 2, "2026-11-16T23:59:59Z"),
             (What::Commented, 2, "2026-11-17T00:00:00Z"),
             (resolved(Status::Open), 3, "2026-11-17T00:00:01.5Z"),
@@ -187,13 +187,13 @@ mod tests {
         ]) {
             let (after, changes) = after(figure.as_ref(), &event(what, actor, version, at));
             said.extend(changes.iter().map(|change| {
-                let agent = change.agent.as_ref().map_or("nobody", |agent| agent.name.as_str()).to_owned();
+                let agent = change.agent.as_ref().map_or("none", |agent| agent.name.as_str()).to_owned();
                 (change.day.to_string(), agent, change.what)
             }));
             figure = Some(after);
         }
         let expected = [
-            ("2026-11-16", "nobody", Counted::Opened),
+            ("2026-11-16", "none", Counted::Opened),
             ("2026-11-17", "p2", Counted::FirstResponse(2_000)),
             ("2026-11-17", "p3", Counted::Resolved(3_500)),
         ];
@@ -217,7 +217,7 @@ mod tests {
         assert_eq!(counted, expected);
     }
 
-    /// The books of one ticket, in memory.
+    /// The figures of one ticket, in memory.
     #[derive(Default)]
     struct Page {
         figure: Option<Figure>,

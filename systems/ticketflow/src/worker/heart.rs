@@ -1,4 +1,4 @@
-//! The worker's heartbeat: a line in the log. `/health` does not read it, but the signs of life that consumers leave in the database.
+//! The worker's heartbeat in the log. `/health` does not use it: it reads the consumers' heartbeats in the database.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -11,13 +11,13 @@ use tokio::time::{Instant, interval_at};
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-/// Says now and then that the worker lives.
+/// Periodically logs that the worker is alive.
 pub(super) struct Heart {
     every: Duration,
     pulse: Pulse,
 }
 
-/// When the last message was handled; handlers say so.
+/// When the last message was handled, reported by handlers.
 #[derive(Clone, Default)]
 pub(super) struct Pulse(Arc<AtomicI64>);
 

@@ -1,8 +1,8 @@
-//! E-mails: call, then commit. The mail server is asked outside of any transaction; that it has taken a letter is written down in the
-//! transaction that enters the event into the inbox.
+//! E-mails: call, then commit. The mail server is called outside of any transaction. The transaction that inserts the event into the
+//! inbox records that the letter was accepted.
 //!
-//! A worker that dies in between asks again: the mail server is asked at least once. A repeat has the same Message-ID, by which it
-//! can be recognised; whether the receiver's side does so is its own affair.
+//! If a worker dies in between, the letter is sent again: at least once. A repeat has the same Message-ID, by which the receiver may
+//! recognise it.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::domain::Event;
 use crate::domain::event::CORRELATION_ID;
 use crate::mail::{Letter, Post, PostError, Sender};
 
-/// Sends an e-mail about an event, to whoever waits for it.
+/// Sends an e-mail about an event.
 pub(super) struct Notify {
     post: Arc<dyn Post>,
     sender: Sender,
@@ -57,13 +57,13 @@ impl<T: Books> TypedCall<T> for Notify {
     }
 }
 
-/// What a letter that was not taken means for its event.
+/// The handler error for a letter that was not accepted.
 fn trouble(error: PostError) -> HandlerError {
     match error {
         PostError::Away(_) => HandlerError::unavailable(error), // opens the breaker, counts nothing
         PostError::Later(_) => HandlerError::transient(error).with_class("greylisted"),
         PostError::Unanswered(_) => HandlerError::transient(error).with_class("unanswered"),
         PostError::Doubted(_) => HandlerError::transient(error).with_class("refused"),
-        PostError::Refused(_) => HandlerError::permanent(error).with_class("refused"), // a dead letter, for a person
+        PostError::Refused(_) => HandlerError::permanent(error).with_class("refused"), // dead-lettered, for an operator
     }
 }

@@ -1,4 +1,4 @@
-//! The worker's books in SQLite: times are milliseconds, ids are text.
+//! The worker's records in SQLite: times are milliseconds, ids are text.
 
 use async_trait::async_trait;
 use jiff::Timestamp;

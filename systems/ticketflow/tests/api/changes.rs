@@ -1,11 +1,11 @@
-//! What happens to tickets, and what is told of it.
+//! Changes of tickets, and their events.
 
 use serde_json::{Value, json};
 use ticketflow::domain::Event;
 
 use crate::world::{ANA, BEN, CARLA, DAN, Reply, World};
 
-pub(crate) async fn a_ticket_is_opened_read_and_told_of(world: &World) {
+pub(crate) async fn a_ticket_is_opened_and_read_and_its_event_is_emitted(world: &World) {
     let body = json!({ "title": "No light", "description": "None\nat all", "priority": "high" });
     let opened = world.post(ANA, "/api/tickets", &body).with("x-correlation-id", "call-7").send().await;
     assert_eq!(opened.status, 201, "{}", opened.text);
@@ -35,11 +35,11 @@ pub(crate) async fn a_ticket_is_opened_read_and_told_of(world: &World) {
         (&json!("created"), &json!("Ana"), &json!("call-7"))
     );
 
-    let [told] = &world.events().await[..] else { panic!("one event") };
-    let event: Event = serde_json::from_value(told.clone()).unwrap();
+    let [emitted] = &world.events().await[..] else { panic!("one event") };
+    let event: Event = serde_json::from_value(emitted.clone()).unwrap();
     assert_eq!(event.what.name(), "ticket.created");
     assert_eq!((&*event.ticket.requester.email, event.ticket.number), ("ana@ticketflow.example", 1));
-    assert_eq!(told["ticket"]["created_at"], ticket["created_at"]);
+    assert_eq!(emitted["ticket"]["created_at"], ticket["created_at"]);
     let headers: Value =
         serde_json::from_str(&world.texts("SELECT headers::text FROM relevo.message").await[0]).unwrap();
     let id = event.event_id.to_string();
@@ -48,7 +48,7 @@ pub(crate) async fn a_ticket_is_opened_read_and_told_of(world: &World) {
     assert_eq!(world.texts(named).await, [format!("ticket.created ticket.created {}", event.ticket.id)]);
 }
 
-pub(crate) async fn a_ticket_walks_to_its_end(world: &World) {
+pub(crate) async fn a_ticket_is_closed_step_by_step(world: &World) {
     let mut seen = world.opened(ANA, "No light").await;
     let dan = world.get(DAN, "/api/me").send().await.json["id"].clone();
     seen = changed(world, DAN, &seen, "assignee", &json!({ "assignee": dan })).await;
@@ -74,9 +74,9 @@ pub(crate) async fn a_ticket_walks_to_its_end(world: &World) {
     assert_eq!(comments.items(), [comment.json]);
 }
 
-pub(crate) async fn a_requester_closes_or_reopens_what_was_resolved(world: &World) {
+pub(crate) async fn a_requester_closes_or_reopens_a_resolved_ticket(world: &World) {
     let seen = world.opened(ANA, "No light").await;
-    // Somebody may, but not who asks; and what nobody may is no matter of roles.
+    // Another role may, but not the caller's. A transition that no role may make does not depend on roles.
     let refused = world.change(ANA, &seen, "status", &json!({ "status": "closed" })).send().await;
     assert_eq!((refused.status.as_u16(), &refused.json["type"]), (403, &json!("urn:ticketflow:problem:role")));
     assert!(refused.json["detail"].as_str().unwrap().contains("once it is resolved"), "{}", refused.text);
@@ -89,7 +89,7 @@ pub(crate) async fn a_requester_closes_or_reopens_what_was_resolved(world: &Worl
     assert_eq!(seen.json["version"], 5);
 }
 
-pub(crate) async fn a_closed_ticket_is_neither_assigned_nor_written_under(world: &World) {
+pub(crate) async fn a_closed_ticket_is_neither_assigned_nor_commented(world: &World) {
     let seen = world.opened(ANA, "No light").await;
     let seen = changed(world, CARLA, &seen, "status", &json!({ "status": "closed" })).await;
     let before = world.stored().await;
@@ -107,17 +107,17 @@ pub(crate) async fn a_closed_ticket_is_neither_assigned_nor_written_under(world:
     assert_eq!(world.stored().await, before);
 }
 
-pub(crate) async fn an_assignee_is_an_agent_or_nobody(world: &World) {
+pub(crate) async fn an_assignee_is_an_agent_or_none(world: &World) {
     let seen = world.opened(ANA, "No light").await;
     let before = world.stored().await;
     let ben = world.get(BEN, "/api/me").send().await.json["id"].clone();
-    for nobody in [ben, json!("00000000-0000-7000-8000-000000000000")] {
-        let refused = world.change(CARLA, &seen, "assignee", &json!({ "assignee": nobody })).refused().await;
+    for invalid in [ben, json!("00000000-0000-7000-8000-000000000000")] {
+        let refused = world.change(CARLA, &seen, "assignee", &json!({ "assignee": invalid })).refused().await;
         assert_eq!(refused, (422, "invalid".into(), vec!["assignee unknown".into()]));
     }
     let refused = world.change(ANA, &seen, "assignee", &json!({ "assignee": null })).refused().await;
     assert_eq!((refused.0, &*refused.1), (403, "role"));
-    // Nobody has it already: nothing changes and nothing is told.
+    // It has no assignee already: nothing changes and no event is emitted.
     let same = changed(world, CARLA, &seen, "assignee", &json!({ "assignee": null })).await;
     assert_eq!(same.json["version"], 1);
     assert_eq!(world.stored().await, before);

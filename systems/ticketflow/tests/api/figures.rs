@@ -1,4 +1,4 @@
-//! Figures of events that were given up and redriven later, and of many days.
+//! Figures of events that were dead-lettered and redriven, and of many days.
 
 use std::time::Duration;
 
@@ -105,7 +105,7 @@ pub(crate) async fn a_redriven_event_adds_what_is_missing(world: &World) {
     ran.unwrap();
 }
 
-pub(crate) async fn days_are_told_whole_and_in_one_order(world: &World) {
+pub(crate) async fn days_are_returned_whole_and_in_one_order(world: &World) {
     let day = if world.is_sqlite() { "date('2024-01-01', '+' || n || ' days')" } else { "DATE '2024-01-01' + n" };
     let id = |number: u32| format!("'00000000-0000-7000-8000-00000000000{number}'");
     let quoted = |name: &str| format!("'{name}'");

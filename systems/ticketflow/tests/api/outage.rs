@@ -1,4 +1,4 @@
-//! A database that is away.
+//! An unreachable database.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use crate::place::Place;
 use crate::world::{ANA, Reply, World};
 
 #[tokio::test]
-async fn a_request_while_postgres_is_away_says_when_to_come_again() {
+async fn a_request_while_postgres_is_down_gets_a_retry_after() {
     let mut place = Place::postgres().await;
     desk::migrate(&place.database).await.unwrap();
     let Database::Postgres(url) = &place.database else { panic!("a server") };
@@ -50,12 +50,12 @@ async fn a_request_while_postgres_is_away_says_when_to_come_again() {
 }
 
 #[tokio::test]
-async fn a_ticket_that_somebody_has_locked_does_not_stop_the_others() {
+async fn a_locked_ticket_does_not_block_the_others() {
     let world = World::postgres().await;
     let (locked, other) = (world.opened(ANA, "Locked").await, world.opened(ANA, "Other").await);
     let Database::Postgres(url) = &world.database else { panic!("a server") };
-    let mut somebody = PgConnection::connect(url.expose()).await.unwrap();
-    let mut tx = somebody.begin().await.unwrap();
+    let mut session = PgConnection::connect(url.expose()).await.unwrap();
+    let mut tx = session.begin().await.unwrap();
     let lock =
         format!("SELECT 1 FROM ticketflow.ticket WHERE id = '{}' FOR UPDATE", locked.json["id"].as_str().unwrap());
     sqlx::raw_sql(AssertSqlSafe(lock)).execute(&mut *tx).await.unwrap();
@@ -67,7 +67,7 @@ async fn a_ticket_that_somebody_has_locked_does_not_stop_the_others() {
     }
     // Those are first.
     tokio::task::yield_now().await;
-    // The others may have to wait until one of those gives up; on a busy machine they come again, as they are told to.
+    // The others may have to wait until one of those times out. On a busy machine they retry, as the response requests.
     let free = async || {
         let end = Instant::now() + Duration::from_secs(30);
         loop {
@@ -88,16 +88,16 @@ async fn a_ticket_that_somebody_has_locked_does_not_stop_the_others() {
 }
 
 #[tokio::test]
-async fn what_takes_too_long_is_given_up_by_the_database_too() {
+async fn the_database_cancels_a_statement_that_takes_too_long() {
     let world = World::postgres().await;
     let Database::Postgres(url) = &world.database else { panic!("a server") };
-    let mut somebody = PgConnection::connect(url.expose()).await.unwrap();
-    let mut tx = somebody.begin().await.unwrap();
+    let mut session = PgConnection::connect(url.expose()).await.unwrap();
+    let mut tx = session.begin().await.unwrap();
     sqlx::raw_sql("LOCK TABLE ticketflow.ticket IN ACCESS EXCLUSIVE MODE").execute(&mut *tx).await.unwrap();
     let reply = world.get(ANA, "/api/tickets").send().await;
     assert_eq!((reply.status.as_u16(), reply.header("retry-after")), (503, "2"), "{}", reply.text);
     assert_eq!(reply.json["type"], "urn:ticketflow:problem:late");
-    // The lock is still there, and nobody of ours waits for it.
+    // The lock is still held, and no session of the service waits for it.
     let end = Instant::now() + Duration::from_secs(30);
     let waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
                    AND application_name = 'ticketflow' AND wait_event_type = 'Lock'";
@@ -110,11 +110,11 @@ async fn what_takes_too_long_is_given_up_by_the_database_too() {
 }
 
 #[tokio::test]
-async fn a_start_waits_for_a_database_that_says_not_now() {
+async fn a_start_waits_for_a_database_that_is_starting() {
     let world = World::postgres().await;
     let Database::Postgres(url) = &world.database else { panic!("a server") };
-    let mut somebody = PgConnection::connect(url.expose()).await.unwrap();
-    let mut tx = somebody.begin().await.unwrap();
+    let mut session = PgConnection::connect(url.expose()).await.unwrap();
+    let mut tx = session.begin().await.unwrap();
     sqlx::raw_sql("LOCK TABLE relevo.settings IN EXCLUSIVE MODE").execute(&mut *tx).await.unwrap();
     let mut config = Config::embedded(&world.folder);
     config.listen.set_port(0);
@@ -139,5 +139,5 @@ async fn a_start_waits_for_a_database_that_says_not_now() {
     let (ran, released) = tokio::join!(run::run(config, true, tell, stop.clone()), release);
     ran.unwrap();
     released.expect("it waits for the lock");
-    assert!(served.load(Ordering::Relaxed), "it served before it was told to stop");
+    assert!(served.load(Ordering::Relaxed), "it served before the shutdown");
 }

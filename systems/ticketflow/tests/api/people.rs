@@ -19,7 +19,7 @@ async fn names(world: &World, query: &str) -> Vec<String> {
     people.items().iter().map(|person| person["name"].as_str().unwrap().to_owned()).collect()
 }
 
-pub(crate) async fn an_admin_adds_people_whose_token_is_told_once(world: &World) {
+pub(crate) async fn an_admin_adds_people_whose_token_is_shown_once(world: &World) {
     let body = json!({ "name": "Zoe", "email": "zoe@example.org", "role": "agent", "language": "en" });
     let add = || world.post(EVA, "/api/people", &body).with("idempotency-key", "k").send();
     let added = add().await;
@@ -42,7 +42,7 @@ pub(crate) async fn an_admin_adds_people_whose_token_is_told_once(world: &World)
     assert_eq!(world.get(CARLA, "/api/people").send().await.items().len(), 6);
 }
 
-pub(crate) async fn another_token_ends_the_one_before(world: &World) {
+pub(crate) async fn a_new_token_replaces_the_old_one(world: &World) {
     let carla = id(world, CARLA).await;
     let path = format!("/api/people/{carla}/token");
     let give = || world.post(EVA, &path, &json!({})).with("idempotency-key", "k").send();
@@ -61,7 +61,7 @@ pub(crate) async fn another_token_ends_the_one_before(world: &World) {
     assert!(kept.iter().all(|body| !body.contains(&token)));
 }
 
-pub(crate) async fn a_disabled_person_is_let_in_again_by_another_token(world: &World) {
+pub(crate) async fn a_new_token_enables_a_disabled_person_again(world: &World) {
     let dan = id(world, DAN).await;
     let (has, other) = (world.opened(ANA, "No light").await, world.opened(ANA, "No sound").await);
     let give = |seen| world.change(CARLA, seen, "assignee", &json!({ "assignee": dan }));
@@ -82,7 +82,7 @@ pub(crate) async fn a_disabled_person_is_let_in_again_by_another_token(world: &W
     assert_eq!(give(&other).send().await.status, 200);
 }
 
-pub(crate) async fn only_admins_decide_who_is_let_in(world: &World) {
+pub(crate) async fn only_admins_manage_people(world: &World) {
     let carla = id(world, CARLA).await;
     let before = world.stored().await;
     for what in ["token", "disable"] {
@@ -91,9 +91,9 @@ pub(crate) async fn only_admins_decide_who_is_let_in(world: &World) {
             let refused = world.post(token, &path, &json!({})).refused().await;
             assert_eq!((refused.0, &*refused.1), (403, "role"), "{what} {token}");
         }
-        for nobody in ["no-id", "00000000-0000-7000-8000-000000000000"] {
-            let refused = world.post(EVA, &format!("/api/people/{nobody}/{what}"), &json!({})).refused().await;
-            assert_eq!((refused.0, &*refused.1), (404, "no-person"), "{what} {nobody}");
+        for unknown in ["no-id", "00000000-0000-7000-8000-000000000000"] {
+            let refused = world.post(EVA, &format!("/api/people/{unknown}/{what}"), &json!({})).refused().await;
+            assert_eq!((refused.0, &*refused.1), (404, "no-person"), "{what} {unknown}");
         }
         let refused = world.post(EVA, &path, &json!({ "token": "mine" })).with("idempotency-key", "k").refused().await;
         assert_eq!(refused, (422, "invalid".into(), vec!["token unknown".into()]), "{what}");
@@ -116,8 +116,8 @@ pub(crate) async fn tokens_are_given_and_people_disabled_from_the_command_line(w
         let mut command = Command::new(env!("CARGO_BIN_EXE_ticketflow"));
         command.arg("person").args(words).arg("--config").arg(&file).arg("--data").arg(&real.folder);
         let output = command.env("TICKETFLOW_DATABASE_URL", url).output().unwrap();
-        let told = [output.stdout, output.stderr].map(|told| String::from_utf8(told).unwrap().trim().to_owned());
-        (output.status.success(), told)
+        let printed = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap().trim().to_owned());
+        (output.status.success(), printed)
     };
     let token = |words: &[&str]| match ticketflow(words) {
         (true, [token, _]) => Token::new(token),
@@ -129,8 +129,8 @@ pub(crate) async fn tokens_are_given_and_people_disabled_from_the_command_line(w
     assert_eq!(name(&first).await.as_deref(), Some("Zoe"));
     let second = token(&["token", "ZOE@example.org"]);
     assert_eq!((name(&first).await, name(&second).await.as_deref()), (None, Some("Zoe")));
-    let (_, [told, _]) = ticketflow(&["disable", "zoe@example.org"]);
-    assert_eq!(told, "Zoe is disabled; hint: `ticketflow person token zoe@example.org` lets them in again");
+    let (_, [printed, _]) = ticketflow(&["disable", "zoe@example.org"]);
+    assert_eq!(printed, "Zoe is disabled; hint: `ticketflow person token zoe@example.org` lets them in again");
     assert_eq!(name(&second).await, None);
     let third = token(&["token", "zoe@example.org"]);
     assert_eq!((name(&second).await, name(&third).await.as_deref()), (None, Some("Zoe")));
@@ -173,7 +173,7 @@ pub(crate) async fn two_processes_migrate_at_once(world: &World) {
     desk::open(&empty.database).await.unwrap().ping().await.unwrap();
 }
 
-pub(crate) async fn a_database_that_is_not_ready_says_which_command(world: &World) {
+pub(crate) async fn a_database_that_is_not_ready_names_the_command(world: &World) {
     assert_eq!(desk::migrate(&world.database).await.unwrap(), Vec::<i64>::new());
     for (version, hint) in [("1", "run `ticketflow migrate`"), ("99", "upgrade the program")] {
         world.run("DELETE FROM ticketflow.migration").await;

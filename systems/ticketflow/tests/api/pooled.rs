@@ -10,14 +10,14 @@ use crate::world::{ANA, CARLA, PATIENCE, World};
 use crate::{changes, people};
 
 #[tokio::test]
-async fn behind_a_pooler_tickets_walk_to_their_end_and_people_are_added() {
+async fn behind_a_pooler_tickets_are_closed_and_people_are_added() {
     let world = World::pooled().await;
-    changes::a_ticket_walks_to_its_end(&world).await;
-    people::an_admin_adds_people_whose_token_is_told_once(&world).await;
+    changes::a_ticket_is_closed_step_by_step(&world).await;
+    people::an_admin_adds_people_whose_token_is_shown_once(&world).await;
 }
 
 #[tokio::test]
-async fn behind_a_pooler_many_read_and_write_at_once_on_few_sessions() {
+async fn behind_a_pooler_many_requests_share_few_sessions() {
     let world = World::pooled().await;
     let seen = world.opened(ANA, "No light").await;
     // Another process, whose statements would have the same names if they had any.

@@ -19,7 +19,7 @@ const OLD: i64 = 2 * PRUNE_MAX + 7;
 const EMAILS: &str = "SELECT count(*) FROM ticketflow.email";
 const REQUESTS: &str = "SELECT count(*) FROM ticketflow.idempotency";
 
-/// Puts so many e-mails and requests there, the first of them `days` old and each a millisecond younger than the one before.
+/// Inserts this many e-mails and requests, the first of them `days` old and each a millisecond younger than the one before.
 async fn fill(world: &World, name: &str, count: i64, days: i64) {
     let ana = world.get(ANA, "/api/me").send().await.json["id"].as_str().unwrap().to_owned();
     let first = Timestamp::now().as_millisecond() - days * DAY_MS;
@@ -37,7 +37,7 @@ async fn fill(world: &World, name: &str, count: i64, days: i64) {
         .await;
 }
 
-pub(crate) async fn what_is_old_is_deleted_a_little_at_a_time(world: &World) {
+pub(crate) async fn old_rows_are_deleted_in_batches(world: &World) {
     fill(world, "old", OLD, 40).await;
     fill(world, "new", 3, 1).await;
     let before = Timestamp::now() - Duration::from_hours(30 * 24);
@@ -51,7 +51,7 @@ pub(crate) async fn what_is_old_is_deleted_a_little_at_a_time(world: &World) {
     }
 }
 
-pub(crate) async fn a_service_deletes_what_is_older_than_it_keeps(world: &World) {
+pub(crate) async fn a_service_deletes_rows_older_than_the_retention(world: &World) {
     fill(world, "old", OLD, 3).await;
     fill(world, "young", 5, 2).await;
     let mut config = Config::embedded(&world.folder);
@@ -86,13 +86,13 @@ pub(crate) async fn a_service_deletes_what_is_older_than_it_keeps(world: &World)
 
 /// SQLite has one writer at a time; in PostgreSQL the two meet.
 #[tokio::test]
-async fn a_request_that_comes_again_while_it_is_deleted_stays() {
+async fn a_request_repeated_while_it_is_deleted_stays() {
     let world = World::postgres().await;
     fill(&world, "old", 1, 40).await;
     let end = Instant::now() + DEADLINE;
     let deleted = loop {
-        match pruned_while_it_comes_again(&world).await {
-            // Nobody waits for a row for more than two seconds, which a busy machine may take for the rest.
+        match pruned_while_it_is_repeated(&world).await {
+            // No session waits for a row for more than two seconds, which a busy machine may need for the rest.
             Err(DeskError::Away(_)) if Instant::now() < end => {}
             deleted => break deleted.unwrap(),
         }
@@ -100,12 +100,12 @@ async fn a_request_that_comes_again_while_it_is_deleted_stays() {
     assert_eq!((deleted, world.number(REQUESTS).await), (0, 1));
 }
 
-/// Has an old request come again, and commits that once whoever deletes waits for its row; how many were deleted.
-async fn pruned_while_it_comes_again(world: &World) -> Result<u64, DeskError> {
+/// Repeats an old request, and commits once the deletion waits for its row. Returns the number of deleted rows.
+async fn pruned_while_it_is_repeated(world: &World) -> Result<u64, DeskError> {
     let Database::Postgres(url) = &world.database else { panic!("a server") };
-    let mut somebody = PgConnection::connect(url.expose()).await.unwrap();
+    let mut session = PgConnection::connect(url.expose()).await.unwrap();
     world.run("UPDATE ticketflow.idempotency SET created_at = now() - interval '40 days'").await;
-    let mut tx = somebody.begin().await.unwrap();
+    let mut tx = session.begin().await.unwrap();
     sqlx::raw_sql("UPDATE ticketflow.idempotency SET created_at = now()").execute(&mut *tx).await.unwrap();
     let waiting =
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
@@ -117,7 +117,7 @@ async fn pruned_while_it_comes_again(world: &World) -> Result<u64, DeskError> {
     let mut prune = world.desk.prune(Old::Requests, Timestamp::now() - Duration::from_hours(24));
     tokio::select! {
         biased;
-        deleted = &mut prune => return Err(deleted.expect_err("the row is somebody else's")),
+        deleted = &mut prune => return Err(deleted.expect_err("the row is locked by another session")),
         () = waits => {}
     }
     tx.commit().await.unwrap();

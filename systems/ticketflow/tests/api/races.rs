@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::world::{ANA, CARLA, DAN, PATIENCE, Reply, World};
 
-/// Until so many sessions wait for a lock; `false` if they have not in the time that anybody waits for one.
+/// Waits until this many sessions wait for a lock. Returns `false` if they do not within the lock timeout.
 async fn waiting(world: &World, sessions: i64) -> bool {
     let sql = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
     let all_wait = async {
@@ -21,11 +21,11 @@ async fn waiting(world: &World, sessions: i64) -> bool {
     timeout(Duration::from_secs(3), all_wait).await.is_ok()
 }
 
-/// Has an assignment wait for a ticket, and a comment behind it; what they are told, unless one of them waited too long.
+/// Lets an assignment wait for a ticket, and a comment behind it. Returns their responses, unless one of them timed out.
 async fn meet(world: &World, seen: &Reply, dan: &Value) -> Option<(Reply, Reply)> {
     let Database::Postgres(url) = &world.database else { panic!("a server") };
-    let mut somebody = PgConnection::connect(url.expose()).await.unwrap();
-    let mut tx = somebody.begin().await.unwrap();
+    let mut session = PgConnection::connect(url.expose()).await.unwrap();
+    let mut tx = session.begin().await.unwrap();
     let lock = format!("SELECT 1 FROM ticketflow.ticket WHERE id = '{}' FOR UPDATE", seen.json["id"].as_str().unwrap());
     sqlx::raw_sql(AssertSqlSafe(lock)).execute(&mut *tx).await.unwrap();
     let assign = world.change(CARLA, seen, "assignee", &json!({ "assignee": dan })).send();
@@ -51,7 +51,7 @@ async fn a_comment_that_waits_for_an_assignment_leaves_it_as_it_is() {
     let world = World::postgres().await;
     let dan = world.get(DAN, "/api/me").send().await.json["id"].clone();
     let end = Instant::now() + PATIENCE;
-    // Nobody waits for a ticket for more than two seconds. Where a busy machine takes them, another one is met at.
+    // No session waits for a ticket for more than two seconds. If a busy machine needs longer, the case is repeated.
     let (seen, (assigned, commented)) = loop {
         let seen = world.opened(ANA, "No light").await;
         if let Some(replies) = meet(&world, &seen, &dan).await {
@@ -68,6 +68,6 @@ async fn a_comment_that_waits_for_an_assignment_leaves_it_as_it_is() {
     assert_eq!(kinds, ["created", "assigned", "comment"]);
     let events = world.events().await;
     let of_ticket = events.iter().filter(|event| event["ticket"]["id"] == seen.json["id"]);
-    let told: Vec<_> = of_ticket.map(|event| event["ticket"]["assignee"]["id"].clone()).collect();
-    assert_eq!(told, [json!(null), dan.clone(), dan]);
+    let assignees: Vec<_> = of_ticket.map(|event| event["ticket"]["assignee"]["id"].clone()).collect();
+    assert_eq!(assignees, [json!(null), dan.clone(), dan]);
 }

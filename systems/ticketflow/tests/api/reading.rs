@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::world::{ANA, BEN, CARLA, EVA, World};
 
-pub(crate) async fn a_cursor_walks_all_while_others_open_more(world: &World) {
+pub(crate) async fn a_cursor_returns_all_while_others_open_more(world: &World) {
     for number in 0..23 {
         world.opened(ANA, &format!("Ticket {number}")).await;
     }
@@ -101,7 +101,7 @@ pub(crate) async fn the_description_names_every_route(world: &World) {
     let schemas = description.json["components"]["schemas"].as_object().unwrap();
     assert_eq!(schemas["Status"]["enum"], json!(["open", "in_progress", "waiting", "resolved", "closed"]));
     assert_eq!(description.json["components"]["securitySchemes"]["token"]["scheme"], "bearer");
-    assert!(!description.text.contains("TicketBody"), "names of ours are nobody's business");
+    assert!(!description.text.contains("TicketBody"), "internal names are not part of the API");
 }
 
 pub(crate) async fn the_owners_views_answer(world: &World) {
@@ -155,7 +155,7 @@ pub(crate) async fn dispatched_is_what_the_broker_has(world: &World) {
     assert_eq!((world.number(&dispatched).await, world.number(&waiting).await), (1, 1));
 }
 
-pub(crate) async fn of_a_long_history_the_newest_is_told(world: &World) {
+pub(crate) async fn the_newest_lines_of_a_long_history_are_returned(world: &World) {
     let seen = world.opened(ANA, "No light").await;
     let (id, ana) = (seen.json["id"].as_str().unwrap(), seen.json["requester"]["id"].as_str().unwrap());
     let numbers = "WITH RECURSIVE n(n) AS (SELECT 2 UNION ALL SELECT n + 1 FROM n WHERE n < 1003)";
@@ -173,14 +173,14 @@ pub(crate) async fn of_a_long_history_the_newest_is_told(world: &World) {
         ))
         .await;
     for (what, field) in [("comments", "body"), ("history", "comment")] {
-        let told = world.get(ANA, &format!("{}/{what}", seen.path())).send().await;
-        let [first, .., last] = told.items() else { panic!("{}", told.text) };
+        let reply = world.get(ANA, &format!("{}/{what}", seen.path())).send().await;
+        let [first, .., last] = reply.items() else { panic!("{}", reply.text) };
         assert_eq!((&first[field], &last[field]), (&json!("comment 4"), &json!("comment 1003")), "{what}");
-        assert_eq!(told.items().len(), 1000, "{what}");
+        assert_eq!(reply.items().len(), 1000, "{what}");
     }
 }
 
-pub(crate) async fn what_was_carried_is_kept_for_thirty_days(world: &World) {
+pub(crate) async fn published_events_are_retained_for_thirty_days(world: &World) {
     let config = config::Outbox::default();
     flow::open_outbox(&world.database, &config).await.unwrap();
     let days = if world.is_sqlite() {
@@ -194,7 +194,7 @@ pub(crate) async fn what_was_carried_is_kept_for_thirty_days(world: &World) {
     assert_eq!(world.number(days).await, 1);
 }
 
-pub(crate) async fn emails_and_figures_are_told(world: &World) {
+pub(crate) async fn emails_and_figures_are_returned(world: &World) {
     let seen = world.opened(ANA, "No light").await;
     let id = seen.json["id"].as_str().unwrap();
     let (ana, event) = (seen.json["requester"]["id"].as_str().unwrap(), world.events().await[0]["event_id"].clone());
@@ -238,7 +238,7 @@ pub(crate) async fn emails_and_figures_are_told(world: &World) {
     );
 }
 
-pub(crate) async fn every_answer_has_the_headers_of_browsers(world: &World) {
+pub(crate) async fn every_response_has_the_security_headers(world: &World) {
     let seen = world.opened(ANA, "No light").await;
     for reply in [seen, world.call("GET", "/nothing").send().await, world.call("GET", "/health").send().await] {
         assert_eq!(reply.header("x-content-type-options"), "nosniff");

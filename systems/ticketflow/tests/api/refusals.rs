@@ -8,7 +8,7 @@ fn refusal(status: u16, word: &str, fields: &[&str]) -> (u16, String, Vec<String
     (status, word.to_owned(), fields.iter().map(|&field| field.to_owned()).collect())
 }
 
-pub(crate) async fn every_invalid_field_is_told_and_nothing_is_stored(world: &World) {
+pub(crate) async fn every_invalid_field_is_reported_and_nothing_is_stored(world: &World) {
     let seen = world.opened(ANA, "No light").await;
     let before = world.stored().await;
     let (ticket, status, comments) =
@@ -72,7 +72,7 @@ pub(crate) async fn every_invalid_field_is_told_and_nothing_is_stored(world: &Wo
     assert_eq!(world.stored().await, before);
 }
 
-pub(crate) async fn bodies_that_cannot_be_read_are_refused(world: &World) {
+pub(crate) async fn bodies_that_cannot_be_read_are_rejected(world: &World) {
     let before = world.stored().await;
     let post = |body: &str| world.post(ANA, "/api/tickets", &Value::Null).body(body.to_owned());
     let broken = post("{\"title\": \"t\",\n  \"description\" \"d\"}").send().await;
@@ -95,7 +95,7 @@ pub(crate) async fn bodies_that_cannot_be_read_are_refused(world: &World) {
     assert_eq!(world.stored().await, before);
 }
 
-pub(crate) async fn a_stale_or_missing_version_is_refused(world: &World) {
+pub(crate) async fn a_stale_or_missing_version_is_rejected(world: &World) {
     let seen = world.opened(ANA, "No light").await;
     let body = json!({ "status": "waiting" });
     let before = world.stored().await;
@@ -139,7 +139,7 @@ pub(crate) async fn forbidden_transitions_name_the_allowed_ones(world: &World) {
     assert_eq!(added, [0, 1, 0, 2, 0, 2, 2]);
 }
 
-pub(crate) async fn nobody_comes_in_without_a_token(world: &World) {
+pub(crate) async fn a_request_without_a_token_is_rejected(world: &World) {
     let before = world.stored().await;
     for token in ["Bearer wrong", "Bearer", "Bearer  ", "Basic YW5hOmRlbW8tYW5h", "demo-ana", "Bearer demo-ana\u{e9}"] {
         let call = world.call("POST", "/api/tickets").with("content-type", "application/json").body("{}");

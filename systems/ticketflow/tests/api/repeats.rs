@@ -12,7 +12,7 @@ fn open(world: &World, token: &str, title: &str, key: &str) -> Call {
     world.post(token, "/api/tickets", &body).with("idempotency-key", key)
 }
 
-pub(crate) async fn a_repeat_is_told_the_same_and_does_nothing(world: &World) {
+pub(crate) async fn a_repeat_gets_the_same_response_and_changes_nothing(world: &World) {
     let first = open(world, ANA, "No light", "k1").send().await;
     let changed = world.change(CARLA, &first, "status", &json!({ "status": "waiting" })).with("idempotency-key", "k2");
     let changed = changed.send().await;
@@ -21,7 +21,7 @@ pub(crate) async fn a_repeat_is_told_the_same_and_does_nothing(world: &World) {
     let before = world.stored().await;
     let again = [
         (first.text.clone(), open(world, ANA, "No light", "k1")),
-        // The version is stale by now, and still the first answer is told.
+        // The version is stale by now, and the first response is still returned.
         (
             changed.text,
             world.change(CARLA, &first, "status", &json!({ "status": "waiting" })).with("idempotency-key", "k2"),
@@ -63,7 +63,7 @@ pub(crate) async fn a_key_is_of_the_version_that_was_seen(world: &World) {
     let waits = || world.change(CARLA, &seen, "status", &json!({ "status": "waiting" })).with("idempotency-key", "k");
     assert_eq!(waits().send().await.status, 200);
     let before = world.stored().await;
-    // Somebody who has seen more asks for something else, though in the same words.
+    // A caller who has read a newer version makes another request, though with the same text.
     for version in ["\"2\"", "\"1\", \"2\"", "*"] {
         let other = waits().with("if-match", version).refused().await;
         assert_eq!((other.0, &*other.1), (422, "key-reused"), "{version}");
@@ -97,7 +97,7 @@ pub(crate) async fn an_old_key_is_forgotten(world: &World) {
     assert_eq!(world.desk.prune(Old::Requests, ahead).await.unwrap(), 0);
 }
 
-pub(crate) async fn what_fails_late_leaves_nothing(world: &World) {
+pub(crate) async fn a_change_that_fails_late_leaves_nothing(world: &World) {
     let seen = world.opened(ANA, "No light").await;
     let before = world.stored().await;
     // The last statement before the commit, after the event, is refused.

@@ -18,7 +18,7 @@ use tower::ServiceExt as _;
 
 use crate::place::Place;
 
-/// How long those who are told to come again do so.
+/// How long a caller retries.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The sample's people.
@@ -196,12 +196,12 @@ impl Reply {
         self.headers.get(name).map(|value| value.to_str().unwrap()).unwrap_or_default()
     }
 
-    /// Whether it had to wait for others for too long, as on a busy machine, and is told to come again.
+    /// Whether it timed out, as on a busy machine, and shall be retried.
     pub(crate) fn is_too_early(&self) -> bool {
         (self.status.as_u16(), self.header("retry-after")) == (503, "2")
     }
 
-    /// What is told in the end to the same request, which comes again as long as it is told to. One that changes something has a
+    /// The final response to a request, which is retried as long as the response requests it. One that changes something has a
     /// key.
     pub(crate) async fn or_again(self, call: impl Fn() -> Call) -> Self {
         let end = Instant::now() + PATIENCE;

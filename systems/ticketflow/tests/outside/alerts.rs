@@ -20,8 +20,8 @@ fn names() -> Vec<&'static str> {
 
 fn run(arguments: &[&str], file: &str) {
     let output = Command::new(promtool()).args(arguments).arg(ops().join(file)).output().expect("`promtool` runs");
-    let told = [output.stdout, output.stderr].concat();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&told));
+    let text = [output.stdout, output.stderr].concat();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&text));
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn every_alert_fires_and_stays_silent_when_it_should() {
 }
 
 #[test]
-fn every_alert_names_a_runbook_that_is_there() {
+fn every_alert_names_an_existing_runbook() {
     let top = ops().ancestors().nth(3).expect("the top of the repository").to_owned();
     let runbooks: Vec<_> = RULES.lines().filter_map(|line| line.trim().strip_prefix("runbook_url: ")).collect();
     assert_eq!(runbooks.len(), names().len());
@@ -49,7 +49,7 @@ fn every_alert_names_a_runbook_that_is_there() {
 }
 
 #[test]
-fn prometheus_sees_what_the_alerts_speak_of() {
+fn prometheus_has_the_series_of_the_alerts() {
     let directory = Directory::new("alerts");
     let service = Running::start(directory.path());
     service.post("demo-ana", "/api/tickets", r#"{"title": "a", "description": "b"}"#);
@@ -61,7 +61,7 @@ fn prometheus_sees_what_the_alerts_speak_of() {
     let prometheus = Prometheus::start(&config, &[("alerts.yml", RULES)]);
     let spoken_of = ["outbox_pending_total", "mq_dlq_total", "outbox_dispatch_latency_ms_bucket", "inbox_breaker_open"];
     for series in spoken_of {
-        // Only where there is one: an alert about a series that nobody tells would be silent for ever.
+        // Only for existing series: an alert about a missing series would never fire.
         let wanted = format!("count({series}{{service=\"ticketflow\"}}) > 0");
         eventually(|| {
             let answer = prometheus.query(&wanted);

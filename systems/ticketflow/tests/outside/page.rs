@@ -39,7 +39,7 @@ fn unharmed(browser: &Browser) {
 }
 
 #[test]
-fn a_ticket_is_opened_answered_and_told_of() {
+fn a_ticket_is_opened_and_answered_and_emails_appear() {
     let directory = Directory::new("page");
     let service = Running::start(directory.path());
     let browser = Browser::start("en");
@@ -100,7 +100,7 @@ fn a_ticket_is_opened_answered_and_told_of() {
 }
 
 #[test]
-fn what_others_do_is_shown_and_nothing_typed_is_lost() {
+fn changes_of_others_are_shown_and_no_input_is_lost() {
     let directory = Directory::new("page-others");
     let service = Running::start(directory.path());
     let browser = Browser::start("en");
@@ -119,7 +119,7 @@ fn what_others_do_is_shown_and_nothing_typed_is_lost() {
     let typing = browser.run("return document.activeElement.id + ': ' + document.activeElement.value", &[]);
     assert_eq!(typing, "body: half a sen");
 
-    // In one go, so that the page has no moment to look in between: somebody writes, and Carla acts on what she saw before.
+    // In one step, so that the page cannot poll in between: a comment is added, and Carla acts on the old version.
     let race = "const call = new XMLHttpRequest(); call.open('POST', `/api/tickets/${arguments[0]}/comments`, false); \
         call.setRequestHeader('authorization', 'Bearer demo-dan'); call.setRequestHeader('content-type', 'application/json'); \
         call.send('{\"body\": \"Dan was quicker\"}'); \
@@ -154,7 +154,7 @@ fn what_others_do_is_shown_and_nothing_typed_is_lost() {
 }
 
 #[test]
-fn who_comes_next_finds_nothing_of_who_left() {
+fn the_next_user_sees_nothing_of_the_previous_one() {
     let directory = Directory::new("page-next");
     let service = Running::start(directory.path());
     let browser = Browser::start("en");
@@ -182,7 +182,7 @@ fn who_comes_next_finds_nothing_of_who_left() {
 }
 
 #[test]
-fn a_token_is_kept_while_the_service_cannot_say_whose_it_is() {
+fn a_token_is_kept_while_the_service_cannot_check_it() {
     let directory = Directory::new("page-later");
     let service = Running::start(directory.path());
     let browser = Browser::start("en");
@@ -200,7 +200,7 @@ fn a_token_is_kept_while_the_service_cannot_say_whose_it_is() {
 }
 
 #[test]
-fn without_a_sample_a_token_is_asked_for() {
+fn without_a_sample_a_token_is_required() {
     let directory = Directory::new("page-token");
     std::fs::write(directory.path().join("ticketflow.toml"), "").expect("the directory can be written");
     let config = ["--config", "ticketflow.toml"];
@@ -212,7 +212,7 @@ fn without_a_sample_a_token_is_asked_for() {
     let browser = Browser::start("es");
     browser.open(&service.url());
     browser.see("#who", "Pega el token que te dieron.");
-    assert_eq!(browser.text("#people"), "", "nobody is offered");
+    assert_eq!(browser.text("#people"), "", "no sample user is offered");
     // Whether there is a sample is asked, and refused.
     refused(&browser, &[404]);
     browser.write("#token", "demo-ana");

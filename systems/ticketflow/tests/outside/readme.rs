@@ -15,7 +15,7 @@ const HEALTH: &str = "curl -s http://127.0.0.1:8080/health";
 const NONSENSE: &str = r#"curl -s http://127.0.0.1:8080/api/tickets -H 'Authorization: Bearer demo-ana' -H 'Content-Type: application/json' -d '{"title": "", "priority": "panic"}'"#;
 const TWICE: &str = r#"for i in 1 2; do curl -s http://127.0.0.1:8080/api/tickets -H 'Authorization: Bearer demo-ana' -H 'Content-Type: application/json' -H 'Idempotency-Key: once' -d '{"title": "Only one", "description": "Sent twice."}'; done"#;
 const MANY: &str = r#"for i in $(seq 20); do curl -s http://127.0.0.1:8080/api/tickets -H 'Authorization: Bearer demo-ana' -H 'Content-Type: application/json' -d '{"title": "Killed", "description": "In mid-work."}'; done"#;
-/// The test ends the process that it started, and nobody else's.
+/// The test kills only the process that it started.
 const KILL: &str = "pkill -9 -x ticketflow";
 const COUNT: &str = "grep -l '^Subject: .*Killed' ticketflow-data/mail/*.eml | wc -l";
 
@@ -26,7 +26,7 @@ fn commands(readme: &str) -> Vec<&str> {
 }
 
 #[test]
-fn both_readmes_say_the_same_commands() {
+fn both_readmes_have_the_same_commands() {
     let said = [START, OPEN, TRACE, FIGURES, HEALTH, NONSENSE, TWICE, MANY, KILL, START, COUNT];
     assert_eq!(commands(README), said);
     assert_eq!(commands(LEEME), said);
@@ -36,7 +36,7 @@ fn both_readmes_say_the_same_commands() {
 fn the_demo_does_what_the_readme_says() {
     let directory = Directory::new("readme");
     let service = Running::start(directory.path());
-    // Whoever has looked at it has opened a ticket on the page.
+    // The reader has opened a ticket on the page.
     service.post("demo-ana", "/api/tickets", r#"{"title": "On the page", "description": "x"}"#);
     let opened = service.curl(OPEN);
     assert!(opened.contains(r#""title":"The printer eats paper""#), "{opened}");
@@ -52,7 +52,7 @@ fn the_demo_does_what_the_readme_says() {
         assert!(refused.contains(&format!(r#""field":"{field}""#)), "{field} is not named: {refused}");
     }
     let twice = service.curl(TWICE);
-    assert_eq!(twice.matches(r#""number":3,"#).count(), 2, "one ticket, told twice: {twice}");
+    assert_eq!(twice.matches(r#""number":3,"#).count(), 2, "one ticket, returned twice: {twice}");
     let many = service.curl(MANY);
     assert_eq!(many.matches(r#""number":23,"#).count(), 1, "nothing was stored of the nonsense: {many}");
     service.kill();

@@ -25,7 +25,7 @@ fn an_api_and_a_worker_share_the_embedded_files() {
     api.post(&token, "/api/tickets", TICKET);
     api.wait_for("", "/health", r#"}},"status":"degraded"}"#);
     let emails = || std::fs::read_dir(directory.path().join("ticketflow-data/mail")).map_or(0, Iterator::count);
-    assert_eq!(emails(), 0, "nobody works yet");
+    assert_eq!(emails(), 0, "no worker runs yet");
     let worker = Running::start_with(directory.path(), &[&CONFIG[..], &["--role", "worker"]].concat());
     eventually(|| if emails() == 1 { Ok(()) } else { Err(format!("{} e-mails", emails())) });
     api.wait_for(&token, "/api/emails", "Two halves");
@@ -38,20 +38,20 @@ fn an_api_and_a_worker_share_the_embedded_files() {
 
 /// Each would have a broker of its own, and the one's events would never reach the other.
 #[test]
-fn half_a_service_on_postgresql_is_refused_without_a_broker() {
+fn a_single_role_on_postgresql_is_rejected_without_a_broker() {
     let directory = Directory::new("apart");
-    // Nobody listens there, and nobody is asked.
+    // No server listens there, and none is called.
     let config = "[database]\nurl = 'postgres://127.0.0.1:1/tickets'\n";
     std::fs::write(directory.path().join("ticketflow.toml"), config).expect("the directory can be written");
     for role in ["api", "worker"] {
         let refused = refusal(directory.path(), &[&CONFIG[..], &["--role", role, "--listen", "127.0.0.1:0"]].concat());
-        assert!(refused.contains("`broker`: is left out beside PostgreSQL") && refused.contains("hint: "), "{refused}");
+        assert!(refused.contains("`broker`: is missing beside PostgreSQL") && refused.contains("hint: "), "{refused}");
     }
     assert!(!directory.path().join("ticketflow-data").exists(), "nothing was made");
 }
 
 #[test]
-fn a_worker_says_at_every_heartbeat_that_it_lives_and_when_it_last_handled_something() {
+fn a_worker_logs_heartbeats_with_the_time_of_its_last_message() {
     let (directory, token) = configured("heartbeat", "[worker]\nheartbeat_s = 1\n");
     let service = Running::start_with(directory.path(), &CONFIG);
     let beats = || -> Vec<Value> {

@@ -57,10 +57,10 @@ impl Running {
         let mut lines = BufReader::new(process.stdout.take().expect("it was piped"));
         lines.read_line(&mut said).expect("what it says is text");
         let address = said.trim().strip_prefix("TicketFlow listens on http://").map(str::to_owned);
-        // What it says later is nobody's concern, but must find a reader.
+        // Later output is ignored, but must be read.
         std::thread::spawn(move || std::io::copy(&mut lines, &mut std::io::sink()));
-        let told = || std::fs::read_to_string(directory.join("log")).unwrap_or_default();
-        Self { process, address: address.unwrap_or_else(|| panic!("it does not start: `{said}`\n{}", told())) }
+        let log = || std::fs::read_to_string(directory.join("log")).unwrap_or_default();
+        Self { process, address: address.unwrap_or_else(|| panic!("it does not start: `{said}`\n{}", log())) }
     }
 
     pub(crate) fn url(&self) -> String {
@@ -103,7 +103,7 @@ impl Drop for Running {
     }
 }
 
-/// The binary in this directory, with no setting of whoever runs the test.
+/// The binary in this directory, without settings of the caller's environment.
 pub(crate) fn ticketflow(directory: &Path) -> Command {
     let mut command = Command::new(TICKETFLOW);
     command.current_dir(directory).stdin(Stdio::null());
@@ -115,16 +115,16 @@ pub(crate) fn refusal(directory: &Path, arguments: &[&str]) -> String {
     let mut command = Command::new("timeout");
     command.args(["30", TICKETFLOW]).args(arguments).current_dir(directory).stdin(Stdio::null());
     let output = command.output().expect("`timeout` runs");
-    let told = String::from_utf8(output.stderr).expect("what it says is text");
-    assert_eq!(output.status.code(), Some(1), "it is not refused: {told}");
-    told
+    let text = String::from_utf8(output.stderr).expect("what it says is text");
+    assert_eq!(output.status.code(), Some(1), "it is not refused: {text}");
+    text
 }
 
 /// What a line of a shell writes.
 pub(crate) fn shell(line: &str, directory: &Path) -> String {
     let output = Command::new("sh").args(["-euc", line]).current_dir(directory).output().expect("`sh` runs");
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "`{line}` fails: {told}");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "`{line}` fails: {text}");
     String::from_utf8(output.stdout).expect("text")
 }
 

@@ -1,4 +1,4 @@
-//! The sample's tokens are known to everybody, so nobody with one of them comes near real tickets.
+//! The sample's tokens are public, so they must not give access to real tickets.
 
 use crate::running::{Directory, Running, refusal, ticketflow};
 
@@ -13,10 +13,10 @@ fn configured(name: &str) -> Directory {
 }
 
 #[test]
-fn sample_people_never_come_into_a_real_database() {
+fn sample_people_are_never_added_to_a_real_database() {
     let directory = configured("sample-late");
     let service = Running::start_with(directory.path(), &CONFIG);
-    // Neither while the real service runs, though it knows nobody yet, nor later.
+    // Neither while the real service runs, although it has no users yet, nor later.
     let refused = refusal(directory.path(), &["--role", "worker", "--listen", "127.0.0.1:0"]);
     assert!(refused.contains("hint: start with `--config FILE`"), "{refused}");
     let answer = service.curl("curl -s http://127.0.0.1:8080/api/me -H 'Authorization: Bearer demo-eva'");
@@ -43,7 +43,7 @@ fn a_database_with_sample_people_never_becomes_a_real_one() {
 }
 
 #[test]
-fn the_sample_is_for_this_machine_alone() {
+fn the_sample_is_served_on_this_machine_only() {
     let directory = configured("sample-open");
     for address in ["0.0.0.0:0", "[::]:0"] {
         let refused = refusal(directory.path(), &["--listen", address]);

@@ -21,7 +21,7 @@ fn text<'a>(value: &'a Value, field: &str) -> &'a str {
 }
 
 #[tokio::test]
-async fn the_page_says_what_apply_makes() {
+async fn the_page_lists_what_apply_creates() {
     let vhost = Server::shared().vhost().await;
     let directory = Directory::new("topology");
     let config = format!("[broker]\nurl = \"{}\"\nmanagement_url = \"{}\"\n", vhost.amqp_url(), vhost.management_url());

@@ -15,7 +15,7 @@ async fn put(channel: &Channel, queue: &str, payload: &[u8], properties: BasicPr
 }
 
 #[tokio::test]
-async fn an_event_that_comes_again_is_handled_once() {
+async fn a_repeated_event_is_handled_once() {
     let stage = Stage::new().await;
     let all = stage.start(Role::All).await;
     stage.has_queues().await;
@@ -61,7 +61,7 @@ async fn an_event_that_comes_again_is_handled_once() {
 }
 
 #[tokio::test]
-async fn what_is_no_event_is_a_dead_letter_with_its_bytes_and_others_flow() {
+async fn an_invalid_event_is_a_dead_letter_with_its_bytes_and_others_continue() {
     const GARBAGE: &[u8] = b"{ \"no\": \xff event";
     let stage = Stage::new().await;
     let all = stage.start(Role::All).await;

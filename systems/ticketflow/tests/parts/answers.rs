@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use relevo_testkit::smtp::Smtp;
 use ticketflow::config::Letters;
-use ticketflow::domain::event::{Told, What};
+use ticketflow::domain::event::{EventTicket, What};
 use ticketflow::domain::{Caller, Contact, Event, Language, Priority, Role, Status};
 use ticketflow::mail::{self, Letter, Patience, Post as _, PostError, Sender};
 use uuid::Uuid;
@@ -18,7 +18,7 @@ pub(crate) fn letter_to(email: &str) -> Letter {
         what: What::Created,
         occurred_at: at,
         actor: Caller { id: pia.id, name, role: Role::Requester },
-        ticket: Told {
+        ticket: EventTicket {
             id: Uuid::now_v7(),
             number: 1,
             title: "No light".to_owned(),
@@ -31,11 +31,11 @@ pub(crate) fn letter_to(email: &str) -> Letter {
         },
     };
     let sender = Sender::new(&Letters::default()).expect("the default is a sender");
-    sender.letter(&event, Uuid::now_v7(), "c").expect("whoever opens a ticket is told")
+    sender.letter(&event, Uuid::now_v7(), "c").expect("the requester gets an e-mail")
 }
 
 #[tokio::test]
-async fn a_late_answer_is_not_taken_for_the_next_emails() {
+async fn a_late_response_is_not_taken_for_the_next_emails() {
     let server = Smtp::start();
     let patience = Patience { deadline: Duration::from_secs(10), answer: Duration::from_secs(8) };
     let post = mail::Smtp::new(&server.url(), None, patience, &[]).expect("a URL");

@@ -20,7 +20,7 @@ async fn broker_check(running: &crate::stage::Running) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refused_login_stops_nobody_from_opening_tickets_and_is_tried_again() {
+async fn a_rejected_login_does_not_stop_tickets_and_is_retried() {
     let rabbit = Private::start_with(Settings::new()).await;
     let vhost = rabbit.vhost().await;
     rabbit.ctl(&["add_user", "us", "right"]).await;
@@ -45,7 +45,7 @@ async fn a_refused_login_stops_nobody_from_opening_tickets_and_is_tried_again() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_queue_that_differs_is_told_of_and_used_once_it_is_mended() {
+async fn a_different_queue_is_reported_and_used_once_it_is_fixed() {
     let stage = Stage::new().await;
     let (_connection, channel) = stage.channel().await;
     let (options, none) = (lapin::options::QueueDeclareOptions::default(), lapin::types::FieldTable::default());
@@ -69,7 +69,7 @@ async fn a_queue_that_differs_is_told_of_and_used_once_it_is_mended() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_service_that_starts_without_rabbitmq_works_once_it_is_there() {
+async fn a_service_that_starts_without_rabbitmq_works_once_it_is_reachable() {
     let rabbit = Private::start().await;
     let stage = Stage::with(rabbit.vhost().await, None).await;
     rabbit.stop().await;

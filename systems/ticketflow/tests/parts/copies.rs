@@ -29,7 +29,7 @@ fn typed(stage: &Stage, word: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_redriven_email_leaves_its_copy_until_somebody_purges_the_queue() {
+async fn the_copy_of_a_redriven_email_stays_until_the_queue_is_purged() {
     let stage = Stage::new().await;
     let all = stage.start(Role::All).await;
     let of_inbox = async || all.sampled("mq_dlq_total", "consumer=\"notifications\"").await;
@@ -37,7 +37,7 @@ async fn a_redriven_email_leaves_its_copy_until_somebody_purges_the_queue() {
     let some = |dead: Option<f64>| dead.is_some_and(|dead| dead > 0.5);
     let none = |dead: Option<f64>| dead.is_some_and(|dead| dead < 0.5);
     stage.smtp.bar_but("nowhere.example", "550 5.1.1 no such mailbox");
-    all.open(ANA, "to nobody").await;
+    all.open(ANA, "rejected").await;
     until(async || so(some(of_inbox().await) && some(of_queue().await), "nothing is dead")).await;
     let copies: Vec<Value> = serde_json::from_str(&typed(&stage, " get ")).expect("a list");
     let [copy] = &copies[..] else { panic!("{copies:?}") };
@@ -62,7 +62,7 @@ async fn a_redriven_email_leaves_its_copy_until_somebody_purges_the_queue() {
     until(async || so(stage.smtp.mails().len() == 1, stage.smtp.events())).await;
     until(async || so(none(of_inbox().await), "it is dead")).await;
     let (_connection, channel) = stage.channel().await;
-    assert_eq!(depth(&channel, "notifications.dlq").await, 1, "a copy is nobody's to take away but a person's");
+    assert_eq!(depth(&channel, "notifications.dlq").await, 1, "only an operator removes a copy");
     typed(&stage, " purge ");
     until(async || so(none(of_queue().await), "the copy is there")).await;
     all.stop().await;

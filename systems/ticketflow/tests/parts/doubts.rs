@@ -1,4 +1,4 @@
-//! Refusals that may be about one e-mail or about all: none is given up for what is wrong with the server.
+//! Rejections that may be about one e-mail or about all: a problem of the server dead-letters none.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ const EMAILS: &str = "SELECT count(*) FROM ticketflow.email";
 
 /// Its lookups fail, or it forgot that it passes on what is ours; it says so when the recipient is named.
 #[tokio::test]
-async fn a_server_whose_own_parts_are_away_buries_nothing() {
+async fn a_server_with_an_unavailable_component_dead_letters_nothing() {
     let stage = Stage::new().await;
     let all = stage.start(Role::All).await;
     let pia = all.person("pia@ticketflow.example").await;
@@ -26,7 +26,7 @@ async fn a_server_whose_own_parts_are_away_buries_nothing() {
 
 /// A scanner that is down, a rule that is wrong: nothing but another e-mail tells that it is not about the first.
 #[tokio::test]
-async fn what_a_server_refuses_when_it_has_a_letter_is_never_final_at_once() {
+async fn a_rejection_after_the_data_is_never_final_at_once() {
     for answer in ["451 4.7.1 service unavailable", "550 5.7.26 not from such a sender"] {
         let mut stage = Stage::new().await;
         if let Broker::RabbitMq { ladder, .. } = &mut stage.config.broker {
@@ -51,9 +51,9 @@ async fn what_a_server_refuses_when_it_has_a_letter_is_never_final_at_once() {
     }
 }
 
-/// It is tried as often as one that asks for patience, because nobody knows; and then it is given up, because others are taken.
+/// It is retried like a temporary rejection, because the reason is unknown, and then dead-lettered, because others are accepted.
 #[tokio::test]
-async fn one_letter_that_is_refused_again_and_again_is_given_up_while_others_flow() {
+async fn one_letter_that_is_rejected_repeatedly_is_dead_lettered_while_others_continue() {
     let mut stage = Stage::new().await;
     if let Broker::RabbitMq { ladder, .. } = &mut stage.config.broker {
         *ladder = vec![Duration::from_millis(200)];
@@ -72,9 +72,9 @@ async fn one_letter_that_is_refused_again_and_again_is_given_up_while_others_flo
     all.stop().await;
 }
 
-/// Nobody can tell them from a server that refuses all, which is no reason to let others wait.
+/// They cannot be distinguished from a server that rejects all letters, but the others must not wait.
 #[tokio::test]
-async fn several_letters_that_are_refused_keep_no_other_from_flowing() {
+async fn several_rejected_letters_do_not_delay_others() {
     let stage = Stage::new().await;
     let all = stage.start(Role::All).await;
     for number in 0..3 {

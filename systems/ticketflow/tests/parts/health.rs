@@ -1,4 +1,4 @@
-//! What `/health` says of each part that is away.
+//! `/health` for each unreachable part.
 
 use std::time::{Duration, Instant};
 
@@ -48,7 +48,7 @@ async fn only_a_missing_database_ends_the_service() {
     until(async || {
         let (_, health) = api.health().await;
         let last = health["checks"]["worker"]["last_message"].as_str().and_then(|at| at.parse::<Timestamp>().ok());
-        // It is told as an age by another clock.
+        // It is reported as an age by another clock.
         so(last.is_some_and(|at| at > before - Duration::from_secs(2)), health)
     })
     .await;
@@ -80,7 +80,7 @@ async fn only_a_missing_database_ends_the_service() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_whose_mail_server_is_away_is_degraded_and_says_so() {
+async fn a_worker_whose_mail_server_is_unreachable_is_degraded_with_the_reason() {
     let mut stage = Stage::new().await;
     let (api, worker) = (stage.start(Role::Api).await, stage.start(Role::Worker).await);
     becomes(&api, 200, "ok", "worker", "ok").await;
@@ -99,14 +99,14 @@ async fn a_worker_whose_mail_server_is_away_is_degraded_and_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_that_takes_tickets_is_there_though_its_workers_cannot_be_seen() {
+async fn a_database_that_accepts_tickets_is_up_although_its_workers_cannot_be_sampled() {
     let stage = Stage::new().await;
     let api = stage.start(Role::Api).await;
     becomes(&api, 200, "degraded", "worker", "down").await;
-    let mut somebody = stage.session().await;
-    let mut tx = somebody.begin().await.expect("it is there");
+    let mut session = stage.session().await;
+    let mut tx = session.begin().await.expect("it is there");
     let lock = "LOCK TABLE relevo.inbox_member IN ACCESS EXCLUSIVE MODE";
-    sqlx::raw_sql(lock).execute(&mut *tx).await.expect("nobody else has it");
+    sqlx::raw_sql(lock).execute(&mut *tx).await.expect("no other session has it");
     until(async || {
         let (status, health) = api.health().await;
         assert_eq!((status, &health["checks"]["database"]["status"]), (200, &"ok".into()), "{health}");

@@ -7,7 +7,7 @@ use ticketflow::config::{Broker, Role};
 use crate::stage::{Stage, depth, so, take, until};
 
 #[tokio::test]
-async fn an_email_climbs_the_ladder_and_ends_in_the_dead_letter_queue() {
+async fn an_email_waits_in_each_retry_queue_and_ends_in_the_dead_letter_queue() {
     let mut stage = Stage::new().await;
     if let Broker::RabbitMq { ladder, .. } = &mut stage.config.broker {
         // No rung is a multiple of the one before it by the same number.

@@ -1,4 +1,4 @@
-//! RabbitMQ is down, and nobody who opens a ticket notices.
+//! RabbitMQ is down, and requesters do not notice.
 
 use relevo_testkit::rabbitmq::Private;
 use ticketflow::config::Role;

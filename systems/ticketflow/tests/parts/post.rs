@@ -39,11 +39,11 @@ async fn an_email_arrives_as_it_was_written() {
 }
 
 #[tokio::test]
-async fn a_refused_address_is_a_dead_letter_and_others_flow() {
+async fn a_rejected_address_is_a_dead_letter_and_others_continue() {
     let stage = Stage::new().await;
     let all = stage.start(Role::All).await;
-    let nobody = all.person("refused@example.org").await;
-    all.open(&nobody, "to nobody").await;
+    let rejected = all.person("refused@example.org").await;
+    all.open(&rejected, "rejected").await;
     all.open(ANA, "to Ana").await;
     until(async || so(stage.smtp.mails().len() == 1, stage.smtp.events())).await;
     let figures = until(async || {
@@ -67,7 +67,7 @@ async fn a_refused_address_is_a_dead_letter_and_others_flow() {
 }
 
 #[tokio::test]
-async fn greylisting_is_tried_again_and_the_email_arrives() {
+async fn a_greylisted_email_is_retried_and_arrives() {
     let stage = Stage::new().await;
     let all = stage.start(Role::All).await;
     let pia = all.person("grey2@example.org").await;
@@ -79,7 +79,7 @@ async fn greylisting_is_tried_again_and_the_email_arrives() {
 }
 
 #[tokio::test]
-async fn a_mail_server_that_is_away_opens_the_breaker_and_counts_nothing() {
+async fn an_unreachable_mail_server_opens_the_breaker_and_counts_no_attempt() {
     let mut stage = Stage::new().await;
     let all = stage.start(Role::All).await;
     stage.smtp.kill9();
@@ -103,7 +103,7 @@ async fn a_mail_server_that_is_away_opens_the_breaker_and_counts_nothing() {
 }
 
 #[tokio::test]
-async fn a_mail_server_that_hangs_is_away() {
+async fn a_mail_server_that_hangs_is_unreachable() {
     let mut stage = Stage::new().await;
     stage.config.worker.deadline = Duration::from_secs(1);
     let all = stage.start(Role::All).await;
@@ -121,7 +121,7 @@ async fn a_mail_server_that_hangs_is_away() {
 
 /// The server may have taken it each time, so that tries without an end would be e-mails without an end.
 #[tokio::test]
-async fn an_email_whose_answer_never_comes_is_counted_and_given_up_while_others_flow() {
+async fn an_email_without_a_response_is_counted_and_dead_lettered_while_others_continue() {
     const TRIES: usize = 4; // once, twice from memory, and once behind the rung
     let mut stage = Stage::new().await;
     if let Broker::RabbitMq { ladder, .. } = &mut stage.config.broker {
@@ -148,7 +148,7 @@ async fn an_email_whose_answer_never_comes_is_counted_and_given_up_while_others_
 }
 
 #[tokio::test]
-async fn an_answer_that_was_lost_is_asked_for_again_under_the_same_message_id() {
+async fn an_email_with_a_lost_response_is_sent_again_with_the_same_message_id() {
     let stage = Stage::new().await;
     let all = stage.start(Role::All).await;
     let pia = all.person("lost@example.org").await;
@@ -162,11 +162,11 @@ async fn an_answer_that_was_lost_is_asked_for_again_under_the_same_message_id() 
 }
 
 #[tokio::test]
-async fn a_server_that_says_goodbye_to_one_email_is_asked_again_and_it_is_counted() {
+async fn a_server_that_closes_the_session_for_one_email_is_retried_and_counted() {
     let stage = Stage::new().await;
     let all = stage.start(Role::All).await;
     let pia = all.person("closing2@example.org").await;
-    all.open(&pia, "goodbye").await;
+    all.open(&pia, "closed").await;
     until(async || so(stage.smtp.mails().len() == 1, stage.smtp.events())).await;
     assert_eq!(stage.asked("closing2@example.org"), 3);
     let failed = all.metric("inbox_failed_total", "notifications").await;
@@ -176,7 +176,7 @@ async fn a_server_that_says_goodbye_to_one_email_is_asked_again_and_it_is_counte
 
 /// It says the same codes as one that refuses an e-mail.
 #[tokio::test]
-async fn a_server_that_refuses_our_login_is_away_and_buries_nothing() {
+async fn a_server_that_rejects_the_login_is_unreachable_and_dead_letters_nothing() {
     let mut stage = Stage::new().await;
     stage.config.mail =
         Mail::Smtp { url: Secret::new(stage.smtp.url().replace("smtp://", "smtp://us:wrong@")), ca_file: None };
@@ -190,7 +190,7 @@ async fn a_server_that_refuses_our_login_is_away_and_buries_nothing() {
 
 /// Nothing that is said about us may be held against an e-mail.
 #[tokio::test]
-async fn a_server_that_refuses_our_sender_is_away_and_the_email_arrives_later() {
+async fn a_server_that_rejects_the_sender_is_unreachable_and_the_email_arrives_later() {
     for answer in [
         "530 5.7.0 authentication required",
         "553 5.7.1 sender is not yours",
@@ -210,9 +210,9 @@ async fn a_server_that_refuses_our_sender_is_away_and_the_email_arrives_later() 
     }
 }
 
-/// As a server does that speaks of client, name and sender when the recipient is named: it is about nobody else.
+/// Like a server that checks client, name and sender after the recipient: the rejection is about the sender.
 #[tokio::test]
-async fn a_refusal_of_us_that_comes_with_the_recipient_buries_nothing() {
+async fn a_rejection_of_the_sender_after_the_recipient_dead_letters_nothing() {
     let stage = Stage::new().await;
     let all = stage.start(Role::All).await;
     let refusals = [
@@ -232,7 +232,7 @@ async fn a_refusal_of_us_that_comes_with_the_recipient_buries_nothing() {
 /// Where our login is missing, a server takes what is for its own domain and passes nothing on. That it did so before, a new worker
 /// knows from the database.
 #[tokio::test]
-async fn a_server_that_passes_nothing_on_any_more_buries_nothing() {
+async fn a_server_that_stops_relaying_dead_letters_nothing() {
     let stage = Stage::new().await;
     let all = stage.start(Role::All).await;
     let pia = all.person("pia@example.org").await;
@@ -254,7 +254,7 @@ async fn a_server_that_passes_nothing_on_any_more_buries_nothing() {
 
 /// Nor does it stop what it takes.
 #[tokio::test]
-async fn a_server_that_never_passed_anything_on_goes_on_with_its_own() {
+async fn a_server_that_never_relayed_continues_with_its_own_domain() {
     let stage = Stage::new().await;
     let all = stage.start(Role::All).await;
     stage.smtp.bar_but("ticketflow.example", "554 5.7.1 relay access denied");
@@ -268,13 +268,13 @@ async fn a_server_that_never_passed_anything_on_goes_on_with_its_own() {
 }
 
 #[tokio::test]
-async fn a_recipient_whom_a_policy_refuses_is_a_dead_letter_and_others_flow() {
+async fn a_recipient_rejected_by_a_policy_is_a_dead_letter_and_others_continue() {
     let stage = Stage::new().await;
     let all = stage.start(Role::All).await;
     all.open(ANA, "to Ana").await;
     until(async || so(stage.smtp.mails().len() == 1, stage.smtp.events())).await;
-    let nobody = all.person("policy@ticketflow.example").await;
-    all.open(&nobody, "to nobody").await;
+    let rejected = all.person("policy@ticketflow.example").await;
+    all.open(&rejected, "rejected").await;
     until(async || so(all.figures().await["dead"]["notifications"] == 1, all.figures().await)).await;
     // Ana is asked for instead, and has no second e-mail.
     assert_eq!((stage.asked("policy@ticketflow.example"), stage.asked("ana@ticketflow.example")), (1, 2));
@@ -284,7 +284,7 @@ async fn a_recipient_whom_a_policy_refuses_is_a_dead_letter_and_others_flow() {
 }
 
 #[tokio::test]
-async fn a_server_that_wants_a_login_for_a_recipient_buries_nothing() {
+async fn a_server_that_requires_a_login_for_a_recipient_dead_letters_nothing() {
     let stage = Stage::new().await;
     let all = stage.start(Role::All).await;
     let pia = all.person("login2@example.org").await;

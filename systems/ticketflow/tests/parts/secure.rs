@@ -23,7 +23,7 @@ async fn send(server: &Smtp, scheme: &str, login: &str, certs: Option<&Certs>) -
 }
 
 #[tokio::test]
-async fn letters_go_over_tls_to_a_server_that_knows_our_login() {
+async fn letters_are_sent_over_tls_with_a_login() {
     let certs = Certs::new();
     for (scheme, wrapped) in [("smtp+starttls", false), ("smtps", true)] {
         let server = Smtp::start_that(&asks(&certs, Fault::None, wrapped));
@@ -33,9 +33,9 @@ async fn letters_go_over_tls_to_a_server_that_knows_our_login() {
     }
 }
 
-/// Whoever is at fault, no letter is: it waits.
+/// The failure is not about the letter: it waits.
 #[tokio::test]
-async fn a_server_that_does_not_know_us_or_that_we_do_not_know_is_away() {
+async fn a_server_with_a_wrong_login_or_certificate_is_unreachable() {
     let certs = Certs::new();
     let server = Smtp::start_that(&asks(&certs, Fault::None, false));
     for login in ["desk:wrong@", ""] {
@@ -45,7 +45,7 @@ async fn a_server_that_does_not_know_us_or_that_we_do_not_know_is_away() {
     assert!(server.events().contains(&"login wrong".to_owned()), "{:?}", server.events());
     let known = "desk:s3cret%3A%20%C3%B1%40@";
     let stranger = send(&server, "smtp+starttls", known, None).await;
-    assert!(matches!(&stranger, Err(PostError::Away(_))), "nobody vouches for it: {stranger:?}");
+    assert!(matches!(&stranger, Err(PostError::Away(_))), "its certificate is not trusted: {stranger:?}");
     for fault in [Fault::Expired, Fault::Foreign] {
         let server = Smtp::start_that(&asks(&certs, fault, true));
         let sent = send(&server, "smtps", known, Some(&certs)).await;

@@ -37,7 +37,7 @@ const PEOPLE: [(&str, &str, domain::Role, Language); 3] = [
     ("Eva", EVA, domain::Role::Admin, Language::Es),
 ];
 
-/// E-mails that were given up, in a process's metrics.
+/// Dead-lettered e-mails, in a process's metrics.
 pub(crate) const DEAD: &str = "consumer=\"notifications\",verdict=\"dead\"";
 
 const DEADLINE: Duration = Duration::from_secs(90);
@@ -120,7 +120,7 @@ impl Stage {
         ms.map(|ms| Duration::from_millis(ms.expect("a number"))).collect()
     }
 
-    /// The broker, as somebody else sees it.
+    /// The broker, over a separate connection.
     pub(crate) async fn channel(&self) -> (Connection, Channel) {
         let properties = ConnectionProperties::default();
         let connection = Connection::connect(&self.vhost.amqp_url(), properties).await.expect("the broker is there");
@@ -143,7 +143,7 @@ async fn add_people(database: &Database) {
     for (name, token, role, language) in PEOPLE {
         let email = format!("{}@ticketflow.example", name.to_lowercase());
         let person = Person { id: Uuid::now_v7(), name: name.to_owned(), email, role, language };
-        desk.add_person(&person, &Token::new(token), Timestamp::now()).await.expect("nobody has their address");
+        desk.add_person(&person, &Token::new(token), Timestamp::now()).await.expect("the address is new");
     }
 }
 
@@ -156,11 +156,11 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) async fn start(config: Config) -> Self {
-        let (tell, told) = oneshot::channel();
+        let (tell, started) = oneshot::channel();
         let (stop, mut parts) = (CancellationToken::new(), JoinSet::new());
         let serves = move |serving: &run::Serving| tell.send(serving.address).expect("the test waits for it");
         parts.spawn(run::run(config, false, serves, stop.clone()));
-        let Ok(address) = told.await else { panic!("it does not start: {:?}", parts.join_next().await) };
+        let Ok(address) = started.await else { panic!("it does not start: {:?}", parts.join_next().await) };
         Self { address, stop, parts }
     }
 
@@ -214,13 +214,13 @@ impl Running {
         (answer.status, answer.json())
     }
 
-    /// The sum of a metric's series whose labels have this in them; there is always one. Counters of consumers are told from the
+    /// The sum of a metric's series whose labels have this in them; there is always one. Counters of consumers are distinguished from the
     /// start, so that one which is not there has another name.
     pub(crate) async fn metric(&self, name: &str, label: &str) -> f64 {
         self.sampled(name, label).await.unwrap_or_else(|| panic!("no series of `{name}` has `{label}`"))
     }
 
-    /// The same of what is sampled from database and broker; `None` as long as they have not told it.
+    /// The same of what is sampled from database and broker; `None` while there is no sample.
     pub(crate) async fn sampled(&self, name: &str, label: &str) -> Option<f64> {
         let text = ask(self.address, "GET", "/metrics", &[], "").await.text;
         let of_name = text.lines().filter(|line| line.split(['{', ' ']).next() == Some(name) && line.contains(label));

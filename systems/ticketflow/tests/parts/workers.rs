@@ -36,7 +36,7 @@ async fn two_workers_send_nothing_twice_and_count_each_ticket_in_order() {
         let ticket = api.open(ANA, &format!("ticket {number}")).await;
         let ticket = api.set(DAN, &ticket, "in_progress").await;
         let ticket = api.set(DAN, &ticket, "resolved").await;
-        api.set(ANA, &ticket, "closed").await; // by the requester, nobody is assigned: no e-mail
+        api.set(ANA, &ticket, "closed").await; // by the requester, without an assignee: no e-mail
     }
     let figures = until(async || {
         let figures = api.figures().await;
@@ -127,7 +127,7 @@ impl Drop for Worker {
     }
 }
 
-/// What is written there, read by a thread: whoever waits for a line can give up.
+/// The output, read by a thread, so that waiting for a line can time out.
 fn lines(from: impl Read + Send + 'static) -> Receiver<String> {
     let (sender, lines) = mpsc::channel();
     let from = BufReader::new(from);
@@ -137,7 +137,7 @@ fn lines(from: impl Read + Send + 'static) -> Receiver<String> {
 
 /// The mail server has taken the e-mail and said so; the worker is killed before it could write that down.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_killed_between_answer_and_commit_leaves_a_repeat_with_the_same_message_id() {
+async fn a_worker_killed_between_response_and_commit_causes_a_repeat_with_the_same_message_id() {
     let stage = Stage::new().await;
     let api = stage.start(Role::Api).await;
     let options = stage.database.options();

@@ -127,7 +127,7 @@ async fn a_malicious_search_path_does_not_affect_the_owner() {
 
 /// Without a grant, a role has no access.
 #[tokio::test]
-async fn a_role_without_grants_is_told_which_are_missing() {
+async fn a_role_without_grants_gets_an_error_that_names_them() {
     let world = test_database(PgVersion::V15).await;
     world.run("CREATE ROLE stranger LOGIN; GRANT USAGE ON SCHEMA relevo TO stranger; GRANT SELECT ON relevo.migration TO stranger").await;
     let config = Config::new(world.database.options().username("stranger"));
