@@ -20,7 +20,6 @@ use crate::fill::{Bench, run};
 use crate::latency::Stolen;
 use crate::report::Report;
 use crate::turns::Turns;
-use effect::Effect;
 use feed::Feed;
 
 /// Number of parallel handlers, and of clients for the effect alone.
@@ -126,5 +125,5 @@ async fn runtime(
     let config = Config { order, batch_max, ..Config::new(CONSUMER) };
     let links = inbox::Config { handler_connections_max: WORKERS, ..inbox::Config::new(bench.options.clone()) };
     let inbox = Inbox::open(&links, CONSUMER, config.keeping).await?;
-    Ok(ConsumerRuntime::new(Arc::new(inbox), consumer, Handlers::new().handler("OrderPlaced", Effect), config))
+    Ok(ConsumerRuntime::new(Arc::new(inbox), consumer, Handlers::new().on_raw("OrderPlaced", effect::write), config))
 }

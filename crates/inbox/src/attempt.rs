@@ -12,7 +12,7 @@ use relevo_core::store::StoreError;
 use tokio::time::{Instant, sleep};
 use tracing::warn;
 
-use crate::error::{ErrorKind, HandlerError, HandlerResult, Verdict};
+use crate::error::{ErrorKind, HandlerError, Verdict};
 use crate::handle::CallResult;
 use crate::handler::{DynCall, HandlerKind, Registration};
 use crate::incoming::Incoming;
@@ -64,13 +64,20 @@ where
                 Err(error) => Ok(AttemptEnd::Failed(error)),
             };
         }
-        let mut transaction = match self.begin(attempt).await? {
+        let transaction = match self.begin(attempt).await? {
             BeginOutcome::Open(transaction, _) => transaction,
             BeginOutcome::Fenced => return Ok(AttemptEnd::Fenced),
             BeginOutcome::Busy => return Ok(AttemptEnd::Busy),
         };
-        let result = self.handle(&mut transaction, attempt.incoming).await;
-        self.end_transaction(transaction, attempt.message.dedup_id, result).await
+        match self.handle(transaction, attempt.incoming).await {
+            Ok((transaction, verdict)) => {
+                self.end_transaction(transaction, attempt.message.dedup_id, Ok(verdict)).await
+            }
+            Err((transaction, error)) => {
+                self.abort(transaction, &error).await;
+                Ok(AttemptEnd::Failed(error))
+            }
+        }
     }
 
     /// Commits the result of a call. A transient failure is retried with the same result while the claim lasts, because
@@ -144,12 +151,12 @@ where
         &self,
         mut transaction: I::Transaction,
         id: DedupId,
-        result: HandlerResult,
+        result: Result<Verdict, HandlerError>,
     ) -> Result<AttemptEnd, StoreError> {
         let verdict = match result {
             Ok(verdict) => verdict,
             Err(error) => {
-                self.abort(transaction, &error).await;
+                self.abort(Some(transaction), &error).await;
                 return Ok(AttemptEnd::Failed(error));
             }
         };
@@ -176,8 +183,9 @@ where
         }
     }
 
-    /// Ends the transaction of a failed attempt.
-    pub(crate) async fn abort(&self, transaction: I::Transaction, error: &HandlerError) {
+    /// Ends the transaction of a failed attempt, unless the handler keeps it.
+    pub(crate) async fn abort(&self, transaction: Option<I::Transaction>, error: &HandlerError) {
+        let Some(transaction) = transaction else { return };
         if error.class == classes::TIMEOUT {
             // The connection may still execute a statement. Dropping the transaction rolls it back without waiting.
             drop(transaction);

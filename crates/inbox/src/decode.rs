@@ -82,6 +82,7 @@ impl Decoder {
         };
         Ok(Incoming {
             consumer: Arc::clone(&self.consumer),
+            value: message.payload.clone(),
             message,
             raw: raw.clone(),
             address: Arc::clone(origin.address),

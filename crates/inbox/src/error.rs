@@ -6,8 +6,9 @@ use std::fmt;
 use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction, classes};
 use relevo_core::{Class, Failure};
 
-/// The result of a handler: a verdict or an error.
-pub type HandlerResult = Result<Verdict, HandlerError>;
+/// The result of a handler: a verdict or any error. A [`HandlerError`] in the chain of the error decides what it means;
+/// every other error is transient.
+pub type HandlerResult<R = Verdict> = Result<R, Box<dyn Error + Send + Sync>>;
 
 /// The verdict on a message that was handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +17,13 @@ pub enum Verdict {
     Done,
     /// There was nothing to do; the skip is recorded.
     Skip,
+}
+
+/// A handler without a verdict has done its work.
+impl From<()> for Verdict {
+    fn from((): ()) -> Self {
+        Self::Done
+    }
 }
 
 impl Verdict {
@@ -41,8 +49,8 @@ pub(crate) enum ErrorKind {
 
 /// Why a message was not handled.
 ///
-/// Every other error converts into a transient one, so that `?` works in a handler. It does not implement `Error` itself.
-#[derive(Debug)]
+/// Any other error that a handler returns counts as [`transient`](Self::transient).
+#[derive(Clone, Debug)]
 pub struct HandlerError {
     pub(crate) kind: ErrorKind,
     pub(crate) class: &'static str,
@@ -93,11 +101,26 @@ impl HandlerError {
     }
 }
 
-impl<E: Error + Send + Sync + 'static> From<E> for HandlerError {
-    fn from(error: E) -> Self {
+/// A [`HandlerError`] in the chain decides kind and class. Without one, the error is transient.
+impl From<Box<dyn Error + Send + Sync>> for HandlerError {
+    fn from(error: Box<dyn Error + Send + Sync>) -> Self {
+        let error = match error.downcast::<Self>() {
+            Ok(error) => return *error,
+            Err(error) => error,
+        };
+        let mut cause = error.source();
+        while let Some(inner) = cause {
+            if let Some(inner) = inner.downcast_ref::<Self>() {
+                let (kind, class, backtrace) = (inner.kind, inner.class, inner.backtrace.clone());
+                return Self { backtrace, ..Self::new(kind, class, error) };
+            }
+            cause = inner.source();
+        }
         Self::transient(error)
     }
 }
+
+impl Error for HandlerError {}
 
 impl fmt::Display for HandlerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -109,13 +132,22 @@ impl fmt::Display for HandlerError {
 mod tests {
     use super::*;
 
-    fn parse(text: &str) -> Result<u32, HandlerError> {
+    #[derive(Debug, thiserror::Error)]
+    #[error("cannot bill order {0}")]
+    struct Context(u32, #[source] HandlerError);
+
+    fn parse(text: &str) -> HandlerResult<u32> {
         Ok(text.parse::<u32>()?)
+    }
+
+    fn find_client(order: u32) -> HandlerResult {
+        let error = HandlerError::permanent("no such client").with_class("unknown-client");
+        Err(Context(order, error))?
     }
 
     #[test]
     fn an_error_becomes_transient_by_a_question_mark() {
-        let error = parse("x").unwrap_err();
+        let error = HandlerError::from(parse("x").unwrap_err());
         assert_eq!((error.kind, error.class), (ErrorKind::Transient, "transient"));
         assert_eq!(error.to_string(), "transient: invalid digit found in string");
     }
@@ -124,5 +156,15 @@ mod tests {
     fn a_custom_class_changes_nothing_else() {
         let error = HandlerError::permanent("no such client").with_class("unknown-client");
         assert_eq!((error.kind, error.to_string().as_str()), (ErrorKind::Permanent, "unknown-client: no such client"));
+    }
+
+    #[test]
+    fn a_handler_error_in_the_chain_decides() {
+        let error = HandlerError::from(find_client(7).unwrap_err());
+        assert_eq!((error.kind, error.class), (ErrorKind::Permanent, "unknown-client"));
+        assert_eq!(error.error, "cannot bill order 7: unknown-client: no such client");
+        let direct: Box<dyn Error + Send + Sync> = HandlerError::unavailable("down").into();
+        let direct = HandlerError::from(direct);
+        assert_eq!((direct.kind, direct.error.as_str()), (ErrorKind::Unavailable, "down"));
     }
 }

@@ -19,10 +19,11 @@ use tokio::time::{Instant, timeout};
 use tracing::field::display;
 use tracing::{Instrument as _, info_span};
 
-use crate::error::{HandlerError, HandlerResult, Verdict};
+use crate::error::{HandlerError, Verdict};
 use crate::handler::{DynCall, HandlerKind, Registration};
 use crate::incoming::Incoming;
 use crate::status::{GaugeGuard, add};
+use crate::tx::Tx;
 use crate::worker::Worker;
 
 /// The result of an external call, and its duration until the statistics have counted it.
@@ -35,26 +36,46 @@ impl<I: Inbox + 'static> Worker<I>
 where
     I::Transaction: 'static,
 {
-    /// Runs the handler of a message in its transaction. A message without a handler is skipped.
-    pub(crate) async fn handle(&self, transaction: &mut I::Transaction, incoming: &Incoming) -> HandlerResult {
+    /// Runs the handler of a message in its transaction. A message without a handler is skipped. After an error the
+    /// transaction is missing if the handler keeps it.
+    pub(crate) async fn handle(
+        &self,
+        transaction: I::Transaction,
+        incoming: &Incoming,
+    ) -> Result<(I::Transaction, Verdict), (Option<I::Transaction>, HandlerError)> {
         let span = HandlerSpan::start(&self.config.tracer, Operation::Process, incoming);
         let result = match self.handler(incoming) {
-            None => Ok(Verdict::Skip),
+            None => Ok((transaction, Verdict::Skip)),
             Some(registration) => match self.validate(&span) {
-                Ok(()) => {
-                    let HandlerKind::InTransaction(handler) = &registration.kind else {
-                        unreachable!("a call is made before its transaction")
-                    };
-                    let code = handler.handle(transaction, &span.incoming);
-                    let (result, duration) = self.supervise(&span, registration, code).await;
-                    self.status.observe_duration(duration);
-                    result
-                }
-                Err(error) => Err(error),
+                Ok(()) => self.handle_in_span(transaction, registration, &span).await,
+                Err(error) => Err((Some(transaction), error)),
             },
         };
-        span.end(result.as_ref().map(|verdict| Some(*verdict)));
+        span.end(result.as_ref().map(|(_, verdict)| Some(*verdict)).map_err(|(_, error)| error));
         result
+    }
+
+    async fn handle_in_span(
+        &self,
+        transaction: I::Transaction,
+        registration: &Registration<I::Transaction>,
+        span: &HandlerSpan<'_>,
+    ) -> Result<(I::Transaction, Verdict), (Option<I::Transaction>, HandlerError)> {
+        let HandlerKind::InTransaction(handler) = &registration.kind else {
+            unreachable!("a call is made before its transaction")
+        };
+        let (tx, lent) = Tx::lend(transaction);
+        let code = handler.handle(tx, &span.incoming);
+        let (result, duration) = self.supervise(span, registration, code).await;
+        self.status.observe_duration(duration);
+        match (result, lent.take_back()) {
+            (Ok(verdict), Some(transaction)) => Ok((transaction, verdict)),
+            (Ok(_), None) => {
+                let error = "the handler keeps its transaction; it must be dropped before the handler returns";
+                Err((None, HandlerError::transient(error).with_class(classes::COMMIT)))
+            }
+            (Err(error), transaction) => Err((transaction, error)),
+        }
     }
 
     /// Makes the external call of a message, outside of any transaction.
@@ -87,7 +108,7 @@ where
         transaction: &mut I::Transaction,
         incoming: &Incoming,
         call_result: &mut CallResult,
-    ) -> HandlerResult {
+    ) -> Result<Verdict, HandlerError> {
         let span = HandlerSpan::start(&self.config.tracer, Operation::Commit, incoming);
         let code = handler.commit(transaction, &span.incoming, &*call_result.value);
         let (result, duration) = self.supervise(&span, registration, code).await;

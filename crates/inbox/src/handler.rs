@@ -2,18 +2,22 @@
 
 use std::any::Any;
 use std::collections::BTreeMap;
+use std::future::ready;
+use std::pin::Pin;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use relevo_core::AfterDead;
 use relevo_core::inbox::retry_policy::HandlerRetryPolicy;
 use serde::de::DeserializeOwned;
 
-use crate::error::{HandlerError, HandlerResult};
+use crate::error::{HandlerError, HandlerResult, Verdict};
 use crate::incoming::Incoming;
+use crate::tx::Tx;
 
-/// A handler whose effect is in the database. It runs in the transaction that enters the message into the inbox, so the
-/// effect happens once.
+/// A handler with state whose effect is in the database. It runs in the transaction that enters the message into the
+/// inbox, so the effect happens once. A function fits in [`Handlers::on`].
 #[async_trait]
 pub trait Handler<T: Send>: Send + Sync {
     /// Handles the message in the transaction, without committing or rolling back. The future may be dropped at its
@@ -32,67 +36,11 @@ pub trait CallHandler<T: Send>: Send + Sync {
     type Answer: Send + Sync + 'static;
 
     /// Calls the service.
-    async fn call(&self, incoming: &Incoming) -> Result<Self::Answer, HandlerError>;
+    async fn call(&self, incoming: &Incoming) -> HandlerResult<Self::Answer>;
 
     /// Stores the response, in the transaction that enters the message into the inbox. If it fails, it is retried with
     /// the same response while the claim lasts, so that a locked table does not repeat the external call.
     async fn commit(&self, transaction: &mut T, incoming: &Incoming, answer: &Self::Answer) -> HandlerResult;
-}
-
-/// A [`Handler`] whose payload is deserialized from JSON: see [`typed`].
-#[async_trait]
-pub trait TypedInside<T: Send>: Send + Sync {
-    /// Type of the payload. A payload that does not deserialize is dead-lettered.
-    type Payload: DeserializeOwned + Send;
-
-    /// Like [`Handler::handle`].
-    async fn handle(&self, transaction: &mut T, payload: Self::Payload, incoming: &Incoming) -> HandlerResult;
-}
-
-/// A [`CallHandler`] whose payload is deserialized from JSON: see [`typed`].
-#[async_trait]
-pub trait TypedCall<T: Send>: Send + Sync {
-    /// Type of the payload. A payload that does not deserialize is dead-lettered.
-    type Payload: DeserializeOwned + Send;
-    /// The response of the service.
-    type Answer: Send + Sync + 'static;
-
-    /// Like [`CallHandler::call`].
-    async fn call(&self, payload: Self::Payload, incoming: &Incoming) -> Result<Self::Answer, HandlerError>;
-
-    /// Like [`CallHandler::commit`].
-    async fn commit(&self, transaction: &mut T, incoming: &Incoming, answer: &Self::Answer) -> HandlerResult;
-}
-
-/// Wraps a typed handler as an ordinary one.
-pub fn typed<H>(handler: H) -> Typed<H> {
-    Typed(handler)
-}
-
-/// Deserializes payloads for a typed handler.
-#[derive(Clone, Copy, Debug)]
-pub struct Typed<H>(H);
-
-#[async_trait]
-impl<T: Send, H: TypedInside<T>> Handler<T> for Typed<H> {
-    async fn handle(&self, transaction: &mut T, incoming: &Incoming) -> HandlerResult {
-        let payload = incoming.json()?;
-        self.0.handle(transaction, payload, incoming).await
-    }
-}
-
-#[async_trait]
-impl<T: Send, H: TypedCall<T>> CallHandler<T> for Typed<H> {
-    type Answer = H::Answer;
-
-    async fn call(&self, incoming: &Incoming) -> Result<Self::Answer, HandlerError> {
-        let payload = incoming.json()?;
-        self.0.call(payload, incoming).await
-    }
-
-    async fn commit(&self, transaction: &mut T, incoming: &Incoming, answer: &Self::Answer) -> HandlerResult {
-        self.0.commit(transaction, incoming, answer).await
-    }
 }
 
 /// Settings of one handler that override the configuration.
@@ -114,7 +62,7 @@ pub(crate) struct Registration<T> {
 
 /// The two kinds of handlers.
 pub(crate) enum HandlerKind<T> {
-    InTransaction(Box<dyn Handler<T>>),
+    InTransaction(Box<dyn DynHandler<T>>),
     Call(Box<dyn DynCall<T>>),
 }
 
@@ -125,12 +73,46 @@ impl<T> Registration<T> {
     }
 }
 
+/// A [`Handler`] or a function.
+#[async_trait]
+pub(crate) trait DynHandler<T: Send + 'static>: Send + Sync {
+    async fn handle(&self, transaction: Tx<T>, incoming: &Incoming) -> Result<Verdict, HandlerError>;
+}
+
+struct ErasedHandler<H>(H);
+
+#[async_trait]
+impl<T: Send + 'static, H: Handler<T>> DynHandler<T> for ErasedHandler<H> {
+    async fn handle(&self, mut transaction: Tx<T>, incoming: &Incoming) -> Result<Verdict, HandlerError> {
+        Ok(self.0.handle(&mut transaction, incoming).await?)
+    }
+}
+
+type FunctionFuture = Pin<Box<dyn Future<Output = Result<Verdict, HandlerError>> + Send>>;
+
+struct ErasedFunction<F>(F);
+
+#[async_trait]
+impl<T, F> DynHandler<T> for ErasedFunction<F>
+where
+    T: Send + 'static,
+    F: Fn(Tx<T>, &Incoming) -> FunctionFuture + Send + Sync,
+{
+    async fn handle(&self, transaction: Tx<T>, incoming: &Incoming) -> Result<Verdict, HandlerError> {
+        (self.0)(transaction, incoming).await
+    }
+}
+
 /// A [`CallHandler`] with an erased answer type.
 #[async_trait]
 pub(crate) trait DynCall<T: Send>: Send + Sync {
     async fn call(&self, incoming: &Incoming) -> Result<Box<dyn Any + Send + Sync>, HandlerError>;
-    async fn commit(&self, transaction: &mut T, incoming: &Incoming, answer: &(dyn Any + Send + Sync))
-    -> HandlerResult;
+    async fn commit(
+        &self,
+        transaction: &mut T,
+        incoming: &Incoming,
+        answer: &(dyn Any + Send + Sync),
+    ) -> Result<Verdict, HandlerError>;
 }
 
 struct ErasedCall<H>(H);
@@ -146,9 +128,9 @@ impl<T: Send, H: CallHandler<T>> DynCall<T> for ErasedCall<H> {
         transaction: &mut T,
         incoming: &Incoming,
         answer: &(dyn Any + Send + Sync),
-    ) -> HandlerResult {
+    ) -> Result<Verdict, HandlerError> {
         let answer = answer.downcast_ref().expect("`call` returned this type");
-        self.0.commit(transaction, incoming, answer).await
+        Ok(self.0.commit(transaction, incoming, answer).await?)
     }
 }
 
@@ -171,8 +153,97 @@ impl<T: Send + 'static> Handlers<T> {
         Self::default()
     }
 
-    /// Registers a handler for one type: `OrderPlaced`, a prefix: `order.*`, or all types: `*`. The most specific
+    /// Registers a function for one type: `OrderPlaced`, a prefix: `order.*`, or all types: `*`. The most specific
     /// pattern wins. Panics if the pattern already has a handler, because that is a programming error.
+    ///
+    /// The payload is deserialized from JSON. A payload that does not deserialize is dead-lettered. State is cloned into
+    /// the future:
+    ///
+    /// ```
+    /// use relevo_inbox::{Handlers, HandlerResult, Incoming, Tx};
+    ///
+    /// #[derive(serde::Deserialize)]
+    /// struct OrderPlaced {
+    ///     order: String,
+    /// }
+    ///
+    /// async fn bill(mut tx: Tx<Vec<String>>, placed: Incoming<OrderPlaced>) -> HandlerResult<()> {
+    ///     tx.push(format!("invoice for {}", placed.order));
+    ///     Ok(())
+    /// }
+    ///
+    /// let rates = std::sync::Arc::new(vec![10, 21]);
+    /// let handlers = Handlers::new()
+    ///     .on("OrderPlaced", bill)
+    ///     .on("OrderCancelled", async |mut tx: Tx<Vec<String>>, cancelled: Incoming<OrderPlaced>| {
+    ///         tx.push(format!("credit for {}", cancelled.order));
+    ///         HandlerResult::Ok(())
+    ///     })
+    ///     .on("tax.*", move |mut tx: Tx<Vec<String>>, number: Incoming<usize>| {
+    ///         let rates = rates.clone();
+    ///         async move {
+    ///             tx.push(rates.get(*number).ok_or("an unknown rate")?.to_string());
+    ///             HandlerResult::Ok(())
+    ///         }
+    ///     });
+    /// ```
+    #[must_use]
+    pub fn on<P, R, E, F, Fut>(self, pattern: &str, handler: F) -> Self
+    where
+        P: DeserializeOwned + Send + 'static,
+        R: Into<Verdict>,
+        E: Into<HandlerError>,
+        F: Fn(Tx<T>, Incoming<P>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<R, E>> + Send + 'static,
+    {
+        self.on_with(pattern, HandlerOptions::default(), handler)
+    }
+
+    /// Like [`on`](Self::on), with options.
+    #[must_use]
+    pub fn on_with<P, R, E, F, Fut>(self, pattern: &str, options: HandlerOptions, handler: F) -> Self
+    where
+        P: DeserializeOwned + Send + 'static,
+        R: Into<Verdict>,
+        E: Into<HandlerError>,
+        F: Fn(Tx<T>, Incoming<P>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<R, E>> + Send + 'static,
+    {
+        self.register_function(pattern, options, move |transaction: Tx<T>, incoming: &Incoming| {
+            match incoming.clone().decode() {
+                Ok(incoming) => erase(handler(transaction, incoming)),
+                Err(error) => Box::pin(ready(Err(error))),
+            }
+        })
+    }
+
+    /// Like [`on`](Self::on), for a function that gets the payload as received.
+    #[must_use]
+    pub fn on_raw<R, E, F, Fut>(self, pattern: &str, handler: F) -> Self
+    where
+        R: Into<Verdict>,
+        E: Into<HandlerError>,
+        F: Fn(Tx<T>, Incoming<Bytes>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<R, E>> + Send + 'static,
+    {
+        self.on_raw_with(pattern, HandlerOptions::default(), handler)
+    }
+
+    /// Like [`on_raw`](Self::on_raw), with options.
+    #[must_use]
+    pub fn on_raw_with<R, E, F, Fut>(self, pattern: &str, options: HandlerOptions, handler: F) -> Self
+    where
+        R: Into<Verdict>,
+        E: Into<HandlerError>,
+        F: Fn(Tx<T>, Incoming<Bytes>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<R, E>> + Send + 'static,
+    {
+        self.register_function(pattern, options, move |transaction: Tx<T>, incoming: &Incoming| {
+            erase(handler(transaction, incoming.clone()))
+        })
+    }
+
+    /// Like [`on`](Self::on), for a handler with state. It deserializes the payload itself, with [`Incoming::json`].
     #[must_use]
     pub fn handler(self, pattern: &str, handler: impl Handler<T> + 'static) -> Self {
         self.handler_with(pattern, HandlerOptions::default(), handler)
@@ -181,7 +252,10 @@ impl<T: Send + 'static> Handlers<T> {
     /// Like [`handler`](Self::handler), with options.
     #[must_use]
     pub fn handler_with(self, pattern: &str, options: HandlerOptions, handler: impl Handler<T> + 'static) -> Self {
-        self.register(pattern, Registration { kind: HandlerKind::InTransaction(Box::new(handler)), options })
+        self.register(
+            pattern,
+            Registration { kind: HandlerKind::InTransaction(Box::new(ErasedHandler(handler))), options },
+        )
     }
 
     /// Like [`handler`](Self::handler), for a handler that calls an external service.
@@ -199,6 +273,16 @@ impl<T: Send + 'static> Handlers<T> {
         handler: impl CallHandler<T> + 'static,
     ) -> Self {
         self.register(pattern, Registration { kind: HandlerKind::Call(Box::new(ErasedCall(handler))), options })
+    }
+
+    fn register_function(
+        self,
+        pattern: &str,
+        options: HandlerOptions,
+        function: impl Fn(Tx<T>, &Incoming) -> FunctionFuture + Send + Sync + 'static,
+    ) -> Self {
+        let kind = HandlerKind::InTransaction(Box::new(ErasedFunction(function)));
+        self.register(pattern, Registration { kind, options })
     }
 
     fn register(mut self, pattern: &str, registration: Registration<T>) -> Self {
@@ -226,37 +310,44 @@ impl<T: Send + 'static> Handlers<T> {
     }
 }
 
+fn erase<R, E>(future: impl Future<Output = Result<R, E>> + Send + 'static) -> FunctionFuture
+where
+    R: Into<Verdict>,
+    E: Into<HandlerError>,
+{
+    Box::pin(async move { future.await.map(Into::into).map_err(Into::into) })
+}
+
 #[cfg(test)]
 mod tests {
     use relevo_core::inbox::retries::classes;
 
     use super::*;
-    use crate::error::Verdict;
     use crate::incoming::tests::incoming;
-
-    struct FixedVerdict(Verdict);
-
-    #[async_trait]
-    impl Handler<()> for FixedVerdict {
-        async fn handle(&self, (): &mut (), _incoming: &Incoming) -> HandlerResult {
-            Ok(self.0)
-        }
-    }
 
     #[derive(serde::Deserialize)]
     struct Order {
         id: u32,
     }
 
+    async fn skip(_tx: Tx<()>, _incoming: Incoming) -> HandlerResult {
+        Ok(Verdict::Skip)
+    }
+
+    async fn add(mut ledger: Tx<Vec<u32>>, order: Incoming<Order>) -> HandlerResult<()> {
+        ledger.push(order.id);
+        Ok(())
+    }
+
     struct Double;
 
     #[async_trait]
-    impl TypedCall<Vec<u32>> for Double {
-        type Payload = Order;
+    impl CallHandler<Vec<u32>> for Double {
         type Answer = u32;
 
-        async fn call(&self, payload: Order, _incoming: &Incoming) -> Result<u32, HandlerError> {
-            Ok(payload.id * 2)
+        async fn call(&self, incoming: &Incoming) -> HandlerResult<u32> {
+            let order: Order = incoming.json()?;
+            Ok(order.id * 2)
         }
 
         async fn commit(&self, ledger: &mut Vec<u32>, _incoming: &Incoming, answer: &u32) -> HandlerResult {
@@ -272,10 +363,10 @@ mod tests {
     #[test]
     fn the_most_specific_pattern_wins() {
         let handlers = Handlers::new()
-            .handler_with("*", with_timeout(1), FixedVerdict(Verdict::Done))
-            .handler_with("order.*", with_timeout(2), FixedVerdict(Verdict::Done))
-            .handler_with("order.placed.*", with_timeout(3), FixedVerdict(Verdict::Done))
-            .handler_with("order.placed", with_timeout(4), FixedVerdict(Verdict::Skip));
+            .on_raw_with("*", with_timeout(1), skip)
+            .on_raw_with("order.*", with_timeout(2), skip)
+            .on_raw_with("order.placed.*", with_timeout(3), skip)
+            .on_raw_with("order.placed", with_timeout(4), skip);
         let found = |kind: &str| handlers.find(kind).and_then(|found| found.options.timeout).map(|time| time.as_secs());
         assert_eq!(found("order.placed"), Some(4));
         assert_eq!(found("order.placed.late"), Some(3));
@@ -285,23 +376,19 @@ mod tests {
 
     #[test]
     fn a_type_without_a_matching_pattern_has_no_handler() {
-        let handlers = Handlers::new().handler("order.*", FixedVerdict(Verdict::Done));
+        let handlers = Handlers::new().on_raw("order.*", skip);
         assert!(handlers.find("invoice.made").is_none());
     }
 
     #[test]
     #[should_panic(expected = "two handlers for `order.*`")]
     fn a_second_handler_for_a_pattern_is_rejected() {
-        drop(
-            Handlers::new()
-                .handler("order.*", FixedVerdict(Verdict::Done))
-                .handler("order.*", FixedVerdict(Verdict::Skip)),
-        );
+        drop(Handlers::new().on_raw("order.*", skip).on_raw("order.*", skip));
     }
 
     #[tokio::test]
     async fn a_call_result_is_passed_to_commit() {
-        let handlers = Handlers::new().call_handler("OrderPlaced", typed(Double));
+        let handlers = Handlers::new().call_handler("OrderPlaced", Double);
         let registration = handlers.find("OrderPlaced").expect("it is registered");
         let HandlerKind::Call(handler) = &registration.kind else { panic!("it is a call handler") };
         let (mut ledger, incoming) = (Vec::new(), incoming("OrderPlaced", r#"{"id": 21}"#, &[]));
@@ -310,10 +397,26 @@ mod tests {
         assert_eq!(ledger, [42]);
     }
 
+    /// Calls the function for `OrderPlaced` and returns what is left of its transaction.
+    async fn handle(payload: &str) -> (Result<Verdict, HandlerError>, Option<Vec<u32>>) {
+        let handlers = Handlers::new().on("OrderPlaced", add);
+        let registration = handlers.find("OrderPlaced").expect("it is registered");
+        let HandlerKind::InTransaction(handler) = &registration.kind else { panic!("it calls no service") };
+        let (tx, lent) = Tx::lend(Vec::new());
+        let result = handler.handle(tx, &incoming("OrderPlaced", payload, &[])).await;
+        (result, lent.take_back())
+    }
+
+    #[tokio::test]
+    async fn a_function_gets_its_payload_and_returns_the_transaction() {
+        let (result, ledger) = handle(r#"{"id": 21}"#).await;
+        assert_eq!((result.ok(), ledger), (Some(Verdict::Done), Some(vec![21])));
+    }
+
     #[tokio::test]
     async fn a_payload_of_another_shape_is_undecodable() {
-        let incoming = incoming("OrderPlaced", r#"{"id": "x"}"#, &[]);
-        let error = CallHandler::call(&typed(Double), &incoming).await.unwrap_err();
-        assert_eq!(error.class, classes::UNDECODABLE);
+        let (result, ledger) = handle(r#"{"id": "x"}"#).await;
+        assert_eq!(result.unwrap_err().class, classes::UNDECODABLE);
+        assert_eq!(ledger, Some(Vec::new()));
     }
 }

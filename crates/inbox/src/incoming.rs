@@ -1,5 +1,6 @@
 //! A message as its handler sees it.
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -11,9 +12,10 @@ use uuid::Uuid;
 
 use crate::error::HandlerError;
 
-/// A message as its handler sees it.
+/// A message as its handler sees it. It dereferences to its payload: a value that was deserialized from JSON, or the bytes
+/// as received.
 #[derive(Clone, Debug)]
-pub struct Incoming {
+pub struct Incoming<P = Bytes> {
     pub(crate) consumer: Arc<str>,
     pub(crate) message: Message,
     pub(crate) raw: RawMessage,
@@ -26,6 +28,8 @@ pub struct Incoming {
     pub(crate) attempt: u32,
     /// Trace context of the span in which its handler runs.
     pub(crate) trace: Option<TraceContext>,
+    /// What it dereferences to.
+    pub(crate) value: P,
 }
 
 impl Incoming {
@@ -34,6 +38,16 @@ impl Incoming {
     /// Header with the id of the message that caused this one.
     pub const CAUSATION: &str = "causation-id";
 
+    /// The same message with its payload deserialized from JSON.
+    pub(crate) fn decode<P: DeserializeOwned>(self) -> Result<Incoming<P>, HandlerError> {
+        let value = self.json()?;
+        let Self { consumer, message, raw, address, lane, offset, source, seq, replay, attempt, trace, value: _ } =
+            self;
+        Ok(Incoming { consumer, message, raw, address, lane, offset, source, seq, replay, attempt, trace, value })
+    }
+}
+
+impl<P> Incoming<P> {
     /// The message. A foreign message has its address as topic, and its type comes from the configuration.
     pub const fn message(&self) -> &Message {
         &self.message
@@ -95,7 +109,7 @@ impl Incoming {
     }
 
     /// Deserializes the payload from JSON. A payload that does not deserialize is dead-lettered.
-    pub fn json<P: DeserializeOwned>(&self) -> Result<P, HandlerError> {
+    pub fn json<V: DeserializeOwned>(&self) -> Result<V, HandlerError> {
         serde_json::from_slice(&self.message.payload).map_err(HandlerError::undecodable)
     }
 
@@ -107,7 +121,7 @@ impl Incoming {
 
     /// The correlation id from the header, or the message's own id if it is the first of its chain.
     pub fn correlation_id(&self) -> ByteString {
-        self.header(Self::CORRELATION).map_or_else(|| self.message.id.to_string().into(), ByteString::from)
+        self.header(Incoming::CORRELATION).map_or_else(|| self.message.id.to_string().into(), ByteString::from)
     }
 
     /// The W3C trace context of the handler: that of its span, or the message's own if tracing is off. Use it as the
@@ -122,8 +136,8 @@ impl Incoming {
         let mut add = |name: &str, value: String| {
             draft.headers.entry(name.to_owned()).or_insert(value);
         };
-        add(Self::CORRELATION, self.correlation_id().to_string());
-        add(Self::CAUSATION, self.message.id.to_string());
+        add(Incoming::CORRELATION, self.correlation_id().to_string());
+        add(Incoming::CAUSATION, self.message.id.to_string());
         if let Some(trace) = self.trace_context() {
             add(TraceContext::PARENT, trace.parent);
             if let Some(state) = trace.state {
@@ -131,6 +145,14 @@ impl Incoming {
             }
         }
         draft
+    }
+}
+
+impl<P> Deref for Incoming<P> {
+    type Target = P;
+
+    fn deref(&self) -> &P {
+        &self.value
     }
 }
 
@@ -157,6 +179,7 @@ pub(crate) mod tests {
         Incoming {
             consumer: "billing".into(),
             raw: RawMessage::new(message.headers.clone(), message.payload.clone()),
+            value: message.payload.clone(),
             message,
             address: "orders".into(),
             lane: Lane::new("0"),

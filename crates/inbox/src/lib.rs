@@ -1,25 +1,24 @@
 //! The consumer runtime: receives deliveries from a broker and applies the effect of each message once.
 //!
-//! A [`Handler`] runs in the transaction that also enters the message into the inbox. A [`CallHandler`] calls an
-//! external service outside of any transaction and commits the result afterwards. [`Handlers`] maps message types to
-//! handlers. [`ConsumerRuntime::run`] receives messages until its stop token is cancelled.
+//! A handler runs in the transaction that also enters the message into the inbox: a function ([`Handlers::on`]), or a
+//! [`Handler`] with state. A [`CallHandler`] calls an external service outside of any transaction and commits the result
+//! afterwards. [`Handlers`] maps message types to handlers. [`ConsumerRuntime::run`] receives messages until its stop
+//! token is cancelled.
 //!
 //! ```
-//! use async_trait::async_trait;
-//! use relevo_inbox::{Handler, HandlerResult, Handlers, Incoming, Verdict};
+//! use relevo_inbox::{HandlerResult, Handlers, Incoming, Tx};
 //!
-//! struct Count;
-//!
-//! #[async_trait]
-//! impl Handler<Vec<String>> for Count {
-//!     async fn handle(&self, ledger: &mut Vec<String>, incoming: &Incoming) -> HandlerResult {
-//!         let order: serde_json::Value = incoming.json()?;
-//!         ledger.push(order["id"].to_string());
-//!         Ok(Verdict::Done)
-//!     }
+//! #[derive(serde::Deserialize)]
+//! struct OrderPlaced {
+//!     id: String,
 //! }
 //!
-//! let handlers = Handlers::new().handler("OrderPlaced", Count);
+//! async fn count(mut ledger: Tx<Vec<String>>, placed: Incoming<OrderPlaced>) -> HandlerResult<()> {
+//!     ledger.push(placed.id.clone());
+//!     Ok(())
+//! }
+//!
+//! let handlers = Handlers::new().on("OrderPlaced", count);
 //! ```
 
 mod attempt;
@@ -50,13 +49,15 @@ mod settle;
 mod settled_offset;
 mod shutdown;
 mod status;
+mod tx;
 mod worker;
 
 pub use config::{Clock, Config, DeadLetterCopy, ForeignMessages, MessageOrder, RetryStorage};
 pub use error::{HandlerError, HandlerResult, Verdict};
-pub use handler::{CallHandler, Handler, HandlerOptions, Handlers, Typed, TypedCall, TypedInside, typed};
+pub use handler::{CallHandler, Handler, HandlerOptions, Handlers};
 pub use incoming::Incoming;
 pub use replay::{ReplayEnd, ReplayError, ReplayJob, ReplayRunner, ReplayStep, to_inbox_message};
 pub use runtime::{ConsumerError, ConsumerRuntime};
 pub use schema::{JsonSchemas, SchemaError, Validator};
 pub use status::{ConsumerStatus, RunState};
+pub use tx::Tx;

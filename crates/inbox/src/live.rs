@@ -203,14 +203,15 @@ where
         for (delivery, entered) in deliveries.iter().zip(&entered) {
             let (EnterOutcome::New, Ok(incoming)) = (entered, &delivery.incoming) else { continue };
             let message_id = delivery.message.dedup_id;
-            match self.handle(&mut transaction, incoming).await {
-                Ok(verdict) => {
+            match self.handle(transaction, incoming).await {
+                Ok((returned, verdict)) => {
+                    transaction = returned;
                     if verdict == Verdict::Skip {
                         self.store_call(self.inbox.skip(&mut transaction, message_id)).await?;
                     }
                     verdicts.push(verdict);
                 }
-                Err(error) => {
+                Err((transaction, error)) => {
                     let trace_id = self.trace_id(Some(incoming)).map(display);
                     debug!(message_id = %message_id.id, trace_id, %error, "batch rolled back, will retry one by one");
                     add(&self.status.batches_rolled_back, 1);
@@ -274,7 +275,7 @@ where
         lease: Option<&LaneLease>,
         begun: Result<BeginOutcome<I::Transaction>, StoreError>,
     ) -> Result<(I::Transaction, Entered), DeliveryResult> {
-        let (mut transaction, entered) = match begun.map_err(DeliveryResult::Store)? {
+        let (transaction, entered) = match begun.map_err(DeliveryResult::Store)? {
             BeginOutcome::Open(transaction, entered) => (transaction, entered[0]),
             BeginOutcome::Fenced => return Err(DeliveryResult::Fenced),
             BeginOutcome::Busy => return Err(DeliveryResult::Busy(self.config.busy_delay)),
@@ -287,15 +288,15 @@ where
             return Ok((transaction, Entered::NotNew(entered)));
         };
         incoming.attempt = delivery.attempts + 1;
-        match self.handle(&mut transaction, incoming).await {
-            Ok(verdict) => {
+        match self.handle(transaction, incoming).await {
+            Ok((mut transaction, verdict)) => {
                 if verdict == Verdict::Skip {
                     let skip = self.inbox.skip(&mut transaction, delivery.message.dedup_id);
                     self.store_call(skip).await.map_err(DeliveryResult::Store)?;
                 }
                 Ok((transaction, Entered::Handled(verdict)))
             }
-            Err(error) => {
+            Err((transaction, error)) => {
                 self.abort(transaction, &error).await;
                 Err(self.on_failure(delivery, lease, error).await.unwrap_or_else(DeliveryResult::Store))
             }

@@ -24,6 +24,8 @@ mod external_calls;
 mod fake_broker;
 #[path = "inbox/faulty_inbox.rs"]
 mod faulty_inbox;
+#[path = "inbox/functions.rs"]
+mod functions;
 #[path = "inbox/harness.rs"]
 mod harness;
 #[path = "inbox/lanes.rs"]

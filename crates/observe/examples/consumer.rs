@@ -5,22 +5,16 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use async_trait::async_trait;
 use relevo_broker_embedded::{BrokerFile, Config as BrokerConfig, ConsumerOptions, Group};
 use relevo_core::inbox::InboxRetention;
-use relevo_inbox::{Config, ConsumerRuntime, Handler, HandlerResult, Handlers, Incoming, Verdict};
+use relevo_inbox::{Config, ConsumerRuntime, HandlerResult, Handlers, Incoming, Tx};
 use relevo_observe::consumer::Service;
 use relevo_store_memory::{Config as StoreConfig, Database, Transaction};
 use tokio_util::sync::CancellationToken;
 
-struct Invoice;
-
-#[async_trait]
-impl Handler<Transaction> for Invoice {
-    async fn handle(&self, transaction: &mut Transaction, incoming: &Incoming) -> HandlerResult {
-        transaction.record_effect(format!("invoice for {}", incoming.key()))?;
-        Ok(Verdict::Done)
-    }
+async fn bill(mut tx: Tx<Transaction>, incoming: Incoming) -> HandlerResult<()> {
+    tx.record_effect(format!("invoice for {}", incoming.key()))?;
+    Ok(())
 }
 
 #[tokio::main]
@@ -29,7 +23,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     broker.declare_group(&Group::new("billing", ["orders.**"])).await?;
     let consumer = broker.consumer("billing", ConsumerOptions::default()).await?;
     let inbox = Database::new(StoreConfig::default()).inbox("billing", InboxRetention::default());
-    let handlers = Handlers::new().handler("OrderPlaced", Invoice);
+    let handlers = Handlers::new().on_raw("OrderPlaced", bill);
     let billing = ConsumerRuntime::new(Arc::new(inbox), Arc::new(consumer), handlers, Config::new("billing"));
 
     let stop = CancellationToken::new();

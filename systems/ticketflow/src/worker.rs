@@ -19,7 +19,7 @@ use relevo::core::inbox::retry_policy::HandlerRetryPolicy;
 use relevo::core::inbox::{Inbox, InboxRetention};
 use relevo::core::retry::RetryPolicy;
 use relevo::inbox::{
-    Config as Consumer, ConsumerRuntime, ConsumerStatus, DeadLetterCopy, Handlers, MessageOrder, RetryStorage, typed,
+    Config as Consumer, ConsumerRuntime, ConsumerStatus, DeadLetterCopy, Handlers, MessageOrder, RetryStorage,
 };
 use relevo::stores::{postgres as pg, sqlite as lite};
 use sqlx::postgres::PgConnectOptions;
@@ -85,13 +85,13 @@ impl Worker {
         let notifications = ConsumerRuntime::new(
             Arc::new(notifications),
             broker.consumer(NOTIFICATIONS, name).await?,
-            Handlers::new().call_handler("ticket.*", typed(notify)),
+            Handlers::new().call_handler("ticket.*", notify),
             of_emails(config, broker, name),
         );
         let metrics = ConsumerRuntime::new(
             Arc::new(metrics),
             broker.consumer(METRICS, name).await?,
-            Handlers::new().handler("ticket.*", typed(Count::new(heart.pulse()))),
+            Handlers::new().handler("ticket.*", Count::new(heart.pulse())),
             of_figures(broker, name),
         );
         let stats = vec![notifications.status(), metrics.status()];

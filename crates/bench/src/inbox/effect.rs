@@ -2,8 +2,7 @@
 
 use std::time::Instant;
 
-use async_trait::async_trait;
-use relevo_inbox::{Handler, HandlerResult, Incoming, Verdict};
+use relevo_inbox::{HandlerResult, Incoming, Tx};
 use relevo_store_postgres::inbox::Transaction;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{ConnectOptions as _, Connection as _};
@@ -17,15 +16,10 @@ pub(super) const TABLE: &str = "DROP TABLE IF EXISTS effect; CREATE TABLE effect
 const INSERT: &str = "INSERT INTO effect (message, key, body) VALUES ($1, $2, $3)";
 
 /// Writes the row.
-pub(super) struct Effect;
-
-#[async_trait]
-impl Handler<Transaction> for Effect {
-    async fn handle(&self, tx: &mut Transaction, incoming: &Incoming) -> HandlerResult {
-        let message = incoming.message();
-        insert(tx, *message.id.as_uuid(), &message.key, &message.payload).await?;
-        Ok(Verdict::Done)
-    }
+pub(super) async fn write(mut tx: Tx<Transaction>, incoming: Incoming) -> HandlerResult<()> {
+    let message = incoming.message();
+    insert(&mut tx, *message.id.as_uuid(), &message.key, &message.payload).await?;
+    Ok(())
 }
 
 async fn insert(connection: &mut PgConnection, id: Uuid, key: &str, body: &[u8]) -> Result<(), sqlx::Error> {

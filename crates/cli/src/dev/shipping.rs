@@ -4,12 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use async_trait::async_trait;
 use relevo_core::AfterDead;
 use relevo_core::broker_consumer::BrokerConsumer;
-use relevo_inbox::{
-    Config, ConsumerRuntime, HandlerResult, Handlers, Incoming, MessageOrder, TypedInside, Verdict, typed,
-};
+use relevo_inbox::{Config, ConsumerRuntime, HandlerResult, Handlers, Incoming, MessageOrder, Tx};
 use relevo_store_sqlite::inbox::{Inbox, Transaction};
 use serde::Deserialize;
 use sqlx::{Row as _, SqliteConnection};
@@ -79,7 +76,15 @@ pub(crate) fn runtime(
         heartbeat_ttl: LEASE,
         ..Config::new(GROUP)
     };
-    let handlers = Handlers::new().handler("*", typed(Ship(Arc::clone(flow))));
+    let flow = Arc::clone(flow);
+    let handlers = Handlers::new().on("*", move |mut tx: Tx<Transaction>, change: Incoming<Change>| {
+        let flow = Arc::clone(&flow);
+        async move {
+            sqlx::query(EFFECT).bind(change.order).bind(change.change).execute(&mut **tx).await?;
+            flow.arrived(change.id());
+            HandlerResult::Ok(())
+        }
+    });
     let consumer = Forgetful::new(consumer, SplitMix64::new(11));
     ConsumerRuntime::new(Arc::new(inbox), Arc::new(consumer), handlers, config)
 }
@@ -89,18 +94,4 @@ pub(crate) fn runtime(
 struct Change {
     order: i64,
     change: i64,
-}
-
-/// Applies a change.
-struct Ship(Arc<Flow>);
-
-#[async_trait]
-impl TypedInside<Transaction> for Ship {
-    type Payload = Change;
-
-    async fn handle(&self, tx: &mut Transaction, change: Change, incoming: &Incoming) -> HandlerResult {
-        sqlx::query(EFFECT).bind(change.order).bind(change.change).execute(&mut **tx).await?;
-        self.0.arrived(incoming.id());
-        Ok(Verdict::Done)
-    }
 }

@@ -69,7 +69,7 @@ struct Effect;
 impl Handler<Transaction> for Effect {
     async fn handle(&self, _: &mut Transaction, incoming: &Incoming) -> HandlerResult {
         match incoming.kind() {
-            "Poison" => Err(HandlerError::permanent("nobody can handle it")),
+            "Poison" => Err(HandlerError::permanent("nobody can handle it").into()),
             _ => Ok(Verdict::Done),
         }
     }

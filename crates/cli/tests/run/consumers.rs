@@ -259,7 +259,7 @@ async fn a_handler_that_fails_again_and_again_leaves_a_dead_letter_until_it_is_r
 async fn what_a_handler_calls_is_away_and_pauses_its_lane_alone_until_it_is_back() {
     let scene = Scene::set().await;
     let (ill, is_ill) = Ill::new(|reached: PointReached<'_>| match key(&reached) {
-        "k1" => Err(HandlerError::unavailable("the post is closed")),
+        "k1" => Err(HandlerError::unavailable("the post is closed").into()),
         _ => Ok(Verdict::Done),
     });
     let member = scene.member(ill).await;

@@ -3,12 +3,11 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use relevo_core::inbox::InboxState;
 use relevo_core::inbox::admin::Operate as _;
 use relevo_core::message::Headers;
 use relevo_core::wire;
-use relevo_inbox::{Config, ConsumerStatus, Handler, HandlerResult, Handlers, Incoming, Verdict};
+use relevo_inbox::{Config, ConsumerStatus, HandlerResult, Handlers, Incoming, Tx};
 use relevo_store_memory::{Draft, Transaction};
 
 use crate::harness::{
@@ -168,15 +167,10 @@ async fn a_republished_message_is_a_repeat_and_not_out_of_order() {
 }
 
 /// Emits one message per received message, the first time in a transaction that fails.
-struct Emits;
-
-#[async_trait]
-impl Handler<Transaction> for Emits {
-    async fn handle(&self, transaction: &mut Transaction, incoming: &Incoming) -> HandlerResult {
-        let bill = Draft::json("bills", "b", "BillMade", payload_text(incoming));
-        transaction.emit(incoming.with_causation(bill))?;
-        if incoming.attempt() == 1 { Err(relevo_inbox::HandlerError::transient("later")) } else { Ok(Verdict::Done) }
-    }
+async fn emit_bill(mut tx: Tx<Transaction>, incoming: Incoming) -> HandlerResult<()> {
+    let bill = Draft::json("bills", "b", "BillMade", payload_text(&incoming));
+    tx.emit(incoming.with_causation(bill))?;
+    if incoming.attempt() == 1 { Err("later".into()) } else { Ok(()) }
 }
 
 #[tokio::test(start_paused = true)]
@@ -184,7 +178,7 @@ async fn an_emitted_message_is_in_the_transaction_and_keeps_the_correlation() {
     let stage = Env::new();
     let headers = Headers::from([(Incoming::CORRELATION.to_owned(), "c-7".to_owned())]);
     stage.broker.publish("0", stage.raw("OrderPlaced", "k", "1", headers));
-    let _process = stage.start(ordered_config(), Handlers::new().handler("*", Emits));
+    let _process = stage.start(ordered_config(), Handlers::new().on_raw("*", emit_bill));
     wait_for_acks(&stage, 1).await;
     let emitted = stage.outbox.committed();
     assert_eq!(emitted.len(), 1, "what was rolled back is not there");

@@ -104,9 +104,9 @@ impl ScriptedHandler {
                 Ok(Verdict::Done)
             }
             Action::Skip => Ok(Verdict::Skip),
-            Action::Fail => Err(HandlerError::transient("simulated failure")),
-            Action::Poison => Err(HandlerError::permanent("simulated poison")),
-            Action::Unavailable => Err(HandlerError::unavailable("simulated outage")),
+            Action::Fail => Err(HandlerError::transient("simulated failure").into()),
+            Action::Poison => Err(HandlerError::permanent("simulated poison").into()),
+            Action::Unavailable => Err(HandlerError::unavailable("simulated outage").into()),
             Action::Panic => panic!("simulated panic"),
             Action::Hang => std::future::pending().await,
         }
@@ -134,7 +134,7 @@ impl Handler<Transaction> for ScriptedHandler {
 impl CallHandler<Transaction> for ScriptedHandler {
     type Answer = Verdict;
 
-    async fn call(&self, incoming: &Incoming) -> Result<Verdict, HandlerError> {
+    async fn call(&self, incoming: &Incoming) -> HandlerResult {
         self.calls.lock().expect("no handler panics with it").push(incoming.idempotency_id());
         self.act(incoming).await
     }

@@ -80,9 +80,9 @@ impl Handler<Transaction> for Effect {
     async fn handle(&self, transaction: &mut Transaction, incoming: &Incoming) -> HandlerResult {
         self.held.clone().wait_for(|held| !*held).await.map_err(HandlerError::transient)?;
         match incoming.kind() {
-            "Poison" => return Err(HandlerError::permanent("it is invalid")),
+            "Poison" => return Err(HandlerError::permanent("it is invalid").into()),
             "Letter" if self.service_down.load(Ordering::Relaxed) => {
-                return Err(HandlerError::unavailable("the mail server is down"));
+                return Err(HandlerError::unavailable("the mail server is down").into());
             }
             _ => {}
         }

@@ -78,7 +78,7 @@ struct Bill {
 impl Handler<Transaction> for Bill {
     async fn handle(&self, transaction: &mut Transaction, incoming: &Incoming) -> HandlerResult {
         if !self.failed.swap(true, Ordering::Relaxed) {
-            return Err(HandlerError::transient("the first one fails"));
+            return Err(HandlerError::transient("the first one fails").into());
         }
         let draft = incoming.with_causation(Draft::json("orders.billed", incoming.key(), "OrderBilled", "{}"));
         self.outbox.emit(transaction, draft).await?;

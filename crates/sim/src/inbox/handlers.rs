@@ -148,20 +148,17 @@ impl SimHandler {
             }
             HandlerAction::Retry => {
                 record("retry");
-                Err(HandlerError::transient("it fails this time"))
+                Err(HandlerError::transient("it fails this time").into())
             }
             HandlerAction::Poison => {
                 record("poison");
-                Err(HandlerError::permanent("it always fails"))
+                Err(HandlerError::permanent("it always fails").into())
             }
             HandlerAction::Unavailable => {
                 record("away");
                 let counts = self.0.mutant == Some(Mutant::CountOutages);
-                Err(if counts {
-                    HandlerError::transient("counted")
-                } else {
-                    HandlerError::unavailable("the external service is down")
-                })
+                let error = if counts { HandlerError::transient } else { HandlerError::unavailable };
+                Err(error("the external service is down").into())
             }
             HandlerAction::Panic => {
                 record("panic");
@@ -201,7 +198,7 @@ impl Handler<Session> for SimHandler {
 impl CallHandler<Session> for SimHandler {
     type Answer = Verdict;
 
-    async fn call(&self, incoming: &Incoming) -> Result<Verdict, HandlerError> {
+    async fn call(&self, incoming: &Incoming) -> HandlerResult {
         let (case, action) = self.begin(incoming);
         let id = if self.0.mutant == Some(Mutant::FreshIds) {
             let mut random = self.0.random.lock();

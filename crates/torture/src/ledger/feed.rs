@@ -50,7 +50,7 @@ pub struct Feed {
     pub lanes: Option<u16>,
     /// Whether the broker keeps the order of a key when it redelivers messages.
     pub ordered: bool,
-    /// After this time without a sign of life, other members take over the lanes of a member.
+    /// After this time without a heartbeat, other members take over the lanes of a member.
     pub lease: Duration,
     /// Maximum number of unsettled messages of a lane.
     pub prefetch: u16,

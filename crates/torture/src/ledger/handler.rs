@@ -97,10 +97,10 @@ impl LedgerHandler {
         connection.write(&self.consumer, &self.member, change, incoming).await?;
         match self.failure_rates.of(incoming.id()) {
             MessageKind::Poison if !connection.is_cured(&self.consumer).await? => {
-                return Err(HandlerError::permanent("it is poison"));
+                return Err(HandlerError::permanent("it is poison").into());
             }
             MessageKind::Fails if attempts_fail && incoming.attempt() <= FAILS => {
-                return Err(HandlerError::transient("it fails at first"));
+                return Err(HandlerError::transient("it fails at first").into());
             }
             MessageKind::Good | MessageKind::Fails | MessageKind::Poison => {}
         }
@@ -119,7 +119,7 @@ impl<T: DerefMut<Target: LedgerConnection> + Send> Handler<T> for LedgerHandler 
 impl<T: DerefMut<Target: LedgerConnection> + Send> CallHandler<T> for LedgerHandler {
     type Answer = Verdict;
 
-    async fn call(&self, incoming: &Incoming) -> Result<Verdict, HandlerError> {
+    async fn call(&self, incoming: &Incoming) -> HandlerResult {
         let Payload { change } = incoming.json()?;
         let call = ServiceCall {
             message_id: incoming.id().to_string(),
@@ -128,7 +128,7 @@ impl<T: DerefMut<Target: LedgerConnection> + Send> CallHandler<T> for LedgerHand
         };
         self.external_service.call(&self.consumer, &call).await?;
         if self.failure_rates.of(incoming.id()) == MessageKind::Fails && incoming.attempt() <= FAILS {
-            return Err(HandlerError::transient("the external service fails at first"));
+            return Err(HandlerError::transient("the external service fails at first").into());
         }
         self.behaviour.at(PointReached { point: Point::Called, change, incoming: Some(incoming) }).await
     }

@@ -33,7 +33,7 @@ pub(crate) async fn a_dead_letter_is_copied_to_a_queue_of_the_broker(backends: B
     copies_feed.declare().await.expect("the broker accepts it");
     let poisoned = behaviour_fn(|event| async move {
         if event.point == Point::During && event.change == 2 {
-            return Err(HandlerError::permanent("no such\naddress").with_class("address"));
+            return Err(HandlerError::permanent("no such\naddress").with_class("address").into());
         }
         DONE
     });

@@ -42,7 +42,7 @@ fn poisoned(change: i64, cured: &Arc<AtomicBool>) -> Arc<dyn Behaviour> {
     let cured = Arc::clone(cured);
     behaviour_fn(move |event| {
         let fails = event.point == Point::During && event.change == change && !cured.load(Ordering::SeqCst);
-        async move { if fails { Err(HandlerError::permanent("it is poison")) } else { DONE } }
+        async move { if fails { Err(HandlerError::permanent("it is poison").into()) } else { DONE } }
     })
 }
 

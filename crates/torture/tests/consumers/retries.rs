@@ -29,7 +29,7 @@ fn failing(attempts: &Log<u32>, hangs_at: u32) -> Arc<dyn Behaviour> {
             if fails && event.attempt >= hangs_at {
                 std::future::pending::<()>().await;
             }
-            if fails { Err(HandlerError::transient("it fails")) } else { DONE }
+            if fails { Err(HandlerError::transient("it fails").into()) } else { DONE }
         }
     })
 }
@@ -97,7 +97,11 @@ pub(crate) async fn attempts_of_the_broker_are_no_deliveries(backends: Backends)
     harness.send(12, 4).await;
     for name in ["one", "two", "three", "four"] {
         let behaviour = behaviour_fn(|event| async move {
-            if event.change == FAILING { Err(HandlerError::unavailable("the mail server is down")) } else { DONE }
+            if event.change == FAILING {
+                Err(HandlerError::unavailable("the mail server is down").into())
+            } else {
+                DONE
+            }
         });
         let member = start(retried(Member { behaviour, ..harness.member(name) }, RetryStorage::Broker)).await;
         until("it was delivered", async || member.status().handler_outages() > 0).await;

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn others_are_asked_for_where_a_recipient_may_not_be_the_reason() {
+    fn others_are_probed_if_the_recipient_may_not_be_the_reason() {
         for (code, said, by_policy) in [
             (554, "5.7.1 <pia@example.org>: Relay access denied", true),
             (550, "5.7.54 SMTP; Unable to relay recipient in non-accepted domain", true),

@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_are_like_the_recipient_are_asked_for_the_nearest_first() {
+    fn similar_recipients_are_probed_nearest_first() {
         let taken = ["a@here.example", "b@there.example", "c@there.example", "d@else.example", "e@far.example"];
         for (recipient, expected) in [
             ("x@here.example", &["a@here.example"][..]),

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
-use relevo::inbox::{HandlerResult, Incoming, TypedInside, Verdict};
+use relevo::inbox::{Handler, HandlerResult, Incoming, Verdict};
 use uuid::Uuid;
 
 use super::books::{Books, of_database};
@@ -27,10 +27,9 @@ impl Count {
 }
 
 #[async_trait]
-impl<T: Books> TypedInside<T> for Count {
-    type Payload = Event;
-
-    async fn handle(&self, books: &mut T, event: Event, _incoming: &Incoming) -> HandlerResult {
+impl<T: Books> Handler<T> for Count {
+    async fn handle(&self, books: &mut T, incoming: &Incoming) -> HandlerResult {
+        let event: Event = incoming.json()?;
         let handled = count(books, &event).await.map_err(of_database)?;
         self.pulse.beat();
         Ok(handled)

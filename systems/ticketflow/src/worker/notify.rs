@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use relevo::inbox::{HandlerError, HandlerResult, Incoming, TypedCall, Verdict};
+use relevo::inbox::{CallHandler, HandlerError, HandlerResult, Incoming, Verdict};
 use tracing::info;
 
 use super::books::{Books, of_database};
@@ -30,11 +30,11 @@ impl Notify {
 }
 
 #[async_trait]
-impl<T: Books> TypedCall<T> for Notify {
-    type Payload = Event;
+impl<T: Books> CallHandler<T> for Notify {
     type Answer = Option<Letter>;
 
-    async fn call(&self, event: Event, incoming: &Incoming) -> Result<Option<Letter>, HandlerError> {
+    async fn call(&self, incoming: &Incoming) -> HandlerResult<Option<Letter>> {
+        let event: Event = incoming.json()?;
         let correlation_id = incoming.header(CORRELATION_ID).unwrap_or_default();
         let Some(letter) = self.sender.letter(&event, incoming.idempotency_id(), correlation_id) else {
             return Ok(None);
@@ -44,7 +44,7 @@ impl<T: Books> TypedCall<T> for Notify {
                 info!(event_id = %event.event_id, message_id = letter.message_id, receipt = receipt.0, "an e-mail was sent");
                 Ok(Some(letter))
             }
-            Err(error) => Err(trouble(error)),
+            Err(error) => Err(trouble(error).into()),
         }
     }
 

@@ -53,7 +53,7 @@ pub(crate) struct World {
     place: Place,
 }
 
-/// What is looked at behind the desk's back.
+/// Direct access to the test's database and files.
 impl Deref for World {
     type Target = Place;
 

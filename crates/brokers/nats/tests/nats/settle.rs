@@ -22,7 +22,7 @@ fn batch(numbers: std::ops::Range<u32>) -> Vec<Publication> {
     numbers.map(|number| publication(number, &format!("k-{number}"))).collect()
 }
 
-/// A lease so long that no heartbeat is sent during a test.
+/// A lease that is longer than a test, so that no heartbeat is sent.
 fn long_lease() -> ConsumerOptions {
     ConsumerOptions { lease: Duration::from_mins(5), ..ConsumerOptions::default() }
 }
@@ -123,7 +123,7 @@ async fn closing_ends_within_its_timeout_when_the_server_hangs() {
         let lanes = start(version).await;
         lanes.group("billing", "orders").await;
         publish_all(&lanes.broker().await, &batch(0..40)).await;
-        // The ping interval is so long that no ping detects the silence first.
+        // The ping interval is long, so that no ping detects the silence first.
         let config = Config { confirm_timeout: DEADLINE, ping_interval: Duration::from_mins(1), ..lanes.config() };
         let wanted = group("billing", "orders");
         let one = consumer(&config, &wanted, long_lease()).await.expect("a consumer");
