@@ -13,13 +13,11 @@ use crate::header_rules::HeaderRules;
 use crate::message::Message;
 
 /// The guarantees of a broker. The conformance suite tests every guarantee.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// The broker keeps the order of in-flight messages of one key: if one fails, its successors fail too. Without it,
     /// the relay keeps only one message of a key in flight.
     pub ordered_in_flight: bool,
-    /// The largest accepted message, in bytes.
-    pub message_bytes_max: usize,
 }
 
 /// One message with its target address.

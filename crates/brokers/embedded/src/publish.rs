@@ -79,7 +79,7 @@ impl BrokerFile {
 impl Broker for BrokerFile {
     fn capabilities(&self) -> Capabilities {
         // A batch is one transaction, so no message can overtake a failed one of the same key.
-        Capabilities { ordered_in_flight: true, message_bytes_max: self.0.config.message_bytes_max }
+        Capabilities { ordered_in_flight: true }
     }
 
     async fn close(&self) {

@@ -191,10 +191,7 @@ impl MemoryBroker {
 #[async_trait]
 impl Broker for MemoryBroker {
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            ordered_in_flight: self.0.config.ordered_in_flight,
-            message_bytes_max: self.0.config.message_bytes_max,
-        }
+        Capabilities { ordered_in_flight: self.0.config.ordered_in_flight }
     }
 
     async fn publish(&self, batch: &[Publication], confirms: &OutcomeSender) {

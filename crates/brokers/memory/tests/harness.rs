@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use relevo_broker_memory::{Config, MemoryBroker, ReceivedMessage};
-use relevo_conformance::broker::harness::{BrokerHarness, Guarantees};
+use relevo_conformance::broker::harness::{BrokerHarness, Guarantees, MESSAGE_BYTES_MAX};
 use relevo_core::{Publication, RawMessage, wire};
 
 pub(crate) struct Memory(MemoryBroker, Config);
@@ -18,7 +18,7 @@ pub(crate) async fn fenced() -> Memory {
 }
 
 fn start(ordered_in_flight: bool) -> Memory {
-    let config = Config { ordered_in_flight, message_bytes_max: 1 << 20, ..Config::default() };
+    let config = Config { ordered_in_flight, message_bytes_max: MESSAGE_BYTES_MAX, ..Config::default() };
     Memory(MemoryBroker::new(config.clone()), config)
 }
 

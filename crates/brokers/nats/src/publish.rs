@@ -68,12 +68,8 @@ impl Publisher {
 #[async_trait]
 impl Broker for Publisher {
     fn capabilities(&self) -> Capabilities {
-        let message_bytes_max = match &*self.connection.borrow() {
-            BrokerConnection::Up(connection) => bytes_max(connection, &self.config),
-            BrokerConnection::Down(_) => self.config.message_bytes_max,
-        };
         // The server stores messages of one connection in order, but a refused message does not stop later ones.
-        Capabilities { ordered_in_flight: false, message_bytes_max }
+        Capabilities { ordered_in_flight: false }
     }
 
     fn is_unreachable(&self) -> bool {

@@ -171,7 +171,7 @@ impl Publisher {
 impl Broker for Publisher {
     fn capabilities(&self) -> Capabilities {
         // A refused message does not stop the next one on its channel.
-        Capabilities { ordered_in_flight: false, message_bytes_max: self.0.config.message_bytes_max }
+        Capabilities { ordered_in_flight: false }
     }
 
     fn is_unreachable(&self) -> bool {

@@ -70,7 +70,7 @@ impl<B> Moods<B> {
 impl<B: Broker> Broker for Moods<B> {
     fn capabilities(&self) -> Capabilities {
         // A refused message does not fail its successors in the same batch: one of a key at a time.
-        Capabilities { ordered_in_flight: false, ..self.inner.capabilities() }
+        Capabilities { ordered_in_flight: false }
     }
 
     fn is_unreachable(&self) -> bool {

@@ -13,6 +13,8 @@ use relevo_core::{AckOutcome, Broker, BrokerConsumer, Class, Delivery, DeliveryT
 
 /// The address that most cases publish to.
 pub const ADDRESS: &str = "orders";
+/// The configured size limit of every publisher under test. An ordinary message has less than four kilobytes of headers.
+pub const MESSAGE_BYTES_MAX: usize = 1 << 20;
 /// Time limit for every expected result.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
 /// If no delivery arrives within this time, none is expected. Only cases that check for the absence of deliveries wait
@@ -27,7 +29,7 @@ pub trait BrokerHarness: Send + Sync {
     /// The publisher under test.
     type Broker: Broker;
 
-    /// Creates a new, independent publisher. Addresses need no preparation.
+    /// Creates a new, independent publisher with the limit [`MESSAGE_BYTES_MAX`]. Addresses need no preparation.
     async fn broker(&self) -> Self::Broker;
 
     /// All messages stored at an address, in order, including repeated ones.

@@ -9,8 +9,8 @@ use relevo_core::broker::OutcomeReceiver;
 use relevo_core::{Broker, Class, Publication, RawMessage};
 
 use super::harness::{
-    ADDRESS, BrokerHarness, decode, numbers, publication, publication_to, publish, publish_all, with_message,
-    within_timeout,
+    ADDRESS, BrokerHarness, MESSAGE_BYTES_MAX, decode, numbers, publication, publication_to, publish, publish_all,
+    with_message, within_timeout,
 };
 
 /// A confirmed message is stored durably, if the broker promises that.
@@ -81,7 +81,7 @@ pub async fn the_same_message_at_two_addresses_is_no_duplicate(harness: &mut imp
 /// A message that can never be published does not affect the others in its batch.
 pub async fn an_oversized_message_is_poison_and_others_are_published(harness: &mut impl BrokerHarness) {
     let broker = harness.broker().await;
-    let batch = [publication(1, "a"), oversized(&broker, 2, "b"), publication(3, "c")];
+    let batch = [publication(1, "a"), oversized(2, "b"), publication(3, "c")];
     assert_eq!(publish(&broker, &batch).await, [None, Some(Class::Poison), None]);
     assert_eq!(numbers(&harness.stored(ADDRESS).await), [1, 3]);
 }
@@ -90,18 +90,18 @@ pub async fn an_oversized_message_is_poison_and_others_are_published(harness: &m
 pub async fn a_message_after_a_rejected_one_of_its_key_is_fenced_or_published(harness: &mut impl BrokerHarness) {
     let broker = harness.broker().await;
     let fences = broker.capabilities().ordered_in_flight;
-    let batch = [oversized(&broker, 1, "a"), publication(2, "a"), publication(3, "b")];
+    let batch = [oversized(1, "a"), publication(2, "a"), publication(3, "b")];
     let follower = if fences { Some(Class::Unknown) } else { None };
     assert_eq!(publish(&broker, &batch).await, [Some(Class::Poison), follower, None]);
     let expected: &[i64] = if fences { &[3] } else { &[2, 3] };
     assert_eq!(numbers(&harness.stored(ADDRESS).await), expected);
 }
 
-/// The broker accepts messages up to the limit it reports.
+/// The broker accepts messages up to its configured limit.
 pub async fn a_message_of_the_maximum_size_is_published(harness: &mut impl BrokerHarness) {
     let broker = harness.broker().await;
-    // Headers may count towards the limit; an ordinary message has less than four kilobytes of them.
-    let bytes = broker.capabilities().message_bytes_max - 4_096;
+    // Headers may count towards the limit.
+    let bytes = MESSAGE_BYTES_MAX - 4_096;
     let large = with_message(&publication(1, "a"), |message| message.payload = vec![b'x'; bytes].into());
     publish_all(&broker, &[large]).await;
     assert_eq!(harness.stored(ADDRESS).await[0].payload.len(), bytes);
@@ -161,8 +161,8 @@ pub async fn an_empty_batch_publishes_nothing(harness: &mut impl BrokerHarness) 
     assert_eq!(harness.stored(ADDRESS).await, []);
 }
 
-fn oversized(broker: &impl Broker, number: u32, key: &str) -> Publication {
-    let bytes = Bytes::from(vec![b'x'; broker.capabilities().message_bytes_max + 1]);
+fn oversized(number: u32, key: &str) -> Publication {
+    let bytes = Bytes::from(vec![b'x'; MESSAGE_BYTES_MAX + 1]);
     with_message(&publication_to(ADDRESS, number, key), |message| message.payload = bytes)
 }
 

@@ -216,7 +216,7 @@ async fn hang(plan: DeliveryPlan, outcomes: &mpsc::Sender<(usize, Outcome)>) {
 #[async_trait]
 impl Broker for Connection {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { ordered_in_flight: self.broker.scenario.ordered_in_flight, message_bytes_max: 1 << 20 }
+        Capabilities { ordered_in_flight: self.broker.scenario.ordered_in_flight }
     }
 
     async fn publish(&self, batch: &[Publication], confirms: &OutcomeSender) {

@@ -203,10 +203,7 @@ impl<B: Broker> MutantBroker<B> {
 impl<B: Broker> Broker for MutantBroker<B> {
     fn capabilities(&self) -> Capabilities {
         let honest = self.inner.capabilities();
-        Capabilities {
-            ordered_in_flight: honest.ordered_in_flight || self.mutant == Some(Mutant::ReorderKey),
-            ..honest
-        }
+        Capabilities { ordered_in_flight: honest.ordered_in_flight || self.mutant == Some(Mutant::ReorderKey) }
     }
 
     fn is_unreachable(&self) -> bool {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use relevo_broker_embedded::{BrokerFile, Config, ConsumerOptions, Group, GroupConsumer};
-use relevo_conformance::broker::harness::{BrokerHarness, ConsumerHarness, Guarantees};
+use relevo_conformance::broker::harness::{BrokerHarness, ConsumerHarness, Guarantees, MESSAGE_BYTES_MAX};
 use relevo_core::RawMessage;
 use relevo_core::message::Headers;
 use sqlx::Connection as _;
@@ -31,7 +31,7 @@ impl Embedded {
     }
 
     async fn open(&self) -> BrokerFile {
-        let config = Config { message_bytes_max: 1 << 20, ..Config::new(self.path()) };
+        let config = Config { message_bytes_max: MESSAGE_BYTES_MAX, ..Config::new(self.path()) };
         BrokerFile::open(config).await.expect("the file can be opened")
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use relevo_broker_nats::{Auth, Config, Identity, Publisher, Tls};
 use relevo_conformance::broker::harness::{decode, numbers, publication, publish_all, with_message};
-use relevo_core::Broker as _;
+use relevo_core::Class;
 use relevo_testkit::NatsVersion;
 use relevo_testkit::proxy::{CutProxy, Direction};
 
@@ -103,11 +103,16 @@ async fn a_configuration_that_can_never_work_is_refused_without_echo() {
 }
 
 #[tokio::test]
-async fn the_smaller_of_both_limits_is_stated() {
-    let (server, broker) = server(NatsVersion::V2_15).await;
-    assert_eq!(broker.capabilities().message_bytes_max, 1 << 20);
-    let broker = open(Config { message_bytes_max: 5_000, ..Config::new(server.url()) }).await;
-    assert_eq!(broker.capabilities().message_bytes_max, 5_000);
-    let broker = open(Config { message_bytes_max: 1 << 30, ..Config::new(server.url()) }).await;
-    assert_eq!(broker.capabilities().message_bytes_max, 1 << 20, "the server's own");
+async fn the_smaller_of_both_limits_applies() {
+    let (server, _) = server(NatsVersion::V2_15).await;
+    // The limit of the server is one mebibyte.
+    for (configured, limit) in [(1 << 20, 1 << 20), (5_000, 5_000), (1 << 30, 1 << 20)] {
+        let broker = open(Config { message_bytes_max: configured, ..Config::new(server.url()) }).await;
+        let sized =
+            |bytes: usize| with_message(&publication(1, "k"), |message| message.payload = vec![0; bytes].into());
+        let outcomes = outcomes_of(&broker, &[sized(limit + 1), sized(limit - 4_096)]).await;
+        let [Some((class, error)), None] = outcomes.as_slice() else { panic!("{configured}: {outcomes:?}") };
+        assert_eq!(*class, Class::Poison);
+        assert!(error.contains(&format!("{limit}")), "{error}");
+    }
 }

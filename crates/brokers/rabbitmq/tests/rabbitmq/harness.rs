@@ -9,7 +9,7 @@ use lapin::options::{BasicAckOptions, BasicGetOptions, BasicNackOptions, QueueDe
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Channel, Connection, ConnectionProperties};
 use relevo_broker_rabbitmq::{Config, Publisher};
-use relevo_conformance::broker::harness::{ADDRESS, BrokerHarness, Guarantees};
+use relevo_conformance::broker::harness::{ADDRESS, BrokerHarness, Guarantees, MESSAGE_BYTES_MAX};
 use relevo_core::RawMessage;
 use relevo_testkit::rabbitmq::{Private, Server, Vhost};
 
@@ -46,7 +46,7 @@ impl BrokerHarness for Rabbit {
     type Broker = Publisher;
 
     async fn broker(&self) -> Publisher {
-        let config = Config { message_bytes_max: 1 << 20, ..Config::new(self.vhost.amqp_url()) };
+        let config = Config { message_bytes_max: MESSAGE_BYTES_MAX, ..Config::new(self.vhost.amqp_url()) };
         Publisher::open(config).await.expect("a valid configuration")
     }
 

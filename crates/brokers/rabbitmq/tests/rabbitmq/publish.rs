@@ -13,7 +13,7 @@ use relevo_broker_rabbitmq::{Config, Publisher};
 use relevo_conformance::broker::harness::{numbers, publication_to, publish, publish_all, with_message};
 use relevo_core::header_rules::HeaderRules;
 use relevo_core::slot::{shard_of, slot_of};
-use relevo_core::{Broker as _, Class, Publication};
+use relevo_core::{Class, Publication};
 use relevo_testkit::rabbitmq::{Server, Vhost};
 use tokio::task::JoinSet;
 
@@ -260,7 +260,7 @@ async fn a_message_that_cannot_be_encoded_affects_no_other() {
         publication_to(&"x".repeat(256), 4, "k"),
         publication_to(&format!("{}/x", "x".repeat(256)), 5, "k"),
         with_message(&publication_to("orders", 6, "k"), |message| {
-            message.payload = vec![0; broker.capabilities().message_bytes_max + 1].into();
+            message.payload = vec![0; place.config().message_bytes_max + 1].into();
         }),
         header(7, "n".repeat(255), "v".repeat(100_000)),
         with_message(&publication_to("orders", 8, &"k".repeat(1_000)), |message| {
