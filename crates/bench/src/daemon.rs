@@ -49,8 +49,9 @@ pub(crate) async fn measure(server: &PgConnectOptions, report: &mut Report) -> a
 /// Measures the start-up, and the cost of an idle daemon.
 async fn idle(server: &PgConnectOptions, relevo: &Path, scratch: &Path, report: &mut Report) -> anyhow::Result<()> {
     let bench = Bench::new(server, "idle").await?;
-    let store = relevo_store_postgres::Store::open(relevo_store_postgres::Config::new(bench.options.clone(), "main"));
-    store.await?.add_destination(IDLE_SHARDS, StartFrom::Now).await?;
+    let config = relevo_store_postgres::OperatorConfig::new(bench.options.clone());
+    let operator = relevo_store_postgres::Operator::open(config).await?;
+    operator.add_destination("main", IDLE_SHARDS, StartFrom::Now).await?;
     let url = bench.options.to_url_lossy().to_string();
     let started_at = Instant::now();
     let daemon = start(relevo, &scratch.join("idle"), &url).await?;
@@ -105,8 +106,8 @@ async fn broker_alone(file: &Path) -> anyhow::Result<f64> {
 
 async fn fill_sqlite(file: &Path) -> anyhow::Result<()> {
     relevo_store_sqlite::migrate::migrate(file).await?;
-    let store = relevo_store_sqlite::Store::open(relevo_store_sqlite::Config::new(file, "main")).await?;
-    store.add_destination(SHARDS, StartFrom::Oldest).await?;
+    let operator = relevo_store_sqlite::Operator::open(relevo_store_sqlite::OperatorConfig::new(file)).await?;
+    operator.add_destination("main", SHARDS, StartFrom::Oldest).await?;
     let mut connection = connect_options(file).disable_statement_logging().connect().await?;
     for first in (0..COUNT).step_by(1000) {
         let mut tx = begin(&mut connection).await?;

@@ -3,7 +3,7 @@
 use anyhow::Context as _;
 use relevo_broker_memory::{Config as BrokerConfig, MemoryBroker};
 use relevo_core::outbox::admin::OutboxAdmin as _;
-use relevo_store_postgres::{Config, Schema, StartFrom, Store, migrate};
+use relevo_store_postgres::{Config, Operator, OperatorConfig, Schema, StartFrom, Store, migrate};
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{AssertSqlSafe, ConnectOptions, Row as _};
 
@@ -34,9 +34,12 @@ impl Bench {
 
     /// A store for the destination `main`, which is added if it does not exist.
     pub(crate) async fn store(&self) -> anyhow::Result<Store> {
-        let store = Store::open(Config::new(self.options.clone(), "main")).await?;
-        store.add_destination(SHARDS, StartFrom::Oldest).await?;
-        Ok(store)
+        self.operator().await?.add_destination("main", SHARDS, StartFrom::Oldest).await?;
+        Ok(Store::open(Config::new(self.options.clone(), "main")).await?)
+    }
+
+    pub(crate) async fn operator(&self) -> anyhow::Result<Operator> {
+        Ok(Operator::open(OperatorConfig::new(self.options.clone())).await?)
     }
 
     /// Resets the progress, so that the same messages can be drained again.

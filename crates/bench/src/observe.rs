@@ -117,7 +117,7 @@ async fn observe(
         serving.await?;
         Ok(0)
     });
-    let (store, sampled, until) = (bench.store().await?, Arc::clone(relay_metrics), stop.clone());
+    let (store, sampled, until) = (bench.operator().await?, Arc::clone(relay_metrics), stop.clone());
     beside.spawn(async move {
         while until.run_until_cancelled(tokio::time::sleep(EVERY)).await.is_some() {
             sampled.sample(&store).await;

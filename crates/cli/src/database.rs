@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use relevo_store_postgres::{Config, Schema, Store};
+use relevo_store_postgres::{Operator, OperatorConfig, Schema};
 use sqlx::ConnectOptions as _;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use tokio::time::timeout;
@@ -63,14 +63,14 @@ impl Place {
         connection.map_err(|error| self.unreached(error.into(), "cannot connect to"))
     }
 
-    /// The outbox, if it is of this program's version, with a destination that may exist or not.
-    pub(crate) async fn open(&self, destination: &str, call_deadline: Duration) -> Result<Store> {
-        let config = Config {
+    /// The outbox, if it is of this program's version.
+    pub(crate) async fn open(&self, call_deadline: Duration) -> Result<Operator> {
+        let config = OperatorConfig {
             schema: self.schema.clone(),
             call_timeout: call_deadline,
-            ..Config::new(self.connect.clone(), destination)
+            ..OperatorConfig::new(self.connect.clone())
         };
-        let opened = timeout(CONNECT_DEADLINE, Store::open(config)).await;
+        let opened = timeout(CONNECT_DEADLINE, Operator::open(config)).await;
         let opened = opened.map_or_else(|_| Err(away(format!("no answer within {CONNECT_DEADLINE:?}"))), |it| Ok(it?));
         opened.map_err(|error| self.unreached(error, "cannot open the outbox at"))
     }

@@ -23,7 +23,6 @@ use relevo_broker_embedded::{BrokerFile, ConsumerOptions};
 use relevo_core::{RetryPolicy, Route, Routes};
 use relevo_inbox::ConsumerStatus;
 use relevo_relay::{Config, Relay};
-use relevo_store_sqlite::Store;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
@@ -96,7 +95,7 @@ struct Demo {
     data: Data,
     flow: Arc<Flow>,
     broker: BrokerFile,
-    operator: Operator<Store>,
+    operator: Operator,
     /// What the consumer has done in this run.
     shipping: Arc<ConsumerStatus>,
     shop: JoinSet<Result<()>>,
@@ -117,7 +116,7 @@ impl Demo {
         let broker = data.broker().await?;
         let address = page.local_addr()?;
         let mut demo = Self {
-            operator: Operator::new(Arc::clone(&store), Box::new(data.consumers().await?), Arc::clone(&flow)),
+            operator: Operator::new(data.operator().await?, data.consumers().await?, Arc::clone(&flow)),
             flow,
             shipping: Arc::default(),
             shop: JoinSet::new(),

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
-use relevo_core::dead_letters::DeadLetterAdmin;
-use relevo_core::inbox::admin::Operate;
-use relevo_core::outbox::admin::OutboxAdmin;
-use relevo_core::outbox::inspect::{DestinationInfo, OutboxInspector};
-use relevo_core::outbox::sample::OutboxMonitor;
+use relevo_core::inbox::ConsumerOperator;
+use relevo_core::inbox::replays::ConsumerReplays;
+use relevo_core::outbox::OutboxOperator;
+use relevo_core::outbox::inspect::DestinationInfo;
+use relevo_core::outbox::search::OutboxSearch;
 use relevo_core::replay_source::{OutboxRouting, ReplaySource};
 use relevo_core::{Draft, EmitError, MessageId};
 use relevo_store_postgres as postgres;
@@ -36,11 +36,6 @@ pub(crate) struct Which {
     pub(crate) destination: Option<String>,
 }
 
-/// Everything that people ask of an outbox and tell it.
-pub(crate) trait Outbox: OutboxInspector + OutboxAdmin + DeadLetterAdmin + OutboxMonitor {}
-
-impl<T: OutboxInspector + OutboxAdmin + DeadLetterAdmin + OutboxMonitor> Outbox for T {}
-
 /// Where an outbox is.
 #[derive(Debug)]
 pub(crate) enum Place {
@@ -58,23 +53,23 @@ pub(crate) struct SqliteFile {
 }
 
 impl SqliteFile {
-    async fn open(&self, destination: &str) -> Result<sqlite::Store> {
-        self.open_within(destination, None).await
+    async fn open(&self) -> Result<sqlite::Operator> {
+        self.open_within(None).await
     }
 
-    /// The same for a question or two, which wait only briefly for a writer.
-    async fn glance(&self) -> Result<sqlite::Store> {
-        self.open_within("", Some(GLANCE)).await
+    /// Opens the file for a question or two, which wait only briefly for a writer.
+    async fn glance(&self) -> Result<sqlite::Operator> {
+        self.open_within(Some(GLANCE)).await
     }
 
-    async fn open_within(&self, destination: &str, busy_timeout: Option<Duration>) -> Result<sqlite::Store> {
-        let defaults = sqlite::Config::new(&self.path, destination);
-        let config = sqlite::Config {
+    async fn open_within(&self, busy_timeout: Option<Duration>) -> Result<sqlite::Operator> {
+        let defaults = sqlite::OperatorConfig::new(&self.path);
+        let config = sqlite::OperatorConfig {
             busy_timeout: busy_timeout.unwrap_or(defaults.busy_timeout),
             allow_network_file_system: self.allow_network_file_system,
             ..defaults
         };
-        Ok(sqlite::Store::open(config).await?)
+        Ok(sqlite::Operator::open(config).await?)
     }
 }
 
@@ -103,25 +98,32 @@ impl Place {
         }
     }
 
-    /// The outbox, bound to a destination that may exist or not.
-    pub(crate) async fn open(&self, destination: &str, deadline: Duration) -> Result<Box<dyn Outbox>> {
+    /// The outbox, with calls that may take so long.
+    pub(crate) async fn open(&self, deadline: Duration) -> Result<Box<dyn OutboxOperator>> {
         Ok(match self {
-            Self::Postgres(place) => Box::new(place.open(destination, deadline).await?),
-            Self::Sqlite(file) if destination.is_empty() => Box::new(file.glance().await?),
-            Self::Sqlite(file) => Box::new(file.open(destination).await?),
+            Self::Postgres(place) => Box::new(place.open(deadline).await?),
+            Self::Sqlite(file) => Box::new(file.open().await?),
+        })
+    }
+
+    /// The outbox, for a question or two.
+    pub(crate) async fn glance(&self) -> Result<Box<dyn OutboxOperator>> {
+        Ok(match self {
+            Self::Postgres(place) => Box::new(place.open(ANSWER_DEADLINE).await?),
+            Self::Sqlite(file) => Box::new(file.glance().await?),
         })
     }
 
     /// The inboxes of the same database.
-    pub(crate) async fn consumers(&self) -> Result<Box<dyn Operate>> {
+    pub(crate) async fn consumers(&self) -> Result<Box<dyn ConsumerOperator>> {
         self.consumers_within(ANSWER_DEADLINE).await
     }
 
     /// The same, with answers that may take so long.
-    pub(crate) async fn consumers_within(&self, deadline: Duration) -> Result<Box<dyn Operate>> {
+    pub(crate) async fn consumers_within(&self, deadline: Duration) -> Result<Box<dyn ConsumerOperator>> {
         Ok(match self {
-            Self::Postgres(place) => Box::new(place.open("", deadline).await?),
-            Self::Sqlite(file) => Box::new(file.open("").await?),
+            Self::Postgres(place) => Box::new(place.open(deadline).await?),
+            Self::Sqlite(file) => Box::new(file.open().await?),
         })
     }
 
@@ -129,10 +131,10 @@ impl Place {
     pub(crate) async fn log(&self, sending: OutboxRouting) -> Result<Box<dyn ReplaySource>> {
         Ok(match self {
             Self::Postgres(place) => {
-                let store = place.open("", ANSWER_DEADLINE).await?;
-                Box::new(postgres::OutboxReplaySource::new(Arc::new(store), sending))
+                let operator = place.open(ANSWER_DEADLINE).await?;
+                Box::new(postgres::OutboxReplaySource::new(Arc::new(operator), sending))
             }
-            Self::Sqlite(file) => Box::new(sqlite::OutboxReplaySource::new(Arc::new(file.open("").await?), sending)),
+            Self::Sqlite(file) => Box::new(sqlite::OutboxReplaySource::new(Arc::new(file.open().await?), sending)),
         })
     }
 
@@ -141,7 +143,7 @@ impl Place {
         Ok(match self {
             Self::Postgres(place) => {
                 // Whether there is an outbox is asked first: the answer is clearer than a missing function.
-                place.open("", ANSWER_DEADLINE).await?;
+                place.open(ANSWER_DEADLINE).await?;
                 let connection = place.connect().await?;
                 Writer::Postgres { connection, outbox: postgres::Emitter::new(&place.schema) }
             }
@@ -168,7 +170,7 @@ fn file_of(url: &str) -> Result<Option<PathBuf>> {
 
 /// An outbox, and the destination that is meant.
 pub(crate) struct Opened {
-    pub(crate) outbox: Box<dyn Outbox>,
+    pub(crate) outbox: Box<dyn OutboxOperator>,
     pub(crate) destination: DestinationInfo,
     pub(crate) shown: String,
 }
@@ -181,14 +183,20 @@ pub(crate) async fn open(which: &Which) -> Result<Opened> {
 /// The same, with answers that may take so long.
 pub(crate) async fn open_within(which: &Which, deadline: Duration) -> Result<Opened> {
     let place = Place::of(&which.target)?;
-    let outbox = place.open(which.destination.as_deref().unwrap_or_default(), deadline).await?;
+    let outbox = place.open(deadline).await?;
     let known = outbox.destinations().await.with_context(|| format!("the outbox at {}", place.shown()))?;
     let destination = choose(known, which.destination.as_deref())?;
-    let outbox = match &which.destination {
-        Some(_) => outbox,
-        None => place.open(&destination.name, deadline).await?,
-    };
     Ok(Opened { outbox, destination, shown: place.shown() })
+}
+
+/// The search of an outbox, if its store has one.
+pub(crate) fn search(outbox: &dyn OutboxOperator) -> Result<&dyn OutboxSearch> {
+    outbox.as_search().ok_or_else(|| usage("the outbox of this database cannot be searched"))
+}
+
+/// The replays of a database, if its store has them.
+pub(crate) fn replays(consumers: &dyn ConsumerOperator) -> Result<&dyn ConsumerReplays> {
+    consumers.as_replays().ok_or_else(|| usage("this database has no replays"))
 }
 
 fn choose(known: Vec<DestinationInfo>, wanted: Option<&str>) -> Result<DestinationInfo> {

@@ -5,6 +5,7 @@
 //! the store or broker.
 
 pub mod broker;
+mod dead_letters;
 pub mod inbox;
 pub mod outbox;
 pub mod replay;

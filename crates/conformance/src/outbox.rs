@@ -15,6 +15,7 @@ pub mod duplicate_ids;
 pub mod harness;
 pub mod interleaved;
 pub mod leases;
+pub mod main_calls;
 pub mod owners;
 pub mod parking;
 pub mod resharding;
@@ -98,7 +99,7 @@ macro_rules! outbox_suite {
             dead_letters::a_discarded_dead_letter_frees_its_key,
             dead_letters::a_discarded_dead_letter_without_successors_frees_its_key,
             dead_letters::a_redriven_message_that_fails_again_reopens_its_dead_letter,
-            dead_letters::dead_letters_are_found_by_id_key_and_route,
+            dead_letters::dead_letters_are_found_by_every_filter,
             dead_letters::a_parked_batch_can_dead_letter_its_message_and_continue,
             resharding::parked_keys_move_to_their_new_owner,
             resharding::resharding_loses_and_reorders_nothing,

@@ -6,7 +6,6 @@
 
 pub mod admin;
 pub mod attempts;
-pub mod dead_letters;
 pub mod ids;
 pub mod members;
 pub mod replays;
@@ -23,8 +22,11 @@ use bytestring::ByteString;
 use uuid::Uuid;
 
 use crate::broker_consumer::{Lane, RawMessage};
+use crate::dead_letters::DeadLetterAdmin;
+use crate::inbox::admin::ConsumerAdmin;
 use crate::inbox::attempts::{CallClaim, ClaimOutcome};
 use crate::inbox::members::{Heartbeat, HeartbeatReply};
+use crate::inbox::replays::ConsumerReplays;
 use crate::inbox::retries::{ClaimedQueue, InboxFailure, RecordOutcome};
 use crate::inbox::transactions::{BeginOutcome, Enter};
 use crate::message::MessageId;
@@ -239,20 +241,21 @@ pub trait Inbox: Send + Sync {
     async fn prune(&self, limit: usize) -> Result<bool, StoreError>;
 }
 
+/// All ports of operators to the consumers of a database.
+pub trait ConsumerOperator: ConsumerAdmin + DeadLetterAdmin {
+    /// Replays. `None` if the store has none.
+    fn as_replays(&self) -> Option<&dyn ConsumerReplays>;
+}
+
 #[cfg(test)]
 mod tests {
-    use super::dead_letters::DeadLetterState;
     use super::replays::ReplayState;
     use super::*;
 
     #[test]
     fn every_state_text_is_parsed_back() {
         assert!(InboxState::ALL.iter().all(|state| InboxState::parse(state.as_str()) == Some(*state)));
-        assert!(DeadLetterState::ALL.iter().all(|fate| DeadLetterState::parse(fate.as_str()) == Some(*fate)));
         assert!(ReplayState::ALL.iter().all(|state| ReplayState::parse(state.as_str()) == Some(*state)));
-        assert_eq!(
-            (InboxState::parse("other"), DeadLetterState::parse("other"), ReplayState::parse("other")),
-            (None, None, None)
-        );
+        assert_eq!((InboxState::parse("other"), ReplayState::parse("other")), (None, None));
     }
 }

@@ -13,11 +13,16 @@ pub mod transaction;
 
 use std::sync::Arc;
 
+use crate::dead_letters::DeadLetterAdmin;
 use crate::message::Message;
+use crate::outbox::admin::OutboxAdmin;
+use crate::outbox::inspect::OutboxInspector;
 use crate::outbox::leases::ShardLeases;
 use crate::outbox::log::OutboxReader;
 use crate::outbox::maintenance::Maintenance;
 use crate::outbox::parked::ParkedReader;
+use crate::outbox::sample::OutboxMonitor;
+use crate::outbox::search::OutboxSearch;
 
 /// How far a shard is settled. Only stores create positions and read them. A relay compares positions, and moves them
 /// past messages.
@@ -85,3 +90,9 @@ pub struct LogEntry {
 pub trait RelayStore: ShardLeases + OutboxReader + ParkedReader + Maintenance {}
 
 impl<T: ShardLeases + OutboxReader + ParkedReader + Maintenance> RelayStore for T {}
+
+/// All ports of operators to an outbox. They name the destination in each call.
+pub trait OutboxOperator: OutboxInspector + OutboxAdmin + OutboxMonitor + DeadLetterAdmin {
+    /// The search of the log. `None` if the store has none.
+    fn as_search(&self) -> Option<&dyn OutboxSearch>;
+}

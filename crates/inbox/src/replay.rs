@@ -6,8 +6,7 @@
 use std::time::Duration;
 
 use relevo_core::inbox::InboxMessage;
-use relevo_core::inbox::admin::Operate;
-use relevo_core::inbox::replays::{EnqueueOutcome, Replay, ReplayBatch, ReplayState};
+use relevo_core::inbox::replays::{ConsumerReplays, EnqueueOutcome, Replay, ReplayBatch, ReplayState};
 use relevo_core::replay_source::{LogMessage, ReplayFilter, ReplayReadRequest, ReplaySource, ReplaySourceError};
 use relevo_core::retry::ExponentialBackoff;
 use relevo_core::store::StoreError;
@@ -120,14 +119,14 @@ pub fn to_inbox_message(consumer: &Config, message: LogMessage) -> InboxMessage 
 pub struct ReplayRunner<'a> {
     job: ReplayJob,
     source: &'a dyn ReplaySource,
-    replays: &'a dyn Operate,
+    replays: &'a dyn ConsumerReplays,
     /// The cursor after the last step. If the stored cursor differs, another runner is active.
     expected_cursor: Option<String>,
 }
 
 impl<'a> ReplayRunner<'a> {
     /// Reads from this log and enqueues for the consumers of this store.
-    pub const fn new(job: ReplayJob, source: &'a dyn ReplaySource, replays: &'a dyn Operate) -> Self {
+    pub const fn new(job: ReplayJob, source: &'a dyn ReplaySource, replays: &'a dyn ConsumerReplays) -> Self {
         Self { job, source, replays, expected_cursor: None }
     }
 

@@ -116,7 +116,7 @@ impl Embedded {
     /// Samples the outbox once. Call it every few seconds next to the relay: a scrape does not query the database.
     pub async fn sample(&self, store: &dyn OutboxMonitor) {
         self.is_sampled.store(true, Ordering::Relaxed);
-        let vitals = timeout(DEADLINE, store.sample_destination()).await;
+        let vitals = timeout(DEADLINE, store.sample_destination(&self.destination)).await;
         self.vitals.put(vitals.ok().and_then(Result::ok));
         let surroundings = timeout(DEADLINE, store.sample_outbox()).await;
         self.surroundings.put(surroundings.ok().and_then(Result::ok));

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use relevo_core::outbox::admin::{OutboxAdmin as _, StartFrom};
-use relevo_core::outbox::inspect::OutboxInspector;
+use relevo_core::outbox::OutboxOperator;
+use relevo_core::outbox::admin::StartFrom;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{ConnectOptions as _, Connection as _, Row as _, SqliteConnection};
 
@@ -40,30 +40,21 @@ impl Database {
                 relevo_store_sqlite::migrate::migrate(path).await?;
             }
         }
-        let added = match self {
-            Self::Postgres(options) => {
-                let config = relevo_store_postgres::Config::new((**options).clone(), destination);
-                relevo_store_postgres::Store::open(config).await?.add_destination(shards, StartFrom::Now).await?
-            }
-            Self::Sqlite(path) => {
-                let config = relevo_store_sqlite::Config::new(path, destination);
-                relevo_store_sqlite::Store::open(config).await?.add_destination(shards, StartFrom::Now).await?
-            }
-        };
+        let added = self.operator().await?.add_destination(destination, shards, StartFrom::Now).await?;
         anyhow::ensure!(added, "the destination exists already");
         Ok(())
     }
 
-    /// Opens the outbox for inspection.
-    pub(crate) async fn inspect(&self, destination: &str) -> Result<Box<dyn OutboxInspector>> {
+    /// Opens the outbox for an operator.
+    pub(crate) async fn operator(&self) -> Result<Box<dyn OutboxOperator>> {
         Ok(match self {
             Self::Postgres(options) => {
-                let config = relevo_store_postgres::Config::new((**options).clone(), destination);
-                Box::new(relevo_store_postgres::Store::open(config).await?)
+                let config = relevo_store_postgres::OperatorConfig::new((**options).clone());
+                Box::new(relevo_store_postgres::Operator::open(config).await?)
             }
             Self::Sqlite(path) => {
-                let config = relevo_store_sqlite::Config::new(path, destination);
-                Box::new(relevo_store_sqlite::Store::open(config).await?)
+                let config = relevo_store_sqlite::OperatorConfig::new(path);
+                Box::new(relevo_store_sqlite::Operator::open(config).await?)
             }
         })
     }

@@ -36,7 +36,7 @@ impl Run {
     async fn drain_outbox(&mut self) -> Result<()> {
         let start = Instant::now();
         loop {
-            let backlog = self.database.inspect(DESTINATION).await?.backlog().await?;
+            let backlog = self.database.operator().await?.sample_destination(DESTINATION).await?.backlog;
             if backlog.pending == 0 && backlog.parked == 0 {
                 return Ok(());
             }

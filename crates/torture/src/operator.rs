@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::Result;
-use relevo_core::inbox::dead_letters::{DeadLetterFilter, DeadLetterState, MarkRequest as Order};
+use relevo_core::dead_letters::{DeadLetterFilter, MarkAction, MarkRequest};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -84,18 +84,15 @@ impl Operator {
 /// Two operators redrive all dead letters at the same time. Returns the sum of both counts.
 pub(crate) async fn redrive(store: &Store, consumer: &str) -> Result<u64> {
     let operator = store.operator().await?;
-    let request = |by: &str| Order {
-        filter: DeadLetterFilter {
-            consumer: Some(consumer.to_owned()),
-            state: Some(DeadLetterState::Dead),
-            ..DeadLetterFilter::default()
-        },
+    let request = |by: &str| MarkRequest {
+        filter: DeadLetterFilter::of_consumer(consumer),
+        action: MarkAction::Redrive,
         dry_run: false,
         rate_per_second: None,
         by: by.to_owned(),
         reason: "torture".to_owned(),
     };
     let (one, other) = (request("one"), request("other"));
-    let (one, other) = tokio::join!(operator.redrive(&one), operator.redrive(&other));
-    Ok(one? + other?)
+    let (one, other) = tokio::join!(operator.mark_dead_letters(&one), operator.mark_dead_letters(&other));
+    Ok(one?.count + other?.count)
 }

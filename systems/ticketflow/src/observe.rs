@@ -8,7 +8,8 @@ use std::time::Duration;
 use anyhow::Result;
 use jiff::Timestamp;
 use parking_lot::Mutex;
-use relevo::core::outbox::sample::{OutboxMonitor, OutboxSample};
+use relevo::core::outbox::OutboxOperator;
+use relevo::core::outbox::sample::OutboxSample;
 use relevo::inbox::ConsumerStatus;
 use relevo::observe::consumer::Consumers;
 use relevo::observe::relay::{Embedded, Observed as _};
@@ -17,7 +18,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::api;
-use crate::flow::{Broker, METRICS, NOTIFICATIONS, Outbox};
+use crate::flow::{Broker, METRICS, NOTIFICATIONS};
 
 /// The interval of samples.
 const EVERY: Duration = Duration::from_secs(1);
@@ -43,7 +44,7 @@ impl Metrics {
 
 /// The last samples of database and broker.
 pub struct Sampler {
-    outbox: Arc<dyn Outbox>,
+    outbox: Arc<dyn OutboxOperator>,
     broker: Broker,
     relay: Option<Arc<Embedded>>,
     surroundings: Slot<OutboxSample>,
@@ -53,7 +54,7 @@ pub struct Sampler {
 
 impl Sampler {
     /// Samples this database and this broker. The metrics of the relay use these samples.
-    pub fn new(outbox: Arc<dyn Outbox>, broker: Broker, relay: Option<Arc<Embedded>>) -> Self {
+    pub fn new(outbox: Arc<dyn OutboxOperator>, broker: Broker, relay: Option<Arc<Embedded>>) -> Self {
         Self { outbox, broker, relay, surroundings: Slot::default(), away: Mutex::default() }
     }
 
@@ -73,7 +74,7 @@ impl Sampler {
     /// Samples once.
     pub async fn sample(&self) {
         self.broker_away_since();
-        let outbox: &dyn OutboxMonitor = &*self.outbox;
+        let outbox = &*self.outbox;
         let Some(relay) = &self.relay else {
             let seen = timeout(DEADLINE, outbox.sample_outbox()).await;
             return self.surroundings.put(seen.ok().and_then(Result::ok));

@@ -105,7 +105,7 @@ impl Parts {
         if let Ok(prepared) = timeout(PREPARE, broker.prepare()).await {
             prepared?;
         }
-        let relay = config.role.serves().then(|| flow::relay(Arc::clone(&outbox), broker.publisher(), &config.outbox));
+        let relay = config.role.serves().then(|| flow::relay(&outbox, broker.publisher(), &config.outbox));
         let relay = relay.transpose()?;
         let name = format!("ticketflow-{}", std::process::id());
         let worker = if config.role.works() {
@@ -119,7 +119,7 @@ impl Parts {
         });
         let stats = worker.as_ref().map(Worker::stats).unwrap_or_default();
         let metrics = Metrics::new(watched.as_ref(), &stats);
-        let sampler = Arc::new(Sampler::new(outbox, broker.clone(), watched));
+        let sampler = Arc::new(Sampler::new(outbox.operator, broker.clone(), watched));
         sampler.sample().await;
         Ok(Self { desk, broker, relay, worker, sampler, metrics, faces })
     }

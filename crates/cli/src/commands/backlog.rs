@@ -23,7 +23,8 @@ pub(crate) struct Args {
 
 pub(super) async fn run(args: &Args) -> Result<Code> {
     let opened = outbox::open(&args.which).await?;
-    let Backlog { pending, exact, parked, dead } = opened.outbox.backlog().await?;
+    let sample = opened.outbox.sample_destination(&opened.destination.name).await?;
+    let Backlog { pending, exact, parked, dead } = sample.backlog;
     if args.format.json {
         let name = opened.destination.name;
         output::line(

@@ -10,7 +10,8 @@ use std::io;
 use anyhow::Result;
 use clap::Subcommand;
 use jiff::Timestamp;
-use relevo_core::inbox::admin::{ConsumerSummary, Operate};
+use relevo_core::inbox::ConsumerOperator;
+use relevo_core::inbox::admin::ConsumerSummary;
 use serde_json::{Value, json};
 
 use super::moment;
@@ -128,7 +129,7 @@ fn object(consumer: &ConsumerSummary) -> Value {
 }
 
 /// That nobody heard of a consumer, with those that are known.
-async fn unknown(consumers: &dyn Operate, name: &str) -> Result<anyhow::Error> {
+async fn unknown(consumers: &dyn ConsumerOperator, name: &str) -> Result<anyhow::Error> {
     let known = consumers.list_consumers().await?;
     let hint = if known.is_empty() {
         "there is none in this database".to_owned()
@@ -139,7 +140,7 @@ async fn unknown(consumers: &dyn Operate, name: &str) -> Result<anyhow::Error> {
 }
 
 /// The consumer that was named, or the only one there is.
-async fn choose(consumers: &dyn Operate, name: Option<&str>) -> Result<ConsumerSummary> {
+async fn choose(consumers: &dyn ConsumerOperator, name: Option<&str>) -> Result<ConsumerSummary> {
     let mut known = consumers.list_consumers().await?;
     match name {
         Some(name) => match known.iter().position(|it| it.name == name) {

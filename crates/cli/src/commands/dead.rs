@@ -9,7 +9,7 @@ use anyhow::Result;
 use clap::Subcommand;
 use jiff::Timestamp;
 use relevo_core::MessageId;
-use relevo_core::dead_letters::{DeadLetter, DeadLetterFilter};
+use relevo_core::dead_letters::{DeadLetterAdmin, DeadLetterFilter, DeadLetterState, DeadLetterSummary};
 use serde_json::{Value, json};
 
 use self::filter::Filter;
@@ -17,15 +17,11 @@ use super::output::{self, Format};
 use super::table::{self, Table};
 use super::{moment, payload, show};
 use crate::exit::{Code, not_found};
-use crate::outbox::{self, Outbox, Which};
+use crate::outbox::{self, Which};
 use crate::report::say;
 
-/// What a person may have to decide about; the rest is history.
-const OPEN: [&str; 3] = ["dead", "redriving", "discarding"];
-/// No more are looked through for a list unless all are asked for: their payloads come with them.
-const LOOKED_AT_MAX: usize = 10_000;
-/// More than there can be.
-const EVERY: usize = isize::MAX.unsigned_abs();
+/// Letters of one page where all of them are listed.
+const PAGE: usize = 1000;
 
 /// What to do with dead letters.
 #[derive(Debug, Subcommand)]
@@ -88,138 +84,128 @@ pub(super) async fn run(command: Command) -> Result<Code> {
 async fn list(args: &List) -> Result<Code> {
     args.filter.check()?;
     let opened = outbox::open(&args.which).await?;
-    let seen = look(&*opened.outbox, args).await?;
+    let states = if args.history { Vec::new() } else { DeadLetterState::OPEN.to_vec() };
+    let filter = DeadLetterFilter { states, ..args.filter.of_store(&opened.destination.name) };
+    let limit = (!args.all).then(|| usize::try_from(args.limit).unwrap_or(PAGE));
+    let (letters, is_more) = collect(&*opened.outbox, &filter, limit).await?;
     let mut out = io::BufWriter::new(io::stdout().lock());
     if args.format.json {
-        for letter in &seen.letters {
-            writeln!(out, "{}", object(letter, &opened.destination.name))?;
+        for letter in &letters {
+            writeln!(out, "{}", object(letter))?;
         }
-    } else if !seen.letters.is_empty() {
+    } else if !letters.is_empty() {
         let now = Timestamp::now();
-        let rows: Vec<_> = seen.letters.iter().map(|letter| row(letter, now)).collect();
+        let rows: Vec<_> = letters.iter().map(|letter| row(letter, now)).collect();
         Table::new(&["ID", "STATE", "CLASS", "ATTEMPTS", "EMITTED", "TOPIC", "KEY", "TYPE", "ERROR"])
             .write(&mut out, &rows)?;
     }
     out.flush()?;
-    let count = mark::counted(seen.letters.len() as u64);
-    say(&match seen.rest {
-        Rest::Nothing => count,
-        Rest::More => format!("{count}, and more\nhint: see more with `--limit`, or all with `--all`"),
-        Rest::Unseen(looked_at) => {
-            format!("{count} among the {looked_at} oldest, later ones were not looked at\nhint: `--all` looks at all")
-        }
-    });
+    let more = if is_more { ", and more\nhint: see more with `--limit`, or all with `--all`" } else { "" };
+    say(&format!("{}{more}", mark::counted(letters.len() as u64)));
     Ok(Code::Done)
 }
 
-/// What a look at the dead letters gave.
-struct Seen {
-    letters: Vec<DeadLetter>,
-    rest: Rest,
-}
-
-/// What is left beyond it.
-enum Rest {
-    /// Every letter was looked at.
-    Nothing,
-    /// At least one more is wanted.
-    More,
-    /// Only so many were looked at, and there are others.
-    Unseen(usize),
-}
-
-/// The first letters that are wanted. Others are between them, and pass by.
-async fn look(outbox: &dyn Outbox, args: &List) -> Result<Seen> {
-    let limit = if args.all { EVERY } else { usize::try_from(args.limit).unwrap_or(LOOKED_AT_MAX) };
-    let mut ask = if args.all { EVERY } else { limit + 1 };
+/// The first letters, and whether there are more. Without a limit, all of them, page by page.
+pub(super) async fn collect(
+    admin: &(impl DeadLetterAdmin + ?Sized),
+    filter: &DeadLetterFilter,
+    limit: Option<usize>,
+) -> Result<(Vec<DeadLetterSummary>, bool)> {
+    let mut letters = Vec::new();
+    let mut after = None;
     loop {
-        let mut letters = outbox.list_dead_letters(&args.filter.of_store(), ask).await?;
-        let is_all = letters.len() < ask;
-        letters.retain(|letter| args.filter.admits(letter) && (args.history || OPEN.contains(&letter.state.as_str())));
-        let rest = match letters.len() {
-            wanted if wanted > limit => Rest::More,
-            _ if is_all => Rest::Nothing,
-            _ if ask >= LOOKED_AT_MAX => Rest::Unseen(ask),
-            _ => {
-                ask = (ask * 2).min(LOOKED_AT_MAX);
-                continue;
-            }
-        };
-        letters.truncate(limit);
-        return Ok(Seen { letters, rest });
+        let page = admin.list_dead_letters(filter, after.as_deref(), limit.unwrap_or(PAGE)).await?;
+        letters.extend(page.letters);
+        after = page.next;
+        if after.is_none() || limit.is_some() {
+            return Ok((letters, after.is_some()));
+        }
     }
 }
 
-fn row(letter: &DeadLetter, now: Timestamp) -> Vec<String> {
-    let message = &letter.message;
+fn row(letter: &DeadLetterSummary, now: Timestamp) -> Vec<String> {
     vec![
-        message.id.to_string(),
-        letter.state.clone(),
+        letter.id.to_string(),
+        letter.state.as_str().to_owned(),
         letter.class.clone(),
         letter.attempts.to_string(),
-        moment::told(message.created_at, now),
-        message.topic.to_string(),
-        message.key.to_string(),
-        message.kind.to_string(),
+        moment::told(letter.entered_at, now),
+        letter.topic.clone().unwrap_or_default(),
+        letter.key.clone(),
+        letter.kind.clone().unwrap_or_default(),
         letter.error.clone(),
     ]
 }
 
-fn object(letter: &DeadLetter, destination: &str) -> Value {
-    let message = &letter.message;
+fn object(letter: &DeadLetterSummary) -> Value {
     json!({
-        "destination": destination,
-        "id": message.id.to_string(),
-        "topic": &*message.topic,
-        "key": &*message.key,
-        "type": &*message.kind,
-        "created_at": output::time(Some(message.created_at)),
-        "state": letter.state,
+        "destination": letter.owner,
+        "id": letter.id.to_string(),
+        "topic": letter.topic,
+        "key": letter.key,
+        "type": letter.kind,
+        "created_at": output::time(Some(letter.entered_at)),
+        "state": letter.state.as_str(),
         "class": letter.class,
         "error": letter.error,
         "attempts": letter.attempts,
+        "redriven": letter.redrives,
         "route": letter.route,
         "dead_at": output::time(Some(letter.dead_at)),
-        "marked_at": output::time(letter.marked.as_ref().map(|marked| marked.at)),
-        "marked_by": letter.marked.as_ref().map(|marked| &marked.by),
-        "reason": letter.marked.as_ref().map(|marked| &marked.reason),
+        "marked_at": output::time(letter.mark.as_ref().map(|mark| mark.at)),
+        "marked_by": letter.mark.as_ref().map(|mark| &mark.by),
+        "reason": letter.mark.as_ref().map(|mark| &mark.reason),
     })
 }
 
 async fn show(args: &Show) -> Result<Code> {
     let opened = outbox::open(&args.which).await?;
     let destination = opened.destination.name;
-    let filter = DeadLetterFilter { ids: vec![args.id], ..DeadLetterFilter::default() };
-    let Some(letter) = opened.outbox.list_dead_letters(&filter, 1).await?.into_iter().next() else {
+    let filter = DeadLetterFilter { ids: vec![args.id], ..DeadLetterFilter::of_destination(&*destination) };
+    let letter = opened.outbox.get_dead_letters(&filter, 1).await?.into_iter().next();
+    let Some((letter, message)) = letter.as_ref().and_then(|it| Some((&it.summary, it.content.outbox_message()?)))
+    else {
         let hint = format!("`relevo outbox show {}` looks in the whole outbox", args.id);
         return Err(not_found(format!("{} is no dead letter of destination `{destination}`; hint: {hint}", args.id)));
     };
     let mut out = io::stdout().lock();
     if args.raw {
-        out.write_all(&letter.message.payload)?;
+        out.write_all(&message.payload)?;
     } else if args.format.json {
-        let mut value = object(&letter, &destination);
-        output::add_content(&mut value, &letter.message);
+        let mut value = object(letter);
+        output::add_content(&mut value, message);
         writeln!(out, "{value}")?;
     } else {
         let now = Timestamp::now();
         let mut pairs = vec![
-            ("id", letter.message.id.to_string()),
-            ("state", format!("{} at destination `{destination}`", letter.state)),
+            ("id", letter.id.to_string()),
+            ("state", format!("{} at destination `{destination}`", letter.state.as_str())),
             ("class", letter.class.clone()),
             ("error", letter.error.clone()),
             ("attempts", letter.attempts.to_string()),
-            ("route", letter.route.clone()),
-            ("dead since", moment::told(letter.dead_at, now)),
         ];
-        if let Some(marked) = &letter.marked {
-            pairs.push(("marked", format!("{} by {}", moment::told(marked.at, now), marked.by)));
-            pairs.push(("reason", marked.reason.clone()));
+        pairs.extend(letter.route.clone().map(|route| ("route", route)));
+        pairs.push(("dead since", moment::told(letter.dead_at, now)));
+        if letter.redrives > 0 {
+            pairs.push(("redriven", times(letter.redrives)));
         }
-        pairs.extend(show::envelope(&letter.message, now));
+        if let Some(mark) = &letter.mark {
+            pairs.push(("marked", format!("{} by {}", moment::told(mark.at, now), mark.by)));
+            pairs.push(("reason", mark.reason.clone()));
+        }
+        pairs.extend(show::envelope(message, now));
         table::pairs(&mut out, &pairs)?;
         writeln!(out)?;
-        payload::write(&mut out, &letter.message.content_type, &letter.message.payload)?;
+        payload::write(&mut out, &message.content_type, &message.payload)?;
     }
     Ok(Code::Done)
+}
+
+/// How often something was done.
+pub(super) fn times(count: u32) -> String {
+    match count {
+        0 => "never".to_owned(),
+        1 => "once".to_owned(),
+        count => format!("{count} times"),
+    }
 }

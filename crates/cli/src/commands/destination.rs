@@ -4,7 +4,7 @@ use std::io;
 
 use anyhow::{Result, ensure};
 use clap::{Subcommand, ValueEnum};
-use relevo_core::outbox::admin::StartFrom;
+use relevo_core::outbox::admin::{DestinationChange, StartFrom};
 use serde_json::json;
 
 use super::backlog::Waits;
@@ -97,7 +97,7 @@ pub(super) async fn run(command: Command) -> Result<Code> {
         Command::Remove { target, name, sure } => remove(target, name, sure).await?,
         Command::Switch { target, name, to } => {
             let Opened { outbox, .. } = outbox::open(&named(target, &name)).await?;
-            outbox.switch(to == Switch::On).await?;
+            outbox.update_destination(&name, DestinationChange::Enabled(to == Switch::On)).await?;
             say(&match to {
                 Switch::On => format!("destination `{name}` is on"),
                 Switch::Off => format!("destination `{name}` is off: its relays stop, and retention waits for it"),
@@ -105,7 +105,7 @@ pub(super) async fn run(command: Command) -> Result<Code> {
         }
         Command::Regroup { target, name, shards } => {
             let Opened { outbox, .. } = outbox::open(&named(target, &name)).await?;
-            outbox.regroup(shards).await?;
+            outbox.update_destination(&name, DestinationChange::Shards(shards)).await?;
             say(&format!("destination `{name}` will have {shards} shards as soon as its relays have met at one tick"));
         }
     }
@@ -117,7 +117,7 @@ fn named(target: Target, name: &str) -> Which {
 }
 
 async fn list(target: &Target, format: Format) -> Result<()> {
-    let destinations = Place::of(target)?.open("", ANSWER_DEADLINE).await?.destinations().await?;
+    let destinations = Place::of(target)?.glance().await?.destinations().await?;
     if format.json {
         for it in &destinations {
             let regrouping_to = it.resharding_to;
@@ -142,12 +142,12 @@ async fn list(target: &Target, format: Format) -> Result<()> {
 }
 
 async fn add(target: &Target, name: &str, shards: u16, start: Start) -> Result<()> {
-    let outbox = Place::of(target)?.open(name, ANSWER_DEADLINE).await?;
+    let outbox = Place::of(target)?.open(ANSWER_DEADLINE).await?;
     let (start, from) = match start {
         Start::Now => (StartFrom::Now, "what commits from now on"),
         Start::Oldest => (StartFrom::Oldest, "the oldest message that is retained"),
     };
-    say(&if outbox.add_destination(shards, start).await? {
+    say(&if outbox.add_destination(name, shards, start).await? {
         format!("destination `{name}` is added, with {shards} shards; it starts with {from}")
     } else {
         format!("destination `{name}` exists, nothing was changed")
@@ -158,12 +158,12 @@ async fn add(target: &Target, name: &str, shards: u16, start: Start) -> Result<(
 async fn remove(target: Target, name: String, sure: Sure) -> Result<()> {
     let Opened { outbox, shown, .. } = outbox::open_within(&named(target, &name), REWRITE_DEADLINE).await?;
     if !sure.yes {
-        let waits = Waits(outbox.backlog().await?);
+        let waits = Waits(outbox.sample_destination(&name).await?.backlog);
         let question =
             format!("remove destination `{name}` at {shown}? {waits} would never reach it, dead letters are deleted");
         confirm(sure, &question)?;
     }
-    ensure!(outbox.remove_destination().await?, "destination `{name}` was removed by somebody else");
+    ensure!(outbox.remove_destination(&name).await?, "destination `{name}` was removed by somebody else");
     say(&format!("destination `{name}` is removed"));
     Ok(())
 }

@@ -14,7 +14,6 @@ use super::table::plain;
 use crate::args::{self, Target};
 use crate::broker::{self, failed};
 use crate::config::{self, Database, Destination, Loaded, Sources};
-use crate::database::ANSWER_DEADLINE;
 use crate::exit::{Code, usage};
 use crate::outbox::Place;
 use crate::report::{Told, say};
@@ -79,10 +78,10 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
 
 async fn one(target: &Target) -> Result<Examined> {
     let place = Place::of(target)?;
-    let outbox = place.open("", ANSWER_DEADLINE).await?;
+    let outbox = place.glance().await?;
     let findings = outbox.examine().await?;
     let sends = !outbox.destinations().await?.is_empty();
-    let kept = if sends { Some(outbox.retention().await?) } else { None };
+    let kept = if sends { Some(outbox.settings().await?.retention) } else { None };
     let memory = Memory { horizons: kept.map(memory::of_outbox).into_iter().collect(), place: Some(place) };
     Ok(Examined { outbox: None, inbox: None, destination: None, findings, accept: Vec::new(), memory })
 }

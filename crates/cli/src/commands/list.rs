@@ -6,13 +6,13 @@ use std::time::Duration;
 use anyhow::Result;
 use jiff::Timestamp;
 use relevo_core::outbox::inspect::{MessageStatus, MessageSummary};
-use relevo_core::outbox::search::{MessageFilter, SearchPage};
+use relevo_core::outbox::search::{MessageFilter, OutboxSearch, SearchPage};
 
 use super::moment;
 use super::output::{self, Format};
 use super::table::Table;
 use crate::exit::Code;
-use crate::outbox::{self, Outbox, Which};
+use crate::outbox::{self, Which};
 use crate::report::say;
 
 /// Messages of one page where all of them are listed.
@@ -67,7 +67,7 @@ fn status(word: &str) -> Result<MessageStatus, String> {
 pub(super) async fn run(args: &Args) -> Result<Code> {
     moment::in_order(args.since, args.until)?;
     let opened = outbox::open(&args.which).await?;
-    let destination = opened.destination.name;
+    let (outbox, destination) = (outbox::search(&*opened.outbox)?, opened.destination.name);
     let mut search = MessageFilter {
         key: args.key.clone(),
         topic: args.topic.clone(),
@@ -80,12 +80,12 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
     let mut page = Page { format: args.format, table: Table::new(HEAD), destination, count: 0 };
     let limit = if args.all { PAGE } else { usize::try_from(args.limit).unwrap_or(PAGE) };
     loop {
-        let mut found = opened.outbox.search(&search, limit, args.budget).await?;
+        let mut found = outbox.search(&page.destination, &search, limit, args.budget).await?;
         page.write(&found.messages)?;
         search.before_seq = found.next;
         if found.next.is_none() || !args.all {
             if found.searched_back_to.is_none() {
-                look_further(&*opened.outbox, &search, &mut found, args.budget).await?;
+                look_further(outbox, &page.destination, &search, &mut found, args.budget).await?;
             }
             page.end(&found);
             return Ok(Code::Done);
@@ -95,13 +95,14 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
 
 /// The store says where there could be more; whether there is any is found out before it is said.
 async fn look_further(
-    outbox: &dyn Outbox,
+    outbox: &dyn OutboxSearch,
+    destination: &str,
     search: &MessageFilter,
     found: &mut SearchPage,
     budget: Duration,
 ) -> Result<()> {
     if found.next.is_some() {
-        let further = outbox.search(search, 1, budget).await?;
+        let further = outbox.search(destination, search, 1, budget).await?;
         if further.messages.is_empty() {
             (found.next, found.searched_back_to) = (further.next, further.searched_back_to);
         }

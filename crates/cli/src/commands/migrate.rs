@@ -104,7 +104,7 @@ async fn in_postgres(place: &database::Place, args: &Args) -> Result<Code> {
     let applied = applied.with_context(|| format!("schema `{schema}` at {at} was not changed"))?;
     if applied.is_empty() {
         // Nothing to apply may also mean that the schema is newer than this program: then opening it fails.
-        place.open("", ANSWER_DEADLINE).await?;
+        place.open(ANSWER_DEADLINE).await?;
         say(&format!("schema `{schema}` at {at} is at version {}: nothing to do", postgres::migrate::VERSION));
         return Ok(Code::Done);
     }

@@ -22,7 +22,7 @@ pub(crate) struct Args {
 
 pub(super) async fn run(args: &Args) -> Result<Code> {
     let opened = outbox::open(&args.which).await?;
-    let shards = opened.outbox.shards().await?;
+    let shards = opened.outbox.shards(&opened.destination.name).await?;
     if args.format.json {
         for shard in &shards {
             let mut value = output::shard(shard);

@@ -29,7 +29,7 @@ pub(crate) struct Args {
 
 pub(super) async fn run(args: &Args) -> Result<Code> {
     let opened = outbox::open(&args.which).await?;
-    let Some(shown) = opened.outbox.message(args.id).await? else {
+    let Some(shown) = opened.outbox.message(&opened.destination.name, args.id).await? else {
         return Err(not_found(format!(
             "message {} is not in the outbox at {}; hint: it may be older than the retention, or never committed",
             args.id, opened.shown

@@ -20,7 +20,7 @@ pub(crate) struct Args {
 
 pub(super) async fn adopt(args: &Args) -> Result<Code> {
     let place = in_postgres(&args.target)?;
-    let store = place.open("", ANSWER_DEADLINE).await?;
+    let store = place.open(ANSWER_DEADLINE).await?;
     let at = place.shown();
     confirm(args.sure, &format!("adopt the outbox at {at}? If it is a copy, its original must publish no more"))?;
     store.adopt().await?;
@@ -30,7 +30,7 @@ pub(super) async fn adopt(args: &Args) -> Result<Code> {
 
 pub(super) async fn rebase(args: &Args) -> Result<Code> {
     let place = in_postgres(&args.target)?;
-    let store = place.open("", REWRITE_DEADLINE).await?;
+    let store = place.open(REWRITE_DEADLINE).await?;
     let at = place.shown();
     confirm(args.sure, &format!("rebase the outbox at {at}? Every message is rewritten while writers wait"))?;
     let waiting = store.rebase().await?;

@@ -6,8 +6,8 @@ use std::io::{self, Write};
 use anyhow::Result;
 use jiff::Timestamp;
 use relevo_core::MessageId;
+use relevo_core::dead_letters::{DeadLetter, DeadLetterFilter, DeadLetterOwner};
 use relevo_core::inbox::admin::InboxRecord;
-use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterFilter};
 use relevo_core::inbox::{DedupId, InboxState};
 use relevo_core::outbox::inspect::MessageDetails;
 use relevo_core::store::StoreError;
@@ -18,7 +18,6 @@ use super::output::{self, Format};
 use super::table::{self, Table};
 use super::{moment, show};
 use crate::args::Target;
-use crate::database::ANSWER_DEADLINE;
 use crate::exit::{Code, not_found};
 use crate::outbox::Place;
 use crate::report::say;
@@ -77,10 +76,11 @@ struct Stop {
 
 /// Where it stands at each destination; nowhere if the outbox does not have it.
 async fn sent(place: &Place, id: MessageId) -> Result<Vec<(String, MessageDetails)>> {
-    let known = place.open("", ANSWER_DEADLINE).await?.destinations().await?;
+    let outbox = place.glance().await?;
+    let known = outbox.destinations().await?;
     let mut found = Vec::new();
     for name in known.into_iter().map(|destination| destination.name) {
-        match place.open(&name, ANSWER_DEADLINE).await?.message(id).await {
+        match outbox.message(&name, id).await {
             Ok(shown) => found.extend(shown.map(|shown| (name, shown))),
             // A long log has no index on ids: what consumers know is told all the same.
             Err(StoreError::Refused { reason: what }) => say(&format!("destination `{name}`: {what}")),
@@ -98,9 +98,9 @@ async fn handled(place: &Place, id: MessageId) -> Result<BTreeMap<(String, Dedup
         let key = (known.consumer.clone(), known.dedup_id);
         stops.entry(key).or_default().known = Some(known);
     }
-    let filter = DeadLetterFilter { ids: vec![id], ..DeadLetterFilter::default() };
-    for dead in consumers.list_dead_letters(&filter, LETTERS_MAX).await? {
-        let key = (dead.consumer.clone(), dead.message.dedup_id);
+    let filter = DeadLetterFilter { ids: vec![id], ..DeadLetterFilter::of(DeadLetterOwner::AnyConsumer) };
+    for dead in consumers.get_dead_letters(&filter, LETTERS_MAX).await? {
+        let key = (dead.summary.owner.clone(), DedupId { id, replay: dead.summary.replay });
         stops.entry(key).or_default().dead = Some(dead);
     }
     Ok(stops)
@@ -114,18 +114,19 @@ impl Stop {
     fn word(&self) -> &'static str {
         match (self.state(), &self.dead) {
             (Some(state), _) => state.as_str(),
-            (None, Some(dead)) => dead.state.as_str(),
+            (None, Some(dead)) => dead.summary.state.as_str(),
             (None, None) => "-",
         }
     }
 
     fn at(&self) -> Option<Timestamp> {
         let known = self.known.as_ref().and_then(|known| known.at);
-        known.or_else(|| self.dead.as_ref().map(|dead| dead.dead_at))
+        known.or_else(|| self.dead.as_ref().map(|dead| dead.summary.dead_at))
     }
 
     fn object(&self, consumer: &str, entry: DedupId) -> Value {
-        let dead = self.dead.as_ref().map(|dead| {
+        let dead = self.dead.as_ref().map(|letter| {
+            let (dead, message) = (&letter.summary, letter.content.inbox_message());
             json!({
                 "state": dead.state.as_str(),
                 "class": dead.class,
@@ -133,11 +134,11 @@ impl Stop {
                 "attempts": dead.attempts,
                 "redriven": dead.redrives,
                 "dead_at": output::time(Some(dead.dead_at)),
-                "note": dead.reason,
-                "address": &*dead.message.address,
-                "lane": dead.message.lane.name(),
-                "place": dead.message.offset,
-                "correlation": correlation(dead),
+                "note": dead.mark.as_ref().map(|mark| &mark.reason),
+                "address": message.map(|message| &*message.address),
+                "lane": message.map(|message| message.lane.name()),
+                "place": message.and_then(|message| message.offset),
+                "correlation": message.and_then(correlation),
             })
         });
         json!({
@@ -224,16 +225,18 @@ fn sent_row(name: &str, shown: &MessageDetails, now: Timestamp) -> Vec<String> {
     ]
 }
 
-fn dead_row(dead: &DeadLetter, now: Timestamp) -> Vec<String> {
+fn dead_row(letter: &DeadLetter, now: Timestamp) -> Vec<String> {
+    let (dead, message) = (&letter.summary, letter.content.inbox_message());
+    let offset = message.and_then(|message| message.offset);
     vec![
-        dead.consumer.clone(),
+        dead.owner.clone(),
         dead.state.as_str().to_owned(),
         dead.class.clone(),
         dead.attempts.to_string(),
         dead.redrives.to_string(),
         moment::told(dead.dead_at, now),
-        dead.message.lane.name().to_owned(),
-        dead.message.offset.map_or_else(|| "-".to_owned(), |offset| offset.to_string()),
+        message.map_or_else(|| "-".to_owned(), |message| message.lane.name().to_owned()),
+        offset.map_or_else(|| "-".to_owned(), |offset| offset.to_string()),
         dead.error.clone(),
     ]
 }

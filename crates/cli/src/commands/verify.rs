@@ -6,14 +6,14 @@ use std::time::Duration;
 use anyhow::Result;
 use jiff::Timestamp;
 use relevo_core::outbox::inspect::MessageStatus;
-use relevo_core::outbox::search::{MessageFilter, TimeRange};
+use relevo_core::outbox::search::{MessageFilter, OutboxSearch, TimeRange};
 use serde_json::{Map, Value, json};
 
 use super::output::{self, Format};
 use super::{moment, table};
 use crate::database::REWRITE_DEADLINE;
 use crate::exit::Code;
-use crate::outbox::{self, Outbox, Which};
+use crate::outbox::{self, Which};
 
 /// What is compared.
 #[derive(Debug, clap::Args)]
@@ -37,8 +37,9 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
     moment::in_order(args.since, args.until)?;
     // A long log is read in many short statements; each may take its time on a busy server.
     let opened = outbox::open_within(&args.which, REWRITE_DEADLINE).await?;
-    let mut verified = opened.outbox.verify(TimeRange { since: args.since, until: args.until }).await?;
-    let scheduled = scheduled(&*opened.outbox, args).await?;
+    let (search, destination) = (outbox::search(&*opened.outbox)?, &opened.destination.name);
+    let mut verified = search.verify(destination, TimeRange { since: args.since, until: args.until }).await?;
+    let scheduled = scheduled(search, destination, args).await?;
     for (_, count) in verified.by_status.iter_mut().filter(|(status, _)| *status == MessageStatus::Scheduled) {
         *count = scheduled;
     }
@@ -81,7 +82,7 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
 }
 
 /// What waits for its time is in no log, so that nothing compares it; it is counted.
-async fn scheduled(outbox: &dyn Outbox, args: &Args) -> Result<u64> {
+async fn scheduled(outbox: &dyn OutboxSearch, destination: &str, args: &Args) -> Result<u64> {
     let search = MessageFilter {
         status: Some(MessageStatus::Scheduled),
         since: args.since,
@@ -89,5 +90,5 @@ async fn scheduled(outbox: &dyn Outbox, args: &Args) -> Result<u64> {
         ..MessageFilter::default()
     };
     // It comes before the log in a search: no time is needed for the rest.
-    Ok(outbox.search(&search, SCHEDULED_MAX, Duration::ZERO).await?.messages.len() as u64)
+    Ok(outbox.search(destination, &search, SCHEDULED_MAX, Duration::ZERO).await?.messages.len() as u64)
 }

@@ -25,7 +25,7 @@ pub(crate) struct Args {
 
 pub(super) async fn run(args: &Args) -> Result<Code> {
     let opened = outbox::open(&args.which).await?;
-    let why = opened.outbox.key_facts(&args.key).await?;
+    let why = opened.outbox.key_facts(&opened.destination.name, &args.key).await?;
     let destination = &opened.destination.name;
     let mut out = io::stdout().lock();
     if args.format.json {

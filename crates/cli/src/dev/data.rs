@@ -8,14 +8,14 @@ use relevo_broker_embedded::{BrokerFile, Group};
 use relevo_core::inbox::InboxRetention;
 use relevo_core::outbox::admin::{OutboxAdmin as _, StartFrom};
 use relevo_store_sqlite::inbox::{self, Inbox};
-use relevo_store_sqlite::{Config, Store, connect_options, migrate};
+use relevo_store_sqlite::{Config, Operator, OperatorConfig, Store, connect_options, migrate};
 use sqlx::{ConnectOptions as _, SqliteConnection};
 
 use super::shipping::Shipment;
 use super::{shipping, shop};
 
 /// The one destination of the shop's outbox.
-const DESTINATION: &str = "main";
+pub(crate) const DESTINATION: &str = "main";
 /// Into how many slices its relays cut the outbox.
 const SHARDS: u16 = 8;
 /// The consumer, and its group at the broker.
@@ -36,7 +36,7 @@ impl Data {
         })?;
         let data = Self { directory: directory.to_owned() };
         migrate::migrate(&data.file("shop")).await.context("the outbox cannot be made")?;
-        data.store().await?.add_destination(SHARDS, StartFrom::Oldest).await?;
+        data.operator().await?.add_destination(DESTINATION, SHARDS, StartFrom::Oldest).await?;
         shop::open(&mut data.shop().await?).await?;
         migrate::migrate(&data.file("shipping")).await.context("the inbox cannot be made")?;
         shipping::open(&mut data.shipping().await?).await?;
@@ -44,7 +44,12 @@ impl Data {
         Ok(data)
     }
 
-    /// A session of the relay or the operator.
+    /// A session of the operator.
+    pub(crate) async fn operator(&self) -> Result<Operator> {
+        Operator::open(OperatorConfig::new(self.file("shop"))).await.context("the outbox cannot be opened")
+    }
+
+    /// A session of the relay.
     pub(crate) async fn store(&self) -> Result<Store> {
         Store::open(Config::new(self.file("shop"), DESTINATION)).await.context("the outbox cannot be opened")
     }
@@ -56,8 +61,8 @@ impl Data {
     }
 
     /// What the operator sees of consumers.
-    pub(crate) async fn consumers(&self) -> Result<Store> {
-        Store::open(Config::new(self.file("shipping"), "")).await.context("the inbox cannot be opened")
+    pub(crate) async fn consumers(&self) -> Result<Operator> {
+        Operator::open(OperatorConfig::new(self.file("shipping"))).await.context("the inbox cannot be opened")
     }
 
     /// The broker.

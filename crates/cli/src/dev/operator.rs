@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 use relevo_core::MessageId;
-use relevo_core::dead_letters::{DeadLetterAdmin, DeadLetterFilter, MarkRequest};
-use relevo_core::inbox::admin::Operate;
-use relevo_core::inbox::dead_letters as consumers;
-use relevo_core::outbox::inspect::OutboxInspector;
+use relevo_core::dead_letters::{DeadLetterAdmin as _, DeadLetterFilter, DeadLetterState, MarkAction, MarkRequest};
+use relevo_core::outbox::sample::OutboxMonitor as _;
+use relevo_store_sqlite as sqlite;
 use tokio::time::Instant;
 
+use super::data::{DESTINATION, GROUP};
 use super::flow::{Flow, Waiting};
 
 /// How long the operator thinks about a dead letter.
@@ -21,42 +21,35 @@ const THINKS: Duration = Duration::from_secs(4);
 const LETTERS_MAX: usize = 100;
 
 /// Who looks after the outbox.
-pub(crate) struct Operator<S> {
-    store: Arc<S>,
+pub(crate) struct Operator {
+    outbox: sqlite::Operator,
     /// Shipping's side.
-    consumers: Box<dyn Operate>,
+    consumers: sqlite::Operator,
     flow: Arc<Flow>,
     /// When dead letters were first seen.
     letters: BTreeMap<MessageId, Instant>,
 }
 
-impl<S: OutboxInspector + DeadLetterAdmin> Operator<S> {
-    pub(crate) fn new(store: Arc<S>, consumers: Box<dyn Operate>, flow: Arc<Flow>) -> Self {
-        Self { store, consumers, flow, letters: BTreeMap::new() }
+impl Operator {
+    pub(crate) fn new(outbox: sqlite::Operator, consumers: sqlite::Operator, flow: Arc<Flow>) -> Self {
+        Self { outbox, consumers, flow, letters: BTreeMap::new() }
     }
 
     /// Looks around; `lag` is what the broker keeps for the consumer.
     pub(crate) async fn look(&mut self, lag: i64) -> Result<()> {
-        let backlog = self.store.backlog().await?;
+        let backlog = self.outbox.sample_destination(DESTINATION).await?.backlog;
         let (pending, parked, dead) = (backlog.pending, backlog.parked, backlog.dead);
         self.flow.waits(Waiting { pending, parked, dead, lag });
         self.put_aside().await
     }
 
-    /// Archives what shipping gave up: somebody else's messages, such as one from the command line.
+    /// Discards what shipping gave up: somebody else's messages, such as one from the command line.
     async fn put_aside(&self) -> Result<()> {
-        let fate = Some(consumers::DeadLetterState::Dead);
-        for letter in self
-            .consumers
-            .list_dead_letters(&consumers::DeadLetterFilter { state: fate, ..Default::default() }, LETTERS_MAX)
-            .await?
-        {
+        let waiting = unmarked(DeadLetterFilter::of_consumer(GROUP));
+        for letter in self.consumers.list_dead_letters(&waiting, None, LETTERS_MAX).await?.letters {
             self.flow.event(format!("shipping rejects a message that is no order's: {}", letter.error));
-            let filter = consumers::DeadLetterFilter { ids: vec![letter.message.dedup_id.id], ..Default::default() };
-            let (by, note) = ("demo".to_owned(), "no order's".to_owned());
-            self.consumers
-                .archive(&consumers::MarkRequest { filter, dry_run: false, rate_per_second: None, by, reason: note })
-                .await?;
+            let filter = DeadLetterFilter { ids: vec![letter.id], ..DeadLetterFilter::of_consumer(GROUP) };
+            self.consumers.mark_dead_letters(&request(filter, MarkAction::Discard, "no order's")).await?;
         }
         Ok(())
     }
@@ -72,22 +65,38 @@ impl<S: OutboxInspector + DeadLetterAdmin> Operator<S> {
     }
 
     async fn redrive(&mut self, thinks: Duration) -> Result<()> {
-        let waiting = DeadLetterFilter { unmarked: true, ..DeadLetterFilter::default() };
-        let dead = self.store.list_dead_letters(&waiting, LETTERS_MAX).await?;
+        let waiting = unmarked(DeadLetterFilter::of_destination(DESTINATION));
+        let dead = self.outbox.list_dead_letters(&waiting, None, LETTERS_MAX).await?.letters;
         let seen = std::mem::take(&mut self.letters);
         let now = Instant::now();
         for letter in dead {
-            let id = letter.message.id;
+            let id = letter.id;
             let since = seen.get(&id).copied().unwrap_or(now);
             if since + thinks > now {
                 self.letters.insert(id, since);
                 continue;
             }
-            let filter = DeadLetterFilter { ids: vec![id], ..DeadLetterFilter::default() };
-            let reason = "the demo's operator decided".to_owned();
-            self.store.redrive(&MarkRequest { filter, dry_run: false, by: "demo".to_owned(), reason }).await?;
-            self.flow.event(format!("{}: the operator redrives the {}", letter.message.key, letter.message.kind));
+            let filter = DeadLetterFilter { ids: vec![id], ..DeadLetterFilter::of_destination(DESTINATION) };
+            let request = request(filter, MarkAction::Redrive, "the demo's operator decided");
+            self.outbox.mark_dead_letters(&request).await?;
+            let kind = letter.kind.unwrap_or_default();
+            self.flow.event(format!("{}: the operator redrives the {kind}", letter.key));
         }
         Ok(())
+    }
+}
+
+fn unmarked(filter: DeadLetterFilter) -> DeadLetterFilter {
+    DeadLetterFilter { states: vec![DeadLetterState::Dead], ..filter }
+}
+
+fn request(filter: DeadLetterFilter, action: MarkAction, reason: &str) -> MarkRequest {
+    MarkRequest {
+        filter,
+        action,
+        dry_run: false,
+        rate_per_second: None,
+        by: "demo".to_owned(),
+        reason: reason.to_owned(),
     }
 }

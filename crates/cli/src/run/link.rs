@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
 use relevo_core::broker::admin::BrokerAdmin;
+use relevo_core::outbox::RelayStore;
 use relevo_core::store::StoreError;
 use relevo_core::{Broker, Class, Failure};
 use relevo_host::OpenBrokers;
@@ -14,7 +15,7 @@ use tracing::{Instrument as _, error, error_span, info, warn};
 
 use super::admit::admit;
 use super::seen::{For, Phase, Seen};
-use super::store::{self, AnyStore};
+use super::store;
 use super::waiting::{CHECK_MAX, Pauses, turning};
 use crate::broker;
 use crate::config::{Destination, Outbox};
@@ -134,7 +135,7 @@ async fn open_broker(destination: &Destination, brokers: &OpenBrokers, seen: &Se
 }
 
 /// Opens the outbox as soon as its database is there.
-async fn open(outbox: &Outbox, destination: &Destination, seen: &Seen) -> Result<Arc<dyn AnyStore>> {
+async fn open(outbox: &Outbox, destination: &Destination, seen: &Seen) -> Result<Arc<dyn RelayStore>> {
     let mut pauses = Pauses::of(destination);
     loop {
         seen.turns_on();
@@ -154,20 +155,21 @@ async fn open(outbox: &Outbox, destination: &Destination, seen: &Seen) -> Result
 }
 
 /// The outbox with its destination, or the sentence that says how to add that.
-async fn prepare(outbox: &Outbox, destination: &Destination) -> Result<Result<Arc<dyn AnyStore>, String>, StoreError> {
-    let store = store::open(outbox, &destination.name).await?;
-    let known = store.destinations().await?;
-    if known.iter().any(|it| it.name == destination.name) {
-        return Ok(Ok(store));
+async fn prepare(
+    outbox: &Outbox,
+    destination: &Destination,
+) -> Result<Result<Arc<dyn RelayStore>, String>, StoreError> {
+    let (operator, name) = (store::operator(outbox).await?, &destination.name);
+    if operator.destinations().await?.iter().any(|it| it.name == *name) {
+        return Ok(Ok(store::open(outbox, name).await?));
     }
     if !destination.create {
-        let name = &destination.name;
         return Ok(Err(format!(
             "destination `{name}` is not known; hint: add it with `relevo destination add {name}`, or set `create = true`"
         )));
     }
-    if store.add_destination(destination.shards, destination.start).await? {
+    if operator.add_destination(name, destination.shards, destination.start).await? {
         info!(shards = destination.shards, "destination added");
     }
-    Ok(Ok(store))
+    Ok(Ok(store::open(outbox, name).await?))
 }

@@ -8,6 +8,7 @@ use anyhow::Result;
 use async_trait::async_trait;
 use relevo_core::BrokerAdapter;
 use relevo_core::broker::sample::{BrokerMonitor, BrokerSample};
+use relevo_core::outbox::OutboxOperator;
 use relevo_core::outbox::sample::{DestinationSample, OutboxSample};
 use relevo_core::store::StoreError;
 use relevo_observe::Slot;
@@ -17,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::seen::{Phase, Seen};
-use super::store::{self, AnyStore};
+use super::store;
 use crate::config::Outbox;
 use crate::report::Told;
 
@@ -161,7 +162,7 @@ impl Sampler for OfDestination {
             self.opened.store = Some(store);
             return Ok(None);
         }
-        let vitals = store.sample_destination().await;
+        let vitals = store.sample_destination(&self.opened.destination).await;
         self.opened.keep(store, vitals)
     }
 }
@@ -184,11 +185,11 @@ impl Sampler for OfOutbox {
     }
 }
 
-/// A store that is opened when it is first asked, and again after it failed or did not answer in time.
+/// An outbox that is opened when it is first asked, and again after it failed or did not answer in time.
 struct Opened {
     outbox: Arc<Outbox>,
     destination: String,
-    store: Option<Arc<dyn AnyStore>>,
+    store: Option<Arc<dyn OutboxOperator>>,
 }
 
 impl Opened {
@@ -196,21 +197,21 @@ impl Opened {
         Self { outbox: Arc::clone(outbox), destination: destination.to_owned(), store: None }
     }
 
-    async fn take(&mut self) -> Result<Arc<dyn AnyStore>, String> {
+    async fn take(&mut self) -> Result<Arc<dyn OutboxOperator>, String> {
         match self.store.take() {
             Some(store) => Ok(store),
-            None => store::open(&self.outbox, &self.destination).await.map_err(told),
+            None => store::operator(&self.outbox).await.map_err(told),
         }
     }
 
     /// Whether the outbox has the destination.
-    async fn is_known(&self, store: &dyn AnyStore) -> Result<bool, String> {
+    async fn is_known(&self, store: &dyn OutboxOperator) -> Result<bool, String> {
         let known = store.destinations().await.map_err(told)?;
         Ok(known.iter().any(|it| it.name == self.destination))
     }
 
     /// Keeps a store that answered.
-    fn keep<T>(&mut self, store: Arc<dyn AnyStore>, answer: Result<T, StoreError>) -> Result<Option<T>, String> {
+    fn keep<T>(&mut self, store: Arc<dyn OutboxOperator>, answer: Result<T, StoreError>) -> Result<Option<T>, String> {
         let answer = answer.map_err(told)?;
         self.store = Some(store);
         Ok(Some(answer))

@@ -6,7 +6,7 @@ use relevo_broker_embedded::{self as embedded, BrokerFile, Group};
 use relevo_core::inbox::InboxRetention;
 use relevo_core::message::Headers;
 use relevo_store_postgres::inbox::{Config, Inbox};
-use relevo_store_postgres::{Config as StoreConfig, Store};
+use relevo_store_postgres::{Operator, OperatorConfig};
 use relevo_testkit::NatsVersion;
 use relevo_testkit::nats::{Server, unique};
 use relevo_testkit::proxy::CutProxy;
@@ -27,10 +27,10 @@ fn spawn(url: &str, args: &[&str]) -> Child {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it runs")
 }
 
-async fn stage() -> (Cli, Inbox, Store) {
+async fn stage() -> (Cli, Inbox, Operator) {
     let cli = Cli::migrated().await;
     let inbox = Inbox::open(&Config::new(cli.database.options()), "billing", InboxRetention::default()).await;
-    let store = Store::open(StoreConfig::new(cli.database.options(), "")).await;
+    let store = Operator::open(OperatorConfig::new(cli.database.options())).await;
     (cli, inbox.expect("a migrated database"), store.expect("a migrated database"))
 }
 

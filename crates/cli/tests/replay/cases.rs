@@ -3,7 +3,7 @@
 use std::process::{Child, Output};
 use std::time::{Duration, Instant};
 
-use relevo_core::inbox::admin::Operate;
+use relevo_core::inbox::replays::ConsumerReplays;
 use relevo_core::inbox::replays::Replay;
 use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction, QueuedMessage};
 use relevo_core::inbox::transactions::BeginOutcome;
@@ -114,7 +114,7 @@ pub(crate) async fn work_until(
     }
 }
 
-pub(crate) async fn replay(desk: &impl Operate, number: u32) -> Replay {
+pub(crate) async fn replay(desk: &impl ConsumerReplays, number: u32) -> Replay {
     let replays = desk.list_replays("billing").await.expect("the store answers");
     replays.into_iter().find(|replay| replay.number == number).expect("it began")
 }
@@ -125,7 +125,11 @@ pub(crate) fn ended(child: Child) -> (Option<i32>, String) {
     (status.code(), String::from_utf8(stderr).expect("it writes UTF-8"))
 }
 
-pub(crate) async fn everything_is_fed_and_handled_once(stage: &impl Stage, inbox: &impl Inbox, desk: &impl Operate) {
+pub(crate) async fn everything_is_fed_and_handled_once(
+    stage: &impl Stage,
+    inbox: &impl Inbox,
+    desk: &impl ConsumerReplays,
+) {
     hears(inbox).await;
     emit(stage, 7);
     let planned = object(stage, &["replay", "plan", "billing", "--sample", "2", "--json"]);
@@ -170,7 +174,7 @@ pub(crate) async fn only_what_is_meant_is_replayed(stage: &impl Stage, inbox: &i
 pub(crate) async fn a_killed_feeder_loses_and_repeats_nothing(
     stage: &impl Stage,
     inbox: &impl Inbox,
-    desk: &impl Operate,
+    desk: &impl ConsumerReplays,
 ) {
     const COUNT: usize = 60;
     hears(inbox).await;
@@ -198,7 +202,11 @@ pub(crate) async fn a_killed_feeder_loses_and_repeats_nothing(
     assert_eq!((replay.enqueued, replay.done), (60, 60));
 }
 
-pub(crate) async fn a_stop_from_elsewhere_ends_the_feeder(stage: &impl Stage, inbox: &impl Inbox, desk: &impl Operate) {
+pub(crate) async fn a_stop_from_elsewhere_ends_the_feeder(
+    stage: &impl Stage,
+    inbox: &impl Inbox,
+    desk: &impl ConsumerReplays,
+) {
     const COUNT: usize = 30;
     hears(inbox).await;
     emit(stage, COUNT);

@@ -4,7 +4,7 @@ use std::process::{Child, Stdio};
 
 use relevo_core::inbox::InboxRetention;
 use relevo_store_sqlite::inbox::{Config, Inbox};
-use relevo_store_sqlite::{Config as StoreConfig, Store};
+use relevo_store_sqlite::{Operator, OperatorConfig};
 
 use super::replays::{self as cases, Stage};
 use super::{File, RELEVO};
@@ -16,10 +16,10 @@ impl Stage for File {
     }
 }
 
-async fn stage(name: &str) -> (File, Inbox, Store) {
+async fn stage(name: &str) -> (File, Inbox, Operator) {
     let file = File::with_destination(name);
     let inbox = Inbox::open(&Config::new(file.path()), "billing", InboxRetention::default()).await;
-    let store = Store::open(StoreConfig::new(file.path(), "")).await;
+    let store = Operator::open(OperatorConfig::new(file.path())).await;
     (file, inbox.expect("a migrated file"), store.expect("a migrated file"))
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use relevo_core::broker_consumer::Lane;
-use relevo_core::inbox::admin::{ConsumerControl, Operate, RemoveOutcome};
+use relevo_core::inbox::admin::{ConsumerAdmin as _, ConsumerControl, RemoveOutcome};
 use relevo_core::inbox::members::{Heartbeat, HeartbeatReply};
 use relevo_core::inbox::retries::InboxFailureAction;
 use relevo_core::inbox::transactions::{Enter, EnterOutcome};
@@ -15,6 +15,7 @@ use super::steps::{
     handle, handle_queue, heartbeat, id, ids_filter, inbox_message, lane, lines, mark, member, must, must_open,
     numbers, retry,
 };
+use crate::dead_letters::DeadLetterCalls as _;
 
 /// Every member receives the pause with its next heartbeat.
 pub async fn a_heartbeat_reply_reports_the_pause(h: &mut impl Harness) {

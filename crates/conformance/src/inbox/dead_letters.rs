@@ -4,17 +4,20 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use relevo_core::broker_consumer::{Lane, RawMessage};
-use relevo_core::inbox::admin::Operate;
-use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterFilter, DeadLetterState, MarkRequest};
+use relevo_core::dead_letters::{
+    DeadLetter, DeadLetterAdmin as _, DeadLetterContent, DeadLetterFilter, DeadLetterState, MarkRequest,
+};
+use relevo_core::inbox::admin::ConsumerAdmin as _;
 use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction, RecordOutcome};
 use relevo_core::inbox::transactions::EnterOutcome;
 use relevo_core::inbox::{Inbox, InboxMessage, InboxState};
 
 use super::harness::Harness;
 use super::steps::{
-    BILLING, assert_fenced, claim_due, claim_one, dead_letter, fail, failure, handle, handle_at, handle_queue, id,
-    ids_filter, inbox_message, lines, mark, must, numbers, retry,
+    BILLING, all_dead_letters, assert_fenced, claim_due, claim_one, dead_letter, fail, failure, handle, handle_at,
+    handle_queue, id, ids_filter, inbox_message, lines, mark, must, numbers, retry,
 };
+use crate::dead_letters::DeadLetterCalls as _;
 
 /// Binary and repeated headers, a payload that is neither text nor JSON, and offsets and texts at their limits.
 fn unusual_message(number: u64) -> InboxMessage {
@@ -32,7 +35,11 @@ fn unusual_message(number: u64) -> InboxMessage {
 }
 
 async fn dead_letters(h: &impl Harness) -> Vec<DeadLetter> {
-    must(h.operator().await.list_dead_letters(&DeadLetterFilter::default(), 100).await)
+    must(h.operator().await.get_dead_letters(&all_dead_letters(), 100).await)
+}
+
+fn content(message: InboxMessage, backtrace: Option<String>) -> DeadLetterContent {
+    DeadLetterContent::Inbox { message, backtrace }
 }
 
 /// The received message, byte for byte, and why it was dead-lettered.
@@ -49,14 +56,15 @@ pub async fn a_dead_letter_keeps_every_field(h: &mut impl Harness) {
     fail(&inbox, &unusual_message(1), &panicked).await;
     fail(&inbox, &empty, &failure(InboxFailureAction::DeadContinue, 0)).await;
     let operator = h.operator().await;
-    let row = must(operator.list_dead_letters(&ids_filter(&[1]), 10).await).remove(0);
-    assert_eq!((row.consumer.as_str(), &row.message), (BILLING, &unusual_message(1)));
+    let letter = must(operator.one(&ids_filter(&[1])).await);
+    assert_eq!(letter.content, content(unusual_message(1), panicked.backtrace));
+    let row = letter.summary;
+    assert_eq!((row.owner.as_str(), row.key.as_str(), row.replay), (BILLING, "a 'key' \\ with ☃", 0));
     assert_eq!((row.class.as_str(), row.error.as_str(), row.attempts), ("panic", "index out of bounds", 5));
-    assert_eq!(row.backtrace, panicked.backtrace);
-    assert_eq!((row.state, row.redrives, &row.reason), (DeadLetterState::Dead, 0, &None));
-    assert!(row.arrived_at <= row.dead_at);
-    let row = must(operator.list_dead_letters(&ids_filter(&[2]), 10).await).remove(0);
-    assert_eq!((&row.message, row.backtrace), (&empty, None));
+    assert_eq!((row.state, row.redrives, row.mark), (DeadLetterState::Dead, 0, None));
+    assert_eq!((row.topic, row.kind, row.route), (None, None, None), "its headers are not ours");
+    assert!(row.entered_at <= row.dead_at);
+    assert_eq!(must(operator.one(&ids_filter(&[2])).await).content, content(empty, None));
 }
 
 /// The bytes stay the same through the retry table and back to a handler.
@@ -70,7 +78,7 @@ pub async fn bytes_survive_a_retry_queue_and_a_redrive(h: &mut impl Harness) {
     let kept =
         inbox.set_back_due(&claimed, claimed.messages[0].ordinal, &failure(InboxFailureAction::DeadHold, 2)).await;
     assert_eq!(must(kept), RecordOutcome::Recorded);
-    assert_eq!(dead_letters(h).await[0].message, unusual_message(1));
+    assert_eq!(dead_letters(h).await[0].content, content(unusual_message(1), None));
     must(h.operator().await.redrive(&mark(ids_filter(&[1]))).await);
     let claimed = claim_one(&inbox).await;
     assert_eq!(claimed.messages[0].message, unusual_message(1));
@@ -107,7 +115,7 @@ pub async fn a_queued_message_is_dead_lettered_and_its_queue_continues(h: &mut i
     let kept =
         inbox.set_back_due(&claimed, claimed.messages[0].ordinal, &failure(InboxFailureAction::DeadContinue, 5)).await;
     assert_eq!(must(kept), RecordOutcome::Recorded);
-    assert_eq!((dead_letters(h).await.len(), dead_letters(h).await[0].attempts), (1, 5));
+    assert_eq!((dead_letters(h).await.len(), dead_letters(h).await[0].summary.attempts), (1, 5));
     // The claim stays valid: the next message may be handled, or fail with its own count of attempts.
     handle_at(h, &inbox, &claimed, 1).await;
     must(inbox.release_queue(&claimed).await);
@@ -156,12 +164,13 @@ pub async fn a_discarded_dead_letter_frees_its_queue(h: &mut impl Harness) {
     dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadHold).await;
     handle(h, &inbox, &[inbox_message(2, "a")]).await;
     let operator = h.operator().await;
-    assert_eq!(must(operator.archive(&mark(ids_filter(&[1]))).await), 1);
-    assert_eq!(must(operator.archive(&mark(ids_filter(&[1]))).await), 0);
+    assert_eq!(must(operator.discard(&mark(ids_filter(&[1]))).await), 1);
+    assert_eq!(must(operator.discard(&mark(ids_filter(&[1]))).await), 0);
     assert_eq!(must(operator.redrive(&mark(ids_filter(&[1]))).await), 0, "it is no longer pending");
-    let row = dead_letters(h).await.remove(0);
+    let row = dead_letters(h).await.remove(0).summary;
     assert_eq!(row.state, DeadLetterState::Discarded);
-    assert!(row.reason.is_some_and(|note| note.contains("fixed")));
+    let by = row.mark.expect("it was marked");
+    assert_eq!((&*by.by, &*by.reason), ("ana", "fixed"));
     let claimed = claim_one(&inbox).await;
     assert_eq!(numbers(&claimed), [2]);
     handle_queue(h, &inbox, &claimed).await;
@@ -174,7 +183,7 @@ pub async fn a_discarded_dead_letter_frees_its_queue(h: &mut impl Harness) {
 pub async fn a_discarded_dead_letter_without_successors_frees_its_queue(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadHold).await;
-    assert_eq!(must(h.operator().await.archive(&mark(ids_filter(&[1]))).await), 1);
+    assert_eq!(must(h.operator().await.discard(&mark(ids_filter(&[1]))).await), 1);
     assert!(claim_due(&inbox).await.is_empty());
     assert_eq!(handle(h, &inbox, &[inbox_message(2, "a")]).await, [EnterOutcome::New]);
 }
@@ -186,9 +195,9 @@ pub async fn a_blocked_queue_is_not_freed_by_another_dead_letter(h: &mut impl Ha
     dead_letter(&inbox, &inbox_message(2, "a"), InboxFailureAction::DeadHold).await;
     handle(h, &inbox, &[inbox_message(3, "a")]).await;
     let operator = h.operator().await;
-    assert_eq!(must(operator.archive(&mark(ids_filter(&[1]))).await), 1);
+    assert_eq!(must(operator.discard(&mark(ids_filter(&[1]))).await), 1);
     assert!(claim_due(&inbox).await.is_empty(), "it waits for the second");
-    assert_eq!(must(operator.archive(&mark(ids_filter(&[2]))).await), 1);
+    assert_eq!(must(operator.discard(&mark(ids_filter(&[2]))).await), 1);
     assert_eq!(numbers(&claim_one(&inbox).await), [3]);
 }
 
@@ -198,14 +207,14 @@ pub async fn a_queue_blocked_by_two_dead_letters_waits_for_both(h: &mut impl Har
     dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadHold).await;
     dead_letter(&inbox, &inbox_message(2, "a"), InboxFailureAction::DeadHold).await;
     let operator = h.operator().await;
-    assert_eq!(must(operator.archive(&mark(ids_filter(&[1]))).await), 1);
+    assert_eq!(must(operator.discard(&mark(ids_filter(&[1]))).await), 1);
     assert_eq!(
         handle(h, &inbox, &[inbox_message(3, "a")]).await,
         [EnterOutcome::QueuedBehind],
         "it waits for the second"
     );
     assert!(claim_due(&inbox).await.is_empty());
-    assert_eq!(must(operator.archive(&mark(ids_filter(&[2]))).await), 1);
+    assert_eq!(must(operator.discard(&mark(ids_filter(&[2]))).await), 1);
     assert_eq!(numbers(&claim_one(&inbox).await), [3]);
 }
 
@@ -218,7 +227,7 @@ pub async fn a_dry_run_only_counts(h: &mut impl Harness) {
     let before = dead_letters(h).await;
     let operator = h.operator().await;
     let dry = MarkRequest { dry_run: true, ..mark(ids_filter(&[1, 2])) };
-    assert_eq!((must(operator.redrive(&dry).await), must(operator.archive(&dry).await)), (2, 2));
+    assert_eq!((must(operator.redrive(&dry).await), must(operator.discard(&dry).await)), (2, 2));
     assert_eq!(dead_letters(h).await, before);
     assert!(claim_due(&inbox).await.is_empty());
 }
@@ -232,37 +241,45 @@ pub async fn dead_letters_are_found_by_every_filter(h: &mut impl Harness) {
     fail(&billing, &inbox_message(2, "b"), &other).await;
     dead_letter(&shipping, &inbox_message(1, "a"), InboxFailureAction::DeadContinue).await;
     let operator = h.operator().await;
-    assert_eq!(must(operator.archive(&mark(ids_filter(&[2]))).await), 1);
+    assert_eq!(must(operator.discard(&mark(ids_filter(&[2]))).await), 1);
     let list = async |filter: DeadLetterFilter, limit: usize| {
-        let rows = must(operator.list_dead_letters(&filter, limit).await);
-        rows.into_iter().map(|row| (row.consumer, row.message.dedup_id.id)).collect::<Vec<_>>()
+        let rows = must(operator.summaries(&filter, limit).await);
+        rows.into_iter().map(|row| (row.owner, row.id)).collect::<Vec<_>>()
     };
     let names = |names: &[(&str, u64)]| {
         names.iter().map(|(consumer, number)| ((*consumer).to_owned(), id(*number))).collect::<Vec<_>>()
     };
-    let any = DeadLetterFilter::default;
-    let all = must(operator.list_dead_letters(&any(), 10).await);
+    let any = all_dead_letters;
+    let all = must(operator.summaries(&any(), 10).await);
     assert!(all.is_sorted_by_key(|row| row.dead_at), "the oldest first");
     assert_eq!(all.len(), 3);
-    let of_billing = DeadLetterFilter { consumer: Some(BILLING.to_owned()), ..any() };
+    let of_billing = DeadLetterFilter::of_consumer(BILLING);
     assert_eq!(list(of_billing.clone(), 10).await, names(&[(BILLING, 1), (BILLING, 2)]));
     assert_eq!(list(of_billing.clone(), 1).await, names(&[(BILLING, 1)]));
     assert_eq!(list(DeadLetterFilter { ids: vec![id(1)], ..of_billing.clone() }, 10).await, names(&[(BILLING, 1)]));
-    assert_eq!(list(DeadLetterFilter { queue: Some("b".to_owned()), ..any() }, 10).await, names(&[(BILLING, 2)]));
+    assert_eq!(list(DeadLetterFilter { key: Some("b".to_owned()), ..any() }, 10).await, names(&[(BILLING, 2)]));
     let undecodable = DeadLetterFilter { class: Some("undecodable".to_owned()), ..any() };
     assert_eq!(list(undecodable, 10).await, names(&[(BILLING, 2)]));
     assert_eq!(
-        list(DeadLetterFilter { state: Some(DeadLetterState::Discarded), ..any() }, 10).await,
+        list(DeadLetterFilter { states: vec![DeadLetterState::Discarded], ..any() }, 10).await,
         names(&[(BILLING, 2)])
     );
     assert_eq!(
-        list(DeadLetterFilter { state: Some(DeadLetterState::Dead), ..of_billing.clone() }, 10).await,
+        list(DeadLetterFilter { states: vec![DeadLetterState::Dead], ..of_billing.clone() }, 10).await,
         names(&[(BILLING, 1)])
     );
-    let second = all.iter().find(|row| row.message.dedup_id.id == id(2)).expect("it is listed").dead_at;
+    let refused = DeadLetterFilter { error: Some("REFUSED".to_owned()), ..any() };
+    assert_eq!(list(refused, 10).await.len(), 3);
+    assert_eq!(list(DeadLetterFilter { error: Some("%".to_owned()), ..any() }, 10).await, []);
+    let pages = must(operator.pages(&any(), 2).await);
+    assert_eq!(pages.iter().map(Vec::len).collect::<Vec<_>>(), [2, 1]);
+    assert_eq!(pages.concat(), all);
+    assert!(operator.list_dead_letters(&any(), Some("?"), 1).await.is_err(), "no position of a list");
+    assert!(operator.summaries(&DeadLetterFilter { route: Some("r".to_owned()), ..any() }, 1).await.is_err());
+    let second = all.iter().find(|row| row.id == id(2)).expect("it is listed").dead_at;
     let since = DeadLetterFilter { since: Some(second), ..of_billing.clone() };
     assert_eq!(list(since, 10).await, names(&[(BILLING, 2)]));
     assert_eq!(list(DeadLetterFilter { until: Some(second), ..of_billing }, 10).await, names(&[(BILLING, 1)]));
-    let neither = DeadLetterFilter { queue: Some("a".to_owned()), class: Some("undecodable".to_owned()), ..any() };
+    let neither = DeadLetterFilter { key: Some("a".to_owned()), class: Some("undecodable".to_owned()), ..any() };
     assert_eq!(list(neither, 10).await, []);
 }

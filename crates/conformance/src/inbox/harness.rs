@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use relevo_core::MessageId;
-use relevo_core::inbox::admin::Operate;
-use relevo_core::inbox::{Inbox, InboxRetention};
+use relevo_core::inbox::replays::ConsumerReplays;
+use relevo_core::inbox::{ConsumerOperator, Inbox, InboxRetention};
 
 /// The transaction type of handlers in this harness.
 pub type HandlerTransaction<H> = <<H as Harness>::Inbox as Inbox>::Transaction;
@@ -22,7 +22,7 @@ pub trait Harness: Send + Sync {
     /// A member's handle to the inbox of one consumer.
     type Inbox: Inbox;
     /// An operator's handle to the whole database.
-    type Operator: Operate;
+    type Operator: ConsumerOperator + ConsumerReplays;
 
     /// Opens a new, independent handle to this consumer's inbox, as another process would.
     async fn inbox(&self, consumer: &str) -> Self::Inbox {

@@ -1,18 +1,17 @@
 //! Lanes: one member at a time, and a member that lost its lane cannot change anything.
 
 use relevo_core::broker_consumer::Lane;
-use relevo_core::inbox::admin::Operate;
 use relevo_core::inbox::attempts::ClaimOutcome;
-use relevo_core::inbox::dead_letters::DeadLetterFilter;
 use relevo_core::inbox::retries::{InboxFailureAction, RecordOutcome};
 use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
 use relevo_core::inbox::{Inbox, InboxState, LaneLease};
 
 use super::harness::Harness;
 use super::steps::{
-    BILLING, LONG, REAL_WAIT, SHORT, acquire_lane, assert_fenced, during_write, failure, finish, heartbeat,
-    inbox_message, lane, lines, member, must, must_open, retry,
+    BILLING, LONG, REAL_WAIT, SHORT, acquire_lane, all_dead_letters, assert_fenced, during_write, failure, finish,
+    heartbeat, inbox_message, lane, lines, member, must, must_open, retry,
 };
+use crate::dead_letters::DeadLetterCalls as _;
 
 /// Members that are alive do not take each other's lanes.
 pub async fn a_lane_belongs_to_one_member(h: &mut impl Harness) {
@@ -81,7 +80,7 @@ pub async fn a_fenced_member_changes_nothing(h: &mut impl Harness) {
     }
     assert_fenced(old.begin_claimed(&called, Some(&before), claim).await);
     assert_eq!(must(old.set_back(&called, Some(&before), Some(claim), &retry(SHORT, 1)).await), RecordOutcome::Fenced);
-    assert_eq!(must(h.operator().await.list_dead_letters(&DeadLetterFilter::default(), 10).await), []);
+    assert_eq!(must(h.operator().await.summaries(&all_dead_letters(), 10).await), []);
     let (transaction, entered) = must_open(new.begin(Enter { held: Some(&after), arrivals: &message }).await);
     assert_eq!(entered, [EnterOutcome::New]);
     finish(h, &new, transaction, &message, &entered).await;

@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
-use relevo_core::inbox::admin::Operate;
+use relevo_core::inbox::admin::ConsumerAdmin as _;
 use relevo_core::inbox::attempts::ClaimOutcome;
-use relevo_core::inbox::dead_letters::DeadLetterFilter;
 use relevo_core::inbox::retries::InboxFailureAction;
 use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
 use relevo_core::inbox::{Inbox, InboxMessage, InboxRetention, InboxState};
 
 use super::harness::{Harness, RETENTION};
 use super::steps::{
-    BILLING, LONG, SHORT, acquire_lane, begin, dead_letter, fail, handle, heartbeat, id, ids_filter, inbox_message,
-    lane, mark, must, retry,
+    BILLING, LONG, SHORT, acquire_lane, all_dead_letters, begin, dead_letter, fail, handle, heartbeat, id, ids_filter,
+    inbox_message, lane, mark, must, retry,
 };
+use crate::dead_letters::DeadLetterCalls as _;
 
 /// Longer than any retention.
 const OLDER_THAN_RETENTION: Duration = Duration::from_hours(100);
@@ -97,14 +97,14 @@ pub async fn only_redriven_and_discarded_dead_letters_are_pruned(h: &mut impl Ha
         dead_letter(&inbox, &inbox_message(number, &number.to_string()), InboxFailureAction::DeadContinue).await;
     }
     let operator = h.operator().await;
-    must(operator.archive(&mark(ids_filter(&[1]))).await);
+    must(operator.discard(&mark(ids_filter(&[1]))).await);
     must(operator.redrive(&mark(ids_filter(&[2]))).await);
     prune(&inbox).await;
-    assert_eq!(must(operator.list_dead_letters(&DeadLetterFilter::default(), 10).await).len(), 3, "they are too young");
+    assert_eq!(must(operator.summaries(&all_dead_letters(), 10).await).len(), 3, "they are too young");
     h.age_records(OLDER_THAN_RETENTION).await;
     prune(&inbox).await;
-    let left = must(operator.list_dead_letters(&DeadLetterFilter::default(), 10).await);
-    assert_eq!(left.iter().map(|row| row.message.dedup_id.id).collect::<Vec<_>>(), [id(3)]);
+    let left = must(operator.summaries(&all_dead_letters(), 10).await);
+    assert_eq!(left.iter().map(|row| row.id).collect::<Vec<_>>(), [id(3)]);
 }
 
 /// A member that expired long ago is deleted. If it returns, the heartbeat reply reports that it had expired.

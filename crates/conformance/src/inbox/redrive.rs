@@ -3,8 +3,8 @@
 use std::pin::pin;
 use std::time::Duration;
 
-use relevo_core::inbox::admin::Operate;
-use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterFilter, DeadLetterState, MarkRequest};
+use relevo_core::dead_letters::{DeadLetter, DeadLetterFilter, DeadLetterOwner, DeadLetterState, MarkRequest};
+use relevo_core::inbox::admin::ConsumerAdmin as _;
 use relevo_core::inbox::retries::{InboxFailureAction, RecordOutcome};
 use relevo_core::inbox::transactions::{BeginOutcome, EnterOutcome};
 use relevo_core::inbox::{Inbox, InboxState};
@@ -14,16 +14,17 @@ use super::steps::{
     BILLING, LONG, SHORT, begin, claim_due, claim_one, dead_letter, fail, failure, handle, handle_queue, id,
     ids_filter, inbox_message, lines, mark, must, numbers, retry,
 };
+use crate::dead_letters::DeadLetterCalls as _;
 
 /// How long to poll a call to check that it waits.
 const BLOCKED_CHECK: Duration = Duration::from_millis(30);
 
 fn match_all() -> DeadLetterFilter {
-    DeadLetterFilter::default()
+    DeadLetterFilter::of(DeadLetterOwner::AnyConsumer)
 }
 
 async fn dead_letter_of(h: &impl Harness, number: u64) -> DeadLetter {
-    must(h.operator().await.list_dead_letters(&ids_filter(&[number]), 10).await).remove(0)
+    must(h.operator().await.one(&ids_filter(&[number])).await)
 }
 
 /// It goes before the messages that waited for it, is due immediately, and counts its own attempts.
@@ -32,7 +33,7 @@ pub async fn a_redriven_message_goes_before_its_successors(h: &mut impl Harness)
     dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadHold).await;
     handle(h, &inbox, &[inbox_message(2, "a")]).await;
     assert_eq!(must(h.operator().await.redrive(&mark(match_all())).await), 1);
-    assert_eq!(dead_letter_of(h, 1).await.state, DeadLetterState::Redriven);
+    assert_eq!(dead_letter_of(h, 1).await.summary.state, DeadLetterState::Redriven);
     let claimed = claim_one(&inbox).await;
     let head = &claimed.messages[0];
     assert_eq!((numbers(&claimed), head.attempts, head.unfinished_starts), (vec![1, 2], 0, 1));
@@ -68,7 +69,7 @@ pub async fn a_second_redrive_changes_nothing(h: &mut impl Harness) {
     assert_eq!(numbers(&claimed), [1]);
     handle_queue(h, &inbox, &claimed).await;
     assert_eq!(must(operator.redrive(&mark(match_all())).await), 0);
-    assert_eq!(must(operator.archive(&mark(match_all())).await), 0);
+    assert_eq!(must(operator.discard(&mark(match_all())).await), 0);
     assert_eq!(h.effects().await, lines(&[1]));
 }
 
@@ -94,9 +95,9 @@ pub async fn a_dead_letter_is_redriven_or_discarded(h: &mut impl Harness) {
     dead_letter(&inbox, &inbox_message(1, "a"), InboxFailureAction::DeadHold).await;
     let (ana, bo) = (h.operator().await, h.operator().await);
     let all = mark(match_all());
-    let (redriven, archived) = tokio::join!(ana.redrive(&all), bo.archive(&all));
-    let (redriven, archived) = (must(redriven), must(archived));
-    assert_eq!(redriven + archived, 1);
+    let (redriven, discarded) = tokio::join!(ana.redrive(&all), bo.discard(&all));
+    let (redriven, discarded) = (must(redriven), must(discarded));
+    assert_eq!(redriven + discarded, 1);
     assert_eq!(claim_due(&inbox).await.len() as u64, redriven);
 }
 
@@ -211,11 +212,10 @@ pub async fn a_redriven_message_that_fails_again_reopens_its_dead_letter(h: &mut
         let recorded =
             inbox.set_back_due(&claimed, claimed.messages[0].ordinal, &failure(InboxFailureAction::DeadHold, 7)).await;
         assert_eq!(must(recorded), RecordOutcome::Recorded);
-        let rows = must(operator.list_dead_letters(&match_all(), 10).await);
-        assert_eq!(rows.len(), 1);
-        let reopened = &rows[0];
-        assert_eq!((reopened.state, reopened.redrives, reopened.attempts), (DeadLetterState::Dead, redriven, 7));
-        assert_eq!((reopened.arrived_at, &reopened.message), (first.arrived_at, &first.message));
+        let reopened = must(operator.one(&match_all()).await);
+        let summary = &reopened.summary;
+        assert_eq!((summary.state, summary.redrives, summary.attempts), (DeadLetterState::Dead, redriven, 7));
+        assert_eq!((summary.entered_at, &reopened.content), (first.summary.entered_at, &first.content));
         assert_eq!(handle(h, &inbox, &[inbox_message(1, "a")]).await, [EnterOutcome::Duplicate(InboxState::Dead)]);
     }
 }
@@ -259,7 +259,7 @@ pub async fn a_redrive_affects_only_matching_dead_letters(h: &mut impl Harness) 
             dead_letter(inbox, &inbox_message(number, &number.to_string()), InboxFailureAction::DeadContinue).await;
         }
     }
-    let one = DeadLetterFilter { consumer: Some(BILLING.to_owned()), ..ids_filter(&[2]) };
+    let one = DeadLetterFilter { owner: DeadLetterOwner::Consumer(BILLING.to_owned()), ..ids_filter(&[2]) };
     assert_eq!(must(h.operator().await.redrive(&mark(one)).await), 1);
     assert_eq!(numbers(&claim_one(&billing).await), [2]);
     assert!(claim_due(&shipping).await.is_empty());

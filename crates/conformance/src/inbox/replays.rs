@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use relevo_core::inbox::admin::Operate;
-use relevo_core::inbox::replays::{EnqueueOutcome, Replay, ReplayBatch, ReplayPlan, ReplayState};
+use relevo_core::inbox::replays::{ConsumerReplays as _, EnqueueOutcome, Replay, ReplayBatch, ReplayPlan, ReplayState};
 use relevo_core::inbox::retries::InboxFailureAction;
 use relevo_core::inbox::transactions::EnterOutcome;
 use relevo_core::inbox::{Inbox, InboxMessage, InboxState};

@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
-use relevo_core::inbox::admin::Operate;
+use relevo_core::inbox::admin::ConsumerAdmin as _;
 use relevo_core::inbox::attempts::ClaimOutcome;
-use relevo_core::inbox::dead_letters::DeadLetterFilter;
 use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction, RecordOutcome};
 use relevo_core::inbox::transactions::{BeginOutcome, EnterOutcome};
 use relevo_core::inbox::{Inbox, InboxState};
 
 use super::harness::Harness;
 use super::steps::{
-    BILLING, LONG, SHORT, begin, claim_due, claim_one, dead_letter, fail, failure, handle, handle_at, handle_queue,
-    inbox_message, lines, must, must_open, numbers, retry,
+    BILLING, LONG, SHORT, all_dead_letters, begin, claim_due, claim_one, dead_letter, fail, failure, handle, handle_at,
+    handle_queue, inbox_message, lines, must, must_open, numbers, retry,
 };
+use crate::dead_letters::DeadLetterCalls as _;
 
 /// It is not due before its pause is over, and keeps all its data.
 pub async fn a_retried_message_is_due_after_its_delay(h: &mut impl Harness) {
@@ -50,7 +50,7 @@ pub async fn a_finished_message_is_not_recorded_as_failed(h: &mut impl Harness) 
         }
     }
     assert_eq!(numbers(&claim_one(&inbox).await), [2]);
-    assert_eq!(must(h.operator().await.list_dead_letters(&DeadLetterFilter::default(), 10).await).len(), 1);
+    assert_eq!(must(h.operator().await.summaries(&all_dead_letters(), 10).await).len(), 1);
 }
 
 /// A message whose start was counted can be queued for a retry.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use relevo_core::MessageId;
 use relevo_core::broker_consumer::{Lane, RawMessage};
-use relevo_core::inbox::dead_letters::{DeadLetterFilter, MarkRequest};
+use relevo_core::dead_letters::{DeadLetterFilter, DeadLetterOwner, MarkAction, MarkRequest};
 use relevo_core::inbox::members::Heartbeat;
 use relevo_core::inbox::retries::{ClaimedQueue, InboxFailure, InboxFailureAction, RecordOutcome};
 use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
@@ -198,12 +198,24 @@ pub(crate) async fn handle_queue<H: Harness>(harness: &H, inbox: &H::Inbox, clai
 
 /// An operator's request about these dead letters.
 pub(crate) fn mark(filter: DeadLetterFilter) -> MarkRequest {
-    MarkRequest { filter, dry_run: false, rate_per_second: None, by: "ana".to_owned(), reason: "fixed".to_owned() }
+    MarkRequest {
+        filter,
+        action: MarkAction::Redrive,
+        dry_run: false,
+        rate_per_second: None,
+        by: "ana".to_owned(),
+        reason: "fixed".to_owned(),
+    }
+}
+
+/// Selects all dead letters of all consumers.
+pub(crate) const fn all_dead_letters() -> DeadLetterFilter {
+    DeadLetterFilter::of(DeadLetterOwner::AnyConsumer)
 }
 
 /// Selects the dead letters of these messages.
 pub(crate) fn ids_filter(numbers: &[u64]) -> DeadLetterFilter {
-    DeadLetterFilter { ids: numbers.iter().map(|number| id(*number)).collect(), ..DeadLetterFilter::default() }
+    DeadLetterFilter { ids: numbers.iter().map(|number| id(*number)).collect(), ..all_dead_letters() }
 }
 
 /// A heartbeat of the member with this number, which holds no lanes.

@@ -5,10 +5,11 @@ use std::time::Duration;
 use relevo_core::AfterDead;
 use relevo_core::Draft;
 use relevo_core::MessageId;
-use relevo_core::dead_letters::{DeadLetterAdmin, DeadLetterFilter};
+use relevo_core::dead_letters::DeadLetterFilter;
 use relevo_core::outbox::log::ParkAction;
 
-use crate::outbox::harness::{Harness, WriteTransaction, draft};
+use crate::dead_letters::DeadLetterCalls as _;
+use crate::outbox::harness::{Harness, MAIN, WriteTransaction, draft};
 use crate::outbox::test_relay::{
     LEASE, LONG, TestRelay, batch_ids, batch_keys, emit_all, emit_draft, emit_during_write, failed, ids, must, park,
     park_behind, retry,
@@ -84,6 +85,6 @@ pub async fn parked_keys_and_dead_letters_survive_a_crash(h: &mut impl Harness) 
     let batches = next.read_parked().await;
     assert_eq!(batch_keys(&batches), ["a"]);
     assert_eq!((batch_ids(&batches[0]), batches[0].attempts), (vec![emitted[0], emitted[2]], 2));
-    let dead_letters = must(next.store.list_dead_letters(&DeadLetterFilter::default(), 10).await);
-    assert_eq!(dead_letters.iter().map(|dead_letter| dead_letter.message.id).collect::<Vec<_>>(), [emitted[1]]);
+    let dead_letters = must(h.operator().await.summaries(&DeadLetterFilter::of_destination(MAIN), 10).await);
+    assert_eq!(dead_letters.iter().map(|dead_letter| dead_letter.id).collect::<Vec<_>>(), [emitted[1]]);
 }

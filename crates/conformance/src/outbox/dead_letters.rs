@@ -6,12 +6,15 @@ use bytes::Bytes;
 use relevo_core::AfterDead;
 use relevo_core::Draft;
 use relevo_core::MessageId;
-use relevo_core::dead_letters::{DeadLetterAdmin, DeadLetterFilter, MarkRequest};
+use relevo_core::dead_letters::{
+    DeadLetterAdmin as _, DeadLetterContent, DeadLetterFilter, DeadLetterState, MarkAction, MarkRequest,
+};
 use relevo_core::message::Headers;
 use relevo_core::outbox::log::{ParkAction, PublishFailure, SettleResult};
 use relevo_core::outbox::parked::ParkedResult;
 
-use crate::outbox::harness::{Harness, draft};
+use crate::dead_letters::DeadLetterCalls as _;
+use crate::outbox::harness::{Harness, MAIN, draft};
 use crate::outbox::test_relay::{
     TestRelay, batch_ids, batch_keys, emit, emit_all, emit_and_park, emit_draft, failed, ids, must, park, park_behind,
     retry,
@@ -26,18 +29,23 @@ fn dead_continue() -> PublishFailure {
 }
 
 fn match_all() -> DeadLetterFilter {
-    DeadLetterFilter::default()
+    DeadLetterFilter::of_destination(MAIN)
 }
 
 fn mark(filter: DeadLetterFilter) -> MarkRequest {
-    MarkRequest { filter, dry_run: false, by: "ana".to_owned(), reason: "the broker was fixed".to_owned() }
+    MarkRequest {
+        filter,
+        action: MarkAction::Redrive,
+        dry_run: false,
+        rate_per_second: None,
+        by: "ana".to_owned(),
+        reason: "the broker was fixed".to_owned(),
+    }
 }
 
-async fn state(store: &impl DeadLetterAdmin, id: MessageId) -> String {
+async fn state(h: &impl Harness, id: MessageId) -> DeadLetterState {
     let filter = DeadLetterFilter { ids: vec![id], ..match_all() };
-    let mut dead_letters = must(store.list_dead_letters(&filter, 10).await);
-    assert_eq!(dead_letters.len(), 1, "one dead letter per message");
-    dead_letters.remove(0).state
+    must(h.operator().await.one(&filter).await).summary.state
 }
 
 /// P7: every byte, header and name is retained as emitted.
@@ -63,27 +71,22 @@ pub async fn a_dead_letter_keeps_the_original_bytes(h: &mut impl Harness) {
     assert_eq!((message.id, &*message.content_type), (id, "application/octet-stream"));
     relay.settle(page.end, vec![park(&page.entries[0], dead_hold())]).await;
 
-    let dead_letters = must(relay.store.list_dead_letters(&match_all(), 10).await);
-    assert_eq!(dead_letters.len(), 1);
-    assert_eq!(dead_letters[0].message, *message);
-    let dead_letter = &dead_letters[0];
-    assert_eq!(
-        (&*dead_letter.error, &*dead_letter.class, dead_letter.attempts, &*dead_letter.state),
-        ("it was refused", "poison", 3, "dead")
-    );
-    assert_eq!((&*dead_letter.route, &dead_letter.marked), ("everything", &None));
-    assert_eq!(
-        must(relay.store.list_dead_letters(&DeadLetterFilter { unmarked: true, ..match_all() }, 10).await).len(),
-        1
-    );
-    assert!(dead_letter.dead_at >= message.created_at, "{} is before {}", dead_letter.dead_at, message.created_at);
-    must(relay.store.redrive(&mark(match_all())).await);
-    let unmarked = DeadLetterFilter { unmarked: true, ..match_all() };
-    assert!(must(relay.store.list_dead_letters(&unmarked, 10).await).is_empty());
-    let operator_mark =
-        must(relay.store.list_dead_letters(&match_all(), 10).await).remove(0).marked.expect("it was marked");
+    let operator = h.operator().await;
+    let letter = must(operator.one(&match_all()).await);
+    assert_eq!(letter.content, DeadLetterContent::Outbox(message.as_ref().clone()));
+    let row = letter.summary;
+    assert_eq!((&*row.owner, row.id, row.replay, &*row.key), (MAIN, id, 0, "clave-ñ"));
+    assert_eq!((row.topic.as_deref(), row.kind.as_deref()), (Some("pedidos.españa"), Some("PedidoCreado")));
+    assert_eq!((&*row.error, &*row.class, row.attempts), ("it was refused", "poison", 3));
+    assert_eq!((row.route.as_deref(), row.entered_at), (Some("everything"), message.created_at));
+    assert_eq!((row.state, row.redrives, &row.mark), (DeadLetterState::Dead, 0, &None));
+    assert!(row.dead_at >= message.created_at, "{} is before {}", row.dead_at, message.created_at);
+    must(operator.redrive(&mark(match_all())).await);
+    let marked = must(operator.one(&match_all()).await).summary;
+    assert_eq!(marked.state, DeadLetterState::Redriving);
+    let operator_mark = marked.mark.expect("it was marked");
     assert_eq!((&*operator_mark.by, &*operator_mark.reason), ("ana", "the broker was fixed"));
-    assert!(operator_mark.at >= dead_letter.dead_at, "{} is before {}", operator_mark.at, dead_letter.dead_at);
+    assert!(operator_mark.at >= row.dead_at, "{} is before {}", operator_mark.at, row.dead_at);
     let batches = relay.read_parked().await;
     assert_eq!(*batches[0].messages[0].entry.message, *message, "the same message is sent again");
 }
@@ -97,7 +100,7 @@ pub async fn a_held_key_waits_for_an_operator(h: &mut impl Harness) {
     assert_eq!(relay.settle(page.end, vec![park_behind(&page.entries[0])]).await, SettleResult::default());
     h.advance_time(Duration::from_secs(4)).await;
     assert!(relay.read_parked().await.is_empty());
-    assert_eq!(must(relay.store.list_dead_letters(&match_all(), 10).await).len(), 1);
+    assert_eq!(must(h.operator().await.summaries(&match_all(), 10).await).len(), 1);
 }
 
 /// `after_dead = "continue"`: the key is not parked at all.
@@ -111,21 +114,21 @@ pub async fn a_key_that_continues_is_not_parked(h: &mut impl Harness) {
     assert_eq!(ids(&page.entries), [next]);
     let settled = relay.settle(page.end, vec![park_behind(&page.entries[0])]).await;
     assert_eq!(settled.reread, [page.entries[0].seq], "there is no head to wait behind");
-    assert_eq!(must(relay.store.list_dead_letters(&match_all(), 10).await).len(), 1);
+    assert_eq!(must(h.operator().await.summaries(&match_all(), 10).await).len(), 1);
 }
 
 /// P7: redrive keeps the order of the key that waited for it.
 pub async fn a_redriven_message_goes_before_its_successors(h: &mut impl Harness) {
     let mut relay = TestRelay::start(h.store().await, 1).await;
     let waiting = emit_and_park(h, &mut relay, &["a", "a", "a"], dead_hold()).await;
-    assert_eq!(must(relay.store.redrive(&mark(match_all())).await), 1);
-    assert_eq!(state(&relay.store, waiting[0].message.id).await, "redriving");
+    assert_eq!(must(h.operator().await.redrive(&mark(match_all())).await), 1);
+    assert_eq!(state(h, waiting[0].message.id).await, DeadLetterState::Redriving);
     let batches = relay.read_parked().await;
     assert_eq!(batch_ids(&batches[0]), ids(&waiting));
     assert_eq!(batches[0].attempts, 0);
-    assert_eq!(state(&relay.store, waiting[0].message.id).await, "redriven");
+    assert_eq!(state(h, waiting[0].message.id).await, DeadLetterState::Redriven);
     assert_eq!(relay.settle_parked(&batches[0], 3, None).await, ParkedResult::KeyFreed);
-    assert_eq!(state(&relay.store, waiting[0].message.id).await, "redriven");
+    assert_eq!(state(h, waiting[0].message.id).await, DeadLetterState::Redriven);
     assert!(relay.read_parked().await.is_empty());
 }
 
@@ -136,7 +139,7 @@ pub async fn several_redriven_messages_keep_their_order(h: &mut impl Harness) {
     let page = relay.read(10).await;
     let parked = page.entries.iter().map(|entry| park(entry, dead_continue())).collect();
     relay.settle(page.end, parked).await;
-    assert_eq!(must(relay.store.redrive(&mark(match_all())).await), 3);
+    assert_eq!(must(h.operator().await.redrive(&mark(match_all())).await), 3);
     let batches = relay.read_parked().await;
     assert_eq!(batch_keys(&batches), ["a"]);
     assert_eq!(batch_ids(&batches[0]), ids(&page.entries));
@@ -148,21 +151,21 @@ pub async fn a_dry_run_changes_nothing(h: &mut impl Harness) {
     let mut relay = TestRelay::start(h.store().await, 1).await;
     let waiting = emit_and_park(h, &mut relay, &["a", "b"], dead_hold()).await;
     let dry = MarkRequest { dry_run: true, ..mark(match_all()) };
-    assert_eq!(must(relay.store.redrive(&dry).await), 2);
-    assert_eq!(must(relay.store.discard(&dry).await), 2);
+    assert_eq!(must(h.operator().await.redrive(&dry).await), 2);
+    assert_eq!(must(h.operator().await.discard(&dry).await), 2);
     assert!(relay.read_parked().await.is_empty());
-    assert_eq!(state(&relay.store, waiting[0].message.id).await, "dead");
+    assert_eq!(state(h, waiting[0].message.id).await, DeadLetterState::Dead);
 }
 
 /// A double click redrives once, and a marked dead letter cannot be discarded.
 pub async fn a_second_redrive_marks_nothing(h: &mut impl Harness) {
     let mut relay = TestRelay::start(h.store().await, 1).await;
     let waiting = emit_and_park(h, &mut relay, &["a"], dead_hold()).await;
-    assert_eq!(must(relay.store.redrive(&mark(match_all())).await), 1);
-    assert_eq!(must(h.store().await.redrive(&mark(match_all())).await), 0);
-    assert_eq!(must(relay.store.discard(&mark(match_all())).await), 0);
+    assert_eq!(must(h.operator().await.redrive(&mark(match_all())).await), 1);
+    assert_eq!(must(h.operator().await.redrive(&mark(match_all())).await), 0);
+    assert_eq!(must(h.operator().await.discard(&mark(match_all())).await), 0);
     assert_eq!(batch_ids(&relay.read_parked().await[0]), ids(&waiting));
-    assert_eq!(must(relay.store.redrive(&mark(match_all())).await), 0, "redriven, not dead");
+    assert_eq!(must(h.operator().await.redrive(&mark(match_all())).await), 0, "redriven, not dead");
     assert_eq!(batch_ids(&relay.read_parked().await[0]), ids(&waiting), "still once");
 }
 
@@ -170,20 +173,20 @@ pub async fn a_second_redrive_marks_nothing(h: &mut impl Harness) {
 pub async fn a_discarded_dead_letter_frees_its_key(h: &mut impl Harness) {
     let mut relay = TestRelay::start(h.store().await, 1).await;
     let waiting = emit_and_park(h, &mut relay, &["a", "a", "a"], dead_hold()).await;
-    assert_eq!(must(relay.store.discard(&mark(match_all())).await), 1);
-    assert_eq!(state(&relay.store, waiting[0].message.id).await, "discarding");
+    assert_eq!(must(h.operator().await.discard(&mark(match_all())).await), 1);
+    assert_eq!(state(h, waiting[0].message.id).await, DeadLetterState::Discarding);
     let batches = relay.read_parked().await;
     assert_eq!(batch_ids(&batches[0]), ids(&waiting[1..]));
     assert_eq!(batches[0].attempts, 0);
-    assert_eq!(state(&relay.store, waiting[0].message.id).await, "discarded");
-    assert_eq!(must(relay.store.redrive(&mark(match_all())).await), 0, "discarding is final");
+    assert_eq!(state(h, waiting[0].message.id).await, DeadLetterState::Discarded);
+    assert_eq!(must(h.operator().await.redrive(&mark(match_all())).await), 0, "discarding is final");
 }
 
 /// Without successors the key is no longer parked.
 pub async fn a_discarded_dead_letter_without_successors_frees_its_key(h: &mut impl Harness) {
     let mut relay = TestRelay::start(h.store().await, 1).await;
     emit_and_park(h, &mut relay, &["a"], dead_hold()).await;
-    must(relay.store.discard(&mark(match_all())).await);
+    must(h.operator().await.discard(&mark(match_all())).await);
     assert!(relay.read_parked().await.is_empty());
     emit(h, "a").await;
     let page = relay.read(10).await;
@@ -195,18 +198,18 @@ pub async fn a_redriven_message_that_fails_again_reopens_its_dead_letter(h: &mut
     let mut relay = TestRelay::start(h.store().await, 1).await;
     let waiting = emit_and_park(h, &mut relay, &["a", "a"], dead_hold()).await;
     for _ in 0..2 {
-        assert_eq!(must(relay.store.redrive(&mark(match_all())).await), 1);
+        assert_eq!(must(h.operator().await.redrive(&mark(match_all())).await), 1);
         let batches = relay.read_parked().await;
         assert_eq!(batch_ids(&batches[0]), ids(&waiting));
         assert_eq!(relay.settle_parked(&batches[0], 0, Some(dead_hold())).await, ParkedResult::StillParked);
-        assert_eq!(state(&relay.store, waiting[0].message.id).await, "dead");
+        assert_eq!(state(h, waiting[0].message.id).await, DeadLetterState::Dead);
         assert!(relay.read_parked().await.is_empty());
     }
-    assert_eq!(must(relay.store.list_dead_letters(&match_all(), 10).await).len(), 1);
+    assert_eq!(must(h.operator().await.summaries(&match_all(), 10).await).len(), 1);
 }
 
 /// An operator selects dead letters with a filter; the oldest come first.
-pub async fn dead_letters_are_found_by_id_key_and_route(h: &mut impl Harness) {
+pub async fn dead_letters_are_found_by_every_filter(h: &mut impl Harness) {
     let mut relay = TestRelay::start(h.store().await, 1).await;
     let emitted = emit_all(h, &["a", "b", "b"]).await;
     let page = relay.read(10).await;
@@ -220,19 +223,46 @@ pub async fn dead_letters_are_found_by_id_key_and_route(h: &mut impl Harness) {
     let by_key = DeadLetterFilter { key: Some("b".to_owned()), ..match_all() };
     let by_route = DeadLetterFilter { route: Some("slow".to_owned()), ..match_all() };
     let by_both = DeadLetterFilter { key: Some("b".to_owned()), ..by_route.clone() };
-    let cases: [(DeadLetterFilter, &[usize]); 5] =
-        [(match_all(), &[0, 1, 2]), (by_id, &[0, 2]), (by_key, &[1, 2]), (by_route, &[0, 1]), (by_both.clone(), &[1])];
+    let text = |text: &str| Some(text.to_owned());
+    let now = must(h.operator().await.summaries(&match_all(), 10).await)[0].dead_at;
+    let long_after = now + Duration::from_hours(1);
+    let cases: [(DeadLetterFilter, &[usize]); 18] = [
+        (match_all(), &[0, 1, 2]),
+        (by_id, &[0, 2]),
+        (by_key, &[1, 2]),
+        (by_route, &[0, 1]),
+        (by_both.clone(), &[1]),
+        (DeadLetterFilter { topic: text("orders"), ..match_all() }, &[0, 1, 2]),
+        (DeadLetterFilter { topic: text("other"), ..match_all() }, &[]),
+        (DeadLetterFilter { kind: text("OrderPlaced"), ..match_all() }, &[0, 1, 2]),
+        (DeadLetterFilter { kind: text("other"), ..match_all() }, &[]),
+        (DeadLetterFilter { class: text("poison"), ..match_all() }, &[0, 1, 2]),
+        (DeadLetterFilter { class: text("transient"), ..match_all() }, &[]),
+        (DeadLetterFilter { error: text("WAS Refused"), ..match_all() }, &[0, 1, 2]),
+        (DeadLetterFilter { error: text("%"), ..match_all() }, &[]),
+        (DeadLetterFilter { states: vec![DeadLetterState::Dead], ..match_all() }, &[0, 1, 2]),
+        (DeadLetterFilter { states: vec![DeadLetterState::Redriven], ..match_all() }, &[]),
+        (DeadLetterFilter { since: Some(now), ..match_all() }, &[0, 1, 2]),
+        (DeadLetterFilter { since: Some(long_after), ..match_all() }, &[]),
+        (DeadLetterFilter { until: Some(now), ..match_all() }, &[]),
+    ];
     for (filter, expected) in cases {
-        let selected: Vec<_> = must(relay.store.list_dead_letters(&filter, 10).await)
-            .iter()
-            .map(|dead_letter| dead_letter.message.id)
-            .collect();
+        let selected: Vec<_> =
+            must(h.operator().await.summaries(&filter, 10).await).iter().map(|dead_letter| dead_letter.id).collect();
         assert_eq!(selected, expected.iter().map(|index| emitted[*index]).collect::<Vec<_>>(), "{filter:?}");
     }
-    assert_eq!(must(relay.store.list_dead_letters(&match_all(), 2).await).len(), 2);
-    assert_eq!(must(relay.store.redrive(&mark(by_both)).await), 1);
-    assert_eq!(state(&relay.store, emitted[1]).await, "redriving");
-    assert_eq!(state(&relay.store, emitted[2]).await, "dead");
+    let operator = h.operator().await;
+    let all = must(operator.summaries(&match_all(), 10).await);
+    let pages = must(operator.pages(&match_all(), 2).await);
+    assert_eq!((pages.iter().map(Vec::len).collect::<Vec<_>>(), pages.concat()), (vec![2, 1], all));
+    assert!(operator.list_dead_letters(&match_all(), Some("?"), 1).await.is_err(), "no position of a list");
+    let unknown = DeadLetterFilter::of_destination("unknown");
+    assert!(operator.summaries(&unknown, 1).await.is_err());
+    assert!(operator.redrive(&mark(unknown)).await.is_err());
+    assert!(operator.redrive(&MarkRequest { reason: String::new(), ..mark(match_all()) }).await.is_err());
+    assert_eq!(must(operator.redrive(&mark(by_both)).await), 1);
+    assert_eq!(state(h, emitted[1]).await, DeadLetterState::Redriving);
+    assert_eq!(state(h, emitted[2]).await, DeadLetterState::Dead);
 }
 
 /// Dead-letters a message in a parked batch, with either choice of `after_dead`.
@@ -241,17 +271,17 @@ pub async fn a_parked_batch_can_dead_letter_its_message_and_continue(h: &mut imp
     let waiting = emit_and_park(h, &mut relay, &["a", "a", "a", "a"], retry(Duration::ZERO, 1)).await;
     let batches = relay.read_parked().await;
     assert_eq!(relay.settle_parked(&batches[0], 1, Some(dead_continue())).await, ParkedResult::StillParked);
-    assert_eq!(state(&relay.store, waiting[1].message.id).await, "dead");
+    assert_eq!(state(h, waiting[1].message.id).await, DeadLetterState::Dead);
     let batches = relay.read_parked().await;
     assert_eq!(batch_ids(&batches[0]), ids(&waiting[2..]));
     assert_eq!(batches[0].attempts, 0);
     assert_eq!(relay.settle_parked(&batches[0], 0, Some(dead_hold())).await, ParkedResult::StillParked);
-    assert_eq!(state(&relay.store, waiting[2].message.id).await, "dead");
+    assert_eq!(state(h, waiting[2].message.id).await, DeadLetterState::Dead);
     assert!(relay.read_parked().await.is_empty());
     let second_hold = DeadLetterFilter { ids: vec![waiting[2].message.id], ..match_all() };
-    must(relay.store.discard(&mark(second_hold)).await);
+    must(h.operator().await.discard(&mark(second_hold)).await);
     let batches = relay.read_parked().await;
     assert_eq!(batch_ids(&batches[0]), ids(&waiting[3..]));
     assert_eq!(relay.settle_parked(&batches[0], 0, Some(dead_continue())).await, ParkedResult::KeyFreed);
-    assert_eq!(must(relay.store.list_dead_letters(&match_all(), 10).await).len(), 3);
+    assert_eq!(must(h.operator().await.summaries(&match_all(), 10).await).len(), 3);
 }

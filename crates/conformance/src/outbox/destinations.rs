@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use relevo_core::AfterDead;
 use relevo_core::MessageId;
-use relevo_core::dead_letters::{DeadLetterAdmin, DeadLetterFilter};
+use relevo_core::dead_letters::DeadLetterFilter;
 use relevo_core::outbox::admin::StartFrom;
 use relevo_core::outbox::log::ParkAction;
 
-use crate::outbox::harness::{Harness, WriteTransaction, draft};
+use crate::dead_letters::DeadLetterCalls as _;
+use crate::outbox::harness::{Harness, MAIN, WriteTransaction, draft};
 use crate::outbox::test_relay::{TestRelay, batch_keys, emit, emit_all, failed, ids, must, park, retry};
 
 /// Both destinations read everything, each at its own pace and with its own leases.
@@ -69,7 +70,7 @@ pub async fn parked_keys_and_dead_letters_belong_to_one_destination(h: &mut impl
     main.settle(page.end, parks).await;
     assert_eq!(ids(&other.drain(10).await), emitted);
     assert!(other.read_parked().await.is_empty());
-    assert!(must(other.store.list_dead_letters(&DeadLetterFilter::default(), 10).await).is_empty());
+    assert!(must(h.operator().await.summaries(&DeadLetterFilter::of_destination("other"), 10).await).is_empty());
     assert_eq!(batch_keys(&main.read_parked().await), ["a"]);
-    assert_eq!(must(main.store.list_dead_letters(&DeadLetterFilter::default(), 10).await).len(), 1);
+    assert_eq!(must(h.operator().await.summaries(&DeadLetterFilter::of_destination(MAIN), 10).await).len(), 1);
 }

@@ -24,8 +24,10 @@ pub const RETENTION: Duration = Duration::from_hours(1);
 /// Harness calls panic on failure, because cases test the ports, not the harness.
 #[async_trait]
 pub trait Harness: Send + Sync {
-    /// A session of a relay or an operator.
-    type Store: ShardLeases + OutboxReader + ParkedReader + Maintenance + DeadLetterAdmin;
+    /// A session of a relay.
+    type Store: ShardLeases + OutboxReader + ParkedReader + Maintenance;
+    /// A session of an operator.
+    type Operator: DeadLetterAdmin;
     /// A transaction of an application.
     type Writer: WriteTransaction;
 
@@ -36,6 +38,9 @@ pub trait Harness: Send + Sync {
 
     /// Opens a new, independent session for the destination `name`.
     async fn store_for(&self, name: &str) -> Self::Store;
+
+    /// Opens a new, independent session of an operator.
+    async fn operator(&self) -> Self::Operator;
 
     /// Begins a transaction. Several may be open at once, unless the store allows only one writer at a time.
     async fn begin(&self) -> Self::Writer;

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use relevo_core::AfterDead;
-use relevo_core::dead_letters::{DeadLetterAdmin, DeadLetterFilter, MarkRequest};
+use relevo_core::dead_letters::{DeadLetterFilter, DeadLetterState, MarkAction, MarkRequest};
 use relevo_core::outbox::admin::StartFrom;
 use relevo_core::outbox::log::{ParkAction, SettleResult};
 use relevo_core::outbox::parked::ParkedResult;
 
+use crate::dead_letters::DeadLetterCalls as _;
 use crate::outbox::harness::{Harness, MAIN, SHARDS};
 use crate::outbox::test_relay::{
     LEASE, LONG, TestRelay, batch_ids, emit, emit_all, emit_and_park, failed, ids, must, park, park_behind, retry,
@@ -37,7 +38,7 @@ pub async fn the_old_owner_can_settle_nothing(h: &mut impl Harness) {
 
     assert_eq!(new.lease(LONG).await.held_addresses, []);
     assert!(new.read_parked().await.is_empty());
-    assert!(must(new.store.list_dead_letters(&DeadLetterFilter::default(), 10).await).is_empty());
+    assert!(must(h.operator().await.summaries(&DeadLetterFilter::of_destination(MAIN), 10).await).is_empty());
     assert!(new.load_shards().await.iter().all(|shard| shard.parked_keys.is_empty()));
     assert_eq!(ids(&new.drain(10).await), emitted);
     let settled = old.settle(page.end, Vec::new()).await;
@@ -56,17 +57,20 @@ pub async fn the_old_owner_can_settle_no_parked_key(h: &mut impl Harness) {
     let new = TestRelay::start(h.store().await, 2).await;
 
     assert_eq!(old.settle_parked(&batches[0], 2, None).await, ParkedResult::LeaseLost);
-    assert_eq!(
-        old.settle_parked(&batches[0], 0, Some(failed(ParkAction::DeadLetter(AfterDead::Hold), 5))).await,
-        ParkedResult::LeaseLost
-    );
-    let mark =
-        MarkRequest { filter: DeadLetterFilter::default(), dry_run: false, by: "ana".into(), reason: "fixed".into() };
-    assert_eq!(must(old.store.redrive(&mark).await), 1);
+    assert_eq!(old.settle_parked(&batches[0], 0, Some(failed(ParkAction::DeadLetter(AfterDead::Hold), 5))).await, ParkedResult::LeaseLost);
+    let mark = MarkRequest {
+        filter: DeadLetterFilter::of_destination(MAIN),
+        action: MarkAction::Redrive,
+        dry_run: false,
+        rate_per_second: None,
+        by: "ana".into(),
+        reason: "fixed".into(),
+    };
+    assert_eq!(must(h.operator().await.redrive(&mark).await), 1);
     assert!(old.read_parked().await.is_empty());
     assert_eq!(
-        must(old.store.list_dead_letters(&DeadLetterFilter::default(), 10).await)[0].state,
-        "redriving",
+        must(h.operator().await.summaries(&DeadLetterFilter::of_destination(MAIN), 10).await)[0].state,
+        DeadLetterState::Redriving,
         "only marked"
     );
 

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use relevo_core::AfterDead;
-use relevo_core::dead_letters::{DeadLetterAdmin, DeadLetterFilter};
+use relevo_core::dead_letters::DeadLetterFilter;
 use relevo_core::outbox::admin::StartFrom;
 use relevo_core::outbox::log::ParkAction;
 use relevo_core::outbox::maintenance::Maintenance;
 
-use crate::outbox::harness::{Harness, RETENTION, WriteTransaction, draft};
+use crate::dead_letters::DeadLetterCalls as _;
+use crate::outbox::harness::{Harness, MAIN, RETENTION, WriteTransaction, draft};
 use crate::outbox::test_relay::{
     TestRelay, batch_ids, emit, emit_all, emit_during_write, failed, ids, must, park, retry,
 };
@@ -56,7 +57,7 @@ pub async fn old_settled_messages_are_dropped(h: &mut impl Harness) {
     must(relay.store.maintain(BUDGET).await);
     assert_eq!(h.stored_messages().await, 1, "only the new message is left");
     assert_eq!(batch_ids(&relay.read_parked().await[0]), emitted[..1]);
-    assert_eq!(must(relay.store.list_dead_letters(&DeadLetterFilter::default(), 10).await)[0].message.id, emitted[1]);
+    assert_eq!(must(h.operator().await.summaries(&DeadLetterFilter::of_destination(MAIN), 10).await)[0].id, emitted[1]);
 }
 
 /// With few messages a partition takes years to fill, but messages far beyond their retention are dropped anyway.

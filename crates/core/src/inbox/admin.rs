@@ -6,8 +6,6 @@ use async_trait::async_trait;
 use bytestring::ByteString;
 use jiff::Timestamp;
 
-use super::dead_letters::{DeadLetter, DeadLetterFilter, MarkRequest};
-use super::replays::{EnqueueOutcome, Replay, ReplayBatch, ReplayPlan};
 use super::{DedupId, InboxState};
 use crate::message::MessageId;
 use crate::store::StoreError;
@@ -138,7 +136,7 @@ pub struct InboxRecord {
 
 /// Operator access to consumers.
 #[async_trait]
-pub trait Operate: Send + Sync {
+pub trait ConsumerAdmin: Send + Sync {
     /// Every known consumer. A forgotten consumer is listed only while it has waiting messages or dead letters, or
     /// after a new heartbeat or a handled message.
     async fn list_consumers(&self) -> Result<Vec<ConsumerSummary>, StoreError>;
@@ -157,40 +155,6 @@ pub trait Operate: Send + Sync {
     /// happens either before this call, which then changes nothing, or after it.
     async fn remove_consumer(&self, consumer: &str) -> Result<RemoveOutcome, StoreError>;
 
-    /// Dead letters, oldest first.
-    async fn list_dead_letters(&self, filter: &DeadLetterFilter, limit: usize) -> Result<Vec<DeadLetter>, StoreError>;
-
-    /// Reopens dead letters and returns how many. Those of one queue keep their order and go in front of the messages
-    /// that wait behind them. A second call reopens nothing.
-    async fn redrive(&self, mark: &MarkRequest) -> Result<u64, StoreError>;
-
-    /// Archives dead letters and returns how many. A queue that waited for one continues.
-    async fn archive(&self, mark: &MarkRequest) -> Result<u64, StoreError>;
-
     /// The inbox state of a message for all consumers, by consumer and replay.
     async fn find_message(&self, id: MessageId) -> Result<Vec<InboxRecord>, StoreError>;
-
-    /// Starts a replay and returns its number.
-    async fn create_replay(&self, plan: &ReplayPlan) -> Result<u32, StoreError>;
-
-    /// Adds messages to the consumer's retry table under the replay's number, and records the reader's position or that
-    /// it has read everything. If two readers are at the same position, only one succeeds. A message is added only
-    /// once. If the replay has reached the dead-letter limit of its plan, it is stopped instead.
-    async fn enqueue_replay(
-        &self,
-        consumer: &str,
-        number: u32,
-        portion: ReplayBatch<'_>,
-    ) -> Result<EnqueueOutcome, StoreError>;
-
-    /// Stops a replay. Its messages that wait in the retry table and were not started are removed. If the replay is
-    /// resumed, the reader continues before the first removed message. Returns `false` if the replay was not running.
-    async fn stop_replay(&self, consumer: &str, number: u32) -> Result<bool, StoreError>;
-
-    /// Resumes a stopped replay until it has `dead_more` more dead letters than now. Returns `false` if it was not
-    /// stopped.
-    async fn resume_replay(&self, consumer: &str, number: u32, dead_more: u64) -> Result<bool, StoreError>;
-
-    /// The replays of a consumer, newest first.
-    async fn list_replays(&self, consumer: &str) -> Result<Vec<Replay>, StoreError>;
 }

@@ -1,8 +1,10 @@
-//! Replays: messages of a log that an operator sends to a consumer again.
+//! Called by operators: replays, which send messages of a log to a consumer again.
 
+use async_trait::async_trait;
 use jiff::Timestamp;
 
 use super::InboxMessage;
+use crate::store::StoreError;
 
 /// A requested replay to one consumer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,4 +105,32 @@ pub enum EnqueueOutcome {
     CursorMoved,
     /// The replay is not running. Nothing was changed, unless this call stopped it.
     NotRunning,
+}
+
+/// Replays to consumers.
+#[async_trait]
+pub trait ConsumerReplays: Send + Sync {
+    /// Starts a replay and returns its number.
+    async fn create_replay(&self, plan: &ReplayPlan) -> Result<u32, StoreError>;
+
+    /// Adds messages to the consumer's retry table under the replay's number, and records the reader's position or that
+    /// it has read everything. If two readers are at the same position, only one succeeds. A message is added only
+    /// once. If the replay has reached the dead-letter limit of its plan, it is stopped instead.
+    async fn enqueue_replay(
+        &self,
+        consumer: &str,
+        number: u32,
+        portion: ReplayBatch<'_>,
+    ) -> Result<EnqueueOutcome, StoreError>;
+
+    /// Stops a replay. Its messages that wait in the retry table and were not started are removed. If the replay is
+    /// resumed, the reader continues before the first removed message. Returns `false` if the replay was not running.
+    async fn stop_replay(&self, consumer: &str, number: u32) -> Result<bool, StoreError>;
+
+    /// Resumes a stopped replay until it has `dead_more` more dead letters than now. Returns `false` if it was not
+    /// stopped.
+    async fn resume_replay(&self, consumer: &str, number: u32, dead_more: u64) -> Result<bool, StoreError>;
+
+    /// The replays of a consumer, newest first.
+    async fn list_replays(&self, consumer: &str) -> Result<Vec<Replay>, StoreError>;
 }

@@ -1,4 +1,6 @@
-//! Called by operators and at start-up: destinations of an outbox.
+//! Called by operators and at start-up: destinations and settings of an outbox.
+
+use std::time::Duration;
 
 use async_trait::async_trait;
 
@@ -13,19 +15,42 @@ pub enum StartFrom {
     Oldest,
 }
 
-/// Operator commands for an outbox, for one destination.
+/// A change of a destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DestinationChange {
+    /// Enables or disables it. No relay runs for a disabled destination, and retention waits for it.
+    Enabled(bool),
+    /// Requests another number of shards. The relays do the resharding.
+    Shards(u16),
+}
+
+/// What an outbox keeps, and for how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutboxSettings {
+    /// Settled messages.
+    pub retention: Duration,
+    /// Ids that callers chose, so that a repeat is detected.
+    pub id_retention: Duration,
+    /// Dead letters that were redriven or discarded.
+    pub dead_letter_retention: Duration,
+}
+
+/// Operator commands for an outbox.
 #[async_trait]
 pub trait OutboxAdmin: Send + Sync {
-    /// Adds the destination. Returns whether it is new.
-    async fn add_destination(&self, shards: u16, start: StartFrom) -> Result<bool, StoreError>;
+    /// Adds a destination. Returns `false`, and changes nothing, if it exists.
+    async fn add_destination(&self, destination: &str, shards: u16, start: StartFrom) -> Result<bool, StoreError>;
 
-    /// Deletes the destination and everything that waits for it, so that it no longer delays retention. Returns whether
+    /// Changes a destination. Returns whether it exists.
+    async fn update_destination(&self, destination: &str, change: DestinationChange) -> Result<bool, StoreError>;
+
+    /// Deletes a destination and everything that waits for it, so that it no longer delays retention. Returns whether
     /// it existed.
-    async fn remove_destination(&self) -> Result<bool, StoreError>;
+    async fn remove_destination(&self, destination: &str) -> Result<bool, StoreError>;
 
-    /// Enables or disables the destination. Returns whether it exists.
-    async fn switch(&self, on: bool) -> Result<bool, StoreError>;
+    /// The settings.
+    async fn settings(&self) -> Result<OutboxSettings, StoreError>;
 
-    /// Requests another number of shards. The relays do the resharding. Returns whether the destination exists.
-    async fn regroup(&self, shards: u16) -> Result<bool, StoreError>;
+    /// Replaces the settings. Writes nothing if they are the same.
+    async fn set_settings(&self, settings: &OutboxSettings) -> Result<(), StoreError>;
 }

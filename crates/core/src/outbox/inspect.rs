@@ -8,7 +8,6 @@ use jiff::Timestamp;
 use crate::finding::Finding;
 use crate::message::{Message, MessageId};
 use crate::outbox::leases::HeldAddress;
-use crate::outbox::search::{MessageFilter, SearchPage, TimeRange, VerifyReport};
 use crate::store::StoreError;
 
 /// A destination and its settings.
@@ -210,32 +209,20 @@ pub struct KeyReport {
     pub shard: ShardInfo,
 }
 
-/// Read-only operator access to an outbox, for one destination. No method changes anything.
+/// Read-only operator access to an outbox. A call for an unknown destination returns an error.
 #[async_trait]
 pub trait OutboxInspector: Send + Sync {
     /// Every destination of the outbox, by name.
     async fn destinations(&self) -> Result<Vec<DestinationInfo>, StoreError>;
 
-    /// Counts the waiting messages. Exact up to 10 000, an estimate above.
-    async fn backlog(&self) -> Result<Backlog, StoreError>;
-
-    /// Searches backwards from the newest message. Stops after about `budget` and returns how far it got.
-    async fn search(&self, filter: &MessageFilter, limit: usize, budget: Duration) -> Result<SearchPage, StoreError>;
+    /// The shards of a destination, in ascending order.
+    async fn shards(&self, destination: &str) -> Result<Vec<ShardInfo>, StoreError>;
 
     /// Returns one message, if it is retained or still waits.
-    async fn message(&self, id: MessageId) -> Result<Option<MessageDetails>, StoreError>;
+    async fn message(&self, destination: &str, id: MessageId) -> Result<Option<MessageDetails>, StoreError>;
 
     /// Explains why a key is not making progress.
-    async fn key_facts(&self, key: &str) -> Result<KeyReport, StoreError>;
-
-    /// The shards, in ascending order.
-    async fn shards(&self) -> Result<Vec<ShardInfo>, StoreError>;
-
-    /// Compares committed messages with settled ones.
-    async fn verify(&self, range: TimeRange) -> Result<VerifyReport, StoreError>;
-
-    /// How long settled messages are retained.
-    async fn retention(&self) -> Result<Duration, StoreError>;
+    async fn key_facts(&self, destination: &str, key: &str) -> Result<KeyReport, StoreError>;
 
     /// Checks the settings that the guarantees depend on. Returns every check, passed or failed.
     async fn examine(&self) -> Result<Vec<Finding>, StoreError>;

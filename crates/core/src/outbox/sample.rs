@@ -64,13 +64,13 @@ pub struct ConsumerSample {
     pub breakers: Vec<(String, bool)>,
 }
 
-/// Samples an outbox for one destination.
+/// Samples an outbox.
 ///
 /// The cost does not depend on the size of the outbox: counts stop at 10 000, and all other values come from an index.
 #[async_trait]
 pub trait OutboxMonitor: Send + Sync {
-    /// Samples the destination.
-    async fn sample_destination(&self) -> Result<DestinationSample, StoreError>;
+    /// Samples one destination.
+    async fn sample_destination(&self, destination: &str) -> Result<DestinationSample, StoreError>;
 
     /// Samples the state that all destinations share.
     async fn sample_outbox(&self) -> Result<OutboxSample, StoreError>;

@@ -1,8 +1,12 @@
-//! Filters and results of a search of the log.
+//! Called by operators: searches of the log. A store without a searchable log does not implement this port.
 
+use std::time::Duration;
+
+use async_trait::async_trait;
 use jiff::Timestamp;
 
 use crate::outbox::inspect::{MessageStatus, MessageSummary};
+use crate::store::StoreError;
 
 /// Selects messages. All set fields must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -54,4 +58,20 @@ pub struct VerifyReport {
     pub oldest_unsettled: Option<Timestamp>,
     /// Inconsistencies, such as a waiting message that no relay will read, or a key that waits for nothing.
     pub inconsistencies: Vec<String>,
+}
+
+/// Reads the whole log of an outbox for operators. Nothing here changes anything.
+#[async_trait]
+pub trait OutboxSearch: Send + Sync {
+    /// Searches backwards from the newest message. Stops after about `budget` and returns how far it got.
+    async fn search(
+        &self,
+        destination: &str,
+        filter: &MessageFilter,
+        limit: usize,
+        budget: Duration,
+    ) -> Result<SearchPage, StoreError>;
+
+    /// Compares committed messages with settled ones.
+    async fn verify(&self, destination: &str, range: TimeRange) -> Result<VerifyReport, StoreError>;
 }

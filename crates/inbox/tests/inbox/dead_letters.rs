@@ -6,8 +6,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use relevo_broker_memory::{Config as BrokerConfig, MemoryBroker};
-use relevo_core::inbox::admin::Operate as _;
-use relevo_core::inbox::dead_letters::{DeadLetterFilter, MarkRequest};
 use relevo_core::inbox::retry_policy::HandlerRetryPolicy;
 use relevo_core::{AfterDead, Broker, RawMessage, RetryPolicy};
 use relevo_inbox::{Config, DeadLetterCopy, ForeignMessages, HandlerOptions, Handlers, JsonSchemas};
@@ -16,16 +14,6 @@ use crate::harness::{
     Action, Env, call_handlers, failing, ordered_config, payload_text, scripted, transaction_handlers,
     unordered_config, wait_for_acks, wait_until,
 };
-
-fn mark_all() -> MarkRequest {
-    MarkRequest {
-        filter: DeadLetterFilter::default(),
-        dry_run: false,
-        rate_per_second: None,
-        by: "ana".to_owned(),
-        reason: "again".to_owned(),
-    }
-}
 
 fn undecodable() -> RawMessage {
     let headers = vec![("x-binary".to_owned(), Bytes::from_static(&[0xff, 0xfe])), ("a".to_owned(), "b".into())];
@@ -42,7 +30,8 @@ async fn an_undecodable_message_is_dead_lettered_with_its_bytes() {
         wait_for_acks(&stage, 2).await;
         let dead = &stage.dead_letters().await[0];
         assert_eq!((dead.class.as_str(), dead.error.as_str()), ("undecodable", "header `ce-specversion` is missing"));
-        assert_eq!((&dead.message.raw, dead.message.offset), (&undecodable(), Some(place)));
+        let (message, _) = stage.first_dead_letter().await;
+        assert_eq!((&message.raw, message.offset), (&undecodable(), Some(place)));
         assert_eq!((process.status.undecodable(), stage.effects()), (1, vec!["k:1".to_owned()]));
         assert_eq!(stage.consumer().await.queues.len(), 0, "it holds nothing back");
     }
@@ -104,9 +93,7 @@ async fn a_dead_letter_blocks_its_key_until_it_is_redriven() {
     tokio::time::sleep(std::time::Duration::from_hours(1)).await;
     assert_eq!(stage.effects(), ["other:4"]);
     broken.store(false, Ordering::SeqCst);
-    let (once, twice) =
-        (stage.outbox.operator().redrive(&mark_all()).await, stage.outbox.operator().redrive(&mark_all()).await);
-    assert_eq!((once.unwrap(), twice.unwrap()), (1, 0));
+    assert_eq!((stage.redrive_all().await, stage.redrive_all().await), (1, 0));
     wait_until("all are handled", async || stage.effects().len() == 4).await;
     assert_eq!(stage.effects()[1..], ["k:1", "k:2", "k:3"]);
 }
@@ -139,7 +126,7 @@ async fn a_redriven_message_that_fails_again_is_the_same_dead_letter() {
     stage.send("0", "k", "1");
     let process = stage.start(unordered_config(), transaction_handlers(&scripted(|_| Action::Poison)));
     wait_for_acks(&stage, 1).await;
-    stage.outbox.operator().redrive(&mark_all()).await.unwrap();
+    assert_eq!(stage.redrive_all().await, 1);
     wait_until("it is dead again", async || process.status.dead_lettered() == 2).await;
     let dead = stage.dead_letters().await;
     assert_eq!((dead.len(), dead[0].redrives), (1, 1));
@@ -206,7 +193,7 @@ async fn a_redriven_message_is_the_first_after_the_running_call() {
     let process = stage.start(config, call_handlers(&handler));
     wait_until("it is called for from the retry table", async || handler.attempted() == ["bad", "slow", "slow"]).await;
     let began = tokio::time::Instant::now();
-    assert_eq!(stage.outbox.operator().redrive(&mark_all()).await.unwrap(), 1);
+    assert_eq!(stage.redrive_all().await, 1);
     wait_until("both are handled", async || stage.effects() == ["k:bad", "k:slow"]).await;
     assert_eq!(handler.attempted(), ["bad", "slow", "slow", "bad", "slow"]);
     assert_eq!(handler.max_running.load(Ordering::SeqCst), 1, "calls follow one another");
@@ -230,7 +217,7 @@ async fn a_redrive_keeps_the_attempts_of_queued_messages() {
     let config = Config { after_dead: AfterDead::Continue, retry, ..ordered_config() };
     let _process = stage.start(config, transaction_handlers(&handler));
     wait_until("it failed three times", async || handler.attempted().len() == 4).await;
-    assert_eq!(stage.outbox.operator().redrive(&mark_all()).await.unwrap(), 1);
+    assert_eq!(stage.redrive_all().await, 1);
     wait_until("it is dead-lettered", async || stage.dead_letters().await.iter().any(|letter| letter.attempts == 6))
         .await;
     let tries = handler.attempted().iter().filter(|text| *text == "fails").count();

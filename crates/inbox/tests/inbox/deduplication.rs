@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use relevo_core::inbox::InboxState;
-use relevo_core::inbox::admin::Operate as _;
+use relevo_core::inbox::admin::ConsumerAdmin as _;
 use relevo_core::message::Headers;
 use relevo_core::wire;
 use relevo_inbox::{Config, ConsumerStatus, HandlerResult, Handlers, Incoming, Tx};

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use relevo_core::inbox::admin::Operate as _;
-use relevo_core::inbox::dead_letters::{DeadLetterFilter, MarkRequest};
 use relevo_core::message::Headers;
 use relevo_inbox::{Clock, Config};
 
@@ -27,14 +25,7 @@ async fn a_message_older_than_the_retention_is_dead_lettered_unless_it_is_redriv
     let dead = stage.dead_letters().await;
     assert_eq!((dead[0].class.as_str(), dead[0].attempts, process.status.expired()), ("expired", 0, 1));
     assert_eq!(stage.effects().len(), 0);
-    let mark = MarkRequest {
-        filter: DeadLetterFilter::default(),
-        dry_run: false,
-        rate_per_second: None,
-        by: "ana".to_owned(),
-        reason: "wanted".to_owned(),
-    };
-    assert_eq!(stage.outbox.operator().redrive(&mark).await.unwrap(), 1);
+    assert_eq!(stage.redrive_all().await, 1);
     wait_until("it is handled", async || stage.effects() == ["k:1"]).await;
 }
 

@@ -9,9 +9,12 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use jiff::Timestamp;
 use relevo_core::broker::Publication;
+use relevo_core::dead_letters::{
+    DeadLetterAdmin as _, DeadLetterContent, DeadLetterFilter, DeadLetterSummary, MarkAction, MarkRequest,
+};
+use relevo_core::inbox::InboxMessage;
 use relevo_core::inbox::InboxRetention;
-use relevo_core::inbox::admin::{ConsumerControl as Ordered, ConsumerDetails, Operate as _};
-use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterFilter};
+use relevo_core::inbox::admin::{ConsumerAdmin as _, ConsumerControl as Ordered, ConsumerDetails};
 use relevo_core::message::Headers;
 use relevo_core::{Message, MessageId, RawMessage, wire};
 use relevo_inbox::{
@@ -218,8 +221,32 @@ impl Env {
         self.outbox.effects()
     }
 
-    pub(crate) async fn dead_letters(&self) -> Vec<DeadLetter> {
-        self.outbox.operator().list_dead_letters(&DeadLetterFilter::default(), 100).await.expect("the store answers")
+    pub(crate) async fn dead_letters(&self) -> Vec<DeadLetterSummary> {
+        let all = DeadLetterFilter::of_consumer(CONSUMER);
+        self.outbox.operator().list_dead_letters(&all, None, 100).await.expect("the store answers").letters
+    }
+
+    /// The message and the backtrace of the oldest dead letter.
+    pub(crate) async fn first_dead_letter(&self) -> (InboxMessage, Option<String>) {
+        let all = DeadLetterFilter::of_consumer(CONSUMER);
+        let mut letters = self.outbox.operator().get_dead_letters(&all, 1).await.expect("the store answers");
+        match letters.remove(0).content {
+            DeadLetterContent::Inbox { message, backtrace } => (message, backtrace),
+            DeadLetterContent::Outbox(_) => panic!("the filter selects a consumer"),
+        }
+    }
+
+    /// Redrives all dead letters and returns how many.
+    pub(crate) async fn redrive_all(&self) -> u64 {
+        let request = MarkRequest {
+            filter: DeadLetterFilter::of_consumer(CONSUMER),
+            action: MarkAction::Redrive,
+            dry_run: false,
+            rate_per_second: None,
+            by: "ana".to_owned(),
+            reason: "fixed".to_owned(),
+        };
+        self.outbox.operator().mark_dead_letters(&request).await.expect("the store answers").count
     }
 
     pub(crate) async fn consumer(&self) -> ConsumerDetails {

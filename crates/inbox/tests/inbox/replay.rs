@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use relevo_core::inbox::admin::{ConsumerControl as Ordered, Operate};
-use relevo_core::inbox::replays::{Replay, ReplayPlan, ReplayState};
+use relevo_core::inbox::admin::{ConsumerAdmin as _, ConsumerControl as Ordered};
+use relevo_core::inbox::replays::{ConsumerReplays, Replay, ReplayPlan, ReplayState};
 use relevo_core::replay_source::{OutboxRouting, ReplayFilter};
 use relevo_core::store::StoreError;
 use relevo_core::{MessageId, message::Headers};

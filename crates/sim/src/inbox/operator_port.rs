@@ -4,9 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use relevo_core::inbox::admin::{ConsumerControl, ConsumerDetails, Operate as _};
-use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterFilter, DeadLetterState, MarkRequest};
-use relevo_core::inbox::replays::{EnqueueOutcome, Replay, ReplayBatch, ReplayPlan, ReplayState};
+use relevo_core::dead_letters::{
+    DeadLetter, DeadLetterAdmin as _, DeadLetterFilter, DeadLetterOwner, DeadLetterState, MarkAction, MarkRequest,
+};
+use relevo_core::inbox::admin::{ConsumerAdmin as _, ConsumerControl, ConsumerDetails};
+use relevo_core::inbox::replays::{ConsumerReplays as _, EnqueueOutcome, Replay, ReplayBatch, ReplayPlan, ReplayState};
 use relevo_core::inbox::{DedupId, InboxMessage};
 use relevo_core::store::StoreError;
 use relevo_store_memory::Operator;
@@ -31,7 +33,7 @@ pub struct OperatorPort {
 
 #[derive(Default)]
 struct SeenState {
-    /// How often each dead letter was redriven, and whether it was archived.
+    /// How often each dead letter was redriven, and whether it was discarded.
     dead_letters: BTreeMap<(usize, DedupId), (u32, bool)>,
     enqueued: BTreeSet<Case>,
     stopped: BTreeSet<(usize, u32)>,
@@ -51,29 +53,25 @@ impl OperatorPort {
 
     /// Every dead letter, with the number of its consumer.
     pub async fn dead_letters(&self) -> Vec<(usize, DeadLetter)> {
-        let dead_letters = self.operator.list_dead_letters(&DeadLetterFilter::default(), ALL).await.unwrap_or_default();
-        let numbered = dead_letters.into_iter().map(|dead_letter| (self.number(&dead_letter.consumer), dead_letter));
+        let all = DeadLetterFilter::of(DeadLetterOwner::AnyConsumer);
+        let dead_letters = self.operator.get_dead_letters(&all, ALL).await.unwrap_or_default();
+        let numbered = dead_letters.into_iter().map(|letter| (self.number(&letter.summary.owner), letter));
         numbered.filter_map(|(number, dead_letter)| Some((number?, dead_letter))).collect()
     }
 
-    /// See [`relevo_core::inbox::admin::Operate::redrive`].
-    pub async fn redrive(&self, request: MarkRequest) -> Result<u64, StoreError> {
-        let count = self.operator.redrive(&request).await?;
-        if count == 0 {
-            let filter = DeadLetterFilter { state: Some(DeadLetterState::Redriven), ..request.filter };
-            for dead_letter in self.operator.list_dead_letters(&filter, ALL).await? {
-                if let Some(number) = self.number(&dead_letter.consumer) {
-                    self.servers[number].redrive_again(dead_letter.message);
+    /// Redrives or discards dead letters and returns how many.
+    pub async fn mark(&self, request: MarkRequest) -> Result<u64, StoreError> {
+        let count = self.operator.mark_dead_letters(&request).await?.count;
+        if count == 0 && request.action == MarkAction::Redrive {
+            let filter = DeadLetterFilter { states: vec![DeadLetterState::Redriven], ..request.filter };
+            for letter in self.operator.get_dead_letters(&filter, ALL).await? {
+                if let (Some(number), Some(message)) =
+                    (self.number(&letter.summary.owner), letter.content.inbox_message())
+                {
+                    self.servers[number].redrive_again(message.clone());
                 }
             }
         }
-        self.record_dead_letters().await;
-        Ok(count)
-    }
-
-    /// See [`relevo_core::inbox::admin::Operate::archive`].
-    pub async fn discard(&self, request: MarkRequest) -> Result<u64, StoreError> {
-        let count = self.operator.archive(&request).await?;
         self.record_dead_letters().await;
         Ok(count)
     }
@@ -83,20 +81,21 @@ impl OperatorPort {
         let dead_letters = self.dead_letters().await;
         let mut known = self.known.lock();
         for (consumer, dead_letter) in dead_letters {
-            let dedup_id = dead_letter.message.dedup_id;
-            let is_archived = dead_letter.state == DeadLetterState::Discarded;
-            let (redriven, archived) = known.dead_letters.entry((consumer, dedup_id)).or_default();
+            let dead_letter = dead_letter.summary;
+            let dedup_id = DedupId { id: dead_letter.id, replay: dead_letter.replay };
+            let is_discarded = dead_letter.state == DeadLetterState::Discarded;
+            let (redriven, discarded) = known.dead_letters.entry((consumer, dedup_id)).or_default();
             for _ in *redriven..dead_letter.redrives {
                 self.history.record(Event::Redriven(self.names.case(consumer, dedup_id)));
             }
-            if is_archived && !*archived {
+            if is_discarded && !*discarded {
                 self.history.record(Event::Discarded(self.names.case(consumer, dedup_id)));
             }
-            (*redriven, *archived) = (dead_letter.redrives, is_archived);
+            (*redriven, *discarded) = (dead_letter.redrives, is_discarded);
         }
     }
 
-    /// See [`relevo_core::inbox::admin::Operate::set_control`].
+    /// See [`relevo_core::inbox::admin::ConsumerAdmin::set_control`].
     pub async fn set_control(&self, consumer: usize, lane: Option<&str>, control: ConsumerControl) {
         let text = match (lane.is_some(), control) {
             (false, ConsumerControl::Pause) => "pause",
@@ -118,7 +117,7 @@ impl OperatorPort {
         self.operator.get_consumer(&self.scenario.consumers[consumer].name, ALL).await.ok().flatten()
     }
 
-    /// See [`relevo_core::inbox::admin::Operate::create_replay`].
+    /// See [`relevo_core::inbox::replays::ConsumerReplays::create_replay`].
     pub async fn create_replay(&self, plan: ReplayPlan) -> Result<u32, StoreError> {
         self.operator.create_replay(&plan).await
     }
@@ -129,7 +128,7 @@ impl OperatorPort {
         replays.into_iter().find(|replay| replay.number == number)
     }
 
-    /// See [`relevo_core::inbox::admin::Operate::enqueue_replay`].
+    /// See [`relevo_core::inbox::replays::ConsumerReplays::enqueue_replay`].
     pub async fn enqueue_replay(
         &self,
         consumer: usize,
@@ -154,14 +153,14 @@ impl OperatorPort {
         Ok(outcome)
     }
 
-    /// See [`relevo_core::inbox::admin::Operate::stop_replay`].
+    /// See [`relevo_core::inbox::replays::ConsumerReplays::stop_replay`].
     pub async fn stop_replay(&self, consumer: usize, number: u32) -> Result<bool, StoreError> {
         let stopped = self.operator.stop_replay(&self.scenario.consumers[consumer].name, number).await?;
         self.record_replay(consumer, number).await;
         Ok(stopped)
     }
 
-    /// See [`relevo_core::inbox::admin::Operate::resume_replay`].
+    /// See [`relevo_core::inbox::replays::ConsumerReplays::resume_replay`].
     pub async fn resume_replay(&self, consumer: usize, number: u32) -> Result<bool, StoreError> {
         let name = &self.scenario.consumers[consumer].name;
         let resumed = self.operator.resume_replay(name, number, ALL as u64).await?;

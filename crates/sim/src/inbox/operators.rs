@@ -1,10 +1,10 @@
-//! Simulated operators. Two at a time redrive and archive dead letters, pause and resume, and force breakers.
+//! Simulated operators. Two at a time redrive and discard dead letters, pause and resume, and force breakers.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use relevo_core::dead_letters::{DeadLetterFilter, DeadLetterState, DeadLetterSummary, MarkAction, MarkRequest};
 use relevo_core::inbox::admin::ConsumerControl;
-use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterFilter, DeadLetterState, MarkRequest};
 use relevo_core::store::StoreError;
 use tokio::time::sleep;
 
@@ -51,40 +51,41 @@ impl Operator {
     pub async fn mark_periodically(mut self) {
         while !self.faults_ended() {
             sleep(self.scenario.operator_interval).await;
-            let archive = self.random.permille(200);
+            let discard = self.random.permille(200);
             let share = *self.random.pick(&[0, 300, 1000]);
-            self.mark(archive, share).await;
+            self.mark(discard, share).await;
         }
     }
 
-    /// Redrives or archives `share` per thousand of the dead letters, each with two requests.
-    pub async fn mark(&mut self, archive: bool, share: u64) {
+    /// Redrives or discards `share` per thousand of the dead letters, each with two requests.
+    pub async fn mark(&mut self, discard: bool, share: u64) {
         for (_, dead_letter) in self.port.dead_letters().await {
+            let dead_letter = dead_letter.summary;
             if dead_letter.state != DeadLetterState::Dead || !self.random.permille(share) {
                 continue;
             }
             // Redriven, these would be dead-lettered again every time.
-            let archive = archive || matches!(dead_letter.class.as_str(), "undecodable" | "expired");
-            let filter = self.filter(&dead_letter, archive);
-            self.send_twice(filter, archive).await;
+            let discard = discard || matches!(dead_letter.class.as_str(), "undecodable" | "expired");
+            let filter = self.filter(&dead_letter, discard);
+            self.send_twice(filter, discard).await;
         }
     }
 
     /// Selects one dead letter, or all of its queue.
-    fn filter(&mut self, dead_letter: &DeadLetter, archive: bool) -> DeadLetterFilter {
-        let consumer = Some(dead_letter.consumer.clone());
-        if !archive && self.random.permille(300) {
-            let queue = Some(dead_letter.message.queue.to_string());
-            DeadLetterFilter { consumer, queue, ..DeadLetterFilter::default() }
+    fn filter(&mut self, dead_letter: &DeadLetterSummary, discard: bool) -> DeadLetterFilter {
+        let of_consumer = DeadLetterFilter::of_consumer(&*dead_letter.owner);
+        if !discard && self.random.permille(300) {
+            DeadLetterFilter { key: Some(dead_letter.key.clone()), ..of_consumer }
         } else {
-            DeadLetterFilter { consumer, ids: vec![dead_letter.message.dedup_id.id], ..DeadLetterFilter::default() }
+            DeadLetterFilter { ids: vec![dead_letter.id], ..of_consumer }
         }
     }
 
-    async fn send_twice(&mut self, filter: DeadLetterFilter, archive: bool) {
+    async fn send_twice(&mut self, filter: DeadLetterFilter, discard: bool) {
         let rate = self.random.permille(200).then_some(2);
         let request = MarkRequest {
             filter,
+            action: if discard { MarkAction::Discard } else { MarkAction::Redrive },
             dry_run: false,
             rate_per_second: rate,
             by: "an operator".to_owned(),
@@ -92,8 +93,7 @@ impl Operator {
         };
         let call = |link: usize| {
             let (port, request) = (Arc::clone(&self.port), request.clone());
-            self.links[link]
-                .call(async move { if archive { port.discard(request).await } else { port.redrive(request).await } })
+            self.links[link].call(async move { port.mark(request).await })
         };
         // After an error, an operator checks again later.
         let _results: (Result<u64, StoreError>, Result<u64, StoreError>) = tokio::join!(call(0), call(1));

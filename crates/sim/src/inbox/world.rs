@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use relevo_core::Lane;
-use relevo_core::inbox::Inbox as _;
+use relevo_core::dead_letters::{DeadLetter, DeadLetterState};
 use relevo_core::inbox::admin::ConsumerDetails;
-use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterState};
 use relevo_core::inbox::members::Heartbeat;
+use relevo_core::inbox::{DedupId, Inbox as _};
 use relevo_store_memory::{Config, Database};
 use tokio::runtime::Builder;
 use tokio::task::JoinSet;
@@ -155,7 +155,7 @@ impl World {
         Record {
             events: self.history.events(),
             dead_letters: dead_letters
-                .map(|(consumer, dead_letter)| (self.names.case(consumer, dead_letter.message.dedup_id), dead_letter))
+                .map(|(consumer, dead_letter)| (self.names.case(consumer, dedup_id(&dead_letter)), dead_letter))
                 .collect(),
             consumers: shown,
             unfinished: left,
@@ -297,8 +297,9 @@ impl World {
             left.extend(open.map(|queue| format!("queue {} of c{consumer} waits", queue.queue)));
         }
         let dead_letters = self.operator_port.dead_letters().await;
-        let pending =
-            dead_letters.iter().filter(|(_, dead_letter)| dead_letter.state == DeadLetterState::Dead && !leaves);
+        let pending = dead_letters
+            .iter()
+            .filter(|(_, dead_letter)| dead_letter.summary.state == DeadLetterState::Dead && !leaves);
         left.extend(pending.map(|(consumer, _)| format!("a dead letter of c{consumer} is pending")));
         left
     }
@@ -329,4 +330,8 @@ async fn restart_database(outbox: Database, history: Arc<History>, scenario: Arc
             outbox.restart();
         }
     }
+}
+
+const fn dedup_id(dead_letter: &DeadLetter) -> DedupId {
+    DedupId { id: dead_letter.summary.id, replay: dead_letter.summary.replay }
 }

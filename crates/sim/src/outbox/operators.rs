@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use relevo_core::dead_letters::{DeadLetterAdmin, DeadLetterFilter, MarkRequest};
-use relevo_store_memory::{Database, MAIN, Store};
+use relevo_core::dead_letters::{DeadLetterAdmin as _, DeadLetterFilter, DeadLetterState, MarkAction, MarkRequest};
+use relevo_store_memory::{Database, MAIN};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::history::MessageName;
@@ -15,7 +15,7 @@ use relevo_core::random::SplitMix64;
 /// One operator.
 pub struct Operator {
     outbox: Database,
-    destination: Store,
+    operator: relevo_store_memory::Operator,
     history: Arc<History>,
     scenario: Arc<Scenario>,
     random: SplitMix64,
@@ -25,7 +25,7 @@ impl Operator {
     /// Creates an operator with its own random numbers.
     pub fn new(outbox: Database, history: Arc<History>, scenario: Arc<Scenario>) -> Self {
         let random = SplitMix64::for_part(scenario.seed, "operator", 0);
-        Self { destination: outbox.store(MAIN), outbox, history, scenario, random }
+        Self { operator: outbox.operator(), outbox, history, scenario, random }
     }
 
     /// Handles dead letters until the faults end.
@@ -42,14 +42,20 @@ impl Operator {
     pub async fn mark(&mut self, discard: bool, share: u64) {
         self.check_queues();
         for dead_letter in self.outbox.dead_letters(MAIN) {
-            if dead_letter.state != "dead" || !self.random.permille(share) {
+            if dead_letter.summary.state != DeadLetterState::Dead || !self.random.permille(share) {
                 continue;
             }
-            let name = MessageName::of(&dead_letter.message);
-            let filter = DeadLetterFilter { ids: vec![name.id], ..DeadLetterFilter::default() };
-            let request =
-                MarkRequest { filter, dry_run: false, by: "an operator".to_owned(), reason: "a test".to_owned() };
-            let marked_counts = [self.mark_once(&request, discard).await, self.mark_once(&request, discard).await];
+            let Some(message) = dead_letter.content.outbox_message() else { continue };
+            let name = MessageName::of(message);
+            let request = MarkRequest {
+                filter: DeadLetterFilter { ids: vec![name.id], ..DeadLetterFilter::of_destination(MAIN) },
+                action: if discard { MarkAction::Discard } else { MarkAction::Redrive },
+                dry_run: false,
+                rate_per_second: None,
+                by: "an operator".to_owned(),
+                reason: "a test".to_owned(),
+            };
+            let marked_counts = [self.mark_once(&request).await, self.mark_once(&request).await];
             if marked_counts[0] == 1 {
                 self.history.record(Event::Marked { name: name.clone(), discard });
             }
@@ -59,10 +65,8 @@ impl Operator {
         }
     }
 
-    async fn mark_once(&self, request: &MarkRequest, discard: bool) -> u64 {
-        let marked =
-            if discard { self.destination.discard(request).await } else { self.destination.redrive(request).await };
-        marked.unwrap_or_default()
+    async fn mark_once(&self, request: &MarkRequest) -> u64 {
+        self.operator.mark_dead_letters(request).await.unwrap_or_default().count
     }
 
     fn check_queues(&self) {

@@ -140,12 +140,11 @@ fn bytes_and_marks(record: &Record) -> Option<Violation> {
             _ => {}
         }
     }
-    let changed = record.dead_letters.iter().find(|dead_letter| {
-        payloads
-            .get(&dead_letter.message.id)
-            .is_some_and(|bytes| *bytes != fingerprint_of(&dead_letter.message.payload))
-    })?;
-    let name = MessageName::of(&changed.message);
+    let changed =
+        record.dead_letters.iter().filter_map(|dead_letter| dead_letter.content.outbox_message()).find(|message| {
+            payloads.get(&message.id).is_some_and(|bytes| *bytes != fingerprint_of(&message.payload))
+        })?;
+    let name = MessageName::of(changed);
     Some(violation("P7", Some(&name), format!("the dead letter {name} has other bytes than were committed")))
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use relevo_core::MessageId;
-use relevo_core::dead_letters::DeadLetter;
+use relevo_core::dead_letters::{DeadLetter, DeadLetterState};
 use relevo_core::outbox::RelayStore;
 use relevo_store_memory::{Config, Database, MAIN, ParkedKeyView, ParkedStateView};
 use tokio::runtime::Builder;
@@ -163,7 +163,9 @@ impl World {
         }
         let dead = self.outbox.dead_letters(MAIN);
         // A mark that no relay has applied yet will free a key.
-        let is_marked = |dead_letter: &DeadLetter| matches!(dead_letter.state.as_str(), "redriving" | "discarding");
+        let is_marked = |dead_letter: &DeadLetter| {
+            matches!(dead_letter.summary.state, DeadLetterState::Redriving | DeadLetterState::Discarding)
+        };
         let events = self.history.events();
         !dead.iter().any(is_marked) && oracles::undelivered(&events, &dead_lettered(&dead, &parked)).is_empty()
     }
@@ -171,7 +173,8 @@ impl World {
 
 /// Dead letters, and the messages that wait behind them.
 pub(crate) fn dead_lettered(dead: &[DeadLetter], parked: &[ParkedKeyView]) -> BTreeSet<MessageId> {
-    let dead = dead.iter().filter(|dead_letter| dead_letter.state == "dead").map(|dead_letter| dead_letter.message.id);
+    let dead = dead.iter().map(|dead_letter| &dead_letter.summary);
+    let dead = dead.filter(|letter| letter.state == DeadLetterState::Dead).map(|letter| letter.id);
     let behind = parked.iter().filter(|key| key.state == ParkedStateView::Dead).flat_map(|key| &key.queue);
     dead.chain(behind.map(|entry| entry.message.id)).collect()
 }

@@ -15,9 +15,9 @@ use relevo_core::store::StoreError;
 use crate::config::{Config, MAIN};
 use crate::emit::Transaction;
 use crate::inbox::Inbox;
-use crate::inbox::operate::Operator;
 use crate::inbox::source::OutboxReplaySource;
 use crate::leases;
+use crate::operator::Operator;
 use crate::state::{Tables, micros, timestamp};
 use crate::store::Store;
 
@@ -54,9 +54,9 @@ impl Database {
         Inbox::new(&self.0, consumer, retention)
     }
 
-    /// A handle to all inboxes, for operators.
+    /// A handle for operators, to the outbox and all inboxes.
     pub fn operator(&self) -> Operator {
-        Operator::new(&self.0)
+        Operator(Arc::clone(&self.0))
     }
 
     /// The log as a source of replays, for messages that are sent with these routes and this source.

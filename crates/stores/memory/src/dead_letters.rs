@@ -3,7 +3,10 @@
 use std::collections::BTreeSet;
 
 use jiff::Timestamp;
-use relevo_core::dead_letters::{DeadLetter, DeadLetterFilter, MarkRequest, OperatorMark};
+use relevo_core::dead_letters::{
+    DeadLetter, DeadLetterContent, DeadLetterFilter, DeadLetterPage, DeadLetterState, DeadLetterSummary, MarkRequest,
+    OperatorMark,
+};
 use relevo_core::outbox::LogEntry;
 use relevo_core::outbox::log::PublishFailure;
 use relevo_core::slot::shard_of;
@@ -12,28 +15,6 @@ use crate::leases::DestinationTables;
 use crate::settle::{ParkedKey, ParkedState, SlotKey};
 use crate::state::{Micros, timestamp};
 
-/// The state of a dead letter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DeadState {
-    Dead,
-    Redrive,
-    Discard,
-    Redriven,
-    Discarded,
-}
-
-impl DeadState {
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::Dead => "dead",
-            Self::Redrive => "redriving",
-            Self::Discard => "discarding",
-            Self::Redriven => "redriven",
-            Self::Discarded => "discarded",
-        }
-    }
-}
-
 #[derive(Clone, Debug)]
 pub(crate) struct DeadLetterRow {
     entry: LogEntry,
@@ -41,17 +22,50 @@ pub(crate) struct DeadLetterRow {
     class: &'static str,
     attempts: u32,
     route: String,
-    pub(crate) state: DeadState,
+    pub(crate) state: DeadLetterState,
     dead_at: Micros,
-    marked: Option<(Micros, String, String)>,
+    redrives: u32,
+    mark: Option<Mark>,
+}
+
+/// An operator's mark.
+#[derive(Clone, Debug)]
+pub(crate) struct Mark {
+    pub(crate) at: Micros,
+    pub(crate) by: String,
+    pub(crate) reason: String,
+}
+
+impl Mark {
+    pub(crate) fn new(request: &MarkRequest, at: Micros) -> Self {
+        Self { at, by: request.by.clone(), reason: request.reason.clone() }
+    }
+
+    pub(crate) fn to_core(&self, started_at: Timestamp) -> OperatorMark {
+        OperatorMark { at: timestamp(started_at, self.at), by: self.by.clone(), reason: self.reason.clone() }
+    }
 }
 
 impl DeadLetterRow {
-    fn matches(&self, filter: &DeadLetterFilter) -> bool {
-        (filter.ids.is_empty() || filter.ids.contains(&self.entry.message.id))
-            && filter.key.as_deref().is_none_or(|key| key == &*self.entry.message.key)
-            && filter.route.as_deref().is_none_or(|route| route == self.route)
-            && (!filter.unmarked || self.state == DeadState::Dead)
+    fn to_summary(&self, destination: &str, started_at: Timestamp) -> DeadLetterSummary {
+        let message = &self.entry.message;
+        DeadLetterSummary {
+            owner: destination.to_owned(),
+            id: message.id,
+            replay: 0,
+            topic: Some(message.topic.to_string()),
+            key: message.key.to_string(),
+            kind: Some(message.kind.to_string()),
+            route: Some(self.route.clone()),
+            class: self.class.to_owned(),
+            error: self.error.clone(),
+            attempts: self.attempts,
+            entered_at: message.created_at,
+            dead_at: timestamp(started_at, self.dead_at),
+            redrives: self.redrives,
+            state: self.state,
+            mark: self.mark.as_ref().map(|mark| mark.to_core(started_at)),
+        }
     }
 
     fn key(&self) -> SlotKey {
@@ -59,72 +73,101 @@ impl DeadLetterRow {
     }
 
     pub(crate) fn is_settled_before(&self, time: Micros) -> bool {
-        matches!(self.state, DeadState::Redriven | DeadState::Discarded) && self.dead_at < time
+        matches!(self.state, DeadLetterState::Redriven | DeadLetterState::Discarded) && self.dead_at < time
     }
 }
 
 impl DestinationTables {
     /// Dead-letters a message. If it was redriven and failed again, its dead letter is reopened.
     pub(crate) fn dead_letter(&mut self, entry: LogEntry, failure: &PublishFailure, now: Micros) {
+        let before = self.dead_letters.get(&entry.seq);
         let row = DeadLetterRow {
+            redrives: before.map_or(0, |row| row.redrives),
+            mark: before.and_then(|row| row.mark.clone()),
             error: failure.error.clone(),
             class: failure.class,
             attempts: failure.attempts,
             route: failure.route.as_ref().to_owned(),
-            state: DeadState::Dead,
+            state: DeadLetterState::Dead,
             dead_at: now,
-            marked: None,
             entry,
         };
         self.dead_letters.insert(row.entry.seq, row);
     }
 
-    pub(crate) fn dead_letters(
+    /// The matching dead letters in log order, after the one with this number.
+    fn matching<'a>(
+        &'a self,
+        filter: &'a DeadLetterFilter,
+        after: Option<i64>,
+        started_at: Timestamp,
+    ) -> impl Iterator<Item = (&'a DeadLetterRow, DeadLetterSummary)> {
+        let name = filter.owner_name().unwrap_or_default();
+        let rows = self.dead_letters.range(after.map_or(i64::MIN, |seq| seq.saturating_add(1))..);
+        let letters = rows.map(move |(_, row)| (row, row.to_summary(name, started_at)));
+        letters.filter(|(_, letter)| filter.matches(letter))
+    }
+
+    pub(crate) fn list_dead_letters(
+        &self,
+        filter: &DeadLetterFilter,
+        after: Option<i64>,
+        limit: usize,
+        started_at: Timestamp,
+    ) -> DeadLetterPage {
+        let mut matching = self.matching(filter, after, started_at);
+        let mut last = None;
+        let letters: Vec<_> = matching
+            .by_ref()
+            .take(limit)
+            .map(|(row, letter)| {
+                last = Some(row.entry.seq);
+                letter
+            })
+            .collect();
+        let more = matching.next().is_some();
+        DeadLetterPage { letters, next: last.filter(|_| more).map(|seq| seq.to_string()) }
+    }
+
+    pub(crate) fn get_dead_letters(
         &self,
         filter: &DeadLetterFilter,
         limit: usize,
         started_at: Timestamp,
     ) -> Vec<DeadLetter> {
-        let timestamp = |time| timestamp(started_at, time);
-        let rows = self.dead_letters.values().filter(|row| row.matches(filter)).take(limit);
-        rows.map(|row| DeadLetter {
-            message: row.entry.message.as_ref().clone(),
-            error: row.error.clone(),
-            class: row.class.to_owned(),
-            attempts: row.attempts,
-            route: row.route.clone(),
-            dead_at: timestamp(row.dead_at),
-            state: row.state.as_str().to_owned(),
-            marked: row.marked.clone().map(|(at, by, reason)| OperatorMark { at: timestamp(at), by, reason }),
-        })
-        .collect()
+        let letters = self.matching(filter, None, started_at).take(limit).map(|(row, summary)| DeadLetter {
+            summary,
+            content: DeadLetterContent::Outbox(row.entry.message.as_ref().clone()),
+        });
+        letters.collect()
     }
 
     /// Marks unmarked dead letters and returns how many.
-    pub(crate) fn mark(&mut self, request: &MarkRequest, state: DeadState, now: Micros) -> u64 {
-        let mut count = 0;
-        for row in self.dead_letters.values_mut().filter(|row| row.state == DeadState::Dead) {
-            if row.matches(&request.filter) {
-                count += 1;
-                if !request.dry_run {
-                    row.state = state;
-                    row.marked = Some((now, request.by.clone(), request.reason.clone()));
-                }
+    pub(crate) fn mark(&mut self, request: &MarkRequest, started_at: Timestamp, now: Micros) -> u64 {
+        let matching = self.matching(&request.filter, None, started_at);
+        let dead = matching.filter(|(_, letter)| letter.state == DeadLetterState::Dead);
+        let seqs: Vec<i64> = dead.map(|(row, _)| row.entry.seq).collect();
+        for seq in seqs.iter().filter(|_| !request.dry_run) {
+            if let Some(row) = self.dead_letters.get_mut(seq) {
+                row.state = request.action.pending_state();
+                row.mark = Some(Mark::new(request, now));
             }
         }
-        count
+        seqs.len() as u64
     }
 
     /// Applies the operator marks of these shards.
     pub(crate) fn apply_marks(&mut self, owned_shards: &BTreeSet<u16>, now: Micros) {
         let shards = self.shard_count();
-        let marked = |row: &&mut DeadLetterRow| matches!(row.state, DeadState::Redrive | DeadState::Discard);
+        let marked =
+            |row: &&mut DeadLetterRow| matches!(row.state, DeadLetterState::Redriving | DeadLetterState::Discarding);
         let ours = |row: &&mut DeadLetterRow| owned_shards.contains(&shard_of(row.entry.slot, shards));
         let mut applied = Vec::new();
         // In reverse order, because each message goes to the front of its key. The first one ends up before the others.
         for row in self.dead_letters.values_mut().rev().filter(marked).filter(ours) {
-            let redrive = row.state == DeadState::Redrive;
-            row.state = if redrive { DeadState::Redriven } else { DeadState::Discarded };
+            let redrive = row.state == DeadLetterState::Redriving;
+            row.state = if redrive { DeadLetterState::Redriven } else { DeadLetterState::Discarded };
+            row.redrives += u32::from(redrive);
             applied.push((row.key(), row.entry.clone(), redrive));
         }
         for (key, entry, redrive) in applied {

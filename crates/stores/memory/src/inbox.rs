@@ -3,9 +3,9 @@
 pub(crate) mod dead_letters;
 mod enter;
 mod failure;
-mod lock_timeout;
+pub(crate) mod lock_timeout;
 mod members;
-pub(crate) mod operate;
+mod operate;
 pub(crate) mod pending_writes;
 mod prune;
 mod replays;

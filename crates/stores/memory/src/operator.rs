@@ -1,11 +1,83 @@
-//! Read access for tests and oracles.
+//! The operator ports, and read access for tests and oracles.
 
-use relevo_core::dead_letters::{DeadLetter, DeadLetterFilter};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use relevo_core::dead_letters::{
+    DeadLetter, DeadLetterAdmin, DeadLetterFilter, DeadLetterOwner, DeadLetterPage, MarkReport, MarkRequest,
+};
+use relevo_core::inbox::ConsumerOperator;
+use relevo_core::inbox::replays::ConsumerReplays;
 use relevo_core::outbox::{LogEntry, Position};
+use relevo_core::store::StoreError;
 
 use crate::database::Database;
+use crate::inbox::lock_timeout::or_busy_error;
 use crate::leases::ShardRow;
 use crate::settle::ParkedState;
+use crate::state::Tables;
+
+/// Operator access to the outbox and to all inboxes. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Operator(pub(crate) Arc<Mutex<Tables>>);
+
+#[async_trait]
+impl DeadLetterAdmin for Operator {
+    async fn list_dead_letters(
+        &self,
+        filter: &DeadLetterFilter,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<DeadLetterPage, StoreError> {
+        let mut tables = self.0.lock();
+        let started_at = tables.config.started_at;
+        match &filter.owner {
+            DeadLetterOwner::Destination(name) => {
+                let after = after.map(|after| after.parse().map_err(|_| invalid_cursor(after))).transpose()?;
+                Ok(tables.destination(name)?.list_dead_letters(filter, after, limit, started_at))
+            }
+            DeadLetterOwner::Consumer(_) | DeadLetterOwner::AnyConsumer => {
+                filter.check_for_consumer()?;
+                tables.list_inbox_dead_letters(filter, after, limit)
+            }
+        }
+    }
+
+    async fn get_dead_letters(&self, filter: &DeadLetterFilter, limit: usize) -> Result<Vec<DeadLetter>, StoreError> {
+        let mut tables = self.0.lock();
+        let started_at = tables.config.started_at;
+        match &filter.owner {
+            DeadLetterOwner::Destination(name) => {
+                Ok(tables.destination(name)?.get_dead_letters(filter, limit, started_at))
+            }
+            DeadLetterOwner::Consumer(_) | DeadLetterOwner::AnyConsumer => {
+                filter.check_for_consumer()?;
+                Ok(tables.get_inbox_dead_letters(filter, limit))
+            }
+        }
+    }
+
+    async fn mark_dead_letters(&self, request: &MarkRequest) -> Result<MarkReport, StoreError> {
+        request.check()?;
+        if let DeadLetterOwner::Destination(name) = &request.filter.owner {
+            let mut tables = self.0.lock();
+            let (now, started_at) = (tables.now(), tables.config.started_at);
+            return Ok(MarkReport::complete(tables.destination(name)?.mark(request, started_at, now)));
+        }
+        or_busy_error(&self.0, |tables| tables.mark_inbox_dead_letters(request)).await.map(MarkReport::complete)
+    }
+}
+
+impl ConsumerOperator for Operator {
+    fn as_replays(&self) -> Option<&dyn ConsumerReplays> {
+        Some(self)
+    }
+}
+
+pub(crate) fn invalid_cursor(cursor: &str) -> StoreError {
+    StoreError::Refused { reason: format!("`{cursor}` is not a position in this list") }
+}
 
 /// The event that a parked key waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,11 +144,10 @@ impl Database {
 
     /// The dead letters of a destination in any state, the oldest message first.
     pub fn dead_letters(&self, destination: &str) -> Vec<DeadLetter> {
-        let state = self.tables().lock();
-        let tables = state.destinations.get(destination);
-        tables
-            .map(|tables| tables.dead_letters(&DeadLetterFilter::default(), usize::MAX, state.config.started_at))
-            .unwrap_or_default()
+        let mut state = self.tables().lock();
+        let (filter, started_at) = (DeadLetterFilter::of_destination(destination), state.config.started_at);
+        let tables = state.destination(destination).ok();
+        tables.map(|tables| tables.get_dead_letters(&filter, usize::MAX, started_at)).unwrap_or_default()
     }
 
     /// The positions of a destination's shards.

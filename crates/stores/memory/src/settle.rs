@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytestring::ByteString;
 use relevo_core::AfterDead;
+use relevo_core::dead_letters::DeadLetterState;
 use relevo_core::outbox::leases::Lease;
 use relevo_core::outbox::log::{ParkAction, ParkedMessage, PublishFailure, SettleResult, Settlement};
 use relevo_core::outbox::{LogEntry, Position};
 use relevo_core::slot::shard_of;
 use relevo_core::store::StoreError;
 
-use crate::dead_letters::DeadState;
 use crate::leases::DestinationTables;
 use crate::log::Log;
 use crate::state::{Micros, micros};
@@ -181,7 +181,7 @@ impl DestinationTables {
     /// Returns the dead letter that holds this key, if an operator has not decided about it yet.
     pub(crate) fn holding_dead_letter(&self, header: &ParkedKey) -> Option<i64> {
         let ParkedState::Dead(seq) = header.state else { return None };
-        self.dead_letters.get(&seq).filter(|row| row.state == DeadState::Dead).map(|_| seq)
+        self.dead_letters.get(&seq).filter(|row| row.state == DeadLetterState::Dead).map(|_| seq)
     }
 }
 

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use relevo_core::dead_letters::{DeadLetter, DeadLetterAdmin, DeadLetterFilter, MarkRequest};
 use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse, ShardLeases};
 use relevo_core::outbox::log::WindowLimit;
 use relevo_core::outbox::log::{OutboxReader, Page, PageRequest, SettleResult, Settlement};
@@ -15,7 +14,6 @@ use relevo_core::outbox::rules;
 use relevo_core::store::StoreError;
 use uuid::Uuid;
 
-use crate::dead_letters::DeadState;
 use crate::state::Tables;
 
 /// One destination of an outbox. Cheap to clone. It holds no locks between calls.
@@ -99,26 +97,5 @@ impl ParkedReader for Store {
 impl Maintenance for Store {
     async fn maintain(&self, _budget: Duration) -> Result<MaintenanceReport, StoreError> {
         Ok(self.tables.lock().maintain())
-    }
-}
-
-#[async_trait]
-impl DeadLetterAdmin for Store {
-    async fn list_dead_letters(&self, filter: &DeadLetterFilter, limit: usize) -> Result<Vec<DeadLetter>, StoreError> {
-        let mut state = self.tables.lock();
-        let started_at = state.config.started_at;
-        Ok(state.destination(&self.name)?.dead_letters(filter, limit, started_at))
-    }
-
-    async fn redrive(&self, request: &MarkRequest) -> Result<u64, StoreError> {
-        let mut state = self.tables.lock();
-        let now = state.now();
-        Ok(state.destination(&self.name)?.mark(request, DeadState::Redrive, now))
-    }
-
-    async fn discard(&self, request: &MarkRequest) -> Result<u64, StoreError> {
-        let mut state = self.tables.lock();
-        let now = state.now();
-        Ok(state.destination(&self.name)?.mark(request, DeadState::Discard, now))
     }
 }

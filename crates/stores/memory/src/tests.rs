@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use relevo_core::AfterDead;
-use relevo_core::dead_letters::{DeadLetterAdmin, DeadLetterFilter, MarkRequest};
+use relevo_core::dead_letters::{DeadLetterAdmin as _, DeadLetterFilter, MarkAction, MarkRequest};
 use relevo_core::outbox::leases::{Lease, LeaseRequest, ShardLeases};
 use relevo_core::outbox::log::{
     OutboxReader, PageRequest, ParkAction, ParkedMessage, PublishFailure, SettleResult, Settlement,
@@ -88,14 +88,16 @@ impl Relay {
         self.store.settle_parked(vec![settlement]).await.unwrap().remove(0)
     }
 
-    async fn redrive(&self) {
+    async fn redrive(&self, outbox: &Database) {
         let request = MarkRequest {
-            filter: DeadLetterFilter::default(),
+            filter: DeadLetterFilter::of_destination(MAIN),
+            action: MarkAction::Redrive,
             dry_run: false,
+            rate_per_second: None,
             by: "ana".into(),
             reason: "fixed".into(),
         };
-        self.store.redrive(&request).await.unwrap();
+        outbox.operator().mark_dead_letters(&request).await.unwrap();
     }
 }
 
@@ -159,7 +161,7 @@ async fn a_message_redriven_during_a_parked_batch_has_its_own_attempts() {
     emit(&outbox, "a");
     relay.settle(Some(failure(ParkAction::Retry { after: Duration::ZERO }, 1))).await;
     let batch = relay.read_parked().await.remove(0);
-    relay.redrive().await;
+    relay.redrive(&outbox).await;
     relay.read_parked().await;
     let failed = (batch.messages[0].ordinal, failure(ParkAction::Retry { after: Duration::from_secs(9) }, 2));
     assert_eq!(relay.settle_parked(&batch, &[], Some(failed)).await, ParkedResult::StillParked);

@@ -22,10 +22,15 @@ pub(crate) async fn start() -> Memory {
 #[async_trait]
 impl Harness for Memory {
     type Store = memory::Store;
+    type Operator = memory::Operator;
     type Writer = Transaction;
 
     async fn store_for(&self, name: &str) -> memory::Store {
         self.0.store(name)
+    }
+
+    async fn operator(&self) -> memory::Operator {
+        self.0.operator()
     }
 
     async fn begin(&self) -> Transaction {

@@ -24,6 +24,9 @@ pub(crate) enum Error {
     /// The destination does not exist.
     #[error("destination \"{0}\" is not known; hint: add it with `relevo destination add`")]
     UnknownDestination(String),
+    /// The position in a list is not one that this store returned.
+    #[error("`{0}` is not a position in this list")]
+    InvalidCursor(String),
     /// A search reached its time limit.
     #[error("message {id} was not found within {budget:?}; hint: search with `relevo outbox list --key KEY`")]
     SearchTimedOut {
@@ -76,6 +79,7 @@ impl Error {
             Self::UnexpectedResponse(_)
             | Self::MissingTick(_)
             | Self::UnknownDestination(_)
+            | Self::InvalidCursor(_)
             | Self::SearchTimedOut { .. }
             | Self::TimelineChanged { .. } => true,
             Self::Connection(_) | Self::Timeout(_) => false,
@@ -91,7 +95,9 @@ impl From<Error> for StoreError {
                 Self::Unavailable(Box::new(error))
             }
             Error::UnexpectedResponse(_) | Error::MissingTick(_) => Self::Unexpected(Box::new(error)),
-            Error::UnknownDestination(_) | Error::SearchTimedOut { .. } => Self::Refused { reason: error.to_string() },
+            Error::UnknownDestination(_) | Error::InvalidCursor(_) | Error::SearchTimedOut { .. } => {
+                Self::Refused { reason: error.to_string() }
+            }
         }
     }
 }

@@ -4,6 +4,9 @@ use std::time::Duration;
 
 use sqlx::postgres::PgConnectOptions;
 
+/// The timeout of a call by default.
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// The name of the database schema that holds an outbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schema(String);
@@ -57,11 +60,24 @@ pub struct Config {
 impl Config {
     /// Creates the default configuration: schema `relevo`, a call timeout of five seconds.
     pub fn new(connect_options: PgConnectOptions, destination: impl Into<String>) -> Self {
-        Self {
-            connect_options,
-            schema: Schema::default(),
-            destination: destination.into(),
-            call_timeout: Duration::from_secs(5),
-        }
+        Self { connect_options, schema: Schema::default(), destination: destination.into(), call_timeout: CALL_TIMEOUT }
+    }
+}
+
+/// Connection settings of an operator.
+#[derive(Clone, Debug)]
+pub struct OperatorConfig {
+    /// Connection options of the database.
+    pub connect_options: PgConnectOptions,
+    /// The schema of the outbox and of the inboxes.
+    pub schema: Schema,
+    /// Timeout of each call.
+    pub call_timeout: Duration,
+}
+
+impl OperatorConfig {
+    /// Creates the default configuration: schema `relevo`, a call timeout of five seconds.
+    pub fn new(connect_options: PgConnectOptions) -> Self {
+        Self { connect_options, schema: Schema::default(), call_timeout: CALL_TIMEOUT }
     }
 }

@@ -7,8 +7,11 @@ use sqlx::error::DatabaseError;
 use sqlx::postgres::PgConnection;
 use sqlx::{AssertSqlSafe, Connection as _, Row as _};
 
+use crate::classify::Error;
 use crate::config::Schema;
+use crate::connection::Connection;
 use crate::literal::literal;
+use crate::queries;
 
 /// One version of the schema.
 #[derive(Clone, Copy)]
@@ -170,6 +173,22 @@ pub(crate) fn exists_query(schema: &Schema) -> String {
 /// Lists the applied versions in ascending order, each with the oldest program that runs on it.
 pub(crate) fn applied_query(schema: &Schema) -> String {
     format!("SELECT version, compatible_from FROM {}.migration ORDER BY version", schema.quoted())
+}
+
+/// Checks whether this program runs on the schema of this connection.
+pub(crate) async fn check_connection(connection: &Connection, schema: &Schema) -> Result<(), StoreError> {
+    check(schema, newest(connection, schema).await?)
+}
+
+/// Returns the newest applied version and the oldest program that runs on it.
+async fn newest(connection: &Connection, schema: &Schema) -> Result<Option<(i32, Option<i32>)>, Error> {
+    let rows = connection.query(exists_query(schema)).await?;
+    let row = rows.first().ok_or(Error::UnexpectedResponse("no row"))?;
+    if queries::column::<Option<String>>(row, 0)?.is_none() {
+        return Ok(None);
+    }
+    let rows = connection.query(applied_query(schema)).await?;
+    rows.last().map(|row| Ok((queries::column(row, 0)?, queries::column(row, 1)?))).transpose()
 }
 
 /// Checks whether this program runs on the newest applied version. The error names the command that fixes it.

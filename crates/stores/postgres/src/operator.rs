@@ -1,4 +1,5 @@
-//! The operator ports: destinations, messages and dead letters of an outbox. They need only the grants of a relay.
+//! The operator ports: destinations, messages, dead letters and consumers. For an outbox they need only the grants of a
+//! relay.
 
 mod consumers;
 mod examine;
@@ -12,137 +13,217 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use relevo_core::MessageId;
-use relevo_core::dead_letters::{DeadLetter, DeadLetterAdmin, DeadLetterFilter, MarkRequest};
+use relevo_core::dead_letters::{
+    DeadLetter, DeadLetterAdmin, DeadLetterFilter, DeadLetterOwner, DeadLetterPage, MarkReport, MarkRequest,
+};
 use relevo_core::finding::Finding;
-use relevo_core::outbox::admin::{OutboxAdmin, StartFrom};
-use relevo_core::outbox::inspect::{Backlog, DestinationInfo, KeyReport, MessageDetails, OutboxInspector, ShardInfo};
-use relevo_core::outbox::search::{MessageFilter, SearchPage, TimeRange, VerifyReport};
+use relevo_core::outbox::OutboxOperator;
+use relevo_core::outbox::admin::{DestinationChange, OutboxAdmin, OutboxSettings, StartFrom};
+use relevo_core::outbox::inspect::{DestinationInfo, KeyReport, MessageDetails, OutboxInspector, ShardInfo};
+use relevo_core::outbox::search::{MessageFilter, OutboxSearch, SearchPage, TimeRange, VerifyReport};
 use relevo_core::store::StoreError;
 
 use crate::classify::Error;
+use crate::config::OperatorConfig;
+use crate::connection::Connection;
+use crate::migrate;
 use crate::queries::status::{self, StatusStatements};
-use crate::queries::{count_u64, dead_letters, leases, scalar};
-use crate::store::Store;
+use crate::queries::{consumers as inboxes, count_u64, dead_letters, leases, scalar};
 
 pub use self::replay_source::OutboxReplaySource;
 
-impl Store {
+/// Operator access to the outbox and the inboxes of a schema.
+///
+/// It has its own connection, so that slow queries cannot delay a lease.
+pub struct Operator {
+    schema: String,
+    connection: Connection,
+}
+
+/// One destination, for the duration of a call.
+#[derive(Clone, Copy)]
+struct Scope<'a> {
+    schema: &'a str,
+    connection: &'a Connection,
+    name: &'a str,
+}
+
+impl Scope<'_> {
+    /// The statements about the messages of this destination.
+    fn status(&self) -> StatusStatements {
+        StatusStatements::new(self.schema, self.name)
+    }
+
+    /// Returns the destination, or an error if it does not exist.
+    async fn destination(&self) -> Result<DestinationInfo, Error> {
+        let rows = self.connection.query(status::select_destinations(self.schema, Some(self.name))).await?;
+        let found = status::destinations(&rows)?.into_iter().next();
+        found.ok_or_else(|| Error::UnknownDestination(self.name.to_owned()))
+    }
+
+    async fn shards(&self) -> Result<Vec<ShardInfo>, Error> {
+        status::decode_shards(self.connection.copy_out(self.status().shards()).await?)
+    }
+}
+
+impl Operator {
+    /// Connects and checks that this program supports the schema version.
+    pub async fn open(config: OperatorConfig) -> Result<Self, StoreError> {
+        let connection = Connection::new(config.connect_options, config.call_timeout);
+        migrate::check_connection(&connection, &config.schema).await?;
+        Ok(Self { schema: config.schema.quoted(), connection })
+    }
+
     /// Adopts the outbox in this database after an upgrade, or in a copy that must publish from now on.
     pub async fn adopt(&self) -> Result<(), StoreError> {
-        self.operator_connection.query(leases::adopt(&self.schema)).await?;
+        self.connection.query(leases::adopt(&self.schema)).await?;
         Ok(())
     }
 
     /// Assigns transaction ids of this server to all rows after a restore from a dump. Returns the number of messages
     /// that will be published.
     pub async fn rebase(&self) -> Result<i64, StoreError> {
-        Ok(scalar(&self.operator_connection.query(leases::rebase(&self.schema)).await?)?)
+        Ok(scalar(&self.connection.query(leases::rebase(&self.schema)).await?)?)
+    }
+
+    const fn scope<'a>(&'a self, destination: &'a str) -> Scope<'a> {
+        Scope { schema: self.schema.as_str(), connection: &self.connection, name: destination }
+    }
+
+    /// The same for a destination that must exist.
+    async fn existing<'a>(&'a self, destination: &'a str) -> Result<Scope<'a>, Error> {
+        let scope = self.scope(destination);
+        scope.destination().await?;
+        Ok(scope)
     }
 
     async fn change(&self, sql: String) -> Result<bool, StoreError> {
-        Ok(scalar(&self.operator_connection.query(sql).await?)?)
-    }
-
-    async fn mark_dead_letters(&self, function: &str, mark: &MarkRequest) -> Result<u64, StoreError> {
-        let sql = dead_letters::mark_dead_letters(&self.schema, function, &self.destination, mark);
-        Ok(count_u64(scalar(&self.operator_connection.query(sql).await?)?)?)
-    }
-
-    /// The statements about the messages of this destination.
-    fn status(&self) -> StatusStatements {
-        StatusStatements::new(&self.schema, &self.destination)
-    }
-
-    async fn all_destinations(&self) -> Result<Vec<DestinationInfo>, Error> {
-        status::destinations(&self.operator_connection.query(status::select_destinations(&self.schema)).await?)
-    }
-
-    /// Returns the destination of this store, or an error if it does not exist.
-    async fn this_destination(&self) -> Result<DestinationInfo, Error> {
-        let found = self.all_destinations().await?.into_iter().find(|it| it.name == self.destination);
-        found.ok_or_else(|| Error::UnknownDestination(self.destination.clone()))
-    }
-
-    async fn leased_shards(&self) -> Result<Vec<ShardInfo>, Error> {
-        status::decode_shards(self.operator_connection.copy_out(self.status().shards()).await?)
+        Ok(scalar(&self.connection.query(sql).await?)?)
     }
 }
 
 #[async_trait]
-impl OutboxAdmin for Store {
-    async fn add_destination(&self, shards: u16, start: StartFrom) -> Result<bool, StoreError> {
-        self.change(leases::add_destination(&self.schema, &self.destination, shards, start)).await
+impl OutboxAdmin for Operator {
+    async fn add_destination(&self, destination: &str, shards: u16, start: StartFrom) -> Result<bool, StoreError> {
+        self.change(leases::add_destination(&self.schema, destination, shards, start)).await
     }
 
-    async fn remove_destination(&self) -> Result<bool, StoreError> {
-        self.change(leases::remove_destination(&self.schema, &self.destination)).await
+    async fn update_destination(&self, destination: &str, change: DestinationChange) -> Result<bool, StoreError> {
+        self.change(match change {
+            DestinationChange::Enabled(enabled) => leases::set_enabled(&self.schema, destination, enabled),
+            DestinationChange::Shards(shards) => leases::reshard_destination(&self.schema, destination, shards),
+        })
+        .await
     }
 
-    async fn switch(&self, on: bool) -> Result<bool, StoreError> {
-        self.change(leases::set_enabled(&self.schema, &self.destination, on)).await
+    async fn remove_destination(&self, destination: &str) -> Result<bool, StoreError> {
+        self.change(leases::remove_destination(&self.schema, destination)).await
     }
 
-    async fn regroup(&self, shards: u16) -> Result<bool, StoreError> {
-        self.change(leases::reshard_destination(&self.schema, &self.destination, shards)).await
-    }
-}
-
-#[async_trait]
-impl DeadLetterAdmin for Store {
-    async fn list_dead_letters(&self, filter: &DeadLetterFilter, limit: usize) -> Result<Vec<DeadLetter>, StoreError> {
-        let sql = dead_letters::select_dead_letters(&self.schema, &self.destination, filter, limit);
-        Ok(dead_letters::dead_letters(self.operator_connection.copy_out(sql).await?)?)
+    async fn settings(&self) -> Result<OutboxSettings, StoreError> {
+        Ok(status::settings(&self.connection.query(status::select_settings(&self.schema)).await?)?)
     }
 
-    async fn redrive(&self, mark: &MarkRequest) -> Result<u64, StoreError> {
-        self.mark_dead_letters("redrive", mark).await
-    }
-
-    async fn discard(&self, mark: &MarkRequest) -> Result<u64, StoreError> {
-        self.mark_dead_letters("discard", mark).await
+    async fn set_settings(&self, settings: &OutboxSettings) -> Result<(), StoreError> {
+        self.connection.query(status::update_settings(&self.schema, settings)).await?;
+        Ok(())
     }
 }
 
 #[async_trait]
-impl OutboxInspector for Store {
+impl DeadLetterAdmin for Operator {
+    async fn list_dead_letters(
+        &self,
+        filter: &DeadLetterFilter,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<DeadLetterPage, StoreError> {
+        match &filter.owner {
+            DeadLetterOwner::Destination(name) => {
+                let after = after.map(dead_letters::parse_cursor).transpose()?;
+                let sql = dead_letters::list(&self.schema, self.existing(name).await?.name, filter, after, limit);
+                Ok(dead_letters::page(self.connection.copy_out(sql).await?, name, limit)?)
+            }
+            DeadLetterOwner::Consumer(_) | DeadLetterOwner::AnyConsumer => {
+                filter.check_for_consumer()?;
+                let after = after.map(inboxes::parse_cursor).transpose()?;
+                let rows = self.call_inbox(inboxes::list_dead_letters(&self.schema, filter, after, limit)).await?;
+                Ok(inboxes::dead_letter_page(&rows, limit)?)
+            }
+        }
+    }
+
+    async fn get_dead_letters(&self, filter: &DeadLetterFilter, limit: usize) -> Result<Vec<DeadLetter>, StoreError> {
+        match &filter.owner {
+            DeadLetterOwner::Destination(name) => {
+                let sql = dead_letters::get(&self.schema, self.existing(name).await?.name, filter, limit);
+                Ok(dead_letters::dead_letters(self.connection.copy_out(sql).await?, name)?)
+            }
+            DeadLetterOwner::Consumer(_) | DeadLetterOwner::AnyConsumer => {
+                filter.check_for_consumer()?;
+                let rows = self.call_inbox(inboxes::get_dead_letters(&self.schema, filter, limit)).await?;
+                Ok(rows.iter().map(inboxes::dead_letter).collect::<Result<_, _>>()?)
+            }
+        }
+    }
+
+    async fn mark_dead_letters(&self, request: &MarkRequest) -> Result<MarkReport, StoreError> {
+        request.check()?;
+        let rows = match &request.filter.owner {
+            DeadLetterOwner::Destination(name) => {
+                let sql = dead_letters::mark(&self.schema, self.existing(name).await?.name, request);
+                self.connection.query(sql).await?
+            }
+            DeadLetterOwner::Consumer(_) | DeadLetterOwner::AnyConsumer => {
+                self.call_inbox(inboxes::mark_dead_letters(&self.schema, request)).await?
+            }
+        };
+        Ok(MarkReport::complete(count_u64(scalar(&rows)?)?))
+    }
+}
+
+#[async_trait]
+impl OutboxInspector for Operator {
     async fn destinations(&self) -> Result<Vec<DestinationInfo>, StoreError> {
-        Ok(self.all_destinations().await?)
+        Ok(status::destinations(&self.connection.query(status::select_destinations(&self.schema, None)).await?)?)
     }
 
-    async fn backlog(&self) -> Result<Backlog, StoreError> {
-        Ok(status::decode_backlog(&self.operator_connection.query(self.status().backlog()).await?)?)
+    async fn shards(&self, destination: &str) -> Result<Vec<ShardInfo>, StoreError> {
+        Ok(self.existing(destination).await?.shards().await?)
     }
 
-    async fn search(&self, search: &MessageFilter, limit: usize, budget: Duration) -> Result<SearchPage, StoreError> {
-        self.this_destination().await?;
-        Ok(search::search(self, search, limit, budget).await?)
+    async fn message(&self, destination: &str, id: MessageId) -> Result<Option<MessageDetails>, StoreError> {
+        Ok(search::show(self.existing(destination).await?, id).await?)
     }
 
-    async fn message(&self, id: MessageId) -> Result<Option<MessageDetails>, StoreError> {
-        self.this_destination().await?;
-        Ok(search::show(self, id).await?)
-    }
-
-    async fn key_facts(&self, key: &str) -> Result<KeyReport, StoreError> {
-        Ok(why::why(self, key).await?)
-    }
-
-    async fn shards(&self) -> Result<Vec<ShardInfo>, StoreError> {
-        self.this_destination().await?;
-        Ok(self.leased_shards().await?)
-    }
-
-    async fn verify(&self, range: TimeRange) -> Result<VerifyReport, StoreError> {
-        self.this_destination().await?;
-        Ok(verify::verify(self, range).await?)
-    }
-
-    async fn retention(&self) -> Result<Duration, StoreError> {
-        let rows = self.operator_connection.query(status::select_retention(&self.schema)).await?;
-        Ok(Duration::from_secs(u64::try_from(scalar::<i64>(&rows)?).unwrap_or(0)))
+    async fn key_facts(&self, destination: &str, key: &str) -> Result<KeyReport, StoreError> {
+        Ok(why::why(self.scope(destination), key).await?)
     }
 
     async fn examine(&self) -> Result<Vec<Finding>, StoreError> {
         Ok(examine::examine(self).await?)
+    }
+}
+
+#[async_trait]
+impl OutboxSearch for Operator {
+    async fn search(
+        &self,
+        destination: &str,
+        filter: &MessageFilter,
+        limit: usize,
+        budget: Duration,
+    ) -> Result<SearchPage, StoreError> {
+        Ok(search::search(self.existing(destination).await?, filter, limit, budget).await?)
+    }
+
+    async fn verify(&self, destination: &str, range: TimeRange) -> Result<VerifyReport, StoreError> {
+        Ok(verify::verify(self.existing(destination).await?, range).await?)
+    }
+}
+
+impl OutboxOperator for Operator {
+    fn as_search(&self) -> Option<&dyn OutboxSearch> {
+        Some(self)
     }
 }

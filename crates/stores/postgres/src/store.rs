@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::classify::Error;
-use crate::config::{Config, Schema};
+use crate::config::Config;
 use crate::connection::Connection;
 use crate::queries::{leases, parked, read, settle};
 use crate::tick::Tick;
@@ -31,16 +31,14 @@ const MAINTENANCE_TIMEOUT: Duration = Duration::from_mins(1);
 /// The outbox of one destination, as a relay uses it.
 ///
 /// One connection reads and another leases and settles, so that reading ahead overlaps with settling. A third runs
-/// maintenance, and a fourth runs operator queries.
+/// maintenance.
 pub struct Store {
-    pub(crate) schema: String,
-    pub(crate) destination: String,
-    pub(crate) read_connection: Connection,
-    pub(crate) write_connection: Connection,
+    schema: String,
+    destination: String,
+    read_connection: Connection,
+    write_connection: Connection,
     /// Slow or failed maintenance must not affect a lease.
     maintenance_connection: Connection,
-    /// Slow operator queries must not affect a lease either. It connects on first use.
-    pub(crate) operator_connection: Connection,
     ticks: Mutex<BTreeMap<i64, Arc<Tick>>>,
     /// The timeline on which the leases were acquired. 0 before the first lease.
     timeline: AtomicI64,
@@ -54,24 +52,12 @@ impl Store {
             destination: config.destination,
             read_connection: Connection::new(config.connect_options.clone(), config.call_timeout),
             write_connection: Connection::new(config.connect_options.clone(), config.call_timeout),
-            maintenance_connection: Connection::new(config.connect_options.clone(), MAINTENANCE_TIMEOUT),
-            operator_connection: Connection::new(config.connect_options, config.call_timeout),
+            maintenance_connection: Connection::new(config.connect_options, MAINTENANCE_TIMEOUT),
             ticks: Mutex::default(),
             timeline: AtomicI64::new(0),
         };
-        migrate::check(&config.schema, store.newest_migration(&config.schema).await?)?;
+        migrate::check_connection(&store.write_connection, &config.schema).await?;
         Ok(store)
-    }
-
-    /// Returns the newest schema version and the oldest program that runs on it.
-    async fn newest_migration(&self, schema: &Schema) -> Result<Option<(i32, Option<i32>)>, Error> {
-        let rows = self.write_connection.query(migrate::exists_query(schema)).await?;
-        let row = rows.first().ok_or(Error::UnexpectedResponse("no row"))?;
-        if queries::column::<Option<String>>(row, 0)?.is_none() {
-            return Ok(None);
-        }
-        let rows = self.write_connection.query(migrate::applied_query(schema)).await?;
-        rows.last().map(|row| Ok((queries::column(row, 0)?, queries::column(row, 1)?))).transpose()
     }
 
     /// Clears the cached ticks after a break, because a promoted standby may number ticks differently.

@@ -36,6 +36,24 @@ impl Config {
     }
 }
 
+/// Connection settings of an operator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OperatorConfig {
+    /// The database file.
+    pub path: PathBuf,
+    /// How long a call waits for another writer.
+    pub busy_timeout: Duration,
+    /// Accepts a file on a network file system, where it may become corrupt.
+    pub allow_network_file_system: bool,
+}
+
+impl OperatorConfig {
+    /// Creates the default configuration: a busy timeout of five seconds, local file systems only.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), busy_timeout: BUSY_TIMEOUT, allow_network_file_system: false }
+    }
+}
+
 /// Connection options for an application: WAL mode, `synchronous = FULL`, a busy timeout of five seconds, and foreign
 /// keys enforced. The file must exist.
 ///

@@ -2,7 +2,7 @@
 //! share the file.
 //!
 //! A writer begins with [`begin`], so that it holds the file's only write lock from its first statement. It calls
-//! [`emit()`] in that transaction, and a relay reads through [`Store`]. Only one transaction writes at a time, so
+//! [`emit()`] in that transaction, a relay reads through [`Store`], and operators use [`Operator`]. Only one transaction writes at a time, so
 //! sequence numbers are in commit order. Open every connection that emits with [`connect_options`].
 //!
 //! The consumer side, which applies each handler's effects once, is in [`inbox`].
@@ -37,8 +37,9 @@ mod pool;
 mod queries;
 mod store;
 
-pub use config::{Config, connect_options};
+pub use config::{Config, OperatorConfig, connect_options};
 pub use emit::{BeginFuture, BeginImmediate, Emitter, OpenTransaction, begin, cancel, describe_error, emit};
+pub use operator::Operator;
 pub use operator::replay_source::OutboxReplaySource;
 pub use relevo_core::outbox::admin::StartFrom;
 pub use relevo_core::outbox::inspect::Backlog;

@@ -7,117 +7,196 @@ mod search;
 mod verify;
 mod why;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use relevo_core::MessageId;
-use relevo_core::dead_letters::{DeadLetter, DeadLetterAdmin, DeadLetterFilter, MarkRequest};
-use relevo_core::finding::Finding;
-use relevo_core::inbox::admin::{
-    ConsumerControl, ConsumerDetails, ConsumerSummary, InboxRecord, Operate, RemoveOutcome,
+use relevo_core::dead_letters::{
+    DeadLetter, DeadLetterAdmin, DeadLetterFilter, DeadLetterOwner, DeadLetterPage, MarkReport, MarkRequest,
 };
-use relevo_core::inbox::dead_letters::{self as inbox_letters, DeadLetterState};
-use relevo_core::inbox::replays::{EnqueueOutcome, Replay, ReplayBatch, ReplayPlan};
-use relevo_core::outbox::admin::{OutboxAdmin, StartFrom};
-use relevo_core::outbox::inspect::{Backlog, DestinationInfo, KeyReport, MessageDetails, OutboxInspector, ShardInfo};
-use relevo_core::outbox::search::{MessageFilter, SearchPage, TimeRange, VerifyReport};
+use relevo_core::finding::Finding;
+use relevo_core::inbox::ConsumerOperator;
+use relevo_core::inbox::admin::{
+    ConsumerAdmin, ConsumerControl, ConsumerDetails, ConsumerSummary, InboxRecord, RemoveOutcome,
+};
+use relevo_core::inbox::replays::{ConsumerReplays, EnqueueOutcome, Replay, ReplayBatch, ReplayPlan};
+use relevo_core::outbox::OutboxOperator;
+use relevo_core::outbox::admin::{DestinationChange, OutboxAdmin, OutboxSettings, StartFrom};
+use relevo_core::outbox::inspect::{DestinationInfo, KeyReport, MessageDetails, OutboxInspector, ShardInfo};
+use relevo_core::outbox::search::{MessageFilter, OutboxSearch, SearchPage, TimeRange, VerifyReport};
 use relevo_core::store::StoreError;
+use sqlx::sqlite::SqliteConnection;
+use tokio::time::timeout;
 
+use crate::classify::{self, Error};
+use crate::config::OperatorConfig;
+use crate::connection::{Connection, Durability};
 use crate::queries::inbox::{self, members, replays};
 use crate::queries::status::{self, Progress};
-use crate::queries::{consumers, dead_letters, destinations, retention};
-use crate::store::Store;
+use crate::queries::{consumers, dead_letters, destinations, read, retention};
+use crate::store::DISK_TIMEOUT;
 
-#[async_trait]
-impl OutboxAdmin for Store {
-    async fn add_destination(&self, shards: u16, start: StartFrom) -> Result<bool, StoreError> {
-        self.change(async |c| destinations::add(c, &self.destination, shards, start).await).await
-    }
-
-    async fn remove_destination(&self) -> Result<bool, StoreError> {
-        self.change(async |c| destinations::remove(c, &self.destination).await).await
-    }
-
-    async fn switch(&self, on: bool) -> Result<bool, StoreError> {
-        self.change(async |c| destinations::set_enabled(c, &self.destination, on).await).await
-    }
-
-    async fn regroup(&self, shards: u16) -> Result<bool, StoreError> {
-        self.change(async |c| destinations::reshard(c, &self.destination, shards).await).await
-    }
+/// Operator access to the outbox and the inboxes of a file.
+pub struct Operator {
+    file: PathBuf,
+    read_connection: Connection,
+    write_connection: Connection,
+    timeout: Duration,
 }
 
-impl Store {
-    async fn mark_dead_letters(&self, state: &str, request: &MarkRequest) -> Result<u64, StoreError> {
-        if request.dry_run {
-            return self.inspect(async |c| dead_letters::count_unmarked(c, &self.destination, request).await).await;
-        }
-        self.change(async |c| dead_letters::mark(c, &self.destination, state, request).await).await
+impl Operator {
+    /// Opens the file. Checks that this program supports its schema version and that it is on a local disk.
+    pub async fn open(config: OperatorConfig) -> Result<Self, StoreError> {
+        let OperatorConfig { path: file, busy_timeout, allow_network_file_system } = config;
+        classify::check_local(&file, allow_network_file_system)?;
+        let operator = Self {
+            read_connection: Connection::new(&file, busy_timeout),
+            write_connection: Connection::new(&file, busy_timeout),
+            timeout: busy_timeout + DISK_TIMEOUT,
+            file,
+        };
+        let opening = timeout(operator.timeout, operator.check_writable()).await;
+        let opening = opening.unwrap_or(Err(Error::Timeout(operator.timeout)));
+        opening.map_err(|error| error.at_open(&operator.file))?;
+        Ok(operator)
     }
 
-    async fn mark_inbox_dead_letters(
+    /// Connects, and acquires the write lock briefly, so that a read-only file fails now. If another connection holds
+    /// the lock, the write check is skipped.
+    async fn check_writable(&self) -> Result<(), Error> {
+        self.read_connection.acquire().await?.release();
+        match self.write_connection.write(Durability::Normal, async |c| read::check_writable(c).await).await {
+            Err(Error::Busy) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Runs one call with the deadline. Errors name the file.
+    async fn with_timeout<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, StoreError> {
+        let result = timeout(self.timeout, work).await.unwrap_or(Err(Error::Timeout(self.timeout)));
+        result.map_err(|error| error.after_open(&self.file))
+    }
+
+    /// Runs statements that only read. They wait for no writer.
+    async fn inspect<T>(
         &self,
-        state: DeadLetterState,
-        request: &inbox_letters::MarkRequest,
-    ) -> Result<u64, StoreError> {
-        if request.dry_run {
-            return self.inspect(async |c| inbox::dead_letters::count(c, &request.filter).await).await;
-        }
-        self.change(async |c| inbox::dead_letters::mark(c, state, request).await).await
+        work: impl AsyncFnOnce(&mut SqliteConnection) -> Result<T, Error>,
+    ) -> Result<T, StoreError> {
+        self.with_timeout(self.read_connection.read(work)).await
+    }
+
+    /// Runs statements in one transaction that survives a power failure.
+    async fn change<T>(
+        &self,
+        work: impl AsyncFnOnce(&mut SqliteConnection) -> Result<T, Error>,
+    ) -> Result<T, StoreError> {
+        self.with_timeout(self.write_connection.write(Durability::Full, work)).await
     }
 }
 
 #[async_trait]
-impl DeadLetterAdmin for Store {
-    async fn list_dead_letters(&self, filter: &DeadLetterFilter, limit: usize) -> Result<Vec<DeadLetter>, StoreError> {
-        self.inspect(async |c| dead_letters::list(c, &self.destination, filter, limit).await).await
+impl OutboxAdmin for Operator {
+    async fn add_destination(&self, destination: &str, shards: u16, start: StartFrom) -> Result<bool, StoreError> {
+        self.change(async |c| destinations::add(c, destination, shards, start).await).await
     }
 
-    async fn redrive(&self, request: &MarkRequest) -> Result<u64, StoreError> {
-        self.mark_dead_letters("redriving", request).await
-    }
-
-    async fn discard(&self, request: &MarkRequest) -> Result<u64, StoreError> {
-        self.mark_dead_letters("discarding", request).await
-    }
-}
-
-#[async_trait]
-impl OutboxInspector for Store {
-    async fn destinations(&self) -> Result<Vec<DestinationInfo>, StoreError> {
-        self.inspect(async |c| destinations::list(c).await).await
-    }
-
-    async fn backlog(&self) -> Result<Backlog, StoreError> {
-        self.inspect(async |c| verify::backlog(c, &self.destination).await).await
-    }
-
-    async fn search(&self, filter: &MessageFilter, limit: usize, budget: Duration) -> Result<SearchPage, StoreError> {
-        self.inspect(async |c| search::search(c, &self.destination, filter, limit, budget).await).await
-    }
-
-    async fn message(&self, id: MessageId) -> Result<Option<MessageDetails>, StoreError> {
-        self.inspect(async |c| status::search::show(c, &self.destination, id).await).await
-    }
-
-    async fn key_facts(&self, key: &str) -> Result<KeyReport, StoreError> {
-        self.inspect(async |c| why::why(c, &self.destination, key).await).await
-    }
-
-    async fn shards(&self) -> Result<Vec<ShardInfo>, StoreError> {
-        self.inspect(async |c| {
-            let progress = Progress::load(c, &self.destination).await?;
-            status::key::shards(c, &self.destination, progress.shards).await
+    async fn update_destination(&self, destination: &str, change: DestinationChange) -> Result<bool, StoreError> {
+        self.change(async |c| match change {
+            DestinationChange::Enabled(enabled) => destinations::set_enabled(c, destination, enabled).await,
+            DestinationChange::Shards(shards) => destinations::reshard(c, destination, shards).await,
         })
         .await
     }
 
-    async fn verify(&self, range: TimeRange) -> Result<VerifyReport, StoreError> {
-        self.inspect(async |c| verify::verify(c, &self.destination, range).await).await
+    async fn remove_destination(&self, destination: &str) -> Result<bool, StoreError> {
+        self.change(async |c| destinations::remove(c, destination).await).await
     }
 
-    async fn retention(&self) -> Result<Duration, StoreError> {
-        self.inspect(async |c| retention::retention(c).await).await
+    async fn settings(&self) -> Result<OutboxSettings, StoreError> {
+        self.inspect(async |c| retention::settings(c).await).await
+    }
+
+    async fn set_settings(&self, settings: &OutboxSettings) -> Result<(), StoreError> {
+        if self.settings().await? == *settings {
+            return Ok(());
+        }
+        self.change(async |c| retention::set_settings(c, settings).await).await
+    }
+}
+
+#[async_trait]
+impl DeadLetterAdmin for Operator {
+    async fn list_dead_letters(
+        &self,
+        filter: &DeadLetterFilter,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<DeadLetterPage, StoreError> {
+        match &filter.owner {
+            DeadLetterOwner::Destination(name) => {
+                self.inspect(async |c| dead_letters::list(c, name, filter, after, limit).await).await
+            }
+            DeadLetterOwner::Consumer(_) | DeadLetterOwner::AnyConsumer => {
+                filter.check_for_consumer()?;
+                self.inspect(async |c| inbox::dead_letters::list(c, filter, after, limit).await).await
+            }
+        }
+    }
+
+    async fn get_dead_letters(&self, filter: &DeadLetterFilter, limit: usize) -> Result<Vec<DeadLetter>, StoreError> {
+        match &filter.owner {
+            DeadLetterOwner::Destination(name) => {
+                self.inspect(async |c| dead_letters::get(c, name, filter, limit).await).await
+            }
+            DeadLetterOwner::Consumer(_) | DeadLetterOwner::AnyConsumer => {
+                filter.check_for_consumer()?;
+                self.inspect(async |c| inbox::dead_letters::get(c, filter, limit).await).await
+            }
+        }
+    }
+
+    async fn mark_dead_letters(&self, request: &MarkRequest) -> Result<MarkReport, StoreError> {
+        request.check()?;
+        let filter = &request.filter;
+        let count = match (&filter.owner, request.dry_run) {
+            (DeadLetterOwner::Destination(name), true) => {
+                self.inspect(async |c| dead_letters::count_unmarked(c, name, filter).await).await?
+            }
+            (DeadLetterOwner::Destination(name), false) => {
+                self.change(async |c| dead_letters::mark(c, name, request).await).await?
+            }
+            (DeadLetterOwner::Consumer(_) | DeadLetterOwner::AnyConsumer, true) => {
+                self.inspect(async |c| inbox::dead_letters::count(c, filter).await).await?
+            }
+            (DeadLetterOwner::Consumer(_) | DeadLetterOwner::AnyConsumer, false) => {
+                self.change(async |c| inbox::dead_letters::mark(c, request).await).await?
+            }
+        };
+        Ok(MarkReport::complete(count))
+    }
+}
+
+#[async_trait]
+impl OutboxInspector for Operator {
+    async fn destinations(&self) -> Result<Vec<DestinationInfo>, StoreError> {
+        self.inspect(async |c| destinations::list(c).await).await
+    }
+
+    async fn shards(&self, destination: &str) -> Result<Vec<ShardInfo>, StoreError> {
+        self.inspect(async |c| {
+            let progress = Progress::load(c, destination).await?;
+            status::key::shards(c, destination, progress.shards).await
+        })
+        .await
+    }
+
+    async fn message(&self, destination: &str, id: MessageId) -> Result<Option<MessageDetails>, StoreError> {
+        self.inspect(async |c| status::search::show(c, destination, id).await).await
+    }
+
+    async fn key_facts(&self, destination: &str, key: &str) -> Result<KeyReport, StoreError> {
+        self.inspect(async |c| why::why(c, destination, key).await).await
     }
 
     async fn examine(&self) -> Result<Vec<Finding>, StoreError> {
@@ -126,7 +205,30 @@ impl OutboxInspector for Store {
 }
 
 #[async_trait]
-impl Operate for Store {
+impl OutboxSearch for Operator {
+    async fn search(
+        &self,
+        destination: &str,
+        filter: &MessageFilter,
+        limit: usize,
+        budget: Duration,
+    ) -> Result<SearchPage, StoreError> {
+        self.inspect(async |c| search::search(c, destination, filter, limit, budget).await).await
+    }
+
+    async fn verify(&self, destination: &str, range: TimeRange) -> Result<VerifyReport, StoreError> {
+        self.inspect(async |c| verify::verify(c, destination, range).await).await
+    }
+}
+
+impl OutboxOperator for Operator {
+    fn as_search(&self) -> Option<&dyn OutboxSearch> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl ConsumerAdmin for Operator {
     async fn list_consumers(&self) -> Result<Vec<ConsumerSummary>, StoreError> {
         self.inspect(async |c| consumers::list(c, None).await).await
     }
@@ -148,26 +250,13 @@ impl Operate for Store {
         self.change(async |c| members::remove_consumer(c, consumer).await).await
     }
 
-    async fn list_dead_letters(
-        &self,
-        filter: &inbox_letters::DeadLetterFilter,
-        limit: usize,
-    ) -> Result<Vec<inbox_letters::DeadLetter>, StoreError> {
-        self.inspect(async |c| inbox::dead_letters::list(c, filter, limit).await).await
-    }
-
-    async fn redrive(&self, request: &inbox_letters::MarkRequest) -> Result<u64, StoreError> {
-        self.mark_inbox_dead_letters(DeadLetterState::Redriven, request).await
-    }
-
-    async fn archive(&self, request: &inbox_letters::MarkRequest) -> Result<u64, StoreError> {
-        self.mark_inbox_dead_letters(DeadLetterState::Discarded, request).await
-    }
-
     async fn find_message(&self, id: MessageId) -> Result<Vec<InboxRecord>, StoreError> {
         self.inspect(async |c| consumers::find_message(c, id).await).await
     }
+}
 
+#[async_trait]
+impl ConsumerReplays for Operator {
     async fn create_replay(&self, plan: &ReplayPlan) -> Result<u32, StoreError> {
         self.change(async |c| replays::create(c, plan).await).await
     }
@@ -191,5 +280,11 @@ impl Operate for Store {
 
     async fn list_replays(&self, consumer: &str) -> Result<Vec<Replay>, StoreError> {
         self.inspect(async |c| replays::list(c, consumer).await).await
+    }
+}
+
+impl ConsumerOperator for Operator {
+    fn as_replays(&self) -> Option<&dyn ConsumerReplays> {
+        Some(self)
     }
 }

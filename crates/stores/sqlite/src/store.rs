@@ -29,8 +29,8 @@ pub(crate) const DISK_TIMEOUT: Duration = Duration::from_secs(30);
 ///
 /// One connection reads and another leases and settles, so that reading ahead overlaps with settling.
 pub struct Store {
-    pub(crate) file: PathBuf,
-    pub(crate) destination: String,
+    file: PathBuf,
+    destination: String,
     read_connection: Connection,
     write_connection: Connection,
     timeout: Duration,
@@ -70,7 +70,7 @@ impl Store {
     }
 
     /// Runs one call with the deadline. Errors name the file.
-    pub(crate) async fn with_timeout<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, StoreError> {
+    async fn with_timeout<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, StoreError> {
         let result = timeout(self.timeout, work).await.unwrap_or(Err(Error::Timeout(self.timeout)));
         result.map_err(|error| {
             // The next call may open another file.
@@ -79,16 +79,8 @@ impl Store {
         })
     }
 
-    /// Runs statements that only read, for operators. They wait for no writer.
-    pub(crate) async fn inspect<T>(
-        &self,
-        work: impl AsyncFnOnce(&mut SqliteConnection) -> Result<T, Error>,
-    ) -> Result<T, StoreError> {
-        self.with_timeout(self.read_connection.read(work)).await
-    }
-
-    /// Runs statements in one transaction that survives a power failure, for operators.
-    pub(crate) async fn change<T>(
+    /// Runs statements in one transaction that survives a power failure.
+    async fn change<T>(
         &self,
         work: impl AsyncFnOnce(&mut SqliteConnection) -> Result<T, Error>,
     ) -> Result<T, StoreError> {

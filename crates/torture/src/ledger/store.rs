@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::{Context as _, Result, bail};
-use relevo_core::inbox::admin::Operate;
+use relevo_core::inbox::ConsumerOperator;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{ConnectOptions as _, Row as _, SqliteConnection};
 
@@ -170,15 +170,15 @@ impl Store {
     }
 
     /// The operator interface for consumers.
-    pub async fn operator(&self) -> Result<Box<dyn Operate>> {
+    pub async fn operator(&self) -> Result<Box<dyn ConsumerOperator>> {
         Ok(match self {
             Self::Postgres(options) => {
-                let config = relevo_store_postgres::Config::new((**options).clone(), "ledger");
-                Box::new(relevo_store_postgres::Store::open(config).await?)
+                let config = relevo_store_postgres::OperatorConfig::new((**options).clone());
+                Box::new(relevo_store_postgres::Operator::open(config).await?)
             }
             Self::Sqlite(path) => {
-                let config = relevo_store_sqlite::Config::new(path, "ledger");
-                Box::new(relevo_store_sqlite::Store::open(config).await?)
+                let config = relevo_store_sqlite::OperatorConfig::new(path);
+                Box::new(relevo_store_sqlite::Operator::open(config).await?)
             }
         })
     }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
+use relevo_core::dead_letters::{DeadLetterFilter, MarkAction, MarkRequest};
 use relevo_core::inbox::InboxRetention;
-use relevo_core::inbox::dead_letters::{DeadLetterFilter, MarkRequest};
 use relevo_inbox::Clock;
 use relevo_store_sqlite::connect_options;
 use relevo_torture::ledger::{Member, NoFault, Store};
@@ -78,14 +78,14 @@ pub(crate) async fn a_message_delivered_after_it_was_pruned_is_a_dead_letter(bac
     later.stop().await.expect("it stops cleanly");
     until("the late queue is empty", async || late.unsettled().await.is_ok_and(|count| count == 0)).await;
 
-    let filter = DeadLetterFilter { consumer: Some(harness.consumer.clone()), ..DeadLetterFilter::default() };
     let request = MarkRequest {
-        filter,
+        filter: DeadLetterFilter::of_consumer(&*harness.consumer),
+        action: MarkAction::Discard,
         dry_run: false,
         rate_per_second: None,
         by: "one".to_owned(),
         reason: "too late".to_owned(),
     };
-    assert_eq!(harness.operator().await.archive(&request).await.expect("a store"), 8);
+    assert_eq!(harness.operator().await.mark_dead_letters(&request).await.expect("a store").count, 8);
     harness.check(&[]).await;
 }

@@ -52,8 +52,7 @@ pub(crate) async fn a_dead_letter_is_copied_to_a_queue_of_the_broker(backends: B
     assert_eq!(header("dead-letter-id"), Some(original.id.to_string().as_str()));
     assert_eq!((header("dead-letter-class"), header("dead-letter-attempts")), (Some("address"), Some("1")));
     assert_eq!((header("x-own"), &*copy.key), (Some("its own"), original.key.as_str()));
-    let dead = harness.dead().await;
-    assert_eq!(copy.payload, dead[0].message.raw.payload);
+    assert_eq!(copy.payload, harness.first_dead_message().await.raw.payload);
     let outcomes = reader.acknowledge(&[copies[0].tag]).await;
     assert!(matches!(outcomes[..], [AckOutcome::Acknowledged]), "{outcomes:?}");
     reader.close().await.expect("it closes");

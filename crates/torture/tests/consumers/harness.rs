@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use relevo_core::broker::{OutcomeReceiver, Publication};
-use relevo_core::inbox::admin::Operate;
-use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterFilter, DeadLetterState};
+use relevo_core::dead_letters::{DeadLetterFilter, DeadLetterState, DeadLetterSummary};
+use relevo_core::inbox::{ConsumerOperator, InboxMessage};
 use relevo_core::message::Headers;
 use relevo_core::{Broker, Message, MessageId};
 use relevo_torture::ledger::{Behaviour, Feed, Member, Row, RunningMember, Store};
@@ -185,18 +185,22 @@ impl Harness {
         self.sent.lock().expect("no thread panicked").clone()
     }
 
-    pub(crate) async fn operator(&self) -> Box<dyn Operate> {
+    pub(crate) async fn operator(&self) -> Box<dyn ConsumerOperator> {
         self.store.operator().await.expect("a prepared store")
     }
 
     /// Dead letters that wait for an operator.
-    pub(crate) async fn dead(&self) -> Vec<DeadLetter> {
-        let filter = DeadLetterFilter {
-            consumer: Some(self.consumer.clone()),
-            state: Some(DeadLetterState::Dead),
-            ..DeadLetterFilter::default()
-        };
-        self.operator().await.list_dead_letters(&filter, 1_000).await.expect("a prepared store")
+    pub(crate) async fn dead(&self) -> Vec<DeadLetterSummary> {
+        let filter =
+            DeadLetterFilter { states: vec![DeadLetterState::Dead], ..DeadLetterFilter::of_consumer(&*self.consumer) };
+        self.operator().await.list_dead_letters(&filter, None, 1_000).await.expect("a prepared store").letters
+    }
+
+    /// The message of the oldest dead letter.
+    pub(crate) async fn first_dead_message(&self) -> InboxMessage {
+        let filter = DeadLetterFilter::of_consumer(&*self.consumer);
+        let letters = self.operator().await.get_dead_letters(&filter, 1).await.expect("a prepared store");
+        letters[0].content.inbox_message().expect("the filter selects a consumer").clone()
     }
 
     /// Ends a case: waits until the broker is empty, stops the last members, and checks everything.
@@ -221,8 +225,7 @@ impl Harness {
         let details =
             self.operator().await.get_consumer(&self.consumer, 10).await.expect("a store").expect("the consumer");
         assert_eq!(details.summary.waiting, 0, "nothing waits in the retry table: {:?}", details.queues);
-        let dead_ids: BTreeSet<MessageId> =
-            self.dead().await.iter().map(|dead_letter| dead_letter.message.dedup_id.id).collect();
+        let dead_ids: BTreeSet<MessageId> = self.dead().await.iter().map(|dead_letter| dead_letter.id).collect();
         let expected: BTreeSet<MessageId> =
             self.sent().iter().filter(|sent| dead.contains(&sent.change)).map(|sent| sent.id).collect();
         assert_eq!(dead_ids, expected, "exactly these are dead letters");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use relevo_core::AfterDead;
-use relevo_core::inbox::dead_letters::{DeadLetterFilter, MarkRequest};
+use relevo_core::dead_letters::{DeadLetterFilter, MarkAction, MarkRequest};
 use relevo_inbox::HandlerError;
 use relevo_torture::ledger::{Behaviour, Member, NoFault, Point};
 
@@ -31,7 +31,7 @@ pub(crate) async fn poison_in_the_middle_of_a_batch_is_a_dead_letter_and_the_oth
     assert!(member.status().batches_rolled_back() > 0, "it was in a batch");
     member.stop().await.expect("it stops cleanly");
     let dead = harness.dead().await;
-    let raw = &dead[0].message.raw;
+    let raw = harness.first_dead_message().await.raw;
     assert_eq!((&*raw.payload, dead[0].class.as_str()), (BYTES, "undecodable"));
     assert!(raw.headers.contains(&("x-own".to_owned(), "its own".into())), "{:?}", raw.headers);
     harness.check(&[14]).await;
@@ -65,9 +65,9 @@ pub(crate) async fn two_redrives_at_once_have_one_effect_and_the_key_keeps_its_o
         .summary;
     assert_eq!((waiting.waiting, waiting.dead), (3, 1));
     cured.store(true, Ordering::SeqCst);
-    let filter = DeadLetterFilter { consumer: Some(harness.consumer.clone()), ..DeadLetterFilter::default() };
     let request = |by: &str| MarkRequest {
-        filter: filter.clone(),
+        filter: DeadLetterFilter::of_consumer(&*harness.consumer),
+        action: MarkAction::Redrive,
         dry_run: false,
         rate_per_second: None,
         by: by.to_owned(),
@@ -75,8 +75,8 @@ pub(crate) async fn two_redrives_at_once_have_one_effect_and_the_key_keeps_its_o
     };
     let (first, second) = (harness.operator().await, harness.operator().await);
     let requests = [request("one"), request("other")];
-    let (first, second) = tokio::join!(first.redrive(&requests[0]), second.redrive(&requests[1]));
-    assert_eq!(first.expect("a store") + second.expect("a store"), 1, "only one of them redrives it");
+    let (first, second) = tokio::join!(first.mark_dead_letters(&requests[0]), second.mark_dead_letters(&requests[1]));
+    assert_eq!(first.expect("a store").count + second.expect("a store").count, 1, "only one of them redrives it");
     harness.until_all().await;
     harness.finish([one, two], &[]).await;
 }

@@ -10,12 +10,8 @@ use super::topology::routes;
 use crate::config;
 
 /// A relay that publishes the outbox to the broker. Any number of relays share the work.
-pub fn relay(
-    outbox: Arc<dyn Outbox>,
-    broker: Arc<dyn core::Broker>,
-    config: &config::Outbox,
-) -> Result<Relay, RelayError> {
-    Relay::new(outbox, broker, settings(config))
+pub fn relay(outbox: &Outbox, broker: Arc<dyn core::Broker>, config: &config::Outbox) -> Result<Relay, RelayError> {
+    Relay::new(Arc::clone(&outbox.store), broker, settings(config))
 }
 
 fn settings(config: &config::Outbox) -> Config {

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use relevo::core::inbox::admin::Operate;
-use relevo::core::inbox::dead_letters::{DeadLetterFilter, MarkRequest};
+use relevo::core::dead_letters::{DeadLetterFilter, MarkAction, MarkRequest};
+use relevo::core::inbox::ConsumerOperator;
 use relevo::stores::{postgres, sqlite};
 use serde_json::{Value, json};
 use ticketflow::config::{Broker, Config, Database};
@@ -27,15 +27,13 @@ async fn spoil(world: &World, place: usize) {
 }
 
 /// What operators have of this database.
-async fn operator(world: &World) -> Box<dyn Operate> {
+async fn operator(world: &World) -> Box<dyn ConsumerOperator> {
     match &world.database {
         Database::Postgres(url) => {
-            let config = postgres::Config::new(url.expose().parse().unwrap(), flow::DESTINATION);
-            Box::new(postgres::Store::open(config).await.unwrap())
+            let config = postgres::OperatorConfig::new(url.expose().parse().unwrap());
+            Box::new(postgres::Operator::open(config).await.unwrap())
         }
-        Database::Sqlite(file) => {
-            Box::new(sqlite::Store::open(sqlite::Config::new(file, flow::DESTINATION)).await.unwrap())
-        }
+        Database::Sqlite(file) => Box::new(sqlite::Operator::open(sqlite::OperatorConfig::new(file)).await.unwrap()),
     }
 }
 
@@ -88,13 +86,14 @@ pub(crate) async fn a_redriven_event_adds_what_is_missing(world: &World) {
             .run("UPDATE relevo.inbox_dead_letter AS d SET payload = (SELECT w.payload FROM whole AS w WHERE w.id = d.id)")
             .await;
         let mark = MarkRequest {
-            filter: DeadLetterFilter { consumer: Some(flow::METRICS.to_owned()), ..DeadLetterFilter::default() },
+            filter: DeadLetterFilter::of_consumer(flow::METRICS),
+            action: MarkAction::Redrive,
             dry_run: false,
             rate_per_second: None,
             by: "a test".to_owned(),
             reason: "it can be read now".to_owned(),
         };
-        assert_eq!(operator(world).await.redrive(&mark).await.unwrap(), 2);
+        assert_eq!(operator(world).await.mark_dead_letters(&mark).await.unwrap().count, 2);
         let after = until(world, [2, 1, 1], 0).await;
         let carla = after["days"].as_array().unwrap().iter().find(|day| day["agent"]["name"] == "Carla").unwrap();
         assert_eq!((&carla["first_responses"], &carla["resolved"]), (&json!(1), &json!(1)));

@@ -136,7 +136,7 @@ pub(crate) async fn dispatched_is_what_the_broker_has(world: &World) {
     let outbox = flow::open_outbox(&world.database, &config).await.unwrap();
     assert_eq!((world.number(&dispatched).await, world.number(&waiting).await), (0, 1));
     let broker = flow::Broker::open(&config::Broker::Embedded(world.folder.join("broker.db"))).await.unwrap();
-    let relay = flow::relay(outbox, broker.publisher(), &config).unwrap();
+    let relay = flow::relay(&outbox, broker.publisher(), &config).unwrap();
     let stop = CancellationToken::new();
     let end = Instant::now() + Duration::from_mins(1);
     let watch = async {

@@ -2,12 +2,11 @@
 
 use std::process::Command;
 
-use relevo::core::inbox::admin::Operate as _;
-use relevo::core::inbox::dead_letters::{DeadLetterFilter, MarkRequest};
+use relevo::core::dead_letters::{DeadLetterAdmin as _, DeadLetterFilter, MarkAction, MarkRequest};
 use relevo::stores::postgres;
 use serde_json::Value;
 use ticketflow::config::Role;
-use ticketflow::flow::{DESTINATION, NOTIFICATIONS};
+use ticketflow::flow::NOTIFICATIONS;
 
 use crate::stage::{ANA, Stage, depth, so, until};
 
@@ -45,20 +44,17 @@ async fn the_copy_of_a_redriven_email_stays_until_the_queue_is_purged() {
     let id = copy["properties"]["headers"]["dead-letter-id"].as_str().expect("an id").parse().expect("an id");
 
     stage.smtp.unbar();
-    let config = postgres::Config::new(stage.database.options(), DESTINATION);
-    let operator = postgres::Store::open(config).await.expect("the tables are there");
+    let config = postgres::OperatorConfig::new(stage.database.options());
+    let operator = postgres::Operator::open(config).await.expect("the tables are there");
     let mark = MarkRequest {
-        filter: DeadLetterFilter {
-            consumer: Some(NOTIFICATIONS.to_owned()),
-            ids: vec![id],
-            ..DeadLetterFilter::default()
-        },
+        filter: DeadLetterFilter { ids: vec![id], ..DeadLetterFilter::of_consumer(NOTIFICATIONS) },
+        action: MarkAction::Redrive,
         dry_run: false,
         rate_per_second: None,
         by: "a test".to_owned(),
         reason: "there is a mailbox now".to_owned(),
     };
-    assert_eq!(operator.redrive(&mark).await.expect("it is there"), 1);
+    assert_eq!(operator.mark_dead_letters(&mark).await.expect("it is there").count, 1);
     until(async || so(stage.smtp.mails().len() == 1, stage.smtp.events())).await;
     until(async || so(none(of_inbox().await), "it is dead")).await;
     let (_connection, channel) = stage.channel().await;

@@ -10,11 +10,12 @@ use anyhow::Result;
 use clap::Subcommand;
 use jiff::Timestamp;
 use relevo_core::MessageId;
-use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterFilter, DeadLetterState};
+use relevo_core::dead_letters::{DeadLetterFilter, DeadLetterState, DeadLetterSummary};
 
 use self::filter::Filter;
 use super::choose;
 use crate::args::Target;
+use crate::commands::dead::collect;
 use crate::commands::moment;
 use crate::commands::output::Format;
 use crate::commands::table::Table;
@@ -22,8 +23,8 @@ use crate::exit::{Code, not_found, usage};
 use crate::outbox::Place;
 use crate::report::say;
 
-/// More than there can be.
-const EVERY: usize = isize::MAX.unsigned_abs();
+/// No message is dead-lettered under more numbers of replays.
+const REPLAYS_MAX: usize = 1000;
 
 /// What to do with what consumers gave up.
 #[derive(Debug, Subcommand)]
@@ -98,15 +99,10 @@ async fn list(args: &List) -> Result<Code> {
     if args.consumer.is_some() {
         choose(&*consumers, args.consumer.as_deref()).await?;
     }
-    let filter = DeadLetterFilter {
-        consumer: args.consumer.clone(),
-        state: (!args.history).then_some(DeadLetterState::Dead),
-        ..args.filter.of_store()
-    };
-    let limit = if args.all { EVERY - 1 } else { usize::try_from(args.limit).unwrap_or(EVERY - 1) };
-    let mut letters = consumers.list_dead_letters(&filter, limit + 1).await?;
-    let is_more = letters.len() > limit;
-    letters.truncate(limit);
+    let states = if args.history { Vec::new() } else { DeadLetterState::OPEN.to_vec() };
+    let filter = DeadLetterFilter { states, ..args.filter.of_store(args.consumer.as_deref()) };
+    let limit = (!args.all).then(|| usize::try_from(args.limit).unwrap_or(usize::MAX));
+    let (letters, is_more) = collect(&*consumers, &filter, limit).await?;
     let mut out = io::BufWriter::new(io::stdout().lock());
     if args.format.json {
         for dead in &letters {
@@ -126,24 +122,24 @@ async fn list(args: &List) -> Result<Code> {
 }
 
 /// How many of those that wait were redriven before, and failed again.
-fn again(letters: &[DeadLetter]) -> String {
+fn again(letters: &[DeadLetterSummary]) -> String {
     match letters.iter().filter(|dead| dead.state == DeadLetterState::Dead && dead.redrives > 0).count() {
         0 => String::new(),
         count => format!(", of which {count} failed again after a redrive"),
     }
 }
 
-fn row(dead: &DeadLetter, now: Timestamp) -> Vec<String> {
+fn row(dead: &DeadLetterSummary, now: Timestamp) -> Vec<String> {
     vec![
         letter::named(dead),
-        dead.consumer.clone(),
+        dead.owner.clone(),
         dead.state.as_str().to_owned(),
         dead.class.clone(),
         dead.attempts.to_string(),
         dead.redrives.to_string(),
         moment::told(dead.dead_at, now),
-        dead.message.queue.to_string(),
-        letter::kind(dead).unwrap_or_else(|| "-".to_owned()),
+        dead.key.clone(),
+        dead.kind.clone().unwrap_or_else(|| "-".to_owned()),
         dead.error.clone(),
     ]
 }
@@ -153,10 +149,10 @@ async fn show(args: &Show) -> Result<Code> {
     if args.consumer.is_some() {
         choose(&*consumers, args.consumer.as_deref()).await?;
     }
-    let filter =
-        DeadLetterFilter { consumer: args.consumer.clone(), ids: vec![args.id], ..DeadLetterFilter::default() };
-    let mut letters = consumers.list_dead_letters(&filter, EVERY).await?;
-    letters.retain(|dead| args.replay.is_none_or(|replay| dead.message.dedup_id.replay == replay));
+    let filter = Filter::default().of_store(args.consumer.as_deref());
+    let filter = DeadLetterFilter { ids: vec![args.id], ..filter };
+    let mut letters = consumers.get_dead_letters(&filter, REPLAYS_MAX).await?;
+    letters.retain(|dead| args.replay.is_none_or(|replay| dead.summary.replay == replay));
     let dead = match letters.len() {
         0 => {
             let hint = format!("`relevo trace {}` shows what became of it", args.id);
@@ -164,16 +160,16 @@ async fn show(args: &Show) -> Result<Code> {
         }
         1 => letters.remove(0),
         _ => {
-            let each = letters
-                .iter()
-                .map(|it| format!("`--consumer {} --replay {}`", it.consumer, it.message.dedup_id.replay));
+            let each = letters.iter().map(|it| &it.summary);
+            let each = each.map(|it| format!("`--consumer {} --replay {}`", it.owner, it.replay));
             let each = each.collect::<Vec<_>>().join(", ");
             return Err(usage(format!("{} was given up more than once; hint: choose with {each}", args.id)));
         }
     };
     let mut out = io::stdout().lock();
     if args.raw {
-        out.write_all(&dead.message.raw.payload)?;
+        let message = dead.content.inbox_message();
+        out.write_all(message.map_or(&[], |message| &message.raw.payload))?;
     } else if args.format.json {
         writeln!(out, "{}", letter::whole(&dead))?;
     } else {

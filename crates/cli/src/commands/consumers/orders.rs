@@ -2,7 +2,8 @@
 
 use anyhow::Result;
 use clap::ValueEnum;
-use relevo_core::inbox::admin::{ConsumerControl, ConsumerDetails, Operate};
+use relevo_core::inbox::ConsumerOperator;
+use relevo_core::inbox::admin::{ConsumerControl, ConsumerDetails};
 
 use super::unknown;
 use crate::args::Target;
@@ -96,7 +97,7 @@ fn what(whom: &str, order: ConsumerControl) -> String {
 
 /// A lane of a paused consumer does not flow, and a consumer that goes on may have paused lanes.
 async fn still_paused(
-    consumers: &dyn Operate,
+    consumers: &dyn ConsumerOperator,
     name: &str,
     lane: Option<&str>,
     order: ConsumerControl,

@@ -1,8 +1,8 @@
-//! Which dead letters are meant. The store knows ids, keys and routes; the rest is looked for among what it gives.
+//! Which dead letters are meant. The store looks for them.
 
 use anyhow::Result;
 use jiff::Timestamp;
-use relevo_core::dead_letters::{DeadLetter, DeadLetterFilter};
+use relevo_core::dead_letters::DeadLetterFilter;
 
 use crate::commands::moment;
 
@@ -41,14 +41,11 @@ impl Filter {
         moment::in_order(self.since, self.until)
     }
 
-    /// What the store can look for by itself.
-    pub(super) fn of_store(&self) -> DeadLetterFilter {
-        DeadLetterFilter { key: self.key.clone(), route: self.route.clone(), ..DeadLetterFilter::default() }
-    }
-
-    /// Whether there is more to it than the store can look for.
-    pub(super) const fn looks_inside(&self) -> bool {
-        self.topic.is_some()
+    /// Whether anything was given.
+    pub(super) const fn chooses(&self) -> bool {
+        self.key.is_some()
+            || self.route.is_some()
+            || self.topic.is_some()
             || self.kind.is_some()
             || self.class.is_some()
             || self.error.is_some()
@@ -56,21 +53,18 @@ impl Filter {
             || self.until.is_some()
     }
 
-    /// Whether anything was given.
-    pub(super) const fn chooses(&self) -> bool {
-        self.key.is_some() || self.route.is_some() || self.looks_inside()
-    }
-
-    /// Whether a letter that the store gave is meant.
-    pub(super) fn admits(&self, letter: &DeadLetter) -> bool {
-        let message = &letter.message;
-        let is = |wanted: &Option<String>, has: &str| wanted.as_deref().is_none_or(|wanted| wanted == has);
-        let contains = |part: &String| letter.error.to_lowercase().contains(&part.to_lowercase());
-        is(&self.topic, &message.topic)
-            && is(&self.kind, &message.kind)
-            && is(&self.class, &letter.class)
-            && self.error.as_ref().is_none_or(contains)
-            && self.since.is_none_or(|since| letter.dead_at >= since)
-            && self.until.is_none_or(|until| letter.dead_at < until)
+    /// The same for the store.
+    pub(super) fn of_store(&self, destination: &str) -> DeadLetterFilter {
+        DeadLetterFilter {
+            key: self.key.clone(),
+            topic: self.topic.clone(),
+            kind: self.kind.clone(),
+            route: self.route.clone(),
+            class: self.class.clone(),
+            error: self.error.clone(),
+            since: self.since,
+            until: self.until,
+            ..DeadLetterFilter::of_destination(destination)
+        }
     }
 }

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use anyhow::Result;
 use relevo_core::MessageId;
-use relevo_core::dead_letters::{DeadLetterFilter, MarkRequest};
+use relevo_core::dead_letters::{DeadLetterFilter, DeadLetterState, DeadLetterSummary, MarkAction, MarkRequest};
 use serde_json::json;
 
-use super::EVERY;
+use super::collect;
 use super::filter::Filter;
 use crate::args::Sure;
 use crate::ask::confirm;
@@ -16,11 +16,6 @@ use crate::commands::output::{self, Format};
 use crate::exit::{Code, not_found};
 use crate::outbox::{self, Opened, Which};
 use crate::report::say;
-
-/// The state of one that nobody marked.
-const DEAD: &str = "dead";
-/// So many ids are marked in one statement.
-const IDS_MAX: usize = 1000;
 
 /// Which dead letters are marked, by whom, and why.
 #[derive(Debug, clap::Args)]
@@ -51,124 +46,98 @@ pub(crate) struct Args {
     format: Format,
 }
 
-/// What a mark asks for.
-#[derive(Clone, Copy)]
-enum Wish {
-    Redrive,
-    Discard,
-}
-
-impl Wish {
-    const fn word(self) -> &'static str {
-        match self {
-            Self::Redrive => "redrive",
-            Self::Discard => "discard",
-        }
-    }
-
-    const fn means(self) -> &'static str {
-        match self {
-            Self::Redrive => "they are sent again, before what waits of their keys",
-            Self::Discard => "they are never sent, and their keys go on without them",
-        }
+const fn means(action: MarkAction) -> &'static str {
+    match action {
+        MarkAction::Redrive => "they are sent again, before what waits of their keys",
+        MarkAction::Discard => "they are never sent, and their keys go on without them",
     }
 }
 
 pub(super) async fn redrive(args: &Args) -> Result<Code> {
-    mark(args, Wish::Redrive).await
+    mark(args, MarkAction::Redrive).await
 }
 
 pub(super) async fn discard(args: &Args) -> Result<Code> {
-    mark(args, Wish::Discard).await
+    mark(args, MarkAction::Discard).await
 }
 
-async fn mark(args: &Args, wish: Wish) -> Result<Code> {
+async fn mark(args: &Args, action: MarkAction) -> Result<Code> {
     args.filter.check()?;
     let opened = outbox::open(&args.which).await?;
-    let chosen = choose(args, &opened).await?;
-    let by = args.by.clone().unwrap_or_else(author::whoever);
-    let reason = args.reason.clone().unwrap_or_else(|| "dry run".to_owned());
-    let call = async |dry_run: bool| -> Result<u64> {
-        let mut count = 0;
-        for filter in &chosen.filters {
-            let mark = MarkRequest { filter: filter.clone(), dry_run, by: by.clone(), reason: reason.clone() };
-            count += match wish {
-                Wish::Redrive => opened.outbox.redrive(&mark).await?,
-                Wish::Discard => opened.outbox.discard(&mark).await?,
-            };
-        }
-        Ok(count)
+    let filter = DeadLetterFilter { ids: args.ids.clone(), ..args.filter.of_store(&opened.destination.name) };
+    let unmatched = look(args, &opened, &filter).await?;
+    let request = |dry_run| MarkRequest {
+        filter: filter.clone(),
+        action,
+        dry_run,
+        rate_per_second: None,
+        by: args.by.clone().unwrap_or_else(author::whoever),
+        reason: args.reason.clone().unwrap_or_else(|| "dry run".to_owned()),
     };
-    let would = call(true).await?;
+    let would = ask(&opened, &request(true)).await?;
     if args.dry_run {
-        chosen.answer(args, wish, would)?;
+        answer(args, action, would, &unmatched)?;
         return Ok(Code::Done);
     }
     if would > 0 {
-        let (word, at) = (wish.word(), &opened.destination.name);
-        confirm(args.sure, &format!("{word} {} of destination `{at}`? {}", counted(would), wish.means()))?;
+        let (word, at) = (action.as_str(), &opened.destination.name);
+        confirm(args.sure, &format!("{word} {} of destination `{at}`? {}", counted(would), means(action)))?;
     }
     // Asked even where nothing would be marked: the answer is the database's, and not what was true a moment ago.
-    let marked = call(false).await?;
-    chosen.answer(args, wish, marked)?;
+    let marked = ask(&opened, &request(false)).await?;
+    answer(args, action, marked, &unmatched)?;
     Ok(Code::Done)
 }
 
-/// The dead letters that are meant, as the store can be told.
-struct Chosen {
-    /// One after the other.
-    filters: Vec<DeadLetterFilter>,
-    /// Ids that were typed and are no dead letter that is meant.
-    unmatched: Vec<MessageId>,
+/// Asks until the store is done. A dry run that stopped early has only counted so far.
+async fn ask(opened: &Opened, request: &MarkRequest) -> Result<u64> {
+    let mut count = 0;
+    loop {
+        let report = opened.outbox.mark_dead_letters(request).await?;
+        count += report.count;
+        if !report.more || request.dry_run {
+            return Ok(count);
+        }
+    }
 }
 
 /// Looks for what was typed, and says on stderr what of it cannot be marked. If nothing of it is there, that is an error.
-async fn choose(args: &Args, opened: &Opened) -> Result<Chosen> {
+async fn look(args: &Args, opened: &Opened, filter: &DeadLetterFilter) -> Result<Vec<MessageId>> {
+    if args.ids.is_empty() && !args.filter.chooses() {
+        return Ok(Vec::new());
+    }
     let at = &opened.destination.name;
-    let stored = DeadLetterFilter { ids: args.ids.clone(), ..args.filter.of_store() };
-    let nothing = || {
-        let hint = "`relevo dead list --history` shows all that there are";
-        not_found(format!("no such dead letter at destination `{at}`; hint: {hint}"))
-    };
-    if args.ids.is_empty() && !args.filter.looks_inside() {
-        if args.filter.chooses() && opened.outbox.list_dead_letters(&stored, 1).await?.is_empty() {
-            return Err(nothing());
-        }
-        return Ok(Chosen { filters: vec![stored], unmatched: Vec::new() });
-    }
-    let mut letters = opened.outbox.list_dead_letters(&stored, EVERY).await?;
-    letters.retain(|letter| args.filter.admits(letter));
+    let limit = args.ids.is_empty().then_some(1);
+    let (letters, _) = collect(&*opened.outbox, filter, limit).await?;
     if letters.is_empty() {
-        return Err(nothing());
+        let hint = "`relevo dead list --history` shows all that there are";
+        return Err(not_found(format!("no such dead letter at destination `{at}`; hint: {hint}")));
     }
-    let known: BTreeSet<MessageId> = letters.iter().map(|letter| letter.message.id).collect();
+    let known: BTreeSet<MessageId> = letters.iter().map(|letter| letter.id).collect();
     let unmatched: Vec<MessageId> = args.ids.iter().filter(|id| !known.contains(id)).copied().collect();
     for id in &unmatched {
         say(&format!("{id} is no such dead letter at destination `{at}`"));
     }
     // Only those that were named: a filter may well mean letters that were marked long ago.
-    for letter in letters.iter().filter(|letter| !args.ids.is_empty() && letter.state != DEAD) {
-        say(&format!("{} is `{}` already", letter.message.id, letter.state));
+    let is_marked = |letter: &&DeadLetterSummary| !args.ids.is_empty() && letter.state != DeadLetterState::Dead;
+    for letter in letters.iter().filter(is_marked) {
+        say(&format!("{} is `{}` already", letter.id, letter.state.as_str()));
     }
-    let ids: Vec<MessageId> = letters.iter().filter(|it| it.state == DEAD).map(|it| it.message.id).collect();
-    let filter = |ids: &[MessageId]| DeadLetterFilter { ids: ids.to_vec(), ..DeadLetterFilter::default() };
-    Ok(Chosen { filters: ids.chunks(IDS_MAX).map(filter).collect(), unmatched })
+    Ok(unmatched)
 }
 
-impl Chosen {
-    fn answer(&self, args: &Args, wish: Wish, count: u64) -> Result<()> {
-        let (word, dry_run) = (wish.word(), args.dry_run);
-        if args.format.json {
-            let unmatched: Vec<String> = self.unmatched.iter().map(ToString::to_string).collect();
-            output::line(&json!({ "mark": word, "dry_run": dry_run, "count": count, "unmatched": unmatched }))?;
-        } else if dry_run {
-            say(&format!("{} would be marked `{word}`, nothing was changed", counted(count)));
-        } else {
-            let acts = if count > 0 { ": the relay of their shard acts" } else { "" };
-            say(&format!("{} marked `{word}`{acts}", counted(count)));
-        }
-        Ok(())
+fn answer(args: &Args, action: MarkAction, count: u64, unmatched: &[MessageId]) -> Result<()> {
+    let (word, dry_run) = (action.as_str(), args.dry_run);
+    if args.format.json {
+        let unmatched: Vec<String> = unmatched.iter().map(ToString::to_string).collect();
+        output::line(&json!({ "mark": word, "dry_run": dry_run, "count": count, "unmatched": unmatched }))?;
+    } else if dry_run {
+        say(&format!("{} would be marked `{word}`, nothing was changed", counted(count)));
+    } else {
+        let acts = if count > 0 { ": the relay of their shard acts" } else { "" };
+        say(&format!("{} marked `{word}`{acts}", counted(count)));
     }
+    Ok(())
 }
 
 /// A number of dead letters.

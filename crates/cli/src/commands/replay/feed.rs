@@ -4,8 +4,8 @@ use std::io::{self, IsTerminal as _, Write as _};
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
-use relevo_core::inbox::admin::{ConsumerSummary, Operate};
-use relevo_core::inbox::replays::{Replay, ReplayState};
+use relevo_core::inbox::admin::ConsumerSummary;
+use relevo_core::inbox::replays::{ConsumerReplays, Replay, ReplayState};
 use relevo_core::replay_source::ReplaySource;
 use relevo_inbox::{ReplayEnd, ReplayError, ReplayJob, ReplayRunner, ReplayStep};
 use tokio::time::Instant;
@@ -20,7 +20,7 @@ use crate::commands::output::{self, Format};
 use crate::config::Sources;
 use crate::dev::interrupts::Interrupts;
 use crate::exit::Code;
-use crate::outbox::Place;
+use crate::outbox::{self, Place};
 use crate::report::say;
 
 /// How often progress is told to a terminal, and to anything else.
@@ -61,8 +61,9 @@ pub(crate) struct Resume {
 
 pub(super) async fn resume(args: &Resume) -> Result<Code> {
     let place = Place::of(&args.target)?;
-    let desk = place.consumers().await?;
-    let replay = list::find(&*desk, &args.consumer, args.number).await?;
+    let consumers = place.consumers().await?;
+    let desk = outbox::replays(&*consumers)?;
+    let replay = list::find(desk, &args.consumer, args.number).await?;
     let (name, number) = (&args.consumer, args.number);
     if replay.state == ReplayState::Finished {
         say(&format!("replay {number} of consumer `{name}` is finished: everything was fed"));
@@ -84,11 +85,11 @@ pub(super) async fn resume(args: &Resume) -> Result<Code> {
             extent.first
         ));
     }
-    if let Some(shown) = desk.get_consumer(name, 0).await? {
+    if let Some(shown) = consumers.get_consumer(name, 0).await? {
         tell_idle(&shown.summary);
     }
     let rate = args.rate.unwrap_or(replay.plan.rate);
-    feed(&*desk, &*source, &spec, name, number, rate, args.format).await
+    feed(desk, &*source, &spec, name, number, rate, args.format).await
 }
 
 /// Says if nobody handles what is fed.
@@ -103,7 +104,7 @@ pub(super) fn tell_idle(consumer: &ConsumerSummary) {
 
 /// Feeds until it ends, and says how it ended and how to go on.
 pub(super) async fn feed(
-    desk: &dyn Operate,
+    desk: &dyn ConsumerReplays,
     source: &dyn ReplaySource,
     spec: &Spec,
     name: &str,

@@ -4,8 +4,7 @@ use std::io;
 
 use anyhow::Result;
 use jiff::Timestamp;
-use relevo_core::inbox::admin::Operate;
-use relevo_core::inbox::replays::{Replay, ReplayState};
+use relevo_core::inbox::replays::{ConsumerReplays, Replay, ReplayState};
 use serde_json::{Value, json};
 
 use super::spec::Spec;
@@ -14,7 +13,7 @@ use crate::commands::moment;
 use crate::commands::output::{self, Format};
 use crate::commands::table::{self, Table};
 use crate::exit::{Code, not_found};
-use crate::outbox::Place;
+use crate::outbox::{self, Place};
 use crate::report::say;
 
 /// Whose replays are listed.
@@ -42,10 +41,11 @@ pub(crate) struct One {
 }
 
 pub(super) async fn list(args: &List) -> Result<Code> {
-    let desk = Place::of(&args.target)?.consumers().await?;
+    let consumers = Place::of(&args.target)?.consumers().await?;
+    let desk = outbox::replays(&*consumers)?;
     let names = match &args.consumer {
         Some(name) => vec![name.clone()],
-        None => desk.list_consumers().await?.into_iter().map(|consumer| consumer.name).collect(),
+        None => consumers.list_consumers().await?.into_iter().map(|consumer| consumer.name).collect(),
     };
     let mut replays = Vec::new();
     for name in &names {
@@ -67,8 +67,9 @@ pub(super) async fn list(args: &List) -> Result<Code> {
 }
 
 pub(super) async fn show(args: &One) -> Result<Code> {
-    let desk = Place::of(&args.target)?.consumers().await?;
-    let replay = find(&*desk, &args.consumer, args.number).await?;
+    let consumers = Place::of(&args.target)?.consumers().await?;
+    let desk = outbox::replays(&*consumers)?;
+    let replay = find(desk, &args.consumer, args.number).await?;
     if args.format.json {
         output::line(&object(&replay))?;
         return Ok(Code::Done);
@@ -95,10 +96,11 @@ pub(super) async fn show(args: &One) -> Result<Code> {
 }
 
 pub(super) async fn stop(args: &One) -> Result<Code> {
-    let desk = Place::of(&args.target)?.consumers().await?;
-    let before = find(&*desk, &args.consumer, args.number).await?;
+    let consumers = Place::of(&args.target)?.consumers().await?;
+    let desk = outbox::replays(&*consumers)?;
+    let before = find(desk, &args.consumer, args.number).await?;
     let stopped = desk.stop_replay(&args.consumer, args.number).await?;
-    let replay = find(&*desk, &args.consumer, args.number).await?;
+    let replay = find(desk, &args.consumer, args.number).await?;
     if args.format.json {
         output::line(&object(&replay))?;
     }
@@ -118,7 +120,7 @@ pub(super) async fn stop(args: &One) -> Result<Code> {
 }
 
 /// The replay of this number.
-pub(super) async fn find(desk: &dyn Operate, consumer: &str, number: u32) -> Result<Replay> {
+pub(super) async fn find(desk: &dyn ConsumerReplays, consumer: &str, number: u32) -> Result<Replay> {
     let replays = desk.list_replays(consumer).await?;
     let known: Vec<String> = replays.iter().map(|replay| replay.number.to_string()).collect();
     let found = replays.into_iter().find(|replay| replay.number == number);

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use jiff::Timestamp;
-use relevo_core::inbox::admin::{ConsumerSummary, Operate};
+use relevo_core::inbox::ConsumerOperator;
+use relevo_core::inbox::admin::ConsumerSummary;
 use relevo_core::inbox::replays;
 use relevo_core::replay_source::{LogBounds, LogMessage, ReplayFilter, ReplaySource, first_matching};
 use serde_json::{Value, json};
@@ -21,7 +22,7 @@ use crate::commands::output::{self, Format};
 use crate::commands::table::{self, Table};
 use crate::config::Sources;
 use crate::exit::{Code, not_found, usage};
-use crate::outbox::Place;
+use crate::outbox::{self, Place};
 use crate::report::say;
 
 /// What is replayed, and to whom.
@@ -114,7 +115,7 @@ pub(crate) struct Start {
 
 /// A plan, with all that it needs to be carried out.
 struct Drawn {
-    desk: Box<dyn Operate>,
+    desk: Box<dyn ConsumerOperator>,
     source: Box<dyn ReplaySource>,
     consumer: ConsumerSummary,
     spec: Spec,
@@ -158,10 +159,11 @@ pub(super) async fn start(args: &Start) -> Result<Code> {
         requested_by: args.by.clone().unwrap_or_else(whoever),
         reason: args.reason.clone(),
     };
-    let number = drawn.desk.create_replay(&plan).await?;
+    let desk = outbox::replays(&*drawn.desk)?;
+    let number = desk.create_replay(&plan).await?;
     say(&format!("replay {number} of consumer `{name}` began"));
     feed::tell_idle(&drawn.consumer);
-    feed::feed(&*drawn.desk, &*drawn.source, &drawn.spec, name, number, drawn.pacing.rate, args.format).await
+    feed::feed(desk, &*drawn.source, &drawn.spec, name, number, drawn.pacing.rate, args.format).await
 }
 
 /// Looks at consumer and log, and fixes where the replay ends: what enters the log later is live.

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use jiff::Timestamp;
-use relevo_core::dead_letters::{DeadLetter, DeadLetterFilter};
+use relevo_core::dead_letters::{DeadLetterFilter, DeadLetterState, DeadLetterSummary};
 use relevo_core::inbox::admin::ConsumerDetails;
+use relevo_core::outbox::OutboxOperator;
 use relevo_core::outbox::inspect::{DestinationInfo, MessageStatus, MessageSummary, ShardInfo};
 use relevo_core::outbox::sample::{DestinationSample, OutboxSample};
 use relevo_core::outbox::search::MessageFilter;
@@ -15,7 +16,7 @@ use tokio::time::Instant;
 use super::exposition::{Exposition, Spread};
 use super::ports::{Answer, Ports};
 use crate::database::ANSWER_DEADLINE;
-use crate::outbox::{Outbox, Place};
+use crate::outbox::Place;
 
 /// How long heads of keys are looked for.
 const BUDGET: Duration = Duration::from_millis(200);
@@ -44,7 +45,7 @@ pub(super) struct At {
     /// The first messages of keys that wait.
     pub(super) heads: Vec<MessageSummary>,
     /// The oldest dead letters that nobody marked.
-    pub(super) dead: Vec<DeadLetter>,
+    pub(super) dead: Vec<DeadLetterSummary>,
 }
 
 /// Looks again and again.
@@ -53,13 +54,13 @@ pub(super) struct Watcher {
     ports: Ports,
     rows: usize,
     outbox: Option<String>,
-    outboxes: Vec<(String, Box<dyn Outbox>)>,
+    opened: Option<Box<dyn OutboxOperator>>,
 }
 
 impl Watcher {
     /// With so many rows at most of what may be long; `outbox` is what the outbox is called at the ports.
     pub(super) fn new(place: Place, ports: Ports, rows: usize, outbox: Option<String>) -> Self {
-        Self { place, ports, rows, outbox, outboxes: Vec::new() }
+        Self { place, ports, rows, outbox, opened: None }
     }
 
     pub(super) fn shown(&self) -> String {
@@ -75,46 +76,43 @@ impl Watcher {
             shown.extend(consumers.get_consumer(&consumer.name, self.rows).await?);
         }
         let mut destinations = Vec::new();
-        let first = self.outbox("").await?;
-        let (known, around) = (first.destinations().await?, first.sample_outbox().await?);
+        let rows = self.rows;
+        let opened = self.opened().await?;
+        let (known, around) = (opened.destinations().await?, opened.sample_outbox().await?);
         for destination in known {
-            let rows = self.rows;
-            let outbox = self.outbox(&destination.name).await?;
-            destinations.push(look_at(outbox, destination, rows).await?);
+            destinations.push(look_at(opened, destination, rows).await?);
         }
-        let (clock, rows) = (Timestamp::now(), self.rows);
+        let clock = Timestamp::now();
         Ok(Moment { at, clock, destinations, around, consumers: shown, ports, outbox, rows })
     }
 
     /// Opened once.
-    async fn outbox(&mut self, destination: &str) -> Result<&dyn Outbox> {
-        let known = self.outboxes.iter().position(|(name, _)| name == destination);
-        let at = if let Some(at) = known {
-            at
-        } else {
-            let outbox = self.place.open(destination, ANSWER_DEADLINE).await;
-            let outbox = outbox.with_context(|| format!("the outbox at {}", self.place.shown()))?;
-            self.outboxes.push((destination.to_owned(), outbox));
-            self.outboxes.len() - 1
-        };
-        Ok(&*self.outboxes[at].1)
+    async fn opened(&mut self) -> Result<&dyn OutboxOperator> {
+        if self.opened.is_none() {
+            let opened = self.place.open(ANSWER_DEADLINE).await;
+            self.opened = Some(opened.with_context(|| format!("the outbox at {}", self.place.shown()))?);
+        }
+        Ok(&**self.opened.as_ref().expect("it was opened"))
     }
 }
 
-async fn look_at(outbox: &dyn Outbox, destination: DestinationInfo, rows: usize) -> Result<At> {
+async fn look_at(outbox: &dyn OutboxOperator, destination: DestinationInfo, rows: usize) -> Result<At> {
+    let name = &destination.name;
     let mut heads = Vec::new();
-    for status in HEADS {
-        let search = MessageFilter { status: Some(status), ..MessageFilter::default() };
-        heads.extend(outbox.search(&search, rows, BUDGET).await?.messages);
+    if let Some(search) = outbox.as_search() {
+        for status in HEADS {
+            let filter = MessageFilter { status: Some(status), ..MessageFilter::default() };
+            heads.extend(search.search(name, &filter, rows, BUDGET).await?.messages);
+        }
     }
     heads.sort_by_key(|listed| listed.created_at);
     heads.truncate(rows);
-    let unmarked = DeadLetterFilter { unmarked: true, ..DeadLetterFilter::default() };
+    let unmarked = DeadLetterFilter { states: vec![DeadLetterState::Dead], ..DeadLetterFilter::of_destination(name) };
     Ok(At {
-        vitals: outbox.sample_destination().await?,
-        shards: outbox.shards().await?,
+        vitals: outbox.sample_destination(name).await?,
+        shards: outbox.shards(name).await?,
         heads,
-        dead: outbox.list_dead_letters(&unmarked, rows).await?,
+        dead: outbox.list_dead_letters(&unmarked, None, rows).await?.letters,
         destination,
     })
 }

@@ -40,7 +40,7 @@ fn destination(now: &Moment, before: Option<&Moment>, at: &At) -> Value {
         "emitted_per_second": before.and_then(|before| now.emitted(before, at)),
         "shards": at.shards.iter().map(output::shard).collect::<Vec<_>>(),
         "heads": at.heads.iter().map(|head| output::listed(head, name)).collect::<Vec<_>>(),
-        "dead_ids": at.dead.iter().map(|letter| letter.message.id.to_string()).collect::<Vec<_>>(),
+        "dead_ids": at.dead.iter().map(|letter| letter.id.to_string()).collect::<Vec<_>>(),
     });
     pace(&mut value, "published", &before.map(|before| now.published(before, name)).unwrap_or_default());
     value

@@ -193,8 +193,8 @@ fn dead<'a>(now: &'a Moment, at: &'a At) -> impl Iterator<Item = [String; 5]> + 
     at.dead.iter().map(|letter| {
         [
             at.destination.name.clone(),
-            letter.message.key.to_string(),
-            letter.message.id.to_string(),
+            letter.key.clone(),
+            letter.id.to_string(),
             time::relative(letter.dead_at, now.clock),
             letter.error.clone(),
         ]

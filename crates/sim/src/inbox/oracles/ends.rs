@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use relevo_core::inbox::dead_letters::DeadLetterState;
+use relevo_core::dead_letters::DeadLetterState;
 
 use super::{Events, stopped_replays, violation_of};
 use crate::history::MessageName;
@@ -22,7 +22,8 @@ pub(super) fn dead_letters_keep_bytes(record: &Record) -> Option<Violation> {
         })
         .collect();
     let (case, _) = record.dead_letters.iter().find(|(case, dead_letter)| {
-        published.get(&case.name).is_some_and(|bytes| *bytes != bytes_of(&dead_letter.message.raw))
+        let message = dead_letter.content.inbox_message();
+        published.get(&case.name).is_some_and(|bytes| message.is_none_or(|message| *bytes != bytes_of(&message.raw)))
     })?;
     Some(violation_of("P7", case, format!("the dead letter {case} has other bytes than were published")))
 }
@@ -62,7 +63,7 @@ pub(super) fn everything_ends(record: &Record) -> Option<Violation> {
     let dead: BTreeSet<&Case> = record
         .dead_letters
         .iter()
-        .filter(|(_, dead_letter)| dead_letter.state != DeadLetterState::Redriven)
+        .filter(|(_, dead_letter)| dead_letter.summary.state != DeadLetterState::Redriven)
         .map(|(case, _)| case)
         .collect();
     if let Some(both) = dead.iter().find(|case| handled.contains(**case)) {

@@ -1,42 +1,69 @@
-//! Dead letters of inboxes: listing, redriving and archiving.
+//! Dead letters of inboxes: listing, redriving and discarding.
 
 use std::collections::BTreeSet;
 
 use bytestring::ByteString;
 use jiff::Timestamp;
-use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterFilter, DeadLetterState, MarkRequest};
+use relevo_core::dead_letters::{
+    DeadLetter, DeadLetterContent, DeadLetterFilter, DeadLetterPage, DeadLetterState, DeadLetterSummary, MarkAction,
+    MarkRequest,
+};
 use relevo_core::inbox::{DedupId, InboxState as Known};
+use relevo_core::store::StoreError;
 
 use super::tables::{ConsumerTables, InboxDeadLetterRow, QueuedRow, RetryQueue};
+use crate::dead_letters::Mark;
+use crate::operator::invalid_cursor;
 use crate::state::{Micros, Tables, timestamp};
 
 /// The consumer and the message of a dead letter.
 type DeadLetterName = (String, DedupId);
+/// The position of a dead letter in a list.
+type Cursor = (Micros, i64, String);
 
 impl Tables {
-    /// The dead letters that the filter selects, in queue order.
-    fn find_dead_letters(&self, filter: &DeadLetterFilter) -> Vec<(&str, &InboxDeadLetterRow)> {
-        let to_timestamp = |time| timestamp(self.config.started_at, time);
-        let mut found: Vec<(&str, &InboxDeadLetterRow)> = self
+    /// The dead letters that the filter selects, oldest first.
+    fn find_dead_letters(&self, filter: &DeadLetterFilter) -> Vec<(&InboxDeadLetterRow, DeadLetterSummary)> {
+        let started_at = self.config.started_at;
+        let mut found: Vec<(&InboxDeadLetterRow, DeadLetterSummary)> = self
             .consumers
             .iter()
-            .filter(|(consumer, _)| filter.consumer.as_ref().is_none_or(|selected| selected == *consumer))
-            .flat_map(|(consumer, tables)| tables.dead_letters.values().map(move |row| (consumer.as_str(), row)))
-            .filter(|(_, row)| row.matches(filter, to_timestamp(row.dead_at)))
+            .filter(|(consumer, _)| filter.owner_name().is_none_or(|selected| selected == *consumer))
+            .flat_map(|(consumer, tables)| tables.dead_letters.values().map(move |row| (consumer, row)))
+            .map(|(consumer, row)| (row, row.to_summary(consumer, started_at)))
+            .filter(|(_, letter)| filter.matches(letter))
             .collect();
-        found.sort_by_key(|(consumer, row)| (row.ordinal, *consumer));
+        found.sort_by_cached_key(|(row, letter)| row.cursor(&letter.owner));
         found
     }
 
-    pub(crate) fn dead_letters(&self, filter: &DeadLetterFilter, limit: usize) -> Vec<DeadLetter> {
-        let to_timestamp = |time| timestamp(self.config.started_at, time);
-        let mut rows = self.find_dead_letters(filter);
-        rows.sort_by_key(|(_, row)| row.dead_at);
-        rows.into_iter().take(limit).map(|(consumer, row)| row.to_dead_letter(consumer, to_timestamp)).collect()
+    pub(crate) fn list_inbox_dead_letters(
+        &self,
+        filter: &DeadLetterFilter,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<DeadLetterPage, StoreError> {
+        let after = after.map(|after| parse_cursor(after).ok_or_else(|| invalid_cursor(after))).transpose()?;
+        let mut found = self.find_dead_letters(filter);
+        found.retain(|(row, letter)| after.as_ref().is_none_or(|after| row.cursor(&letter.owner) > *after));
+        let more = found.len() > limit;
+        found.truncate(limit);
+        let last = found.last().filter(|_| more).map(|(row, letter)| row.cursor(&letter.owner));
+        let next = last.map(|(dead_at, ordinal, consumer)| format!("{dead_at}/{ordinal}/{consumer}"));
+        Ok(DeadLetterPage { letters: found.into_iter().map(|(_, letter)| letter).collect(), next })
     }
 
-    /// Reopens pending dead letters. Returns `None` if a transaction locks one of the queues.
-    pub(crate) fn redrive(&mut self, request: &MarkRequest) -> Option<u64> {
+    pub(crate) fn get_inbox_dead_letters(&self, filter: &DeadLetterFilter, limit: usize) -> Vec<DeadLetter> {
+        let found = self.find_dead_letters(filter).into_iter().take(limit);
+        let letters = found.map(|(row, summary)| DeadLetter {
+            summary,
+            content: DeadLetterContent::Inbox { message: row.message.clone(), backtrace: row.backtrace.clone() },
+        });
+        letters.collect()
+    }
+
+    /// Redrives or discards pending dead letters. Returns `None` if a transaction locks one of the queues.
+    pub(crate) fn mark_inbox_dead_letters(&mut self, request: &MarkRequest) -> Option<u64> {
         let names = self.matching_dead_letters(request)?;
         let now = self.now();
         let count = names.len() as u64;
@@ -44,49 +71,43 @@ impl Tables {
             return Some(count);
         }
         for (position, (consumer, dedup_id)) in names.into_iter().enumerate() {
-            let wait = request.rate_per_second.map_or(0, |rate| redrive_delay(position, rate));
-            if let Some(tables) = self.consumers.get_mut(&consumer) {
-                tables.redrive(dedup_id, request, now, now.saturating_add(wait));
+            let Some(tables) = self.consumers.get_mut(&consumer) else { continue };
+            match request.action {
+                MarkAction::Redrive => {
+                    let wait = request.rate_per_second.map_or(0, |rate| redrive_delay(position, rate));
+                    tables.redrive(dedup_id, request, now, now.saturating_add(wait));
+                }
+                MarkAction::Discard => tables.discard(dedup_id, request, now),
             }
         }
         Some(count)
     }
 
-    /// Archives pending dead letters. Returns `None` if a transaction locks one of the queues.
-    pub(crate) fn discard(&mut self, request: &MarkRequest) -> Option<u64> {
-        let names = self.matching_dead_letters(request)?;
-        let now = self.now();
-        let count = names.len() as u64;
-        if request.dry_run {
-            return Some(count);
-        }
-        for (consumer, dedup_id) in names {
-            if let Some(tables) = self.consumers.get_mut(&consumer) {
-                tables.discard(dedup_id, request, now);
-            }
-        }
-        Some(count)
-    }
-
-    /// The dead letters that a request changes. `None` if a transaction locks one of their queues.
+    /// The dead letters that a request changes, in queue order. `None` if a transaction locks one of their queues.
     fn matching_dead_letters(&self, request: &MarkRequest) -> Option<Vec<DeadLetterName>> {
-        let pending =
-            self.find_dead_letters(&request.filter).into_iter().filter(|(_, row)| row.state == DeadLetterState::Dead);
-        let pending: Vec<(&str, &InboxDeadLetterRow)> = pending.collect();
+        let mut pending = self.find_dead_letters(&request.filter);
+        pending.retain(|(row, _)| row.state == DeadLetterState::Dead);
+        pending.sort_by(|(a, a_letter), (b, b_letter)| (a.ordinal, &a_letter.owner).cmp(&(b.ordinal, &b_letter.owner)));
         let queues: BTreeSet<(&str, &ByteString)> =
-            pending.iter().map(|(consumer, row)| (*consumer, &row.message.queue)).collect();
+            pending.iter().map(|(row, letter)| (letter.owner.as_str(), &row.message.queue)).collect();
         if !request.dry_run && queues.iter().any(|(consumer, queue)| self.is_queue_locked(consumer, queue)) {
             return None;
         }
-        Some(pending.into_iter().map(|(consumer, row)| (consumer.to_owned(), row.message.dedup_id)).collect())
+        Some(pending.into_iter().map(|(row, letter)| (letter.owner, row.message.dedup_id)).collect())
     }
+}
+
+/// Parses what [`Tables::list_inbox_dead_letters`] returned.
+fn parse_cursor(text: &str) -> Option<Cursor> {
+    let mut parts = text.splitn(3, '/');
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?, parts.next()?.to_owned()))
 }
 
 impl ConsumerTables {
     /// Puts a dead letter back at its position in the queue, before all later messages.
     fn redrive(&mut self, dedup_id: DedupId, request: &MarkRequest, now: Micros, next: Micros) {
         let Some(row) = self.dead_letters.get_mut(&dedup_id) else { return };
-        row.mark(DeadLetterState::Redriven, request, now);
+        row.mark(request, now);
         row.redrives += 1;
         let (number, message) = (row.ordinal, row.message.clone());
         self.set_state(dedup_id, Known::Redriven, now);
@@ -101,7 +122,7 @@ impl ConsumerTables {
 
     fn discard(&mut self, dedup_id: DedupId, request: &MarkRequest, now: Micros) {
         let Some(row) = self.dead_letters.get_mut(&dedup_id) else { return };
-        row.mark(DeadLetterState::Discarded, request, now);
+        row.mark(request, now);
         let name = row.message.queue.clone();
         let Some(queue) = self.queues.get_mut(&name) else { return };
         if !queue.blocked_by.remove(&dedup_id) || !queue.blocked_by.is_empty() {
@@ -115,34 +136,33 @@ impl ConsumerTables {
 }
 
 impl InboxDeadLetterRow {
-    fn mark(&mut self, state: DeadLetterState, request: &MarkRequest, now: Micros) {
-        self.state = state;
-        self.marked_at = now;
-        self.reason = Some(format!("{}: {}", request.by, request.reason));
+    fn mark(&mut self, request: &MarkRequest, now: Micros) {
+        self.state = request.action.final_state();
+        self.mark = Some(Mark::new(request, now));
     }
 
-    fn matches(&self, filter: &DeadLetterFilter, dead_at: Timestamp) -> bool {
-        (filter.ids.is_empty() || filter.ids.contains(&self.message.dedup_id.id))
-            && filter.queue.as_deref().is_none_or(|queue| *queue == *self.message.queue)
-            && filter.class.as_deref().is_none_or(|class| class == self.class)
-            && filter.state.is_none_or(|state| state == self.state)
-            && filter.since.is_none_or(|since| since <= dead_at)
-            && filter.until.is_none_or(|until| dead_at < until)
+    fn cursor(&self, consumer: &str) -> Cursor {
+        (self.dead_at, self.ordinal, consumer.to_owned())
     }
 
-    fn to_dead_letter(&self, consumer: &str, to_timestamp: impl Fn(Micros) -> Timestamp) -> DeadLetter {
-        DeadLetter {
-            consumer: consumer.to_owned(),
-            message: self.message.clone(),
+    fn to_summary(&self, consumer: &str, started_at: Timestamp) -> DeadLetterSummary {
+        let received = self.message.raw.decode().ok().map(|received| received.message);
+        DeadLetterSummary {
+            owner: consumer.to_owned(),
+            id: self.message.dedup_id.id,
+            replay: self.message.dedup_id.replay,
+            topic: received.as_ref().map(|message| message.topic.to_string()),
+            key: self.message.queue.to_string(),
+            kind: received.as_ref().map(|message| message.kind.to_string()),
+            route: None,
             class: self.class.to_owned(),
             error: self.error.clone(),
-            backtrace: self.backtrace.clone(),
             attempts: self.attempts,
-            arrived_at: to_timestamp(self.arrived_at),
-            dead_at: to_timestamp(self.dead_at),
+            entered_at: timestamp(started_at, self.arrived_at),
+            dead_at: timestamp(started_at, self.dead_at),
             redrives: self.redrives,
             state: self.state,
-            reason: self.reason.clone(),
+            mark: self.mark.as_ref().map(|mark| mark.to_core(started_at)),
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Members and their lanes.
 
 use relevo_core::broker_consumer::Lane;
+use relevo_core::dead_letters::DeadLetterState;
 use relevo_core::inbox::admin::RemoveOutcome;
-use relevo_core::inbox::dead_letters::DeadLetterState;
 use relevo_core::inbox::members::{Heartbeat, HeartbeatReply};
 use relevo_core::inbox::{InboxState as Known, LaneLease};
 use uuid::Uuid;

@@ -1,38 +1,26 @@
 //! The operator port of the inboxes.
 
-use std::sync::Arc;
-
 use async_trait::async_trait;
 use jiff::Timestamp;
-use parking_lot::Mutex;
 use relevo_core::MessageId;
+use relevo_core::dead_letters::DeadLetterState;
 use relevo_core::inbox::admin::{
-    ConsumerControl, ConsumerDetails, ConsumerSummary, InboxRecord, LaneInfo, MemberInfo, Operate, RemoveOutcome,
+    ConsumerAdmin, ConsumerControl, ConsumerDetails, ConsumerSummary, InboxRecord, LaneInfo, MemberInfo, RemoveOutcome,
     RetryQueueInfo,
 };
-use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterFilter, DeadLetterState, MarkRequest};
-use relevo_core::inbox::replays::{EnqueueOutcome, Replay, ReplayBatch, ReplayPlan, ReplayState};
+use relevo_core::inbox::replays::{ConsumerReplays, EnqueueOutcome, Replay, ReplayBatch, ReplayPlan, ReplayState};
 use relevo_core::store::StoreError;
 
 use super::lock_timeout::or_busy_error;
 use super::tables::{self, ConsumerTables};
+use crate::operator::Operator;
 use crate::state::{Micros, Tables, timestamp};
 
 /// Counts of messages and dead letters stop here.
 const COUNT_MAX: usize = 10_000;
 
-/// Operator access to all inboxes. Cheap to clone.
-#[derive(Clone, Debug)]
-pub struct Operator(Arc<Mutex<Tables>>);
-
-impl Operator {
-    pub(crate) fn new(state: &Arc<Mutex<Tables>>) -> Self {
-        Self(Arc::clone(state))
-    }
-}
-
 #[async_trait]
-impl Operate for Operator {
+impl ConsumerAdmin for Operator {
     async fn list_consumers(&self) -> Result<Vec<ConsumerSummary>, StoreError> {
         let state = self.0.lock();
         let clock = Clock::of(&state);
@@ -66,18 +54,6 @@ impl Operate for Operator {
         Ok(self.0.lock().remove_consumer(consumer))
     }
 
-    async fn list_dead_letters(&self, filter: &DeadLetterFilter, limit: usize) -> Result<Vec<DeadLetter>, StoreError> {
-        Ok(self.0.lock().dead_letters(filter, limit))
-    }
-
-    async fn redrive(&self, request: &MarkRequest) -> Result<u64, StoreError> {
-        or_busy_error(&self.0, |state| state.redrive(request)).await
-    }
-
-    async fn archive(&self, request: &MarkRequest) -> Result<u64, StoreError> {
-        or_busy_error(&self.0, |state| state.discard(request)).await
-    }
-
     async fn find_message(&self, id: MessageId) -> Result<Vec<InboxRecord>, StoreError> {
         let state = self.0.lock();
         let clock = Clock::of(&state);
@@ -93,7 +69,10 @@ impl Operate for Operator {
         });
         Ok(known.collect())
     }
+}
 
+#[async_trait]
+impl ConsumerReplays for Operator {
     async fn create_replay(&self, plan: &ReplayPlan) -> Result<u32, StoreError> {
         let mut state = self.0.lock();
         let now = state.now();

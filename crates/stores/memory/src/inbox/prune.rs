@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use relevo_core::inbox::dead_letters::DeadLetterState;
+use relevo_core::dead_letters::DeadLetterState;
 use relevo_core::inbox::{InboxRetention, InboxState as Known};
 
 use super::tables::ConsumerTables;
@@ -22,7 +22,8 @@ impl ConsumerTables {
             matches!(row.state, Known::Done | Known::Skipped) && row.changed_at < before(retention.done)
         });
         let dead_letters = drain(&mut self.dead_letters, limit, |row| {
-            row.state != DeadLetterState::Dead && row.marked_at < before(retention.dead_letters)
+            row.state != DeadLetterState::Dead
+                && row.mark.as_ref().is_none_or(|mark| mark.at < before(retention.dead_letters))
         });
         let members = drain(&mut self.members, limit, |member| member.expires_at < before(DEAD_MEMBERS));
         rows || dead_letters || members
@@ -38,7 +39,9 @@ impl ConsumerTables {
         for row in self.dead_letters.values_mut() {
             older(&mut row.arrived_at);
             older(&mut row.dead_at);
-            older(&mut row.marked_at);
+            if let Some(mark) = &mut row.mark {
+                older(&mut mark.at);
+            }
         }
         for member in self.members.values_mut() {
             older(&mut member.heartbeat_at);

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use bytestring::ByteString;
 use relevo_core::broker_consumer::Lane;
+use relevo_core::dead_letters::DeadLetterState;
 use relevo_core::inbox::attempts::CallClaim;
-use relevo_core::inbox::dead_letters::DeadLetterState;
 use relevo_core::inbox::replays::{ReplayPlan, ReplayState};
 use relevo_core::inbox::retries::InboxFailure;
 use relevo_core::inbox::{DedupId, InboxMessage, InboxState as Known, LaneLease};
 use uuid::Uuid;
 
+use crate::dead_letters::Mark;
 use crate::state::Micros;
 
 /// The tables of one consumer.
@@ -79,8 +80,7 @@ pub(crate) struct InboxDeadLetterRow {
     pub(crate) dead_at: Micros,
     pub(crate) redrives: u32,
     pub(crate) state: DeadLetterState,
-    pub(crate) marked_at: Micros,
-    pub(crate) reason: Option<String>,
+    pub(crate) mark: Option<Mark>,
 }
 
 /// A process that has sent a heartbeat.
@@ -210,8 +210,7 @@ impl ConsumerTables {
             dead_at: now,
             redrives: before.as_ref().map_or(0, |row| row.redrives),
             state: DeadLetterState::Dead,
-            marked_at: now,
-            reason: before.and_then(|row| row.reason),
+            mark: before.and_then(|row| row.mark),
         };
         self.dead_letters.insert(message.dedup_id, row);
     }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use relevo_core::MessageId;
 use relevo_core::broker_consumer::{Lane, RawMessage};
-use relevo_core::inbox::admin::Operate as _;
-use relevo_core::inbox::replays::{EnqueueOutcome, ReplayBatch, ReplayPlan};
+use relevo_core::inbox::admin::ConsumerAdmin as _;
+use relevo_core::inbox::replays::{ConsumerReplays as _, EnqueueOutcome, ReplayBatch, ReplayPlan};
 use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction};
 use relevo_core::inbox::transactions::{BeginOutcome, Enter, EnterOutcome};
 use relevo_core::inbox::{DedupId, Inbox as _, InboxMessage, InboxRetention, InboxState};

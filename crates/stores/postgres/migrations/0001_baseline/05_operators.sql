@@ -106,7 +106,8 @@ BEGIN
 END $$;
 
 -- Marks dead letters. Only letters in state `dead` are marked: a repeated call marks nothing. `p_filter` is {"ids": [uuid, …], "key": …,
--- "route": …}, each optional.
+-- "topic": …, "type": …, "route": …, "class": …, "error": part of the error, "since": …, "until": …}, each optional. "since" and "until"
+-- compare with the time of dead-lettering.
 CREATE FUNCTION mark_dead_letters(
     p_destination text, p_state text, p_filter jsonb, p_requested_by text, p_reason text, p_dry_run boolean
 ) RETURNS bigint
@@ -127,7 +128,14 @@ BEGIN
         WHERE d.destination = p_destination AND d.state = 'dead'
             AND (ids IS NULL OR d.id = ANY (ids))
             AND (p_filter ->> 'key' IS NULL OR d.key = p_filter ->> 'key')
+            AND (p_filter ->> 'topic' IS NULL OR d.topic = p_filter ->> 'topic')
+            AND (p_filter ->> 'type' IS NULL OR d.type = p_filter ->> 'type')
             AND (p_filter ->> 'route' IS NULL OR d.route = p_filter ->> 'route')
+            AND (p_filter ->> 'class' IS NULL OR d.class = p_filter ->> 'class')
+            AND (p_filter ->> 'error' IS NULL OR strpos(lower(d.error), lower(p_filter ->> 'error')) > 0)
+            AND (p_filter ->> 'since' IS NULL OR d.dead_at >= (p_filter ->> 'since')::timestamptz)
+            AND (p_filter ->> 'until' IS NULL OR d.dead_at < (p_filter ->> 'until')::timestamptz)
+            AND (coalesce(p_filter -> 'states', 'null') IN ('null', '[]') OR p_filter -> 'states' ? d.state)
     ), changed AS (
         UPDATE dead_letter AS d
         SET state = p_state, marked_at = clock_timestamp(), marked_by = p_requested_by, reason = p_reason

@@ -366,15 +366,17 @@ BEGIN
     END IF;
 END $$;
 
--- Whether a filter matches a dead letter: {"consumer", "ids", "queue", "class", "state", "since", "until"}, each optional.
+-- Whether a filter matches a dead letter: {"consumer", "ids", "key", "class", "error", "states", "since", "until"}, each optional. The key
+-- is the name of the queue.
 CREATE FUNCTION inbox_dead_letter_matches(p_filter jsonb, p_letter inbox_dead_letter) RETURNS boolean
 LANGUAGE sql STABLE
 AS $$
     SELECT (p_filter ->> 'consumer' IS NULL OR p_letter.consumer = p_filter ->> 'consumer')
         AND (coalesce(p_filter -> 'ids', 'null') IN ('null', '[]') OR p_filter -> 'ids' ? p_letter.id::text)
-        AND (p_filter ->> 'queue' IS NULL OR p_letter.queue = p_filter ->> 'queue')
+        AND (p_filter ->> 'key' IS NULL OR p_letter.queue = p_filter ->> 'key')
         AND (p_filter ->> 'class' IS NULL OR p_letter.class = p_filter ->> 'class')
-        AND (p_filter ->> 'state' IS NULL OR p_letter.state = p_filter ->> 'state')
+        AND (p_filter ->> 'error' IS NULL OR strpos(lower(p_letter.error), lower(p_filter ->> 'error')) > 0)
+        AND (coalesce(p_filter -> 'states', 'null') IN ('null', '[]') OR p_filter -> 'states' ? p_letter.state)
         AND (p_filter ->> 'since' IS NULL OR p_letter.dead_at >= (p_filter ->> 'since')::timestamptz)
         AND (p_filter ->> 'until' IS NULL OR p_letter.dead_at < (p_filter ->> 'until')::timestamptz)
 $$;

@@ -1,28 +1,28 @@
-//! The operator port of consumers: controls, dead letters and replays.
+//! The operator ports of consumers: controls and replays.
 
 use async_trait::async_trait;
 use relevo_core::MessageId;
+use relevo_core::inbox::ConsumerOperator;
 use relevo_core::inbox::admin::{
-    ConsumerControl, ConsumerDetails, ConsumerSummary, InboxRecord, Operate, RemoveOutcome,
+    ConsumerAdmin, ConsumerControl, ConsumerDetails, ConsumerSummary, InboxRecord, RemoveOutcome,
 };
-use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterFilter, MarkRequest};
-use relevo_core::inbox::replays::{EnqueueOutcome, Replay, ReplayBatch, ReplayPlan};
+use relevo_core::inbox::replays::{ConsumerReplays, EnqueueOutcome, Replay, ReplayBatch, ReplayPlan};
 use relevo_core::store::StoreError;
 use sqlx::postgres::PgRow;
 
 use crate::classify::Error;
 use crate::connection::read_committed;
-use crate::queries::{consumers, count_u32, count_u64, json_response, scalar};
-use crate::store::Store;
+use crate::operator::Operator;
+use crate::queries::{consumers, count_u32, json_response, scalar};
 
-impl Store {
-    async fn call_inbox(&self, sql: String) -> Result<Vec<PgRow>, Error> {
-        self.operator_connection.query(read_committed(&sql)).await
+impl Operator {
+    pub(super) async fn call_inbox(&self, sql: String) -> Result<Vec<PgRow>, Error> {
+        self.connection.query(read_committed(&sql)).await
     }
 }
 
 #[async_trait]
-impl Operate for Store {
+impl ConsumerAdmin for Operator {
     async fn list_consumers(&self) -> Result<Vec<ConsumerSummary>, StoreError> {
         let rows = self.call_inbox(consumers::list_consumers(&self.schema, None)).await?;
         Ok(rows.iter().map(consumers::consumer_summary).collect::<Result<_, _>>()?)
@@ -51,24 +51,14 @@ impl Operate for Store {
         Ok(consumers::remove_outcome(&rows)?)
     }
 
-    async fn list_dead_letters(&self, filter: &DeadLetterFilter, limit: usize) -> Result<Vec<DeadLetter>, StoreError> {
-        let rows = self.call_inbox(consumers::list_dead_letters(&self.schema, filter, limit)).await?;
-        Ok(rows.iter().map(consumers::dead_letter).collect::<Result<_, _>>()?)
-    }
-
-    async fn redrive(&self, mark: &MarkRequest) -> Result<u64, StoreError> {
-        Ok(count_u64(scalar(&self.call_inbox(consumers::redrive(&self.schema, mark)).await?)?)?)
-    }
-
-    async fn archive(&self, mark: &MarkRequest) -> Result<u64, StoreError> {
-        Ok(count_u64(scalar(&self.call_inbox(consumers::discard(&self.schema, mark)).await?)?)?)
-    }
-
     async fn find_message(&self, id: MessageId) -> Result<Vec<InboxRecord>, StoreError> {
         let rows = self.call_inbox(consumers::find_message(&self.schema, id)).await?;
         Ok(rows.iter().map(|row| consumers::inbox_record(row, id)).collect::<Result<_, _>>()?)
     }
+}
 
+#[async_trait]
+impl ConsumerReplays for Operator {
     async fn create_replay(&self, plan: &ReplayPlan) -> Result<u32, StoreError> {
         Ok(count_u32(scalar(&self.call_inbox(consumers::create_replay(&self.schema, plan)).await?)?)?)
     }
@@ -95,5 +85,11 @@ impl Operate for Store {
     async fn list_replays(&self, consumer: &str) -> Result<Vec<Replay>, StoreError> {
         let rows = self.call_inbox(consumers::list_replays(&self.schema, consumer)).await?;
         Ok(rows.iter().map(|row| consumers::replay(row, consumer)).collect::<Result<_, _>>()?)
+    }
+}
+
+impl ConsumerOperator for Operator {
+    fn as_replays(&self) -> Option<&dyn ConsumerReplays> {
+        Some(self)
     }
 }

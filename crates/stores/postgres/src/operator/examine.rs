@@ -12,37 +12,37 @@ use relevo_core::finding::{Finding, Severity};
 use crate::binary_copy::CopyRows;
 use crate::classify::Error;
 use crate::migrate;
-use crate::store::Store;
+use crate::operator::Operator;
 
-pub(super) async fn examine(store: &Store) -> Result<Vec<Finding>, Error> {
+pub(super) async fn examine(operator: &Operator) -> Result<Vec<Finding>, Error> {
     let mut findings = Vec::new();
-    let is_standby = server::is_standby(store).await?;
-    findings.extend(server::settings(store).await?);
-    findings.extend(note_if_denied("clock", server::clock(store).await)?);
-    findings.push(schema_version(store).await?);
+    let is_standby = server::is_standby(operator).await?;
+    findings.extend(server::settings(operator).await?);
+    findings.extend(note_if_denied("clock", server::clock(operator).await)?);
+    findings.push(schema_version(operator).await?);
     if is_standby {
         findings.push(
             finding(Severity::Danger, "standby", "this server is a standby, and no relay runs on one")
                 .with_fix("name the primary in `--database`"),
         );
     }
-    findings.extend(note_if_denied("identity", server::identity(store).await)?);
-    findings.extend(note_if_denied("grants", server::grants(store).await)?);
-    findings.extend(note_if_denied("held xmin", sessions::backends(store).await)?);
-    findings.extend(note_if_denied("prepared transactions", sessions::prepared(store).await)?);
-    findings.extend(note_if_denied("replication slots", sessions::slots(store).await)?);
-    findings.extend(note_if_denied("destinations", outbox::destinations(store).await)?);
-    findings.extend(note_if_denied("retention", outbox::retention(store).await)?);
-    findings.extend(note_if_denied("partitions", outbox::partitions(store).await)?);
-    findings.extend(note_if_denied("dead letters", outbox::dead_letters_and_holds(store).await)?);
+    findings.extend(note_if_denied("identity", server::identity(operator).await)?);
+    findings.extend(note_if_denied("grants", server::grants(operator).await)?);
+    findings.extend(note_if_denied("held xmin", sessions::backends(operator).await)?);
+    findings.extend(note_if_denied("prepared transactions", sessions::prepared(operator).await)?);
+    findings.extend(note_if_denied("replication slots", sessions::slots(operator).await)?);
+    findings.extend(note_if_denied("destinations", outbox::destinations(operator).await)?);
+    findings.extend(note_if_denied("retention", outbox::retention(operator).await)?);
+    findings.extend(note_if_denied("partitions", outbox::partitions(operator).await)?);
+    findings.extend(note_if_denied("dead letters", outbox::dead_letters_and_holds(operator).await)?);
     Ok(findings)
 }
 
 /// Opening the store has already rejected incompatible versions. This reports the remaining differences.
-async fn schema_version(store: &Store) -> Result<Finding, Error> {
+async fn schema_version(operator: &Operator) -> Result<Finding, Error> {
     const SUBJECT: &str = "schema version";
-    let sql = format!("SELECT max(version)::bigint FROM {}.migration", store.schema);
-    let mut rows = CopyRows::new(store.operator_connection.copy_out(sql).await?, 1)?;
+    let sql = format!("SELECT max(version)::bigint FROM {}.migration", operator.schema);
+    let mut rows = CopyRows::new(operator.connection.copy_out(sql).await?, 1)?;
     let found = rows.next_row()?.map_or(Ok(0), |mut row| row.int8())?;
     let known = i64::from(migrate::VERSION);
     Ok(match found.cmp(&known) {

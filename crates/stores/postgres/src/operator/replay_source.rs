@@ -15,20 +15,25 @@ use relevo_core::store::StoreError;
 
 use super::search::{ScanWidth, minus_skew, seq_and_time, seq_at};
 use crate::classify::Error;
+use crate::operator::{Operator, Scope};
 use crate::queries::status::Sources;
 use crate::queries::status::replay::{self, GroupCount};
-use crate::store::Store;
 
 /// The log of an outbox, with the routing of its relay.
 pub struct OutboxReplaySource {
-    store: Arc<Store>,
+    operator: Arc<Operator>,
     routing: OutboxRouting,
 }
 
 impl OutboxReplaySource {
     /// Creates a replay source for this outbox. `routing` defines how its messages are sent.
-    pub const fn new(store: Arc<Store>, routing: OutboxRouting) -> Self {
-        Self { store, routing }
+    pub const fn new(operator: Arc<Operator>, routing: OutboxRouting) -> Self {
+        Self { operator, routing }
+    }
+
+    /// The log is the same for every destination.
+    fn scope(&self) -> Scope<'_> {
+        self.operator.scope("")
     }
 
     /// Returns the bounds of a filter: the first is exclusive, the second inclusive.
@@ -37,14 +42,14 @@ impl OutboxReplaySource {
         let mut low = signed(filter.start_after(after));
         // After the first page the position is already past that time.
         if let Some(since) = filter.since.filter(|_| after == 0) {
-            low = low.max(seq_at(&self.store, minus_skew(since)).await?.saturating_sub(1));
+            low = low.max(seq_at(self.scope(), minus_skew(since)).await?.saturating_sub(1));
         }
         Ok((low, filter.to.map_or(i64::MAX, signed)))
     }
 
     async fn read_page(&self, filter: &ReplayFilter, request: ReplayReadRequest) -> Result<ReplayPage, Error> {
-        let connection = &self.store.operator_connection;
-        let sql = self.store.status();
+        let connection = &self.operator.connection;
+        let sql = self.scope().status();
         let (low, high) = self.seq_bounds(filter, request.after).await?;
         let Some(chunk) = replay::decode_chunk(connection.copy_out(sql.replay_chunk(low, high)).await?)? else {
             return Ok(ReplayPage { messages: Vec::new(), next: request.after.max(low.unsigned_abs()), ended: true });
@@ -64,9 +69,9 @@ impl OutboxReplaySource {
     }
 
     async fn count_all(&self, filter: &ReplayFilter) -> Result<u64, Error> {
-        let sql = self.store.status();
+        let sql = self.scope().status();
         let (mut low, high) = self.seq_bounds(filter, 0).await?;
-        let Some((last, _)) = seq_and_time(&self.store, sql.newest_below(Sources::LOG, i64::MAX)).await? else {
+        let Some((last, _)) = seq_and_time(self.scope(), sql.newest_below(Sources::LOG, i64::MAX)).await? else {
             return Ok(0);
         };
         let high = high.min(last);
@@ -75,7 +80,7 @@ impl OutboxReplaySource {
         while low < high {
             let query_began = Instant::now();
             let end = low.saturating_add(width.get()).min(high);
-            let answer = self.store.operator_connection.copy_out(sql.count_by_group(filter, low, end)).await?;
+            let answer = self.operator.connection.copy_out(sql.count_by_group(filter, low, end)).await?;
             for group in replay::decode_group_counts(answer)? {
                 let count = group.count;
                 counted += if self.matches_route(filter, group) { count } else { 0 };
@@ -106,10 +111,10 @@ impl OutboxReplaySource {
 #[async_trait]
 impl ReplaySource for OutboxReplaySource {
     async fn bounds(&self) -> Result<Option<LogBounds>, ReplaySourceError> {
-        let sql = self.store.status();
+        let sql = self.scope().status();
         let ends = async {
-            let first = seq_and_time(&self.store, sql.oldest_from(i64::MIN)).await?;
-            let last = seq_and_time(&self.store, sql.newest_below(Sources::LOG, i64::MAX)).await?;
+            let first = seq_and_time(self.scope(), sql.oldest_from(i64::MIN)).await?;
+            let last = seq_and_time(self.scope(), sql.newest_below(Sources::LOG, i64::MAX)).await?;
             Ok::<_, Error>(first.zip(last))
         };
         let ends = ends.await.map_err(StoreError::from)?;

@@ -8,15 +8,15 @@ use relevo_core::store::StoreError;
 
 use crate::classify::Error;
 use crate::literal::literal;
+use crate::operator::Operator;
 use crate::queries::status::{self, sample};
-use crate::store::Store;
 
 #[async_trait]
-impl OutboxMonitor for Store {
-    async fn sample_destination(&self) -> Result<DestinationSample, StoreError> {
-        let sql = sample::destination_sample_query(&self.schema, &literal(&self.destination));
-        let sample = sample::destination_sample(&self.operator_connection.query(sql).await?)?;
-        Ok(sample.ok_or_else(|| Error::UnknownDestination(self.destination.clone()))?)
+impl OutboxMonitor for Operator {
+    async fn sample_destination(&self, destination: &str) -> Result<DestinationSample, StoreError> {
+        let sql = sample::destination_sample_query(&self.schema, &literal(destination));
+        let sample = sample::destination_sample(&self.connection.query(sql).await?)?;
+        Ok(sample.ok_or_else(|| Error::UnknownDestination(destination.to_owned()))?)
     }
 
     async fn sample_outbox(&self) -> Result<OutboxSample, StoreError> {
@@ -28,11 +28,11 @@ impl OutboxMonitor for Store {
     }
 }
 
-impl Store {
+impl Operator {
     /// The statements that sampling sends, so that tests can check their cost.
     #[doc(hidden)]
-    pub fn sampling_statements(&self) -> Vec<String> {
-        let destination = literal(&self.destination);
+    pub fn sampling_statements(&self, destination: &str) -> Vec<String> {
+        let destination = literal(destination);
         vec![
             sample::destination_sample_query(&self.schema, &destination),
             sample::vacuum_horizon_query(),
@@ -42,15 +42,15 @@ impl Store {
     }
 
     async fn horizon(&self) -> Result<VacuumHorizon, Error> {
-        sample::vacuum_horizon(&self.operator_connection.query(sample::vacuum_horizon_query()).await?)
+        sample::vacuum_horizon(&self.connection.query(sample::vacuum_horizon_query()).await?)
     }
 
     async fn retention_overdue(&self) -> Result<Vec<(String, Duration)>, Error> {
-        let rows = self.operator_connection.query(status::select_destinations(&self.schema)).await?;
+        let rows = self.connection.query(status::select_destinations(&self.schema, None)).await?;
         let mut overdue = Vec::new();
         for destination in status::destinations(&rows)? {
             let sql = sample::retention_overdue_query(&self.schema, &literal(&destination.name));
-            let rows = self.operator_connection.query(sql).await?;
+            let rows = self.connection.query(sql).await?;
             overdue.push((destination.name, sample::retention_overdue(&rows)?));
         }
         Ok(overdue)
@@ -58,6 +58,6 @@ impl Store {
 
     async fn consumers(&self) -> Result<Vec<ConsumerSample>, Error> {
         let sql = sample::consumer_samples_query(&self.schema);
-        sample::consumer_samples(self.operator_connection.copy_out(sql).await?)
+        sample::consumer_samples(self.connection.copy_out(sql).await?)
     }
 }

@@ -8,9 +8,9 @@ use relevo_core::MessageId;
 use relevo_core::outbox::inspect::{MessageDetails, MessageStatus, MessageSummary};
 use relevo_core::outbox::search::{MessageFilter, SearchPage};
 
+use super::Scope;
 use crate::classify::Error;
 use crate::queries::status::{self, SeqRange, Sources};
-use crate::store::Store;
 
 /// The width of the first range. Ranges grow while statements are fast.
 const FIRST_SCAN_WIDTH: i64 = 4096;
@@ -46,7 +46,7 @@ impl ScanWidth {
 }
 
 pub(super) async fn search(
-    store: &Store,
+    scope: Scope<'_>,
     search: &MessageFilter,
     limit: usize,
     budget: Duration,
@@ -60,7 +60,7 @@ pub(super) async fn search(
     // Scheduled messages are the newest. Their own numbers are negative here.
     let in_scheduled = search.before_seq.is_none_or(|before| before < 0);
     if in_scheduled && search.status.is_none_or(|status| status == MessageStatus::Scheduled) {
-        scheduled(store, search, limit, &mut found).await?;
+        scheduled(scope, search, limit, &mut found).await?;
         if found.next.is_some() {
             return Ok(found);
         }
@@ -69,16 +69,16 @@ pub(super) async fn search(
     let mut before = match search.before_seq {
         Some(before) if before >= 0 => before,
         _ => match search.until {
-            Some(until) => seq_at(store, plus_skew(until)).await?,
+            Some(until) => seq_at(scope, plus_skew(until)).await?,
             None => i64::MAX,
         },
     };
-    let sql = store.status();
+    let sql = scope.status();
     let condition = status::condition(search);
     let mut width = ScanWidth::first();
     let mut is_first = true;
     loop {
-        let Some((top, at)) = seq_and_time(store, sql.newest_below(from, before)).await? else { return Ok(found) };
+        let Some((top, at)) = seq_and_time(scope, sql.newest_below(from, before)).await? else { return Ok(found) };
         if search.since.is_some_and(|since| plus_skew(at) < since) {
             return Ok(found);
         }
@@ -93,23 +93,28 @@ pub(super) async fn search(
         let numbers = SeqRange { start: top.saturating_sub(width.get()).saturating_add(1), end: top.saturating_add(1) };
         let remaining = limit - found.messages.len();
         let query = sql.list(from, &numbers, &condition, search.status, remaining);
-        found.messages.extend(status::decode_summaries(store.operator_connection.copy_out(query).await?)?);
+        found.messages.extend(status::decode_summaries(scope.connection.copy_out(query).await?)?);
         width.adapt(query_began.elapsed());
         before = numbers.start;
         if found.messages.len() >= limit {
             let last = found.messages.last().and_then(|last| last.seq).unwrap_or(before);
             // If no row is below the last one, the search is complete.
-            found.next = seq_and_time(store, sql.newest_below(from, last)).await?.map(|_| last);
+            found.next = seq_and_time(scope, sql.newest_below(from, last)).await?.map(|_| last);
             return Ok(found);
         }
     }
 }
 
 /// Adds scheduled messages. Sets the next position if there are more than the limit.
-async fn scheduled(store: &Store, search: &MessageFilter, limit: usize, found: &mut SearchPage) -> Result<(), Error> {
+async fn scheduled(
+    scope: Scope<'_>,
+    search: &MessageFilter,
+    limit: usize,
+    found: &mut SearchPage,
+) -> Result<(), Error> {
     let before = search.before_seq.map(i64::unsigned_abs);
-    let sql = store.status().scheduled(&status::scheduled_condition(search, before), limit + 1);
-    let mut list = status::decode_scheduled(store.operator_connection.copy_out(sql).await?)?;
+    let sql = scope.status().scheduled(&status::scheduled_condition(search, before), limit + 1);
+    let mut list = status::decode_scheduled(scope.connection.copy_out(sql).await?)?;
     if list.len() > limit {
         list.truncate(limit);
         found.next = list.last().map(|(ordinal, _)| -ordinal);
@@ -123,16 +128,16 @@ async fn scheduled(store: &Store, search: &MessageFilter, limit: usize, found: &
 
 /// Returns the first number of the log whose message was emitted at about this time or later. Returns a number past all
 /// of them if there is none.
-pub(super) async fn seq_at(store: &Store, time: Timestamp) -> Result<i64, Error> {
-    let sql = store.status();
-    let first = seq_and_time(store, sql.oldest_from(i64::MIN)).await?;
-    let last = seq_and_time(store, sql.newest_below(Sources::LOG, i64::MAX)).await?;
+pub(super) async fn seq_at(scope: Scope<'_>, time: Timestamp) -> Result<i64, Error> {
+    let sql = scope.status();
+    let first = seq_and_time(scope, sql.oldest_from(i64::MIN)).await?;
+    let last = seq_and_time(scope, sql.newest_below(Sources::LOG, i64::MAX)).await?;
     let (Some((mut low, _)), Some((last, _))) = (first, last) else { return Ok(i64::MAX) };
     let past = last.saturating_add(1);
     let mut high = past;
     while low < high {
         let middle = low + (high - low) / 2;
-        match seq_and_time(store, sql.oldest_from(middle)).await? {
+        match seq_and_time(scope, sql.oldest_from(middle)).await? {
             Some((seq, at)) if at < time => low = seq.saturating_add(1),
             _ => high = middle,
         }
@@ -141,8 +146,8 @@ pub(super) async fn seq_at(store: &Store, time: Timestamp) -> Result<i64, Error>
 }
 
 /// Reads a sequence number and its emit time.
-pub(super) async fn seq_and_time(store: &Store, sql: String) -> Result<Option<(i64, Timestamp)>, Error> {
-    Ok(status::decode_seqs_and_times(store.operator_connection.copy_out(sql).await?)?.into_iter().next())
+pub(super) async fn seq_and_time(scope: Scope<'_>, sql: String) -> Result<Option<(i64, Timestamp)>, Error> {
+    Ok(status::decode_seqs_and_times(scope.connection.copy_out(sql).await?)?.into_iter().next())
 }
 
 /// Adds the clock tolerance.
@@ -156,18 +161,18 @@ pub(super) fn minus_skew(time: Timestamp) -> Timestamp {
 }
 
 /// Finds one message by its id. Most ids contain their creation time, which leads to a range of numbers.
-pub(super) async fn show(store: &Store, id: MessageId) -> Result<Option<MessageDetails>, Error> {
-    let sql = store.status();
-    let scheduled = store.operator_connection.copy_out(sql.scheduled_by_id(id)).await?;
+pub(super) async fn show(scope: Scope<'_>, id: MessageId) -> Result<Option<MessageDetails>, Error> {
+    let sql = scope.status();
+    let scheduled = scope.connection.copy_out(sql.scheduled_by_id(id)).await?;
     if let Some((_, summary)) = status::decode_scheduled(scheduled)?.into_iter().next() {
-        let message = store.operator_connection.copy_out(sql.scheduled_message(id)).await?;
+        let message = scope.connection.copy_out(sql.scheduled_message(id)).await?;
         // If it entered the log in the meantime, the code below finds it.
         if let Some(message) = status::decode_message(message)? {
             return Ok(Some(MessageDetails { summary, message }));
         }
     }
-    let Some(seq) = seq_of(store, id).await? else { return Ok(None) };
-    let Some(summary) = summary_at(store, seq).await? else { return Ok(None) };
+    let Some(seq) = seq_of(scope, id).await? else { return Ok(None) };
+    let Some(summary) = summary_at(scope, seq).await? else { return Ok(None) };
     let tables = match summary.status {
         MessageStatus::Dead | MessageStatus::Discarded => ["dead_letter", "message"],
         MessageStatus::Retrying | MessageStatus::Held | MessageStatus::Quarantined | MessageStatus::Waiting => {
@@ -176,7 +181,7 @@ pub(super) async fn show(store: &Store, id: MessageId) -> Result<Option<MessageD
         MessageStatus::Scheduled | MessageStatus::Pending | MessageStatus::Published => ["message", "parked_message"],
     };
     for table in tables {
-        let message = store.operator_connection.copy_out(sql.full_message(table, seq)).await?;
+        let message = scope.connection.copy_out(sql.full_message(table, seq)).await?;
         if let Some(message) = status::decode_message(message)? {
             return Ok(Some(MessageDetails { summary, message }));
         }
@@ -185,40 +190,40 @@ pub(super) async fn show(store: &Store, id: MessageId) -> Result<Option<MessageD
 }
 
 /// Returns the status of the message with this number.
-pub(super) async fn summary_at(store: &Store, seq: i64) -> Result<Option<MessageSummary>, Error> {
+pub(super) async fn summary_at(scope: Scope<'_>, seq: i64) -> Result<Option<MessageSummary>, Error> {
     let numbers = SeqRange { start: seq, end: seq.saturating_add(1) };
     let condition = status::condition(&MessageFilter::default());
-    let sql = store.status().list(Sources::ALL, &numbers, &condition, None, 1);
-    Ok(status::decode_summaries(store.operator_connection.copy_out(sql).await?)?.into_iter().next())
+    let sql = scope.status().list(Sources::ALL, &numbers, &condition, None, 1);
+    Ok(status::decode_summaries(scope.connection.copy_out(sql).await?)?.into_iter().next())
 }
 
-async fn seq_of(store: &Store, id: MessageId) -> Result<Option<i64>, Error> {
-    let sql = store.status();
-    if let Some(seq) = optional_seq(store, sql.seq_in_table("dead_letter", id)).await? {
+async fn seq_of(scope: Scope<'_>, id: MessageId) -> Result<Option<i64>, Error> {
+    let sql = scope.status();
+    if let Some(seq) = optional_seq(scope, sql.seq_in_table("dead_letter", id)).await? {
         return Ok(Some(seq));
     }
-    let claimed_at = status::decode_time(store.operator_connection.copy_out(sql.id_claimed_at(id)).await?)?;
+    let claimed_at = status::decode_time(scope.connection.copy_out(sql.id_claimed_at(id)).await?)?;
     for created_at in [claimed_at, id_created_at(id)].into_iter().flatten() {
-        let start = seq_at(store, created_at.saturating_sub(ID_TIME_TOLERANCE).unwrap_or(Timestamp::MIN)).await?;
-        let end = seq_at(store, created_at.saturating_add(ID_TIME_TOLERANCE).unwrap_or(Timestamp::MAX)).await?;
-        if let Some(seq) = optional_seq(store, sql.seq_in_range(id, &SeqRange { start, end })).await? {
+        let start = seq_at(scope, created_at.saturating_sub(ID_TIME_TOLERANCE).unwrap_or(Timestamp::MIN)).await?;
+        let end = seq_at(scope, created_at.saturating_add(ID_TIME_TOLERANCE).unwrap_or(Timestamp::MAX)).await?;
+        if let Some(seq) = optional_seq(scope, sql.seq_in_range(id, &SeqRange { start, end })).await? {
             return Ok(Some(seq));
         }
     }
-    if let Some(seq) = optional_seq(store, sql.seq_in_table("parked_message", id)).await? {
+    if let Some(seq) = optional_seq(scope, sql.seq_in_table("parked_message", id)).await? {
         return Ok(Some(seq));
     }
     // A scheduled message entered the log long after its id was created.
     let began = Instant::now();
     let mut width = ScanWidth::first();
     let mut before = i64::MAX;
-    while let Some((top, _)) = seq_and_time(store, sql.newest_below(Sources::LOG, before)).await? {
+    while let Some((top, _)) = seq_and_time(scope, sql.newest_below(Sources::LOG, before)).await? {
         if began.elapsed() > SEARCH_BUDGET {
             return Err(Error::SearchTimedOut { id, budget: SEARCH_BUDGET });
         }
         let query_began = Instant::now();
         let numbers = SeqRange { start: top.saturating_sub(width.get()), end: top.saturating_add(1) };
-        if let Some(seq) = optional_seq(store, sql.seq_in_range(id, &numbers)).await? {
+        if let Some(seq) = optional_seq(scope, sql.seq_in_range(id, &numbers)).await? {
             return Ok(Some(seq));
         }
         width.adapt(query_began.elapsed());
@@ -228,8 +233,8 @@ async fn seq_of(store: &Store, id: MessageId) -> Result<Option<i64>, Error> {
 }
 
 /// Reads a number, such as a sequence number, if there is one.
-pub(super) async fn optional_seq(store: &Store, sql: String) -> Result<Option<i64>, Error> {
-    status::decode_seq(store.operator_connection.copy_out(sql).await?)
+pub(super) async fn optional_seq(scope: Scope<'_>, sql: String) -> Result<Option<i64>, Error> {
+    status::decode_seq(scope.connection.copy_out(sql).await?)
 }
 
 /// Returns the creation time that a version 7 id contains.

@@ -8,40 +8,40 @@ use jiff::Timestamp;
 use relevo_core::outbox::inspect::MessageStatus;
 use relevo_core::outbox::search::{MessageFilter, TimeRange, VerifyReport};
 
+use super::Scope;
 use super::search::{ScanWidth, minus_skew, plus_skew, seq_and_time, seq_at};
 use crate::classify::Error;
 use crate::queries::status::verify::{CHECKS, Check, StatusCount, decode_status_counts, decode_violations};
 use crate::queries::status::{self, SeqRange};
-use crate::store::Store;
 
 /// Maximum number of examples per contradiction. Further ones are only counted.
 const NAMED_MAX: usize = 5;
 
-pub(super) async fn verify(store: &Store, range: TimeRange) -> Result<VerifyReport, Error> {
+pub(super) async fn verify(scope: Scope<'_>, range: TimeRange) -> Result<VerifyReport, Error> {
     let mut counts = StatusCounts::default();
-    let sql = store.status();
+    let sql = scope.status();
     let condition =
         status::condition(&MessageFilter { since: range.since, until: range.until, ..MessageFilter::default() });
     let mut from = match range.since {
-        Some(since) => seq_at(store, minus_skew(since)).await?,
+        Some(since) => seq_at(scope, minus_skew(since)).await?,
         None => i64::MIN,
     };
     let until = match range.until {
-        Some(until) => seq_at(store, plus_skew(until)).await?,
+        Some(until) => seq_at(scope, plus_skew(until)).await?,
         None => i64::MAX,
     };
     let mut width = ScanWidth::first();
-    while let Some((next, _)) = seq_and_time(store, sql.oldest_from(from)).await?.filter(|(next, _)| *next < until) {
+    while let Some((next, _)) = seq_and_time(scope, sql.oldest_from(from)).await?.filter(|(next, _)| *next < until) {
         let query_began = Instant::now();
         let numbers = SeqRange { start: next, end: next.saturating_add(width.get()).min(until) };
-        let answer = store.operator_connection.copy_out(sql.count_by_status(&numbers, &condition)).await?;
+        let answer = scope.connection.copy_out(sql.count_by_status(&numbers, &condition)).await?;
         decode_status_counts(answer)?.iter().for_each(|count| counts.add(count));
         width.adapt(query_began.elapsed());
         from = numbers.end;
     }
     let mut report = counts.into_report();
     for check in &CHECKS {
-        report.inconsistencies.extend(run_check(store, check).await?);
+        report.inconsistencies.extend(run_check(scope, check).await?);
     }
     Ok(report)
 }
@@ -100,8 +100,8 @@ impl StatusCounts {
     }
 }
 
-async fn run_check(store: &Store, check: &Check) -> Result<Option<String>, Error> {
-    let answer = store.operator_connection.copy_out(store.status().violations(check, NAMED_MAX)).await?;
+async fn run_check(scope: Scope<'_>, check: &Check) -> Result<Option<String>, Error> {
+    let answer = scope.connection.copy_out(scope.status().violations(check, NAMED_MAX)).await?;
     let (names, count) = decode_violations(answer)?;
     if names.is_empty() {
         return Ok(None);

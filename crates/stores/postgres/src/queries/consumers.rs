@@ -2,17 +2,22 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use relevo_core::MessageId;
+use relevo_core::broker_consumer::Lane;
+use relevo_core::dead_letters::{
+    DeadLetter, DeadLetterContent, DeadLetterFilter, DeadLetterPage, DeadLetterSummary, MarkAction, MarkRequest,
+};
 use relevo_core::inbox::admin::{
     ConsumerControl, ConsumerDetails, ConsumerSummary, InboxRecord, LaneInfo, MemberInfo, RemoveOutcome, RetryQueueInfo,
 };
-use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterFilter, DeadLetterState, MarkRequest};
 use relevo_core::inbox::replays::{EnqueueOutcome, Replay, ReplayBatch, ReplayPlan, ReplayState};
 use relevo_core::inbox::{DedupId, InboxMessage};
-use serde_json::{Value, json};
+use serde_json::Value;
 use sqlx::postgres::PgRow;
 
-use super::inbox::results::{inbox_message, parse_state};
+use super::dead_letters::{filter_json, mark_of, parse_state as parse_dead_letter_state};
+use super::inbox::results::{offset, parse_state, raw_message};
 use super::inbox::{Body, message_array};
 use super::{column, count_u32, count_u64, scalar, timestamp};
 use crate::classify::Error;
@@ -58,32 +63,59 @@ pub(crate) fn remove_outcome(rows: &[PgRow]) -> Result<RemoveOutcome, Error> {
     }
 }
 
-pub(crate) fn list_dead_letters(schema: &str, filter: &DeadLetterFilter, limit: usize) -> String {
+const DEAD_LETTER: &str = "d.consumer, d.id, d.replay, d.queue, d.class, d.error, d.attempts, \
+                           @.epoch_micros(d.arrived_at), @.epoch_micros(d.dead_at), d.redrives, d.state, \
+                           @.epoch_micros(d.marked_at), d.marked_by, d.reason, d.ordinal, d.header_names, d.header_values";
+
+/// The position of a dead letter in a list: its time in microseconds and its ordinal.
+pub(crate) type Cursor = (i64, i64);
+
+/// Parses [`DeadLetterPage::next`].
+pub(crate) fn parse_cursor(text: &str) -> Result<Cursor, Error> {
+    let parsed = text.split_once('/').and_then(|(at, ordinal)| Some((at.parse().ok()?, ordinal.parse().ok()?)));
+    parsed.ok_or_else(|| Error::InvalidCursor(text.to_owned()))
+}
+
+/// Selects summaries after this position, and one more than the limit.
+pub(crate) fn list_dead_letters(
+    schema: &str,
+    filter: &DeadLetterFilter,
+    after: Option<Cursor>,
+    limit: usize,
+) -> String {
+    let after = after.map_or_else(String::new, |(at, ordinal)| {
+        format!(" AND (d.dead_at, d.ordinal) > (timestamptz 'epoch' + interval '1 microsecond' * {at}, {ordinal})")
+    });
+    select_dead_letters(schema, "", filter, &after, limit.saturating_add(1))
+}
+
+/// Selects dead letters with their messages.
+pub(crate) fn get_dead_letters(schema: &str, filter: &DeadLetterFilter, limit: usize) -> String {
+    let content = ", d.payload, d.address, d.lane, d.broker_offset::text, d.backtrace";
+    select_dead_letters(schema, content, filter, "", limit)
+}
+
+fn select_dead_letters(schema: &str, content: &str, filter: &DeadLetterFilter, after: &str, limit: usize) -> String {
+    let summary = DEAD_LETTER.replace('@', schema);
     format!(
-        "SELECT d.consumer, d.queue, d.class, d.error, d.backtrace, d.attempts, {schema}.epoch_micros(d.arrived_at), \
-         {schema}.epoch_micros(d.dead_at), d.redrives, d.state, d.reason, d.id, d.replay, d.header_names, d.header_values, \
-         d.payload, d.address, d.lane, d.broker_offset::text \
-         FROM {schema}.inbox_dead_letter AS d WHERE {schema}.inbox_dead_letter_matches({}, d) ORDER BY d.dead_at, d.ordinal LIMIT {limit}",
+        "SELECT {summary}{content} FROM {schema}.inbox_dead_letter AS d \
+         WHERE {schema}.inbox_dead_letter_matches({}, d){after} ORDER BY d.dead_at, d.ordinal LIMIT {limit}",
         filter_literal(filter)
     )
 }
 
-/// Calls `inbox_redrive`, which returns the number of dead letters.
-pub(crate) fn redrive(schema: &str, mark: &MarkRequest) -> String {
-    let per_second = mark
-        .rate_per_second
-        .map_or_else(|| "NULL".to_owned(), |rate| i32::try_from(rate).unwrap_or(i32::MAX).to_string());
-    format!("SELECT {schema}.inbox_redrive({}, {per_second})", mark_arguments(mark))
-}
-
-/// Calls `inbox_discard`, which returns the number of dead letters.
-pub(crate) fn discard(schema: &str, mark: &MarkRequest) -> String {
-    format!("SELECT {schema}.inbox_discard({})", mark_arguments(mark))
-}
-
-fn mark_arguments(mark: &MarkRequest) -> String {
-    let (by, reason) = (literal(&mark.by), literal(&mark.reason));
-    format!("{}, {by}, {reason}, {}", filter_literal(&mark.filter), mark.dry_run)
+/// Calls `inbox_redrive` or `inbox_discard`, which return the number of dead letters.
+pub(crate) fn mark_dead_letters(schema: &str, request: &MarkRequest) -> String {
+    let filter = filter_literal(&request.filter);
+    let (by, reason, dry_run) = (literal(&request.by), literal(&request.reason), request.dry_run);
+    match (request.action, request.rate_per_second) {
+        (MarkAction::Discard, _) => format!("SELECT {schema}.inbox_discard({filter}, {by}, {reason}, {dry_run})"),
+        (MarkAction::Redrive, None) => format!("SELECT {schema}.inbox_redrive({filter}, {by}, {reason}, {dry_run})"),
+        (MarkAction::Redrive, Some(rate)) => {
+            let rate = i32::try_from(rate).unwrap_or(i32::MAX);
+            format!("SELECT {schema}.inbox_redrive({filter}, {by}, {reason}, {dry_run}, {rate})")
+        }
+    }
 }
 
 /// Selects the inbox rows of a message. The primary key begins with the consumer, so the query steps from one consumer
@@ -151,12 +183,9 @@ pub(crate) fn list_replays(schema: &str, consumer: &str) -> String {
 }
 
 fn filter_literal(filter: &DeadLetterFilter) -> String {
-    let ids: Vec<_> = filter.ids.iter().map(ToString::to_string).collect();
-    json_literal(&json!({
-        "consumer": filter.consumer, "ids": ids, "queue": filter.queue, "class": filter.class,
-        "state": filter.state.map(DeadLetterState::as_str), "since": filter.since.map(|at| at.to_string()),
-        "until": filter.until.map(|at| at.to_string()),
-    }))
+    let mut value = filter_json(filter);
+    value["consumer"] = filter.owner_name().into();
+    json_literal(&value)
 }
 
 pub(crate) fn consumer_summary(row: &PgRow) -> Result<ConsumerSummary, Error> {
@@ -216,21 +245,51 @@ pub(crate) fn consumer_details(consumer: ConsumerSummary, answer: &Value) -> Opt
     })
 }
 
-pub(crate) fn dead_letter(row: &PgRow) -> Result<DeadLetter, Error> {
-    Ok(DeadLetter {
-        consumer: column(row, 0)?,
-        message: inbox_message(row, 11, column::<String>(row, 1)?.into())?,
-        class: column(row, 2)?,
-        error: column(row, 3)?,
-        backtrace: column(row, 4)?,
-        attempts: count_u32(column(row, 5)?)?,
-        arrived_at: timestamp(column(row, 6)?)?,
-        dead_at: timestamp(column(row, 7)?)?,
-        redrives: count_u32(column(row, 8)?)?,
-        state: DeadLetterState::parse(column(row, 9)?)
-            .ok_or(Error::UnexpectedResponse("the state of a dead letter is unknown"))?,
-        reason: column(row, 10)?,
+/// Reads the rows of [`list_dead_letters`].
+pub(crate) fn dead_letter_page(rows: &[PgRow], limit: usize) -> Result<DeadLetterPage, Error> {
+    let shown = rows.get(..limit).unwrap_or(rows);
+    let letters: Vec<_> = shown.iter().map(dead_letter_summary).collect::<Result<_, _>>()?;
+    let mut next = None;
+    if let Some(last) = shown.last().filter(|_| rows.len() > limit) {
+        next = Some(format!("{}/{}", column::<i64>(last, 8)?, column::<i64>(last, 14)?));
+    }
+    Ok(DeadLetterPage { letters, next })
+}
+
+fn dead_letter_summary(row: &PgRow) -> Result<DeadLetterSummary, Error> {
+    let received = raw_message(row, 15, Bytes::new())?.decode().ok().map(|received| received.message);
+    let marked_at = column::<Option<i64>>(row, 11)?.map(timestamp).transpose()?;
+    Ok(DeadLetterSummary {
+        owner: column(row, 0)?,
+        id: MessageId::from_uuid(column(row, 1)?),
+        replay: count_u32(column(row, 2)?)?,
+        topic: received.as_ref().map(|message| message.topic.to_string()),
+        key: column(row, 3)?,
+        kind: received.as_ref().map(|message| message.kind.to_string()),
+        route: None,
+        class: column(row, 4)?,
+        error: column(row, 5)?,
+        attempts: count_u32(column(row, 6)?)?,
+        entered_at: timestamp(column(row, 7)?)?,
+        dead_at: timestamp(column(row, 8)?)?,
+        redrives: count_u32(column(row, 9)?)?,
+        state: parse_dead_letter_state(column(row, 10)?)?,
+        mark: mark_of(marked_at, column(row, 12)?, column(row, 13)?),
     })
+}
+
+/// Reads the rows of [`get_dead_letters`].
+pub(crate) fn dead_letter(row: &PgRow) -> Result<DeadLetter, Error> {
+    let summary = dead_letter_summary(row)?;
+    let message = InboxMessage {
+        dedup_id: DedupId { id: summary.id, replay: summary.replay },
+        queue: summary.key.as_str().into(),
+        raw: raw_message(row, 15, column::<Vec<u8>>(row, 17)?.into())?,
+        address: column::<&str>(row, 18)?.into(),
+        lane: Lane::new(column::<&str>(row, 19)?),
+        offset: offset(column(row, 20)?)?,
+    };
+    Ok(DeadLetter { summary, content: DeadLetterContent::Inbox { message, backtrace: column(row, 21)? } })
 }
 
 pub(crate) fn inbox_record(row: &PgRow, id: MessageId) -> Result<InboxRecord, Error> {

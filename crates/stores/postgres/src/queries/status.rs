@@ -10,14 +10,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use jiff::Timestamp;
-use relevo_core::outbox::inspect::{Backlog, DestinationInfo, MessageStatus, MessageSummary, ShardInfo};
+use relevo_core::outbox::admin::OutboxSettings;
+use relevo_core::outbox::inspect::{DestinationInfo, MessageStatus, MessageSummary, ShardInfo};
 use relevo_core::outbox::search::MessageFilter;
 use relevo_core::{Message, MessageId};
 use sqlx::postgres::PgRow;
 
 use crate::binary_copy::{CopyRow, CopyRows};
 use crate::classify::Error;
-use crate::literal::literal;
+use crate::literal::{literal, millis};
 use crate::queries::column;
 use crate::queries::read::full_message;
 
@@ -255,10 +256,6 @@ impl StatusStatements {
         format!("SELECT claimed_at FROM {}.dedup_id WHERE id = '{id}'", self.schema)
     }
 
-    pub(crate) fn backlog(&self) -> String {
-        format!("SELECT * FROM {}.backlog({})", self.schema, self.destination)
-    }
-
     /// Selects the shards of the destination, with the names of their live relays.
     pub(crate) fn shards(&self) -> String {
         format!(
@@ -278,8 +275,10 @@ impl StatusStatements {
     }
 }
 
-pub(crate) fn select_destinations(schema: &str) -> String {
-    format!("SELECT name, shards, reshard_to, enabled FROM {schema}.destination ORDER BY name")
+/// Selects all destinations, or only the one with this name.
+pub(crate) fn select_destinations(schema: &str, only: Option<&str>) -> String {
+    let condition = only.map_or_else(String::new, |name| format!(" WHERE name = {}", literal(name)));
+    format!("SELECT name, shards, reshard_to, enabled FROM {schema}.destination{condition} ORDER BY name")
 }
 
 pub(crate) fn destinations(rows: &[PgRow]) -> Result<Vec<DestinationInfo>, Error> {
@@ -297,13 +296,26 @@ pub(crate) fn destinations(rows: &[PgRow]) -> Result<Vec<DestinationInfo>, Error
     rows.iter().map(destination).collect()
 }
 
-pub(crate) fn select_retention(schema: &str) -> String {
-    format!("SELECT floor(date_part('epoch', retention))::bigint FROM {schema}.settings")
+pub(crate) fn select_settings(schema: &str) -> String {
+    let millis = |column: &str| format!("floor(date_part('epoch', {column}) * 1000)::bigint");
+    let columns = ["retention", "id_retention", "dead_letter_retention"].map(millis).join(", ");
+    format!("SELECT {columns} FROM {schema}.settings")
 }
 
-pub(crate) fn decode_backlog(rows: &[PgRow]) -> Result<Backlog, Error> {
-    let row = rows.first().ok_or(Error::UnexpectedResponse("no backlog"))?;
-    Ok(Backlog { pending: column(row, 0)?, exact: column(row, 1)?, parked: column(row, 2)?, dead: column(row, 3)? })
+/// Changes the settings if they differ, because every process that starts may send this.
+pub(crate) fn update_settings(schema: &str, settings: &OutboxSettings) -> String {
+    let interval = |duration| format!("interval '1 millisecond' * {}", millis(duration));
+    let OutboxSettings { retention, id_retention, dead_letter_retention } = *settings;
+    let values = [retention, id_retention, dead_letter_retention].map(interval).join(", ");
+    let columns = "(retention, id_retention, dead_letter_retention)";
+    format!("UPDATE {schema}.settings SET {columns} = ({values}) WHERE {columns} IS DISTINCT FROM ({values})")
+}
+
+pub(crate) fn settings(rows: &[PgRow]) -> Result<OutboxSettings, Error> {
+    let row = rows.first().ok_or(Error::UnexpectedResponse("no settings"))?;
+    let duration =
+        |index| Ok::<_, Error>(Duration::from_millis(u64::try_from(column::<i64>(row, index)?).unwrap_or(0)));
+    Ok(OutboxSettings { retention: duration(0)?, id_retention: duration(1)?, dead_letter_retention: duration(2)? })
 }
 
 /// Reads the rows of [`StatusStatements::shards`].

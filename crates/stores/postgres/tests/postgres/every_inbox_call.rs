@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use relevo_core::MessageId;
 use relevo_core::broker_consumer::{Lane, RawMessage};
-use relevo_core::inbox::admin::{ConsumerControl, Operate, RemoveOutcome};
+use relevo_core::dead_letters::{DeadLetterFilter, MarkAction, MarkRequest};
+use relevo_core::inbox::ConsumerOperator;
+use relevo_core::inbox::admin::{ConsumerControl, RemoveOutcome};
 use relevo_core::inbox::attempts::ClaimOutcome;
-use relevo_core::inbox::dead_letters::{DeadLetterFilter, MarkRequest};
 use relevo_core::inbox::members::Heartbeat;
 use relevo_core::inbox::replays::{EnqueueOutcome, ReplayBatch, ReplayPlan};
 use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction, RecordOutcome};
@@ -87,25 +88,26 @@ pub(crate) async fn call_every_inbox_function(inbox: &relevo_store_postgres::inb
 }
 
 /// All calls of an operator.
-pub(crate) async fn call_every_operator_function(operator: &impl Operate) {
+pub(crate) async fn call_every_operator_function(operator: &impl ConsumerOperator) {
     assert_eq!(operator.list_consumers().await.expect("consumers").len(), 1);
     assert!(operator.get_consumer("billing", 10).await.expect("consumer").is_some());
     assert!(operator.set_control("billing", None, ConsumerControl::Pause).await.expect("order"));
-    let letters = operator.list_dead_letters(&DeadLetterFilter::default(), 10).await.expect("dead");
+    let all = DeadLetterFilter::of_consumer("billing");
+    let letters = operator.list_dead_letters(&all, None, 10).await.expect("dead").letters;
     assert_eq!(letters.len(), 2);
-    let one = DeadLetterFilter { ids: vec![letters[0].message.dedup_id.id], ..DeadLetterFilter::default() };
+    assert_eq!(operator.get_dead_letters(&all, 10).await.expect("dead").len(), 2);
     let mark = MarkRequest {
-        filter: one,
+        filter: DeadLetterFilter { ids: vec![letters[0].id], ..all.clone() },
+        action: MarkAction::Redrive,
         dry_run: false,
         rate_per_second: None,
         by: "ana".to_owned(),
         reason: "fixed".to_owned(),
     };
-    assert_eq!(operator.redrive(&mark).await.expect("redrive"), 1);
-    assert_eq!(
-        operator.archive(&MarkRequest { filter: DeadLetterFilter::default(), ..mark }).await.expect("archive"),
-        1
-    );
+    assert_eq!(operator.mark_dead_letters(&mark).await.expect("redrive").count, 1);
+    let discard = MarkRequest { filter: all, action: MarkAction::Discard, ..mark };
+    assert_eq!(operator.mark_dead_letters(&discard).await.expect("discard").count, 1);
+    let replays = operator.as_replays().expect("replays");
     let plan = ReplayPlan {
         consumer: "billing".to_owned(),
         source: "log".to_owned(),
@@ -115,11 +117,11 @@ pub(crate) async fn call_every_operator_function(operator: &impl Operate) {
         requested_by: "ana".to_owned(),
         reason: "wrong".to_owned(),
     };
-    let number = operator.create_replay(&plan).await.expect("begin_replay");
+    let number = replays.create_replay(&plan).await.expect("begin_replay");
     let portion = ReplayBatch { messages: &[arrival(9)], cursor: None, next_cursor: Some("9") };
-    assert_eq!(operator.enqueue_replay("billing", number, portion).await.expect("feed"), EnqueueOutcome::Enqueued);
-    assert!(operator.stop_replay("billing", number).await.expect("stop_replay"));
-    assert!(operator.resume_replay("billing", number, 1).await.expect("resume_replay"));
-    assert_eq!(operator.list_replays("billing").await.expect("replays").len(), 1);
+    assert_eq!(replays.enqueue_replay("billing", number, portion).await.expect("feed"), EnqueueOutcome::Enqueued);
+    assert!(replays.stop_replay("billing", number).await.expect("stop_replay"));
+    assert!(replays.resume_replay("billing", number, 1).await.expect("resume_replay"));
+    assert_eq!(replays.list_replays("billing").await.expect("replays").len(), 1);
     assert_eq!(operator.remove_consumer("billing").await.expect("forget"), RemoveOutcome::Removed);
 }

@@ -1,13 +1,13 @@
 //! Tests each finding of `doctor` on a real server.
 
-use crate::relay_support::{MAIN, TestDatabase, execute, store};
+use crate::relay_support::{TestDatabase, execute, operator};
+use relevo_conformance::outbox::main_calls::MainCalls as _;
 use relevo_core::finding::{Finding, Severity};
-use relevo_core::outbox::inspect::OutboxInspector as _;
-use relevo_store_postgres::{Schema, Store, migrate};
+use relevo_store_postgres::{Operator, Schema, migrate};
 use relevo_testkit::PgVersion;
 use relevo_testkit::postgres::Private;
 
-async fn examine(store: &Store) -> Vec<Finding> {
+async fn examine(store: &Operator) -> Vec<Finding> {
     store.examine().await.expect("an answer")
 }
 
@@ -34,7 +34,7 @@ async fn with_server_settings(settings: &[(&str, &str)]) -> TestDatabase {
 async fn every_supported_version_is_examined_and_every_problem_has_a_fix() {
     for version in PgVersion::ALL {
         let world = TestDatabase::on_version(version).await;
-        let findings = examine(&*world.store().await).await;
+        let findings = examine(&world.operator().await).await;
         assert_eq!(finding_of(&findings, "server version").detail, format!("PostgreSQL {}", version.major()));
         assert_eq!(finding_of(&findings, "server version").severity, Severity::Ok);
         for good in ["clock", "schema version", "identity", "grants", "partitions", "full_page_writes"] {
@@ -54,7 +54,7 @@ async fn settings_that_lose_commits_are_dangers_and_warnings() {
     .await;
     world.run("CREATE ROLE hasty; ALTER ROLE hasty SET synchronous_commit = off").await;
     world.run(&format!("ALTER DATABASE {} SET synchronous_commit = off", world.database.name())).await;
-    let findings = examine(&*world.store().await).await;
+    let findings = examine(&world.operator().await).await;
     assert_eq!(finding_of(&findings, "fsync").severity, Severity::Danger);
     assert_eq!(finding_of(&findings, "full_page_writes").severity, Severity::Danger);
     assert_eq!(finding_of(&findings, "idle_in_transaction_session_timeout").severity, Severity::Ok);
@@ -69,7 +69,7 @@ async fn settings_that_lose_commits_are_dangers_and_warnings() {
 #[tokio::test]
 async fn sessions_that_hold_xmin_are_named() {
     let world = with_server_settings(&[("max_prepared_transactions", "4"), ("wal_level", "logical")]).await;
-    let store = world.store().await;
+    let store = world.operator().await;
     let none = examine(&store).await;
     for subject in ["held xmin", "prepared transactions", "replication slots"] {
         assert_eq!(finding_of(&none, subject).severity, Severity::Ok, "{subject}");
@@ -111,14 +111,14 @@ async fn missing_grants_and_hidden_sessions_are_reported() {
     world
         .run("GRANT USAGE ON SCHEMA relevo TO reader; GRANT SELECT ON relevo.migration, relevo.destination TO reader")
         .await;
-    let carrier = store(world.database.options().username("carrier"), MAIN).await;
+    let carrier = operator(world.database.options().username("carrier")).await;
     let findings = examine(&carrier).await;
     assert_eq!(finding_of(&findings, "grants").severity, Severity::Ok, "{findings:?}");
     assert_eq!(finding_of(&findings, "pg_monitor").severity, Severity::Note);
     world.run("GRANT pg_monitor TO carrier").await;
     assert!(findings_of(&examine(&carrier).await, "pg_monitor").is_empty());
 
-    let reader = store(world.database.options().username("reader"), MAIN).await;
+    let reader = operator(world.database.options().username("reader")).await;
     let findings = examine(&reader).await;
     let grants = finding_of(&findings, "grants");
     assert_eq!(grants.severity, Severity::Warning);
@@ -135,7 +135,7 @@ async fn missing_grants_and_hidden_sessions_are_reported() {
 #[tokio::test]
 async fn lagging_destinations_are_reported_with_the_one_that_delays_retention() {
     let world = TestDatabase::new().await;
-    let store = world.store().await;
+    let store = world.operator().await;
     let free = finding_of(&examine(&store).await, "destinations").clone();
     assert_eq!((free.severity, &*free.detail), (Severity::Warning, "`main`: 8 of 8 shards have no relay"));
     world.run("UPDATE relevo.lease SET owner = gen_random_uuid(), expires_at = now() + interval '1 hour'").await;
@@ -172,7 +172,7 @@ async fn missing_destinations_overflow_rows_and_dead_letters_are_reported() {
     let world = TestDatabase::new().await;
     world.run("SELECT setval('relevo.message_seq', 5000000)").await;
     world.emit(&["a"]).await;
-    let store = world.store().await;
+    let store = world.operator().await;
     let overflow = finding_of(&examine(&store).await, "partitions").clone();
     assert!(overflow.severity == Severity::Warning && overflow.detail.contains("overflow"), "{overflow:?}");
     world
@@ -206,10 +206,10 @@ async fn a_copy_a_standby_and_another_schema_version_are_reported() {
         execute(&mut connection, "SELECT 1 FROM relevo.lease").await.is_ok_and(|rows| !rows.is_empty())
     })
     .await;
-    let findings = examine(&*store(options, MAIN).await).await;
+    let findings = examine(&operator(options).await).await;
     assert_eq!(finding_of(&findings, "standby").severity, Severity::Danger);
 
-    let store = world.store().await;
+    let store = world.operator().await;
     world.run("UPDATE relevo.database_identity SET database_oid = 1").await;
     let copy = finding_of(&examine(&store).await, "identity").clone();
     assert!(copy.severity == Severity::Danger && copy.fix.is_some_and(|fix| fix.contains("`relevo adopt`")));

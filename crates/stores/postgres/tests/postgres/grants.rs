@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
-use crate::relay_support::{MAIN, RunningRelay, TestDatabase, config, execute, expect_error, store, wait_until};
+use crate::relay_support::{
+    MAIN, RunningRelay, TestDatabase, config, execute, expect_error, operator, store, wait_until,
+};
 use crate::sql_support::DEADLINE;
 use relevo_broker_memory::{Config, FailureRule, MemoryBroker, RuleTarget};
+use relevo_conformance::outbox::main_calls::MainCalls as _;
 use relevo_core::Class;
-use relevo_core::dead_letters::{DeadLetterAdmin as _, DeadLetterFilter, MarkRequest};
-use relevo_core::outbox::inspect::OutboxInspector as _;
+use relevo_core::dead_letters::{DeadLetterFilter, MarkAction};
 use relevo_core::outbox::maintenance::Maintenance as _;
-use relevo_core::outbox::sample::OutboxMonitor as _;
 use relevo_store_postgres::{Schema, migrate};
 use relevo_testkit::PgVersion;
 use relevo_testkit::postgres::Private;
@@ -117,19 +118,19 @@ async fn a_relay_may_read_and_settle_and_nothing_else() {
             .await;
         let store = store(world.database.options().username("carrier"), MAIN).await;
         let relay = RunningRelay::start(store.clone(), &broker, config());
-        let dead = DeadLetterFilter::default();
-        wait_until("one is dead", async || store.list_dead_letters(&dead, 10).await.expect("letters").len() == 1).await;
-        let mark = MarkRequest { filter: dead, dry_run: false, by: "ana".to_owned(), reason: "fixed".to_owned() };
-        assert_eq!(store.redrive(&mark).await.expect("a mark"), 1);
+        let operator = operator(world.database.options().username("carrier")).await;
+        let dead = DeadLetterFilter::of_destination(MAIN);
+        wait_until("one is dead", async || operator.dead_letters(&dead).await.expect("letters").len() == 1).await;
+        assert_eq!(operator.mark(MarkAction::Redrive, dead).await.expect("a mark"), 1);
         wait_until("everything arrives", async || broker.received() == 5).await;
         wait_until("everything is settled", async || {
-            let backlog = store.backlog().await.expect("a backlog");
+            let backlog = operator.backlog().await.expect("a backlog");
             (backlog.pending, backlog.parked, backlog.dead) == (0, 0, 0)
         })
         .await;
         relay.stop().await;
-        assert_eq!(store.sample_destination().await.expect("a sample").oldest_pending, Duration::ZERO);
-        assert!(store.sample_outbox().await.expect("a sample").horizon.is_some());
+        assert_eq!(operator.sample_destination().await.expect("a sample").oldest_pending, Duration::ZERO);
+        assert!(operator.sample_outbox().await.expect("a sample").horizon.is_some());
         world.run("SELECT setval('relevo.message_seq', 3000000)").await;
         wait_until("partitions are prepared", async || {
             store.maintain(DEADLINE).await.expect("upkeep").partitions_created > 0

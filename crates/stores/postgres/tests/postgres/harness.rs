@@ -5,7 +5,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use relevo_conformance::outbox::harness::{Capabilities, Harness, MAIN, RETENTION, SHARDS, WriteTransaction};
 use relevo_core::MessageId;
-use relevo_store_postgres::{Config, Draft, EmitError, OnDuplicate, Schema, StartFrom, Store, migrate};
+use relevo_store_postgres::{
+    Config, Draft, EmitError, OnDuplicate, Operator, OperatorConfig, Schema, StartFrom, Store, migrate,
+};
 use relevo_testkit::PgVersion;
 use relevo_testkit::pgbouncer::PgBouncer;
 use relevo_testkit::postgres::{Database, Private, Server};
@@ -88,10 +90,15 @@ async fn execute(connection: &mut PgConnection, sql: &str) -> Result<(), sqlx::E
 #[async_trait]
 impl Harness for PostgresHarness {
     type Store = Store;
+    type Operator = Operator;
     type Writer = WriteSession;
 
     async fn store_for(&self, name: &str) -> Store {
         Store::open(Config::new(self.options(), name)).await.expect("a migrated database")
+    }
+
+    async fn operator(&self) -> Operator {
+        Operator::open(OperatorConfig::new(self.options())).await.expect("a migrated database")
     }
 
     async fn begin(&self) -> WriteSession {

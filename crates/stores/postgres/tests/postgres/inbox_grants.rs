@@ -1,17 +1,16 @@
 //! Two more grants: a consumer may consume but reads no table, and an operator may read and run commands.
 
-use relevo_core::inbox::admin::Operate;
-use relevo_core::inbox::dead_letters::{DeadLetterFilter, MarkRequest};
+use relevo_core::dead_letters::{DeadLetterAdmin as _, DeadLetterFilter, DeadLetterOwner, MarkAction, MarkRequest};
 use relevo_core::inbox::transactions::{BeginOutcome, Enter};
 use relevo_core::inbox::{Inbox as _, InboxRetention};
 use relevo_store_postgres::inbox::{Config, Inbox};
-use relevo_store_postgres::{Config as StoreConfig, Schema, Store, migrate};
+use relevo_store_postgres::{Schema, migrate};
 use relevo_testkit::PgVersion;
 use relevo_testkit::postgres::Private;
 use sqlx::ConnectOptions as _;
 
 use crate::grants::{may_call, refuse, rights};
-use crate::relay_support::{TestDatabase, execute};
+use crate::relay_support::{TestDatabase, execute, operator};
 
 async fn test_database(version: PgVersion) -> TestDatabase {
     let server = Private::start(version).await;
@@ -63,13 +62,17 @@ async fn an_operator_may_read_and_act() {
     assert!(rights(&world, "operator", "SELECT").await.is_empty());
     let inbox = Inbox::open(&Config::new(world.database.options()), "billing", InboxRetention::default()).await;
     crate::every_inbox_call::call_every_inbox_function(&inbox.expect("a migrated database")).await;
-    let store = Store::open(StoreConfig::new(world.database.options().username("operator"), "main")).await;
-    let store = store.expect("the version may be read");
-    crate::every_inbox_call::call_every_operator_function(&store).await;
-    let filter = DeadLetterFilter::default();
-    let mark =
-        MarkRequest { filter, dry_run: true, rate_per_second: None, by: "ana".to_owned(), reason: "why".to_owned() };
-    store.redrive(&mark).await.expect("an operator may");
+    let operator = operator(world.database.options().username("operator")).await;
+    crate::every_inbox_call::call_every_operator_function(&operator).await;
+    let mark = MarkRequest {
+        filter: DeadLetterFilter::of(DeadLetterOwner::AnyConsumer),
+        action: MarkAction::Redrive,
+        dry_run: true,
+        rate_per_second: None,
+        by: "ana".to_owned(),
+        reason: "why".to_owned(),
+    };
+    operator.mark_dead_letters(&mark).await.expect("an operator may");
     let mut session = world.database.options().username("operator").connect().await.expect("a role that may log in");
     refuse(
         &mut session,

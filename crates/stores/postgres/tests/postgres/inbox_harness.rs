@@ -7,7 +7,7 @@ use relevo_conformance::inbox::{HandlerTransaction, Harness};
 use relevo_core::MessageId;
 use relevo_core::inbox::InboxRetention;
 use relevo_store_postgres::inbox::{Config, Inbox};
-use relevo_store_postgres::{Config as StoreConfig, Store};
+use relevo_store_postgres::{Operator, OperatorConfig};
 use relevo_testkit::PgVersion;
 use relevo_testkit::pgbouncer::PgBouncer;
 use relevo_testkit::postgres::{Database, Server};
@@ -91,14 +91,14 @@ fn shift_times_back(columns: &[(&str, &str)], time: Duration, wait: Duration) ->
 #[async_trait]
 impl Harness for PostgresHarness {
     type Inbox = Inbox;
-    type Operator = Store;
+    type Operator = Operator;
 
     async fn inbox_with_retention(&self, consumer: &str, keeping: InboxRetention) -> Inbox {
         Inbox::open(&Config::new(self.options()), consumer, keeping).await.expect("a migrated database")
     }
 
-    async fn operator(&self) -> Store {
-        Store::open(StoreConfig::new(self.options(), "main")).await.expect("a migrated database")
+    async fn operator(&self) -> Operator {
+        Operator::open(OperatorConfig::new(self.options())).await.expect("a migrated database")
     }
 
     async fn effect(&self, transaction: &mut HandlerTransaction<Self>, line: &str) {

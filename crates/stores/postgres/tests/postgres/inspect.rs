@@ -4,13 +4,16 @@ use std::time::Duration;
 
 use crate::relay_support::{MAIN, RunningRelay, TestDatabase, config, fast_retry_route, wait_until};
 use relevo_broker_memory::{Config as BrokerConfig, FailureRule, MemoryBroker, RuleTarget};
-use relevo_core::dead_letters::{DeadLetterAdmin as _, DeadLetterFilter, MarkRequest};
-use relevo_core::outbox::inspect::{DestinationInfo, KeyReport, MessageStatus, OutboxInspector as _, WaitCause};
+use relevo_conformance::outbox::main_calls::MainCalls as _;
+use relevo_core::dead_letters::{DeadLetterFilter, MarkAction};
+use relevo_core::outbox::OutboxOperator as _;
+use relevo_core::outbox::inspect::{self, DestinationInfo, KeyReport, MessageStatus, WaitCause};
+use relevo_core::outbox::sample;
 use relevo_core::outbox::search::{MessageFilter, SearchPage};
 use relevo_core::store::StoreError;
 use relevo_core::{AfterDead, Class, MessageId, RetryPolicy, Route, Routes};
 use relevo_relay::Config;
-use relevo_store_postgres::Store;
+use relevo_store_postgres::Operator;
 
 const LARGE_LIMIT: Duration = Duration::from_mins(1);
 const HOUR: Duration = Duration::from_hours(1);
@@ -21,15 +24,15 @@ fn long_retry_config() -> Config {
     Config { routes: Routes::new(vec![Route { policy, ..fast_retry_route() }]), ..config() }
 }
 
-async fn search(store: &Store, search: MessageFilter) -> SearchPage {
+async fn search(store: &Operator, search: MessageFilter) -> SearchPage {
     store.search(&search, 100, LARGE_LIMIT).await.expect("an answer")
 }
 
-async fn status(store: &Store, id: MessageId) -> MessageStatus {
+async fn status(store: &Operator, id: MessageId) -> MessageStatus {
     store.message(id).await.expect("an answer").expect("it is there").summary.status
 }
 
-async fn why(store: &Store, key: &str) -> KeyReport {
+async fn why(store: &Operator, key: &str) -> KeyReport {
     store.key_facts(key).await.expect("an answer")
 }
 
@@ -37,16 +40,15 @@ fn ids(found: &SearchPage) -> Vec<MessageId> {
     found.messages.iter().map(|message| message.id).collect()
 }
 
-fn mark(id: MessageId) -> MarkRequest {
-    let filter = DeadLetterFilter { ids: vec![id], ..DeadLetterFilter::default() };
-    MarkRequest { filter, dry_run: false, by: "ana".to_owned(), reason: "fixed".to_owned() }
+fn only(id: MessageId) -> DeadLetterFilter {
+    DeadLetterFilter { ids: vec![id], ..DeadLetterFilter::of_destination(MAIN) }
 }
 
 #[tokio::test]
 async fn a_search_is_newest_first_and_resumes_where_it_stopped() {
     let world = TestDatabase::new().await;
     let emitted = world.emit(&["a", "b", "a", "c", "a"]).await;
-    let store = world.store().await;
+    let store = world.operator().await;
     let newest: Vec<MessageId> = emitted.iter().rev().copied().collect();
     let first = store.search(&MessageFilter::default(), 2, LARGE_LIMIT).await.expect("an answer");
     assert_eq!(ids(&first), newest[..2]);
@@ -68,7 +70,7 @@ async fn a_search_that_runs_out_of_time_reports_its_progress_and_resumes() {
     let ledger = world.emit_many(20_000, 10).await;
     let first = world.emit(&["needle"]).await[0];
     world.emit_many(20_000, 10).await;
-    let store = world.store().await;
+    let store = world.operator().await;
     let wanted = MessageFilter { key: Some("needle".to_owned()), ..MessageFilter::default() };
     let mut found = store.search(&wanted, 10, Duration::ZERO).await.expect("an answer");
     assert!(found.messages.is_empty() && found.searched_back_to.is_some() && found.next.is_some(), "{found:?}");
@@ -91,7 +93,7 @@ async fn a_search_respects_times_and_skips_gaps() {
     // A gap as large as a day of rollbacks could cause.
     world.run("SELECT setval('relevo.message_seq', 900000000000)").await;
     let new = world.emit(&["a"]).await[0];
-    let store = world.store().await;
+    let store = world.operator().await;
     assert_eq!(ids(&search(&store, MessageFilter::default()).await), [new, old]);
     let middle = store.message(new).await.expect("an answer").expect("it is there").summary.created_at;
     let middle = middle - jiff::SignedDuration::from_mins(30);
@@ -114,10 +116,10 @@ async fn every_status_is_listed_searched_and_shown() {
     }
     broker.add_failure(FailureRule::new(RuleTarget::Id(retrying), Class::Transient));
     broker.add_failure(FailureRule::new(RuleTarget::Address("wall".to_owned()), Class::Blocked));
-    let store = world.store().await;
+    let store = world.operator().await;
     let relay = RunningRelay::start(world.store().await, &broker, long_retry_config());
     wait_until("two are dead", async || store.backlog().await.expect("a backlog").dead == 2).await;
-    assert_eq!(store.discard(&mark(discarded)).await.expect("a mark"), 1);
+    assert_eq!(store.mark(MarkAction::Discard, only(discarded)).await.expect("a mark"), 1);
     wait_until("it is discarded", async || status(&store, discarded).await == MessageStatus::Discarded).await;
     wait_until("the address is held", async || status(&store, held).await == MessageStatus::Held).await;
     wait_until("the plain one is out", async || status(&store, plain).await == MessageStatus::Published).await;
@@ -164,7 +166,7 @@ async fn a_parked_message_is_found_after_retention_dropped_it_from_the_log() {
     broker.add_failure(FailureRule::new(RuleTarget::Id(emitted[0]), Class::Poison));
     broker.add_failure(FailureRule::new(RuleTarget::Id(emitted[1]), Class::Transient));
     let relay = RunningRelay::start(world.store().await, &broker, long_retry_config());
-    let store = world.store().await;
+    let store = world.operator().await;
     wait_until("both wait", async || {
         let backlog = store.backlog().await.expect("a backlog");
         (backlog.dead, backlog.parked) == (1, 1)
@@ -183,7 +185,7 @@ async fn a_parked_message_is_found_after_retention_dropped_it_from_the_log() {
 #[tokio::test]
 async fn a_message_is_found_for_every_kind_of_id() {
     let world = TestDatabase::new().await;
-    let store = world.store().await;
+    let store = world.operator().await;
     world.emit_many(5000, 10).await;
     let one = async |sql: &str| world.texts(sql).await[0].parse::<MessageId>().expect("an id");
     let brought = one("SELECT relevo.emit('orders', 'k', 'T', '1', id => gen_random_uuid())::text").await;
@@ -206,7 +208,7 @@ async fn scheduled_messages_are_paged_before_the_log() {
     for _ in 0..3 {
         world.run("SELECT relevo.emit('orders', 'k', 'T', '{}', deliver_at => now() + interval '1 hour')").await;
     }
-    let store = world.store().await;
+    let store = world.operator().await;
     let mut seen = Vec::new();
     let mut before_seq = None;
     loop {
@@ -228,7 +230,7 @@ async fn scheduled_messages_are_paged_before_the_log() {
 async fn every_wait_cause_is_reported() {
     let world = TestDatabase::new().await;
     let broker = MemoryBroker::new(BrokerConfig::default());
-    let store = world.store().await;
+    let store = world.operator().await;
     world.emit(&["unread"]).await;
     assert_eq!(why(&store, "idle").await.cause, WaitCause::Idle);
     let unread = why(&store, "unread").await;
@@ -274,7 +276,7 @@ async fn every_wait_cause_is_reported() {
 
     // The shard has an owner, so the mark itself is the cause. Without an owner the cause is the missing relay.
     world.run("UPDATE relevo.lease SET owner = gen_random_uuid(), expires_at = now() + interval '1 hour'").await;
-    assert_eq!(store.redrive(&mark(emitted[4])).await.expect("a mark"), 1);
+    assert_eq!(store.mark(MarkAction::Redrive, only(emitted[4])).await.expect("a mark"), 1);
     let marked = WaitCause::MarkNotApplied { id: emitted[4], mark: "redriving".to_owned() };
     assert_eq!(why(&store, "marked").await.cause, marked);
     world.run("UPDATE relevo.lease SET owner = NULL, expires_at = '-infinity'").await;
@@ -292,18 +294,18 @@ async fn a_key_that_continues_after_a_dead_letter_is_idle() {
     broker.add_failure(FailureRule::new(RuleTarget::Id(emitted[0]), Class::Poison));
     let routes = Routes::new(vec![Route { after_dead: AfterDead::Continue, ..fast_retry_route() }]);
     let relay = RunningRelay::start(world.store().await, &broker, Config { routes, ..config() });
-    let store = world.store().await;
+    let store = world.operator().await;
     wait_until("it goes on", async || status(&store, emitted[1]).await == MessageStatus::Published).await;
     assert_eq!(why(&store, "k").await.cause, WaitCause::Idle);
     relay.stop().await;
-    assert_eq!(store.redrive(&mark(emitted[0])).await.expect("a mark"), 1);
+    assert_eq!(store.mark(MarkAction::Redrive, only(emitted[0])).await.expect("a mark"), 1);
     assert!(matches!(why(&store, "k").await.cause, WaitCause::MarkNotApplied { .. }));
 }
 
 #[tokio::test]
 async fn a_late_transaction_counts_as_waiting_and_an_open_one_does_not() {
     let world = TestDatabase::new().await;
-    let store = world.store().await;
+    let store = world.operator().await;
     let broker = MemoryBroker::new(BrokerConfig::default());
     let mut writer = world.connect().await;
     crate::relay_support::execute(&mut writer, "BEGIN; SELECT relevo.emit('orders', 'late', 'T', '{}')")
@@ -324,7 +326,7 @@ async fn a_late_transaction_counts_as_waiting_and_an_open_one_does_not() {
 async fn shards_are_shown_with_their_relays() {
     let world = TestDatabase::with_shards(4).await;
     let broker = MemoryBroker::new(BrokerConfig::default());
-    let store = world.store().await;
+    let store = world.operator().await;
     let free = store.shards().await.expect("an answer");
     assert_eq!(free.iter().map(|shard| shard.shard).collect::<Vec<_>>(), [0, 1, 2, 3]);
     assert!(
@@ -355,13 +357,14 @@ async fn destinations_are_listed_and_an_unknown_one_is_rejected() {
         DestinationInfo { name: "audit".to_owned(), shards: 2, resharding_to: None, enabled: false },
         DestinationInfo { name: MAIN.to_owned(), shards: 4, resharding_to: Some(16), enabled: true },
     ];
-    assert_eq!(world.store().await.destinations().await.expect("an answer"), expected);
-    let unknown = world.store_for("unknown").await;
+    assert_eq!(world.operator().await.destinations().await.expect("an answer"), expected);
+    let operator = world.operator().await;
+    let search = operator.as_search().expect("a search");
     for refused in [
-        unknown.search(&MessageFilter::default(), 1, LARGE_LIMIT).await.map(|_| ()),
-        unknown.key_facts("k").await.map(|_| ()),
-        unknown.shards().await.map(|_| ()),
-        unknown.backlog().await.map(|_| ()),
+        search.search("unknown", &MessageFilter::default(), 1, LARGE_LIMIT).await.map(|_| ()),
+        inspect::OutboxInspector::key_facts(&operator, "unknown", "k").await.map(|_| ()),
+        inspect::OutboxInspector::shards(&operator, "unknown").await.map(|_| ()),
+        sample::OutboxMonitor::sample_destination(&operator, "unknown").await.map(|_| ()),
     ] {
         assert!(
             matches!(&refused, Err(StoreError::Refused { reason }) if reason.contains("\"unknown\" is not known")),

@@ -8,14 +8,14 @@ use crate::relay_support::{
 };
 use crate::sql_support::DEADLINE;
 use relevo_broker_memory::{Config as BrokerConfig, MemoryBroker};
+use relevo_conformance::outbox::main_calls::MainCalls as _;
 use relevo_core::inbox::InboxRetention;
 use relevo_core::outbox::admin::OutboxAdmin as _;
-use relevo_core::outbox::inspect::OutboxInspector as _;
 use relevo_core::outbox::maintenance::Maintenance as _;
 use relevo_core::store::StoreError;
 use relevo_store_postgres::inbox::{self, Inbox};
 use relevo_store_postgres::migrate::{BASELINE, Migration, OLDEST_SUPPORTED, VERSION, apply, migrate, sql_script};
-use relevo_store_postgres::{Config, Draft, Emitter, Schema, StartFrom, Store};
+use relevo_store_postgres::{Config, Draft, Emitter, Operator, OperatorConfig, Schema, StartFrom, Store};
 use relevo_testkit::PgVersion;
 use relevo_testkit::postgres::{Database, Server};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Row as _};
@@ -125,9 +125,11 @@ async fn another_schema_name_works_end_to_end() {
         migrate(&mut connection, schema).await.expect("an empty schema");
         let store = Store::open(Config { schema: schema.clone(), ..Config::new(database.options(), MAIN) });
         let store = Arc::new(store.await.expect("a migrated schema"));
-        assert!(store.add_destination(4, StartFrom::Oldest).await.expect("a new destination"));
+        let operator = OperatorConfig { schema: schema.clone(), ..OperatorConfig::new(database.options()) };
+        let operator = Operator::open(operator).await.expect("a migrated schema");
+        assert!(operator.add_destination(MAIN, 4, StartFrom::Oldest).await.expect("a new destination"));
         let broker = MemoryBroker::new(BrokerConfig::default());
-        relays.push((RunningRelay::start(Arc::clone(&store), &broker, config()), store, broker));
+        relays.push((RunningRelay::start(Arc::clone(&store), &broker, config()), store, operator, broker));
     }
     let mut expected = Vec::new();
     for schema in &schemas {
@@ -141,9 +143,9 @@ async fn another_schema_name_works_end_to_end() {
         tx.commit().await.expect("it commits");
         expected.push(ids);
     }
-    for ((relay, store, broker), ids) in relays.into_iter().zip(expected) {
+    for ((relay, store, operator, broker), ids) in relays.into_iter().zip(expected) {
         wait_until("everything arrives", async || broker.received() >= 20).await;
-        wait_until("everything is settled", async || store.backlog().await.expect("a backlog").pending == 0).await;
+        wait_until("everything is settled", async || operator.backlog().await.expect("a backlog").pending == 0).await;
         store.maintain(DEADLINE).await.expect("upkeep");
         relay.stop().await;
         let received: Vec<_> = broker.received_messages().iter().map(|receipt| receipt.id).collect();

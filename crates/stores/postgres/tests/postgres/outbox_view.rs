@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::relay_support::{BackgroundWriters, RunningRelay, TestDatabase, config, fast_retry_route, wait_until};
 use relevo_broker_memory::{Config as BrokerConfig, FailureRule, MemoryBroker, RuleTarget};
-use relevo_core::dead_letters::{DeadLetterAdmin as _, DeadLetterFilter, MarkRequest};
-use relevo_core::outbox::inspect::OutboxInspector as _;
+use relevo_conformance::outbox::main_calls::MainCalls as _;
+use relevo_core::dead_letters::{DeadLetterFilter, MarkAction};
 use relevo_core::{Class, MessageId, RetryPolicy, Route, Routes};
 use relevo_relay::Config;
 use sqlx::Row as _;
@@ -59,9 +59,8 @@ async fn every_state_of_a_message_is_shown() {
     wait_until("the odd one is quarantined", async || status_row(&world, odd).await.0 == "quarantined").await;
     traffic.stop().await;
     wait_until("two are dead", async || world.number("SELECT count(*) FROM relevo.dead_letter").await == 2).await;
-    let filter = DeadLetterFilter { ids: vec![discarded], ..DeadLetterFilter::default() };
-    let mark = MarkRequest { filter, dry_run: false, by: "ana".to_owned(), reason: "wrong".to_owned() };
-    assert_eq!(world.store().await.discard(&mark).await.expect("a mark"), 1);
+    let filter = DeadLetterFilter { ids: vec![discarded], ..DeadLetterFilter::of_destination("main") };
+    assert_eq!(world.operator().await.mark(MarkAction::Discard, filter).await.expect("a mark"), 1);
     world.run("UPDATE relevo.parked_key SET next_at = clock_timestamp() WHERE key = 'later'").await;
     wait_until("the second time it passes", async || status_row(&world, later).await.0 == "published").await;
     wait_until("it is discarded", async || status_row(&world, discarded).await.0 == "discarded").await;
@@ -129,7 +128,7 @@ async fn the_backlog_is_exact_up_to_a_limit_and_an_estimate_above() {
     assert!(!exact);
     assert!((150..=300).contains(&pending), "an estimate by numbers given out: {pending}");
 
-    let store = world.store().await;
+    let store = world.operator().await;
     let seen = store.backlog().await.expect("a backlog");
     assert_eq!((seen.pending, seen.exact, seen.parked, seen.dead), (200, true, 1, 1));
 }

@@ -8,7 +8,8 @@ use crate::relay_support::{
     BackgroundWriters, EmittedMessages, MAIN, RunningRelay, TestDatabase, config, store, wait_until,
 };
 use relevo_broker_memory::{Config as BrokerConfig, MemoryBroker};
-use relevo_core::outbox::admin::OutboxAdmin as _;
+use relevo_conformance::outbox::main_calls::MainCalls as _;
+use relevo_core::outbox::admin::DestinationChange;
 use relevo_core::slot::{shard_of, slot_of};
 use relevo_relay::Config;
 use relevo_testkit::PgVersion;
@@ -180,7 +181,7 @@ async fn resharding_under_traffic_loses_and_reorders_nothing() {
     }
     let traffic = BackgroundWriters::start(&world, 4);
     wait_until("traffic flows", async || broker.received() > 200).await;
-    assert!(world.store().await.regroup(16).await.expect("a destination"));
+    assert!(world.operator().await.update(DestinationChange::Shards(16)).await.expect("a destination"));
     wait_until("both relays hold half of sixteen shards", async || world.shards_per_owner().await == [8, 8]).await;
     let then = broker.received();
     wait_until("traffic flows on", async || broker.received() > then + 200).await;

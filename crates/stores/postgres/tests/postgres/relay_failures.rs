@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use crate::relay_support::{BackgroundWriters, RunningRelay, TestDatabase, config, fast_retry_route, wait_until};
 use relevo_broker_memory::{Config as BrokerConfig, FailureRule, MemoryBroker, RuleTarget};
-use relevo_core::dead_letters::{DeadLetterAdmin as _, DeadLetterFilter, MarkRequest};
+use relevo_conformance::outbox::main_calls::MainCalls as _;
+use relevo_core::dead_letters::{DeadLetterFilter, MarkAction};
 use relevo_core::{AfterDead, Class, MessageId, RetryPolicy, Route, Routes};
 use relevo_relay::Config;
 
@@ -13,13 +14,8 @@ fn broker() -> MemoryBroker {
     MemoryBroker::new(BrokerConfig::default())
 }
 
-fn mark() -> MarkRequest {
-    MarkRequest {
-        filter: DeadLetterFilter::default(),
-        dry_run: false,
-        by: "ana".to_owned(),
-        reason: "fixed".to_owned(),
-    }
+fn all() -> DeadLetterFilter {
+    DeadLetterFilter::of_destination("main")
 }
 
 /// Returns what the broker received of one key, in order.
@@ -86,21 +82,24 @@ async fn a_message_out_of_attempts_holds_its_key_until_it_is_redriven() {
     let broker = broker();
     let ids = world.emit(&["a", "a", "b", "a"]).await;
     broker.add_failure(FailureRule::new(RuleTarget::Id(ids[0]), Class::Transient));
-    let store = world.store().await;
     let relay = RunningRelay::start(world.store().await, &broker, config());
     wait_until("the first is dead", async || status(&world, ids[0]).await == "dead").await;
     assert_eq!(received(&broker, "b"), [ids[2]]);
     assert!(received(&broker, "a").is_empty());
-    let letters = store.list_dead_letters(&DeadLetterFilter::default(), 10).await.expect("letters");
+    let letters = world.operator().await.dead_letters(&all()).await.expect("letters");
     assert_eq!((letters.len(), letters[0].attempts, &*letters[0].class), (1, 3, "transient"));
     wait_until("the others wait", async || status(&world, ids[3]).await == "behind").await;
 
     broker.clear_failures();
     let later = world.emit(&["a"]).await;
-    assert_eq!(store.redrive(&mark()).await.expect("a mark"), 1);
+    assert_eq!(world.operator().await.mark(MarkAction::Redrive, all()).await.expect("a mark"), 1);
     world.wait_until_drained().await;
     assert_eq!(received(&broker, "a"), [ids[0], ids[1], ids[3], later[0]]);
-    assert_eq!(store.redrive(&mark()).await.expect("a mark"), 0, "a double click redrives once");
+    assert_eq!(
+        world.operator().await.mark(MarkAction::Redrive, all()).await.expect("a mark"),
+        0,
+        "a double click redrives once"
+    );
     relay.stop().await;
 }
 
@@ -110,12 +109,11 @@ async fn poison_is_dead_lettered_at_once_and_discarding_it_frees_its_key() {
     let broker = broker();
     let ids = world.emit(&["a", "a", "a"]).await;
     broker.add_failure(FailureRule::new(RuleTarget::Id(ids[0]), Class::Poison));
-    let store = world.store().await;
     let relay = RunningRelay::start(world.store().await, &broker, config());
     wait_until("the first is dead", async || status(&world, ids[0]).await == "dead").await;
-    assert_eq!(store.list_dead_letters(&DeadLetterFilter::default(), 10).await.expect("letters")[0].attempts, 1);
+    assert_eq!(world.operator().await.dead_letters(&all()).await.expect("letters")[0].attempts, 1);
     assert!(received(&broker, "a").is_empty());
-    assert_eq!(store.discard(&mark()).await.expect("a mark"), 1);
+    assert_eq!(world.operator().await.mark(MarkAction::Discard, all()).await.expect("a mark"), 1);
     wait_until("the rest arrives", async || received(&broker, "a") == ids[1..]).await;
     wait_until("it is discarded", async || status(&world, ids[0]).await == "discarded").await;
     relay.stop().await;
@@ -128,11 +126,10 @@ async fn a_key_with_policy_continue_is_published_past_its_dead_letter() {
     let ids = world.emit(&["a", "a", "a"]).await;
     broker.add_failure(FailureRule::new(RuleTarget::Id(ids[0]), Class::Poison).times(1));
     let routes = Routes::new(vec![Route { after_dead: AfterDead::Continue, ..fast_retry_route() }]);
-    let store = world.store().await;
     let relay = RunningRelay::start(world.store().await, &broker, Config { routes, ..config() });
     wait_until("the others arrive", async || received(&broker, "a") == ids[1..]).await;
     wait_until("the first is dead", async || status(&world, ids[0]).await == "dead").await;
-    assert_eq!(store.redrive(&mark()).await.expect("a mark"), 1);
+    assert_eq!(world.operator().await.mark(MarkAction::Redrive, all()).await.expect("a mark"), 1);
     wait_until("it arrives too", async || received(&broker, "a") == [ids[1], ids[2], ids[0]]).await;
     world.wait_until_drained().await;
     assert_eq!(status(&world, ids[0]).await, "published");

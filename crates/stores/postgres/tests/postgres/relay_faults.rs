@@ -7,7 +7,8 @@ use crate::relay_support::{
     BackgroundWriters, EmittedMessages, RunningRelay, TestDatabase, config, execute, short_leases, wait_until,
 };
 use relevo_broker_memory::{Config as BrokerConfig, MemoryBroker};
-use relevo_core::outbox::admin::OutboxAdmin as _;
+use relevo_conformance::outbox::main_calls::MainCalls as _;
+use relevo_core::outbox::admin::DestinationChange;
 use relevo_core::store::StoreError;
 use relevo_relay::{Config, RelayError};
 use tokio::sync::Notify;
@@ -120,7 +121,7 @@ async fn a_relay_of_a_disabled_destination_ends_with_the_reason() {
     let broker = broker();
     let relay = RunningRelay::start(world.store().await, &broker, short_leases());
     wait_until("it holds everything", async || world.shards_per_owner().await == [8]).await;
-    assert!(world.store().await.switch(false).await.expect("a destination"));
+    assert!(world.operator().await.update(DestinationChange::Enabled(false)).await.expect("a destination"));
     let Err(RelayError::Store(StoreError::Refused { reason })) = relay.wait_for_end().await else {
         panic!("it should have been refused");
     };

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use relevo_broker_memory::MemoryBroker;
 use relevo_core::{MessageId, RetryPolicy, Route, Routes};
 use relevo_relay::{Config as RelayConfig, Relay, RelayError, RelayStatus};
-use relevo_store_postgres::{Config, Schema, Store, migrate};
+use relevo_store_postgres::{Config, Operator, OperatorConfig, Schema, Store, migrate};
 use relevo_testkit::PgVersion;
 use relevo_testkit::postgres::{Database, Private, Server};
 use relevo_testkit::proxy::CutProxy;
@@ -120,6 +120,10 @@ impl TestDatabase {
 
     pub(crate) async fn store_for(&self, destination: &str) -> Arc<Store> {
         store(self.database.options(), destination).await
+    }
+
+    pub(crate) async fn operator(&self) -> Operator {
+        operator(self.database.options()).await
     }
 
     /// Starts a proxy in front of the server, and a store that connects through it.
@@ -364,4 +368,8 @@ async fn write(options: PgConnectOptions, writer: usize, stop: CancellationToken
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     ledger
+}
+
+pub(crate) async fn operator(options: PgConnectOptions) -> Operator {
+    Operator::open(OperatorConfig::new(options)).await.expect("a migrated database")
 }

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use relevo_conformance::replay::Harness;
 use relevo_core::replay_source::{OutboxRouting, ReplaySource};
 use relevo_core::{Delivery, Draft, MessageId};
-use relevo_store_postgres::{Config, OutboxReplaySource, Schema, Store, emit, migrate};
+use relevo_store_postgres::{Operator, OperatorConfig, OutboxReplaySource, Schema, emit, migrate};
 use relevo_testkit::PgVersion;
 use relevo_testkit::postgres::{Database, Server};
 use sqlx::Connection as _;
@@ -34,7 +34,7 @@ async fn start(version: PgVersion) -> PostgresHarness {
 #[async_trait]
 impl Harness for PostgresHarness {
     async fn source(&self) -> Box<dyn ReplaySource> {
-        let store = Store::open(Config::new(self.0.options(), "")).await.expect("a migrated database");
+        let store = Operator::open(OperatorConfig::new(self.0.options())).await.expect("a migrated database");
         Box::new(OutboxReplaySource::new(Arc::new(store), OutboxRouting::default()))
     }
 

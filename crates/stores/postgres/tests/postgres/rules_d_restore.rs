@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::relay_support::{
-    EmittedMessages, MAIN, RunningRelay, TestDatabase, config, execute, expect_error, store, wait_until,
+    EmittedMessages, MAIN, RunningRelay, TestDatabase, config, execute, expect_error, operator, store, wait_until,
 };
 use crate::sql_support::code;
 use relevo_broker_memory::{Config as BrokerConfig, MemoryBroker};
+use relevo_conformance::outbox::main_calls::MainCalls as _;
 use relevo_core::outbox::Position;
-use relevo_core::outbox::admin::OutboxAdmin as _;
+use relevo_core::outbox::admin::DestinationChange;
 use relevo_core::outbox::leases::{LeaseRequest, ShardLeases as _};
 use relevo_core::outbox::log::{OutboxReader as _, Settlement};
 use relevo_core::store::StoreError;
@@ -163,7 +164,7 @@ async fn a_copied_database_is_rejected_until_it_is_adopted() {
     let ended = RunningRelay::start(Arc::clone(&copied), &broker, config()).wait_for_end().await;
     assert!(matches!(ended, Err(RelayError::Store(StoreError::WrongDatabase { .. }))), "{ended:?}");
 
-    copied.adopt().await.expect("the counters are ahead");
+    operator(options.clone()).await.adopt().await.expect("the counters are ahead");
     let relay = RunningRelay::start(copied, &broker, config());
     let mut session = options.connect().await.expect("the copy");
     let rows = execute(&mut session, "SELECT relevo.emit('orders', 'k-1', 'OrderPlaced', '{}'), 'k-1'").await;
@@ -183,7 +184,7 @@ async fn an_upgraded_cluster_is_rejected_until_it_is_adopted() {
     world.run("UPDATE relevo.database_identity SET system_identifier = system_identifier + 1").await;
     let store = world.store().await;
     assert!(wrong_database_error(&store).await.contains("relevo adopt"));
-    store.adopt().await.expect("the counters are ahead");
+    world.operator().await.adopt().await.expect("the counters are ahead");
     let relay = RunningRelay::start(store, &broker, config());
     ledger.add(world.emit_many(100, 100).await);
     world.wait_until_drained().await;
@@ -209,10 +210,11 @@ async fn a_restored_dump_is_rejected_until_it_is_rebased() {
     assert_eq!(restored.number(naive).await, 0, "a window of this server would be empty for ever");
     let store = restored.store().await;
     assert!(wrong_database_error(&store).await.contains("relevo rebase"));
-    let refused = store.adopt().await;
+    let operator = restored.operator().await;
+    let refused = operator.adopt().await;
     assert!(matches!(refused, Err(StoreError::WrongDatabase { .. })), "adopting would lose everything: {refused:?}");
 
-    let waiting = store.rebase().await.expect("no other session is connected");
+    let waiting = operator.rebase().await.expect("no other session is connected");
     assert_eq!(usize::try_from(waiting).expect("a count"), 1000 - sent, "exactly what was not settled");
     let (next, most) = ("SELECT last_value FROM relevo.message_seq", "SELECT max(seq) FROM relevo.message");
     assert!(restored.number(next).await >= restored.number(most).await);
@@ -257,7 +259,7 @@ async fn a_logical_copy_whose_sequences_are_behind_emits_again_after_a_rebase() 
     let emit = "SELECT relevo.emit('t', 'k', 'T', '{}')";
     let error = execute(&mut session, emit).await.expect_err("the number is taken");
     assert_eq!(code(&error), "23505");
-    world.store().await.rebase().await.expect("a migrated database");
+    world.operator().await.rebase().await.expect("a migrated database");
     execute(&mut session, emit).await.expect("a new number");
     assert!(world.number("SELECT nextval('relevo.parked_seq')").await > 50);
     assert!(world.number("SELECT nextval('relevo.inbox_seq')").await > 70);
@@ -277,7 +279,8 @@ async fn a_physical_clone_keeps_the_identity_and_is_stopped_by_disabling_it() {
         .await
         .expect("it cannot be distinguished from the original");
     assert_eq!(leased.leases.len(), 8);
-    assert!(cloned.switch(false).await.expect("a destination"));
+    let cloned_operator = operator(clone.options().database(world.database.name())).await;
+    assert!(cloned_operator.update(DestinationChange::Enabled(false)).await.expect("a destination"));
     let refused = cloned.acquire_leases(lease_request(Uuid::from_u128(1))).await;
     assert!(matches!(refused, Err(StoreError::Refused { .. })), "{refused:?}");
     world.store().await.acquire_leases(lease_request(Uuid::from_u128(2))).await.expect("the original goes on");

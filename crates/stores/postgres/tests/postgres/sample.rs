@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use relevo_broker_memory::{Config, FailureRule, MemoryBroker, RuleTarget};
+use relevo_conformance::outbox::main_calls::MainCalls as _;
 use relevo_core::Class;
-use relevo_core::outbox::sample::OutboxMonitor as _;
 use relevo_testkit::PgVersion;
 use sqlx::ConnectOptions as _;
 
@@ -61,7 +61,7 @@ async fn all(session: &mut Session, statements: &str) {
 #[tokio::test]
 async fn sampling_ten_messages_costs_as_much_as_a_million() {
     let bed = SqlTest::on_shared_server(8).await;
-    let statements = bed.store().await.sampling_statements();
+    let statements = bed.operator().await.sampling_statements("main");
     let mut loading = bed.session().await;
     for n in 0..10 {
         loading.run(&format!("SELECT relevo.emit('orders', 'k{n}', 'T', '{{}}')")).await;
@@ -79,7 +79,7 @@ async fn sampling_ten_messages_costs_as_much_as_a_million() {
         )
         .await;
     let middle = pages(&mut bed.session().await, &statements).await;
-    assert_eq!(bed.store().await.sample_destination().await.unwrap().backlog.pending, 5);
+    assert_eq!(bed.operator().await.sample_destination().await.unwrap().backlog.pending, 5);
     all(&mut loading, SETTLE).await;
     let many = pages(&mut bed.session().await, &statements).await;
     loading.run_slow("ANALYZE").await;
@@ -95,14 +95,14 @@ async fn sampling_ten_messages_costs_as_much_as_a_million() {
 #[tokio::test]
 async fn a_million_waiting_messages_are_counted_up_to_the_limit() {
     let bed = SqlTest::on_shared_server(8).await;
-    let store = bed.store().await;
+    let store = bed.operator().await;
     let mut loading = bed.session().await;
     let messages = HISTORY.split(';').take(2).collect::<Vec<_>>().join(";");
     all(&mut loading, &messages).await;
     let vitals = store.sample_destination().await.unwrap();
     assert!(!vitals.backlog.exact && vitals.backlog.pending >= 990_000, "{vitals:?}");
     for when in ["not analysed", "analysed"] {
-        let counts = pages(&mut bed.session().await, &store.sampling_statements()).await;
+        let counts = pages(&mut bed.session().await, &store.sampling_statements("main")).await;
         assert!(counts[0] < 1500, "{when}: {counts:?}");
         loading.run_slow("ANALYZE").await;
     }
@@ -112,7 +112,7 @@ async fn a_million_waiting_messages_are_counted_up_to_the_limit() {
 async fn every_waiting_message_is_sampled() {
     for version in PgVersion::ALL {
         let world = TestDatabase::on_version(version).await;
-        let store = world.store().await;
+        let store = world.operator().await;
         let nothing = store.sample_destination().await.unwrap();
         assert_eq!((nothing.backlog.pending, nothing.oldest_pending), (0, Duration::ZERO));
         let broker = MemoryBroker::new(Config::default());
@@ -151,7 +151,7 @@ async fn every_waiting_message_is_sampled() {
 #[tokio::test]
 async fn a_late_transaction_is_part_of_the_backlog() {
     let world = TestDatabase::new().await;
-    let store = world.store().await;
+    let store = world.operator().await;
     let mut late = Session::new(world.connect().await).await;
     late.run("BEGIN").await;
     late.run("SELECT relevo.emit('orders', 'late', 'T', '{}')").await;
@@ -170,7 +170,7 @@ async fn a_late_transaction_is_part_of_the_backlog() {
 #[tokio::test]
 async fn a_stalled_destination_delays_retention() {
     let world = TestDatabase::new().await;
-    let store = world.store().await;
+    let store = world.operator().await;
     world.emit(&["first"]).await;
     world.run("SELECT setval('relevo.message_seq', 1000100)").await;
     world.run("SELECT relevo.maintain()").await;
@@ -182,7 +182,7 @@ async fn a_stalled_destination_delays_retention() {
     assert!(holdback > Duration::from_secs(3500) && holdback < Duration::from_secs(3700), "{holdback:?}");
     // A relay of another destination reports this one too.
     world.run("SELECT relevo.add_destination('other', 2, 'now')").await;
-    let all = world.store_for("other").await.sample_outbox().await.unwrap().retention_overdue;
+    let all = world.operator().await.sample_outbox().await.unwrap().retention_overdue;
     let all: Vec<_> = all.iter().map(|(name, held)| (name.as_str(), *held >= holdback)).collect();
     assert_eq!(all, [(MAIN, true), ("other", false)]);
     let broker = MemoryBroker::new(Config::default());
@@ -194,7 +194,7 @@ async fn a_stalled_destination_delays_retention() {
 #[tokio::test]
 async fn an_open_transaction_holds_the_horizon() {
     let world = TestDatabase::on_private_server().await;
-    let store = world.store().await;
+    let store = world.operator().await;
     let mut old = Session::new(world.connect().await).await;
     old.run("BEGIN ISOLATION LEVEL REPEATABLE READ").await;
     old.run("SELECT count(*) FROM relevo.message").await;
@@ -210,7 +210,7 @@ async fn an_open_transaction_holds_the_horizon() {
 async fn a_writer_that_idles_between_two_statements_holds_the_horizon_of_every_database() {
     for version in PgVersion::ALL {
         let world = TestDatabase::on_private_version(version).await;
-        let store = world.store().await;
+        let store = world.operator().await;
         let held = async || store.sample_outbox().await.unwrap().horizon.expect("PostgreSQL has one").transactions;
         let mut here = Session::new(world.connect().await).await;
         here.run("BEGIN ISOLATION LEVEL READ COMMITTED").await;
@@ -237,7 +237,7 @@ async fn a_writer_that_idles_between_two_statements_holds_the_horizon_of_every_d
 #[tokio::test]
 async fn consumers_of_the_same_database_are_sampled() {
     let world = TestDatabase::new().await;
-    let store = world.store().await;
+    let store = world.operator().await;
     assert_eq!(store.sample_outbox().await.unwrap().consumers, []);
     world
         .run(
@@ -266,7 +266,7 @@ async fn consumers_of_the_same_database_are_sampled() {
 #[tokio::test]
 async fn a_removed_consumer_is_sampled_while_it_has_messages() {
     let world = TestDatabase::new().await;
-    let store = world.store().await;
+    let store = world.operator().await;
     let sampled = async || {
         let consumers = store.sample_outbox().await.unwrap().consumers;
         consumers.into_iter().map(|it| (it.name, it.heartbeat_age.is_some(), it.waiting)).collect::<Vec<_>>()

@@ -6,7 +6,7 @@ use relevo_core::outbox::leases::{Lease, LeaseRequest, ShardLeases as _};
 use relevo_core::outbox::log::{OutboxReader as _, PageRequest, SettleResult, Settlement, WindowLimit};
 use relevo_core::outbox::{LogEntry, Position};
 use relevo_core::store::StoreError;
-use relevo_store_postgres::{Config, Schema, Store, migrate};
+use relevo_store_postgres::{Config, Operator, OperatorConfig, Schema, Store, migrate};
 use relevo_testkit::PgVersion;
 use relevo_testkit::postgres::{Database, Private, Server};
 use sqlx::postgres::{PgConnection, PgRow};
@@ -53,6 +53,10 @@ impl SqlTest {
 
     pub(crate) async fn store(&self) -> Store {
         Store::open(Config::new(self.database.options(), "main")).await.expect("a migrated database")
+    }
+
+    pub(crate) async fn operator(&self) -> Operator {
+        Operator::open(OperatorConfig::new(self.database.options())).await.expect("a migrated database")
     }
 
     /// Runs one statement in its own session.

@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use crate::relay_support::{RunningRelay, TestDatabase, config, fast_retry_route, wait_until};
 use relevo_broker_memory::{Config as BrokerConfig, FailureRule, MemoryBroker, RuleTarget};
-use relevo_core::outbox::inspect::{MessageStatus, OutboxInspector as _};
+use relevo_conformance::outbox::main_calls::MainCalls as _;
+use relevo_core::outbox::inspect::MessageStatus;
 use relevo_core::outbox::search::{TimeRange, VerifyReport};
 use relevo_core::{Class, RetryPolicy, Route, Routes};
 use relevo_relay::Config;
-use relevo_store_postgres::Store;
+use relevo_store_postgres::Operator;
 
-async fn verify(store: &Store) -> VerifyReport {
+async fn verify(store: &Operator) -> VerifyReport {
     store.verify(TimeRange::default()).await.expect("an answer")
 }
 
@@ -22,7 +23,7 @@ fn count(verified: &VerifyReport, status: MessageStatus) -> u64 {
 async fn committed_messages_are_counted_by_status() {
     let world = TestDatabase::new().await;
     let broker = MemoryBroker::new(BrokerConfig::default());
-    let store = world.store().await;
+    let store = world.operator().await;
     assert_eq!(verify(&store).await.committed, 0);
     world.emit_many(9000, 50).await;
     let emitted = world.emit(&["dead", "dead", "retry", "retry"]).await;
@@ -65,7 +66,7 @@ async fn a_range_is_a_range_of_time() {
     world.emit(&["a", "a"]).await;
     world.run("UPDATE relevo.message SET created_at = created_at - interval '1 day'").await;
     let new = world.emit(&["a"]).await[0];
-    let store = world.store().await;
+    let store = world.operator().await;
     let now = store.message(new).await.expect("an answer").expect("it is there").summary.created_at;
     let middle = now - jiff::SignedDuration::from_hours(1);
     let committed = async |range: TimeRange| store.verify(range).await.expect("an answer").committed;
@@ -80,7 +81,7 @@ async fn inconsistencies_after(world: &TestDatabase, sql: &str) -> Vec<String> {
     let mut connection = world.connect().await;
     let unchecked = format!("SET session_replication_role = replica; {sql}");
     crate::relay_support::execute(&mut connection, &unchecked).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
-    verify(&*world.store().await).await.inconsistencies
+    verify(&world.operator().await).await.inconsistencies
 }
 
 /// A parked key in a state, with the columns that this state needs.
@@ -123,7 +124,7 @@ async fn every_inconsistency_is_found() {
     ] {
         let world = TestDatabase::new().await;
         world.emit(&["k"]).await;
-        assert_eq!(verify(&*world.store().await).await.inconsistencies, [""; 0]);
+        assert_eq!(verify(&world.operator().await).await.inconsistencies, [""; 0]);
         assert_eq!(inconsistencies_after(&world, &sql).await, [expected], "{sql}");
     }
 }
@@ -145,7 +146,7 @@ async fn a_message_in_two_places_is_found() {
 #[tokio::test]
 async fn a_message_outside_every_window_is_found() {
     let world = TestDatabase::new().await;
-    let store = world.store().await;
+    let store = world.operator().await;
     world.run("SELECT relevo.make_tick()").await;
     world.emit(&["a", "b"]).await;
     world.run("SELECT relevo.make_tick()").await;
@@ -182,7 +183,7 @@ async fn traffic_causes_no_inconsistency() {
     }
     let relay = RunningRelay::start(world.store().await, &broker, config());
     let traffic = crate::relay_support::BackgroundWriters::start(&world, 2);
-    let store = world.store().await;
+    let store = world.operator().await;
     for _ in 0..20 {
         assert_eq!(verify(&store).await.inconsistencies, [""; 0]);
     }

@@ -7,22 +7,22 @@ use relevo_core::replay_source::{
     LogBounds, OutboxRouting, ReplayFilter, ReplayPage, ReplayReadRequest, ReplaySource, ReplaySourceError,
 };
 
+use crate::operator::Operator;
 use crate::queries::read;
-use crate::store::Store;
 
 /// The number of messages per page while counting.
 const COUNT_PAGE: usize = 1_000;
 
 /// The log of an outbox, with the routing of its relay.
 pub struct OutboxReplaySource {
-    store: Arc<Store>,
+    operator: Arc<Operator>,
     routing: OutboxRouting,
 }
 
 impl OutboxReplaySource {
     /// Creates a replay source for this outbox. `routing` defines how its messages are sent.
-    pub const fn new(store: Arc<Store>, routing: OutboxRouting) -> Self {
-        Self { store, routing }
+    pub const fn new(operator: Arc<Operator>, routing: OutboxRouting) -> Self {
+        Self { operator, routing }
     }
 
     async fn page(
@@ -31,7 +31,7 @@ impl OutboxReplaySource {
         request: ReplayReadRequest,
         payload: bool,
     ) -> Result<ReplayPage, ReplaySourceError> {
-        let page = self.store.inspect(async |c| read::replay_page(c, &self.routing, filter, request, payload).await);
+        let page = self.operator.inspect(async |c| read::replay_page(c, &self.routing, filter, request, payload).await);
         Ok(page.await?)
     }
 }
@@ -39,7 +39,7 @@ impl OutboxReplaySource {
 #[async_trait]
 impl ReplaySource for OutboxReplaySource {
     async fn bounds(&self) -> Result<Option<LogBounds>, ReplaySourceError> {
-        Ok(self.store.inspect(async |c| read::log_bounds(c).await).await?)
+        Ok(self.operator.inspect(async |c| read::log_bounds(c).await).await?)
     }
 
     /// Reads no payloads, unlike the default.

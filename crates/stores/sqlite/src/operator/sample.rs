@@ -9,14 +9,14 @@ use sqlx::sqlite::SqliteConnection;
 
 use super::verify::backlog;
 use crate::classify::Error;
+use crate::operator::Operator;
 use crate::queries::status::sample::{age, consumers, destination_counts, oldest_unsettled};
 use crate::queries::{clock, destinations, millis, retention};
-use crate::store::Store;
 
 #[async_trait]
-impl OutboxMonitor for Store {
-    async fn sample_destination(&self) -> Result<DestinationSample, StoreError> {
-        self.inspect(async |c| sample_destination(c, &self.destination).await).await
+impl OutboxMonitor for Operator {
+    async fn sample_destination(&self, destination: &str) -> Result<DestinationSample, StoreError> {
+        self.inspect(async |c| sample_destination(c, destination).await).await
     }
 
     async fn sample_outbox(&self) -> Result<OutboxSample, StoreError> {
@@ -28,7 +28,7 @@ async fn sample_destination(connection: &mut SqliteConnection, destination: &str
     let backlog = backlog(connection, destination).await?;
     let unsettled = oldest_unsettled(connection, destination).await?;
     let counts = destination_counts(connection, destination).await?;
-    let retention = retention::retention(connection).await?;
+    let retention = retention::settings(connection).await?.retention;
     let now = clock(connection).await?;
     let oldest = [unsettled, counts.oldest_parked].into_iter().flatten().min();
     Ok(DestinationSample {
@@ -42,7 +42,7 @@ async fn sample_destination(connection: &mut SqliteConnection, destination: &str
 
 async fn sample_outbox(connection: &mut SqliteConnection) -> Result<OutboxSample, Error> {
     let consumers = consumers(connection).await?;
-    let retention = retention::retention(connection).await?;
+    let retention = retention::settings(connection).await?.retention;
     let now = clock(connection).await?;
     let mut overdue = Vec::new();
     for destination in destinations::list(connection).await? {

@@ -1,102 +1,195 @@
 //! Dead letters: operators mark them, and the owner of their shard processes the marks.
 
-use relevo_core::dead_letters::{DeadLetter, DeadLetterFilter, MarkRequest, OperatorMark};
+use jiff::Timestamp;
+use relevo_core::dead_letters::{
+    DeadLetter, DeadLetterContent, DeadLetterFilter, DeadLetterPage, DeadLetterState, DeadLetterSummary, MarkRequest,
+    OperatorMark,
+};
 use relevo_core::outbox::leases::Lease;
 use relevo_core::outbox::log::PublishFailure;
-use serde_json::json;
-use sqlx::sqlite::SqliteConnection;
+use sqlx::query::Query;
+use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection, SqliteRow};
 use uuid::Uuid;
 
 use crate::classify::Error;
+use crate::queries::inbox::hex_ids;
 use crate::queries::{self, column, number, optional_time, time};
 
-/// The condition of a filter. Parameters 1 to 4: destination, ids, key, route.
+/// The condition of a filter. Parameters 1 to 11.
 macro_rules! filter {
     () => {
         " destination = ?1 AND (?2 IS NULL OR hex(id) IN (SELECT value FROM json_each(?2))) \
-         AND (?3 IS NULL OR key = ?3) AND (?4 IS NULL OR route = ?4) "
+         AND (?3 IS NULL OR key = ?3) AND (?4 IS NULL OR topic = ?4) AND (?5 IS NULL OR type = ?5) \
+         AND (?6 IS NULL OR route = ?6) AND (?7 IS NULL OR class = ?7) \
+         AND (?8 IS NULL OR state IN (SELECT value FROM json_each(?8))) \
+         AND (?9 IS NULL OR dead_at_ms >= ?9) AND (?10 IS NULL OR dead_at_ms < ?10) \
+         AND (?11 IS NULL OR instr(lower(error), lower(?11)) > 0) "
     };
 }
 
-fn id_filter(filter: &DeadLetterFilter) -> Option<String> {
-    let hex = |id: &relevo_core::MessageId| id.as_uuid().simple().to_string().to_uppercase();
-    (!filter.ids.is_empty()).then(|| json!(filter.ids.iter().map(hex).collect::<Vec<_>>()).to_string())
+macro_rules! summary {
+    () => {
+        "seq, id, topic, key, type, route, class, error, attempts, created_at_ms, dead_at_ms, redrives, state, \
+         marked_at_ms, marked_by, reason"
+    };
 }
 
-/// Lists dead letters in all states, oldest first.
+fn bind_filter<'q>(
+    sql: &'static str,
+    destination: &'q str,
+    filter: &'q DeadLetterFilter,
+) -> Query<'q, Sqlite, SqliteArguments> {
+    sqlx::query(sql)
+        .bind(destination)
+        .bind(hex_ids(&filter.ids))
+        .bind(filter.key.as_deref())
+        .bind(filter.topic.as_deref())
+        .bind(filter.kind.as_deref())
+        .bind(filter.route.as_deref())
+        .bind(filter.class.as_deref())
+        .bind(state_names(&filter.states))
+        .bind(filter.since.map(millis_rounded_up))
+        .bind(filter.until.map(millis_rounded_up))
+        .bind(filter.error.as_deref())
+}
+
+/// Returns states as a JSON array. `None` if there are none.
+pub(crate) fn state_names(states: &[DeadLetterState]) -> Option<String> {
+    let names: serde_json::Value = states.iter().map(|state| state.as_str()).collect();
+    (!states.is_empty()).then(|| names.to_string())
+}
+
+/// The database stores milliseconds. A time between two of them is rounded up.
+pub(crate) fn millis_rounded_up(at: Timestamp) -> i64 {
+    -(-at.as_microsecond()).div_euclid(1000)
+}
+
+pub(crate) fn invalid_cursor(text: &str) -> Error {
+    Error::Refused(format!("`{text}` is not a position in this list"))
+}
+
+pub(crate) fn parse_state(name: &str) -> Result<DeadLetterState, Error> {
+    DeadLetterState::parse(name).ok_or_else(|| Error::unexpected_response("the state of a dead letter is unknown"))
+}
+
+/// Reads the columns of a mark: time, operator, reason.
+pub(crate) fn operator_mark(row: &SqliteRow, first: usize) -> Result<Option<OperatorMark>, Error> {
+    let parts = (optional_time(row, first)?, column(row, first + 1)?, column(row, first + 2)?);
+    Ok(match parts {
+        (Some(at), Some(by), Some(reason)) => Some(OperatorMark { at, by, reason }),
+        _ => None,
+    })
+}
+
+/// Lists dead letters after this position, oldest first.
 pub(crate) async fn list(
+    connection: &mut SqliteConnection,
+    destination: &str,
+    filter: &DeadLetterFilter,
+    after: Option<&str>,
+    limit: usize,
+) -> Result<DeadLetterPage, Error> {
+    check_destination(connection, destination).await?;
+    let after: i64 = match after {
+        Some(text) => text.parse().map_err(|_| invalid_cursor(text))?,
+        None => i64::MIN,
+    };
+    let sql = concat!(
+        "SELECT ",
+        summary!(),
+        " FROM relevo_dead_letter WHERE",
+        filter!(),
+        "AND seq > ?13 ORDER BY seq LIMIT ?12"
+    );
+    let select = bind_filter(sql, destination, filter).bind(i64::try_from(limit.saturating_add(1)).unwrap_or(i64::MAX));
+    let rows = select.bind(after).fetch_all(connection).await?;
+    let shown = rows.get(..limit).unwrap_or(&rows);
+    let letters = shown.iter().map(|row| summary(row, destination)).collect::<Result<_, _>>()?;
+    let mut next = None;
+    if let Some(last) = shown.last().filter(|_| rows.len() > limit) {
+        next = Some(column::<i64>(last, 0)?.to_string());
+    }
+    Ok(DeadLetterPage { letters, next })
+}
+
+/// Loads dead letters with their messages, oldest first.
+pub(crate) async fn get(
     connection: &mut SqliteConnection,
     destination: &str,
     filter: &DeadLetterFilter,
     limit: usize,
 ) -> Result<Vec<DeadLetter>, Error> {
+    check_destination(connection, destination).await?;
     let sql = concat!(
-        "SELECT class, error, attempts, state, route, dead_at_ms, marked_at_ms, marked_by, reason, id, \
-         created_at_ms, topic, key, type, content_type, headers, payload \
-         FROM relevo_dead_letter WHERE ",
+        "SELECT ",
+        summary!(),
+        ", id, created_at_ms, topic, key, type, content_type, headers, payload FROM relevo_dead_letter WHERE",
         filter!(),
-        "AND (NOT ?6 OR state = 'dead') ORDER BY seq LIMIT ?5"
+        "ORDER BY seq LIMIT ?12"
     );
-    let select = sqlx::query(sql).bind(destination).bind(id_filter(filter)).bind(&filter.key).bind(&filter.route);
-    let select = select.bind(i64::try_from(limit).unwrap_or(i64::MAX)).bind(filter.unmarked);
-    let rows = select.fetch_all(connection).await?;
-    let dead_letter = |row| {
-        let marked = match (optional_time(row, 6)?, column(row, 7)?, column(row, 8)?) {
-            (Some(at), Some(by), Some(reason)) => Some(OperatorMark { at, by, reason }),
-            _ => None,
-        };
-        Ok(DeadLetter {
-            class: column(row, 0)?,
-            error: column(row, 1)?,
-            attempts: number(row, 2)?,
-            state: column(row, 3)?,
-            route: column(row, 4)?,
-            dead_at: time(row, 5)?,
-            marked,
-            message: queries::message(row, 9)?,
-        })
+    let select = bind_filter(sql, destination, filter).bind(i64::try_from(limit).unwrap_or(i64::MAX));
+    let letter = |row: &SqliteRow| {
+        let content = DeadLetterContent::Outbox(queries::message(row, 16)?);
+        Ok(DeadLetter { summary: summary(row, destination)?, content })
     };
-    rows.iter().map(dead_letter).collect()
+    select.fetch_all(connection).await?.iter().map(letter).collect()
+}
+
+fn summary(row: &SqliteRow, destination: &str) -> Result<DeadLetterSummary, Error> {
+    Ok(DeadLetterSummary {
+        owner: destination.to_owned(),
+        id: queries::id(row, 1)?,
+        replay: 0,
+        topic: Some(column(row, 2)?),
+        key: column(row, 3)?,
+        kind: Some(column(row, 4)?),
+        route: Some(column(row, 5)?),
+        class: column(row, 6)?,
+        error: column(row, 7)?,
+        attempts: number(row, 8)?,
+        entered_at: time(row, 9)?,
+        dead_at: time(row, 10)?,
+        redrives: number(row, 11)?,
+        state: parse_state(column(row, 12)?)?,
+        mark: operator_mark(row, 13)?,
+    })
+}
+
+/// Returns an error if the destination does not exist.
+async fn check_destination(connection: &mut SqliteConnection, destination: &str) -> Result<(), Error> {
+    let select = sqlx::query("SELECT 1 FROM relevo_destination WHERE name = ?1").bind(destination);
+    match select.fetch_optional(connection).await? {
+        Some(_) => Ok(()),
+        None => Err(queries::unknown_destination(destination)),
+    }
 }
 
 /// Marks dead letters that have no mark yet and returns their number. A second call marks nothing.
 pub(crate) async fn mark(
     connection: &mut SqliteConnection,
     destination: &str,
-    state: &str,
     request: &MarkRequest,
 ) -> Result<u64, Error> {
-    validate(request)?;
+    check_destination(connection, destination).await?;
     let sql = concat!(
-        "UPDATE relevo_dead_letter SET state = ?5, marked_by = ?6, reason = ?7, marked_at_ms = ",
+        "UPDATE relevo_dead_letter SET state = ?12, marked_by = ?13, reason = ?14, marked_at_ms = ",
         queries::now!(),
         " WHERE state = 'dead' AND",
         filter!()
     );
-    let filter = &request.filter;
-    let update = sqlx::query(sql).bind(destination).bind(id_filter(filter)).bind(&filter.key).bind(&filter.route);
-    let update = update.bind(state).bind(&request.by).bind(&request.reason);
-    Ok(update.execute(connection).await?.rows_affected())
-}
-
-fn validate(request: &MarkRequest) -> Result<(), Error> {
-    if request.by.is_empty() || request.reason.is_empty() {
-        return Err(Error::Refused("the requester and the reason of a mark are required".to_owned()));
-    }
-    Ok(())
+    let update = bind_filter(sql, destination, &request.filter).bind(request.action.pending_state().as_str());
+    Ok(update.bind(&request.by).bind(&request.reason).execute(connection).await?.rows_affected())
 }
 
 /// Counts the dead letters that [`mark`] would mark.
 pub(crate) async fn count_unmarked(
     connection: &mut SqliteConnection,
     destination: &str,
-    request: &MarkRequest,
+    filter: &DeadLetterFilter,
 ) -> Result<u64, Error> {
-    validate(request)?;
-    let filter = &request.filter;
+    check_destination(connection, destination).await?;
     let sql = concat!("SELECT count(*) FROM relevo_dead_letter WHERE state = 'dead' AND", filter!());
-    let count = sqlx::query(sql).bind(destination).bind(id_filter(filter)).bind(&filter.key).bind(&filter.route);
-    number(&count.fetch_one(connection).await?, 0)
+    number(&bind_filter(sql, destination, filter).fetch_one(connection).await?, 0)
 }
 
 /// Applies the marks of these shards.

@@ -34,16 +34,19 @@ pub(crate) fn state(row: &SqliteRow, index: usize) -> Result<InboxState, Error> 
 pub(crate) fn inbox_message(row: &SqliteRow, first: usize) -> Result<InboxMessage, Error> {
     Ok(InboxMessage {
         dedup_id: DedupId { id: id(row, first)?, replay: number(row, first + 1)? },
-        raw: RawMessage {
-            headers: decode_headers(column(row, first + 2)?)
-                .ok_or_else(|| Error::unexpected_response("headers are malformed"))?,
-            payload: column::<Vec<u8>>(row, first + 3)?.into(),
-        },
+        raw: raw_message(row, first + 2, column::<Vec<u8>>(row, first + 3)?.into())?,
         address: column::<&str>(row, first + 4)?.into(),
         lane: Lane::new(column::<&str>(row, first + 5)?),
         offset: column::<Option<i64>>(row, first + 6)?.map(i64::cast_unsigned),
         queue: column::<String>(row, first + 7)?.into(),
     })
+}
+
+/// Reads the column of headers.
+pub(crate) fn raw_message(row: &SqliteRow, index: usize, payload: Bytes) -> Result<RawMessage, Error> {
+    let headers = decode_headers(column(row, index)?);
+    let headers = headers.ok_or_else(|| Error::unexpected_response("headers are malformed"))?;
+    Ok(RawMessage { headers, payload })
 }
 
 /// Appends a message to its queue and returns its number.

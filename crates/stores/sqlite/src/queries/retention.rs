@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use relevo_core::outbox::admin::OutboxSettings;
 use sqlx::sqlite::SqliteConnection;
 
 use crate::classify::Error;
-use crate::queries::{COUNT_MAX, column, now};
+use crate::queries::{COUNT_MAX, column, millis, now};
 
 /// The number of rows that one transaction deletes. It is small because applications wait for it.
 const BATCH: i64 = 2000;
@@ -17,10 +18,21 @@ pub(crate) async fn delete_batch(connection: &mut SqliteConnection) -> Result<bo
     Ok(messages.max(history) >= BATCH.unsigned_abs())
 }
 
-/// Returns the retention of published messages.
-pub(crate) async fn retention(connection: &mut SqliteConnection) -> Result<Duration, Error> {
-    let row = sqlx::query("SELECT retention_ms FROM relevo_settings").fetch_one(connection).await?;
-    Ok(Duration::from_millis(u64::try_from(column::<i64>(&row, 0)?).unwrap_or(0)))
+/// Reads the settings.
+pub(crate) async fn settings(connection: &mut SqliteConnection) -> Result<OutboxSettings, Error> {
+    let sql = "SELECT retention_ms, id_retention_ms, dead_letter_retention_ms FROM relevo_settings";
+    let row = sqlx::query(sql).fetch_one(connection).await?;
+    let duration =
+        |index| Ok::<_, Error>(Duration::from_millis(u64::try_from(column::<i64>(&row, index)?).unwrap_or(0)));
+    Ok(OutboxSettings { retention: duration(0)?, id_retention: duration(1)?, dead_letter_retention: duration(2)? })
+}
+
+/// Replaces the settings.
+pub(crate) async fn set_settings(connection: &mut SqliteConnection, settings: &OutboxSettings) -> Result<(), Error> {
+    let sql = "UPDATE relevo_settings SET retention_ms = ?1, id_retention_ms = ?2, dead_letter_retention_ms = ?3";
+    let update = sqlx::query(sql).bind(millis(settings.retention)).bind(millis(settings.id_retention));
+    update.bind(millis(settings.dead_letter_retention)).execute(connection).await?;
+    Ok(())
 }
 
 /// Deletes from the lowest `seq` up to the first message that is too young or not settled by every destination. No

@@ -12,8 +12,8 @@ use relevo_store_sqlite::{Draft, begin, emit, migrate};
 use uuid::Uuid;
 
 use crate::scratch::{
-    Reader, TempDirectory, child_command_with_mounts, child_role, connect, draft, emit_one, error_chain, ids, open,
-    open_with_short_wait, outbox, run, wait_until_closed,
+    MAIN, Reader, TempDirectory, child_command_with_mounts, child_role, connect, draft, emit_one, error_chain, ids,
+    open, open_with_short_wait, operator, outbox, run, wait_until_closed,
 };
 
 fn mount(arguments: &[&str], at: &Path) {
@@ -271,8 +271,10 @@ async fn a_replaced_file_is_noticed_and_the_new_one_is_used() {
 async fn an_unknown_destination_is_reported() {
     let scratch = TempDirectory::new();
     migrate::migrate(scratch.file()).await.unwrap();
-    let store = open(&scratch.file()).await.unwrap();
-    let backlog = relevo_core::outbox::inspect::OutboxInspector::backlog(&store).await.expect_err("no destination");
+    let operator = operator(&scratch.file()).await;
+    let backlog = relevo_core::outbox::sample::OutboxMonitor::sample_destination(&operator, MAIN)
+        .await
+        .expect_err("no destination");
     assert_eq!(error_chain(&backlog), "destination `main` does not exist; hint: add it with `relevo destination add`");
 }
 

@@ -6,8 +6,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use relevo_conformance::outbox::harness::{Capabilities, Harness, RETENTION, SHARDS, WriteTransaction};
 use relevo_core::MessageId;
-use relevo_core::outbox::admin::OutboxAdmin as _;
-use relevo_store_sqlite::{Config, Draft, EmitError, StartFrom, Store, cancel, connect_options, emit};
+use relevo_core::outbox::admin::{DestinationChange, OutboxAdmin as _};
+use relevo_store_sqlite::{
+    Config, Draft, EmitError, Operator, OperatorConfig, StartFrom, Store, cancel, connect_options, emit,
+};
 use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePoolOptions};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Row as _, Transaction};
 use tokio::time::Instant;
@@ -66,11 +68,17 @@ fn shift_times_back(columns: &[(&str, &str)], time: Duration) -> String {
 #[async_trait]
 impl Harness for SqliteHarness {
     type Store = Store;
+    type Operator = Operator;
     type Writer = WriteSession;
 
     async fn store_for(&self, name: &str) -> Store {
         let config = Config { busy_timeout: BUSY, ..Config::new(&self.path, name) };
         Store::open(config).await.expect("a migrated file")
+    }
+
+    async fn operator(&self) -> Operator {
+        let config = OperatorConfig { busy_timeout: BUSY, ..OperatorConfig::new(&self.path) };
+        Operator::open(config).await.expect("a migrated file")
     }
 
     async fn begin(&self) -> WriteSession {
@@ -82,19 +90,21 @@ impl Harness for SqliteHarness {
     }
 
     async fn add_destination(&self, name: &str, shards: u16, start: StartFrom) {
-        assert!(self.store_for(name).await.add_destination(shards, start).await.expect("a free file"));
+        assert!(self.operator().await.add_destination(name, shards, start).await.expect("a free file"));
     }
 
     async fn remove_destination(&self, name: &str) {
-        assert!(self.store_for(name).await.remove_destination().await.expect("a free file"));
+        assert!(self.operator().await.remove_destination(name).await.expect("a free file"));
     }
 
     async fn reshard(&self, name: &str, shards: u16) {
-        assert!(self.store_for(name).await.regroup(shards).await.expect("a free file"));
+        let change = DestinationChange::Shards(shards);
+        assert!(self.operator().await.update_destination(name, change).await.expect("a free file"));
     }
 
     async fn set_enabled(&self, name: &str, on: bool) {
-        assert!(self.store_for(name).await.switch(on).await.expect("a free file"));
+        let change = DestinationChange::Enabled(on);
+        assert!(self.operator().await.update_destination(name, change).await.expect("a free file"));
     }
 
     /// A killed process leaves the two files as they are at that moment. SQLite recreates the shared memory.

@@ -7,13 +7,13 @@ use relevo_conformance::inbox::{Capabilities, HandlerTransaction, Harness};
 use relevo_core::MessageId;
 use relevo_core::inbox::InboxRetention;
 use relevo_store_sqlite::inbox::{Config, Inbox};
-use relevo_store_sqlite::{Config as StoreConfig, Store, connect_options};
+use relevo_store_sqlite::{Operator, OperatorConfig, connect_options};
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Row as _};
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use crate::scratch::{self, LONG_WAIT, MAIN, TempDirectory};
+use crate::scratch::{self, LONG_WAIT, TempDirectory};
 
 /// Longer than any writer of a case that ends, even on a slow machine.
 const WAIT: Duration = Duration::from_secs(2);
@@ -58,16 +58,16 @@ impl SqliteHarness {
 #[async_trait]
 impl Harness for SqliteHarness {
     type Inbox = Inbox;
-    type Operator = Store;
+    type Operator = Operator;
 
     async fn inbox_with_retention(&self, consumer: &str, keeping: InboxRetention) -> Inbox {
         let config = Config { lock_timeout: WAIT, ..Config::new(self.directory.file()) };
         Inbox::open(&config, consumer, keeping).await.expect("a migrated file")
     }
 
-    async fn operator(&self) -> Store {
-        let config = StoreConfig { busy_timeout: WAIT, ..StoreConfig::new(self.directory.file(), MAIN) };
-        Store::open(config).await.expect("a migrated file")
+    async fn operator(&self) -> Operator {
+        let config = OperatorConfig { busy_timeout: WAIT, ..OperatorConfig::new(self.directory.file()) };
+        Operator::open(config).await.expect("a migrated file")
     }
 
     async fn effect(&self, transaction: &mut HandlerTransaction<Self>, line: &str) {

@@ -4,20 +4,19 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use relevo_core::AfterDead;
-use relevo_core::dead_letters::{DeadLetterAdmin as _, DeadLetterFilter, MarkRequest};
+use relevo_conformance::outbox::main_calls::MainCalls as _;
+use relevo_core::dead_letters::{DeadLetterFilter, MarkAction};
 use relevo_core::finding::Severity;
-use relevo_core::inbox::admin as consumers;
-use relevo_core::inbox::admin::RemoveOutcome;
+use relevo_core::inbox::admin::{ConsumerAdmin as _, RemoveOutcome};
 use relevo_core::outbox::LogEntry;
-use relevo_core::outbox::admin::OutboxAdmin as _;
-use relevo_core::outbox::inspect::{MessageStatus, OutboxInspector as _, WaitCause};
+use relevo_core::outbox::admin::{DestinationChange, OutboxAdmin as _};
+use relevo_core::outbox::inspect::{MessageStatus, WaitCause};
 use relevo_core::outbox::log::{ParkAction, ParkedMessage, PublishFailure};
 use relevo_core::outbox::parked::ParkedReader as _;
-use relevo_core::outbox::sample::OutboxMonitor as _;
 use relevo_core::outbox::search::{MessageFilter, TimeRange};
-use relevo_store_sqlite::Draft;
+use relevo_store_sqlite::{Draft, Operator};
 
-use crate::scratch::{Reader, TempDirectory, connect, draft, emit_one, outbox, run};
+use crate::scratch::{MAIN, Reader, TempDirectory, connect, draft, emit_one, operator, outbox, run};
 
 const BUDGET: Duration = Duration::from_secs(5);
 
@@ -29,17 +28,12 @@ fn park(entry: &LogEntry, stopped: Option<PublishFailure>) -> ParkedMessage {
     ParkedMessage { seq: entry.seq, slot: entry.slot, key: entry.message.key.clone(), failure: stopped }
 }
 
-fn mark() -> MarkRequest {
-    MarkRequest {
-        filter: DeadLetterFilter::default(),
-        dry_run: false,
-        by: "ana".to_owned(),
-        reason: "fixed".to_owned(),
-    }
+fn all() -> DeadLetterFilter {
+    DeadLetterFilter::of_destination(MAIN)
 }
 
 /// An outbox with a message in every status except quarantined and discarded. Keys have the names of the statuses.
-async fn outbox_with_every_status(scratch: &TempDirectory) -> Reader {
+async fn outbox_with_every_status(scratch: &TempDirectory) -> (Reader, Operator) {
     let mut reader = Reader::start(outbox(&scratch.file(), 4).await).await;
     let mut connection = connect(&scratch.file()).await;
     for key in ["published", "retrying", "retrying", "held", "dead", "dead"] {
@@ -59,14 +53,14 @@ async fn outbox_with_every_status(scratch: &TempDirectory) -> Reader {
     emit_one(&mut connection, draft("pending")).await;
     let later = Timestamp::now() + pause;
     emit_one(&mut connection, Draft { deliver_at: Some(later), ..draft("scheduled") }).await;
-    reader
+    (reader, operator(&scratch.file()).await)
 }
 
 #[tokio::test]
 async fn a_search_shows_the_status_of_every_message() {
     let scratch = TempDirectory::new();
-    let reader = outbox_with_every_status(&scratch).await;
-    let found = reader.store.search(&MessageFilter::default(), 100, BUDGET).await.unwrap();
+    let (_reader, operator) = outbox_with_every_status(&scratch).await;
+    let found = operator.search(&MessageFilter::default(), 100, BUDGET).await.unwrap();
     let seen: Vec<_> = found.messages.iter().map(|it| (it.key.as_str(), it.status, it.attempts)).collect();
     assert_eq!(
         seen,
@@ -85,7 +79,7 @@ async fn a_search_shows_the_status_of_every_message() {
     assert_eq!((found.next, found.searched_back_to), (None, None));
     for status in [MessageStatus::Scheduled, MessageStatus::Waiting, MessageStatus::Published] {
         let search = MessageFilter { status: Some(status), ..MessageFilter::default() };
-        let found = reader.store.search(&search, 100, BUDGET).await.unwrap();
+        let found = operator.search(&search, 100, BUDGET).await.unwrap();
         assert!(!found.messages.is_empty() && found.messages.iter().all(|it| it.status == status));
     }
 }
@@ -93,12 +87,12 @@ async fn a_search_shows_the_status_of_every_message() {
 #[tokio::test]
 async fn a_search_resumes_where_it_stopped_and_reports_when_time_ran_out() {
     let scratch = TempDirectory::new();
-    let reader = outbox_with_every_status(&scratch).await;
-    let whole = reader.store.search(&MessageFilter::default(), 100, BUDGET).await.unwrap().messages;
+    let (_reader, operator) = outbox_with_every_status(&scratch).await;
+    let whole = operator.search(&MessageFilter::default(), 100, BUDGET).await.unwrap().messages;
     let (mut pieces, mut before_seq) = (Vec::new(), None);
     loop {
         let search = MessageFilter { before_seq, ..MessageFilter::default() };
-        let found = reader.store.search(&search, 3, BUDGET).await.unwrap();
+        let found = operator.search(&search, 3, BUDGET).await.unwrap();
         pieces.extend(found.messages);
         before_seq = found.next;
         if before_seq.is_none() {
@@ -114,34 +108,34 @@ async fn a_search_resumes_where_it_stopped_and_reports_when_time_ran_out() {
     )
     .await;
     let search = MessageFilter { key: Some("published".to_owned()), ..MessageFilter::default() };
-    let found = reader.store.search(&search, 10, Duration::ZERO).await.unwrap();
+    let found = operator.search(&search, 10, Duration::ZERO).await.unwrap();
     assert!(found.messages.is_empty() && found.searched_back_to.is_some() && found.next.is_some());
-    let found = reader.store.search(&search, 10, BUDGET).await.unwrap();
+    let found = operator.search(&search, 10, BUDGET).await.unwrap();
     assert_eq!((found.messages.len(), found.searched_back_to), (1, None));
 }
 
 #[tokio::test]
 async fn a_message_is_shown_completely_after_the_log_dropped_it() {
     let scratch = TempDirectory::new();
-    let reader = outbox_with_every_status(&scratch).await;
-    let found = reader.store.search(&MessageFilter::default(), 100, BUDGET).await.unwrap();
+    let (_reader, operator) = outbox_with_every_status(&scratch).await;
+    let found = operator.search(&MessageFilter::default(), 100, BUDGET).await.unwrap();
     for listed in &found.messages {
-        let shown = reader.store.message(listed.id).await.unwrap().expect("it is there");
+        let shown = operator.message(listed.id).await.unwrap().expect("it is there");
         assert_eq!(&shown.summary, listed);
         assert_eq!((&shown.message.key[..], &shown.message.payload[..]), (&listed.key[..], &b"{}"[..]));
     }
     run(&scratch.file(), "DELETE FROM relevo_message").await;
     for listed in found.messages {
         let waits = !matches!(listed.status, MessageStatus::Published | MessageStatus::Pending);
-        assert_eq!(reader.store.message(listed.id).await.unwrap().is_some(), waits, "{}", listed.key);
+        assert_eq!(operator.message(listed.id).await.unwrap().is_some(), waits, "{}", listed.key);
     }
 }
 
 #[tokio::test]
 async fn a_key_report_explains_why_the_key_waits() {
     let scratch = TempDirectory::new();
-    let reader = outbox_with_every_status(&scratch).await;
-    let store = &reader.store;
+    let (reader, operator) = outbox_with_every_status(&scratch).await;
+    let store = &operator;
     let why = store.key_facts("retrying").await.unwrap();
     assert!(matches!(why.cause, WaitCause::Retrying { at } if at > Timestamp::now()));
     assert_eq!((why.waiting, why.head.unwrap().status), (2, MessageStatus::Retrying));
@@ -162,17 +156,17 @@ async fn a_key_report_explains_why_the_key_waits() {
     assert_eq!(store.key_facts("published").await.unwrap().cause, WaitCause::Idle);
     assert_eq!(store.key_facts("never heard of").await.unwrap().cause, WaitCause::Idle);
 
-    assert_eq!(store.redrive(&mark()).await.unwrap(), 1);
-    assert_eq!(store.redrive(&mark()).await.unwrap(), 0, "a double click marks once");
+    assert_eq!(store.mark(MarkAction::Redrive, all()).await.unwrap(), 1);
+    assert_eq!(store.mark(MarkAction::Redrive, all()).await.unwrap(), 0, "a double click marks once");
     assert_eq!(
         store.key_facts("dead").await.unwrap().cause,
         WaitCause::MarkNotApplied { id: head.id, mark: "redriving".to_owned() }
     );
-    let runs = store.read_parked(&reader.leases, 10, 10).await.unwrap();
+    let runs = reader.store.read_parked(&reader.leases, 10, 10).await.unwrap();
     assert_eq!((&*runs[0].key, runs[0].messages[0].entry.message.id), ("dead", head.id));
-    store.switch(false).await.unwrap();
+    store.update(DestinationChange::Enabled(false)).await.unwrap();
     assert_eq!(store.key_facts("pending").await.unwrap().cause, WaitCause::Disabled);
-    store.switch(true).await.unwrap();
+    store.update(DestinationChange::Enabled(true)).await.unwrap();
     run(&scratch.file(), "UPDATE relevo_lease SET expires_at_ms = 0").await;
     assert_eq!(store.key_facts("pending").await.unwrap().cause, WaitCause::NoRelay);
 }
@@ -180,26 +174,26 @@ async fn a_key_report_explains_why_the_key_waits() {
 #[tokio::test]
 async fn shards_and_destinations_are_listed() {
     let scratch = TempDirectory::new();
-    let reader = outbox_with_every_status(&scratch).await;
-    let shards = reader.store.shards().await.unwrap();
+    let (_reader, operator) = outbox_with_every_status(&scratch).await;
+    let shards = operator.shards().await.unwrap();
     assert_eq!(shards.iter().map(|it| it.shard).collect::<Vec<_>>(), [0, 1, 2, 3]);
     assert!(
         shards.iter().all(|it| it.owner.as_deref() == Some("reader") && it.epoch == 1 && !it.lease_remaining.is_zero())
     );
     assert_eq!(shards.iter().map(|it| it.parked_keys).sum::<u64>(), 3);
-    reader.store.regroup(2).await.unwrap();
-    let listed = reader.store.destinations().await.unwrap();
+    operator.update(DestinationChange::Shards(2)).await.unwrap();
+    let listed = operator.destinations().await.unwrap();
     assert_eq!((listed[0].name.as_str(), listed[0].shards, listed[0].resharding_to), ("main", 4, Some(2)));
-    assert!(reader.store.remove_destination().await.unwrap());
-    assert!(!reader.store.remove_destination().await.unwrap());
-    assert_eq!(reader.store.destinations().await.unwrap(), []);
+    assert!(operator.remove_destination(MAIN).await.unwrap());
+    assert!(!operator.remove_destination(MAIN).await.unwrap());
+    assert_eq!(operator.destinations().await.unwrap(), []);
 }
 
 #[tokio::test]
 async fn verify_counts_messages_and_finds_inconsistencies() {
     let scratch = TempDirectory::new();
-    let reader = outbox_with_every_status(&scratch).await;
-    let verified = reader.store.verify(TimeRange::default()).await.unwrap();
+    let (_reader, operator) = outbox_with_every_status(&scratch).await;
+    let verified = operator.verify(TimeRange::default()).await.unwrap();
     assert_eq!((verified.committed, verified.inconsistencies.len()), (7, 0));
     let of = |status| verified.by_status.iter().find(|(it, _)| *it == status).unwrap().1;
     assert_eq!(
@@ -214,24 +208,24 @@ async fn verify_counts_messages_and_finds_inconsistencies() {
         [1, 1, 2, 1, 1]
     );
     assert!(verified.oldest_unsettled.is_some());
-    let backlog = reader.store.backlog().await.unwrap();
+    let backlog = operator.backlog().await.unwrap();
     assert_eq!((backlog.pending, backlog.exact, backlog.parked, backlog.dead), (1, true, 4, 1));
-    let vitals = reader.store.sample_destination().await.unwrap();
+    let vitals = operator.sample_destination().await.unwrap();
     assert_eq!((vitals.backlog, vitals.parked_keys, vitals.held_addresses), (backlog, 3, 1));
     assert_eq!(vitals.holdback, Duration::ZERO);
     run(&scratch.file(), "UPDATE relevo_message SET created_at_ms = created_at_ms - 608400000").await;
-    let vitals = reader.store.sample_destination().await.unwrap();
+    let vitals = operator.sample_destination().await.unwrap();
     let hour = Duration::from_hours(1);
     assert!(
         vitals.holdback >= hour && vitals.holdback < 2 * hour,
         "it is one hour older than the retention: {vitals:?}"
     );
-    let all = reader.store.sample_outbox().await.unwrap().retention_overdue;
+    let all = operator.sample_outbox().await.unwrap().retention_overdue;
     assert!(all.len() == 1 && all[0].1 >= vitals.holdback, "{all:?}");
     assert!(vitals.oldest_pending >= 169 * hour, "{vitals:?}");
     run(&scratch.file(), "DELETE FROM relevo_dead_letter").await;
     run(&scratch.file(), "DELETE FROM relevo_address_hold").await;
-    let verified = reader.store.verify(TimeRange::default()).await.unwrap();
+    let verified = operator.verify(TimeRange::default()).await.unwrap();
     assert_eq!(
         verified.inconsistencies,
         ["1 keys wait for a dead letter that is not there", "1 keys wait for an address that is not held"]
@@ -241,8 +235,8 @@ async fn verify_counts_messages_and_finds_inconsistencies() {
 #[tokio::test]
 async fn examine_reports_every_check() {
     let scratch = TempDirectory::new();
-    let reader = outbox_with_every_status(&scratch).await;
-    let findings = reader.store.examine().await.unwrap();
+    let (_reader, operator) = outbox_with_every_status(&scratch).await;
+    let findings = operator.examine().await.unwrap();
     let mut subjects: Vec<_> = findings.iter().map(|it| it.subject.as_str()).collect();
     subjects.sort_unstable();
     let expected = [
@@ -258,14 +252,15 @@ async fn examine_reports_every_check() {
     assert_eq!(subjects, expected);
     assert!(findings.iter().all(|it| it.severity < Severity::Danger), "{findings:?}");
     run(&scratch.file(), "UPDATE relevo_message SET created_at_ms = 0").await;
-    let findings = reader.store.examine().await.unwrap();
+    let findings = operator.examine().await.unwrap();
     assert!(findings.iter().any(|it| it.subject == "retention" && it.severity == Severity::Warning));
 }
 
 #[tokio::test]
 async fn consumers_of_the_same_file_are_sampled() {
     let scratch = TempDirectory::new();
-    let store = outbox(&scratch.file(), 4).await;
+    outbox(&scratch.file(), 4).await;
+    let store = operator(&scratch.file()).await;
     assert_eq!(store.sample_outbox().await.unwrap().consumers, []);
     for sql in [
         "INSERT INTO relevo_inbox (consumer, message_id, entered_at_ms) VALUES ('audit', x'01', 1)",
@@ -288,7 +283,7 @@ async fn consumers_of_the_same_file_are_sampled() {
     run(&scratch.file(), "UPDATE relevo_inbox_member SET expires_at_ms = 1").await;
     let billing = &store.sample_outbox().await.unwrap().consumers[1];
     assert_eq!(billing.breakers, [("0".to_owned(), false), ("1".to_owned(), false)], "who said so is dead");
-    assert_eq!(consumers::Operate::remove_consumer(&store, "billing").await.unwrap(), RemoveOutcome::Removed);
+    assert_eq!(store.remove_consumer("billing").await.unwrap(), RemoveOutcome::Removed);
     let names: Vec<_> = store.sample_outbox().await.unwrap().consumers.into_iter().map(|it| it.name).collect();
     assert_eq!(names, ["audit"], "its silence is not reported");
 }

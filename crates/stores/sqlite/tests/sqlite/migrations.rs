@@ -1,12 +1,12 @@
 //! Schema versions in the file.
 
-use relevo_core::outbox::inspect::OutboxInspector as _;
+use relevo_conformance::outbox::main_calls::MainCalls as _;
 use relevo_core::store::StoreError;
 use relevo_store_sqlite::{connect_options, migrate};
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{ConnectOptions as _, Row as _};
 
-use crate::scratch::{TempDirectory, child_command, child_role, connect, error_chain, open, outbox, run};
+use crate::scratch::{TempDirectory, child_command, child_role, connect, error_chain, open, operator, outbox, run};
 
 #[tokio::test]
 async fn a_second_migration_finds_nothing_to_do() {
@@ -69,7 +69,8 @@ const INCOMPATIBLE: migrate::Migration = migrate::Migration {
 #[tokio::test]
 async fn a_newer_file_is_used_as_long_as_it_is_compatible() {
     let scratch = TempDirectory::new();
-    let store = outbox(&scratch.file(), 1).await;
+    outbox(&scratch.file(), 1).await;
+    let store = operator(&scratch.file()).await;
     assert_eq!(migrate::apply(scratch.file(), &[COMPATIBLE]).await.unwrap(), [COMPATIBLE.version]);
     assert!(open(&scratch.file()).await.is_ok());
     assert!(store.destinations().await.is_ok(), "a program that runs during the upgrade goes on");

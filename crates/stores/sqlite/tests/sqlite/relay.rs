@@ -6,18 +6,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use relevo_broker_memory::{Config as BrokerConfig, FailureRule, MemoryBroker, RuleTarget};
-use relevo_core::dead_letters::{DeadLetterAdmin as _, DeadLetterFilter, MarkRequest};
-use relevo_core::outbox::inspect::OutboxInspector as _;
+use relevo_conformance::outbox::main_calls::MainCalls as _;
+use relevo_core::dead_letters::{DeadLetterFilter, MarkAction};
 use relevo_core::outbox::leases::{LeaseRequest, ShardLeases as _};
 use relevo_core::{Class, MessageId};
 use relevo_relay::{Config as RelayConfig, Relay, RelayError};
-use relevo_store_sqlite::{Config, Store, begin, emit};
+use relevo_store_sqlite::{Config, Operator, Store, begin, emit};
 use sqlx::AssertSqlSafe;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::scratch::{MAIN, TempDirectory, connect, draft, outbox};
+use crate::scratch::{MAIN, TempDirectory, connect, draft, operator, outbox};
 
 /// Timeout of every wait in a test.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -80,7 +80,7 @@ async fn write(file: PathBuf, writer: usize, times: usize) -> BTreeMap<String, V
     committed
 }
 
-async fn wait_until_drained(store: &Store) {
+async fn wait_until_drained(store: &Operator) {
     wait_until("everything is settled", async || {
         let backlog = store.backlog().await.expect("a backlog");
         backlog.pending + backlog.parked == 0
@@ -91,7 +91,8 @@ async fn wait_until_drained(store: &Store) {
 #[tokio::test]
 async fn committed_messages_arrive_in_order_through_changing_relays() {
     let scratch = TempDirectory::new();
-    let store = outbox(&scratch.file(), 8).await;
+    outbox(&scratch.file(), 8).await;
+    let store = operator(&scratch.file()).await;
     let broker = Arc::new(MemoryBroker::new(BrokerConfig::default()));
     let first = RunningRelays::start(&scratch.file(), &broker, 2).await;
     let mut writers = JoinSet::new();
@@ -119,7 +120,8 @@ async fn committed_messages_arrive_in_order_through_changing_relays() {
 #[tokio::test]
 async fn a_dead_letter_holds_its_key_until_it_is_redriven() {
     let scratch = TempDirectory::new();
-    let store = outbox(&scratch.file(), 2).await;
+    outbox(&scratch.file(), 2).await;
+    let store = operator(&scratch.file()).await;
     let broker = Arc::new(MemoryBroker::new(BrokerConfig::default()));
     broker.add_failure(FailureRule::new(RuleTarget::Key("bad".to_owned()), Class::Poison).times(1));
     let mut connection = connect(&scratch.file()).await;
@@ -131,13 +133,8 @@ async fn a_dead_letter_holds_its_key_until_it_is_redriven() {
     let relay = RunningRelays::start(&scratch.file(), &broker, 1).await;
     wait_until("the other key flows", async || broker.received() == 3).await;
     wait_until("the key waits", async || store.backlog().await.is_ok_and(|it| (it.parked, it.dead) == (2, 1))).await;
-    let mark = MarkRequest {
-        filter: DeadLetterFilter { key: Some("bad".to_owned()), ..DeadLetterFilter::default() },
-        dry_run: false,
-        by: "ana".to_owned(),
-        reason: "the receiver is fixed".to_owned(),
-    };
-    assert_eq!(store.redrive(&mark).await.unwrap(), 1);
+    let filter = DeadLetterFilter { key: Some("bad".to_owned()), ..DeadLetterFilter::of_destination(MAIN) };
+    assert_eq!(store.mark(MarkAction::Redrive, filter).await.unwrap(), 1);
     wait_until_drained(&store).await;
     relay.stop().await;
     let arrived: Vec<_> = broker.received_messages().iter().filter(|it| &*it.key == "bad").map(|it| it.id).collect();

@@ -21,8 +21,8 @@ async fn start() -> SqliteHarness {
 #[async_trait]
 impl Harness for SqliteHarness {
     async fn source(&self) -> Box<dyn ReplaySource> {
-        let store = scratch::open(&self.0.file()).await.expect("a migrated file");
-        Box::new(OutboxReplaySource::new(Arc::new(store), OutboxRouting::default()))
+        let operator = scratch::operator(&self.0.file()).await;
+        Box::new(OutboxReplaySource::new(Arc::new(operator), OutboxRouting::default()))
     }
 
     async fn publish(&mut self, drafts: Vec<Draft>) -> Vec<MessageId> {

@@ -10,7 +10,9 @@ use relevo_core::outbox::leases::{Lease, LeaseRequest, ShardLeases as _};
 use relevo_core::outbox::log::{OutboxReader as _, PageRequest, ParkedMessage, SettleResult, Settlement, WindowLimit};
 use relevo_core::outbox::{LogEntry, Position};
 use relevo_core::store::StoreError;
-use relevo_store_sqlite::{Config, Draft, StartFrom, Store, begin, connect_options, emit, migrate};
+use relevo_store_sqlite::{
+    Config, Draft, Operator, OperatorConfig, StartFrom, Store, begin, connect_options, emit, migrate,
+};
 use sqlx::sqlite::SqliteConnection;
 use sqlx::{ConnectOptions as _, Connection as _};
 use uuid::Uuid;
@@ -51,9 +53,14 @@ impl Drop for TempDirectory {
 /// A migrated file with destination [`MAIN`], from the oldest message on.
 pub(crate) async fn outbox(file: &Path, shards: u16) -> Store {
     migrate::migrate(file).await.expect("a new file");
-    let store = open(file).await.expect("a migrated file");
-    assert!(store.add_destination(shards, StartFrom::Oldest).await.expect("a new destination"));
-    store
+    let added = operator(file).await.add_destination(MAIN, shards, StartFrom::Oldest).await;
+    assert!(added.expect("a new destination"));
+    open(file).await.expect("a migrated file")
+}
+
+pub(crate) async fn operator(file: &Path) -> Operator {
+    let config = OperatorConfig { busy_timeout: LONG_WAIT, ..OperatorConfig::new(file) };
+    Operator::open(config).await.expect("a migrated file")
 }
 
 pub(crate) async fn open(file: &Path) -> Result<Store, StoreError> {

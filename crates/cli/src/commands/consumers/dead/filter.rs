@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use jiff::Timestamp;
-use relevo_core::inbox::dead_letters::DeadLetterFilter;
+use relevo_core::dead_letters::{DeadLetterFilter, DeadLetterOwner};
 
 use crate::commands::moment;
 
@@ -34,14 +34,16 @@ impl Filter {
         self.key.is_some() || self.class.is_some() || self.since.is_some() || self.until.is_some()
     }
 
-    /// The same for the store, of any consumer.
-    pub(super) fn of_store(&self) -> DeadLetterFilter {
+    /// The same for the store, of one consumer or of all.
+    pub(super) fn of_store(&self, consumer: Option<&str>) -> DeadLetterFilter {
+        let any = DeadLetterOwner::AnyConsumer;
+        let owner = consumer.map_or(any, |name| DeadLetterOwner::Consumer(name.to_owned()));
         DeadLetterFilter {
-            queue: self.key.clone(),
+            key: self.key.clone(),
             class: self.class.clone(),
             since: self.since,
             until: self.until,
-            ..DeadLetterFilter::default()
+            ..DeadLetterFilter::of(owner)
         }
     }
 }

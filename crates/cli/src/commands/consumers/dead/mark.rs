@@ -4,16 +4,17 @@ use std::collections::BTreeMap;
 
 use anyhow::Result;
 use relevo_core::MessageId;
-use relevo_core::inbox::admin::{ConsumerSummary, Operate};
-use relevo_core::inbox::dead_letters::{DeadLetterFilter, DeadLetterState, MarkRequest};
+use relevo_core::dead_letters::{DeadLetterFilter, DeadLetterState, MarkAction, MarkRequest};
+use relevo_core::inbox::ConsumerOperator;
+use relevo_core::inbox::admin::ConsumerSummary;
 use serde_json::json;
 
-use super::EVERY;
 use super::choose;
 use super::filter::Filter;
 use crate::args::{Sure, Target};
 use crate::ask::confirm;
 use crate::commands::author;
+use crate::commands::dead::collect;
 use crate::commands::output::{self, Format};
 use crate::database::REWRITE_DEADLINE;
 use crate::exit::{Code, not_found};
@@ -92,11 +93,18 @@ impl Wish {
         }
     }
 
-    async fn ask(self, consumers: &dyn Operate, mark: MarkRequest) -> Result<u64> {
-        Ok(match self {
-            Self::Redrive { rate } => consumers.redrive(&MarkRequest { rate_per_second: rate, ..mark }).await?,
-            Self::Archive => consumers.archive(&mark).await?,
-        })
+    const fn action(self) -> MarkAction {
+        match self {
+            Self::Redrive { .. } => MarkAction::Redrive,
+            Self::Archive => MarkAction::Discard,
+        }
+    }
+
+    const fn rate(self) -> Option<u32> {
+        match self {
+            Self::Redrive { rate } => rate,
+            Self::Archive => None,
+        }
     }
 }
 
@@ -113,35 +121,40 @@ async fn mark(args: &Args, wish: Wish) -> Result<Code> {
     // All of them are one transaction, however many they are.
     let consumers = Place::of(&args.target)?.consumers_within(REWRITE_DEADLINE).await?;
     let consumer = choose(&*consumers, args.consumer.as_deref()).await?;
-    let filter =
-        DeadLetterFilter { consumer: Some(consumer.name.clone()), ids: args.ids.clone(), ..args.filter.of_store() };
+    let filter = DeadLetterFilter { ids: args.ids.clone(), ..args.filter.of_store(Some(&consumer.name)) };
     let unmatched = look(args, &*consumers, &consumer.name, &filter).await?;
-    let mark = |dry_run| MarkRequest {
+    let request = |dry_run| MarkRequest {
         filter: filter.clone(),
+        action: wish.action(),
         dry_run,
-        rate_per_second: None,
+        rate_per_second: wish.rate(),
         by: args.by.clone().unwrap_or_else(author::whoever),
         reason: args.note.clone().unwrap_or_else(|| "dry run".to_owned()),
     };
-    let would = wish.ask(&*consumers, mark(true)).await?;
+    let would = consumers.mark_dead_letters(&request(true)).await?.count;
     if !args.dry_run && would > 0 {
         let (word, name) = (wish.word(), &consumer.name);
         confirm(args.sure, &format!("{word} {} of consumer `{name}`? {}", counted(would), wish.means()))?;
     }
     // Asked even where no dead letter matches: the answer is the database's, and not what was true a moment ago.
-    let count = if args.dry_run { would } else { wish.ask(&*consumers, mark(false)).await? };
+    let count = if args.dry_run { would } else { consumers.mark_dead_letters(&request(false)).await?.count };
     answer(args, wish, &consumer, count, &unmatched)?;
     Ok(Code::Done)
 }
 
 /// Looks for what was typed, and says on stderr what of it is no dead letter, or waits for nobody. If nothing of it is there,
 /// that is an error.
-async fn look(args: &Args, consumers: &dyn Operate, name: &str, filter: &DeadLetterFilter) -> Result<Vec<MessageId>> {
+async fn look(
+    args: &Args,
+    consumers: &dyn ConsumerOperator,
+    name: &str,
+    filter: &DeadLetterFilter,
+) -> Result<Vec<MessageId>> {
     if args.ids.is_empty() && !args.filter.chooses() {
         return Ok(Vec::new());
     }
-    let most = if args.ids.is_empty() { 1 } else { EVERY };
-    let letters = consumers.list_dead_letters(filter, most).await?;
+    let limit = args.ids.is_empty().then_some(1);
+    let (letters, _) = collect(consumers, filter, limit).await?;
     if letters.is_empty() {
         let hint = format!("`relevo consumers dead list --consumer {name} --history` shows all that there are");
         return Err(not_found(format!("consumer `{name}` has no such dead letter; hint: {hint}")));
@@ -149,7 +162,7 @@ async fn look(args: &Args, consumers: &dyn Operate, name: &str, filter: &DeadLet
     let mut found: BTreeMap<MessageId, DeadLetterState> = BTreeMap::new();
     for dead in &letters {
         // One that waits counts before those of other replays that do not.
-        let fate = found.entry(dead.message.dedup_id.id).or_insert(dead.state);
+        let fate = found.entry(dead.id).or_insert(dead.state);
         *fate = (*fate).min(dead.state);
     }
     let unmatched: Vec<MessageId> = args.ids.iter().filter(|id| !found.contains_key(id)).copied().collect();

@@ -8,18 +8,18 @@ use relevo_core::finding::{Finding, Severity};
 use super::{WithFix as _, finding, human_duration};
 use crate::binary_copy::CopyRows;
 use crate::classify::Error;
-use crate::store::Store;
+use crate::operator::Operator;
 
 /// Reports for each destination whether it is enabled, and whether each of its shards has a relay.
-pub(super) async fn destinations(store: &Store) -> Result<Vec<Finding>, Error> {
+pub(super) async fn destinations(operator: &Operator) -> Result<Vec<Finding>, Error> {
     const SUBJECT: &str = "destinations";
     let sql = format!(
         "SELECT d.name, d.enabled, d.shards::bigint, d.reshard_to IS NOT NULL, (SELECT count(*) FROM {schema}.lease AS l \
          WHERE l.destination = d.name AND (l.owner IS NULL OR l.expires_at < clock_timestamp())) \
          FROM {schema}.destination AS d ORDER BY d.name",
-        schema = store.schema
+        schema = operator.schema
     );
-    let mut rows = CopyRows::new(store.operator_connection.copy_out(sql).await?, 5)?;
+    let mut rows = CopyRows::new(operator.connection.copy_out(sql).await?, 5)?;
     let mut findings = Vec::new();
     while let Some(mut row) = rows.next_row()? {
         let (name, on, shards) = (row.string()?, row.boolean()?, row.int8()?);
@@ -59,8 +59,8 @@ struct DestinationLag {
 }
 
 /// Compares retention with the backlog of each destination, and reports lost messages.
-pub(super) async fn retention(store: &Store) -> Result<Vec<Finding>, Error> {
-    let schema = &store.schema;
+pub(super) async fn retention(operator: &Operator) -> Result<Vec<Finding>, Error> {
+    let schema = &operator.schema;
     let sql = format!(
         "SELECT d.name, floor(date_part('epoch', clock_timestamp() - m.created_at))::bigint, \
          coalesce((SELECT n.seq FROM {schema}.message AS n ORDER BY n.seq DESC LIMIT 1) - s.max_seq, 0), \
@@ -70,7 +70,7 @@ pub(super) async fn retention(store: &Store) -> Result<Vec<Finding>, Error> {
          LEFT JOIN LATERAL (SELECT o.created_at FROM {schema}.message AS o WHERE o.seq > s.max_seq ORDER BY o.seq LIMIT 1) AS m \
          ON true WHERE s.max_seq IS NOT NULL ORDER BY s.max_seq, d.name"
     );
-    let mut rows = CopyRows::new(store.operator_connection.copy_out(sql).await?, 6)?;
+    let mut rows = CopyRows::new(operator.connection.copy_out(sql).await?, 6)?;
     let mut findings = Vec::new();
     while let Some(mut row) = rows.next_row()? {
         let name = row.string()?;
@@ -80,7 +80,7 @@ pub(super) async fn retention(store: &Store) -> Result<Vec<Finding>, Error> {
         let (holdback, drops) = (row.int8()?, row.boolean()?);
         findings.push(lag_finding(&lag, retention, holdback, drops, findings.is_empty()));
     }
-    findings.extend(data_loss(store).await?);
+    findings.extend(data_loss(operator).await?);
     Ok(findings)
 }
 
@@ -110,9 +110,9 @@ fn lag_finding(lag: &DestinationLag, retention: Duration, holdback: i64, drops: 
     }
 }
 
-async fn data_loss(store: &Store) -> Result<Option<Finding>, Error> {
-    let sql = format!("SELECT coalesce(sum(rows), 0)::bigint, max(lost_at) FROM {}.data_loss", store.schema);
-    let mut rows = CopyRows::new(store.operator_connection.copy_out(sql).await?, 2)?;
+async fn data_loss(operator: &Operator) -> Result<Option<Finding>, Error> {
+    let sql = format!("SELECT coalesce(sum(rows), 0)::bigint, max(lost_at) FROM {}.data_loss", operator.schema);
+    let mut rows = CopyRows::new(operator.connection.copy_out(sql).await?, 2)?;
     let (lost, at): (i64, Option<Timestamp>) = match rows.next_row()? {
         Some(mut row) => (row.int8()?, row.optional_timestamp()?),
         None => (0, None),
@@ -125,13 +125,13 @@ async fn data_loss(store: &Store) -> Result<Option<Finding>, Error> {
 }
 
 /// Reports rows in the default partition. They mean that maintenance did not create partitions in time.
-pub(super) async fn partitions(store: &Store) -> Result<Vec<Finding>, Error> {
+pub(super) async fn partitions(operator: &Operator) -> Result<Vec<Finding>, Error> {
     const SUBJECT: &str = "partitions";
     let sql = format!(
         "SELECT EXISTS (SELECT 1 FROM {schema}.message_overflow), (SELECT count(*) FROM {schema}.message_partition)",
-        schema = store.schema
+        schema = operator.schema
     );
-    let mut rows = CopyRows::new(store.operator_connection.copy_out(sql).await?, 2)?;
+    let mut rows = CopyRows::new(operator.connection.copy_out(sql).await?, 2)?;
     let mut row = rows.next_row()?.ok_or(Error::UnexpectedResponse("no partitions"))?;
     let (overflows, count) = (row.boolean()?, row.int8()?);
     Ok(vec![if overflows {
@@ -145,8 +145,8 @@ pub(super) async fn partitions(store: &Store) -> Result<Vec<Finding>, Error> {
 }
 
 /// Reports dead letters and held addresses of this store's destination.
-pub(super) async fn dead_letters_and_holds(store: &Store) -> Result<Vec<Finding>, Error> {
-    let schema = &store.schema;
+pub(super) async fn dead_letters_and_holds(operator: &Operator) -> Result<Vec<Finding>, Error> {
+    let schema = &operator.schema;
     let sql = format!(
         "SELECT d.name, (SELECT count(*) FROM (SELECT 1 FROM {schema}.dead_letter AS x \
              WHERE x.destination = d.name AND x.state = 'dead' LIMIT 10000) AS counted), \
@@ -154,7 +154,7 @@ pub(super) async fn dead_letters_and_holds(store: &Store) -> Result<Vec<Finding>
              FROM {schema}.address_hold AS h WHERE h.destination = d.name) \
          FROM {schema}.destination AS d ORDER BY d.name"
     );
-    let mut rows = CopyRows::new(store.operator_connection.copy_out(sql).await?, 3)?;
+    let mut rows = CopyRows::new(operator.connection.copy_out(sql).await?, 3)?;
     let mut findings = Vec::new();
     while let Some(mut row) = rows.next_row()? {
         let (name, dead, held) = (row.string()?, row.int8()?, row.optional_string()?);

@@ -6,7 +6,7 @@ use relevo_core::finding::{Finding, Severity};
 use super::{WithFix as _, finding};
 use crate::binary_copy::CopyRows;
 use crate::classify::Error;
-use crate::store::Store;
+use crate::operator::Operator;
 
 /// The oldest and the newest server version that the tests cover.
 const SUPPORTED: std::ops::RangeInclusive<i64> = 13..=18;
@@ -14,25 +14,24 @@ const SUPPORTED: std::ops::RangeInclusive<i64> = 13..=18;
 const CLOCK_NOTE: SignedDuration = SignedDuration::from_secs(1);
 const CLOCK_WARNING: SignedDuration = SignedDuration::from_secs(60);
 
-pub(super) async fn is_standby(store: &Store) -> Result<bool, Error> {
-    let mut rows =
-        CopyRows::new(store.operator_connection.copy_out("SELECT pg_is_in_recovery()".to_owned()).await?, 1)?;
+pub(super) async fn is_standby(operator: &Operator) -> Result<bool, Error> {
+    let mut rows = CopyRows::new(operator.connection.copy_out("SELECT pg_is_in_recovery()".to_owned()).await?, 1)?;
     let row = rows.next_row()?;
     row.map_or(Ok(false), |mut row| row.boolean())
 }
 
 /// Checks version and settings. Each row is a name and its value in this session.
-pub(super) async fn settings(store: &Store) -> Result<Vec<Finding>, Error> {
+pub(super) async fn settings(operator: &Operator) -> Result<Vec<Finding>, Error> {
     let sql = "SELECT name, current_setting(name) FROM unnest(ARRAY['server_version_num', 'fsync', \
                'full_page_writes', 'synchronous_commit', 'idle_in_transaction_session_timeout']) AS name"
         .to_owned();
-    let mut rows = CopyRows::new(store.operator_connection.copy_out(sql).await?, 2)?;
+    let mut rows = CopyRows::new(operator.connection.copy_out(sql).await?, 2)?;
     let mut findings = Vec::new();
     while let Some(mut row) = rows.next_row()? {
         let (name, value) = (row.string()?, row.string()?);
         findings.push(setting(&name, &value));
     }
-    findings.extend(overrides(store).await?);
+    findings.extend(overrides(operator).await?);
     Ok(findings)
 }
 
@@ -78,14 +77,14 @@ fn lossy_commits(subject: &str, whose: &str, fix: &str) -> Finding {
 }
 
 /// Checks settings of roles and databases. They apply to those sessions, not to this one.
-async fn overrides(store: &Store) -> Result<Vec<Finding>, Error> {
+async fn overrides(operator: &Operator) -> Result<Vec<Finding>, Error> {
     let sql = "SELECT coalesce('role `' || r.rolname || '`', 'every role'), \
                coalesce(' in database `' || d.datname || '`', '') \
                FROM pg_db_role_setting AS s LEFT JOIN pg_roles AS r ON r.oid = s.setrole \
                LEFT JOIN pg_database AS d ON d.oid = s.setdatabase CROSS JOIN LATERAL unnest(s.setconfig) AS c \
                WHERE c = 'synchronous_commit=off' AND (s.setdatabase = 0 OR d.datname = current_database()) ORDER BY 1, 2"
         .to_owned();
-    let mut rows = CopyRows::new(store.operator_connection.copy_out(sql).await?, 2)?;
+    let mut rows = CopyRows::new(operator.connection.copy_out(sql).await?, 2)?;
     let mut findings = Vec::new();
     while let Some(mut row) = rows.next_row()? {
         let whose = format!("for {}{}", row.text()?, row.text()?);
@@ -96,10 +95,10 @@ async fn overrides(store: &Store) -> Result<Vec<Finding>, Error> {
 
 /// Compares this machine's clock with the database's. SQL conditions use the database's clock, and reports show times
 /// of both.
-pub(super) async fn clock(store: &Store) -> Result<Vec<Finding>, Error> {
+pub(super) async fn clock(operator: &Operator) -> Result<Vec<Finding>, Error> {
     // The connection is open already. The call takes one round trip, so its result is from the middle of it.
     let before = Timestamp::now();
-    let mut rows = CopyRows::new(store.operator_connection.copy_out("SELECT clock_timestamp()".to_owned()).await?, 1)?;
+    let mut rows = CopyRows::new(operator.connection.copy_out("SELECT clock_timestamp()".to_owned()).await?, 1)?;
     let after = Timestamp::now();
     let there =
         rows.next_row()?.map(|mut row| row.timestamp()).transpose()?.ok_or(Error::UnexpectedResponse("no clock"))?;
@@ -121,14 +120,14 @@ fn clock_skew(here: Timestamp, there: Timestamp) -> Finding {
 }
 
 /// Checks whether the rows were written in this database.
-pub(super) async fn identity(store: &Store) -> Result<Vec<Finding>, Error> {
+pub(super) async fn identity(operator: &Operator) -> Result<Vec<Finding>, Error> {
     const SUBJECT: &str = "identity";
     let sql = format!(
         "SELECT EXISTS (SELECT 1 FROM {}.database_identity AS i, pg_control_system() AS c, pg_database AS d \
          WHERE d.datname = current_database() AND d.oid = i.database_oid AND c.system_identifier = i.system_identifier)",
-        store.schema
+        operator.schema
     );
-    let mut rows = CopyRows::new(store.operator_connection.copy_out(sql).await?, 1)?;
+    let mut rows = CopyRows::new(operator.connection.copy_out(sql).await?, 1)?;
     let same = rows.next_row()?.map_or(Ok(false), |mut row| row.boolean())?;
     Ok(vec![if same {
         finding(Severity::Ok, SUBJECT, "the outbox was written in this database")
@@ -140,9 +139,9 @@ pub(super) async fn identity(store: &Store) -> Result<Vec<Finding>, Error> {
 }
 
 /// Checks the privileges that `grant_relay` grants.
-pub(super) async fn grants(store: &Store) -> Result<Vec<Finding>, Error> {
+pub(super) async fn grants(operator: &Operator) -> Result<Vec<Finding>, Error> {
     const SUBJECT: &str = "grants";
-    let schema = store.schema.trim_matches('"');
+    let schema = operator.schema.trim_matches('"');
     let sql = format!(
         "SELECT current_user::text, what FROM (\
          SELECT 'execute ' || p.proname FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace \
@@ -154,7 +153,7 @@ pub(super) async fn grants(store: &Store) -> Result<Vec<Finding>, Error> {
          WHERE n.nspname = '{schema}' AND c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition \
          AND NOT has_table_privilege(c.oid, 'select')) AS missing(what) ORDER BY what"
     );
-    let mut rows = CopyRows::new(store.operator_connection.copy_out(sql).await?, 2)?;
+    let mut rows = CopyRows::new(operator.connection.copy_out(sql).await?, 2)?;
     let (mut role, mut missing) = (String::new(), Vec::new());
     while let Some(mut row) = rows.next_row()? {
         role = row.string()?;
@@ -166,7 +165,7 @@ pub(super) async fn grants(store: &Store) -> Result<Vec<Finding>, Error> {
         let seen = format!("role `{role}` may not run a relay; it lacks: {}", missing.join(", "));
         finding(Severity::Warning, SUBJECT, seen).with_fix(format!(
             "`SELECT {}.grant_relay('{}')`, as the owner",
-            store.schema,
+            operator.schema,
             role.replace('\'', "''")
         ))
     }])

@@ -7,8 +7,8 @@ use relevo_core::finding::{Finding, Severity};
 use super::{WithFix as _, finding, human_duration};
 use crate::binary_copy::CopyRows;
 use crate::classify::Error;
+use crate::operator::Operator;
 use crate::queries::status::sample::XMIN_AGE;
-use crate::store::Store;
 
 const NOTE_AFTER: Duration = Duration::from_mins(1);
 const WARNING_AFTER: Duration = Duration::from_mins(10);
@@ -25,7 +25,7 @@ pub(super) fn severity_of(held_for: Duration) -> Severity {
 }
 
 /// Reports sessions that hold back xmin, oldest first. Short calls of Relevo itself are left out.
-pub(super) async fn backends(store: &Store) -> Result<Vec<Finding>, Error> {
+pub(super) async fn backends(operator: &Operator) -> Result<Vec<Finding>, Error> {
     const SUBJECT: &str = "held xmin";
     let sql = format!(
         "SELECT pid::bigint, coalesce(nullif(application_name, ''), 'no name'), coalesce(state, backend_type, 'unknown'), \
@@ -36,7 +36,7 @@ pub(super) async fn backends(store: &Store) -> Result<Vec<Finding>, Error> {
          AND clock_timestamp() - coalesce(xact_start, backend_start) > interval '1 second' \
          ORDER BY coalesce(xact_start, backend_start) LIMIT {NAMED_MAX}"
     );
-    let mut rows = CopyRows::new(store.operator_connection.copy_out(sql).await?, 7)?;
+    let mut rows = CopyRows::new(operator.connection.copy_out(sql).await?, 7)?;
     let mut findings = Vec::new();
     while let Some(mut row) = rows.next_row()? {
         let (pid, name, state, database) = (row.int8()?, row.text()?, row.text()?, row.text()?);
@@ -54,7 +54,7 @@ pub(super) async fn backends(store: &Store) -> Result<Vec<Finding>, Error> {
     if findings.is_empty() {
         findings.push(finding(Severity::Ok, SUBJECT, "no session holds it for longer than a second"));
     }
-    if !sees_all_sessions(store).await? {
+    if !sees_all_sessions(operator).await? {
         findings.push(
             finding(Severity::Note, "pg_monitor", "this role sees only its own sessions: others may hold xmin unseen")
                 .with_fix("GRANT pg_monitor TO the role that runs `relevo doctor`"),
@@ -63,22 +63,22 @@ pub(super) async fn backends(store: &Store) -> Result<Vec<Finding>, Error> {
     Ok(findings)
 }
 
-async fn sees_all_sessions(store: &Store) -> Result<bool, Error> {
+async fn sees_all_sessions(operator: &Operator) -> Result<bool, Error> {
     let sql = "SELECT pg_has_role(current_user, 'pg_read_all_stats', 'USAGE')".to_owned();
-    let mut rows = CopyRows::new(store.operator_connection.copy_out(sql).await?, 1)?;
+    let mut rows = CopyRows::new(operator.connection.copy_out(sql).await?, 1)?;
     let row = rows.next_row()?;
     row.map_or(Ok(false), |mut row| row.boolean())
 }
 
 /// Prepared transactions survive their sessions and restarts, so they are easily forgotten.
-pub(super) async fn prepared(store: &Store) -> Result<Vec<Finding>, Error> {
+pub(super) async fn prepared(operator: &Operator) -> Result<Vec<Finding>, Error> {
     const SUBJECT: &str = "prepared transactions";
     let sql = format!(
         "SELECT gid, owner::text, database::text, prepared, \
          greatest(0, floor(date_part('epoch', clock_timestamp() - prepared)))::bigint, database = current_database() \
          FROM pg_prepared_xacts ORDER BY prepared LIMIT {NAMED_MAX}"
     );
-    let mut rows = CopyRows::new(store.operator_connection.copy_out(sql).await?, 6)?;
+    let mut rows = CopyRows::new(operator.connection.copy_out(sql).await?, 6)?;
     let mut findings = Vec::new();
     while let Some(mut row) = rows.next_row()? {
         let (gid, owner, database) = (row.text()?, row.text()?, row.text()?);
@@ -101,7 +101,7 @@ pub(super) async fn prepared(store: &Store) -> Result<Vec<Finding>, Error> {
 }
 
 /// A replication slot without a reader retains rows and write-ahead log forever.
-pub(super) async fn slots(store: &Store) -> Result<Vec<Finding>, Error> {
+pub(super) async fn slots(operator: &Operator) -> Result<Vec<Finding>, Error> {
     const SUBJECT: &str = "replication slots";
     let sql = format!(
         "SELECT slot_name::text, slot_type, active, coalesce(age(xmin), age(catalog_xmin))::bigint, \
@@ -109,7 +109,7 @@ pub(super) async fn slots(store: &Store) -> Result<Vec<Finding>, Error> {
          FROM pg_replication_slots WHERE NOT active OR coalesce(xmin, catalog_xmin) IS NOT NULL \
          ORDER BY active, slot_name LIMIT {NAMED_MAX}"
     );
-    let mut rows = CopyRows::new(store.operator_connection.copy_out(sql).await?, 5)?;
+    let mut rows = CopyRows::new(operator.connection.copy_out(sql).await?, 5)?;
     let mut findings = Vec::new();
     while let Some(mut row) = rows.next_row()? {
         let (name, kind, active) = (row.text()?, row.text()?, row.boolean()?);

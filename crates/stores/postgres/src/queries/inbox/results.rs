@@ -92,29 +92,35 @@ pub(crate) fn claimed_queues(rows: &[PgRow]) -> Result<Vec<ClaimedQueue>, Error>
 
 /// Reads the columns from `id` to `broker_offset`. The queue is an argument.
 pub(crate) fn inbox_message(row: &PgRow, first: usize, queue: bytestring::ByteString) -> Result<InboxMessage, Error> {
-    let names: Vec<Vec<u8>> = column(row, first + 2)?;
-    let values: Vec<Vec<u8>> = column(row, first + 3)?;
-    if names.len() != values.len() {
-        return Err(Error::UnexpectedResponse("headers are malformed"));
-    }
-    let text =
-        |name| String::from_utf8(name).map_err(|_| Error::UnexpectedResponse("the name of a header is not UTF-8"));
-    let headers = names.into_iter().zip(values).map(|(name, value)| Ok((text(name)?, Bytes::from(value))));
-    let place: Option<&str> = column(row, first + 7)?;
     Ok(InboxMessage {
         dedup_id: DedupId {
             id: MessageId::from_uuid(column(row, first)?),
             replay: count_u32(column(row, first + 1)?)?,
         },
         queue,
-        raw: RawMessage {
-            headers: headers.collect::<Result<_, Error>>()?,
-            payload: column::<Vec<u8>>(row, first + 4)?.into(),
-        },
+        raw: raw_message(row, first + 2, column::<Vec<u8>>(row, first + 4)?.into())?,
         address: column::<&str>(row, first + 5)?.into(),
         lane: Lane::new(column::<&str>(row, first + 6)?),
-        offset: place.map(str::parse).transpose().map_err(|_| Error::UnexpectedResponse("a place is no number"))?,
+        offset: offset(column(row, first + 7)?)?,
     })
+}
+
+/// Reads the names and values of headers from two columns.
+pub(crate) fn raw_message(row: &PgRow, first: usize, payload: Bytes) -> Result<RawMessage, Error> {
+    let names: Vec<Vec<u8>> = column(row, first)?;
+    let values: Vec<Vec<u8>> = column(row, first + 1)?;
+    if names.len() != values.len() {
+        return Err(Error::UnexpectedResponse("headers are malformed"));
+    }
+    let text =
+        |name| String::from_utf8(name).map_err(|_| Error::UnexpectedResponse("the name of a header is not UTF-8"));
+    let headers = names.into_iter().zip(values).map(|(name, value)| Ok((text(name)?, Bytes::from(value))));
+    Ok(RawMessage { headers: headers.collect::<Result<_, Error>>()?, payload })
+}
+
+/// Parses an offset, which may exceed a `bigint`.
+pub(crate) fn offset(text: Option<&str>) -> Result<Option<u64>, Error> {
+    text.map(str::parse).transpose().map_err(|_| Error::UnexpectedResponse("an offset is not a number"))
 }
 
 /// Reads the result of `inbox_heartbeat`: the state of the member's row, and the controls.

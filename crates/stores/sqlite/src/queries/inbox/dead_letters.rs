@@ -1,66 +1,118 @@
 //! Dead letters of inboxes: list, redrive, discard.
 
-use relevo_core::inbox::dead_letters::{DeadLetter, DeadLetterFilter, DeadLetterState, MarkRequest};
+use bytes::Bytes;
+use relevo_core::dead_letters::{
+    DeadLetter, DeadLetterContent, DeadLetterFilter, DeadLetterPage, DeadLetterState, DeadLetterSummary, MarkRequest,
+};
 use sqlx::query::Query;
 use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection, SqliteRow};
 
 use super::retry::{delete_empty_queue, ensure_queue, queue_due_at};
-use super::{hex_ids, inbox_message};
+use super::{hex_ids, inbox_message, raw_message};
 use crate::classify::Error;
-use crate::queries::{clock, column, number, time};
+use crate::queries::dead_letters::{invalid_cursor, millis_rounded_up, operator_mark, parse_state, state_names};
+use crate::queries::{self, clock, column, number, time};
 
-/// The condition of a filter. Parameters 1 to 7.
+/// The condition of a filter. Parameters 1 to 8.
 macro_rules! filter {
     () => {
         " (?1 IS NULL OR consumer = ?1) AND (?2 IS NULL OR hex(id) IN (SELECT value FROM json_each(?2))) \
-         AND (?3 IS NULL OR queue = ?3) AND (?4 IS NULL OR class = ?4) AND (?5 IS NULL OR state = ?5) \
-         AND (?6 IS NULL OR dead_at_ms >= ?6) AND (?7 IS NULL OR dead_at_ms < ?7) "
+         AND (?3 IS NULL OR queue = ?3) AND (?4 IS NULL OR class = ?4) \
+         AND (?5 IS NULL OR state IN (SELECT value FROM json_each(?5))) \
+         AND (?6 IS NULL OR dead_at_ms >= ?6) AND (?7 IS NULL OR dead_at_ms < ?7) \
+         AND (?8 IS NULL OR instr(lower(error), lower(?8)) > 0) "
+    };
+}
+
+macro_rules! summary {
+    () => {
+        "consumer, id, replay, queue, class, error, attempts, arrived_at_ms, dead_at_ms, redrives, state, \
+         marked_at_ms, marked_by, reason, ordinal, headers"
     };
 }
 
 fn bind_filter<'q>(sql: &'static str, filter: &'q DeadLetterFilter) -> Query<'q, Sqlite, SqliteArguments> {
-    // The database stores milliseconds. A time between two of them is rounded up.
-    let millis = |at: jiff::Timestamp| -(-at.as_microsecond()).div_euclid(1000);
     sqlx::query(sql)
-        .bind(filter.consumer.as_deref())
+        .bind(filter.owner_name())
         .bind(hex_ids(&filter.ids))
-        .bind(filter.queue.as_deref())
+        .bind(filter.key.as_deref())
         .bind(filter.class.as_deref())
-        .bind(filter.state.map(DeadLetterState::as_str))
-        .bind(filter.since.map(millis))
-        .bind(filter.until.map(millis))
+        .bind(state_names(&filter.states))
+        .bind(filter.since.map(millis_rounded_up))
+        .bind(filter.until.map(millis_rounded_up))
+        .bind(filter.error.as_deref())
 }
 
-/// Lists dead letters, oldest first.
+/// Lists dead letters after this position, oldest first.
 pub(crate) async fn list(
+    connection: &mut SqliteConnection,
+    filter: &DeadLetterFilter,
+    after: Option<&str>,
+    limit: usize,
+) -> Result<DeadLetterPage, Error> {
+    let position = |text: &str| text.split_once('/').and_then(|(at, no)| Some((at.parse().ok()?, no.parse().ok()?)));
+    let (after_ms, after_ordinal) = match after {
+        Some(text) => position(text).ok_or_else(|| invalid_cursor(text))?,
+        None => (i64::MIN, i64::MIN),
+    };
+    let sql = concat!(
+        "SELECT ",
+        summary!(),
+        " FROM relevo_inbox_dead_letter WHERE",
+        filter!(),
+        "AND (dead_at_ms, ordinal) > (?10, ?11) ORDER BY dead_at_ms, ordinal LIMIT ?9"
+    );
+    let select = bind_filter(sql, filter).bind(i64::try_from(limit.saturating_add(1)).unwrap_or(i64::MAX));
+    let rows = select.bind(after_ms).bind(after_ordinal).fetch_all(connection).await?;
+    let shown = rows.get(..limit).unwrap_or(&rows);
+    let letters = shown.iter().map(summary).collect::<Result<_, _>>()?;
+    let mut next = None;
+    if let Some(last) = shown.last().filter(|_| rows.len() > limit) {
+        next = Some(format!("{}/{}", column::<i64>(last, 8)?, column::<i64>(last, 14)?));
+    }
+    Ok(DeadLetterPage { letters, next })
+}
+
+/// Loads dead letters with their messages, oldest first.
+pub(crate) async fn get(
     connection: &mut SqliteConnection,
     filter: &DeadLetterFilter,
     limit: usize,
 ) -> Result<Vec<DeadLetter>, Error> {
     let sql = concat!(
-        "SELECT consumer, class, error, backtrace, attempts, arrived_at_ms, dead_at_ms, redrives, state, reason, \
-         id, replay, headers, payload, address, lane, broker_offset, queue FROM relevo_inbox_dead_letter WHERE",
+        "SELECT ",
+        summary!(),
+        ", backtrace, id, replay, headers, payload, address, lane, broker_offset, queue \
+         FROM relevo_inbox_dead_letter WHERE",
         filter!(),
-        "ORDER BY dead_at_ms, ordinal LIMIT ?8"
+        "ORDER BY dead_at_ms, ordinal LIMIT ?9"
     );
     let select = bind_filter(sql, filter).bind(i64::try_from(limit).unwrap_or(i64::MAX));
-    select.fetch_all(connection).await?.iter().map(dead_letter).collect()
+    let letter = |row: &SqliteRow| {
+        let content = DeadLetterContent::Inbox { message: inbox_message(row, 17)?, backtrace: column(row, 16)? };
+        Ok(DeadLetter { summary: summary(row)?, content })
+    };
+    select.fetch_all(connection).await?.iter().map(letter).collect()
 }
 
-fn dead_letter(row: &SqliteRow) -> Result<DeadLetter, Error> {
-    Ok(DeadLetter {
-        consumer: column(row, 0)?,
-        class: column(row, 1)?,
-        error: column(row, 2)?,
-        backtrace: column(row, 3)?,
-        attempts: number(row, 4)?,
-        arrived_at: time(row, 5)?,
-        dead_at: time(row, 6)?,
-        redrives: number(row, 7)?,
-        state: DeadLetterState::parse(column(row, 8)?)
-            .ok_or_else(|| Error::unexpected_response("a dead letter's state is unknown"))?,
-        reason: column(row, 9)?,
-        message: inbox_message(row, 10)?,
+fn summary(row: &SqliteRow) -> Result<DeadLetterSummary, Error> {
+    let received = raw_message(row, 15, Bytes::new())?.decode().ok().map(|received| received.message);
+    Ok(DeadLetterSummary {
+        owner: column(row, 0)?,
+        id: queries::id(row, 1)?,
+        replay: number(row, 2)?,
+        topic: received.as_ref().map(|message| message.topic.to_string()),
+        key: column(row, 3)?,
+        kind: received.as_ref().map(|message| message.kind.to_string()),
+        route: None,
+        class: column(row, 4)?,
+        error: column(row, 5)?,
+        attempts: number(row, 6)?,
+        entered_at: time(row, 7)?,
+        dead_at: time(row, 8)?,
+        redrives: number(row, 9)?,
+        state: parse_state(column(row, 10)?)?,
+        mark: operator_mark(row, 11)?,
     })
 }
 
@@ -80,11 +132,8 @@ struct DeadLetterRow {
 }
 
 /// Redrives or discards unmarked dead letters. Returns their number.
-pub(crate) async fn mark(
-    connection: &mut SqliteConnection,
-    state: DeadLetterState,
-    request: &MarkRequest,
-) -> Result<u64, Error> {
+pub(crate) async fn mark(connection: &mut SqliteConnection, request: &MarkRequest) -> Result<u64, Error> {
+    let state = request.action.final_state();
     let sql = concat!(
         "SELECT rowid, consumer, queue, ordinal, blocks_queue FROM relevo_inbox_dead_letter WHERE state = 'dead' AND",
         filter!(),
