@@ -8,9 +8,10 @@ use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 
 use bytestring::ByteString;
+use relevo_core::AfterDead;
 use relevo_core::outbox::leases::Lease;
 use relevo_core::outbox::log::{ParkAction, PublishFailure};
-use relevo_core::outbox::parked::{ParkedBatch, ParkedResult, ParkedSettlement};
+use relevo_core::outbox::parked::{ParkedBatch, ParkedResult, ParkedSettlement, QueuedEntry};
 use relevo_core::trace::ActiveSpan;
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
@@ -105,7 +106,7 @@ impl Relay {
     fn take_parked_batch(&mut self, mut batch: ParkedBatch, lease: Lease) {
         self.parked.keys.insert(&batch.key);
         let number = self.parked.batches.start(lease, batch.key.clone(), batch.messages.len());
-        for (index, (ordinal, entry)) in batch.messages.into_iter().enumerate() {
+        for (index, QueuedEntry { ordinal, entry }) in batch.messages.into_iter().enumerate() {
             let route = self.route(&entry.message);
             let address = route.as_ref().map(|route| route.address_of(&entry.message));
             let is_head = index == 0;
@@ -185,8 +186,8 @@ impl Relay {
     pub(crate) fn park_or_dead_letter(&mut self, id: BufferId, failure: PublishFailure) {
         let message = self.buffer.remove(id);
         let key = message.entry.message.key.clone();
-        let continues = failure.action == ParkAction::DeadContinue;
-        if matches!(failure.action, ParkAction::DeadHold | ParkAction::DeadContinue) {
+        let continues = failure.action == ParkAction::DeadLetter(AfterDead::Continue);
+        if matches!(failure.action, ParkAction::DeadLetter(_)) {
             add(&self.status.counters.dead_lettered, 1);
             let message_id = message.entry.message.id;
             let trace_id = self.config.tracer.trace_id(&message.entry.message).map(display);

@@ -11,7 +11,7 @@ use futures_util::stream::FuturesUnordered;
 use jiff::Timestamp;
 use relevo_core::broker::OutcomeReceiver;
 use relevo_core::outbox::log::{ParkAction, PublishFailure};
-use relevo_core::{AfterDead, Class, Failure, Next, Outcome, Publication};
+use relevo_core::{Class, Failure, Next, Outcome, Publication};
 use tokio::time::{Instant, timeout};
 use tracing::field::display;
 use tracing::{debug, error, warn};
@@ -271,10 +271,7 @@ impl Relay {
                 }
                 ParkAction::HoldAddress { address: Arc::clone(&message.address), after }
             }
-            Next::DeadLetter => match message.route.after_dead {
-                AfterDead::Hold => ParkAction::DeadHold,
-                AfterDead::Continue => ParkAction::DeadContinue,
-            },
+            Next::DeadLetter => ParkAction::DeadLetter(message.route.after_dead),
         };
         let message_id = message.entry.message.id;
         let trace_id = self.config.tracer.trace_id(&message.entry.message).map(display);

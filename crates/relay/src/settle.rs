@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use bytestring::ByteString;
+use relevo_core::AfterDead;
 use relevo_core::outbox::leases::Lease;
 use relevo_core::outbox::log::{ParkAction, ParkedMessage, PublishFailure, ReadShard, SettleResult, Settlement};
 use relevo_core::outbox::{LogEntry, Position};
@@ -152,7 +153,9 @@ impl OpenPages {
     /// Whether an unsettled message of this key failed and blocks its successors.
     pub(crate) fn has_failed_entry(&self, key: &str) -> bool {
         let blocks_key = |entry: &PageEntry| match &entry.state {
-            EntryState::Failed(failure) => failure.action != ParkAction::DeadContinue && entry.key == key,
+            EntryState::Failed(failure) => {
+                failure.action != ParkAction::DeadLetter(AfterDead::Continue) && entry.key == key
+            }
             EntryState::Pending | EntryState::Done | EntryState::WaitsBehind(_) | EntryState::Parked => false,
         };
         self.pages.iter().flat_map(|page| &page.entries).any(blocks_key)

@@ -24,7 +24,7 @@ use crate::relay::{Pending, Relay, RelayError};
 use crate::settle::PendingSettlement;
 use crate::status::add;
 use crate::store_calls::busy::{BusyCalls, CallKind};
-use crate::store_calls::maintenance::MaintenanceLog;
+use crate::store_calls::maintenance::{MAINTENANCE_BUDGET, MaintenanceLog};
 
 /// The store call in progress, and when each kind of call is due.
 pub(crate) struct StoreCalls {
@@ -146,7 +146,7 @@ impl Relay {
         {
             calls.schedule.maintain = now + self.config.maintenance_interval;
             let store = Arc::clone(&self.store);
-            calls.maintenance = Some(Box::pin(async move { store.maintain().await }));
+            calls.maintenance = Some(Box::pin(async move { store.maintain(MAINTENANCE_BUDGET).await }));
         }
     }
 
@@ -156,7 +156,13 @@ impl Relay {
     ) -> Result<(), RelayError> {
         let log = &mut self.store_calls.maintenance_log;
         match result {
-            Ok(report) => log.report(&self.config, &report.warnings),
+            Ok(report) => {
+                if report.more {
+                    let schedule = &mut self.store_calls.schedule;
+                    schedule.maintain = schedule.maintain.min(Instant::now() + MAINTENANCE_BUDGET);
+                }
+                log.report(&self.config, &report.warnings);
+            }
             Err(error) if error.is_retryable() => log.failed(&self.config, &error),
             Err(error) => return Err(RelayError::Store(error)),
         }

@@ -89,9 +89,9 @@ impl ParkedReader for BusyStore {
 
 #[async_trait]
 impl Maintenance for BusyStore {
-    async fn maintain(&self) -> Result<MaintenanceReport, StoreError> {
+    async fn maintain(&self, budget: Duration) -> Result<MaintenanceReport, StoreError> {
         self.check("maintain")?;
-        self.inner.maintain().await
+        self.inner.maintain(budget).await
     }
 }
 

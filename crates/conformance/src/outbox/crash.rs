@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use relevo_core::AfterDead;
 use relevo_core::Draft;
 use relevo_core::MessageId;
 use relevo_core::dead_letters::DeadLetterFilter;
@@ -71,7 +72,7 @@ pub async fn parked_keys_and_dead_letters_survive_a_crash(h: &mut impl Harness) 
     let page = relay.read(10).await;
     let parks = vec![
         park(&page.entries[0], retry(Duration::ZERO, 2)),
-        park(&page.entries[1], failed(ParkAction::DeadHold, 3)),
+        park(&page.entries[1], failed(ParkAction::DeadLetter(AfterDead::Hold), 3)),
         park_behind(&page.entries[2]),
     ];
     relay.settle(page.end, parks).await;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use relevo_core::AfterDead;
 use relevo_core::Draft;
 use relevo_core::MessageId;
 use relevo_core::dead_letters::{
@@ -20,11 +21,11 @@ use crate::outbox::test_relay::{
 };
 
 fn dead_hold() -> PublishFailure {
-    PublishFailure { class: "poison", ..failed(ParkAction::DeadHold, 3) }
+    PublishFailure { class: "poison", ..failed(ParkAction::DeadLetter(AfterDead::Hold), 3) }
 }
 
 fn dead_continue() -> PublishFailure {
-    PublishFailure { class: "poison", ..failed(ParkAction::DeadContinue, 3) }
+    PublishFailure { class: "poison", ..failed(ParkAction::DeadLetter(AfterDead::Continue), 3) }
 }
 
 fn match_all() -> DeadLetterFilter {
@@ -87,7 +88,7 @@ pub async fn a_dead_letter_keeps_the_original_bytes(h: &mut impl Harness) {
     assert_eq!((&*operator_mark.by, &*operator_mark.reason), ("ana", "the broker was fixed"));
     assert!(operator_mark.at >= row.dead_at, "{} is before {}", operator_mark.at, row.dead_at);
     let batches = relay.read_parked().await;
-    assert_eq!(*batches[0].messages[0].1.message, *message, "the same message is sent again");
+    assert_eq!(*batches[0].messages[0].entry.message, *message, "the same message is sent again");
 }
 
 /// `after_dead = "hold"`: successors wait, and no run is due.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use relevo_core::AfterDead;
 use relevo_core::MessageId;
 use relevo_core::dead_letters::DeadLetterFilter;
 use relevo_core::outbox::admin::StartFrom;
@@ -62,8 +63,10 @@ pub async fn parked_keys_and_dead_letters_belong_to_one_destination(h: &mut impl
     let mut other = TestRelay::start(h.store_for("other").await, 2).await;
     let emitted = emit_all(h, &["a", "b"]).await;
     let page = main.read(10).await;
-    let parks =
-        vec![park(&page.entries[0], retry(Duration::ZERO, 1)), park(&page.entries[1], failed(ParkAction::DeadHold, 1))];
+    let parks = vec![
+        park(&page.entries[0], retry(Duration::ZERO, 1)),
+        park(&page.entries[1], failed(ParkAction::DeadLetter(AfterDead::Hold), 1)),
+    ];
     main.settle(page.end, parks).await;
     assert_eq!(ids(&other.drain(10).await), emitted);
     assert!(other.read_parked().await.is_empty());

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use relevo_core::AfterDead;
 use relevo_core::dead_letters::{DeadLetterFilter, DeadLetterState, MarkAction, MarkRequest};
 use relevo_core::outbox::admin::StartFrom;
 use relevo_core::outbox::log::{ParkAction, SettleResult};
@@ -28,7 +29,7 @@ pub async fn the_old_owner_can_settle_nothing(h: &mut impl Harness) {
     let parked = vec![
         park(&page.entries[0], retry(Duration::ZERO, 1)),
         park_behind(&page.entries[1]),
-        park(&page.entries[2], failed(ParkAction::DeadHold, 1)),
+        park(&page.entries[2], failed(ParkAction::DeadLetter(AfterDead::Hold), 1)),
         park(&page.entries[3], failed(ParkAction::HoldAddress { address: "x".into(), after: Duration::ZERO }, 0)),
     ];
     let mut settled = old.settle(page.end.clone(), parked).await;
@@ -49,14 +50,14 @@ pub async fn the_old_owner_can_settle_no_parked_key(h: &mut impl Harness) {
     let mut old = TestRelay::new(h.store().await, 1);
     old.lease(LEASE).await;
     let entries = emit_and_park(h, &mut old, &["a", "a"], retry(Duration::ZERO, 1)).await;
-    emit_and_park(h, &mut old, &["b"], failed(ParkAction::DeadHold, 1)).await;
+    emit_and_park(h, &mut old, &["b"], failed(ParkAction::DeadLetter(AfterDead::Hold), 1)).await;
     let batches = old.read_parked().await;
     assert_eq!(batches.len(), 1);
     h.advance_time(LEASE * 2).await;
     let new = TestRelay::start(h.store().await, 2).await;
 
     assert_eq!(old.settle_parked(&batches[0], 2, None).await, ParkedResult::LeaseLost);
-    assert_eq!(old.settle_parked(&batches[0], 0, Some(failed(ParkAction::DeadHold, 5))).await, ParkedResult::LeaseLost);
+    assert_eq!(old.settle_parked(&batches[0], 0, Some(failed(ParkAction::DeadLetter(AfterDead::Hold), 5))).await, ParkedResult::LeaseLost);
     let mark = MarkRequest {
         filter: DeadLetterFilter::of_destination(MAIN),
         action: MarkAction::Redrive,

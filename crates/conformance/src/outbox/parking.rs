@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use relevo_core::AfterDead;
 use relevo_core::outbox::log::{ParkAction, PublishFailure, SettleResult};
 
 use crate::outbox::harness::Harness;
@@ -94,7 +95,7 @@ pub async fn any_key_and_any_error_can_be_parked(h: &mut impl Harness) {
         .map(|(entry, error)| park(entry, PublishFailure { error: error.to_owned(), ..retry(Duration::ZERO, 1) }));
     assert_eq!(relay.settle(page.end, parks.collect()).await, SettleResult::default());
     let mut batches = relay.read_parked().await;
-    batches.sort_by_key(|batch| batch.messages[0].1.seq);
+    batches.sort_by_key(|batch| batch.messages[0].entry.seq);
     assert_eq!(batch_keys(&batches), keys);
     for (batch, error) in batches.iter().zip(errors) {
         relay
@@ -125,8 +126,8 @@ pub async fn a_parked_key_does_not_delay_other_keys(h: &mut impl Harness) {
 pub async fn a_new_owner_learns_the_parked_keys(h: &mut impl Harness) {
     let mut relay = TestRelay::start(h.store().await, 1).await;
     emit_and_park(h, &mut relay, &["a", "b", "b"], retry(LONG, 1)).await;
-    emit_and_park(h, &mut relay, &["c"], failed(ParkAction::DeadHold, 1)).await;
-    emit_and_park(h, &mut relay, &["d"], failed(ParkAction::DeadContinue, 1)).await;
+    emit_and_park(h, &mut relay, &["c"], failed(ParkAction::DeadLetter(AfterDead::Hold), 1)).await;
+    emit_and_park(h, &mut relay, &["d"], failed(ParkAction::DeadLetter(AfterDead::Continue), 1)).await;
     relay.release_all().await;
     let next = TestRelay::start(h.store().await, 2).await;
     let mut keys = Vec::new();

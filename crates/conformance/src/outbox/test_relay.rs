@@ -269,8 +269,8 @@ impl<S: ShardLeases + OutboxReader + ParkedReader> TestRelay<S> {
         let settlement = ParkedSettlement {
             lease: self.lease_of_slot(batch.slot),
             key: batch.key.clone(),
-            delivered: batch.messages[..delivered].iter().map(|(number, _)| *number).collect(),
-            failed: failure.map(|failure| (batch.messages[delivered].0, failure)),
+            delivered: batch.messages[..delivered].iter().map(|queued| queued.ordinal).collect(),
+            failed: failure.map(|failure| (batch.messages[delivered].ordinal, failure)),
             released_address: released.map(Arc::from),
         };
         let mut results = must(self.store.settle_parked(vec![settlement]).await);
@@ -315,7 +315,7 @@ pub(crate) fn ids(entries: &[LogEntry]) -> Vec<MessageId> {
 }
 
 pub(crate) fn batch_ids(batch: &ParkedBatch) -> Vec<MessageId> {
-    batch.messages.iter().map(|(_, entry)| entry.message.id).collect()
+    batch.messages.iter().map(|queued| queued.entry.message.id).collect()
 }
 
 /// The keys of batches, in order.

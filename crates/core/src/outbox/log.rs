@@ -6,6 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytestring::ByteString;
 
+use crate::AfterDead;
 use crate::outbox::leases::Lease;
 use crate::outbox::{LogEntry, Position};
 use crate::store::StoreError;
@@ -77,10 +78,8 @@ pub enum ParkAction {
         /// From now, on the database's clock.
         after: Duration,
     },
-    /// Dead-lettered. The key waits for an operator.
-    DeadHold,
-    /// Dead-lettered. The key continues.
-    DeadContinue,
+    /// Dead-lettered. The key waits for an operator, or continues.
+    DeadLetter(AfterDead),
 }
 
 /// The failed head of a key, and the reason.

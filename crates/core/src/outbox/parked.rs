@@ -23,8 +23,17 @@ pub struct ParkedBatch {
     pub quarantined: bool,
     /// The address to probe, if the key waits for a held address.
     pub probe_address: Option<String>,
-    /// The first messages of the queue, in order, each with its number in the queue.
-    pub messages: Vec<(i64, LogEntry)>,
+    /// The first messages of the queue, in order.
+    pub messages: Vec<QueuedEntry>,
+}
+
+/// A message of a parked key's queue.
+#[derive(Clone, Debug)]
+pub struct QueuedEntry {
+    /// Its number in the queue.
+    pub ordinal: i64,
+    /// The message.
+    pub entry: LogEntry,
 }
 
 /// The result of publishing a [`ParkedBatch`].

@@ -37,9 +37,7 @@ impl HoldReason {
 pub(crate) fn held_address(failure: &PublishFailure) -> Option<&Arc<str>> {
     match &failure.action {
         ParkAction::HoldAddress { address, .. } => Some(address),
-        ParkAction::Retry { .. } | ParkAction::Quarantine { .. } | ParkAction::DeadHold | ParkAction::DeadContinue => {
-            None
-        }
+        ParkAction::Retry { .. } | ParkAction::Quarantine { .. } | ParkAction::DeadLetter(_) => None,
     }
 }
 

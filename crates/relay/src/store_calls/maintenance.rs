@@ -1,6 +1,7 @@
 //! Log lines about the store's maintenance.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use relevo_core::store::StoreError;
 use tokio::time::Instant;
@@ -9,6 +10,8 @@ use tracing::warn;
 use crate::config::Config;
 use crate::log_throttle::LogThrottle;
 
+/// The time for one call. If more can be deleted, it is followed by a pause of the same length.
+pub(crate) const MAINTENANCE_BUDGET: Duration = Duration::from_secs(1);
 /// Kinds of maintenance warnings that are throttled separately. A destination has a few.
 const WARNING_KINDS_MAX: usize = 256;
 

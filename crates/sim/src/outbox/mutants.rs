@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
@@ -180,8 +181,8 @@ impl ParkedReader for MutantStore {
 
 #[async_trait]
 impl Maintenance for MutantStore {
-    async fn maintain(&self) -> Result<MaintenanceReport, StoreError> {
-        self.inner.maintain().await
+    async fn maintain(&self, budget: Duration) -> Result<MaintenanceReport, StoreError> {
+        self.inner.maintain(budget).await
     }
 }
 

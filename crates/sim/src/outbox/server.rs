@@ -2,14 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytestring::ByteString;
 use parking_lot::Mutex;
+use relevo_core::AfterDead;
 use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse, ShardLeases};
 use relevo_core::outbox::log::{OutboxReader, Page, PageRequest, ParkAction, PublishFailure, SettleResult, Settlement};
 use relevo_core::outbox::maintenance::{Maintenance, MaintenanceReport};
-use relevo_core::outbox::parked::{ParkedBatch, ParkedReader, ParkedResult, ParkedSettlement};
+use relevo_core::outbox::parked::{ParkedBatch, ParkedReader, ParkedResult, ParkedSettlement, QueuedEntry};
 use relevo_core::outbox::{LogEntry, RelayStore};
 use relevo_core::slot::shard_of;
 use relevo_core::store::StoreError;
@@ -64,8 +66,8 @@ impl Server {
     fn record_parked(&self, name: Option<MessageName>, failure: &PublishFailure) {
         let Some(name) = name else { return };
         let dead = match failure.action {
-            ParkAction::DeadHold => Some(Dead::Hold),
-            ParkAction::DeadContinue => Some(Dead::Continue),
+            ParkAction::DeadLetter(AfterDead::Hold) => Some(Dead::Hold),
+            ParkAction::DeadLetter(AfterDead::Continue) => Some(Dead::Continue),
             ParkAction::Retry { .. } | ParkAction::HoldAddress { .. } | ParkAction::Quarantine { .. } => None,
         };
         self.history.record(Event::Parked { name, class: failure.class, attempts: failure.attempts, dead });
@@ -149,8 +151,8 @@ impl ParkedReader for Server {
         let batches = self.inner.read_parked(leases, keys, messages).await?;
         let mut known = self.known.lock();
         for batch in &batches {
-            for (number, entry) in &batch.messages {
-                known.by_queue.insert((batch.key.clone(), *number), MessageName::of(&entry.message));
+            for QueuedEntry { ordinal, entry } in &batch.messages {
+                known.by_queue.insert((batch.key.clone(), *ordinal), MessageName::of(&entry.message));
             }
         }
         drop(known);
@@ -166,7 +168,7 @@ impl ParkedReader for Server {
 
 #[async_trait]
 impl Maintenance for Server {
-    async fn maintain(&self) -> Result<MaintenanceReport, StoreError> {
-        self.inner.maintain().await
+    async fn maintain(&self, budget: Duration) -> Result<MaintenanceReport, StoreError> {
+        self.inner.maintain(budget).await
     }
 }

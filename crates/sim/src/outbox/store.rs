@@ -1,6 +1,7 @@
 //! A relay's link to the store: a network that loses, repeats and delays calls, and a server that can be down.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse, ShardLeases};
@@ -85,8 +86,8 @@ impl ParkedReader for FaultyStore {
 
 #[async_trait]
 impl Maintenance for FaultyStore {
-    async fn maintain(&self) -> Result<MaintenanceReport, StoreError> {
+    async fn maintain(&self, budget: Duration) -> Result<MaintenanceReport, StoreError> {
         let server = Arc::clone(&self.server);
-        self.call(async move { server.maintain().await }).await
+        self.call(async move { server.maintain(budget).await }).await
     }
 }

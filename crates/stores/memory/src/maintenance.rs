@@ -33,12 +33,7 @@ impl Tables {
             }
         }
         self.prune(before);
-        MaintenanceReport {
-            skipped: false,
-            prepared: 0,
-            dropped: u32::try_from(dropped.len()).unwrap_or(u32::MAX),
-            warnings: self.warnings(oldest, held_back),
-        }
+        MaintenanceReport { warnings: self.warnings(oldest, held_back), ..MaintenanceReport::default() }
     }
 
     /// Deletes old progress and unreferenced ticks. The newest progress of each shard always stays.

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use relevo_core::AfterDead;
+use relevo_core::outbox::LogEntry;
 use relevo_core::outbox::leases::Lease;
 use relevo_core::outbox::log::{ParkAction, PublishFailure};
-use relevo_core::outbox::parked::{ParkedBatch, ParkedResult, ParkedSettlement};
+use relevo_core::outbox::parked::{ParkedBatch, ParkedResult, ParkedSettlement, QueuedEntry};
 use relevo_core::slot::{shard_of, slot_of};
 
 use crate::leases::DestinationTables;
@@ -77,12 +79,12 @@ impl DestinationTables {
         }
         let is_head = header.queue.keys().next() == Some(&number);
         match failure.action {
-            ParkAction::DeadHold | ParkAction::DeadContinue => {
+            ParkAction::DeadLetter(_) => {
                 let Some(entry) = header.queue.remove(&number) else { return };
                 let seq = entry.seq;
                 self.dead_letter(entry, failure, now);
                 header.retry_now(now);
-                if failure.action == ParkAction::DeadHold {
+                if failure.action == ParkAction::DeadLetter(AfterDead::Hold) {
                     header.apply_failure(seq, failure, now);
                 }
             }
@@ -110,6 +112,10 @@ fn parked_batch(key: &SlotKey, header: &ParkedKey, messages: usize) -> ParkedBat
         attempts: header.attempts,
         quarantined: header.state == ParkedState::Quarantine,
         probe_address: address,
-        messages: header.queue.iter().take(limit).map(|(number, entry)| (*number, entry.clone())).collect(),
+        messages: header.queue.iter().take(limit).map(queued_entry).collect(),
     }
+}
+
+fn queued_entry((ordinal, entry): (&i64, &LogEntry)) -> QueuedEntry {
+    QueuedEntry { ordinal: *ordinal, entry: entry.clone() }
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytestring::ByteString;
+use relevo_core::AfterDead;
 use relevo_core::dead_letters::DeadLetterState;
 use relevo_core::outbox::leases::Lease;
 use relevo_core::outbox::log::{ParkAction, ParkedMessage, PublishFailure, SettleResult, Settlement};
@@ -109,7 +110,7 @@ impl DestinationTables {
             let key = key_of(message);
             match &message.failure {
                 None if !self.parked.contains_key(&key) && !created.contains(&key) => reread.push(message.seq),
-                Some(PublishFailure { action: ParkAction::DeadContinue, .. }) | None => {}
+                Some(PublishFailure { action: ParkAction::DeadLetter(AfterDead::Continue), .. }) | None => {}
                 Some(_) => {
                     created.insert(key);
                 }
@@ -127,7 +128,7 @@ impl DestinationTables {
             // Only a failed probe extends the hold. Otherwise newly arriving messages could delay the probe forever.
             self.hold_address(address, &failure.error, now.saturating_add(micros(*after)));
         }
-        if failure.action == ParkAction::DeadContinue {
+        if failure.action == ParkAction::DeadLetter(AfterDead::Continue) {
             self.dead_letter(entry, failure, now);
         } else if self.parked.contains_key(&key) {
             // Even a permanently failed message waits its turn. Dead-lettered now, it would free the key when the head
@@ -135,7 +136,7 @@ impl DestinationTables {
             self.append(&key, entry);
         } else {
             let mut header = ParkedKey::due_now(now);
-            if failure.action == ParkAction::DeadHold {
+            if failure.action == ParkAction::DeadLetter(AfterDead::Hold) {
                 self.dead_letter(entry, failure, now);
             } else {
                 header.queue.insert(self.next_back(), entry);
@@ -194,8 +195,8 @@ impl ParkedKey {
                 (ParkedState::Address(address.as_ref().to_owned()), later(*after))
             }
             ParkAction::Quarantine { after } => (ParkedState::Quarantine, later(*after)),
-            ParkAction::DeadHold => (ParkedState::Dead(seq), now),
-            ParkAction::DeadContinue => (ParkedState::Retry, now),
+            ParkAction::DeadLetter(AfterDead::Hold) => (ParkedState::Dead(seq), now),
+            ParkAction::DeadLetter(AfterDead::Continue) => (ParkedState::Retry, now),
         };
         self.attempts = failure.attempts;
     }

@@ -1,6 +1,7 @@
 //! One destination of an outbox, as relays and operators use it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
@@ -94,7 +95,7 @@ impl ParkedReader for Store {
 
 #[async_trait]
 impl Maintenance for Store {
-    async fn maintain(&self) -> Result<MaintenanceReport, StoreError> {
+    async fn maintain(&self, _budget: Duration) -> Result<MaintenanceReport, StoreError> {
         Ok(self.tables.lock().maintain())
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use relevo_core::AfterDead;
 use relevo_core::dead_letters::{DeadLetterAdmin as _, DeadLetterFilter, MarkAction, MarkRequest};
 use relevo_core::outbox::leases::{Lease, LeaseRequest, ShardLeases};
 use relevo_core::outbox::log::{
@@ -156,16 +157,16 @@ async fn a_message_redriven_during_a_parked_batch_has_its_own_attempts() {
     let outbox = database();
     let mut relay = Relay::start(&outbox).await;
     emit(&outbox, "a");
-    let dead = relay.settle(Some(failure(ParkAction::DeadContinue, 9))).await;
+    let dead = relay.settle(Some(failure(ParkAction::DeadLetter(AfterDead::Continue), 9))).await;
     emit(&outbox, "a");
     relay.settle(Some(failure(ParkAction::Retry { after: Duration::ZERO }, 1))).await;
     let batch = relay.read_parked().await.remove(0);
     relay.redrive(&outbox).await;
     relay.read_parked().await;
-    let failed = (batch.messages[0].0, failure(ParkAction::Retry { after: Duration::from_secs(9) }, 2));
+    let failed = (batch.messages[0].ordinal, failure(ParkAction::Retry { after: Duration::from_secs(9) }, 2));
     assert_eq!(relay.settle_parked(&batch, &[], Some(failed)).await, ParkedResult::StillParked);
     let batch = relay.read_parked().await.remove(0);
-    assert_eq!((batch.messages[0].1.seq, batch.attempts), (dead[0].seq, 0));
+    assert_eq!((batch.messages[0].entry.seq, batch.attempts), (dead[0].seq, 0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -175,7 +176,7 @@ async fn a_dead_letter_of_a_parked_key_waits_its_turn() {
     emit(&outbox, "a");
     relay.settle(Some(failure(ParkAction::Retry { after: Duration::ZERO }, 1))).await;
     emit(&outbox, "a");
-    relay.settle(Some(failure(ParkAction::DeadHold, 1))).await;
+    relay.settle(Some(failure(ParkAction::DeadLetter(AfterDead::Hold), 1))).await;
     assert!(outbox.dead_letters(MAIN).is_empty());
     let parked = outbox.parked(MAIN);
     assert_eq!((&parked[0].state, parked[0].queue.len()), (&ParkedStateView::Retrying, 2));

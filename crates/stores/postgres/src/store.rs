@@ -13,6 +13,7 @@ use relevo_core::outbox::maintenance::{Maintenance, MaintenanceReport};
 use relevo_core::outbox::parked::{ParkedBatch, ParkedReader, ParkedResult, ParkedSettlement};
 use relevo_core::outbox::{Position, rules};
 use relevo_core::store::StoreError;
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::classify::Error;
@@ -240,11 +241,15 @@ impl ParkedReader for Store {
 
 #[async_trait]
 impl Maintenance for Store {
-    async fn maintain(&self) -> Result<MaintenanceReport, StoreError> {
-        let call = async {
+    async fn maintain(&self, budget: Duration) -> Result<MaintenanceReport, StoreError> {
+        let started = Instant::now();
+        let mut report = MaintenanceReport::default();
+        loop {
             let rows = self.maintenance_connection.query(leases::maintain(&self.schema)).await?;
-            Ok(leases::maintenance_report(&queries::json_response(&rows)?))
-        };
-        call.await.map_err(|error: Error| error.into())
+            leases::add_maintenance(&mut report, &queries::json_response(&rows)?);
+            if !report.more || started.elapsed() >= budget {
+                return Ok(report);
+            }
+        }
     }
 }

@@ -17,6 +17,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use bytestring::ByteString;
 use jiff::Timestamp;
+use relevo_core::AfterDead;
 use relevo_core::message::{Headers, Message, MessageId};
 use relevo_core::outbox::leases::Lease;
 use relevo_core::outbox::log::{ParkAction, PublishFailure};
@@ -174,8 +175,8 @@ pub(crate) fn parked_state(failure: &PublishFailure, now: i64) -> (&'static str,
         ParkAction::Retry { after } => ("retrying", Some(now + millis(*after)), None),
         ParkAction::Quarantine { after } => ("quarantined", Some(now + millis(*after)), None),
         ParkAction::HoldAddress { address, .. } => ("held", None, Some(address)),
-        ParkAction::DeadHold => ("dead", None, None),
-        ParkAction::DeadContinue => ("retrying", Some(now), None),
+        ParkAction::DeadLetter(AfterDead::Hold) => ("dead", None, None),
+        ParkAction::DeadLetter(AfterDead::Continue) => ("retrying", Some(now), None),
     }
 }
 

@@ -24,8 +24,6 @@ use crate::{classify, disk};
 
 /// The time that one call may take on the disk, in addition to the busy timeout.
 pub(crate) const DISK_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time limit of one maintenance call. It is short because the same connection renews the relay's leases.
-const MAINTENANCE_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// The outbox of one destination, as a relay uses it.
 ///
@@ -172,19 +170,18 @@ impl Store {
         connection.read(async |c| parked::load_due(c, destination, leases, keys, messages).await).await
     }
 
-    /// Deletes old messages and prunes history. If another writer holds the lock, the next call continues.
-    async fn apply_retention(&self) -> Result<MaintenanceReport, Error> {
+    /// Deletes old messages and prunes history, in batches that other calls of the relay run between. It waits for no
+    /// writer: if one holds the lock, the next call continues.
+    async fn apply_retention(&self, budget: Duration) -> Result<MaintenanceReport, Error> {
         let mut report = MaintenanceReport::default();
         let started = Instant::now();
-        while started.elapsed() < MAINTENANCE_TIME_MAX {
-            let delete = async |c: &mut SqliteConnection| retention::delete_batch(c).await;
-            let deleted = match self.write_connection.write(Durability::Normal, delete).await {
-                Ok(deleted) => deleted,
-                Err(Error::Busy) => return Ok(MaintenanceReport { skipped: true, ..report }),
-                Err(error) => return Err(error),
+        loop {
+            let Some(mut guard) = self.write_connection.try_begin(Durability::Normal).await? else {
+                return Ok(MaintenanceReport { skipped: true, ..report });
             };
-            report.dropped = report.dropped.saturating_add(u32::try_from(deleted.messages).unwrap_or(u32::MAX));
-            if !deleted.may_have_more {
+            report.more = retention::delete_batch(&mut guard).await?;
+            guard.commit().await?;
+            if !report.more || started.elapsed() >= budget {
                 break;
             }
         }
@@ -254,7 +251,7 @@ impl ParkedReader for Store {
 
 #[async_trait]
 impl Maintenance for Store {
-    async fn maintain(&self) -> Result<MaintenanceReport, StoreError> {
-        self.with_timeout(self.apply_retention()).await
+    async fn maintain(&self, budget: Duration) -> Result<MaintenanceReport, StoreError> {
+        self.with_timeout(self.apply_retention(budget)).await
     }
 }

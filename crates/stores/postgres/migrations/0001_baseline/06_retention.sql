@@ -219,9 +219,9 @@ BEGIN
     RETURN swept;
 END $$;
 
--- Deletes old history, one batch a call. The newest progress of a shard, and the ticks that it names, are never deleted. Progress and
+-- Deletes old history, one batch a call. Returns whether there may be more. The newest progress of a shard, and the ticks that it names, are never deleted. Progress and
 -- ticks stay as long as a message may: they show when it was published.
-CREATE FUNCTION prune_history() RETURNS void
+CREATE FUNCTION prune_history() RETURNS boolean
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
@@ -229,6 +229,8 @@ DECLARE
     before timestamptz;
     ids_before timestamptz;
     letters_before timestamptz;
+    deleted bigint;
+    more boolean := false;
 BEGIN
     SELECT * INTO st FROM settings;
     ids_before := clock_timestamp() - st.id_retention;
@@ -242,6 +244,8 @@ BEGIN
             WHERE q.destination = p.destination AND q.shards = p.shards AND q.shard = p.shard
             ORDER BY q.progress_id DESC LIMIT 1)
         ORDER BY p.settled_at LIMIT 10000);
+    GET DIAGNOSTICS deleted = ROW_COUNT;
+    more := more OR deleted >= 10000;
     DELETE FROM tick WHERE tick IN (
         SELECT t.tick FROM tick AS t
         WHERE t.tick > 0 AND t.created_at < before
@@ -250,14 +254,22 @@ BEGIN
                 SELECT min(s.from_tick) FROM destination AS d CROSS JOIN LATERAL shard_positions(d.name) AS s), t.tick + 1)
             AND NOT EXISTS (SELECT 1 FROM destination AS d WHERE d.reshard_tick = t.tick)
         ORDER BY t.tick LIMIT 10000);
+    GET DIAGNOSTICS deleted = ROW_COUNT;
+    more := more OR deleted >= 10000;
     DELETE FROM parked_published WHERE (destination, seq) IN (
         SELECT p.destination, p.seq FROM parked_published AS p
         WHERE p.published_at < before LIMIT 10000);
+    GET DIAGNOSTICS deleted = ROW_COUNT;
+    more := more OR deleted >= 10000;
     DELETE FROM dedup_id WHERE id IN (
         SELECT o.id FROM dedup_id AS o WHERE o.claimed_at < ids_before LIMIT 10000);
+    GET DIAGNOSTICS deleted = ROW_COUNT;
+    more := more OR deleted >= 10000;
     DELETE FROM dead_letter WHERE (destination, id) IN (
         SELECT d.destination, d.id FROM dead_letter AS d
         WHERE d.state IN ('redriven', 'discarded') AND d.marked_at < letters_before LIMIT 1000);
+    GET DIAGNOSTICS deleted = ROW_COUNT;
+    RETURN more OR deleted >= 1000;
 END $$;
 
 -- All maintenance. One session runs it at a time.
@@ -265,19 +277,20 @@ CREATE FUNCTION maintain() RETURNS jsonb
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
+    more boolean;
     created int;
     retained record;
     dropped int;
 BEGIN
     PERFORM require_read_committed();
     IF NOT pg_try_advisory_xact_lock(advisory_lock_key('maintain')) THEN
-        RETURN '{"busy": true, "partitions_created": 0, "partitions_emptied": 0, "partitions_dropped": 0, "warnings": []}';
+        RETURN '{"busy": true, "more": false, "partitions_created": 0, "partitions_emptied": 0, "partitions_dropped": 0, "warnings": []}';
     END IF;
     -- The functions that take table locks come last: the locks end with the transaction.
-    PERFORM prune_history();
+    more := prune_history();
     created := create_partitions_ahead();
     SELECT * INTO retained FROM empty_old_partitions();
     dropped := drop_emptied_partitions();
-    RETURN jsonb_build_object('busy', false, 'partitions_created', created, 'partitions_emptied', retained.emptied,
+    RETURN jsonb_build_object('busy', false, 'more', more, 'partitions_created', created, 'partitions_emptied', retained.emptied,
         'partitions_dropped', dropped, 'warnings', to_jsonb(retained.warnings));
 END $$;

@@ -111,18 +111,18 @@ pub(crate) fn maintain(schema: &str) -> String {
     format!("SELECT {schema}.maintain()::text")
 }
 
-/// Reads the result of [`maintain`].
-pub(crate) fn maintenance_report(answer: &Value) -> MaintenanceReport {
+/// Adds the result of [`maintain`] to the report.
+pub(crate) fn add_maintenance(report: &mut MaintenanceReport, answer: &Value) {
     let count = |name: &str| u32::try_from(answer[name].as_u64().unwrap_or(0)).unwrap_or(u32::MAX);
-    let warnings = answer["warnings"]
-        .as_array()
-        .map_or_else(Vec::new, |list| list.iter().filter_map(|text| text.as_str().map(str::to_owned)).collect());
-    MaintenanceReport {
-        skipped: answer["busy"].as_bool().unwrap_or(false),
-        prepared: count("partitions_created"),
-        dropped: count("partitions_emptied"),
-        warnings,
+    let flag = |name: &str| answer[name].as_bool().unwrap_or(false);
+    for warning in answer["warnings"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+        if !report.warnings.iter().any(|known| known == warning) {
+            report.warnings.push(warning.to_owned());
+        }
     }
+    (report.skipped, report.more) = (flag("busy"), flag("more"));
+    report.partitions_created += count("partitions_created");
+    report.partitions_emptied += count("partitions_emptied");
 }
 
 pub(crate) fn add_destination(schema: &str, name: &str, shards: u16, start: StartFrom) -> String {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use relevo_core::outbox::LogEntry;
 use relevo_core::outbox::leases::Lease;
-use relevo_core::outbox::parked::{ParkedBatch, ParkedResult, ParkedSettlement};
+use relevo_core::outbox::parked::{ParkedBatch, ParkedResult, ParkedSettlement, QueuedEntry};
 use serde_json::{Value, json};
 
 use super::leases::lease_tokens;
@@ -36,11 +36,11 @@ pub(crate) fn parked_batches(answer: Bytes) -> Result<Vec<ParkedBatch>, Error> {
         let attempts = u32::try_from(row.int4()?).map_err(|_| Error::UnexpectedResponse("attempts are negative"))?;
         let quarantined = row.text()? == "quarantined";
         let address = row.optional_text()?.map(|address| address.to_string());
-        let no = row.int8()?;
+        let ordinal = row.int8()?;
         let seq = row.int8()?;
         let message = Arc::new(full_message(&mut row)?);
         let key = message.key.clone();
-        let entry = (no, LogEntry { seq, slot, message });
+        let entry = QueuedEntry { ordinal, entry: LogEntry { seq, slot, message } };
         match runs.last_mut() {
             Some(run) if run.key == key => run.messages.push(entry),
             _ => runs.push(ParkedBatch {

@@ -1,5 +1,6 @@
 //! Settles batches and parks the messages that were not published.
 
+use relevo_core::AfterDead;
 use relevo_core::outbox::log::{ParkAction, ParkedMessage, PublishFailure, SettleResult, Settlement};
 use serde_json::{Value, json};
 
@@ -36,8 +37,8 @@ pub(super) fn failure_json(stopped: &PublishFailure) -> Value {
         ParkAction::Retry { after } => ("retrying", Some(*after), None),
         ParkAction::HoldAddress { address, after } => ("held", Some(*after), Some(&**address)),
         ParkAction::Quarantine { after } => ("quarantined", Some(*after), None),
-        ParkAction::DeadHold => ("dead_hold", None, None),
-        ParkAction::DeadContinue => ("dead_continue", None, None),
+        ParkAction::DeadLetter(AfterDead::Hold) => ("dead_hold", None, None),
+        ParkAction::DeadLetter(AfterDead::Continue) => ("dead_continue", None, None),
     };
     json!({
         "stop": stop, "after_ms": after.map(millis), "address": address, "attempts": stopped.attempts,

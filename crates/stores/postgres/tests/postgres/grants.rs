@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::relay_support::{
     MAIN, RunningRelay, TestDatabase, config, execute, expect_error, operator, store, wait_until,
 };
+use crate::sql_support::DEADLINE;
 use relevo_broker_memory::{Config, FailureRule, MemoryBroker, RuleTarget};
 use relevo_conformance::outbox::main_calls::MainCalls as _;
 use relevo_core::Class;
@@ -131,7 +132,10 @@ async fn a_relay_may_read_and_settle_and_nothing_else() {
         assert_eq!(operator.sample_destination().await.expect("a sample").oldest_pending, Duration::ZERO);
         assert!(operator.sample_outbox().await.expect("a sample").horizon.is_some());
         world.run("SELECT setval('relevo.message_seq', 3000000)").await;
-        wait_until("partitions are prepared", async || store.maintain().await.expect("upkeep").prepared > 0).await;
+        wait_until("partitions are prepared", async || {
+            store.maintain(DEADLINE).await.expect("upkeep").partitions_created > 0
+        })
+        .await;
 
         let mut carrier = session(&world, "carrier").await;
         refuse(

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::relay_support::{
     BackgroundWriters, MAIN, RunningRelay, TestDatabase, config, execute, expect_error, store, wait_until,
 };
+use crate::sql_support::DEADLINE;
 use relevo_broker_memory::{Config as BrokerConfig, MemoryBroker};
 use relevo_conformance::outbox::main_calls::MainCalls as _;
 use relevo_core::inbox::InboxRetention;
@@ -145,7 +146,7 @@ async fn another_schema_name_works_end_to_end() {
     for ((relay, store, operator, broker), ids) in relays.into_iter().zip(expected) {
         wait_until("everything arrives", async || broker.received() >= 20).await;
         wait_until("everything is settled", async || operator.backlog().await.expect("a backlog").pending == 0).await;
-        store.maintain().await.expect("upkeep");
+        store.maintain(DEADLINE).await.expect("upkeep");
         relay.stop().await;
         let received: Vec<_> = broker.received_messages().iter().map(|receipt| receipt.id).collect();
         assert_eq!(received, ids);
@@ -305,7 +306,7 @@ async fn a_missing_schema_is_distinguished_from_an_outage() {
     migrate(&mut connection, &Schema::default()).await.expect("an empty database");
     let store = Store::open(Config::new(database.options(), MAIN)).await.expect("a migrated database");
     execute(&mut connection, "DROP SCHEMA relevo CASCADE").await.expect("it is ours");
-    let answer = store.maintain().await;
+    let answer = store.maintain(DEADLINE).await;
     let Err(StoreError::SchemaMismatch { reason }) = answer else { panic!("{answer:?}") };
     assert!(reason.contains("`relevo migrate`"), "{reason}");
     let (code, _) = expect_error(&mut connection, "SELECT relevo.emit('t', 'k', 'T', '{}')").await;

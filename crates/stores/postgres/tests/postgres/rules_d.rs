@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::relay_support::{RunningRelay, TestDatabase, config, execute, expect_error, wait_until};
+use crate::sql_support::DEADLINE;
 use relevo_broker_memory::{Config as BrokerConfig, MemoryBroker};
 use relevo_core::outbox::maintenance::Maintenance as _;
 use relevo_relay::Config;
@@ -46,7 +47,7 @@ async fn maintain(world: &TestDatabase) -> Vec<String> {
     let mut warnings = Vec::new();
     for _ in 0..3 {
         wait_until("no other session does maintenance", async || {
-            let done = store.maintain().await.expect("upkeep");
+            let done = store.maintain(DEADLINE).await.expect("upkeep");
             warnings = done.warnings;
             !done.skipped
         })
@@ -117,7 +118,7 @@ async fn maintenance_keeps_rows_of_an_open_writer_and_blocks_no_emit() {
     let mut upkeep = JoinSet::new();
     upkeep.spawn(async move {
         for _ in 0..50 {
-            store.maintain().await.expect("upkeep");
+            store.maintain(DEADLINE).await.expect("upkeep");
         }
     });
     let mut other = world.connect().await;
@@ -260,7 +261,11 @@ async fn an_open_writer_in_the_overflow_barely_delays_other_emits() {
     let mut upkeep = JoinSet::new();
     upkeep.spawn(async move {
         for _ in 0..5 {
-            assert_eq!(store.maintain().await.expect("upkeep").prepared, 0, "it does not wait for the writer");
+            assert_eq!(
+                store.maintain(DEADLINE).await.expect("upkeep").partitions_created,
+                0,
+                "it does not wait for the writer"
+            );
         }
     });
     let mut other = world.connect().await;
@@ -368,7 +373,7 @@ async fn a_stopped_destination_keeps_or_drops_rows_by_the_overflow_policy() {
 
     world.run("UPDATE relevo.settings SET overflow_policy = 'drop'").await;
     let store = world.store().await;
-    let done = store.maintain().await.expect("upkeep");
+    let done = store.maintain(DEADLINE).await.expect("upkeep");
     assert!(done.warnings.iter().any(|warning| warning.contains("30 rows")), "{:?}", done.warnings);
     assert_eq!(stored_messages(&world).await, 0);
     assert_eq!(world.number("SELECT rows FROM relevo.data_loss").await, 30);

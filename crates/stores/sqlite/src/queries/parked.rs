@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use relevo_core::AfterDead;
 use relevo_core::outbox::leases::Lease;
 use relevo_core::outbox::log::{ParkAction, PublishFailure};
-use relevo_core::outbox::parked::{ParkedBatch, ParkedResult, ParkedSettlement};
+use relevo_core::outbox::parked::{ParkedBatch, ParkedResult, ParkedSettlement, QueuedEntry};
 use serde_json::json;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
@@ -87,7 +88,7 @@ pub(crate) async fn load_due(
         if batches.last().is_none_or(|batch| &*batch.key != key) {
             batches.push(parked_batch(row, key)?);
         }
-        let message = (column(row, 5)?, queries::entry(row, 6)?);
+        let message = QueuedEntry { ordinal: column(row, 5)?, entry: queries::entry(row, 6)? };
         batches
             .last_mut()
             .ok_or_else(|| Error::unexpected_response("a parked message has no key"))?
@@ -196,7 +197,7 @@ impl RetryWriter<'_> {
     ) -> Result<(), Error> {
         queries::hold_address(connection, self.destination, failure, self.now, true).await?;
         match failure.action {
-            ParkAction::DeadHold | ParkAction::DeadContinue => {
+            ParkAction::DeadLetter(_) => {
                 let key = &*self.settlement.key;
                 let Some(id) =
                     dead_letters::move_to_dead_letters(connection, self.destination, key, ordinal, failure, self.now)
@@ -204,7 +205,7 @@ impl RetryWriter<'_> {
                 else {
                     return Ok(());
                 };
-                if failure.action == ParkAction::DeadContinue {
+                if failure.action == ParkAction::DeadLetter(AfterDead::Continue) {
                     return self.make_due_now(connection).await;
                 }
                 self.park_again(connection, failure, Some(id)).await

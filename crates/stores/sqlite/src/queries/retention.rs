@@ -11,18 +11,11 @@ use crate::queries::{COUNT_MAX, column, millis, now};
 /// The number of rows that one transaction deletes. It is small because applications wait for it.
 const BATCH: i64 = 2000;
 
-/// What one batch deleted.
-pub(crate) struct DeletedBatch {
-    pub(crate) messages: u64,
-    /// A statement reached its row limit.
-    pub(crate) may_have_more: bool,
-}
-
-/// Deletes one batch of old messages and of old history.
-pub(crate) async fn delete_batch(connection: &mut SqliteConnection) -> Result<DeletedBatch, Error> {
+/// Deletes one batch of old messages and of old history. Returns whether there may be more.
+pub(crate) async fn delete_batch(connection: &mut SqliteConnection) -> Result<bool, Error> {
     let messages = drop_messages(connection).await?;
     let history = prune_history(connection).await?;
-    Ok(DeletedBatch { messages, may_have_more: messages.max(history) >= BATCH.unsigned_abs() })
+    Ok(messages.max(history) >= BATCH.unsigned_abs())
 }
 
 /// Reads the settings.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use relevo_core::AfterDead;
 use relevo_core::outbox::Position;
 use relevo_core::outbox::leases::Lease;
 use relevo_core::outbox::log::{ParkAction, ParkedMessage, PublishFailure, SettleResult, Settlement};
@@ -86,7 +87,7 @@ fn reread(messages: &[&ParkedMessage], existing: &BTreeSet<String>) -> Vec<i64> 
     for message in messages {
         match &message.failure {
             None if !existing.contains(&*message.key) && !created.contains(&*message.key) => seqs.push(message.seq),
-            Some(PublishFailure { action: ParkAction::DeadContinue, .. }) | None => {}
+            Some(PublishFailure { action: ParkAction::DeadLetter(AfterDead::Continue), .. }) | None => {}
             Some(_) => {
                 created.insert(&*message.key);
             }
@@ -111,7 +112,7 @@ impl ParkWriter<'_> {
                 continue;
             };
             queries::hold_address(connection, self.destination, failure, self.now, false).await?;
-            if failure.action == ParkAction::DeadContinue {
+            if failure.action == ParkAction::DeadLetter(AfterDead::Continue) {
                 dead.push(dead_letter_json(message.seq, failure));
             } else if self.already_parked.contains(&*message.key) {
                 // Even a message that can never succeed waits its turn. As a dead letter it could not block the key
@@ -120,7 +121,7 @@ impl ParkWriter<'_> {
             } else {
                 heads.push(self.head(message, failure));
                 self.already_parked.insert(message.key.to_string());
-                if failure.action == ParkAction::DeadHold {
+                if failure.action == ParkAction::DeadLetter(AfterDead::Hold) {
                     dead.push(dead_letter_json(message.seq, failure));
                 } else {
                     queued.push(message.seq);

@@ -158,7 +158,7 @@ async fn a_locked_file_is_reported_after_a_wait_and_reading_continues() {
     let error = reader.settle(page.end.clone(), Vec::new()).await.expect_err("the lock is taken");
     assert!(matches!(error, StoreError::Busy { .. }) && error.is_retryable());
     assert!(error_chain(&error).contains("is locked by another connection; hint: "), "{}", error_chain(&error));
-    assert!(reader.store.maintain().await.unwrap().skipped);
+    assert!(reader.store.maintain(std::time::Duration::from_secs(10)).await.unwrap().skipped);
     tx.rollback().await.unwrap();
     reader.settle(page.end, Vec::new()).await.expect("the lock is free");
     assert_eq!(ids(&reader.drain().await.unwrap()), []);

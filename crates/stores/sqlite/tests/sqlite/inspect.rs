@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
+use relevo_core::AfterDead;
 use relevo_conformance::outbox::main_calls::MainCalls as _;
 use relevo_core::dead_letters::{DeadLetterFilter, MarkAction};
 use relevo_core::finding::Severity;
@@ -45,7 +46,7 @@ async fn outbox_with_every_status(scratch: &TempDirectory) -> (Reader, Operator)
         park(&entries[1], Some(stopped(ParkAction::Retry { after: pause }))),
         park(&entries[2], None),
         park(&entries[3], Some(stopped(ParkAction::HoldAddress { address: "there".into(), after: pause }))),
-        park(&entries[4], Some(stopped(ParkAction::DeadHold))),
+        park(&entries[4], Some(stopped(ParkAction::DeadLetter(AfterDead::Hold)))),
         park(&entries[5], None),
     ];
     reader.settle(page.end, parks).await.expect("a free file");
@@ -162,7 +163,7 @@ async fn a_key_report_explains_why_the_key_waits() {
         WaitCause::MarkNotApplied { id: head.id, mark: "redriving".to_owned() }
     );
     let runs = reader.store.read_parked(&reader.leases, 10, 10).await.unwrap();
-    assert_eq!((&*runs[0].key, runs[0].messages[0].1.message.id), ("dead", head.id));
+    assert_eq!((&*runs[0].key, runs[0].messages[0].entry.message.id), ("dead", head.id));
     store.update(DestinationChange::Enabled(false)).await.unwrap();
     assert_eq!(store.key_facts("pending").await.unwrap().cause, WaitCause::Disabled);
     store.update(DestinationChange::Enabled(true)).await.unwrap();
