@@ -15,7 +15,7 @@ use relevo_core::random::SplitMix64;
 /// One operator.
 pub struct Operator {
     outbox: Database,
-    operator: relevo_store_memory::Operator,
+    commands: relevo_store_memory::Operator,
     history: Arc<History>,
     scenario: Arc<Scenario>,
     random: SplitMix64,
@@ -25,7 +25,7 @@ impl Operator {
     /// Creates an operator with its own random numbers.
     pub fn new(outbox: Database, history: Arc<History>, scenario: Arc<Scenario>) -> Self {
         let random = SplitMix64::for_part(scenario.seed, "operator", 0);
-        Self { operator: outbox.operator(), outbox, history, scenario, random }
+        Self { commands: outbox.operator(), outbox, history, scenario, random }
     }
 
     /// Handles dead letters until the faults end.
@@ -66,7 +66,7 @@ impl Operator {
     }
 
     async fn mark_once(&self, request: &MarkRequest) -> u64 {
-        self.operator.mark_dead_letters(request).await.unwrap_or_default().count
+        self.commands.mark_dead_letters(request).await.unwrap_or_default().count
     }
 
     fn check_queues(&self) {

@@ -22,7 +22,6 @@ const OPEN_TIMEOUT: Duration = Duration::from_mins(1);
 /// Handles the messages of one group at a broker, each in a transaction that writes a row, until it is stopped. Prints
 /// `ready` when it runs.
 #[derive(Debug, Parser)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 struct Arguments {
     /// The database of inbox and ledger: `postgres://…` or `sqlite:PATH`.
     #[arg(long)]

@@ -18,7 +18,7 @@ pub(super) async fn patiently<T, F: Future<Output = Result<T>>>(what: &str, mut 
     loop {
         match open().await {
             Err(error) if is_passing(&error) => {
-                warn!(error = format!("{error:#}"), "{what} is unreachable, will retry")
+                warn!(error = format!("{error:#}"), "{what} is unreachable, will retry");
             }
             done => return done,
         }
