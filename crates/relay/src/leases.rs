@@ -8,6 +8,7 @@ use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse};
 use relevo_core::outbox::log::WindowLimit;
 use relevo_core::outbox::{Position, RelayStore};
 use relevo_core::slot::shard_of;
+use relevo_core::store::StoreError;
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 use uuid::Uuid;
@@ -15,6 +16,11 @@ use uuid::Uuid;
 use crate::relay::{Pending, Relay};
 use crate::status::add;
 use crate::store_calls::StoreReply;
+
+/// How often leases are released while the store is busy. Then they expire.
+const RELEASE_ATTEMPTS_MAX: u32 = 5;
+/// The pause between these attempts, if the store requests none.
+const RELEASE_PAUSE: Duration = Duration::from_millis(200);
 
 /// A shard leased by this relay.
 #[derive(Clone, Debug)]
@@ -178,7 +184,13 @@ impl Relay {
 fn release_leases(store: Arc<dyn RelayStore>, owner: Uuid, pause: Duration) -> Pending<StoreReply> {
     Box::pin(async move {
         sleep(pause).await;
-        if let Err(error) = store.release_leases(owner).await {
+        let mut result = store.release_leases(owner).await;
+        for _ in 1..RELEASE_ATTEMPTS_MAX {
+            let Err(StoreError::Busy { retry_after, .. }) = &result else { break };
+            sleep(retry_after.unwrap_or(RELEASE_PAUSE)).await;
+            result = store.release_leases(owner).await;
+        }
+        if let Err(error) = result {
             warn!(error = &error as &dyn std::error::Error, "leases could not be released, they will expire");
         }
         StoreReply::Released

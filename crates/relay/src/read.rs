@@ -56,8 +56,9 @@ impl Relay {
         if !self.can_read() || is_early || now >= self.leases.valid_until {
             return;
         }
-        // Also read shards that are to be released, if their messages may prove that the broker works.
-        let all = self.needs_other_message();
+        // Also read shards that are to be released, if their messages may prove that the broker works. Not beside a store
+        // call, which may be releasing them.
+        let all = self.needs_other_message() && self.store_calls.call.is_none();
         let shards = self.leases.shards.values().filter(|shard| all || !shard.releasing);
         let shards: Vec<(Lease, Position)> = shards.map(|shard| (shard.lease, shard.read_to.clone())).collect();
         if shards.is_empty() {
@@ -96,8 +97,9 @@ impl Relay {
         if !entries.is_empty() {
             self.reader.next_at = now;
             self.reader.idle_backoff.reset();
-        } else if caught_up {
-            self.reader.caught_up = true;
+        } else if caught_up || shards.is_empty() {
+            // Without a shard there is nothing to read until resharding goes on.
+            self.reader.caught_up |= caught_up;
             self.reader.next_at = now + self.reader.idle_backoff.next(Jitter::NONE);
         } else {
             self.reader.next_at = now; // other shards may have messages

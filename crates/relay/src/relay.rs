@@ -165,6 +165,8 @@ impl Relay {
     async fn shut_down(&mut self) {
         self.stopping = true;
         self.reader.cancel();
+        // Maintenance is not polled here. It may hold a lock of the store that the last settlements need.
+        self.store_calls.maintenance = None;
         let end = Instant::now() + self.config.shutdown_grace;
         while Instant::now() < end && (self.publisher.in_flight > 0 || self.store_calls.call.is_some()) {
             tokio::select! {

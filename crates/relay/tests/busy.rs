@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -131,6 +132,85 @@ async fn a_busy_call_is_repeated_and_nothing_is_discarded() {
         assert_eq!(owners.len(), 1, "{call}: the relay keeps its leases");
         assert_eq!((status.database_outages(), status.is_database_down()), (0, false), "{call}");
     }
+}
+
+/// A store whose maintenance waits for ever, with the lock that settling and releasing need.
+struct LockedStore {
+    inner: Store,
+    lock: tokio::sync::Mutex<()>,
+    maintaining: AtomicBool,
+}
+
+#[async_trait]
+impl ShardLeases for LockedStore {
+    async fn acquire_leases(&self, request: LeaseRequest) -> Result<LeaseResponse, StoreError> {
+        self.inner.acquire_leases(request).await
+    }
+
+    async fn release_leases(&self, owner: Uuid) -> Result<(), StoreError> {
+        let _guard = self.lock.lock().await;
+        self.inner.release_leases(owner).await
+    }
+}
+
+#[async_trait]
+impl OutboxReader for LockedStore {
+    async fn read(&self, request: PageRequest<'_>) -> Result<Page, StoreError> {
+        self.inner.read(request).await
+    }
+
+    async fn settle(&self, settlement: Settlement) -> Result<SettleResult, StoreError> {
+        let _guard = self.lock.lock().await;
+        self.inner.settle(settlement).await
+    }
+}
+
+#[async_trait]
+impl ParkedReader for LockedStore {
+    async fn read_parked(
+        &self,
+        leases: &[Lease],
+        keys: usize,
+        messages: usize,
+    ) -> Result<Vec<ParkedBatch>, StoreError> {
+        self.inner.read_parked(leases, keys, messages).await
+    }
+
+    async fn settle_parked(&self, settlements: Vec<ParkedSettlement>) -> Result<Vec<ParkedResult>, StoreError> {
+        self.inner.settle_parked(settlements).await
+    }
+}
+
+#[async_trait]
+impl Maintenance for LockedStore {
+    async fn maintain(&self, _budget: Duration) -> Result<MaintenanceReport, StoreError> {
+        let _guard = self.lock.lock().await;
+        self.maintaining.store(true, Ordering::Relaxed);
+        std::future::pending().await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn shutdown_does_not_wait_for_maintenance() {
+    let database = Database::new(memory::Config { shards: 2, ..memory::Config::default() });
+    let store = Arc::new(LockedStore {
+        inner: database.store(MAIN),
+        lock: tokio::sync::Mutex::new(()),
+        maintaining: AtomicBool::new(false),
+    });
+    let config = Config { routes: Routes::new(vec![Route::catch_all()]), ..Config::default() };
+    let broker = MemoryBroker::new(BrokerConfig::default());
+    let (stop, grace) = (CancellationToken::new(), config.shutdown_grace);
+    let relay = Relay::with_seed(Arc::clone(&store) as _, Arc::new(broker), config, 7).expect("a valid config");
+    let mut run = JoinSet::new();
+    run.spawn(relay.run(stop.clone()));
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert!(store.maintaining.load(Ordering::Relaxed));
+    let stopped_at = tokio::time::Instant::now();
+    stop.cancel();
+    run.join_next().await.expect("a relay").expect("no panic").expect("a clean shutdown");
+    assert!(stopped_at.elapsed() < grace, "{:?}", stopped_at.elapsed());
+    assert!(store.lock.try_lock().is_ok());
 }
 
 #[tokio::test(start_paused = true)]
