@@ -99,7 +99,8 @@ impl<I: Inbox> Worker<I> {
             };
             let pause = backoff.next(Jitter::NONE);
             if Instant::now() + pause >= attempt.until {
-                return end;
+                // After `Busy` the caller would attempt again under this claim and repeat the call.
+                return if matches!(end, Ok(AttemptEnd::Busy)) { Ok(AttemptEnd::Fenced) } else { end };
             }
             warn!(error, ?pause, "recording the call result failed, will retry");
             sleep(pause).await;

@@ -108,7 +108,7 @@ impl fmt::Debug for Clock {
 /// Configuration of a consumer. The defaults suit handlers that take milliseconds.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Name of the consumer, equal to that of its inbox. It is part of the idempotency ids of external calls.
+    /// Name of the consumer. The runtime takes it from the inbox. It is part of the idempotency ids of external calls.
     pub consumer: String,
     /// Name of this process, shown to operators.
     pub member_name: String,
@@ -124,7 +124,7 @@ pub struct Config {
     pub after_dead: AfterDead,
     /// Maximum number of starts that end in a crash of the process. After more starts the message is dead-lettered.
     pub starts_max: u32,
-    /// Retention; must equal the retention that the inbox was opened with.
+    /// Retention. The runtime takes it from the inbox.
     pub keeping: InboxRetention,
     /// Maximum number of first deliveries handled in one transaction; 1 disables batches.
     pub batch_max: usize,

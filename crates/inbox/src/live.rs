@@ -117,9 +117,17 @@ impl<I: Inbox> Worker<I> {
             return self.handle_call(delivery, lease, registration).await;
         }
         let starts = if delivery.redelivered {
-            delivery.start_record = Some(StartRecord::Counted);
+            let former = delivery.start_record.replace(StartRecord::Counted);
             self.open_claims.add_attempt(delivery.message.dedup_id, None);
-            self.store_call(self.inbox.record_start(&delivery.message)).await?
+            let starts = self.store_call(self.inbox.record_start(&delivery.message)).await;
+            if let Err(StoreError::Busy { .. }) = &starts {
+                // Nothing was counted, so there is no start to take back.
+                delivery.start_record = former;
+                if former.is_none() {
+                    self.open_claims.remove_attempt(delivery.message.dedup_id);
+                }
+            }
+            starts?
         } else {
             0
         };

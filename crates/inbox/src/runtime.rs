@@ -77,7 +77,7 @@ pub(crate) struct Background {
 }
 
 impl<I: Inbox> ConsumerRuntime<I> {
-    /// Creates a member that has not started. The inbox must belong to the consumer that the configuration names.
+    /// Creates a member that has not started. The name of the consumer and the retention are those of the inbox.
     pub fn new(
         inbox: Arc<I>,
         consumer: Arc<dyn BrokerConsumer>,
@@ -97,6 +97,9 @@ impl<I: Inbox> ConsumerRuntime<I> {
         seed: u64,
     ) -> Self {
         config.batch_max = config.batch_max.min(inbox.batch_max());
+        // The inbox is the authority: a message that it no longer remembers must not be handled again.
+        config.keeping = inbox.retention();
+        inbox.consumer().clone_into(&mut config.consumer);
         handle::install_panic_hook();
         let now = Instant::now();
         let mut random = SplitMix64::new(seed);
