@@ -21,7 +21,8 @@ const PROBES: u64 = 3;
 /// Statements set these options, because poolers reject startup options. On a connection without TCP they have no
 /// effect.
 pub(crate) async fn connect(options: &PgConnectOptions, deadline: Duration) -> Result<PgConnection, Error> {
-    let mut connection = options.connect().await?;
+    // The text of a statement may contain payloads.
+    let mut connection = options.clone().disable_statement_logging().connect().await?;
     sqlx::raw_sql(AssertSqlSafe(keepalives(deadline))).execute(&mut connection).await?;
     Ok(connection)
 }

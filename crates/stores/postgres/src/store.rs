@@ -245,7 +245,10 @@ impl Maintenance for Store {
         let started = Instant::now();
         let mut report = MaintenanceReport::default();
         loop {
-            let rows = self.maintenance_connection.query(leases::maintain(&self.schema)).await?;
+            // Partitions need table locks, so they are maintained once in a call.
+            let history_only = report.more;
+            let statement = leases::maintain(&self.schema, history_only);
+            let rows = self.maintenance_connection.query(statement).await?;
             leases::add_maintenance(&mut report, &queries::json_response(&rows)?);
             if !report.more || started.elapsed() >= budget {
                 return Ok(report);

@@ -273,7 +273,7 @@ BEGIN
 END $$;
 
 -- All maintenance. One session runs it at a time.
-CREATE FUNCTION maintain() RETURNS jsonb
+CREATE FUNCTION maintain(history_only boolean DEFAULT false) RETURNS jsonb
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
@@ -288,6 +288,10 @@ BEGIN
     END IF;
     -- The functions that take table locks come last: the locks end with the transaction.
     more := prune_history();
+    IF history_only THEN
+        RETURN jsonb_build_object('busy', false, 'more', more, 'partitions_created', 0, 'partitions_emptied', 0,
+            'partitions_dropped', 0, 'warnings', '[]'::jsonb);
+    END IF;
     created := create_partitions_ahead();
     SELECT * INTO retained FROM empty_old_partitions();
     dropped := drop_emptied_partitions();

@@ -107,8 +107,8 @@ pub(crate) fn release_leases(schema: &str, destination: &str, owner: Uuid) -> St
     format!("SELECT {schema}.release_leases({}, '{owner}')", literal(destination))
 }
 
-pub(crate) fn maintain(schema: &str) -> String {
-    format!("SELECT {schema}.maintain()::text")
+pub(crate) fn maintain(schema: &str, history_only: bool) -> String {
+    format!("SELECT {schema}.maintain(history_only => {history_only})::text")
 }
 
 /// Adds the result of [`maintain`] to the report.
