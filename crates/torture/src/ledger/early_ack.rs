@@ -2,11 +2,15 @@
 //! member dies.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use relevo_core::{
     AckOutcome, BrokerConsumer, ConsumerCapabilities, DelayedRetry, Delivery, DeliveryTag, Failure, Lane,
 };
+
+/// How long acknowledged messages are only in memory before they are handled.
+const HELD_FOR: Duration = Duration::from_millis(200);
 
 pub(super) struct EarlyAck(pub(super) Arc<dyn BrokerConsumer>);
 
@@ -25,6 +29,8 @@ impl BrokerConsumer for EarlyAck {
         let tags: Vec<DeliveryTag> = deliveries.iter().map(|delivery| delivery.tag).collect();
         // Messages whose acknowledgement fails are delivered again.
         drop(self.0.acknowledge(&tags).await);
+        // A consumer that is faster than the writers has no message in memory most of the time, and a kill would miss.
+        tokio::time::sleep(HELD_FOR).await;
         Ok(deliveries)
     }
 
