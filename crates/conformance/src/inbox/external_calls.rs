@@ -26,7 +26,7 @@ async fn claim_call(inbox: &impl Inbox, message: &InboxMessage, duration: Durati
 /// Commits the result of a call.
 async fn commit<H: Harness>(h: &H, inbox: &H::Inbox, message: &InboxMessage, claim: CallClaim) {
     let (mut transaction, entered) =
-        must_open(inbox.begin(std::slice::from_ref(message), Fence::Call { lane: None, claim: claim }).await);
+        must_open(inbox.begin(std::slice::from_ref(message), Fence::Call { lane: None, claim }).await);
     assert_eq!(entered, [EnterOutcome::New]);
     h.effect(&mut transaction, &line(message)).await;
     must_commit(inbox.commit(transaction, &[]).await);
@@ -104,7 +104,7 @@ pub async fn a_rolled_back_result_keeps_the_claim(h: &mut impl Harness) {
     let message = inbox_message(1, "a");
     let claim = claim_call(&inbox, &message, LONG).await;
     let (mut transaction, _) =
-        must_open(inbox.begin(std::slice::from_ref(&message), Fence::Call { lane: None, claim: claim }).await);
+        must_open(inbox.begin(std::slice::from_ref(&message), Fence::Call { lane: None, claim }).await);
     h.effect(&mut transaction, "rolled back").await;
     must(inbox.rollback(transaction).await);
     assert!(matches!(must(other.claim_call(&message, None, LONG).await), ClaimOutcome::Busy(_)));
@@ -127,7 +127,7 @@ pub async fn a_call_may_end_as_skipped(h: &mut impl Harness) {
     let message = inbox_message(1, "a");
     let claim = claim_call(&inbox, &message, LONG).await;
     let (transaction, _) =
-        must_open(inbox.begin(std::slice::from_ref(&message), Fence::Call { lane: None, claim: claim }).await);
+        must_open(inbox.begin(std::slice::from_ref(&message), Fence::Call { lane: None, claim }).await);
     must_commit(inbox.commit(transaction, &[message.dedup_id]).await);
     assert_eq!(must(inbox.claim_call(&message, None, LONG).await), ClaimOutcome::Duplicate(InboxState::Skipped));
 }
@@ -160,11 +160,11 @@ pub async fn only_the_caller_records_the_failure_of_its_call(h: &mut impl Harnes
         "its call may still run"
     );
     assert_eq!(
-        must(quick.record_failure(&message, Fence::Call { lane: None, claim: claim }, &failed).await),
+        must(quick.record_failure(&message, Fence::Call { lane: None, claim }, &failed).await),
         RecordOutcome::Recorded
     );
     // The message waits now, and the claim has ended.
-    assert_fenced(quick.begin(std::slice::from_ref(&message), Fence::Call { lane: None, claim: claim }).await);
+    assert_fenced(quick.begin(std::slice::from_ref(&message), Fence::Call { lane: None, claim }).await);
     assert_eq!(must(slow.claim_call(&message, None, LONG).await), ClaimOutcome::Duplicate(InboxState::Waiting));
     assert_eq!(numbers(&claim_one(&quick).await), [1]);
 }
@@ -235,7 +235,7 @@ pub async fn ending_an_attempt_resets_its_starts(h: &mut impl Harness) {
     assert_eq!(must(inbox.record_start(&opened).await), 1);
     let claim = claim_call(&inbox, &called, LONG).await;
     must(inbox.end_attempt(called.dedup_id, Some(claim)).await);
-    assert_fenced(inbox.begin(std::slice::from_ref(&called), Fence::Call { lane: None, claim: claim }).await);
+    assert_fenced(inbox.begin(std::slice::from_ref(&called), Fence::Call { lane: None, claim }).await);
     let other_claim = claim_call(&other, &called, LONG).await;
     assert_eq!(other_claim.unfinished_starts, 1);
     commit(h, &other, &called, other_claim).await;

@@ -82,9 +82,9 @@ pub async fn a_fenced_member_changes_nothing(h: &mut impl Harness) {
         let recorded = old.record_failure(&message[0], Fence::Live { lane: Some(&before) }, &failure(action, 1)).await;
         assert_eq!(must(recorded), RecordOutcome::Fenced);
     }
-    assert_fenced(old.begin(std::slice::from_ref(&called), Fence::Call { lane: Some(&before), claim: claim }).await);
+    assert_fenced(old.begin(std::slice::from_ref(&called), Fence::Call { lane: Some(&before), claim }).await);
     assert_eq!(
-        must(old.record_failure(&called, Fence::Call { lane: Some(&before), claim: claim }, &retry(SHORT, 1)).await),
+        must(old.record_failure(&called, Fence::Call { lane: Some(&before), claim }, &retry(SHORT, 1)).await),
         RecordOutcome::Fenced
     );
     assert_eq!(must(h.operator().await.summaries(&all_dead_letters(), 10).await), []);
@@ -139,7 +139,7 @@ pub async fn a_lane_does_not_move_while_a_result_is_committed(h: &mut impl Harne
         panic!("it is free")
     };
     let (transaction, _) =
-        must_open(old.begin(std::slice::from_ref(&message), Fence::Call { lane: Some(&before), claim: claim }).await);
+        must_open(old.begin(std::slice::from_ref(&message), Fence::Call { lane: Some(&before), claim }).await);
     h.advance_time(REAL_WAIT).await;
     let acquired = during_write(h, new.acquire_lanes(member(2), &[lane()]).await);
     assert!(acquired.is_none_or(|leases| leases.is_empty()), "the old owner may still commit");

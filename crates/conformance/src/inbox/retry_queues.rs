@@ -209,7 +209,7 @@ pub async fn a_postponed_call_keeps_its_starts(h: &mut impl Harness) {
         if started == 2 {
             let put_off = failure(InboxFailureAction::Postpone { after: Duration::ZERO }, 0);
             assert_eq!(
-                must(inbox.record_failure(&message, Fence::Call { lane: None, claim: claim }, &put_off).await),
+                must(inbox.record_failure(&message, Fence::Call { lane: None, claim }, &put_off).await),
                 RecordOutcome::Recorded
             );
         }

@@ -57,7 +57,10 @@ pub async fn the_old_owner_can_settle_no_parked_key(h: &mut impl Harness) {
     let new = TestRelay::start(h.store().await, 2).await;
 
     assert_eq!(old.settle_parked(&batches[0], 2, None).await, ParkedResult::LeaseLost);
-    assert_eq!(old.settle_parked(&batches[0], 0, Some(failed(ParkAction::DeadLetter(AfterDead::Hold), 5))).await, ParkedResult::LeaseLost);
+    assert_eq!(
+        old.settle_parked(&batches[0], 0, Some(failed(ParkAction::DeadLetter(AfterDead::Hold), 5))).await,
+        ParkedResult::LeaseLost
+    );
     let mark = MarkRequest {
         filter: DeadLetterFilter::of_destination(MAIN),
         action: MarkAction::Redrive,

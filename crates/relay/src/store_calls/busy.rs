@@ -79,7 +79,7 @@ mod tests {
     async fn each_kind_of_call_waits_on_its_own_and_as_long_as_the_store_requests() {
         let now = Instant::now();
         let mut busy = BusyCalls::new(&Config::default());
-        let (min, requested) = (Config::default().outage_backoff_min, Duration::from_secs(60));
+        let (min, requested) = (Config::default().outage_backoff_min, Duration::from_mins(1));
         assert_eq!(busy.pause(CallKind::Settle, None, now), min);
         assert_eq!(busy.pause(CallKind::Settle, None, now), min * 2);
         assert_eq!(busy.pause(CallKind::Read, Some(requested), now), requested);

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use relevo_core::AfterDead;
 use relevo_conformance::outbox::main_calls::MainCalls as _;
+use relevo_core::AfterDead;
 use relevo_core::dead_letters::{DeadLetterFilter, MarkAction};
 use relevo_core::finding::Severity;
 use relevo_core::inbox::admin::{ConsumerAdmin as _, RemoveOutcome};
