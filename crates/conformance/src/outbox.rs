@@ -121,6 +121,7 @@ macro_rules! outbox_suite {
             retention::a_late_commit_is_never_dropped_unread,
             retention::a_stopped_destination_delays_retention,
             retention::a_partly_read_window_is_not_dropped,
+            retention::an_unsettled_window_can_be_read_to_its_end,
         }
     };
 }

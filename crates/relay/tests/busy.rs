@@ -1,4 +1,4 @@
-//! The relay with a busy store: a call that changed nothing is repeated, and nothing else happens.
+//! The relay with a busy or slow store: a call that changed nothing is repeated, and nothing else happens.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -8,28 +8,32 @@ use std::time::Duration;
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use relevo_broker_memory::{Config as BrokerConfig, FailureRule, MemoryBroker, RuleTarget};
+use relevo_core::dead_letters::{DeadLetterAdmin as _, DeadLetterFilter, MarkAction, MarkRequest};
 use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse, ShardLeases};
 use relevo_core::outbox::log::{OutboxReader, Page, PageRequest, SettleResult, Settlement};
 use relevo_core::outbox::maintenance::{Maintenance, MaintenanceReport};
 use relevo_core::outbox::parked::{ParkedBatch, ParkedReader, ParkedResult, ParkedSettlement};
 use relevo_core::store::StoreError;
-use relevo_core::{Class, RetryPolicy, Route, Routes};
+use relevo_core::{AfterDead, Class, RetryPolicy, Route, Routes};
 use relevo_relay::{Config, Relay, RelayStatus};
 use relevo_store_memory::{self as memory, Database, Draft, MAIN, Store};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-/// A store whose calls of one kind are busy a few times.
+/// A store whose calls of one kind are busy a few times, or whose settlements have no reply for a long time.
 struct BusyStore {
     inner: Store,
     state: Mutex<BusyState>,
 }
 
+#[derive(Default)]
 struct BusyState {
     call: &'static str,
     remaining: u32,
     owners: BTreeSet<Uuid>,
+    /// The time between the effect of a settlement and its reply.
+    settle_reply_delay: Duration,
 }
 
 impl BusyStore {
@@ -66,7 +70,10 @@ impl OutboxReader for BusyStore {
 
     async fn settle(&self, settlement: Settlement) -> Result<SettleResult, StoreError> {
         self.check("settle")?;
-        self.inner.settle(settlement).await
+        let result = self.inner.settle(settlement).await;
+        let delay = self.state.lock().settle_reply_delay;
+        tokio::time::sleep(delay).await;
+        result
     }
 }
 
@@ -96,12 +103,18 @@ impl Maintenance for BusyStore {
     }
 }
 
+fn emit(database: &Database, key: &str, kind: &str) {
+    let mut tx = database.begin();
+    tx.emit(Draft::json("orders", key, kind, "{}")).expect("a valid message");
+    tx.commit().expect("an open transaction");
+}
+
 /// Publishes six messages of three keys, one of which is parked once, with a store that is busy for this call.
 async fn publish_with_busy(call: &'static str, remaining: u32) -> (Vec<String>, Arc<RelayStatus>, BTreeSet<Uuid>) {
     let database = Database::new(memory::Config { shards: 4, ..memory::Config::default() });
     let broker = MemoryBroker::new(BrokerConfig::default());
     broker.add_failure(FailureRule::new(RuleTarget::Key("bad".into()), Class::Transient).times(1));
-    let state = Mutex::new(BusyState { call, remaining, owners: BTreeSet::new() });
+    let state = Mutex::new(BusyState { call, remaining, ..BusyState::default() });
     let store = Arc::new(BusyStore { inner: database.store(MAIN), state });
     let policy = RetryPolicy { base: Duration::from_millis(100), ..RetryPolicy::default() };
     let routes = Routes::new(vec![Route { policy, ..Route::catch_all() }]);
@@ -109,9 +122,7 @@ async fn publish_with_busy(call: &'static str, remaining: u32) -> (Vec<String>, 
     let relay = Relay::with_seed(Arc::clone(&store) as _, Arc::new(broker.clone()), config, 7).expect("a valid config");
     let (status, stop) = (relay.status(), CancellationToken::new());
     for key in ["bad", "a", "b", "bad", "a", "b"] {
-        let mut tx = database.begin();
-        tx.emit(Draft::json("orders", key, "T", "{}")).expect("a valid message");
-        tx.commit().expect("an open transaction");
+        emit(&database, key, "T");
     }
     let mut run = JoinSet::new();
     run.spawn(relay.run(stop.clone()));
@@ -217,7 +228,7 @@ async fn shutdown_does_not_wait_for_maintenance() {
 async fn shutdown_repeats_a_busy_settlement() {
     let database = Database::new(memory::Config { shards: 1, ..memory::Config::default() });
     let broker = MemoryBroker::new(BrokerConfig::default());
-    let state = Mutex::new(BusyState { call: "", remaining: 3, owners: BTreeSet::new() });
+    let state = Mutex::new(BusyState { remaining: 3, ..BusyState::default() });
     let store = Arc::new(BusyStore { inner: database.store(MAIN), state });
     let config = Config {
         routes: Routes::new(vec![Route::catch_all()]),
@@ -231,9 +242,7 @@ async fn shutdown_repeats_a_busy_settlement() {
     let mut run = JoinSet::new();
     run.spawn(relay.run(stop.clone()));
     tokio::time::sleep(Duration::from_secs(1)).await; // the first, empty settlement
-    let mut tx = database.begin();
-    tx.emit(Draft::json("orders", "a", "T", "{}")).expect("a valid message");
-    tx.commit().expect("an open transaction");
+    emit(&database, "a", "T");
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(broker.received(), 1);
     store.state.lock().call = "settle";
@@ -247,4 +256,64 @@ async fn shutdown_repeats_a_busy_settlement() {
     stop.cancel();
     run.join_next().await.expect("a relay").expect("no panic").expect("a clean shutdown");
     assert_eq!(broker.received(), 1, "the confirmed message was settled");
+}
+
+#[tokio::test(start_paused = true)]
+async fn shutdown_does_not_repeat_a_settlement_that_has_no_reply() {
+    let database = Database::new(memory::Config { shards: 1, ..memory::Config::default() });
+    let broker = MemoryBroker::new(BrokerConfig::default());
+    broker.add_failure(FailureRule::new(RuleTarget::Key("a".into()), Class::Transient));
+    let state = Mutex::new(BusyState { settle_reply_delay: Duration::from_mins(5), ..BusyState::default() });
+    let store = Arc::new(BusyStore { inner: database.store(MAIN), state });
+    emit(&database, "a", "T");
+    let config = Config { routes: Routes::new(vec![Route::catch_all()]), ..Config::default() };
+    let relay = Relay::with_seed(store as _, Arc::new(broker.clone()), config, 7).expect("a valid config");
+    let (stop, mut run) = (CancellationToken::new(), JoinSet::new());
+    run.spawn(relay.run(stop.clone()));
+    while database.parked(MAIN).is_empty() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    stop.cancel();
+    run.join_next().await.expect("a relay").expect("no panic").expect("a clean shutdown");
+    assert_eq!(database.parked(MAIN)[0].queue.len(), 1, "the failed message is parked once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_freed_key_stays_parked_while_the_failure_of_another_message_is_not_settled() {
+    let database = Database::new(memory::Config { shards: 1, ..memory::Config::default() });
+    let broker = MemoryBroker::new(BrokerConfig::default());
+    let store = Arc::new(BusyStore { inner: database.store(MAIN), state: Mutex::default() });
+    let policy = RetryPolicy { base: Duration::from_millis(100), ..RetryPolicy::default() };
+    let route = Route { policy, after_dead: AfterDead::Continue, ..Route::catch_all() };
+    let config = Config { routes: Routes::new(vec![route]), ..Config::default() };
+    let relay = Relay::with_seed(Arc::clone(&store) as _, Arc::new(broker.clone()), config, 7).expect("a valid config");
+    let (stop, mut run) = (CancellationToken::new(), JoinSet::new());
+    run.spawn(relay.run(stop.clone()));
+    broker.add_failure(FailureRule::new(RuleTarget::Key("a".into()), Class::Poison).times(1));
+    emit(&database, "a", "First");
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(database.dead_letters(MAIN).len(), 1);
+
+    *store.state.lock() = BusyState { call: "settle", remaining: u32::MAX, ..BusyState::default() };
+    broker.add_failure(FailureRule::new(RuleTarget::Key("a".into()), Class::Transient).times(1));
+    emit(&database, "a", "Second");
+    emit(&database, "a", "Third");
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!((broker.received(), database.parked(MAIN).len()), (0, 0), "the failure is known to the relay only");
+    let redrive = MarkRequest {
+        filter: DeadLetterFilter::of_destination(MAIN),
+        action: MarkAction::Redrive,
+        dry_run: false,
+        rate_per_second: None,
+        by: "ana".to_owned(),
+        reason: "fixed".to_owned(),
+    };
+    database.operator().mark_dead_letters(&redrive).await.expect("the store answers");
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    store.state.lock().remaining = 0;
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    stop.cancel();
+    run.join_next().await.expect("a relay").expect("no panic").expect("a clean shutdown");
+    let received: Vec<String> = broker.received_messages().iter().map(|it| it.message.kind.to_string()).collect();
+    assert_eq!(received, ["First", "Second", "Third"]);
 }

@@ -31,10 +31,43 @@ impl TestSetup {
     }
 
     fn start(&mut self, route: Route) {
-        let config = Config { routes: Routes::new(vec![route]), ..Config::default() };
+        self.start_with(Config { routes: Routes::new(vec![route]), ..Config::default() });
+    }
+
+    fn start_with(&mut self, config: Config) {
         let store = Arc::new(self.database.store(MAIN));
-        let relay = Relay::with_seed(store, Arc::new(self.broker.clone()), config, 7).expect("a valid configuration");
+        // Relays with the same seed would be the same owner of leases.
+        let seed = 7 + self.relays.len() as u64 * 10;
+        let relay =
+            Relay::with_seed(store, Arc::new(self.broker.clone()), config, seed).expect("a valid configuration");
         self.relays.spawn(relay.run(self.stop.clone()));
+    }
+
+    /// Fails every message of this key without a confirmation, as if it broke the connection.
+    fn break_connection_at(&self, key: &str) {
+        self.broker.add_failure(FailureRule::new(RuleTarget::Key(key.to_owned()), Class::Unknown));
+    }
+
+    /// Emits messages of a good key, one after the other, until the broken keys are parked. Each success proves that the
+    /// broker works. Then asserts that they are quarantined.
+    async fn emit_until_quarantined(&self, good: &str, broken: &[&str]) {
+        for _ in 0..60 {
+            if self.database.parked(MAIN).len() == broken.len() {
+                break;
+            }
+            let before = self.broker.received();
+            self.emit(good, "T");
+            self.wait_for_received(before + 1).await;
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        self.assert_quarantined(broken);
+    }
+
+    fn assert_quarantined(&self, keys: &[&str]) {
+        let mut parked = self.database.parked(MAIN);
+        parked.sort_by(|a, b| a.key.cmp(&b.key));
+        assert_eq!(parked.iter().map(|key| &*key.key).collect::<Vec<_>>(), keys);
+        assert!(parked.iter().all(|key| key.state == memory::ParkedStateView::Quarantined), "{parked:?}");
     }
 
     /// Waits until the broker has received this number of messages. The timeout costs nothing on virtual time.
@@ -144,6 +177,64 @@ async fn a_message_that_breaks_the_connection_is_quarantined() {
     let before = setup.broker.received();
     setup.wait_for_received(before + 1).await;
     assert_eq!(setup.stop().await.iter().filter(|key| *key == "bad").count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_messages_that_break_the_connection_do_not_block_each_other_or_the_rest() {
+    let mut setup = TestSetup::new(BrokerConfig::default());
+    for key in ["bad-1", "bad-2"] {
+        setup.break_connection_at(key);
+        setup.emit(key, "T");
+    }
+    setup.start(fast_retries());
+    // Each is sent alone again and again. Nothing shows yet that the broker works.
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    assert!(setup.database.parked(MAIN).is_empty());
+    setup.emit_until_quarantined("good", &["bad-1", "bad-2"]).await;
+    setup.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_isolated_message_is_sent_again_if_there_is_no_other_message() {
+    let mut setup = TestSetup::new(BrokerConfig::default());
+    setup.break_connection_at("only");
+    setup.emit("only", "T");
+    setup.start(fast_retries());
+    // No success of another message can prove that the broker works, so it is not quarantined.
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    assert!(setup.database.parked(MAIN).is_empty());
+    setup.broker.clear_failures();
+    setup.wait_for_received(1).await;
+    assert_eq!(setup.stop().await, ["only"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_relay_with_full_memory_reads_on_to_quarantine_an_isolated_message() {
+    let mut setup = TestSetup::new(BrokerConfig::default());
+    setup.break_connection_at("bad");
+    setup.emit("bad", "T");
+    setup.emit("good", "T");
+    let routes = Routes::new(vec![fast_retries()]);
+    setup.start_with(Config { routes, page_messages: 1, pages_max: 1, ..Config::default() });
+    setup.wait_for_received(1).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    setup.assert_quarantined(&["bad"]);
+    assert_eq!(setup.stop().await, ["good"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_relay_reads_a_shard_that_it_will_release_to_quarantine_an_isolated_message() {
+    let mut setup = TestSetup::new(BrokerConfig::default());
+    // Of four shards, "o-1" is in shard 1 and "o-2" in shard 3.
+    setup.break_connection_at("o-1");
+    setup.emit("o-1", "T");
+    setup.start(fast_retries());
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    // The second relay waits for shards 2 and 3. The first cannot release them while "o-1" blocks the page.
+    setup.start(fast_retries());
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    setup.emit_until_quarantined("o-2", &["o-1"]).await;
+    setup.stop().await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -38,17 +38,6 @@ fn every_promise_holds_in_odd_seeds() {
     every_promise_holds((1..SEEDS).step_by(2));
 }
 
-/// Each of these seeds once found a bug:
-/// - 2: isolated messages blocked each other forever
-/// - 541, 836: an isolated message had no other message to prove that the broker works
-/// - 531: a tick was pruned under an open window
-/// - 1003: a settlement was sent twice at shutdown
-/// - 7850: a key was unparked although another of its messages had failed
-#[test]
-fn regression_seeds_pass() {
-    every_promise_holds([2, 531, 541, 836, 1003, 7850].into_iter());
-}
-
 /// In seeds 22 and 34 a broken connection ends several calls at once.
 #[test]
 fn a_seed_replays_exactly() {

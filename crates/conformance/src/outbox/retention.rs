@@ -11,7 +11,7 @@ use relevo_core::outbox::maintenance::Maintenance;
 use crate::dead_letters::DeadLetterCalls as _;
 use crate::outbox::harness::{Harness, MAIN, RETENTION, WriteTransaction, draft};
 use crate::outbox::test_relay::{
-    TestRelay, batch_ids, emit, emit_all, emit_during_write, failed, ids, must, park, retry,
+    ANY_BYTES, TestRelay, batch_ids, emit, emit_all, emit_during_write, failed, ids, must, park, retry,
 };
 
 /// The time for one call of maintenance.
@@ -140,4 +140,20 @@ pub async fn a_partly_read_window_is_not_dropped(h: &mut impl Harness) {
     let mut next = TestRelay::start(h.store().await, 2).await;
     assert_eq!(ids(&next.deliver(10).await), emitted[2..]);
     assert_eq!(next.drain(10).await.len(), 3);
+}
+
+/// A relay has read the first part of a window and settled nothing of it. The ticks of the window stay, although the
+/// last one is old and no position in the store names it.
+pub async fn an_unsettled_window_can_be_read_to_its_end(h: &mut impl Harness) {
+    let relay = TestRelay::start(h.store().await, 1).await;
+    let emitted = emit_all(h, &["a", "b", "c", "d"]).await;
+    let page = relay.read(2).await;
+    assert_eq!(ids(&page.entries), emitted[..2]);
+    h.add_destination("passing", 1, StartFrom::Now).await;
+    emit(h, "e").await;
+    TestRelay::start(h.store_for("passing").await, 5).await.drain(10).await;
+    h.remove_destination("passing").await;
+    age_and_maintain(h, &relay.store).await;
+    let rest = relay.read_at(&relay.leases, &page.end, 10, ANY_BYTES).await;
+    assert_eq!(ids(&rest.entries), emitted[2..]);
 }
