@@ -81,7 +81,7 @@ impl MessageStatus {
             Self::Retrying => "retrying",
             Self::Held => "held",
             Self::Quarantined => "quarantined",
-            Self::Waiting => "behind",
+            Self::Waiting => "waiting",
             Self::Dead => "dead",
             Self::Discarded => "discarded",
             Self::Published => "published",
