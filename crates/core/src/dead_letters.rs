@@ -44,6 +44,15 @@ impl DeadLetterState {
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|state| state.as_str() == name)
     }
+
+    /// The mark that the relay has not applied yet.
+    pub const fn unapplied_mark(self) -> Option<MarkAction> {
+        match self {
+            Self::Redriving => Some(MarkAction::Redrive),
+            Self::Discarding => Some(MarkAction::Discard),
+            Self::Dead | Self::Redriven | Self::Discarded => None,
+        }
+    }
 }
 
 /// Whose dead letters.
@@ -359,6 +368,15 @@ mod tests {
     fn every_state_text_is_parsed_back() {
         assert!(DeadLetterState::ALL.iter().all(|state| DeadLetterState::parse(state.as_str()) == Some(*state)));
         assert_eq!(DeadLetterState::parse("other"), None);
+    }
+
+    #[test]
+    fn a_mark_is_unapplied_in_its_pending_state_only() {
+        for mark in [MarkAction::Redrive, MarkAction::Discard] {
+            assert_eq!(mark.pending_state().unapplied_mark(), Some(mark));
+            assert_eq!(mark.final_state().unapplied_mark(), None);
+        }
+        assert_eq!(DeadLetterState::Dead.unapplied_mark(), None);
     }
 
     #[test]

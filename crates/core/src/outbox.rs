@@ -10,6 +10,7 @@ pub mod rules;
 pub mod sample;
 pub mod search;
 pub mod transaction;
+pub mod why;
 
 use std::sync::Arc;
 

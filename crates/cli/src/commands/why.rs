@@ -4,7 +4,8 @@ use std::io::{self, Write as _};
 
 use anyhow::Result;
 use jiff::Timestamp;
-use relevo_core::outbox::inspect::{KeyReport, MessageSummary, WaitCause};
+use relevo_core::outbox::inspect::MessageSummary;
+use relevo_core::outbox::why::{self, KeyReport, WaitCause};
 use serde_json::{Value, json};
 
 use super::output::{self, Format};
@@ -25,7 +26,7 @@ pub(crate) struct Args {
 
 pub(super) async fn run(args: &Args) -> Result<Code> {
     let opened = outbox::open(&args.which).await?;
-    let why = opened.outbox.key_facts(&opened.destination.name, &args.key).await?;
+    let why = why::explain(opened.outbox.key_facts(&opened.destination.name, &args.key).await?);
     let destination = &opened.destination.name;
     let mut out = io::stdout().lock();
     if args.format.json {
@@ -61,7 +62,7 @@ fn object(key: &str, destination: &str, why: &KeyReport) -> Value {
         WaitCause::DeadLetter { id } => value["id"] = id.to_string().into(),
         WaitCause::MarkNotApplied { id, mark } => {
             value["id"] = id.to_string().into();
-            value["mark"] = mark.as_str().into();
+            value["mark"] = mark.pending_state().as_str().into();
         }
     }
     value
@@ -127,6 +128,7 @@ fn reason(why: &KeyReport, destination: &str, now: Timestamp) -> String {
         }
         WaitCause::DeadLetter { .. } => "Why: the first one was given up, and the key waits for a person.".to_owned(),
         WaitCause::MarkNotApplied { mark, .. } => {
+            let mark = mark.pending_state().as_str();
             format!("Why: a person marked the first one (`{mark}`), and the relay of shard {shard} has not acted yet.")
         }
         WaitCause::Scheduled { at } => format!("Why: the first one is not due before {}.", moment::told(*at, now)),

@@ -8,9 +8,10 @@ use relevo_core::dead_letters::{DeadLetterFilter, DeadLetterSummary, MarkAction,
 use relevo_core::finding::Finding;
 use relevo_core::outbox::OutboxOperator;
 use relevo_core::outbox::admin::DestinationChange;
-use relevo_core::outbox::inspect::{Backlog, DestinationInfo, KeyReport, MessageDetails, ShardInfo};
+use relevo_core::outbox::inspect::{Backlog, DestinationInfo, MessageDetails, ShardInfo};
 use relevo_core::outbox::sample::{DestinationSample, OutboxSample};
 use relevo_core::outbox::search::{MessageFilter, OutboxSearch, SearchPage, TimeRange, VerifyReport};
+use relevo_core::outbox::why::{KeyReport, explain};
 use relevo_core::store::StoreError;
 
 use crate::dead_letters::DeadLetterCalls;
@@ -34,9 +35,9 @@ pub trait MainCalls: OutboxOperator {
         relevo_core::outbox::inspect::OutboxInspector::message(self, MAIN, id).await
     }
 
-    /// See `OutboxInspector::key_facts`.
-    async fn key_facts(&self, key: &str) -> Result<KeyReport, StoreError> {
-        relevo_core::outbox::inspect::OutboxInspector::key_facts(self, MAIN, key).await
+    /// Explains the facts of `OutboxInspector::key_facts`.
+    async fn key_report(&self, key: &str) -> Result<KeyReport, StoreError> {
+        self.key_facts(MAIN, key).await.map(explain)
     }
 
     /// See `OutboxInspector::examine`.

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 
 use crate::finding::Finding;
 use crate::message::{Message, MessageId};
-use crate::outbox::leases::HeldAddress;
+use crate::outbox::why::KeyFacts;
 use crate::store::StoreError;
 
 /// A destination and its settings.
@@ -81,7 +81,7 @@ impl MessageStatus {
             Self::Retrying => "retrying",
             Self::Held => "held",
             Self::Quarantined => "quarantined",
-            Self::Waiting => "behind",
+            Self::Waiting => "waiting",
             Self::Dead => "dead",
             Self::Discarded => "discarded",
             Self::Published => "published",
@@ -147,68 +147,6 @@ pub struct ShardInfo {
     pub parked_keys: u64,
 }
 
-/// The reason why a key is not making progress.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum WaitCause {
-    /// No message of the key waits.
-    Idle,
-    /// Its messages have not been read yet, and a relay holds the shard.
-    NotReadYet,
-    /// Its messages have not been read yet, and no relay holds the shard.
-    NoRelay,
-    /// The destination is disabled.
-    Disabled,
-    /// The first message failed and waits for a retry.
-    Retrying {
-        /// When it is retried.
-        at: Timestamp,
-    },
-    /// The first message's address is held.
-    AddressHeld {
-        /// The address and the reason.
-        held_address: HeldAddress,
-        /// When it is probed next.
-        probe_at: Option<Timestamp>,
-    },
-    /// The first message broke connections and is retried alone.
-    Quarantined {
-        /// When it is retried.
-        at: Timestamp,
-    },
-    /// The first message is a dead letter, and the key waits for an operator.
-    DeadLetter {
-        /// The dead letter.
-        id: MessageId,
-    },
-    /// An operator marked a dead letter, and the relay has not applied the mark yet.
-    MarkNotApplied {
-        /// The dead letter.
-        id: MessageId,
-        /// `redriving` or `discarding`.
-        mark: String,
-    },
-    /// All remaining messages of the key are scheduled for later.
-    Scheduled {
-        /// When the first one is due.
-        at: Timestamp,
-    },
-}
-
-/// The state of one key.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KeyReport {
-    /// The reason why it is not making progress.
-    pub cause: WaitCause,
-    /// The message that blocks the key.
-    pub head: Option<MessageSummary>,
-    /// The number of waiting messages of the key, including the head. Counted up to 10 000.
-    pub waiting: u64,
-    /// When the head started to wait.
-    pub since: Option<Timestamp>,
-    /// The key's shard.
-    pub shard: ShardInfo,
-}
-
 /// Read-only operator access to an outbox. A call for an unknown destination returns an error.
 #[async_trait]
 pub trait OutboxInspector: Send + Sync {
@@ -221,8 +159,8 @@ pub trait OutboxInspector: Send + Sync {
     /// Returns one message, if it is retained or still waits.
     async fn message(&self, destination: &str, id: MessageId) -> Result<Option<MessageDetails>, StoreError>;
 
-    /// Explains why a key is not making progress.
-    async fn key_facts(&self, destination: &str, key: &str) -> Result<KeyReport, StoreError>;
+    /// What the store knows about a waiting key. [`explain`](crate::outbox::why::explain) chooses the cause.
+    async fn key_facts(&self, destination: &str, key: &str) -> Result<KeyFacts, StoreError>;
 
     /// Checks the settings that the guarantees depend on. Returns every check, passed or failed.
     async fn examine(&self) -> Result<Vec<Finding>, StoreError>;

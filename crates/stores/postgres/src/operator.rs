@@ -19,8 +19,9 @@ use relevo_core::dead_letters::{
 use relevo_core::finding::Finding;
 use relevo_core::outbox::OutboxOperator;
 use relevo_core::outbox::admin::{DestinationChange, OutboxAdmin, OutboxSettings, StartFrom};
-use relevo_core::outbox::inspect::{DestinationInfo, KeyReport, MessageDetails, OutboxInspector, ShardInfo};
+use relevo_core::outbox::inspect::{DestinationInfo, MessageDetails, OutboxInspector, ShardInfo};
 use relevo_core::outbox::search::{MessageFilter, OutboxSearch, SearchPage, TimeRange, VerifyReport};
+use relevo_core::outbox::why::KeyFacts;
 use relevo_core::store::StoreError;
 
 use crate::classify::Error;
@@ -196,8 +197,8 @@ impl OutboxInspector for Operator {
         Ok(search::show(self.existing(destination).await?, id).await?)
     }
 
-    async fn key_facts(&self, destination: &str, key: &str) -> Result<KeyReport, StoreError> {
-        Ok(why::why(self.scope(destination), key).await?)
+    async fn key_facts(&self, destination: &str, key: &str) -> Result<KeyFacts, StoreError> {
+        Ok(why::key_facts(self.scope(destination), key).await?)
     }
 
     async fn examine(&self) -> Result<Vec<Finding>, StoreError> {

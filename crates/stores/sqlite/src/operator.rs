@@ -23,8 +23,9 @@ use relevo_core::inbox::admin::{
 use relevo_core::inbox::replays::{ConsumerReplays, EnqueueOutcome, Replay, ReplayBatch, ReplayPlan};
 use relevo_core::outbox::OutboxOperator;
 use relevo_core::outbox::admin::{DestinationChange, OutboxAdmin, OutboxSettings, StartFrom};
-use relevo_core::outbox::inspect::{DestinationInfo, KeyReport, MessageDetails, OutboxInspector, ShardInfo};
+use relevo_core::outbox::inspect::{DestinationInfo, MessageDetails, OutboxInspector, ShardInfo};
 use relevo_core::outbox::search::{MessageFilter, OutboxSearch, SearchPage, TimeRange, VerifyReport};
+use relevo_core::outbox::why::KeyFacts;
 use relevo_core::store::StoreError;
 use sqlx::sqlite::SqliteConnection;
 use tokio::time::timeout;
@@ -195,8 +196,8 @@ impl OutboxInspector for Operator {
         self.inspect(async |c| status::search::show(c, destination, id).await).await
     }
 
-    async fn key_facts(&self, destination: &str, key: &str) -> Result<KeyReport, StoreError> {
-        self.inspect(async |c| why::why(c, destination, key).await).await
+    async fn key_facts(&self, destination: &str, key: &str) -> Result<KeyFacts, StoreError> {
+        self.inspect(async |c| why::key_facts(c, destination, key).await).await
     }
 
     async fn examine(&self) -> Result<Vec<Finding>, StoreError> {

@@ -8,7 +8,7 @@ SELECT NULL::bigint AS seq, s.id, NULL::text AS destination, s.topic, s.key, s.t
 FROM scheduled AS s
 UNION ALL
 SELECT p.seq, p.id, p.destination, p.topic, p.key, p.type, p.created_at,
-    CASE WHEN p.head AND k.state <> 'dead' THEN k.state ELSE 'behind' END,
+    CASE WHEN p.head AND k.state <> 'dead' THEN k.state ELSE 'waiting' END,
     CASE WHEN p.head AND k.state <> 'dead' THEN k.attempts ELSE 0 END,
     CASE WHEN p.head THEN coalesce(k.next_at, (
         SELECT h.next_at FROM address_hold AS h WHERE h.destination = k.destination AND h.address = k.address)) END,

@@ -120,7 +120,7 @@ impl StatusStatements {
              coalesce(k.next_at, (SELECT h.next_at FROM {schema}.address_hold AS h \
                  WHERE h.destination = {destination} AND h.address = k.address)) AS next_at, \
              CASE WHEN x.state = 'discarded' THEN 'discarded' WHEN x.state IS NOT NULL THEN 'dead' \
-                 WHEN p.seq IS NOT NULL THEN CASE WHEN p.head AND k.state <> 'dead' THEN k.state ELSE 'behind' END \
+                 WHEN p.seq IS NOT NULL THEN CASE WHEN p.head AND k.state <> 'dead' THEN k.state ELSE 'waiting' END \
                  WHEN st.settled THEN 'published' ELSE 'pending' END AS status \
              FROM ({source}) AS m \
              LEFT JOIN (SELECT * FROM {schema}.dead_letter WHERE destination = {destination} AND state <> 'redriven' \
@@ -163,9 +163,9 @@ impl StatusStatements {
         format!(
             "{positions} SELECT seq, id, created_at, topic, key, type, status, \
              CASE WHEN status = 'dead' OR status = 'discarded' THEN dead_attempts \
-                 WHEN head AND status <> 'behind' THEN parked_attempts ELSE 0 END, \
+                 WHEN head AND status <> 'waiting' THEN parked_attempts ELSE 0 END, \
              CASE WHEN head AND status <> 'dead' THEN next_at END, \
-             CASE WHEN status = 'dead' OR status = 'discarded' THEN dead_error WHEN head AND status <> 'behind' THEN error END, \
+             CASE WHEN status = 'dead' OR status = 'discarded' THEN dead_error WHEN head AND status <> 'waiting' THEN error END, \
              CASE WHEN status = 'published' THEN coalesce((SELECT l.published_at FROM {schema}.parked_published AS l \
                  WHERE l.destination = {destination} AND l.seq = m.seq), \
                  (SELECT p.settled_at FROM {schema}.progress AS p JOIN {schema}.tick AS f ON f.tick = p.from_tick \

@@ -7,9 +7,10 @@ use relevo_broker_memory::{Config as BrokerConfig, FailureRule, MemoryBroker, Ru
 use relevo_conformance::outbox::main_calls::MainCalls as _;
 use relevo_core::dead_letters::{DeadLetterFilter, MarkAction};
 use relevo_core::outbox::OutboxOperator as _;
-use relevo_core::outbox::inspect::{self, DestinationInfo, KeyReport, MessageStatus, WaitCause};
+use relevo_core::outbox::inspect::{self, DestinationInfo, MessageStatus};
 use relevo_core::outbox::sample;
 use relevo_core::outbox::search::{MessageFilter, SearchPage};
+use relevo_core::outbox::why::{KeyReport, WaitCause};
 use relevo_core::store::StoreError;
 use relevo_core::{AfterDead, Class, MessageId, RetryPolicy, Route, Routes};
 use relevo_relay::Config;
@@ -33,7 +34,7 @@ async fn status(store: &Operator, id: MessageId) -> MessageStatus {
 }
 
 async fn why(store: &Operator, key: &str) -> KeyReport {
-    store.key_facts(key).await.expect("an answer")
+    store.key_report(key).await.expect("an answer")
 }
 
 fn ids(found: &SearchPage) -> Vec<MessageId> {
@@ -277,13 +278,17 @@ async fn every_wait_cause_is_reported() {
     // The shard has an owner, so the mark itself is the cause. Without an owner the cause is the missing relay.
     world.run("UPDATE relevo.lease SET owner = gen_random_uuid(), expires_at = now() + interval '1 hour'").await;
     assert_eq!(store.mark(MarkAction::Redrive, only(emitted[4])).await.expect("a mark"), 1);
-    let marked = WaitCause::MarkNotApplied { id: emitted[4], mark: "redriving".to_owned() };
+    let marked = WaitCause::MarkNotApplied { id: emitted[4], mark: MarkAction::Redrive };
     assert_eq!(why(&store, "marked").await.cause, marked);
     world.run("UPDATE relevo.lease SET owner = NULL, expires_at = '-infinity'").await;
     assert_eq!(why(&store, "marked").await.cause, WaitCause::NoRelay);
     world.run("UPDATE relevo.parked_key SET next_at = clock_timestamp() WHERE key = 'retry'").await;
     assert_eq!(why(&store, "retry").await.cause, WaitCause::NoRelay);
-    assert_eq!(why(&store, "dead").await.cause, WaitCause::DeadLetter { id: emitted[2] }, "a person is needed first");
+    let dead = WaitCause::DeadLetter { id: emitted[2] };
+    assert_eq!(why(&store, "dead").await.cause, dead, "an operator is needed first");
+    world.run("SELECT relevo.disable_destination('main')").await;
+    assert_eq!(why(&store, "dead").await.cause, dead, "an operator is needed first");
+    assert_eq!(why(&store, "retry").await.cause, WaitCause::Disabled);
 }
 
 #[tokio::test]
@@ -299,7 +304,10 @@ async fn a_key_that_continues_after_a_dead_letter_is_idle() {
     assert_eq!(why(&store, "k").await.cause, WaitCause::Idle);
     relay.stop().await;
     assert_eq!(store.mark(MarkAction::Redrive, only(emitted[0])).await.expect("a mark"), 1);
-    assert!(matches!(why(&store, "k").await.cause, WaitCause::MarkNotApplied { .. }));
+    assert_eq!(why(&store, "k").await.cause, WaitCause::NoRelay);
+    world.run("UPDATE relevo.lease SET owner = gen_random_uuid(), expires_at = now() + interval '1 hour'").await;
+    let marked = WaitCause::MarkNotApplied { id: emitted[0], mark: MarkAction::Redrive };
+    assert_eq!(why(&store, "k").await.cause, marked);
 }
 
 #[tokio::test]

@@ -73,13 +73,13 @@ async fn every_state_of_a_message_is_shown() {
     assert_eq!(status_row(&world, plain).await, expected_row("published", 0, false, false, true));
     assert_eq!(status_row(&world, later).await, expected_row("published", 0, false, false, true));
     assert_eq!(status_row(&world, retrying).await, expected_row("retrying", 1, true, true, false));
-    assert_eq!(status_row(&world, behind).await, expected_row("behind", 0, false, false, false));
+    assert_eq!(status_row(&world, behind).await, expected_row("waiting", 0, false, false, false));
     assert_eq!(status_row(&world, held).await, expected_row("held", 0, true, true, false));
     assert_eq!(status_row(&world, odd).await, expected_row("quarantined", 0, true, true, false));
     assert_eq!(status_row(&world, dead).await, expected_row("dead", 1, false, true, false));
     assert_eq!(status_row(&world, discarded).await, expected_row("discarded", 1, false, true, false));
     let waiting = status_row(&world, behind_dead).await;
-    assert_eq!((&*waiting.0, waiting.1, waiting.4), ("behind", 0, false));
+    assert_eq!((&*waiting.0, waiting.1, waiting.4), ("waiting", 0, false));
     let order = format!(
         "SELECT count(*) FROM relevo.outbox AS a, relevo.outbox AS b WHERE a.id = '{plain}' AND b.id = '{later}' \
          AND a.created_at < a.published_at AND b.created_at < b.published_at AND a.published_at < b.published_at"

@@ -88,7 +88,7 @@ async fn a_message_out_of_attempts_holds_its_key_until_it_is_redriven() {
     assert!(received(&broker, "a").is_empty());
     let letters = world.operator().await.dead_letters(&all()).await.expect("letters");
     assert_eq!((letters.len(), letters[0].attempts, &*letters[0].class), (1, 3, "transient"));
-    wait_until("the others wait", async || status(&world, ids[3]).await == "behind").await;
+    wait_until("the others wait", async || status(&world, ids[3]).await == "waiting").await;
 
     broker.clear_failures();
     let later = world.emit(&["a"]).await;

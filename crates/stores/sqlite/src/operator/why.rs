@@ -1,29 +1,28 @@
-//! Explains why a key waits.
+//! Gathers the facts that explain why a key waits.
 
-use relevo_core::outbox::inspect::{KeyReport, WaitCause};
+use relevo_core::outbox::why::KeyFacts;
 use relevo_core::slot::{shard_of, slot_of};
 use sqlx::sqlite::SqliteConnection;
 
 use crate::classify::Error;
 use crate::queries::status::Progress;
-use crate::queries::status::key::{KeyWait, parked, scheduled, shards, unread};
+use crate::queries::status::key;
 
-/// Returns the first cause that holds: parked, unsettled, scheduled, idle.
-pub(super) async fn why(connection: &mut SqliteConnection, destination: &str, key: &str) -> Result<KeyReport, Error> {
+pub(super) async fn key_facts(
+    connection: &mut SqliteConnection,
+    destination: &str,
+    name: &str,
+) -> Result<KeyFacts, Error> {
     let progress = Progress::load(connection, destination).await?;
-    let shard = shard_of(slot_of(key), progress.shards);
-    let mut shards = shards(connection, destination, progress.shards).await?;
+    let shard = shard_of(slot_of(name), progress.shards);
+    let mut shards = key::shards(connection, destination, progress.shards).await?;
     let shard = shards.swap_remove(shards.iter().position(|row| row.shard == shard).unwrap_or(0));
-    let mut wait = parked(connection, destination, &progress, key).await?;
-    if wait.is_none() {
-        wait = unread(connection, destination, &progress, key, &shard).await?;
+    let parked = key::parked(connection, destination, &progress, name).await?;
+    let unapplied_mark = key::marked_dead_letter(connection, destination, &progress, name).await?;
+    let (mut unread, mut scheduled) = (None, None);
+    if parked.is_none() {
+        unread = key::unread(connection, destination, &progress, name).await?;
+        scheduled = key::scheduled(connection, name).await?;
     }
-    let KeyWait { mut cause, head, since, waiting } = match wait {
-        Some(wait) => wait,
-        None => scheduled(connection, key).await?,
-    };
-    if !progress.enabled && !matches!(cause, WaitCause::Idle | WaitCause::Scheduled { .. }) {
-        cause = WaitCause::Disabled;
-    }
-    Ok(KeyReport { cause, head, waiting, since, shard })
+    Ok(KeyFacts { enabled: progress.enabled, shard, parked, unapplied_mark, unread, scheduled })
 }

@@ -10,10 +10,11 @@ use relevo_core::finding::Severity;
 use relevo_core::inbox::admin::{ConsumerAdmin as _, RemoveOutcome};
 use relevo_core::outbox::LogEntry;
 use relevo_core::outbox::admin::{DestinationChange, OutboxAdmin as _};
-use relevo_core::outbox::inspect::{MessageStatus, WaitCause};
+use relevo_core::outbox::inspect::MessageStatus;
 use relevo_core::outbox::log::{ParkAction, ParkedMessage, PublishFailure};
 use relevo_core::outbox::parked::ParkedReader as _;
 use relevo_core::outbox::search::{MessageFilter, TimeRange};
+use relevo_core::outbox::why::WaitCause;
 use relevo_store_sqlite::{Draft, Operator};
 
 use crate::scratch::{MAIN, Reader, TempDirectory, connect, draft, emit_one, operator, outbox, run};
@@ -136,39 +137,85 @@ async fn a_key_report_explains_why_the_key_waits() {
     let scratch = TempDirectory::new();
     let (reader, operator) = outbox_with_every_status(&scratch).await;
     let store = &operator;
-    let why = store.key_facts("retrying").await.unwrap();
+    let why = store.key_report("retrying").await.unwrap();
     assert!(matches!(why.cause, WaitCause::Retrying { at } if at > Timestamp::now()));
     assert_eq!((why.waiting, why.head.unwrap().status), (2, MessageStatus::Retrying));
-    let why = store.key_facts("held").await.unwrap();
+    let why = store.key_report("held").await.unwrap();
     assert!(
         matches!(why.cause, WaitCause::AddressHeld { held_address, probe_at: Some(_) } if held_address.address == "there")
     );
-    let dead = store.key_facts("dead").await.unwrap();
+    let dead = store.key_report("dead").await.unwrap();
     let head = dead.head.unwrap();
     assert_eq!(
         (dead.cause, dead.waiting, head.status),
         (WaitCause::DeadLetter { id: head.id }, 2, MessageStatus::Dead)
     );
-    assert!(matches!(store.key_facts("scheduled").await.unwrap().cause, WaitCause::Scheduled { .. }));
-    let why = store.key_facts("pending").await.unwrap();
+    assert!(matches!(store.key_report("scheduled").await.unwrap().cause, WaitCause::Scheduled { .. }));
+    let why = store.key_report("pending").await.unwrap();
     assert_eq!((why.cause, why.waiting), (WaitCause::NotReadYet, 1));
     assert_eq!(why.shard.owner.as_deref(), Some("reader"));
-    assert_eq!(store.key_facts("published").await.unwrap().cause, WaitCause::Idle);
-    assert_eq!(store.key_facts("never heard of").await.unwrap().cause, WaitCause::Idle);
+    assert_eq!(store.key_report("published").await.unwrap().cause, WaitCause::Idle);
+    assert_eq!(store.key_report("never heard of").await.unwrap().cause, WaitCause::Idle);
 
     assert_eq!(store.mark(MarkAction::Redrive, all()).await.unwrap(), 1);
     assert_eq!(store.mark(MarkAction::Redrive, all()).await.unwrap(), 0, "a double click marks once");
     assert_eq!(
-        store.key_facts("dead").await.unwrap().cause,
-        WaitCause::MarkNotApplied { id: head.id, mark: "redriving".to_owned() }
+        store.key_report("dead").await.unwrap().cause,
+        WaitCause::MarkNotApplied { id: head.id, mark: MarkAction::Redrive }
     );
     let runs = reader.store.read_parked(&reader.leases, 10, 10).await.unwrap();
     assert_eq!((&*runs[0].key, runs[0].messages[0].entry.message.id), ("dead", head.id));
     store.update(DestinationChange::Enabled(false)).await.unwrap();
-    assert_eq!(store.key_facts("pending").await.unwrap().cause, WaitCause::Disabled);
+    assert_eq!(store.key_report("pending").await.unwrap().cause, WaitCause::Disabled);
     store.update(DestinationChange::Enabled(true)).await.unwrap();
     run(&scratch.file(), "UPDATE relevo_lease SET expires_at_ms = 0").await;
-    assert_eq!(store.key_facts("pending").await.unwrap().cause, WaitCause::NoRelay);
+    assert_eq!(store.key_report("pending").await.unwrap().cause, WaitCause::NoRelay);
+}
+
+#[tokio::test]
+async fn a_due_key_without_a_relay_and_a_dead_letter_on_a_disabled_destination_are_explained() {
+    let scratch = TempDirectory::new();
+    let (_reader, operator) = outbox_with_every_status(&scratch).await;
+    let store = &operator;
+    let cause = async |key: &str| store.key_report(key).await.unwrap().cause;
+    let dead = cause("dead").await;
+    assert!(matches!(dead, WaitCause::DeadLetter { .. }));
+    run(&scratch.file(), "UPDATE relevo_lease SET expires_at_ms = 0").await;
+    assert!(matches!(cause("retrying").await, WaitCause::Retrying { .. }), "it is not due");
+    assert!(matches!(cause("held").await, WaitCause::AddressHeld { .. }), "it is not due");
+    run(&scratch.file(), "UPDATE relevo_parked_key SET next_at_ms = 1 WHERE key = 'retrying'").await;
+    run(&scratch.file(), "UPDATE relevo_address_hold SET next_at_ms = 1").await;
+    assert_eq!(cause("retrying").await, WaitCause::NoRelay);
+    assert_eq!(cause("held").await, WaitCause::NoRelay);
+    assert_eq!(cause("dead").await, dead, "an operator is needed first");
+    store.update(DestinationChange::Enabled(false)).await.unwrap();
+    assert_eq!(cause("retrying").await, WaitCause::Disabled);
+    assert_eq!(cause("dead").await, dead, "an operator is needed first");
+    assert!(matches!(cause("scheduled").await, WaitCause::Scheduled { .. }));
+    run(&scratch.file(), "UPDATE relevo_parked_key SET state = 'quarantined' WHERE key = 'retrying'").await;
+    store.update(DestinationChange::Enabled(true)).await.unwrap();
+    run(&scratch.file(), "UPDATE relevo_lease SET expires_at_ms = 1 << 52").await;
+    assert!(matches!(cause("retrying").await, WaitCause::Quarantined { .. }));
+}
+
+#[tokio::test]
+async fn a_mark_of_a_key_that_continued_is_reported_until_it_is_applied() {
+    let scratch = TempDirectory::new();
+    let mut reader = Reader::start(outbox(&scratch.file(), 4).await).await;
+    emit_one(&mut connect(&scratch.file()).await, draft("k")).await;
+    let page = reader.read().await.expect("a page");
+    let id = page.entries[0].message.id;
+    let parks = vec![park(&page.entries[0], Some(stopped(ParkAction::DeadLetter(AfterDead::Continue))))];
+    reader.settle(page.end, parks).await.expect("a free file");
+    let operator = operator(&scratch.file()).await;
+    let store = &operator;
+    assert_eq!(store.key_report("k").await.unwrap().cause, WaitCause::Idle);
+    assert_eq!(store.mark(MarkAction::Discard, all()).await.unwrap(), 1);
+    let report = store.key_report("k").await.unwrap();
+    assert_eq!(report.cause, WaitCause::MarkNotApplied { id, mark: MarkAction::Discard });
+    assert_eq!((report.waiting, report.head.map(|head| head.id)), (1, Some(id)));
+    reader.store.read_parked(&reader.leases, 10, 10).await.unwrap();
+    assert_eq!(store.key_report("k").await.unwrap().cause, WaitCause::Idle);
 }
 
 #[tokio::test]

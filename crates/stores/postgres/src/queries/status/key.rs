@@ -3,7 +3,9 @@
 use bytes::Bytes;
 use jiff::Timestamp;
 use relevo_core::MessageId;
+use relevo_core::dead_letters::{DeadLetterState, MarkAction};
 use relevo_core::outbox::leases::HeldAddress;
+use relevo_core::outbox::why::ParkedState;
 
 use super::{SeqRange, StatusStatements};
 use crate::binary_copy::CopyRows;
@@ -15,16 +17,15 @@ pub(crate) const COUNTED_MAX: u64 = 10_000;
 
 /// The `parked_key` row of a key, with its hold and its dead letter.
 pub(crate) struct ParkedKey {
-    pub(crate) state: String,
+    pub(crate) state: ParkedState,
     /// The time of the next retry or address probe.
     pub(crate) next_at: Option<Timestamp>,
     /// Whether that time has passed.
     pub(crate) is_due: bool,
-    pub(crate) hold: Option<HeldAddress>,
-    pub(crate) dead: Option<(MessageId, String)>,
     pub(crate) parked_at: Timestamp,
     pub(crate) queued: u64,
-    pub(crate) head: Option<i64>,
+    /// The number of the first parked message.
+    pub(crate) first: Option<i64>,
 }
 
 impl StatusStatements {
@@ -116,25 +117,36 @@ pub(crate) fn decode_parked_key(answer: Bytes) -> Result<Option<ParkedKey>, Erro
     let state = row.string()?;
     let next_at = row.optional_timestamp()?;
     let is_due = row.boolean()?;
-    let address = row.optional_string()?;
+    let address = row.optional_string()?.unwrap_or_default();
     let error = row.string()?;
     let dead_id = row.optional_uuid()?.map(MessageId::from_uuid);
     let dead_state = row.optional_string()?;
+    let state = match (state.as_str(), dead_id) {
+        ("dead", Some(id)) => ParkedState::Dead { id, unapplied_mark: dead_state.as_deref().and_then(unapplied_mark) },
+        ("held", _) => ParkedState::Held(HeldAddress { address, error }),
+        ("quarantined", _) => ParkedState::Quarantined,
+        ("retrying", _) => ParkedState::Retrying,
+        _ => return Err(Error::UnexpectedResponse("a parked key has an unknown state or no dead letter")),
+    };
     Ok(Some(ParkedKey {
         state,
         next_at,
         is_due,
-        hold: address.map(|address| HeldAddress { address, error }),
-        dead: dead_id.zip(dead_state),
         parked_at: row.timestamp()?,
         queued: row.count()?,
-        head: Some(row.int8()?).filter(|seq| *seq >= 0),
+        first: Some(row.int8()?).filter(|seq| *seq >= 0),
     }))
 }
 
-/// Reads the row of [`StatusStatements::marked_dead_letter`]: its id and its mark.
-pub(crate) fn decode_marked_dead_letter(answer: Bytes) -> Result<Option<(MessageId, String)>, Error> {
+/// Reads the row of [`StatusStatements::marked_dead_letter`].
+pub(crate) fn decode_marked_dead_letter(answer: Bytes) -> Result<Option<(MessageId, MarkAction)>, Error> {
     let mut rows = CopyRows::new(answer, 2)?;
-    let row = rows.next_row()?;
-    row.map(|mut row| Ok((MessageId::from_uuid(row.uuid()?), row.string()?))).transpose()
+    let Some(mut row) = rows.next_row()? else { return Ok(None) };
+    let id = MessageId::from_uuid(row.uuid()?);
+    let mark = unapplied_mark(&row.string()?).ok_or(Error::UnexpectedResponse("a mark is unknown"))?;
+    Ok(Some((id, mark)))
+}
+
+fn unapplied_mark(state: &str) -> Option<MarkAction> {
+    DeadLetterState::parse(state)?.unapplied_mark()
 }

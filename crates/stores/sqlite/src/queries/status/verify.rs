@@ -26,7 +26,7 @@ pub(crate) async fn count_by_status(
     let sql = "SELECT CASE \
                    WHEN p.ordinal IS NOT NULL THEN CASE \
                        WHEN k.state = 'dead' OR p.ordinal > (SELECT min(q.ordinal) FROM relevo_parked_message AS q \
-                           WHERE q.destination = ?1 AND q.key = p.key) THEN 'behind' \
+                           WHERE q.destination = ?1 AND q.key = p.key) THEN 'waiting' \
                        ELSE k.state END \
                    WHEN d.state = 'discarded' THEN 'discarded' WHEN d.state IS NOT NULL THEN 'dead' \
                    WHEN m.seq <= max(s.from_seq, s.settled_seq) THEN 'published' ELSE 'pending' END AS status, \
