@@ -70,8 +70,10 @@ pub(crate) fn start(
         add("heartbeat-ttl-ms", HEARTBEAT_TTL.as_millis().to_string());
         add("retry-one-in", FAILS_ONE_IN.to_string());
         add("poison-one-in", POISON_ONE_IN.to_string());
-        if broken_consumers && group.name != FORGETFUL_CONSUMER {
-            arguments.push("--acknowledge-early".to_owned());
+        if broken_consumers {
+            // The operator deletes the inbox of the forgetful one.
+            let mistake = if group.name == FORGETFUL_CONSUMER { "late" } else { "early" };
+            arguments.push(format!("--ack-mistake={mistake}"));
         }
         Process::start(name, directory, ledger, arguments)
     };

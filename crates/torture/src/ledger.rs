@@ -5,7 +5,7 @@
 //! process. Payloads are JSON with the number of the change, `{"change": 7}`, and any other fields.
 
 mod behaviour;
-mod early_ack;
+mod broken_ack;
 mod failure_rates;
 mod feed;
 mod handler;
@@ -14,6 +14,7 @@ mod observed_consumer;
 mod store;
 
 pub use behaviour::{Behaviour, FaultAction, NoFault, OneTimeFault, Point, PointReached};
+pub use broken_ack::AckMistake;
 pub use failure_rates::FailureRates;
 pub use feed::{EXCHANGE, Feed, Kind};
 pub use handler::{LedgerConnection, LedgerHandler, change_of};

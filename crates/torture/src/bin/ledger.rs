@@ -10,7 +10,7 @@ use clap::Parser;
 use relevo_admin::Server;
 use relevo_inbox::{MessageOrder, RetryStorage};
 use relevo_observe::consumer::Service;
-use relevo_torture::ledger::{FailureRates, FaultAction, Feed, Member, OneTimeFault, RunningMember, Store};
+use relevo_torture::ledger::{AckMistake, FailureRates, FaultAction, Feed, Member, OneTimeFault, RunningMember, Store};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
@@ -71,9 +71,9 @@ struct Arguments {
     /// Calls an external service for every message, and commits its response.
     #[arg(long)]
     call: bool,
-    /// Breaks the process on purpose: it acknowledges messages before it has handled them.
-    #[arg(long)]
-    acknowledge_early: bool,
+    /// Breaks the process on purpose.
+    #[arg(long, value_enum)]
+    ack_mistake: Option<AckMistake>,
     /// Durable retries wait at the broker, not in the retry table. Only without order.
     #[arg(long)]
     retry_at_broker: bool,
@@ -136,7 +136,7 @@ fn member(arguments: &Arguments) -> Result<Member> {
     configured.stall_timeout = arguments.stall_ms.map_or(configured.config.handler_timeout * 2, Duration::from_millis);
     configured.config.retry_storage =
         if arguments.retry_at_broker { RetryStorage::Broker } else { RetryStorage::Inbox };
-    configured.acknowledges_early = arguments.acknowledge_early;
+    configured.ack_mistake = arguments.ack_mistake;
     configured.calls = arguments.call;
     configured.failure_rates =
         FailureRates { retry_one_in: arguments.retry_one_in, poison_one_in: arguments.poison_one_in };

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::behaviour::{Behaviour, NoFault};
-use super::early_ack::EarlyAck;
+use super::broken_ack::{AckMistake, BrokenAck};
 use super::failure_rates::FailureRates;
 use super::feed::Feed;
 use super::handler::{LedgerConnection, LedgerHandler};
@@ -32,8 +32,8 @@ pub struct Member {
     pub config: Config,
     /// Whether it calls an external service for every message.
     pub calls: bool,
-    /// Whether it is broken on purpose: it acknowledges messages before it has handled them.
-    pub acknowledges_early: bool,
+    /// How it is broken on purpose.
+    pub ack_mistake: Option<AckMistake>,
     /// PostgreSQL ends a handler's transaction that is idle for this long.
     pub stall_timeout: Duration,
     /// Which messages fail, and how.
@@ -73,14 +73,16 @@ impl Member {
         };
         let stall_timeout = config.handler_timeout * 2;
         let (failure_rates, behaviour) = (FailureRates::default(), Arc::new(NoFault));
-        Self { store, feed, config, calls: false, acknowledges_early: false, stall_timeout, failure_rates, behaviour }
+        Self { store, feed, config, calls: false, ack_mistake: None, stall_timeout, failure_rates, behaviour }
     }
 
     /// Opens its connections and starts to consume messages.
     pub async fn start(self) -> Result<RunningMember> {
         let consumer = self.feed.consumer(&self.config.member_name).await.context("the broker's consumer")?;
-        let consumer: Arc<dyn BrokerConsumer> =
-            if self.acknowledges_early { Arc::new(EarlyAck(consumer)) } else { consumer };
+        let consumer: Arc<dyn BrokerConsumer> = match self.ack_mistake {
+            Some(mistake) => Arc::new(BrokenAck { inner: consumer, mistake }),
+            None => consumer,
+        };
         let consumer: Arc<dyn BrokerConsumer> = Arc::new(ObservedConsumer::new(consumer, Arc::clone(&self.behaviour)));
         let (name, retention) = (self.config.consumer.clone(), self.config.keeping);
         match self.store.clone() {

@@ -111,7 +111,7 @@ async fn a_database_that_accepts_tickets_is_up_although_its_workers_cannot_be_sa
         let (status, health) = api.health().await;
         assert_eq!((status, &health["checks"]["database"]["status"]), (200, &"ok".into()), "{health}");
         let why = health["checks"]["worker"]["why"].as_str().unwrap_or_default();
-        so(why.contains("not known"), &health)
+        so(why.contains("unknown"), &health)
     })
     .await;
     api.open(ANA, "meanwhile").await;
