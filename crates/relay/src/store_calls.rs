@@ -204,7 +204,10 @@ impl Relay {
             Err(StoreError::Busy { retry_after, source }) => {
                 let now = Instant::now();
                 let pause = self.store_calls.busy.pause(kind, retry_after, now);
-                if now >= self.leases.valid_until {
+                // A store that stays busy for that long is an outage: an operator must be alerted.
+                let busy_for = self.store_calls.busy.busy_for(kind, now);
+                if now >= self.leases.valid_until || busy_for >= self.config.lease_duration {
+                    add(&self.status.counters.database_outages, 1);
                     self.status.set_database_up(false);
                 }
                 if let Some(times) = self.store_calls.busy_log.occurred(now, self.config.outage_backoff_max) {

@@ -145,6 +145,14 @@ async fn a_busy_call_is_repeated_and_nothing_is_discarded() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_store_that_stays_busy_counts_as_an_outage() {
+    // The backoff ends at five seconds, and a minute is several leases.
+    let (received, status, _) = publish_with_busy("settle", 12).await;
+    assert!(received.len() >= 6, "{received:?}");
+    assert!(status.database_outages() > 0);
+}
+
 /// A store whose maintenance waits for ever, with the lock that settling and releasing need.
 struct LockedStore {
     inner: Store,

@@ -19,8 +19,8 @@ use crate::classify::Error;
 use crate::config::Config;
 use crate::publish::{BrokerFile, BrokerInner};
 
-/// A configured broker file. Its publishers, consumers and replays in this process share one handle, so that they take
-/// turns instead of waiting for each other's locks.
+/// A configured broker file. Its consumers and replays in this process share one handle, so that they take turns instead
+/// of waiting for each other's locks. A publisher has a handle of its own, with its own lock timeout.
 pub struct Adapter {
     config: Config,
     open_file: Mutex<Weak<BrokerInner>>,
@@ -41,15 +41,20 @@ impl Adapter {
         &self.config
     }
 
-    async fn file(&self, busy_timeout: Duration) -> Result<BrokerFile, Failure> {
+    /// The handle of consumers and replays.
+    async fn shared_file(&self) -> Result<BrokerFile, Failure> {
         let mut open_file = self.open_file.lock().await;
         if let Some(inner) = open_file.upgrade() {
             return Ok(BrokerFile(inner));
         }
-        let opened = BrokerFile::open(Config { busy_timeout, ..self.config.clone() }).await;
-        let file = opened.map_err(|error| open_failure(&self.config.path, error))?;
+        let file = self.open_with(self.config.busy_timeout).await?;
         *open_file = Arc::downgrade(&file.0);
         Ok(file)
+    }
+
+    async fn open_with(&self, busy_timeout: Duration) -> Result<BrokerFile, Failure> {
+        let opened = BrokerFile::open(Config { busy_timeout, ..self.config.clone() }).await;
+        opened.map_err(|error| open_failure(&self.config.path, error))
     }
 }
 
@@ -112,11 +117,11 @@ impl BrokerAdapter for Adapter {
     async fn open(&self, publish_timeout: Duration) -> Result<Arc<dyn Broker>, Failure> {
         // A call waits for a connection, which takes up to two lock waits, and then for the lock. It must end before the
         // publish timeout, so that the relay learns that nothing was written.
-        Ok(Arc::new(self.file(publish_timeout / 4).await?))
+        Ok(Arc::new(self.open_with(publish_timeout / 4).await?))
     }
 
     async fn consume(&self, group: &str, options: ConsumerOptions) -> Result<Arc<dyn BrokerConsumer>, Failure> {
-        Ok(Arc::new(self.file(self.config.busy_timeout).await?.consumer(group, options).await?))
+        Ok(Arc::new(self.shared_file().await?.consumer(group, options).await?))
     }
 
     fn admin(&self) -> Result<Option<Box<dyn BrokerAdmin>>, Failure> {
@@ -132,7 +137,7 @@ impl BrokerAdapter for Adapter {
         if !path.exists() {
             return Err(ReplaySourceError::NotFound(format!("there is no embedded broker at `{}`", path.display())));
         }
-        let file = self.file(self.config.busy_timeout).await?;
+        let file = self.shared_file().await?;
         match file.replay_log(group).await {
             Ok(log) => Ok(Box::new(log)),
             Err(Error::GroupNotFound(_)) => {

@@ -25,7 +25,14 @@ pub(crate) struct BusyCalls {
     max: Duration,
     /// A lease is renewed at least this often.
     lease_max: Duration,
-    pauses: BTreeMap<CallKind, (Instant, ExponentialBackoff)>,
+    pauses: BTreeMap<CallKind, Pause>,
+}
+
+#[derive(Debug)]
+struct Pause {
+    since: Instant,
+    until: Instant,
+    backoff: ExponentialBackoff,
 }
 
 impl BusyCalls {
@@ -40,14 +47,14 @@ impl BusyCalls {
 
     /// Pauses a kind of call and returns for how long: its own backoff, or longer if the store requested it.
     pub(crate) fn pause(&mut self, kind: CallKind, retry_after: Option<Duration>, now: Instant) -> Duration {
-        let new = || (now, ExponentialBackoff::new(self.min, self.max));
-        let (until, backoff) = self.pauses.entry(kind).or_insert_with(new);
-        let mut pause = backoff.next(Jitter::NONE);
+        let new = || Pause { since: now, until: now, backoff: ExponentialBackoff::new(self.min, self.max) };
+        let calls = self.pauses.entry(kind).or_insert_with(new);
+        let mut pause = calls.backoff.next(Jitter::NONE);
         if kind == CallKind::Lease {
             pause = pause.min(self.lease_max);
         }
         let pause = pause.max(retry_after.unwrap_or_default());
-        *until = now + pause;
+        calls.until = now + pause;
         pause
     }
 
@@ -60,14 +67,19 @@ impl BusyCalls {
         self.until(kind).is_some_and(|until| now < until)
     }
 
+    /// How long no call of this kind has succeeded.
+    pub(crate) fn busy_for(&self, kind: CallKind, now: Instant) -> Duration {
+        self.pauses.get(&kind).map_or(Duration::ZERO, |pause| now - pause.since)
+    }
+
     /// The end of the last pause of this kind, if no call has succeeded since.
     pub(crate) fn until(&self, kind: CallKind) -> Option<Instant> {
-        self.pauses.get(&kind).map(|(until, _)| *until)
+        self.pauses.get(&kind).map(|pause| pause.until)
     }
 
     /// When the next pause ends.
     pub(crate) fn next_end(&self, now: Instant) -> Option<Instant> {
-        self.pauses.values().map(|(until, _)| *until).filter(|until| now < *until).min()
+        self.pauses.values().map(|pause| pause.until).filter(|until| now < *until).min()
     }
 }
 
