@@ -205,9 +205,11 @@ impl Relay {
                 let now = Instant::now();
                 let pause = self.store_calls.busy.pause(kind, retry_after, now);
                 // A store that stays busy for that long is an outage: an operator must be alerted.
-                let busy_for = self.store_calls.busy.busy_for(kind, now);
-                if now >= self.leases.valid_until || busy_for >= self.config.lease_duration {
+                let is_outage = self.store_calls.busy.busy_for(kind, now) >= self.config.lease_duration;
+                if is_outage {
                     add(&self.status.counters.database_outages, 1);
+                }
+                if is_outage || now >= self.leases.valid_until {
                     self.status.set_database_up(false);
                 }
                 if let Some(times) = self.store_calls.busy_log.occurred(now, self.config.outage_backoff_max) {
