@@ -138,7 +138,7 @@ async fn open_broker(destination: &Destination, brokers: &OpenBrokers, seen: &Se
 async fn open(outbox: &Outbox, destination: &Destination, seen: &Seen) -> Result<Arc<dyn RelayStore>> {
     let mut pauses = Pauses::of(destination);
     loop {
-        match turning(seen, prepare(outbox, destination)).await {
+        match turning(seen, Box::pin(prepare(outbox, destination))).await {
             Ok(Ok(store)) => return Ok(store),
             Ok(Err(missing)) => bail!(missing),
             Err(error) if error.is_retryable() => {
