@@ -88,6 +88,7 @@ macro_rules! inbox_suite {
             retry_queues::a_finished_message_is_not_recorded_as_failed,
             retry_queues::a_started_message_can_be_recorded_as_failed,
             retry_queues::later_messages_are_queued_behind_in_order,
+            retry_queues::a_message_queued_behind_others_keeps_its_attempts,
             retry_queues::a_rolled_back_message_is_not_queued,
             retry_queues::a_failed_message_is_queued_behind_earlier_ones,
             retry_queues::each_consumer_has_its_own_queues,

@@ -42,6 +42,8 @@ pub struct ConsumerCapabilities {
     /// At any time only one consumer of the group receives a lane. A new owner also receives everything that is not
     /// acknowledged. Without it, several consumers may receive messages of one key at the same time.
     pub ordered_lanes: bool,
+    /// The maximum number of outstanding deliveries per lane, from [`ConsumerOptions::prefetch`].
+    pub prefetch: usize,
 }
 
 /// A part of a group's messages that a consumer can pause. The broker chooses the name.

@@ -54,6 +54,8 @@ pub struct InboxMessage {
     pub lane: Lane,
     /// Its number at the broker, if the broker has one.
     pub offset: Option<u64>,
+    /// Counted attempts so far. A message that is queued behind others keeps them.
+    pub attempts: u32,
 }
 
 /// The right to handle the messages of one lane, for an ordered consumer.

@@ -43,7 +43,7 @@ impl Decoder {
             _ => id.to_string().into(),
         };
         let dedup_id = DedupId { id, replay: 0 };
-        let message = InboxMessage { dedup_id, queue, raw, address, lane, offset };
+        let message = InboxMessage { dedup_id, queue, raw, address, lane, offset, attempts: 0 };
         let start_span =
             |incoming: &Incoming| config.tracer.start(Operation::Receive, &incoming.message, &incoming.address);
         let span = incoming.as_ref().ok().and_then(start_span);
@@ -52,7 +52,6 @@ impl Decoder {
             redelivered,
             message,
             incoming,
-            attempts: 0,
             can_batch: false,
             start_record: None,
             out_of_order: false,

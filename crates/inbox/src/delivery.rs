@@ -23,8 +23,6 @@ pub(crate) struct PendingDelivery {
     pub(crate) message: InboxMessage,
     /// The message for its handler, or why it cannot be decoded.
     pub(crate) incoming: Result<Incoming, String>,
-    /// Attempts counted so far.
-    pub(crate) attempts: u32,
     /// Whether it may share a transaction with others.
     pub(crate) can_batch: bool,
     /// Its start is recorded in the store, and its end must be recorded before the next start.
@@ -77,8 +75,8 @@ pub(crate) enum DeliveryResult {
     Acknowledge,
     /// The broker delivers it again after this delay.
     RetryLater(Duration),
-    /// It failed and is retried in memory after this pause.
-    RetryIn(Duration),
+    /// It failed and is retried after this pause: in memory, or in the retry table, which stores this failure.
+    RetryIn(Duration, InboxFailure),
     /// A service that its handler needs is down; no attempt was counted. It waits at least this pause, even if the
     /// breaker closes earlier.
     Unavailable(Duration),

@@ -13,8 +13,8 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use crate::breaker::BreakerState;
-use crate::config::Config;
-use crate::delivery::{DeliveryResult, PendingDelivery};
+use crate::config::{Config, RetryStorage};
+use crate::delivery::{DeliveryResult, PendingDelivery, UnrecordedFailure};
 use crate::lane_queues::LaneQueue;
 use crate::live::TURN_BATCH_MAX;
 use crate::runtime::{ConsumerError, ConsumerRuntime};
@@ -154,7 +154,16 @@ impl<I: Inbox> ConsumerRuntime<I> {
                     continue;
                 }
                 DeliveryResult::HandleAlone => None,
-                DeliveryResult::RetryIn(pause) | DeliveryResult::Unavailable(pause) => Some(now + pause),
+                DeliveryResult::RetryIn(_, failure) if self.is_lane_stalled(&lane, &queue) => {
+                    add(&self.worker.status.retried_later, 1);
+                    delivery.unrecorded_failure = Some(UnrecordedFailure { failure, claim: None });
+                    None
+                }
+                DeliveryResult::RetryIn(pause, _) => {
+                    add(&self.worker.status.retried_in_memory, 1);
+                    Some(now + pause)
+                }
+                DeliveryResult::Unavailable(pause) => Some(now + pause),
                 DeliveryResult::Busy(pause) => {
                     add(&self.worker.status.busy, 1);
                     Some(now + pause)
@@ -177,6 +186,14 @@ impl<I: Inbox> ConsumerRuntime<I> {
             }
         }
         Ok(())
+    }
+
+    /// Whether a retry in memory would hold up the other keys of the lane, because this message and the others that wait
+    /// take more than half of its prefetch. From the retry table the broker's deliveries are acknowledged.
+    fn is_lane_stalled(&mut self, lane: &Lane, queue: &ByteString) -> bool {
+        let prefetch = self.consumer.capabilities().prefetch;
+        let waiting = self.lane_queue(lane).stalled(queue) + 1;
+        self.worker.config.retry_storage == RetryStorage::Inbox && waiting > prefetch / 2
     }
 
     fn settle(&mut self, delivery: PendingDelivery, delay: Option<Duration>) {

@@ -38,10 +38,9 @@ impl<I: Inbox> Worker<I> {
     /// that counts no attempt.
     pub(crate) fn count_failure(
         &self,
-        message: &InboxMessage,
+        message: &mut InboxMessage,
         incoming: &Incoming,
         error: &HandlerError,
-        attempts: &mut u32,
     ) -> Option<Duration> {
         if error.kind == ErrorKind::Unavailable {
             add(&self.status.handler_outages, 1);
@@ -49,9 +48,9 @@ impl<I: Inbox> Worker<I> {
             warn!(lane = %message.lane, error = error.error, ?pause, "handler reported an outage, lane paused");
             return Some(pause);
         }
-        *attempts += 1;
+        message.attempts += 1;
         let trace_id = self.trace_id(Some(incoming)).map(display);
-        warn!(message_id = %message.dedup_id.id, trace_id, attempt = *attempts, %error, "handler failed");
+        warn!(message_id = %message.dedup_id.id, trace_id, attempt = message.attempts, %error, "handler failed");
         add(&self.status.handler_failures, 1);
         // The services that the handler needs were reachable.
         self.breakers.record_success(&message.lane);
@@ -116,15 +115,15 @@ impl<I: Inbox> Worker<I> {
         error: HandlerError,
     ) -> Result<DeliveryResult, StoreError> {
         let Ok(incoming) = &delivery.incoming else { unreachable!("an undecodable message has no handler") };
-        if let Some(pause) = self.count_failure(&delivery.message, incoming, &error, &mut delivery.attempts) {
+        if let Some(pause) = self.count_failure(&mut delivery.message, incoming, &error) {
             self.end_start(delivery).await?;
             return Ok(DeliveryResult::Unavailable(pause));
         }
-        match self.decide(incoming, &error, delivery.attempts, self.jitter()) {
+        match self.decide(incoming, &error, delivery.message.attempts, self.jitter()) {
             Decision::RetryInMemory(pause) => {
-                add(&self.status.retried_in_memory, 1);
                 self.end_start(delivery).await?;
-                Ok(DeliveryResult::RetryIn(pause))
+                let action = InboxFailureAction::Retry { after: pause };
+                Ok(DeliveryResult::RetryIn(pause, error.into_failure(action, delivery.message.attempts)))
             }
             Decision::RetryAtBroker(pause) => {
                 add(&self.status.retried_later, 1);
@@ -189,7 +188,7 @@ impl<I: Inbox> Worker<I> {
         action: InboxFailureAction,
         error: HandlerError,
     ) -> Result<DeliveryResult, StoreError> {
-        let failure = error.into_failure(action, delivery.attempts);
+        let failure = error.into_failure(action, delivery.message.attempts);
         delivery.unrecorded_failure = Some(UnrecordedFailure { failure, claim: delivery.claim() });
         self.record_failure(delivery, lease).await
     }
@@ -225,7 +224,7 @@ impl<I: Inbox> Worker<I> {
                     // store would reject this decision for ever. The attempt behind this decision is therefore not
                     // counted.
                     delivery.unrecorded_failure = None;
-                    delivery.attempts = delivery.attempts.saturating_sub(1);
+                    delivery.message.attempts = delivery.message.attempts.saturating_sub(1);
                 }
                 if lease.is_some() {
                     return Ok(DeliveryResult::Fenced);

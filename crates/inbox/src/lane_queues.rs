@@ -150,6 +150,13 @@ impl LaneQueue {
         }
     }
 
+    /// Number of messages in delayed queues and in this queue, without those that a worker has.
+    pub(crate) fn stalled(&self, running: &ByteString) -> usize {
+        let is_stalled =
+            |(name, queue): &(&ByteString, &KeyQueue)| queue.state == QueueState::Sleeping || *name == running;
+        self.queues.iter().filter(is_stalled).map(|(_, queue)| queue.deliveries.len()).sum()
+    }
+
     /// Removes a message that was settled at the broker.
     pub(crate) fn remove_message(&mut self, now: Instant) {
         self.count -= 1;
@@ -244,7 +251,7 @@ impl LaneQueues {
                 // Only the first message of a queue can have been attempted; the broker redelivers those behind it
                 // unchanged.
                 if queue.deliveries.front().is_some_and(|first| {
-                    first.attempts > 0 || first.unrecorded_failure.is_some() || first.start_record.is_some()
+                    first.message.attempts > 0 || first.unrecorded_failure.is_some() || first.start_record.is_some()
                 }) {
                     attempted.extend(queue.deliveries.pop_front().map(|first| (lane.lease.clone(), first)));
                 }
@@ -272,6 +279,7 @@ mod tests {
             address: "orders".into(),
             lane: Lane::new(lane),
             offset: Some(number),
+            attempts: 0,
         };
         let incoming = Err("not decoded".to_owned());
         PendingDelivery {
@@ -279,7 +287,6 @@ mod tests {
             redelivered: false,
             message,
             incoming,
-            attempts: 0,
             can_batch,
             start_record: None,
             out_of_order: false,
@@ -347,6 +354,20 @@ mod tests {
         lane.finish_batch(&"k".into(), false);
         lane.finish_batch(&"k".into(), false);
         assert_eq!((numbers(&lane.next_batch(9, 9)), lane.ready()), (vec![1], 0));
+    }
+
+    #[test]
+    fn stalled_messages_are_those_of_delayed_queues() {
+        let mut lanes = lanes(
+            [("k", 1), ("k", 2), ("l", 3), ("m", 4), ("m", 5)]
+                .map(|(queue, number)| delivery("a", queue, number, false)),
+        );
+        let lane = lanes.map.get_mut(&Lane::new("a")).unwrap();
+        let mut first = lane.next_batch(1, 1);
+        assert_eq!(lane.stalled(&"k".into()), 1, "the one behind the running message");
+        lane.requeue(first.remove(0));
+        lane.finish_batch(&"k".into(), true);
+        assert_eq!((lane.stalled(&"l".into()), lane.stalled(&"m".into())), (3, 4));
     }
 
     #[test]

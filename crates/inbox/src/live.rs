@@ -102,7 +102,7 @@ impl<I: Inbox> Worker<I> {
                 return self.dead_letter(delivery, lease, error).await;
             }
         };
-        incoming.attempt = delivery.attempts + 1;
+        incoming.attempt = delivery.message.attempts + 1;
         let published_at = incoming.message.created_at;
         let is_ours = incoming.source.is_some();
         if is_ours && is_expired(published_at, self.config.clock.now(), self.config.keeping.done) {
@@ -307,7 +307,7 @@ impl<I: Inbox> Worker<I> {
         let (EnterOutcome::New, Ok(incoming)) = (entered, &mut delivery.incoming) else {
             return Ok((transaction, Entered::NotNew(entered)));
         };
-        incoming.attempt = delivery.attempts + 1;
+        incoming.attempt = delivery.message.attempts + 1;
         match self.handle(transaction, incoming).await {
             Ok((transaction, verdict)) => Ok((transaction, Entered::Handled(verdict))),
             Err((transaction, error)) => {

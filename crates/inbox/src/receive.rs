@@ -87,7 +87,7 @@ impl<I: Inbox> ConsumerRuntime<I> {
         if let Ok(incoming) = &delivery.incoming {
             let expired = is_expired(incoming.message.created_at, config.clock.now(), config.keeping.done);
             let registration = self.worker.handler(incoming);
-            delivery.attempts = self.worker.attempts_after_broker_retries(registration, retries);
+            delivery.message.attempts = self.worker.attempts_after_broker_retries(registration, retries);
             let is_in_transaction = registration.is_none_or(Registration::is_in_transaction);
             delivery.can_batch = !delivery.redelivered && is_in_transaction && !expired;
             if let (Some(source), Some(seq)) = (&incoming.source, incoming.seq) {

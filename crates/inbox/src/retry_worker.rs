@@ -245,13 +245,13 @@ impl<I: Inbox> QueueRun<'_, I> {
         let mut incoming = match worker.decoder.decode_queued(&worker.config, &queued.message) {
             Ok(incoming) => incoming,
             Err(reason) => {
-                return self.dead_letter(queued, None, queued.attempts, HandlerError::undecodable(reason)).await;
+                return self.dead_letter(queued, None, HandlerError::undecodable(reason)).await;
             }
         };
-        incoming.attempt = queued.attempts + 1;
+        incoming.attempt = queued.message.attempts + 1;
         if starts > worker.config.starts_max {
             let error = Worker::<I>::crash_error(starts);
-            return self.dead_letter(queued, Some(&incoming), queued.attempts, error).await;
+            return self.dead_letter(queued, Some(&incoming), error).await;
         }
         let Some(_permit) = self.permit_in_time(starts).await else {
             if self.stop.is_cancelled() {
@@ -306,10 +306,10 @@ impl<I: Inbox> QueueRun<'_, I> {
         incoming: &Incoming,
         error: HandlerError,
     ) -> Result<QueueStep, StoreError> {
-        let (worker, mut attempts) = (self.worker, queued.attempts);
-        let action = match worker.count_failure(&queued.message, incoming, &error, &mut attempts) {
+        let (worker, mut message) = (self.worker, queued.message.clone());
+        let action = match worker.count_failure(&mut message, incoming, &error) {
             Some(after) => InboxFailureAction::Retry { after },
-            None => match worker.decide(incoming, &error, attempts, worker.jitter()) {
+            None => match worker.decide(incoming, &error, message.attempts, worker.jitter()) {
                 // It stays in the retry queue, even for a short pause.
                 Decision::RetryInMemory(after)
                 | Decision::RetryAtBroker(after)
@@ -320,17 +320,16 @@ impl<I: Inbox> QueueRun<'_, I> {
                 Decision::Record(action) => action,
             },
         };
-        self.record_failure(queued, Some(incoming), error.into_failure(action, attempts)).await
+        self.record_failure(queued, Some(incoming), error.into_failure(action, message.attempts)).await
     }
 
     async fn dead_letter(
         &self,
         queued: &QueuedMessage,
         incoming: Option<&Incoming>,
-        attempts: u32,
         error: HandlerError,
     ) -> Result<QueueStep, StoreError> {
-        let failure = error.into_failure(self.worker.dead_letter_action(incoming), attempts);
+        let failure = error.into_failure(self.worker.dead_letter_action(incoming), queued.message.attempts);
         self.record_failure(queued, incoming, failure).await
     }
 
@@ -363,7 +362,7 @@ impl<I: Inbox> QueueRun<'_, I> {
         debug!(queue = %self.claimed.claim.queue, reason, ?after, "retry queue postponed");
         let failure = InboxFailure {
             action: InboxFailureAction::Postpone { after },
-            attempts: queued.attempts,
+            attempts: queued.message.attempts,
             class,
             error: reason.to_owned(),
             backtrace: None,

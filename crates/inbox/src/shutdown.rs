@@ -85,7 +85,7 @@ impl<I: Inbox> ConsumerRuntime<I> {
             if delivery.unrecorded_failure.is_none() {
                 let failure = InboxFailure {
                     action: InboxFailureAction::Retry { after: worker.config.outage_backoff_min },
-                    attempts: delivery.attempts,
+                    attempts: delivery.message.attempts,
                     class: classes::STOPPED,
                     error: "the process was stopped between two attempts".to_owned(),
                     backtrace: None,

@@ -45,7 +45,7 @@ impl Feed {
 #[async_trait]
 impl BrokerConsumer for Feed {
     fn capabilities(&self) -> ConsumerCapabilities {
-        ConsumerCapabilities { ordered_lanes: true }
+        ConsumerCapabilities { ordered_lanes: true, prefetch: usize::MAX }
     }
 
     async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure> {

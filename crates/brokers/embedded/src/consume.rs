@@ -161,7 +161,7 @@ impl ConsumerInner {
 #[async_trait]
 impl BrokerConsumer for GroupConsumer {
     fn capabilities(&self) -> ConsumerCapabilities {
-        ConsumerCapabilities { ordered_lanes: true }
+        ConsumerCapabilities { ordered_lanes: true, prefetch: self.inner.options.prefetch }
     }
 
     async fn receive(&self, limit: usize) -> Result<Vec<Delivery>, Failure> {

@@ -145,7 +145,7 @@ async fn serve_lanes(
 impl BrokerConsumer for GroupConsumer {
     /// As configured. A queue that exists without a single active consumer is refused when it is subscribed.
     fn capabilities(&self) -> ConsumerCapabilities {
-        ConsumerCapabilities { ordered_lanes: self.inner.queue.is_ordered() }
+        ConsumerCapabilities { ordered_lanes: self.inner.queue.is_ordered(), prefetch: self.inner.prefetch.into() }
     }
 
     fn delayed_retry(&self) -> Option<&dyn DelayedRetry> {

@@ -43,6 +43,7 @@ pub(crate) fn arrival(id: MessageId, key: &str, payload: &'static str) -> InboxM
         address: "orders".into(),
         lane: Lane::new("orders.0"),
         offset: Some(41),
+        attempts: 0,
     }
 }
 
@@ -52,6 +53,7 @@ pub(crate) fn garbage(id: MessageId) -> InboxMessage {
     InboxMessage {
         raw: RawMessage { headers, payload: vec![0, 0xff, b'!'].into() },
         offset: None,
+        attempts: 0,
         ..arrival(id, "o-9", "")
     }
 }

@@ -36,6 +36,10 @@ fn unusual_message(number: u64) -> InboxMessage {
     }
 }
 
+fn attempted(attempts: u32, message: InboxMessage) -> InboxMessage {
+    InboxMessage { attempts, ..message }
+}
+
 async fn dead_letters(h: &impl Harness) -> Vec<DeadLetter> {
     must(h.operator().await.get_dead_letters(&all_dead_letters(), 100).await)
 }
@@ -59,7 +63,7 @@ pub async fn a_dead_letter_keeps_every_field(h: &mut impl Harness) {
     fail(&inbox, &empty, &failure(InboxFailureAction::DeadLetter(AfterDead::Continue), 0)).await;
     let operator = h.operator().await;
     let letter = must(operator.one(&ids_filter(&[1])).await);
-    assert_eq!(letter.content, content(unusual_message(1), panicked.backtrace));
+    assert_eq!(letter.content, content(attempted(5, unusual_message(1)), panicked.backtrace));
     let row = letter.summary;
     assert_eq!((row.owner.as_str(), row.key.as_str(), row.replay), (BILLING, "a 'key' \\ with ☃", 0));
     assert_eq!((row.class.as_str(), row.error.as_str(), row.attempts), ("panic", "index out of bounds", 5));
@@ -76,7 +80,7 @@ pub async fn bytes_survive_a_retry_queue_and_a_redrive(h: &mut impl Harness) {
     assert_eq!(handle(h, &inbox, &[unusual_message(2)]).await, [EnterOutcome::QueuedBehind]);
     let claimed = claim_one(&inbox).await;
     let messages: Vec<&InboxMessage> = claimed.messages.iter().map(|waiting| &waiting.message).collect();
-    assert_eq!(messages, [&unusual_message(1), &unusual_message(2)]);
+    assert_eq!(messages, [&attempted(1, unusual_message(1)), &unusual_message(2)]);
     let kept = inbox
         .record_failure(
             &claimed.messages[0].message,
@@ -85,7 +89,7 @@ pub async fn bytes_survive_a_retry_queue_and_a_redrive(h: &mut impl Harness) {
         )
         .await;
     assert_eq!(must(kept), RecordOutcome::Recorded);
-    assert_eq!(dead_letters(h).await[0].content, content(unusual_message(1), None));
+    assert_eq!(dead_letters(h).await[0].content, content(attempted(2, unusual_message(1)), None));
     must(h.operator().await.redrive(&mark(ids_filter(&[1]))).await);
     let claimed = claim_one(&inbox).await;
     assert_eq!(claimed.messages[0].message, unusual_message(1));
@@ -156,7 +160,7 @@ pub async fn the_successor_of_a_dead_message_starts_with_no_attempts(h: &mut imp
     must(inbox.release_queue(&claimed.claim).await);
     let claimed = claim_one(&inbox).await;
     assert_eq!(
-        (numbers(&claimed), claimed.messages[0].attempts, claimed.messages[0].unfinished_starts),
+        (numbers(&claimed), claimed.messages[0].message.attempts, claimed.messages[0].unfinished_starts),
         (vec![2], 0, 1)
     );
 }

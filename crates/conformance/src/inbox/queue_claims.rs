@@ -28,7 +28,7 @@ pub async fn an_expired_claim_can_be_taken_over(h: &mut impl Harness) {
     h.advance_time(SHORT).await;
     let claimed_again = claim_one(&quick).await;
     assert_ne!(claimed_again.claim, late.claim);
-    assert_eq!((claimed_again.messages[0].attempts, claimed_again.messages[0].unfinished_starts), (1, 2));
+    assert_eq!((claimed_again.messages[0].message.attempts, claimed_again.messages[0].unfinished_starts), (1, 2));
     assert_fenced(slow.begin(queued(&late, 0), in_queue(&late, 0)).await);
     assert_eq!(
         must(slow.record_failure(&late.messages[0].message, in_queue(&late, 0), &retry(LONG, 9)).await),
@@ -159,7 +159,7 @@ pub async fn recording_a_failure_waits_for_an_open_append(h: &mut impl Harness) 
         RecordOutcome::Recorded
     );
     let claimed = claim_one(&worker).await;
-    assert_eq!((numbers(&claimed), claimed.messages[0].attempts), (vec![1, 2], 2));
+    assert_eq!((numbers(&claimed), claimed.messages[0].message.attempts), (vec![1, 2], 2));
 }
 
 /// Workers empty a queue while messages of its key arrive: each is handled once and in order, whatever the

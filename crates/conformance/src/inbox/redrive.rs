@@ -4,11 +4,13 @@ use std::pin::pin;
 use std::time::Duration;
 
 use relevo_core::AfterDead;
-use relevo_core::dead_letters::{DeadLetter, DeadLetterFilter, DeadLetterOwner, DeadLetterState, MarkRequest};
+use relevo_core::dead_letters::{
+    DeadLetter, DeadLetterContent, DeadLetterFilter, DeadLetterOwner, DeadLetterState, MarkRequest,
+};
 use relevo_core::inbox::admin::ConsumerAdmin as _;
 use relevo_core::inbox::retries::{InboxFailureAction, RecordOutcome};
 use relevo_core::inbox::transactions::{BeginOutcome, EnterOutcome};
-use relevo_core::inbox::{Fence, InboxState};
+use relevo_core::inbox::{Fence, InboxMessage, InboxState};
 
 use super::harness::Harness;
 use super::harness::ports::*;
@@ -38,7 +40,7 @@ pub async fn a_redriven_message_goes_before_its_successors(h: &mut impl Harness)
     assert_eq!(dead_letter_of(h, 1).await.summary.state, DeadLetterState::Redriven);
     let claimed = claim_one(&inbox).await;
     let head = &claimed.messages[0];
-    assert_eq!((numbers(&claimed), head.attempts, head.unfinished_starts), (vec![1, 2], 0, 1));
+    assert_eq!((numbers(&claimed), head.message.attempts, head.unfinished_starts), (vec![1, 2], 0, 1));
     handle_queue(h, &inbox, &claimed).await;
     assert_eq!(handle(h, &inbox, &[inbox_message(3, "a")]).await, [EnterOutcome::New]);
     assert_eq!(h.effects().await, lines(&[1, 2, 3]));
@@ -155,13 +157,13 @@ pub async fn a_redriven_message_goes_before_retried_messages(h: &mut impl Harnes
     must(h.operator().await.redrive(&mark(match_all())).await);
     let claimed = claim_one(&inbox).await;
     let head = &claimed.messages[0];
-    assert_eq!((numbers(&claimed), head.attempts), (vec![1], 0));
+    assert_eq!((numbers(&claimed), head.message.attempts), (vec![1], 0));
     handle_queue(h, &inbox, &claimed).await;
     assert!(claim_due(&inbox).await.is_empty(), "its own pause counts");
     h.advance_time(LONG).await;
     let claimed = claim_one(&inbox).await;
     let head = &claimed.messages[0];
-    assert_eq!((numbers(&claimed), head.attempts), (vec![2], 6));
+    assert_eq!((numbers(&claimed), head.message.attempts), (vec![2], 6));
 }
 
 /// A worker has claimed the queue while a message is put before it: the claimed message is not handled out of order.
@@ -239,7 +241,9 @@ pub async fn a_redriven_message_that_fails_again_reopens_its_dead_letter(h: &mut
         let reopened = must(operator.one(&match_all()).await);
         let summary = &reopened.summary;
         assert_eq!((summary.state, summary.redrives, summary.attempts), (DeadLetterState::Dead, redriven, 7));
-        assert_eq!((summary.entered_at, &reopened.content), (first.summary.entered_at, &first.content));
+        assert_eq!(summary.entered_at, first.summary.entered_at);
+        let message = InboxMessage { attempts: 7, ..inbox_message(1, "a") };
+        assert_eq!(reopened.content, DeadLetterContent::Inbox { message, backtrace: None });
         assert_eq!(handle(h, &inbox, &[inbox_message(1, "a")]).await, [EnterOutcome::Duplicate(InboxState::Dead)]);
     }
 }
@@ -254,7 +258,7 @@ pub async fn a_redriven_message_that_fails_is_retried(h: &mut impl Harness) {
         inbox.record_failure(&claimed.messages[0].message, in_queue(&claimed, 0), &retry(Duration::ZERO, 1)).await;
     assert_eq!(must(recorded), RecordOutcome::Recorded);
     let claimed = claim_one(&inbox).await;
-    assert_eq!((numbers(&claimed), claimed.messages[0].attempts), (vec![1], 1));
+    assert_eq!((numbers(&claimed), claimed.messages[0].message.attempts), (vec![1], 1));
 }
 
 /// A redriven message that waits for its retry is not overtaken by one that was dead-lettered after it.

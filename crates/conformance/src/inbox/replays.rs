@@ -123,7 +123,7 @@ pub async fn replayed_messages_are_queued_behind_waiting_ones(h: &mut impl Harne
     );
     assert_eq!(handle(h, &inbox, &[inbox_message(3, "a")]).await, [EnterOutcome::QueuedBehind]);
     let claimed = claim_one(&inbox).await;
-    assert_eq!((numbers(&claimed), claimed.messages[0].attempts), (vec![9, 2, 1, 3], 1));
+    assert_eq!((numbers(&claimed), claimed.messages[0].message.attempts), (vec![9, 2, 1, 3], 1));
 }
 
 /// All messages were enqueued, and no more can be.

@@ -7,7 +7,7 @@ use relevo_core::inbox::admin::ConsumerAdmin as _;
 use relevo_core::inbox::attempts::ClaimOutcome;
 use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction, RecordOutcome};
 use relevo_core::inbox::transactions::{BeginOutcome, EnterOutcome};
-use relevo_core::inbox::{Fence, InboxState};
+use relevo_core::inbox::{Fence, InboxMessage, InboxState};
 
 use super::harness::Harness;
 use super::harness::ports::*;
@@ -25,8 +25,9 @@ pub async fn a_retried_message_is_due_after_its_delay(h: &mut impl Harness) {
     assert!(claim_due(&inbox).await.is_empty());
     h.advance_time(SHORT).await;
     let claimed = claim_one(&inbox).await;
-    assert_eq!((claimed.messages[0].attempts, claimed.messages[0].unfinished_starts), (4, 1));
-    assert_eq!((&*claimed.claim.queue, &claimed.messages[0].message), ("a", &message));
+    let [waiting] = &claimed.messages[..] else { panic!("one message is due") };
+    assert_eq!((&*claimed.claim.queue, waiting.unfinished_starts), ("a", 1));
+    assert_eq!(waiting.message, InboxMessage { attempts: 4, ..message.clone() });
     assert_eq!(handle(h, &inbox, std::slice::from_ref(&message)).await, [EnterOutcome::Duplicate(InboxState::Waiting)]);
     handle_queue(h, &inbox, &claimed).await;
     assert_eq!(handle(h, &inbox, &[message]).await, [EnterOutcome::Duplicate(InboxState::Done)]);
@@ -81,6 +82,20 @@ pub async fn later_messages_are_queued_behind_in_order(h: &mut impl Harness) {
     assert_eq!(h.effects().await, lines(&[9, 5, 3, 2, 1, 4]));
 }
 
+/// The runtime counts attempts before it stores anything: a queued message keeps them, whichever call queues it.
+pub async fn a_message_queued_behind_others_keeps_its_attempts(h: &mut impl Harness) {
+    let inbox = h.inbox(BILLING).await;
+    fail(&inbox, &inbox_message(1, "a"), &retry(Duration::ZERO, 1)).await;
+    let attempted = |number, attempts| InboxMessage { attempts, ..inbox_message(number, "a") };
+    assert_eq!(handle(h, &inbox, &[attempted(2, 3)]).await, [EnterOutcome::QueuedBehind]);
+    let claim = must(inbox.claim_call(&attempted(3, 2), None, LONG).await);
+    assert_eq!(claim, ClaimOutcome::QueuedBehind);
+    fail(&inbox, &attempted(4, 1), &failure(InboxFailureAction::Postpone { after: Duration::ZERO }, 1)).await;
+    let claimed = claim_one(&inbox).await;
+    let attempts: Vec<u32> = claimed.messages.iter().map(|queued| queued.message.attempts).collect();
+    assert_eq!((numbers(&claimed), attempts), (vec![1, 2, 3, 4], vec![1, 3, 2, 1]));
+}
+
 /// A rolled-back transaction queues nothing.
 pub async fn a_rolled_back_message_is_not_queued(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
@@ -102,7 +117,7 @@ pub async fn a_failed_message_is_queued_behind_earlier_ones(h: &mut impl Harness
     assert!(claim_due(&inbox).await.is_empty(), "the first one's pause counts");
     h.advance_time(SHORT).await;
     let claimed = claim_one(&inbox).await;
-    assert_eq!((numbers(&claimed), claimed.messages[0].attempts), (vec![1, 2], 5));
+    assert_eq!((numbers(&claimed), claimed.messages[0].message.attempts), (vec![1, 2], 5));
 }
 
 /// Consumers share no queues.
@@ -163,7 +178,7 @@ pub async fn a_message_that_fails_again_stays_first(h: &mut impl Harness) {
     h.advance_time(SHORT).await;
     let claimed = claim_one(&inbox).await;
     assert_eq!(
-        (numbers(&claimed), claimed.messages[0].attempts, claimed.messages[0].unfinished_starts),
+        (numbers(&claimed), claimed.messages[0].message.attempts, claimed.messages[0].unfinished_starts),
         (vec![1, 2, 3], 2, 1)
     );
 }
@@ -178,7 +193,7 @@ pub async fn a_postponed_message_keeps_its_starts(h: &mut impl Harness) {
     h.advance_time(SHORT).await;
     for _ in 0..2 {
         let claimed = claim_one(&inbox).await;
-        assert_eq!((claimed.messages[0].attempts, claimed.messages[0].unfinished_starts), (3, 2));
+        assert_eq!((claimed.messages[0].message.attempts, claimed.messages[0].unfinished_starts), (3, 2));
         let put_off = InboxFailure {
             error: "others run".to_owned(),
             ..failure(InboxFailureAction::Postpone { after: SHORT }, 3)
@@ -217,7 +232,7 @@ pub async fn a_postponed_call_keeps_its_starts(h: &mut impl Harness) {
         h.advance_time(SHORT).await;
     }
     let claimed = claim_one(&inbox).await;
-    assert_eq!((claimed.messages[0].attempts, claimed.messages[0].unfinished_starts), (0, 2));
+    assert_eq!((claimed.messages[0].message.attempts, claimed.messages[0].unfinished_starts), (0, 2));
 }
 
 /// A live message deferred without an attempt waits for its own pause, and not only for its turn in the queue.
@@ -231,7 +246,7 @@ pub async fn a_deferred_live_message_is_not_tried_before_its_time(h: &mut impl H
     assert!(claim_due(&inbox).await.is_empty(), "the release keeps the pause of the deferred message");
     h.advance_time(SHORT).await;
     let claimed = claim_one(&inbox).await;
-    assert_eq!((numbers(&claimed), claimed.messages[0].attempts), (vec![2], 0));
+    assert_eq!((numbers(&claimed), claimed.messages[0].message.attempts), (vec![2], 0));
 }
 
 /// Attempts and starts of a message do not count for the next one, even if the queue was not released.
@@ -240,19 +255,19 @@ pub async fn attempts_belong_to_the_first_message(h: &mut impl Harness) {
     fail(&inbox, &inbox_message(1, "a"), &retry(Duration::ZERO, 7)).await;
     handle(h, &inbox, &[inbox_message(2, "a"), inbox_message(3, "a")]).await;
     let claimed = must(inbox.claim_due(1, 10, SHORT).await).remove(0);
-    assert_eq!(claimed.messages[0].attempts, 7);
+    assert_eq!(claimed.messages[0].message.attempts, 7);
     handle_at(h, &inbox, &claimed, 0).await;
     h.advance_time(SHORT).await;
     let claimed = claim_one(&other).await;
     assert_eq!(
-        (numbers(&claimed), claimed.messages[0].attempts, claimed.messages[0].unfinished_starts),
+        (numbers(&claimed), claimed.messages[0].message.attempts, claimed.messages[0].unfinished_starts),
         (vec![2, 3], 0, 1)
     );
     handle_at(h, &other, &claimed, 0).await;
     must(other.release_queue(&claimed.claim).await);
     let claimed = claim_one(&inbox).await;
     assert_eq!(
-        (numbers(&claimed), claimed.messages[0].attempts, claimed.messages[0].unfinished_starts),
+        (numbers(&claimed), claimed.messages[0].message.attempts, claimed.messages[0].unfinished_starts),
         (vec![3], 0, 1)
     );
 }
@@ -299,7 +314,7 @@ pub async fn a_released_queue_is_due_at_once(h: &mut impl Harness) {
     must(inbox.release_queue(&claimed.claim).await);
     must(inbox.release_queue(&claimed.claim).await);
     let claimed = claim_one(&other).await;
-    assert_eq!((numbers(&claimed), claimed.messages[0].attempts), (vec![1, 2], 2));
+    assert_eq!((numbers(&claimed), claimed.messages[0].message.attempts), (vec![1, 2], 2));
 }
 
 /// A member emptied the queue and crashed: the next worker that claims it only has to release it.

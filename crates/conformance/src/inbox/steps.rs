@@ -44,6 +44,7 @@ pub(crate) fn inbox_message(number: u64, queue: &str) -> InboxMessage {
         address: "orders".into(),
         lane: lane(),
         offset: Some(number),
+        attempts: 0,
     }
 }
 

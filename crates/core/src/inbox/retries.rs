@@ -88,8 +88,6 @@ pub struct QueuedMessage {
     pub ordinal: i64,
     /// The message.
     pub message: InboxMessage,
-    /// Counted attempts.
-    pub attempts: u32,
     /// How often its handling started and did not end. For the first message, this includes the current start.
     pub unfinished_starts: u32,
 }

@@ -145,6 +145,7 @@ fn inbox_message(raw: &RawMessage, place: u64) -> InboxMessage {
         address: "orders".into(),
         lane: Lane::new("0"),
         offset: Some(place),
+        attempts: 0,
     }
 }
 

@@ -278,7 +278,7 @@ impl DelayedRetry for FakeConsumer {
 #[async_trait]
 impl BrokerConsumer for FakeConsumer {
     fn capabilities(&self) -> ConsumerCapabilities {
-        ConsumerCapabilities { ordered_lanes: !self.broker.lock().unordered }
+        ConsumerCapabilities { ordered_lanes: !self.broker.lock().unordered, prefetch: self.prefetch }
     }
 
     fn delayed_retry(&self) -> Option<&dyn DelayedRetry> {

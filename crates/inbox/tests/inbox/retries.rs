@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use relevo_core::inbox::retry_policy::HandlerRetryPolicy;
 use relevo_core::message::Headers;
-use relevo_core::{BrokerConsumer as _, RetryPolicy};
+use relevo_core::{AfterDead, BrokerConsumer as _, RetryPolicy};
 use relevo_inbox::{Config, ConsumerError, HandlerOptions, Handlers, MessageOrder, RetryStorage};
 
 use crate::harness::{
@@ -77,6 +77,48 @@ async fn a_message_in_a_retry_queue_is_acknowledged() {
         // 15 s and 45 s later, plus up to one polling interval of the retry table.
         assert!((230..=234).contains(&times[4]) && (680..=688).contains(&times[5]), "{times:?}");
         assert_eq!((process.status.retried_later(), process.status.done(), times.len()), (2, 1, 6));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn attempts_in_memory_count_when_the_key_waits_for_a_redriven_message() {
+    for handlers in [transaction_handlers, call_handlers] {
+        let stage = Env::new();
+        let first = AtomicBool::new(true);
+        let handler = scripted(move |incoming| match payload_text(incoming).as_str() {
+            "1" if first.swap(false, Ordering::SeqCst) => Action::Poison,
+            _ => Action::Fail,
+        });
+        let config = Config { retry: exact_retry(5), after_dead: AfterDead::Continue, ..ordered_config() };
+        stage.send("0", "k", "1");
+        stage.send("0", "k", "2");
+        let _process = stage.start(config, handlers(&handler));
+        wait_until("2 fails in memory", async || handler.attempt_times("2", stage.started_at).len() == 2).await;
+        assert_eq!(stage.redrive_all().await, 1);
+        wait_until("both are dead", async || stage.dead_letters().await.len() == 2).await;
+        assert_eq!(handler.attempt_times("2", stage.started_at).len(), 5, "as many as the policy allows");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failing_key_that_fills_the_prefetch_moves_to_the_retry_table() {
+    for handlers in [transaction_handlers, call_handlers] {
+        let stage = Env::new();
+        let handler = scripted(|incoming| match payload_text(incoming).as_str() {
+            "poor" => Action::Fail,
+            _ => Action::Done,
+        });
+        stage.send("0", "k", "poor");
+        for number in 0..150 {
+            stage.send("0", "k", &number.to_string());
+        }
+        stage.send("0", "other", "rich");
+        let process = stage.start(ordered_config(), handlers(&handler));
+        wait_until("another key is handled", async || stage.effects() == ["other:rich"]).await;
+        assert!(stage.started_at.elapsed() < Duration::from_millis(900), "{:?}", stage.started_at.elapsed());
+        wait_for_acks(&stage, 152).await;
+        assert_eq!((process.status.retried_in_memory(), process.status.retried_later()), (0, 1));
+        assert_eq!(handler.attempt_times("poor", stage.started_at), [0]);
     }
 }
 

@@ -298,6 +298,11 @@ impl Group {
         &self.scenario.consumers[self.number]
     }
 
+    /// The maximum number of outstanding deliveries per lane.
+    pub fn prefetch(&self) -> usize {
+        self.plan().prefetch
+    }
+
     /// Whether every member receives every lane.
     pub fn is_shared(&self) -> bool {
         self.plan().shared

@@ -45,7 +45,7 @@ impl Connection {
 #[async_trait]
 impl BrokerConsumer for Connection {
     fn capabilities(&self) -> ConsumerCapabilities {
-        ConsumerCapabilities { ordered_lanes: !self.group.is_shared() }
+        ConsumerCapabilities { ordered_lanes: !self.group.is_shared(), prefetch: self.group.prefetch() }
     }
 
     fn delayed_retry(&self) -> Option<&dyn DelayedRetry> {

@@ -354,7 +354,7 @@ impl InboxRetries for MutantInbox {
         for message in std::mem::take(&mut state.redriven_again) {
             let queue = message.queue.clone();
             state.running.insert(queue.clone(), message.clone());
-            let messages = vec![QueuedMessage { ordinal: 0, message, attempts: 0, unfinished_starts: 1 }];
+            let messages = vec![QueuedMessage { ordinal: 0, message, unfinished_starts: 1 }];
             claimed.push(ClaimedQueue { claim: QueueClaim { queue, token: Uuid::nil() }, messages });
         }
         Ok(claimed)

@@ -72,6 +72,7 @@ fn inbox_messages(group: &Group, ordered: bool) -> Vec<InboxMessage> {
             address: ADDRESS.into(),
             lane: Group::lane(lane),
             offset: Some(offset),
+            attempts: 0,
         })
     };
     group.log().into_iter().filter_map(readable).collect()

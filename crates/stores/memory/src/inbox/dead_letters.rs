@@ -8,7 +8,7 @@ use relevo_core::dead_letters::{
     DeadLetter, DeadLetterContent, DeadLetterFilter, DeadLetterPage, DeadLetterState, DeadLetterSummary, MarkAction,
     MarkRequest,
 };
-use relevo_core::inbox::{DedupId, InboxState as Known};
+use relevo_core::inbox::{DedupId, InboxMessage, InboxState as Known};
 use relevo_core::store::StoreError;
 
 use super::tables::{ConsumerTables, InboxDeadLetterRow, QueuedRow, RetryQueue};
@@ -109,7 +109,7 @@ impl ConsumerTables {
         let Some(row) = self.dead_letters.get_mut(&dedup_id) else { return };
         row.mark(request, now);
         row.redrives += 1;
-        let (number, message) = (row.ordinal, row.message.clone());
+        let (number, message) = (row.ordinal, InboxMessage { attempts: 0, ..row.message.clone() });
         self.set_state(dedup_id, Known::Redriven, now);
         let queue = self.queues.entry(message.queue.clone()).or_insert_with(|| RetryQueue::new(next));
         queue.messages.insert(number, QueuedRow { not_before: next, ..QueuedRow::new(message) });
@@ -157,7 +157,7 @@ impl InboxDeadLetterRow {
             route: None,
             class: self.class.to_owned(),
             error: self.error.clone(),
-            attempts: self.attempts,
+            attempts: self.message.attempts,
             entered_at: timestamp(started_at, self.arrived_at),
             dead_at: timestamp(started_at, self.dead_at),
             redrives: self.redrives,

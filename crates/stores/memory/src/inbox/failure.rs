@@ -79,10 +79,10 @@ impl RetryQueue {
                 let untried = matches!(failure.action, InboxFailureAction::Postpone { .. });
                 first.unfinished_starts = if untried { first.unfinished_starts.saturating_sub(1) } else { 0 };
                 // Keep the error of the last real attempt.
-                if !untried || first.attempts == 0 {
+                if !untried || first.error.is_empty() {
                     first.error.clone_from(&failure.error);
                 }
-                first.attempts = failure.attempts;
+                first.message.attempts = failure.attempts;
                 self.due_at = now.saturating_add(micros(after));
                 if !untried {
                     first.not_before = self.due_at;
@@ -112,8 +112,7 @@ impl ConsumerTables {
                 self.set_state(message.dedup_id, Known::Waiting, now);
                 let retry_at = now.saturating_add(micros(after));
                 let waiting = QueuedRow {
-                    message: message.clone(),
-                    attempts: failure.attempts,
+                    message: InboxMessage { attempts: failure.attempts, ..message.clone() },
                     unfinished_starts: if untried { starts.saturating_sub(1) } else { 0 },
                     error: failure.error.clone(),
                     not_before: retry_at,

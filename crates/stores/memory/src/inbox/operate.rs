@@ -202,8 +202,10 @@ impl ConsumerTables {
             let blocked_by = queue.blocked_by.first().and_then(|dedup_id| self.dead_letters.get(dedup_id));
             let first = queue.messages.values().next();
             let (head, attempts, error) = match (blocked_by, first) {
-                (Some(dead_letter), _) => (dead_letter.message.dedup_id, dead_letter.attempts, &dead_letter.error),
-                (None, Some(first)) => (first.message.dedup_id, first.attempts, &first.error),
+                (Some(dead_letter), _) => {
+                    (dead_letter.message.dedup_id, dead_letter.message.attempts, &dead_letter.error)
+                }
+                (None, Some(first)) => (first.message.dedup_id, first.message.attempts, &first.error),
                 // The queue is empty and not released yet, so nothing waits in it.
                 (None, None) => return None,
             };

@@ -76,8 +76,10 @@ impl ConsumerTables {
             queue.messages.retain(|_, waiting| {
                 let dedup_id = waiting.message.dedup_id;
                 let reopened = rows.get(&dedup_id).is_some_and(|row| row.state == Known::Redriven);
-                let stays =
-                    dedup_id.replay != number || waiting.unfinished_starts > 0 || waiting.attempts > 0 || reopened;
+                let stays = dedup_id.replay != number
+                    || waiting.unfinished_starts > 0
+                    || waiting.message.attempts > 0
+                    || reopened;
                 if !stays {
                     // No broker redelivers a replayed message, so its row is not needed to detect repeats.
                     rows.remove(&dedup_id);

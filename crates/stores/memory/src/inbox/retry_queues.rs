@@ -39,7 +39,6 @@ impl Tables {
                 let waiting = |(number, waiting): (&i64, &QueuedRow)| QueuedMessage {
                     ordinal: *number,
                     message: waiting.message.clone(),
-                    attempts: waiting.attempts,
                     unfinished_starts: waiting.unfinished_starts,
                 };
                 // Stop before the first message that is not due yet.

@@ -59,7 +59,6 @@ pub(crate) struct RetryQueue {
 #[derive(Clone, Debug)]
 pub(crate) struct QueuedRow {
     pub(crate) message: InboxMessage,
-    pub(crate) attempts: u32,
     pub(crate) unfinished_starts: u32,
     pub(crate) error: String,
     /// The earliest time of the next attempt, set after a failure or a redrive with a rate.
@@ -75,7 +74,6 @@ pub(crate) struct InboxDeadLetterRow {
     pub(crate) class: &'static str,
     pub(crate) error: String,
     pub(crate) backtrace: Option<String>,
-    pub(crate) attempts: u32,
     pub(crate) arrived_at: Micros,
     pub(crate) dead_at: Micros,
     pub(crate) redrives: u32,
@@ -157,9 +155,9 @@ impl RetryQueue {
 }
 
 impl QueuedRow {
-    /// Creates a message without attempts.
+    /// A message that was not started.
     pub(crate) const fn new(message: InboxMessage) -> Self {
-        Self { message, attempts: 0, unfinished_starts: 0, error: String::new(), not_before: 0 }
+        Self { message, unfinished_starts: 0, error: String::new(), not_before: 0 }
     }
 }
 
@@ -200,12 +198,11 @@ impl ConsumerTables {
         let arrived_at = self.set_state(message.dedup_id, Known::Dead, now).arrived_at;
         let before = self.dead_letters.remove(&message.dedup_id);
         let row = InboxDeadLetterRow {
-            message: message.clone(),
+            message: InboxMessage { attempts: failure.attempts, ..message.clone() },
             ordinal: number,
             class: failure.class,
             error: failure.error.clone(),
             backtrace: failure.backtrace.clone(),
-            attempts: failure.attempts,
             arrived_at,
             dead_at: now,
             redrives: before.as_ref().map_or(0, |row| row.redrives),

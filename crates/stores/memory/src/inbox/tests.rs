@@ -23,6 +23,7 @@ fn message() -> InboxMessage {
         address: "orders".into(),
         lane: Lane::new("0"),
         offset: None,
+        attempts: 0,
     }
 }
 

@@ -35,7 +35,7 @@ CREATE TABLE inbox_lane (
 -- A delivered message, with everything that a dead letter stores.
 CREATE TYPE inbox_arrival AS (
     id uuid, replay int, queue text, header_names bytea[], header_values bytea[], payload bytea, address text, lane text,
-    broker_offset numeric
+    broker_offset numeric, attempts int
 );
 
 -- Prepares a call that is its own transaction: READ COMMITTED, a lock timeout, a durable commit.

@@ -105,8 +105,9 @@ CREATE FUNCTION inbox_append(p_consumer text, p_arrivals inbox_arrival[]) RETURN
 LANGUAGE sql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
     INSERT INTO inbox_retry_message
-        (consumer, queue, id, replay, header_names, header_values, payload, address, lane, broker_offset)
-    SELECT p_consumer, a.queue, a.id, a.replay, a.header_names, a.header_values, a.payload, a.address, a.lane, a.broker_offset
+        (consumer, queue, id, replay, header_names, header_values, payload, address, lane, broker_offset, attempts)
+    SELECT p_consumer, a.queue, a.id, a.replay, a.header_names, a.header_values, a.payload, a.address, a.lane, a.broker_offset,
+        a.attempts
     FROM unnest(p_arrivals) WITH ORDINALITY AS a ORDER BY a.ordinality
 $$;
 
@@ -230,8 +231,8 @@ BEGIN
         RETURN 'lost';
     END IF;
     UPDATE inbox_retry_message AS u SET attempts = p_attempts,
-        class = CASE WHEN p_stop = 'wait' AND u.attempts > 0 THEN u.class ELSE p_class END,
-        error = CASE WHEN p_stop = 'wait' AND u.attempts > 0 THEN u.error ELSE p_error END,
+        class = CASE WHEN p_stop = 'wait' AND u.class <> '' THEN u.class ELSE p_class END,
+        error = CASE WHEN p_stop = 'wait' AND u.class <> '' THEN u.error ELSE p_error END,
             unfinished_starts = CASE p_stop WHEN 'wait' THEN greatest(u.unfinished_starts - 1, 0) ELSE 0 END,
         not_before = CASE p_stop WHEN 'wait' THEN u.not_before ELSE again END
     WHERE u.consumer = p_consumer AND u.queue = p_queue AND u.ordinal = p_ordinal AND NOT EXISTS (

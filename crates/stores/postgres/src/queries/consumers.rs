@@ -288,6 +288,7 @@ pub(crate) fn dead_letter(row: &PgRow) -> Result<DeadLetter, Error> {
         address: column::<&str>(row, 18)?.into(),
         lane: Lane::new(column::<&str>(row, 19)?),
         offset: offset(column(row, 20)?)?,
+        attempts: summary.attempts,
     };
     Ok(DeadLetter { summary, content: DeadLetterContent::Inbox { message, backtrace: column(row, 21)? } })
 }

@@ -256,12 +256,13 @@ fn message_row(schema: &str, arrival: &InboxMessage, body: Body) -> String {
         Body::Omitted => "NULL, NULL, NULL".to_owned(),
     };
     format!(
-        "ROW({}, {}, {body}, {}, {}, {})::{schema}.inbox_arrival",
+        "ROW({}, {}, {body}, {}, {}, {}, {})::{schema}.inbox_arrival",
         dedup_id_arguments(arrival.dedup_id),
         literal(&arrival.queue),
         literal(&arrival.address),
         literal(arrival.lane.name()),
         arrival.offset.map_or_else(|| "NULL".to_owned(), |place| place.to_string()),
+        i32::try_from(arrival.attempts).unwrap_or(i32::MAX),
     )
 }
 

@@ -26,6 +26,7 @@ fn arrival(number: u128) -> InboxMessage {
         address: "orders".into(),
         lane: Lane::new("0"),
         offset: None,
+        attempts: 0,
     }
 }
 

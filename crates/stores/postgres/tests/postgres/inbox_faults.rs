@@ -49,6 +49,7 @@ fn arrival(number: u64) -> InboxMessage {
         address: "orders".into(),
         lane: Lane::new("0"),
         offset: Some(number),
+        attempts: 0,
     }
 }
 

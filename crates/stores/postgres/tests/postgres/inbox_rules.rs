@@ -67,7 +67,7 @@ fn enter(number: u32, lane: &str) -> String {
 
 fn arrival(number: u32) -> String {
     format!(
-        "ROW('{}', 0, 'k', '{{}}', '{{}}', 'm{number}', 'orders', 'lane', {number})::relevo.inbox_arrival",
+        "ROW('{}', 0, 'k', '{{}}', '{{}}', 'm{number}', 'orders', 'lane', {number}, 0)::relevo.inbox_arrival",
         id(number)
     )
 }

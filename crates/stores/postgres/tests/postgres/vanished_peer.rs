@@ -69,6 +69,7 @@ async fn the_session_of_a_vanished_process_ends_before_its_lease() {
         address: "orders".into(),
         lane: Lane::new("0"),
         offset: Some(1),
+        attempts: 0,
     };
     // A transaction that locks the message, and would lock its lane.
     let BeginOutcome::Open(mut tx, _) = inbox.begin(&[arrival], Fence::Live { lane: None }).await.expect("a database")

@@ -30,7 +30,7 @@ pub(crate) fn state(row: &SqliteRow, index: usize) -> Result<InboxState, Error> 
     InboxState::parse(column(row, index)?).ok_or_else(|| Error::unexpected_response("an inbox state is unknown"))
 }
 
-/// Reads the columns id, replay, headers, payload, address, lane, offset, queue.
+/// Reads the columns id, replay, headers, payload, address, lane, offset, queue, attempts.
 pub(crate) fn inbox_message(row: &SqliteRow, first: usize) -> Result<InboxMessage, Error> {
     Ok(InboxMessage {
         dedup_id: DedupId { id: id(row, first)?, replay: number(row, first + 1)? },
@@ -39,6 +39,7 @@ pub(crate) fn inbox_message(row: &SqliteRow, first: usize) -> Result<InboxMessag
         lane: Lane::new(column::<&str>(row, first + 5)?),
         offset: column::<Option<i64>>(row, first + 6)?.map(i64::cast_unsigned),
         queue: column::<String>(row, first + 7)?.into(),
+        attempts: number(row, first + 8)?,
     })
 }
 
@@ -57,11 +58,12 @@ pub(crate) async fn append(
     arrived_at: i64,
 ) -> Result<i64, Error> {
     let sql = "INSERT INTO relevo_inbox_retry_message (consumer, id, replay, headers, payload, address, lane, \
-               broker_offset, queue, arrived_at_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10) RETURNING ordinal";
+               broker_offset, queue, arrived_at_ms, attempts) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11) RETURNING ordinal";
     let insert = bind_dedup_id(sql, consumer, message.dedup_id).bind(encode_headers(&message.raw.headers));
     let insert = insert.bind(&*message.raw.payload).bind(&*message.address).bind(message.lane.name());
     let insert = insert.bind(message.offset.map(u64::cast_signed));
-    column(&insert.bind(&*message.queue).bind(arrived_at).fetch_one(connection).await?, 0)
+    let insert = insert.bind(&*message.queue).bind(arrived_at).bind(i64::from(message.attempts));
+    column(&insert.fetch_one(connection).await?, 0)
 }
 
 /// Header values may be any bytes, but JSON holds only text.

@@ -39,6 +39,7 @@ pub(crate) fn arrival(number: u64) -> InboxMessage {
         address: "orders".into(),
         lane: Lane::new("0"),
         offset: Some(number),
+        attempts: 0,
     }
 }
 

@@ -82,8 +82,7 @@ pub(crate) fn claimed_queues(rows: &[PgRow]) -> Result<Vec<ClaimedQueue>, Error>
         if let (Some(number), Some(due)) = (number, dues.last_mut()) {
             due.messages.push(QueuedMessage {
                 ordinal: number,
-                message: inbox_message(row, 5, due.claim.queue.clone())?,
-                attempts: count_u32(column(row, 2)?)?,
+                message: inbox_message(row, 5, due.claim.queue.clone(), count_u32(column(row, 2)?)?)?,
                 unfinished_starts: count_u32(column(row, 3)?)?,
             });
         }
@@ -91,8 +90,13 @@ pub(crate) fn claimed_queues(rows: &[PgRow]) -> Result<Vec<ClaimedQueue>, Error>
     Ok(dues)
 }
 
-/// Reads the columns from `id` to `broker_offset`. The queue is an argument.
-pub(crate) fn inbox_message(row: &PgRow, first: usize, queue: bytestring::ByteString) -> Result<InboxMessage, Error> {
+/// Reads the columns from `id` to `broker_offset`. The queue and the attempts are arguments.
+pub(crate) fn inbox_message(
+    row: &PgRow,
+    first: usize,
+    queue: bytestring::ByteString,
+    attempts: u32,
+) -> Result<InboxMessage, Error> {
     Ok(InboxMessage {
         dedup_id: DedupId {
             id: MessageId::from_uuid(column(row, first)?),
@@ -103,6 +107,7 @@ pub(crate) fn inbox_message(row: &PgRow, first: usize, queue: bytestring::ByteSt
         address: column::<&str>(row, first + 5)?.into(),
         lane: Lane::new(column::<&str>(row, first + 6)?),
         offset: offset(column(row, first + 7)?)?,
+        attempts,
     })
 }
 

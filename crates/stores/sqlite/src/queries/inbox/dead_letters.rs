@@ -82,7 +82,7 @@ pub(crate) async fn get(
     let sql = concat!(
         "SELECT ",
         summary!(),
-        ", backtrace, id, replay, headers, payload, address, lane, broker_offset, queue \
+        ", backtrace, id, replay, headers, payload, address, lane, broker_offset, queue, attempts \
          FROM relevo_inbox_dead_letter WHERE",
         filter!(),
         "ORDER BY dead_at_ms, ordinal LIMIT ?9"

@@ -125,8 +125,8 @@ async fn record_attempt(
 ) -> Result<(), Error> {
     // `Postpone` defers a message that was not tried: the start of its claim is not counted, and the last error is kept.
     let sql = "UPDATE relevo_inbox_retry_message SET attempts = ?2, \
-               class = CASE WHEN ?5 AND attempts > 0 THEN class ELSE ?3 END, \
-               error = CASE WHEN ?5 AND attempts > 0 THEN error ELSE ?4 END, \
+               class = CASE WHEN ?5 AND class <> '' THEN class ELSE ?3 END, \
+               error = CASE WHEN ?5 AND class <> '' THEN error ELSE ?4 END, \
                unfinished_starts = CASE WHEN ?5 THEN max(unfinished_starts - 1, 0) ELSE 0 END, not_before_ms = coalesce(?6, not_before_ms) \
                WHERE ordinal = ?1";
     let update = sqlx::query(sql).bind(ordinal).bind(i64::from(failure.attempts)).bind(failure.class);
@@ -228,8 +228,8 @@ async fn claim_queue(
                SELECT min(ordinal) FROM relevo_inbox_retry_message WHERE consumer = ?1 AND queue = ?2) \
                AND coalesce(not_before_ms, 0) <= ?3";
     sqlx::query(sql).bind(consumer).bind(queue).bind(now).execute(&mut *connection).await?;
-    let sql = "SELECT ordinal, attempts, unfinished_starts, id, replay, headers, payload, address, lane, \
-               broker_offset, queue, not_before_ms FROM relevo_inbox_retry_message WHERE consumer = ?1 AND queue = ?2 ORDER BY ordinal LIMIT ?3";
+    let sql = "SELECT ordinal, unfinished_starts, id, replay, headers, payload, address, lane, \
+               broker_offset, queue, attempts, not_before_ms FROM relevo_inbox_retry_message WHERE consumer = ?1 AND queue = ?2 ORDER BY ordinal LIMIT ?3";
     let limit = i64::try_from(messages.max(1)).unwrap_or(i64::MAX);
     let rows = sqlx::query(sql).bind(consumer).bind(queue).bind(limit).fetch_all(connection).await?;
     let mut messages = Vec::with_capacity(rows.len());
@@ -244,12 +244,7 @@ async fn claim_queue(
 }
 
 fn queued_message(row: &SqliteRow) -> Result<QueuedMessage, Error> {
-    Ok(QueuedMessage {
-        ordinal: column(row, 0)?,
-        attempts: number(row, 1)?,
-        unfinished_starts: number(row, 2)?,
-        message: inbox_message(row, 3)?,
-    })
+    Ok(QueuedMessage { ordinal: column(row, 0)?, unfinished_starts: number(row, 1)?, message: inbox_message(row, 2)? })
 }
 
 /// Whether the claim is still valid. With `at`, the claim must also not have expired by then.
