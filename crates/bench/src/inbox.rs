@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use relevo_core::BrokerConsumer;
+use relevo_core::inbox::InboxRetention;
 use relevo_inbox::{Config, ConsumerRuntime, Handlers, MessageOrder};
 use relevo_store_postgres::inbox::{self, Inbox};
 use sqlx::postgres::PgConnectOptions;
@@ -122,8 +123,8 @@ async fn runtime(
     order: MessageOrder,
     batch_max: usize,
 ) -> anyhow::Result<ConsumerRuntime<Inbox>> {
-    let config = Config { order, batch_max, ..Config::new(CONSUMER) };
+    let config = Config { order, batch_max, ..Config::default() };
     let links = inbox::Config { handler_connections_max: WORKERS, ..inbox::Config::new(bench.options.clone()) };
-    let inbox = Inbox::open(&links, CONSUMER, config.keeping).await?;
+    let inbox = Inbox::open(&links, CONSUMER, InboxRetention::default()).await?;
     Ok(ConsumerRuntime::new(Arc::new(inbox), consumer, Handlers::new().on_raw("OrderPlaced", effect::write), config))
 }

@@ -36,7 +36,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let consumer = broker.consumer("billing", ConsumerOptions::default()).await?;
     let inbox = Database::new(StoreConfig::default()).inbox("billing", InboxRetention::default());
     let handlers = Handlers::new().on("OrderPlaced", bill);
-    let runtime = ConsumerRuntime::new(Arc::new(inbox), Arc::new(consumer), handlers, Config::new("billing"));
+    let runtime = ConsumerRuntime::new(Arc::new(inbox), Arc::new(consumer), handlers, Config::default());
 
     let stop = CancellationToken::new();
     let interrupt = async {

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use bytestring::ByteString;
 use jiff::Timestamp;
-use relevo_core::inbox::InboxRetention;
 use relevo_core::inbox::retry_policy::HandlerRetryPolicy;
 use relevo_core::retry::{Backoff, ExponentialBackoff};
 use relevo_core::{AfterDead, Broker, RetryPolicy, Tracer};
@@ -108,9 +107,7 @@ impl fmt::Debug for Clock {
 /// Configuration of a consumer. The defaults suit handlers that take milliseconds.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Name of the consumer. The runtime takes it from the inbox. It is part of the idempotency ids of external calls.
-    pub consumer: String,
-    /// Name of this process, shown to operators.
+    /// Name of this process, shown to operators. Default: its process id.
     pub member_name: String,
     /// Which messages may be handled at the same time.
     pub order: MessageOrder,
@@ -124,8 +121,6 @@ pub struct Config {
     pub after_dead: AfterDead,
     /// Maximum number of starts that end in a crash of the process. After more starts the message is dead-lettered.
     pub starts_max: u32,
-    /// Retention. The runtime takes it from the inbox.
-    pub keeping: InboxRetention,
     /// Maximum number of first deliveries handled in one transaction; 1 disables batches.
     pub batch_max: usize,
     /// Maximum number of messages in one call to receive.
@@ -186,20 +181,16 @@ pub struct Config {
     pub tracer: Tracer,
 }
 
-impl Config {
-    /// The defaults for a consumer with this name.
-    pub fn new(consumer: impl Into<String>) -> Self {
-        let consumer = consumer.into();
+impl Default for Config {
+    fn default() -> Self {
         Self {
-            member_name: consumer.clone(),
-            consumer,
+            member_name: format!("process-{}", std::process::id()),
             order: MessageOrder::ByKey { concurrency: 16 },
             retry_storage: RetryStorage::default(),
             retry: HandlerRetryPolicy::default(),
             handler_timeout: Duration::from_secs(30),
             after_dead: AfterDead::default(),
             starts_max: 5,
-            keeping: InboxRetention::default(),
             batch_max: 1,
             receive_batch_max: 500,
             in_memory_messages_max: 10_000,
@@ -236,7 +227,9 @@ impl Config {
             tracer: Tracer::off(),
         }
     }
+}
 
+impl Config {
     /// Pauses while the database or the broker is unreachable.
     pub(crate) fn outage_backoff(&self) -> ExponentialBackoff {
         ExponentialBackoff::new(self.outage_backoff_min, self.outage_backoff_max)
@@ -279,18 +272,18 @@ mod tests {
 
     #[test]
     fn the_default_configuration_is_valid() {
-        assert_eq!(Config::new("billing").validate(), Ok(()));
+        assert_eq!(Config::default().validate(), Ok(()));
     }
 
     #[test]
     fn a_contradictory_configuration_is_rejected() {
         let unordered = MessageOrder::None { concurrency: 4 };
-        let by_broker = Config { retry_storage: RetryStorage::Broker, ..Config::new("billing") };
+        let by_broker = Config { retry_storage: RetryStorage::Broker, ..Config::default() };
         assert!(by_broker.validate().unwrap_err().contains("order"));
         let by_broker = Config { order: unordered, ..by_broker };
         assert_eq!(by_broker.validate(), Ok(()));
-        assert_eq!(Config { batch_max: 0, ..Config::new("billing") }.validate(), Err("`batch_max` is 0".to_owned()));
-        let late = Config { heartbeat_interval: Duration::from_secs(6), ..Config::new("billing") };
+        assert_eq!(Config { batch_max: 0, ..Config::default() }.validate(), Err("`batch_max` is 0".to_owned()));
+        let late = Config { heartbeat_interval: Duration::from_secs(6), ..Config::default() };
         assert!(late.validate().unwrap_err().contains("heartbeat_interval"));
     }
 }

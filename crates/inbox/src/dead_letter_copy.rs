@@ -30,7 +30,7 @@ pub(crate) async fn publish(
 ) {
     let Some(to) = &config.dead_letter_copy else { return };
     let publication = Publication {
-        message: Arc::new(build_copy(config, id, message, incoming, failure)),
+        message: Arc::new(build_copy(config, status.consumer(), id, message, incoming, failure)),
         address: Arc::clone(&to.address),
         headers: Arc::new(HeaderRules::default()),
         seq: incoming.and_then(|incoming| incoming.seq).unwrap_or(0),
@@ -67,6 +67,7 @@ async fn publish_once(config: &Config, to: &DeadLetterCopy, publication: &Public
 /// The copy has its own id: a broker that deduplicates would drop it as a duplicate of the message.
 fn build_copy(
     config: &Config,
+    consumer: &str,
     id: Uuid,
     message: &InboxMessage,
     incoming: Option<&Incoming>,
@@ -77,7 +78,7 @@ fn build_copy(
     headers.retain(|name, _| !name.starts_with("ce-"));
     let added = [
         ("dead-letter-id", message.dedup_id.id.to_string()),
-        ("dead-letter-consumer", config.consumer.clone()),
+        ("dead-letter-consumer", consumer.to_owned()),
         ("dead-letter-address", message.address.to_string()),
         ("dead-letter-class", failure.class.to_owned()),
         ("dead-letter-error", failure.error.clone()),

@@ -27,8 +27,8 @@ struct Origin<'a> {
 }
 
 impl Decoder {
-    pub(crate) fn new(config: &Config) -> Self {
-        Self { consumer: config.consumer.as_str().into() }
+    pub(crate) fn new(consumer: &str) -> Self {
+        Self { consumer: consumer.into() }
     }
 
     /// Decodes a delivery, and derives its id and the queue in which it waits after a failure.
@@ -158,12 +158,12 @@ mod tests {
     ];
 
     fn decode(config: &Config, delivery: Delivery) -> PendingDelivery {
-        Decoder::new(config).decode_delivery(config, delivery)
+        Decoder::new("billing").decode_delivery(config, delivery)
     }
 
     #[test]
     fn the_queue_is_the_key_with_order_and_the_id_without() {
-        let config = Config::new("billing");
+        let config = Config::default();
         assert_eq!(&**decode(&config, delivery(&HEADERS, b"{}", Some(3))).queue(), "o-1");
         let config = Config { order: MessageOrder::None { concurrency: 1 }, ..config };
         assert_eq!(&**decode(&config, delivery(&HEADERS, b"{}", Some(3))).queue(), HEADERS[1].1);
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn a_foreign_message_is_undecodable_unless_configured() {
-        let config = Config::new("billing");
+        let config = Config::default();
         let undecodable = decode(&config, delivery(&[("a", "b")], b"\xff", Some(3)));
         assert_eq!(undecodable.incoming.unwrap_err(), "header `ce-specversion` is missing");
         assert_eq!(&*undecodable.message.queue, undecodable.message.dedup_id.id.to_string());
@@ -186,7 +186,7 @@ mod tests {
     #[test]
     fn an_invalid_cloud_event_is_not_a_foreign_message() {
         let foreign = ForeignMessages { kind: "legacy".into(), id_header: None, key_header: None };
-        let config = Config { foreign_messages: Some(foreign), ..Config::new("billing") };
+        let config = Config { foreign_messages: Some(foreign), ..Config::default() };
         let broken = decode(&config, delivery(&[("ce-specversion", "1.0"), ("ce-id", "x")], b"{}", None));
         assert_eq!(broken.incoming.unwrap_err(), "header `ce-id` cannot be read");
     }
@@ -195,7 +195,7 @@ mod tests {
     fn a_foreign_id_is_the_same_when_it_is_retried() {
         let foreign =
             ForeignMessages { kind: "legacy".into(), id_header: Some("message-id".to_owned()), key_header: None };
-        let config = Config { foreign_messages: Some(foreign), ..Config::new("billing") };
+        let config = Config { foreign_messages: Some(foreign), ..Config::default() };
         let with_uuid = decode(&config, delivery(&[("message-id", HEADERS[1].1)], b"{}", None));
         assert_eq!(with_uuid.message.dedup_id.id.to_string(), HEADERS[1].1);
         let named = decode(&config, delivery(&[("message-id", "A-17")], b"{}", None));
@@ -203,8 +203,9 @@ mod tests {
         assert_eq!(named.message.dedup_id, again.message.dedup_id);
         let generated = decode(&config, delivery(&[], b"{}", Some(3)));
         assert_ne!(generated.message.dedup_id, decode(&config, delivery(&[], b"{}", Some(4))).message.dedup_id);
-        let queued =
-            Decoder::new(&config).decode_queued(&config, &generated.message).expect("foreign messages are configured");
+        let queued = Decoder::new("billing")
+            .decode_queued(&config, &generated.message)
+            .expect("foreign messages are configured");
         assert_eq!(queued.id(), generated.message.dedup_id.id);
     }
 }

@@ -105,7 +105,7 @@ impl<I: Inbox> Worker<I> {
         incoming.attempt = delivery.message.attempts + 1;
         let published_at = incoming.message.created_at;
         let is_ours = incoming.source.is_some();
-        if is_ours && is_expired(published_at, self.config.clock.now(), self.config.keeping.done) {
+        if is_ours && is_expired(published_at, self.config.clock.now(), self.inbox.retention().done) {
             let error =
                 format!("published at {published_at}, older than the inbox retention; it may have been handled before");
             let error = HandlerError::permanent(error).with_class(classes::EXPIRED);

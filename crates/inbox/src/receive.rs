@@ -85,7 +85,8 @@ impl<I: Inbox> ConsumerRuntime<I> {
         let retries = delivery.retry_count;
         let mut delivery = self.worker.decoder.decode_delivery(config, delivery);
         if let Ok(incoming) = &delivery.incoming {
-            let expired = is_expired(incoming.message.created_at, config.clock.now(), config.keeping.done);
+            let expired =
+                is_expired(incoming.message.created_at, config.clock.now(), self.worker.inbox.retention().done);
             let registration = self.worker.handler(incoming);
             delivery.message.attempts = self.worker.attempts_after_broker_retries(registration, retries);
             let is_in_transaction = registration.is_none_or(Registration::is_in_transaction);

@@ -35,8 +35,10 @@ const TICKS_PER_SECOND: f64 = 10.0;
 /// Settings of a replay run.
 #[derive(Clone, Debug)]
 pub struct ReplayJob {
-    /// How the consumer reads messages: its name, its order, and how it reads foreign messages.
-    pub consumer: Config,
+    /// Name of the consumer.
+    pub consumer: String,
+    /// How the consumer reads messages: its order, and how it reads foreign messages.
+    pub config: Config,
     /// Number of the replay.
     pub number: u32,
     /// Selects messages of the log.
@@ -107,12 +109,12 @@ impl ReplayError {
     }
 }
 
-/// Converts a message of a log for this consumer's inbox, with its id and queue.
-pub fn to_inbox_message(consumer: &Config, message: LogMessage) -> InboxMessage {
+/// Converts a message of a log for the inbox of a consumer with this configuration, with its id and queue.
+pub fn to_inbox_message(config: &Config, message: LogMessage) -> InboxMessage {
     let LogMessage { raw, address, lane, offset, .. } = message;
     let delivery =
         Delivery { tag: DeliveryTag::new(0), raw, address, lane, offset, redelivered: false, retry_count: 0 };
-    Decoder::new(consumer).decode_delivery(consumer, delivery).message
+    Decoder::new("").decode_delivery(config, delivery).message
 }
 
 /// Runs one replay.
@@ -132,7 +134,7 @@ impl<'a> ReplayRunner<'a> {
 
     /// The current state of the replay.
     pub async fn replay(&self) -> Result<Replay, ReplayError> {
-        let (consumer, number) = (&self.job.consumer.consumer, self.job.number);
+        let (consumer, number) = (&self.job.consumer, self.job.number);
         let replays = self.replays.list_replays(consumer).await?;
         let found = replays.into_iter().find(|replay| replay.number == number);
         found.ok_or_else(|| ReplayError::Unknown { consumer: consumer.clone(), number })
@@ -160,10 +162,10 @@ impl<'a> ReplayRunner<'a> {
         let page =
             self.source.read(&self.job.filter, ReplayReadRequest { after, limit, bytes: BATCH_BYTES_MAX }).await?;
         let messages: Vec<InboxMessage> =
-            page.messages.into_iter().map(|message| to_inbox_message(&self.job.consumer, message)).collect();
+            page.messages.into_iter().map(|message| to_inbox_message(&self.job.config, message)).collect();
         let next = (!page.ended).then(|| page.next.to_string());
         let batch = ReplayBatch { messages: &messages, cursor: replay.cursor.as_deref(), next_cursor: next.as_deref() };
-        let outcome = self.replays.enqueue_replay(&self.job.consumer.consumer, self.job.number, batch).await?;
+        let outcome = self.replays.enqueue_replay(&self.job.consumer, self.job.number, batch).await?;
         Ok(match (outcome, next) {
             (EnqueueOutcome::Enqueued, None) => ReplayStep::End(ReplayEnd::Finished),
             (EnqueueOutcome::Enqueued, next) => {

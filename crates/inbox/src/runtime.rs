@@ -97,9 +97,6 @@ impl<I: Inbox> ConsumerRuntime<I> {
         seed: u64,
     ) -> Self {
         config.batch_max = config.batch_max.min(inbox.batch_max());
-        // The inbox is the authority: a message that it no longer remembers must not be handled again.
-        config.keeping = inbox.retention();
-        inbox.consumer().clone_into(&mut config.consumer);
         handle::install_panic_hook();
         let now = Instant::now();
         let mut random = SplitMix64::new(seed);
@@ -141,7 +138,7 @@ impl<I: Inbox> ConsumerRuntime<I> {
             }
         };
         let finished = self.shut_down().await;
-        info!(consumer = %self.worker.config.consumer, name = %self.worker.config.member_name, "consumer stopped");
+        info!(consumer = self.worker.inbox.consumer(), name = %self.worker.config.member_name, "consumer stopped");
         let result = result.and(finished);
         if result.is_ok() {
             run_state.mark_stopped();

@@ -9,8 +9,6 @@ use relevo_core::Lane;
 use relevo_core::histogram::{Histogram, HistogramSnapshot};
 use tokio::time::Instant;
 
-use crate::config::Config;
-
 macro_rules! stats {
     ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
         /// Statistics of one consumer in one process.
@@ -142,8 +140,8 @@ pub(crate) fn set(gauge: &AtomicU64, value: usize) {
 
 impl ConsumerStatus {
     /// Statistics of a consumer that has not started.
-    pub(crate) fn new(config: &Config) -> Self {
-        Self { consumer: config.consumer.clone(), heartbeat_ttl: config.heartbeat_ttl, ..Self::default() }
+    pub(crate) fn new(consumer: &str, heartbeat_ttl: Duration) -> Self {
+        Self { consumer: consumer.to_owned(), heartbeat_ttl, ..Self::default() }
     }
 
     /// The consumer's name.

@@ -47,11 +47,11 @@ pub(crate) enum Isolation<'a> {
 
 impl<I: Inbox> Worker<I> {
     pub(crate) fn new(inbox: Arc<I>, handlers: Handlers<I::Transaction>, config: Config, random: SplitMix64) -> Self {
-        let status = Arc::new(ConsumerStatus::new(&config));
+        let status = Arc::new(ConsumerStatus::new(inbox.consumer(), config.heartbeat_ttl));
         Self {
+            decoder: Decoder::new(inbox.consumer()),
             inbox,
             handlers,
-            decoder: Decoder::new(&config),
             breakers: Breakers::new(config.breaker.clone(), Arc::clone(&status)),
             status,
             open_claims: OpenClaims::default(),

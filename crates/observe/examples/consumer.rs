@@ -24,7 +24,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let consumer = broker.consumer("billing", ConsumerOptions::default()).await?;
     let inbox = Database::new(StoreConfig::default()).inbox("billing", InboxRetention::default());
     let handlers = Handlers::new().on_raw("OrderPlaced", bill);
-    let billing = ConsumerRuntime::new(Arc::new(inbox), Arc::new(consumer), handlers, Config::new("billing"));
+    let billing = ConsumerRuntime::new(Arc::new(inbox), Arc::new(consumer), handlers, Config::default());
 
     let stop = CancellationToken::new();
     let served = Service::new("shop", [billing.status()]).serve("127.0.0.1:9465".parse()?, None, stop.clone());

@@ -179,7 +179,7 @@ fn shared(queue: &str, broker: &Broker, name: &str) -> Consumer {
         }
         Broker::Embedded(_) => None,
     };
-    Consumer { member_name: name.to_owned(), dead_letter_copy: dead_letter_to, ..Consumer::new(queue) }
+    Consumer { member_name: name.to_owned(), dead_letter_copy: dead_letter_to, ..Consumer::default() }
 }
 
 #[cfg(test)]

@@ -12,7 +12,6 @@ use serde::Deserialize;
 use sqlx::{Row as _, SqliteConnection};
 
 use super::LEASE;
-use super::data::GROUP;
 use super::flow::Flow;
 use super::forgetful::Forgetful;
 use relevo_core::random::SplitMix64;
@@ -74,7 +73,7 @@ pub(crate) fn runtime(
         // A demo that was killed is soon carried on by the next.
         heartbeat_interval: LEASE / 3,
         heartbeat_ttl: LEASE,
-        ..Config::new(GROUP)
+        ..Config::default()
     };
     let flow = Arc::clone(flow);
     let handlers = Handlers::new().on("*", move |mut tx: Tx<Transaction>, change: Incoming<Change>| {

@@ -84,7 +84,7 @@ async fn consume(world: &World, vhost: &Vhost, tasks: &mut JoinSet<()>) -> Socke
     let inbox = InboxConfig::new(world.database.options());
     let inbox = Inbox::open(&inbox, "billing", InboxRetention::default()).await.expect("a database");
     let handlers = Handlers::new().handler("Happened", Effect).handler("Poison", Effect);
-    let pace = Config { lag_interval: Some(Duration::from_millis(500)), ..Config::new("billing") };
+    let pace = Config { lag_interval: Some(Duration::from_millis(500)), ..Config::default() };
     let runtime = ConsumerRuntime::new(Arc::new(inbox), Arc::new(consumer), handlers, pace);
     let service = Service::new("shop", [runtime.status()]);
     let server = Server::bind("127.0.0.1:0".parse().expect("an address")).await.expect("a port");

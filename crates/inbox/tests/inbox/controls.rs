@@ -99,18 +99,18 @@ async fn heartbeats_continue_while_a_handler_hangs() {
 
 #[tokio::test(start_paused = true)]
 async fn the_retention_is_shown_at_once() {
-    let stage = Env::new();
-    let process = stage.start(Config { keeping: RETENTION, ..ordered_config() }, transaction_handlers(&failing(0)));
+    let stage = Env::with_retention(RETENTION);
+    let process = stage.start(ordered_config(), transaction_handlers(&failing(0)));
     wait_until("it lives", async || process.status.heartbeats() > 0).await;
     assert_eq!(stage.consumer().await.summary.done_retention, Some(RETENTION.done));
 }
 
 #[tokio::test(start_paused = true)]
 async fn done_messages_are_pruned_after_the_retention() {
-    let stage = Env::new();
+    let stage = Env::with_retention(RETENTION);
     let raw = stage.raw("OrderPlaced", "k", "1", Headers::new());
     stage.broker.publish("0", raw.clone());
-    let process = stage.start(Config { keeping: RETENTION, ..ordered_config() }, transaction_handlers(&failing(0)));
+    let process = stage.start(ordered_config(), transaction_handlers(&failing(0)));
     wait_for_acks(&stage, 1).await;
     stage.outbox.age(RETENTION.done + Duration::from_secs(1));
     tokio::time::sleep(Duration::from_mins(2)).await;

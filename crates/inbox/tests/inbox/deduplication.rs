@@ -7,7 +7,7 @@ use relevo_core::inbox::InboxState;
 use relevo_core::inbox::admin::ConsumerAdmin as _;
 use relevo_core::message::Headers;
 use relevo_core::wire;
-use relevo_inbox::{Config, ConsumerStatus, HandlerResult, Handlers, Incoming, Tx};
+use relevo_inbox::{ConsumerStatus, HandlerResult, Handlers, Incoming, Tx};
 use relevo_store_memory::{Draft, Transaction};
 
 use crate::harness::{
@@ -115,11 +115,11 @@ async fn a_commit_with_a_lost_reply_is_found_as_a_duplicate() {
 
 #[tokio::test(start_paused = true)]
 async fn a_skipped_message_is_recorded_as_skipped() {
-    let stage = Env::new();
+    let stage = Env::with_retention(RETENTION);
     stage.send("0", "k", "1");
     stage.broker.publish("0", stage.raw("Unknown", "k", "2", Headers::new()));
     let handlers = Handlers::new().handler("OrderPlaced", scripted(|_| Action::Skip));
-    let process = stage.start(Config { keeping: RETENTION, ..ordered_config() }, handlers);
+    let process = stage.start(ordered_config(), handlers);
     wait_for_acks(&stage, 2).await;
     assert_eq!((process.status.skipped(), process.status.done()), (2, 0));
     for number in 1..=2 {

@@ -56,7 +56,7 @@ async fn two_members_share_lanes_and_apply_each_message_once_in_key_order() {
             member_name: name.to_owned(),
             order: MessageOrder::ByKey { concurrency: 4 },
             batch_max: 10,
-            ..Config::new("billing")
+            ..Config::default()
         };
         let inbox = Arc::new(outbox.inbox("billing", InboxRetention::default()));
         let runtime =

@@ -154,16 +154,22 @@ pub(crate) struct Env {
     pub(crate) broker: FakeBroker,
     pub(crate) faults: Arc<FaultPlan>,
     pub(crate) started_at: Instant,
+    retention: InboxRetention,
     next: AtomicU64,
 }
 
 impl Env {
     pub(crate) fn new() -> Self {
+        Self::with_retention(InboxRetention::default())
+    }
+
+    pub(crate) fn with_retention(retention: InboxRetention) -> Self {
         Self {
             outbox: Database::new(StoreConfig::default()),
             broker: FakeBroker::default(),
             faults: Arc::default(),
             started_at: Instant::now(),
+            retention,
             next: AtomicU64::new(0),
         }
     }
@@ -207,7 +213,7 @@ impl Env {
     }
 
     pub(crate) fn start_with(&self, hand: FakeConsumer, config: Config, handlers: Handlers<Transaction>) -> Process {
-        let inbox = self.outbox.inbox(&config.consumer, config.keeping);
+        let inbox = self.outbox.inbox(CONSUMER, self.retention);
         let inbox = Arc::new(FaultyInbox { inner: inbox, faults: Arc::clone(&self.faults) });
         let seed = self.next_number();
         let runtime = ConsumerRuntime::with_seed(inbox, Arc::new(hand), handlers, config, seed);
@@ -287,7 +293,7 @@ impl Process {
 pub(crate) fn ordered_config() -> Config {
     let begun = Instant::now();
     let clock = Clock::new(move || STARTED_AT + begun.elapsed());
-    Config { order: MessageOrder::ByKey { concurrency: 8 }, clock, ..Config::new(CONSUMER) }
+    Config { order: MessageOrder::ByKey { concurrency: 8 }, clock, ..Config::default() }
 }
 
 /// Any messages at the same time.

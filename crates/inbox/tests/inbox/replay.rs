@@ -50,9 +50,9 @@ impl ReplayEnv {
         self.operator.create_replay(&plan).await.expect("the store answers")
     }
 
-    fn runner(&self, consumer: Config, number: u32, rate: u32) -> ReplayRunner<'_> {
+    fn runner(&self, config: Config, number: u32, rate: u32) -> ReplayRunner<'_> {
         ReplayRunner::new(
-            ReplayJob { consumer, number, filter: ReplayFilter::default(), rate },
+            ReplayJob { consumer: CONSUMER.to_owned(), config, number, filter: ReplayFilter::default(), rate },
             &self.log,
             &self.operator,
         )

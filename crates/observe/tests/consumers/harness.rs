@@ -190,13 +190,13 @@ impl Harness {
             order: MessageOrder::ByKey { concurrency: 1 },
             in_memory_messages_max: 1,
             receive_batch_max: 1,
-            breaker: RetryPolicy { base: Duration::from_millis(200), ..Config::new("billing").breaker },
+            breaker: RetryPolicy { base: Duration::from_millis(200), ..Config::default().breaker },
             lag_interval: Some(Duration::from_millis(50)),
             heartbeat_interval: Duration::from_millis(200),
             heartbeat_ttl: ttl,
             store_timeout: ttl,
             lane_acquire_interval: Duration::from_millis(50),
-            ..Config::new("billing")
+            ..Config::default()
         };
         let kinds = ["OrderPlaced", "Poison", "Letter"];
         let handlers = kinds.iter().fold(Handlers::new(), |handlers, kind| handlers.handler(kind, self.effect()));

@@ -220,7 +220,7 @@ async fn consumer(
         Inbox::open(&InboxConfig::new(database.options()), name, InboxRetention::default()).await.expect("a database");
     let retries = HandlerRetryPolicy { in_memory: vec![Duration::from_millis(10)], ..HandlerRetryPolicy::default() };
     let order = relevo_inbox::MessageOrder::None { concurrency: 4 };
-    let config = ConsumerConfig { retry: retries, order, tracer: traces, ..ConsumerConfig::new(name) };
+    let config = ConsumerConfig { retry: retries, order, tracer: traces, ..ConsumerConfig::default() };
     let runtime = ConsumerRuntime::new(Arc::new(inbox), consumer, handlers, config);
     running.spawn(async move { runtime.run(CancellationToken::new()).await.expect("it runs until the end") });
 }

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use relevo_core::inbox::InboxRetention;
 use relevo_core::inbox::retry_policy::HandlerRetryPolicy;
 use relevo_core::retry::Backoff;
 use relevo_core::{AfterDead, RetryPolicy};
@@ -11,7 +10,7 @@ use relevo_inbox::{Config, MessageOrder, RetryStorage};
 use relevo_core::random::SplitMix64;
 
 /// The configuration of one consumer's members. `prefetch` is the maximum number of unacknowledged messages per lane.
-pub(crate) fn random(random: &mut SplitMix64, number: u64, ordered: bool, prefetch: usize) -> Config {
+pub(crate) fn random(random: &mut SplitMix64, ordered: bool, prefetch: usize) -> Config {
     let concurrency = random.count(1, 6);
     let (order, durable) = if ordered {
         (MessageOrder::ByKey { concurrency }, RetryStorage::Inbox)
@@ -26,7 +25,6 @@ pub(crate) fn random(random: &mut SplitMix64, number: u64, ordered: bool, prefet
         handler_timeout: random.millis(1000, 3000),
         after_dead: *random.pick(&[AfterDead::Hold, AfterDead::Hold, AfterDead::Continue]),
         starts_max: u32::try_from(random.between(2, 5)).unwrap_or(2),
-        keeping: InboxRetention::default(),
         batch_max: if random.permille(500) { random.count(2, 8) } else { 1 },
         receive_batch_max: random.count(1, 30),
         in_memory_messages_max: prefetch + random.count(1, 20),
@@ -53,7 +51,7 @@ pub(crate) fn random(random: &mut SplitMix64, number: u64, ordered: bool, prefet
         outage_backoff_min: random.millis(50, 200),
         outage_backoff_max: random.millis(1000, 3000),
         shutdown_grace: random.millis(500, 4000),
-        ..Config::new(format!("c{number}"))
+        ..Config::default()
     }
 }
 

@@ -242,7 +242,7 @@ fn consumer(random: &mut SplitMix64, number: u64, within: Duration) -> ConsumerP
     let ordered = random.permille(600);
     let lanes = random.count(1, 4);
     let prefetch = random.count(1, 12);
-    let config = config::random(random, number, ordered, lanes * prefetch);
+    let config = config::random(random, ordered, lanes * prefetch);
     let outages = if random.permille(300) { random.between(1, 3) } else { 0 };
     ConsumerPlan {
         name: format!("c{number}"),

@@ -6,9 +6,9 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use relevo_core::Lane;
 use relevo_core::dead_letters::{DeadLetter, DeadLetterState};
-use relevo_core::inbox::DedupId;
 use relevo_core::inbox::admin::ConsumerDetails;
 use relevo_core::inbox::members::{Heartbeat, InboxMembers as _};
+use relevo_core::inbox::{DedupId, InboxRetention};
 use relevo_store_memory::{Config, Database};
 use tokio::runtime::Builder;
 use tokio::task::JoinSet;
@@ -93,7 +93,7 @@ impl World {
             |number| Arc::new(Group::new(number, Arc::clone(&scenario), Arc::clone(&history), Arc::clone(&names)));
         let server = |number: usize| {
             let plan = &scenario.consumers[number];
-            let inbox = MutantInbox::new(outbox.inbox(&plan.name, plan.config.keeping), mutant);
+            let inbox = MutantInbox::new(outbox.inbox(&plan.name, InboxRetention::default()), mutant);
             Arc::new(Server::new(number, inbox, Arc::clone(&history), Arc::clone(&names), plan.idle_timeout))
         };
         let groups: Vec<_> = (0..scenario.consumers.len()).map(group).collect();
@@ -266,7 +266,7 @@ impl World {
     /// Lanes that a new member cannot acquire.
     async fn lanes_not_free(&self, consumer: usize) -> Vec<String> {
         let plan = &self.scenario.consumers[consumer];
-        let inbox = self.outbox.inbox(&plan.name, plan.config.keeping);
+        let inbox = self.outbox.inbox(&plan.name, InboxRetention::default());
         let (owner, ttl) = (Uuid::from_u128(1), plan.config.heartbeat_ttl);
         let heartbeat = Heartbeat {
             owner,

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use relevo_core::inbox::Inbox;
 use relevo_core::inbox::retry_policy::HandlerRetryPolicy;
+use relevo_core::inbox::{Inbox, InboxRetention};
 use relevo_core::retry::{Backoff, RetryPolicy};
 use relevo_core::{BrokerConsumer, store::StoreError};
 use relevo_inbox::{Config, ConsumerError, ConsumerRuntime, ConsumerStatus, Handlers, MessageOrder};
@@ -28,7 +28,11 @@ pub struct Member {
     pub store: Store,
     /// The source of messages.
     pub feed: Feed,
-    /// Settings and names of the consumer runtime.
+    /// Name of the consumer.
+    pub consumer: String,
+    /// The retention of its inbox.
+    pub retention: InboxRetention,
+    /// Settings of the consumer runtime.
     pub config: Config,
     /// Whether it calls an external service for every message.
     pub calls: bool,
@@ -69,11 +73,23 @@ impl Member {
             claim_margin: Duration::from_millis(200),
             outage_backoff_min: Duration::from_millis(50),
             outage_backoff_max: Duration::from_secs(1),
-            ..Config::new(consumer)
+            ..Config::default()
         };
         let stall_timeout = config.handler_timeout * 2;
         let (failure_rates, behaviour) = (FailureRates::default(), Arc::new(NoFault));
-        Self { store, feed, config, calls: false, ack_mistake: None, stall_timeout, failure_rates, behaviour }
+        let (consumer, retention) = (consumer.to_owned(), InboxRetention::default());
+        Self {
+            store,
+            feed,
+            consumer,
+            retention,
+            config,
+            calls: false,
+            ack_mistake: None,
+            stall_timeout,
+            failure_rates,
+            behaviour,
+        }
     }
 
     /// Opens its connections and starts to consume messages.
@@ -84,7 +100,7 @@ impl Member {
             None => consumer,
         };
         let consumer: Arc<dyn BrokerConsumer> = Arc::new(ObservedConsumer::new(consumer, Arc::clone(&self.behaviour)));
-        let (name, retention) = (self.config.consumer.clone(), self.config.keeping);
+        let (name, retention) = (self.consumer.clone(), self.retention);
         match self.store.clone() {
             Store::Postgres(options) => {
                 let config = relevo_store_postgres::inbox::Config {
@@ -113,7 +129,7 @@ impl Member {
         I::Transaction: DerefMut<Target: LedgerConnection>,
     {
         let handler = LedgerHandler {
-            consumer: self.config.consumer.clone(),
+            consumer: self.consumer.clone(),
             member: self.config.member_name.clone(),
             external_service: self.store,
             failure_rates: self.failure_rates,

@@ -66,7 +66,7 @@ pub(crate) async fn a_message_delivered_after_it_was_pruned_is_a_dead_letter(bac
 
     age(&harness.store, RETENTION * 2).await;
     let mut later = Member { feed: late.clone(), ..harness.member("later") };
-    later.config.keeping = InboxRetention { done: RETENTION, ..InboxRetention::default() };
+    later.retention = InboxRetention { done: RETENTION, ..InboxRetention::default() };
     later.config.clock = Clock::new(|| Timestamp::now() + SignedDuration::from_hours(2));
     later.config.prune_interval = Duration::from_millis(50);
     let pruning = start(Member { feed: harness.feed.clone(), ..later.clone() }).await;

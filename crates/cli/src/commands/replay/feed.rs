@@ -114,7 +114,13 @@ pub(super) async fn feed(
 ) -> Result<Code> {
     let stop = CancellationToken::new();
     let interrupts = Interrupts::new()?;
-    let feeding = ReplayJob { consumer: spec.consumer(name), number, filter: spec.filter.clone(), rate };
+    let feeding = ReplayJob {
+        consumer: name.to_owned(),
+        config: spec.consumer_config(),
+        number,
+        filter: spec.filter.clone(),
+        rate,
+    };
     let mut feeder = ReplayRunner::new(feeding, source, desk);
     let mut progress = Progress::new();
     let ended = tokio::select! {

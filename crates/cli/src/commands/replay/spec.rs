@@ -113,8 +113,8 @@ impl Spec {
         parts.join(", ")
     }
 
-    /// How the consumer of this name sees messages.
-    pub(super) fn consumer(&self, name: &str) -> Config {
+    /// How the consumer sees messages.
+    pub(super) fn consumer_config(&self) -> Config {
         let order = match self.order {
             Ordering::Key => MessageOrder::ByKey { concurrency: 1 },
             Ordering::None => MessageOrder::None { concurrency: 1 },
@@ -124,7 +124,7 @@ impl Spec {
             id_header: self.id_header.clone(),
             key_header: self.key_header.clone(),
         });
-        Config { order, foreign_messages: foreign, ..Config::new(name) }
+        Config { order, foreign_messages: foreign, ..Config::default() }
     }
 }
 
