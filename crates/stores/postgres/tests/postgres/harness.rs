@@ -108,11 +108,7 @@ impl Harness for PostgresHarness {
     }
 
     async fn add_destination(&self, name: &str, shards: u16, start: StartFrom) {
-        let start = match start {
-            StartFrom::Now => "now",
-            StartFrom::Oldest => "oldest",
-        };
-        self.run(&format!("SELECT relevo.add_destination('{name}', {shards}, '{start}')")).await;
+        self.run(&format!("SELECT relevo.add_destination('{name}', {shards}, '{}')", start.as_str())).await;
     }
 
     async fn remove_destination(&self, name: &str) {
