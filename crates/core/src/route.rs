@@ -159,21 +159,13 @@ pub fn pattern_matches(pattern: &str, text: &str) -> bool {
 mod tests {
     use super::*;
     use crate::address_template::AddressTemplate;
-    use crate::message::{Headers, MessageId};
-    use bytes::Bytes;
+    use crate::draft::Draft;
+    use crate::message::MessageId;
     use proptest::prelude::*;
 
     fn message(topic: &str, kind: &str) -> Message {
-        Message {
-            id: MessageId::v7(0, [0; 10]),
-            kind: kind.into(),
-            key: "k".into(),
-            topic: topic.into(),
-            payload: Bytes::new(),
-            content_type: "application/json".into(),
-            headers: Headers::new(),
-            created_at: jiff::Timestamp::UNIX_EPOCH,
-        }
+        let draft = Draft::json(topic, "k", kind, "");
+        draft.into_message(MessageId::v7(0, [0; 10]), jiff::Timestamp::UNIX_EPOCH)
     }
 
     #[test]

@@ -4,6 +4,7 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 
 use super::*;
+use crate::draft::Draft;
 use crate::trace::SpanId;
 
 const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
@@ -51,16 +52,8 @@ impl SpanRecorder for MemoryRecorder {
 
 fn message(parent: Option<&str>) -> Arc<Message> {
     let headers = parent.map(|parent| (TraceContext::PARENT.to_owned(), parent.to_owned()));
-    Arc::new(Message {
-        id: MessageId::v7(1, [7; 10]),
-        kind: "OrderPlaced".into(),
-        key: "o-1".into(),
-        topic: "orders".into(),
-        payload: "{}".into(),
-        content_type: "application/json".into(),
-        headers: headers.into_iter().collect(),
-        created_at: Timestamp::UNIX_EPOCH,
-    })
+    let draft = Draft { headers: headers.into_iter().collect(), ..Draft::json("orders", "o-1", "OrderPlaced", "{}") };
+    Arc::new(draft.into_message(MessageId::v7(1, [7; 10]), Timestamp::UNIX_EPOCH))
 }
 
 fn address() -> Arc<str> {
