@@ -6,14 +6,16 @@ use crate::header_rules::HeaderRules;
 use crate::message::Message;
 use crate::retry::RetryPolicy;
 
-/// The treatment of a key after one of its messages is dead-lettered.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum AfterDead {
-    /// The key waits until an operator redrives or discards the message. This keeps the order.
-    #[default]
-    Hold,
-    /// The key continues without the message. Order is no longer guaranteed for this key.
-    Continue,
+crate::text_enum! {
+    /// The treatment of a key after one of its messages is dead-lettered.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum AfterDead {
+        /// The key waits until an operator redrives or discards the message. This keeps the order.
+        #[default]
+        Hold = "hold",
+        /// The key continues without the message. Order is no longer guaranteed for this key.
+        Continue = "continue",
+    }
 }
 
 /// One rule: which messages it matches, their address, and their retry policy.

@@ -60,10 +60,7 @@ fn route(reader: &mut Reader<'_>, path: &Path) -> Route {
         address,
         headers: Arc::new(headers),
         policy,
-        after_dead: match reader.text(&path.name("after_dead")).as_str() {
-            "continue" => AfterDead::Continue,
-            _ => AfterDead::Hold,
-        },
+        after_dead: AfterDead::parse(&reader.text(&path.name("after_dead"))).unwrap_or_default(),
     }
 }
 

@@ -108,7 +108,11 @@ impl Harness for PostgresHarness {
     }
 
     async fn add_destination(&self, name: &str, shards: u16, start: StartFrom) {
-        self.run(&format!("SELECT relevo.add_destination('{name}', {shards}, '{}')", start.as_str())).await;
+        let start = match start {
+            StartFrom::Now => "now",
+            StartFrom::Oldest => "oldest",
+        };
+        self.run(&format!("SELECT relevo.add_destination('{name}', {shards}, '{start}')")).await;
     }
 
     async fn remove_destination(&self, name: &str) {
