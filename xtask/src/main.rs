@@ -11,6 +11,7 @@ mod bench;
 mod cargo;
 mod ci;
 mod install;
+mod lines;
 mod marked;
 mod nats;
 mod port;
@@ -71,6 +72,12 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Counts the lines of Rust and SQL per crate, without tests and test support.
+    Lines {
+        /// The revision to count.
+        #[arg(default_value = "HEAD")]
+        revision: String,
+    },
     /// Checks the project's writing rules as far as a program can.
     Tidy,
 }
@@ -106,6 +113,7 @@ fn dispatch(runner: &Runner, command: Command) -> Result<ExitCode> {
             command.arg("--relevo").arg(relevo).args(arguments).envs(environment.variables.clone());
             runner.run(&mut command)?;
         }
+        Command::Lines { revision } => lines::run(&revision)?,
         Command::Tidy => tidy::run()?,
     }
     Ok(ExitCode::SUCCESS)

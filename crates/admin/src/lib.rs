@@ -10,4 +10,4 @@ mod server;
 
 pub use connections::{Connection, Limited, Limits};
 pub use report::{Check, Part, Report};
-pub use server::{Error, METRICS_TYPE, Observe, Server, Token};
+pub use server::{Error, Observe, Server, Token};

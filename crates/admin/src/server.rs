@@ -19,7 +19,7 @@ use crate::connections::{Limited, Limits};
 use crate::report::Report;
 
 /// The content type of `/metrics`.
-pub const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// Time for responses that are in progress at shutdown.
 const GRACE: Duration = Duration::from_secs(1);
 

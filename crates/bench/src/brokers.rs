@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use relevo_core::{Broker, BrokerConsumer, Message, MessageId, Publication};
+use relevo_core::{Broker, BrokerConsumer, Draft, MessageId, Publication};
 use relevo_relay::Config;
 use sqlx::ConnectOptions as _;
 use sqlx::postgres::PgConnectOptions;
@@ -212,16 +212,8 @@ async fn latencies(
 pub(crate) fn publication(number: u32) -> Publication {
     let mut random = [0; 10];
     random[..4].copy_from_slice(&number.to_be_bytes());
-    let message = Message {
-        id: MessageId::v7(number.into(), random),
-        kind: "OrderPlaced".into(),
-        key: format!("k-{}", number % KEYS).into(),
-        topic: "orders".into(),
-        payload: vec![b'x'; PAYLOAD_BYTES].into(),
-        content_type: "application/json".into(),
-        headers: relevo_core::message::Headers::new(),
-        created_at: jiff::Timestamp::UNIX_EPOCH,
-    };
+    let draft = Draft::json("orders", &format!("k-{}", number % KEYS), "OrderPlaced", vec![b'x'; PAYLOAD_BYTES]);
+    let message = draft.into_message(MessageId::v7(number.into(), random), jiff::Timestamp::UNIX_EPOCH);
     Publication {
         message: Arc::new(message),
         address: "orders".into(),

@@ -42,7 +42,7 @@ pub(crate) enum Command {
     /// Lists messages and shows one.
     #[command(subcommand)]
     Outbox(Outbox),
-    /// Says why a key does not move: behind what, since when, and what would free it.
+    /// Explains why a key waits: the cause, since when, and the next step.
     Why(why::Args),
     /// Lists dead letters, sends them again or puts them aside.
     #[command(subcommand)]

@@ -243,19 +243,12 @@ pub trait DelayedRetry: Send + Sync {
 mod tests {
     use super::*;
     use crate::broker::Publication;
-    use crate::message::{Message, MessageId};
+    use crate::draft::Draft;
+    use crate::message::MessageId;
 
     fn raw() -> RawMessage {
-        let message = Message {
-            id: MessageId::v7(0, [1; 10]),
-            kind: "OrderPlaced".into(),
-            key: "o-1".into(),
-            topic: "orders".into(),
-            payload: Bytes::from_static(b"{}"),
-            content_type: "application/json".into(),
-            headers: Headers::new(),
-            created_at: jiff::Timestamp::UNIX_EPOCH,
-        };
+        let draft = Draft::json("orders", "o-1", "OrderPlaced", "{}");
+        let message = draft.into_message(MessageId::v7(0, [1; 10]), jiff::Timestamp::UNIX_EPOCH);
         let publication = Publication {
             message: Arc::new(message),
             address: "orders".into(),

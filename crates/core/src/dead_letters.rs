@@ -7,43 +7,26 @@ use crate::inbox::InboxMessage;
 use crate::message::{Message, MessageId};
 use crate::store::StoreError;
 
-/// The state of a dead letter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum DeadLetterState {
-    /// It waits for an operator.
-    Dead,
-    /// An operator marked it for redrive, and the relay has not applied the mark yet.
-    Redriving,
-    /// An operator marked it for discarding, and the relay has not applied the mark yet.
-    Discarding,
-    /// It was redriven.
-    Redriven,
-    /// It was discarded.
-    Discarded,
+crate::text_enum! {
+    /// The state of a dead letter.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum DeadLetterState {
+        /// It waits for an operator.
+        Dead = "dead",
+        /// An operator marked it for redrive, and the relay has not applied the mark yet.
+        Redriving = "redriving",
+        /// An operator marked it for discarding, and the relay has not applied the mark yet.
+        Discarding = "discarding",
+        /// It was redriven.
+        Redriven = "redriven",
+        /// It was discarded.
+        Discarded = "discarded",
+    }
 }
 
 impl DeadLetterState {
-    /// Every state.
-    pub const ALL: [Self; 5] = [Self::Dead, Self::Redriving, Self::Discarding, Self::Redriven, Self::Discarded];
-
     /// The states in which a dead letter is not finished.
     pub const OPEN: [Self; 3] = [Self::Dead, Self::Redriving, Self::Discarding];
-
-    /// The name used in SQL, JSON and CLI output.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Dead => "dead",
-            Self::Redriving => "redriving",
-            Self::Discarding => "discarding",
-            Self::Redriven => "redriven",
-            Self::Discarded => "discarded",
-        }
-    }
-
-    /// Parses a name.
-    pub fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|state| state.as_str() == name)
-    }
 
     /// The mark that the relay has not applied yet.
     pub const fn unapplied_mark(self) -> Option<MarkAction> {
@@ -154,24 +137,18 @@ impl DeadLetterFilter {
     }
 }
 
-/// An operator's decision about dead letters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MarkAction {
-    /// They are processed again, before everything that waits behind them.
-    Redrive,
-    /// They are not processed again, and their keys continue without them.
-    Discard,
+crate::text_enum! {
+    /// An operator's decision about dead letters.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum MarkAction {
+        /// They are processed again, before everything that waits behind them.
+        Redrive = "redrive",
+        /// They are not processed again, and their keys continue without them.
+        Discard = "discard",
+    }
 }
 
 impl MarkAction {
-    /// The name used in JSON and CLI output.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Redrive => "redrive",
-            Self::Discard => "discard",
-        }
-    }
-
     /// The state of a dead letter of a destination until the relay applies the mark.
     pub const fn pending_state(self) -> DeadLetterState {
         match self {
@@ -363,12 +340,6 @@ fn refused(reason: String) -> StoreError {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_state_text_is_parsed_back() {
-        assert!(DeadLetterState::ALL.iter().all(|state| DeadLetterState::parse(state.as_str()) == Some(*state)));
-        assert_eq!(DeadLetterState::parse("other"), None);
-    }
 
     #[test]
     fn a_mark_is_unapplied_in_its_pending_state_only() {

@@ -68,26 +68,17 @@ fn fill(template: &str, message: &Message) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use bytes::Bytes;
-
     use super::*;
-    use crate::message::{Headers, MessageId};
+    use crate::draft::Draft;
+    use crate::message::MessageId;
 
     fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
         pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
     }
 
     fn apply_rules(rules: &HeaderRules, own: &[(&str, &str)]) -> Vec<(String, String)> {
-        let message = Message {
-            id: MessageId::v7(0, [0; 10]),
-            kind: "OrderPlaced".into(),
-            key: "o-1".into(),
-            topic: "orders".into(),
-            payload: Bytes::new(),
-            content_type: "application/json".into(),
-            headers: map(own) as Headers,
-            created_at: jiff::Timestamp::UNIX_EPOCH,
-        };
+        let draft = Draft { headers: map(own), ..Draft::json("orders", "o-1", "OrderPlaced", "") };
+        let message = draft.into_message(MessageId::v7(0, [0; 10]), jiff::Timestamp::UNIX_EPOCH);
         let mut headers = Vec::new();
         rules.for_each(&message, |name, value| headers.push((name.to_owned(), value.to_owned())));
         headers

@@ -69,46 +69,24 @@ pub struct LaneLease {
     pub owner: Uuid,
 }
 
-/// The state of a message in an inbox.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum InboxState {
-    /// Handling started and has not ended. The message may have crashed the process.
-    Started,
-    /// A call to an external service is running for it, outside of any transaction.
-    Calling,
-    /// It waits in the retry table.
-    Waiting,
-    /// Handled.
-    Done,
-    /// Its handler ignored it.
-    Skipped,
-    /// Dead-lettered.
-    Dead,
-    /// An operator redrove the dead letter, and the message waits in the retry table.
-    Redriven,
-}
-
-impl InboxState {
-    /// Every state, in life-cycle order.
-    pub const ALL: [Self; 7] =
-        [Self::Started, Self::Calling, Self::Waiting, Self::Done, Self::Skipped, Self::Dead, Self::Redriven];
-
-    /// The name used in SQL, JSON and CLI output.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Started => "started",
-            Self::Calling => "calling",
-            Self::Waiting => "waiting",
-            Self::Done => "done",
-            Self::Skipped => "skipped",
-            Self::Dead => "dead",
-            Self::Redriven => "redriven",
-        }
-    }
-
-    /// Parses a name.
-    pub fn parse(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|state| state.as_str() == word)
+crate::text_enum! {
+    /// The state of a message in an inbox.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum InboxState {
+        /// Handling started and has not ended. The message may have crashed the process.
+        Started = "started",
+        /// A call to an external service is running for it, outside of any transaction.
+        Calling = "calling",
+        /// It waits in the retry table.
+        Waiting = "waiting",
+        /// Handled.
+        Done = "done",
+        /// Its handler ignored it.
+        Skipped = "skipped",
+        /// Dead-lettered.
+        Dead = "dead",
+        /// An operator redrove the dead letter, and the message waits in the retry table.
+        Redriven = "redriven",
     }
 }
 
@@ -175,17 +153,4 @@ pub trait Inbox: InboxTransactions + InboxAttempts + InboxRetries + InboxMembers
 pub trait ConsumerOperator: ConsumerAdmin + DeadLetterAdmin {
     /// Replays. `None` if the store has none.
     fn as_replays(&self) -> Option<&dyn ConsumerReplays>;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::replays::ReplayState;
-    use super::*;
-
-    #[test]
-    fn every_state_text_is_parsed_back() {
-        assert!(InboxState::ALL.iter().all(|state| InboxState::parse(state.as_str()) == Some(*state)));
-        assert!(ReplayState::ALL.iter().all(|state| ReplayState::parse(state.as_str()) == Some(*state)));
-        assert_eq!((InboxState::parse("other"), ReplayState::parse("other")), (None, None));
-    }
 }

@@ -23,6 +23,7 @@ pub mod retry;
 pub mod route;
 pub mod slot;
 pub mod store;
+pub mod text_enum;
 pub mod trace;
 pub mod wire;
 

@@ -122,7 +122,7 @@ impl TraceContext {
     pub const STATE: &str = "tracestate";
 
     /// Reads the two headers. Ignores a malformed `traceparent`, as the W3C recommendation requires.
-    pub fn from_headers(headers: &Headers) -> Option<Self> {
+    pub(crate) fn from_headers(headers: &Headers) -> Option<Self> {
         let parent = headers.get(Self::PARENT)?;
         SpanContext::parse(parent).map(|_| Self { parent: parent.clone(), state: headers.get(Self::STATE).cloned() })
     }

@@ -263,21 +263,15 @@ impl OutboxRouting {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::draft::Draft;
     use crate::header_rules::HeaderRules;
     use crate::message::{Headers, MessageId};
     use crate::route::Route;
 
     fn message(topic: &str, key: &str) -> Message {
-        Message {
-            id: MessageId::v7(5, [1; 10]),
-            kind: "OrderPlaced".into(),
-            key: key.into(),
-            topic: topic.into(),
-            payload: Bytes::from_static(b"{}"),
-            content_type: "application/json".into(),
-            headers: Headers::from([("x-own".to_owned(), "1".to_owned())]),
-            created_at: Timestamp::UNIX_EPOCH,
-        }
+        let headers = Headers::from([("x-own".to_owned(), "1".to_owned())]);
+        let draft = Draft { headers, ..Draft::json(topic, key, "OrderPlaced", "{}") };
+        draft.into_message(MessageId::v7(5, [1; 10]), Timestamp::UNIX_EPOCH)
     }
 
     fn log_message(topic: &str, key: &str) -> LogMessage {

@@ -6,14 +6,16 @@ use crate::header_rules::HeaderRules;
 use crate::message::Message;
 use crate::retry::RetryPolicy;
 
-/// The treatment of a key after one of its messages is dead-lettered.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum AfterDead {
-    /// The key waits until an operator redrives or discards the message. This keeps the order.
-    #[default]
-    Hold,
-    /// The key continues without the message. Order is no longer guaranteed for this key.
-    Continue,
+crate::text_enum! {
+    /// The treatment of a key after one of its messages is dead-lettered.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum AfterDead {
+        /// The key waits until an operator redrives or discards the message. This keeps the order.
+        #[default]
+        Hold = "hold",
+        /// The key continues without the message. Order is no longer guaranteed for this key.
+        Continue = "continue",
+    }
 }
 
 /// One rule: which messages it matches, their address, and their retry policy.
@@ -159,21 +161,13 @@ pub fn pattern_matches(pattern: &str, text: &str) -> bool {
 mod tests {
     use super::*;
     use crate::address_template::AddressTemplate;
-    use crate::message::{Headers, MessageId};
-    use bytes::Bytes;
+    use crate::draft::Draft;
+    use crate::message::MessageId;
     use proptest::prelude::*;
 
     fn message(topic: &str, kind: &str) -> Message {
-        Message {
-            id: MessageId::v7(0, [0; 10]),
-            kind: kind.into(),
-            key: "k".into(),
-            topic: topic.into(),
-            payload: Bytes::new(),
-            content_type: "application/json".into(),
-            headers: Headers::new(),
-            created_at: jiff::Timestamp::UNIX_EPOCH,
-        }
+        let draft = Draft::json(topic, "k", kind, "");
+        draft.into_message(MessageId::v7(0, [0; 10]), jiff::Timestamp::UNIX_EPOCH)
     }
 
     #[test]

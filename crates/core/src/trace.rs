@@ -22,34 +22,22 @@ pub use tracer::{ActiveSpan, Tracer};
 
 use crate::message::MessageId;
 
-/// An operation on a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operation {
-    /// An application emitted it.
-    Create,
-    /// A relay passed it to a broker.
-    Send,
-    /// A consumer received it from a broker, and it waited for a worker.
-    Receive,
-    /// Its handler ran.
-    Process,
-    /// The response of an external service to its handler was committed.
-    Commit,
-    /// Its result was recorded: in the outbox by a relay, or at the broker by a consumer.
-    Settle,
-}
-
-impl Operation {
-    /// The name used in span names and attributes.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Create => "create",
-            Self::Send => "send",
-            Self::Receive => "receive",
-            Self::Process => "process",
-            Self::Commit => "commit",
-            Self::Settle => "settle",
-        }
+crate::text_enum! {
+    /// An operation on a message.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Operation {
+        /// An application emitted it.
+        Create = "create",
+        /// A relay passed it to a broker.
+        Send = "send",
+        /// A consumer received it from a broker, and it waited for a worker.
+        Receive = "receive",
+        /// Its handler ran.
+        Process = "process",
+        /// The response of an external service to its handler was committed.
+        Commit = "commit",
+        /// Its result was recorded: in the outbox by a relay, or at the broker by a consumer.
+        Settle = "settle",
     }
 }
 

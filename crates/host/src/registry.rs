@@ -25,14 +25,16 @@ pub struct BrokerConfig {
     pub accept: Vec<String>,
 }
 
-/// What to do about the topology of a broker at start-up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum TopologyMode {
-    /// Nothing.
-    Off,
-    /// Compare it. A missing or different object prevents the start.
-    #[default]
-    Check,
-    /// Create missing objects.
-    Apply,
+relevo_core::text_enum! {
+    /// What to do about the topology of a broker at start-up.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum TopologyMode {
+        /// Nothing.
+        Off = "off",
+        /// Compare it. A missing or different object prevents the start.
+        #[default]
+        Check = "check",
+        /// Create missing objects.
+        Apply = "apply",
+    }
 }

@@ -159,6 +159,7 @@ impl<P> Deref for Incoming<P> {
 #[cfg(test)]
 pub(crate) mod tests {
     use jiff::Timestamp;
+    use relevo_core::Draft;
     use relevo_core::message::Headers;
 
     use super::*;
@@ -166,16 +167,9 @@ pub(crate) mod tests {
     /// Builds a message with these headers.
     pub(crate) fn incoming(kind: &str, payload: &str, headers: &[(&str, &str)]) -> Incoming {
         let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
-        let message = Message {
-            id: MessageId::v7(1, [7; 10]),
-            kind: kind.into(),
-            key: "o-1".into(),
-            topic: "orders".into(),
-            payload: payload.to_owned().into(),
-            content_type: "application/json".into(),
-            headers: headers.iter().map(owned).collect::<Headers>(),
-            created_at: Timestamp::UNIX_EPOCH,
-        };
+        let headers = headers.iter().map(owned).collect();
+        let draft = Draft { headers, ..Draft::json("orders", "o-1", kind, payload.to_owned()) };
+        let message = draft.into_message(MessageId::v7(1, [7; 10]), Timestamp::UNIX_EPOCH);
         Incoming {
             consumer: "billing".into(),
             raw: RawMessage::new(message.headers.clone(), message.payload.clone()),

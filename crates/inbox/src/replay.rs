@@ -133,7 +133,7 @@ impl<'a> ReplayRunner<'a> {
     }
 
     /// The current state of the replay.
-    pub async fn replay(&self) -> Result<Replay, ReplayError> {
+    async fn replay(&self) -> Result<Replay, ReplayError> {
         let (consumer, number) = (&self.job.consumer, self.job.number);
         let replays = self.replays.list_replays(consumer).await?;
         let found = replays.into_iter().find(|replay| replay.number == number);

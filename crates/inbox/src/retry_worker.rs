@@ -186,19 +186,8 @@ impl<I: Inbox> QueueRun<'_, I> {
 
     /// Releases the claim. Retries while rows are locked or the database is unreachable, as long as the claim lasts.
     async fn release(&self) -> Result<(), StoreError> {
-        let mut backoff = self.worker.config.outage_backoff();
-        loop {
-            let pause = backoff.next(Jitter::NONE);
-            let error = match self.worker.store_call(self.worker.inbox.release_queue(&self.claimed.claim)).await {
-                Err(error) if error.is_retryable() && Instant::now() + pause < self.claimed_until => error,
-                result => return result,
-            };
-            tokio::select! {
-                biased;
-                () = self.stop.cancelled() => return Err(error),
-                () = sleep(pause) => {}
-            }
-        }
+        let release = || self.worker.inbox.release_queue(&self.claimed.claim);
+        self.worker.retry_store_call(self.claimed_until, self.stop, release).await
     }
 
     /// Whether the claim outlasts one more handler.

@@ -10,7 +10,8 @@ use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction, QueueClaim, 
 use relevo_core::inbox::{DedupId, Inbox};
 use relevo_core::store::StoreError;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use tokio_util::sync::CancellationToken;
 use tracing::warn;
 use uuid::Uuid;
 
@@ -180,7 +181,7 @@ impl<I: Inbox> Worker<I> {
         let attempts = std::mem::take(&mut self.open_claims.0.lock().attempts);
         for (id, claim) in attempts {
             let worker = Arc::clone(self);
-            calls.spawn(async move { worker.call_until_timeout(|| worker.inbox.end_attempt(id, claim)).await });
+            calls.spawn(async move { worker.release(|| worker.inbox.end_attempt(id, claim)).await });
         }
         while calls.join_next().await.is_some() {}
     }
@@ -191,29 +192,23 @@ impl<I: Inbox> Worker<I> {
         let queues = std::mem::take(&mut self.open_claims.0.lock().queues);
         for claim in queues.into_values() {
             let worker = Arc::clone(self);
-            calls.spawn(async move { worker.call_until_timeout(|| worker.inbox.release_queue(&claim)).await });
+            calls.spawn(async move { worker.release(|| worker.inbox.release_queue(&claim)).await });
         }
         while calls.join_next().await.is_some() {}
     }
 
     /// Releases a claim, with retries within the timeout of one call. A dropped transaction can hold its locks until
     /// its last statement ends. Each release runs in its own task, so that it does not delay the others.
-    async fn call_until_timeout<F>(&self, release: impl Fn() -> F)
+    async fn release<F>(&self, release: impl Fn() -> F)
     where
         F: Future<Output = Result<(), StoreError>>,
     {
         let end = Instant::now() + self.config.store_timeout;
-        let error = loop {
-            match self.store_call_until(end, release()).await {
-                Ok(()) => return,
-                Err(error) if error.is_retryable() && Instant::now() + self.config.busy_delay < end => {}
-                Err(error) => break error,
-            }
-            sleep(self.config.busy_delay).await;
-        };
-        warn!(
-            error = &error as &dyn std::error::Error,
-            "claim not released at shutdown; other members can take it when it expires"
-        );
+        if let Err(error) = self.retry_store_call(end, &CancellationToken::new(), release).await {
+            warn!(
+                error = &error as &dyn std::error::Error,
+                "claim not released at shutdown; other members can take it when it expires"
+            );
+        }
     }
 }

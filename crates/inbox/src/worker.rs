@@ -11,7 +11,8 @@ use relevo_core::random::SplitMix64;
 use relevo_core::store::StoreError;
 use relevo_core::trace::TraceId;
 use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, Semaphore, SemaphorePermit};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::breaker::Breakers;
@@ -77,6 +78,33 @@ impl<I: Inbox> Worker<I> {
     ) -> Result<T, StoreError> {
         let timed_out = |_| Err(StoreError::Unavailable("the database did not respond in time".into()));
         timeout_at(end, call).await.unwrap_or_else(timed_out)
+    }
+
+    /// Repeats a store call, with growing pauses, until it succeeds or no repeat can. Returns the last error if the next
+    /// call would begin after `end`, or if `stop` is cancelled during a pause.
+    pub(crate) async fn retry_store_call<T, F>(
+        &self,
+        end: Instant,
+        stop: &CancellationToken,
+        call: impl Fn() -> F,
+    ) -> Result<T, StoreError>
+    where
+        F: Future<Output = Result<T, StoreError>>,
+    {
+        let mut backoff = self.config.outage_backoff();
+        loop {
+            let call_end = end.min(Instant::now() + self.config.store_timeout);
+            let result = self.store_call_until(call_end, call()).await;
+            let pause = backoff.next(Jitter::NONE);
+            match result {
+                Err(error) if error.is_retryable() && Instant::now() + pause < end => {
+                    if stop.run_until_cancelled(sleep(pause)).await.is_none() {
+                        return Err(error);
+                    }
+                }
+                result => return result,
+            }
+        }
     }
 
     /// Waits for a permit to run a handler, first come, first served. Returns `None` when the consumer shuts down.

@@ -12,7 +12,7 @@ use collector::{Collector, ExportedSpan};
 use harness::Harness;
 use relevo_core::message::Headers;
 use relevo_core::trace::{CommonAttributes, Operation};
-use relevo_core::{Message, MessageId, Tracer};
+use relevo_core::{Draft, Message, MessageId, Tracer};
 use relevo_observe::traces::{Config, Exporter, Ratio};
 use tokio::net::TcpSocket;
 use tokio::task::JoinSet;
@@ -152,16 +152,9 @@ async fn the_trace_of_a_message_without_context_is_its_id_and_its_origin_is_the_
 
 fn message() -> Arc<Message> {
     let parent = format!("00-{TRACE}-{SPAN}-01");
-    Arc::new(Message {
-        id: MessageId::v7(1, [7; 10]),
-        kind: "OrderPlaced".into(),
-        key: "o-1".into(),
-        topic: "orders".into(),
-        payload: "{}".into(),
-        content_type: "application/json".into(),
-        headers: Headers::from([("traceparent".to_owned(), parent)]),
-        created_at: jiff::Timestamp::UNIX_EPOCH,
-    })
+    let headers = Headers::from([("traceparent".to_owned(), parent)]);
+    let draft = Draft { headers, ..Draft::json("orders", "o-1", "OrderPlaced", "{}") };
+    Arc::new(draft.into_message(MessageId::v7(1, [7; 10]), jiff::Timestamp::UNIX_EPOCH))
 }
 
 fn record_spans(traces: &Tracer, spans: usize) {

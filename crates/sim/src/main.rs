@@ -46,11 +46,11 @@ fn main() -> Result<()> {
     let mutant = arguments.mutant.as_deref();
     let mut failed = 0;
     if arguments.world != Some(World::Inbox) {
-        let mutant = find_mutant(mutant, &outbox::Mutant::ALL, outbox::Mutant::name)?;
+        let mutant = find_mutant(mutant, &outbox::Mutant::ALL, outbox::Mutant::as_str)?;
         failed += run_seeds("outbox", &arguments, |seed| outbox::run(seed, mutant));
     }
     if arguments.world != Some(World::Outbox) {
-        let mutant = find_mutant(mutant, &inbox::Mutant::ALL, inbox::Mutant::name)?;
+        let mutant = find_mutant(mutant, &inbox::Mutant::ALL, inbox::Mutant::as_str)?;
         failed += run_seeds("inbox", &arguments, |seed| inbox::run(seed, mutant));
     }
     if failed > 0 {

@@ -29,7 +29,7 @@ fn is_caught(mutant: Mutant) {
     assert!(
         caught.is_some(),
         "{} breaks {}, but none of {CAUGHT_WITHIN} runs shows it",
-        mutant.name(),
+        mutant.as_str(),
         mutant.breaks()
     );
 }

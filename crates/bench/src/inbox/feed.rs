@@ -6,10 +6,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use jiff::Timestamp;
 use parking_lot::Mutex;
-use relevo_core::message::Headers;
 use relevo_core::slot::shard_of;
 use relevo_core::{
-    AckOutcome, BrokerConsumer, ConsumerCapabilities, Delivery, DeliveryTag, Failure, Lane, Message, MessageId,
+    AckOutcome, BrokerConsumer, ConsumerCapabilities, Delivery, DeliveryTag, Draft, Failure, Lane, MessageId,
     Publication, RawMessage, wire,
 };
 use tokio::sync::Notify;
@@ -103,16 +102,8 @@ impl Lanes {
 fn delivery(number: u32, lanes: u16) -> Delivery {
     let key = format!("k-{}", number % KEYS);
     let lane = shard_of(relevo_core::slot::slot_of(&key), lanes);
-    let message = Message {
-        id: MessageId::from_uuid(Uuid::now_v7()),
-        kind: "OrderPlaced".into(),
-        key: key.into(),
-        topic: "orders".into(),
-        payload: vec![b'x'; PAYLOAD_BYTES].into(),
-        content_type: "application/json".into(),
-        headers: Headers::new(),
-        created_at: Timestamp::now(),
-    };
+    let draft = Draft::json("orders", &key, "OrderPlaced", vec![b'x'; PAYLOAD_BYTES]);
+    let message = draft.into_message(MessageId::from_uuid(Uuid::now_v7()), Timestamp::now());
     let publication = Publication {
         message: Arc::new(message),
         address: "orders".into(),

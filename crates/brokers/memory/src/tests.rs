@@ -1,23 +1,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use relevo_core::broker::OutcomeReceiver;
-use relevo_core::{Broker, Class, Message, MessageId, Publication};
+use relevo_core::{Broker, Class, Draft, MessageId, Publication};
 
 use crate::{Config, FailureRule, MemoryBroker, RuleTarget};
 
 fn publication(number: u8, key: &str, address: &str) -> Publication {
-    let message = Message {
-        id: MessageId::v7(0, [number; 10]),
-        kind: "OrderPlaced".into(),
-        key: key.into(),
-        topic: "orders".into(),
-        payload: Bytes::from_static(b"{}"),
-        content_type: "application/json".into(),
-        headers: relevo_core::message::Headers::new(),
-        created_at: jiff::Timestamp::UNIX_EPOCH,
-    };
+    let message = Draft::json("orders", key, "OrderPlaced", "{}")
+        .into_message(MessageId::v7(0, [number; 10]), jiff::Timestamp::UNIX_EPOCH);
     Publication {
         message: Arc::new(message),
         address: address.into(),

@@ -50,34 +50,19 @@ impl Exchange {
     }
 }
 
-/// How an exchange routes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ExchangeKind {
-    /// By patterns of the routing key's words.
-    #[default]
-    Topic,
-    /// By the whole routing key.
-    Direct,
-    /// To every binding.
-    Fanout,
-    /// By headers.
-    Headers,
-}
-
-impl ExchangeKind {
-    /// The name in AMQP.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Topic => "topic",
-            Self::Direct => "direct",
-            Self::Fanout => "fanout",
-            Self::Headers => "headers",
-        }
-    }
-
-    /// Parses the name; `None` for exchange types of plugins.
-    pub fn parse(name: &str) -> Option<Self> {
-        [Self::Topic, Self::Direct, Self::Fanout, Self::Headers].into_iter().find(|kind| kind.as_str() == name)
+relevo_core::text_enum! {
+    /// How an exchange routes.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum ExchangeKind {
+        /// By patterns of the routing key's words.
+        #[default]
+        Topic = "topic",
+        /// By the whole routing key.
+        Direct = "direct",
+        /// To every binding.
+        Fanout = "fanout",
+        /// By headers.
+        Headers = "headers",
     }
 }
 
@@ -113,23 +98,15 @@ pub struct Queue {
     pub quorum_initial_group_size: Option<u32>,
 }
 
-/// The queue type.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum QueueKind {
-    /// Replicated by consensus. A confirm means that a majority of its nodes has written the message.
-    #[default]
-    Quorum,
-    /// On one node; it cannot dead-letter at least once.
-    Classic,
-}
-
-impl QueueKind {
-    /// The name in AMQP.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Quorum => "quorum",
-            Self::Classic => "classic",
-        }
+relevo_core::text_enum! {
+    /// The queue type.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum QueueKind {
+        /// Replicated by consensus. A confirm means that a majority of its nodes has written the message.
+        #[default]
+        Quorum = "quorum",
+        /// On one node; it cannot dead-letter at least once.
+        Classic = "classic",
     }
 }
 

@@ -3,6 +3,7 @@
 use std::io;
 
 use anyhow::{Result, ensure};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Subcommand, ValueEnum};
 use relevo_core::outbox::admin::{DestinationChange, StartFrom};
 use serde_json::json;
@@ -40,8 +41,8 @@ pub(crate) enum Command {
         #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=SHARDS_MAX))]
         shards: u16,
         /// Which message is its first.
-        #[arg(long, value_enum, default_value_t = Start::Now)]
-        start: Start,
+        #[arg(long, value_parser = start_parser(), default_value = StartFrom::Now.as_str())]
+        start: StartFrom,
     },
     /// Forgets a destination, with all that waits for it; retention no longer waits for it either.
     Remove {
@@ -70,15 +71,6 @@ pub(crate) enum Command {
         #[arg(value_parser = clap::value_parser!(u16).range(1..=SHARDS_MAX))]
         shards: u16,
     },
-}
-
-/// Where a new destination starts.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub(crate) enum Start {
-    /// The first that commits from now on.
-    Now,
-    /// The oldest that is retained.
-    Oldest,
 }
 
 /// Which way a switch is turned.
@@ -141,18 +133,27 @@ async fn list(target: &Target, format: Format) -> Result<()> {
     Ok(())
 }
 
-async fn add(target: &Target, name: &str, shards: u16, start: Start) -> Result<()> {
+async fn add(target: &Target, name: &str, shards: u16, start: StartFrom) -> Result<()> {
     let outbox = Place::of(target)?.open(ANSWER_DEADLINE).await?;
-    let (start, from) = match start {
-        Start::Now => (StartFrom::Now, "what commits from now on"),
-        Start::Oldest => (StartFrom::Oldest, "the oldest message that is retained"),
-    };
     say(&if outbox.add_destination(name, shards, start).await? {
-        format!("destination `{name}` is added, with {shards} shards; it starts with {from}")
+        format!("destination `{name}` is added, with {shards} shards; it starts with {}", first_message(start))
     } else {
         format!("destination `{name}` exists, nothing was changed")
     });
     Ok(())
+}
+
+/// Parses a start. The help explains each.
+fn start_parser() -> impl TypedValueParser<Value = StartFrom> {
+    let explained = StartFrom::ALL.map(|start| PossibleValue::new(start.as_str()).help(first_message(start)));
+    PossibleValuesParser::new(explained).try_map(|name| StartFrom::parse(&name).ok_or("an unknown start"))
+}
+
+const fn first_message(start: StartFrom) -> &'static str {
+    match start {
+        StartFrom::Now => "the first message that commits from now on",
+        StartFrom::Oldest => "the oldest retained message",
+    }
 }
 
 async fn remove(target: Target, name: String, sure: Sure) -> Result<()> {

@@ -32,7 +32,7 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
     if args.format.json {
         writeln!(out, "{}", object(&args.key, destination, &why))?;
     } else {
-        for line in prose(&args.key, destination, &why, Timestamp::now()) {
+        for line in report_lines(&args.key, destination, &why, Timestamp::now()) {
             writeln!(out, "{}", table::plain(&line))?;
         }
     }
@@ -43,7 +43,7 @@ fn object(key: &str, destination: &str, why: &KeyReport) -> Value {
     let mut value = json!({
         "key": key,
         "destination": destination,
-        "cause": word(&why.cause),
+        "cause": cause_name(&why.cause),
         "head": why.head.as_ref().map(|head| output::listed(head, destination)),
         "waiting": why.waiting,
         "since": output::time(why.since),
@@ -68,14 +68,14 @@ fn object(key: &str, destination: &str, why: &KeyReport) -> Value {
     value
 }
 
-/// The word that JSON has for a cause.
-const fn word(cause: &WaitCause) -> &'static str {
+/// The name of a cause in JSON.
+const fn cause_name(cause: &WaitCause) -> &'static str {
     match cause {
-        WaitCause::Idle => "nothing",
+        WaitCause::Idle => "idle",
         WaitCause::NotReadYet => "unread",
         WaitCause::NoRelay => "no_relay",
-        WaitCause::Disabled => "switched_off",
-        WaitCause::Retrying { .. } => "retry",
+        WaitCause::Disabled => "disabled",
+        WaitCause::Retrying { .. } => "retrying",
         WaitCause::AddressHeld { .. } => "held",
         WaitCause::Quarantined { .. } => "quarantined",
         WaitCause::DeadLetter { .. } => "dead",
@@ -84,25 +84,22 @@ const fn word(cause: &WaitCause) -> &'static str {
     }
 }
 
-/// Behind what, since when, and what would free it.
-fn prose(key: &str, destination: &str, why: &KeyReport, now: Timestamp) -> Vec<String> {
-    let to = format!("on its way to `{destination}`");
-    let mut lines = Vec::new();
+/// How many messages wait, why, behind which message, and what to do.
+fn report_lines(key: &str, destination: &str, why: &KeyReport, now: Timestamp) -> Vec<String> {
     if why.cause == WaitCause::Idle {
-        lines.push(format!("Nothing of key `{key}` waits {to}."));
-        return lines;
+        return vec![format!("Key `{key}`: no message waits for destination `{destination}`.")];
     }
     let messages = match why.waiting {
         1 => "1 message waits".to_owned(),
         count => format!("{count} messages wait"),
     };
     let since = why.since.map_or_else(String::new, |since| format!(", since {}", moment::told(since, now)));
-    lines.push(format!("Key `{key}`: {messages} {to}{since}."));
-    lines.push(reason(why, destination, now));
-    if let Some(head) = &why.head {
-        lines.push(first(head));
-    }
-    lines.push(format!("What frees it: {}", remedy(key, destination, why)));
+    let mut lines = vec![
+        format!("Key `{key}`: {messages} for destination `{destination}`{since}."),
+        format!("Why: {}", reason(why, destination, now)),
+    ];
+    lines.extend(why.head.as_ref().map(first_message));
+    lines.push(format!("Next step: {}", next_step(key, destination, why)));
     lines
 }
 
@@ -112,63 +109,63 @@ fn reason(why: &KeyReport, destination: &str, now: Timestamp) -> String {
         WaitCause::Idle => String::new(),
         WaitCause::NotReadYet => {
             let relay = why.shard.owner.as_deref().unwrap_or("a relay");
-            format!("Why: relay `{relay}` holds shard {shard} and has not read that far.")
+            format!("relay `{relay}` holds shard {shard} and has not read the message yet.")
         }
-        WaitCause::NoRelay => format!("Why: no relay holds shard {shard} of destination `{destination}`."),
-        WaitCause::Disabled => format!("Why: destination `{destination}` is switched off."),
-        WaitCause::Retrying { at } => {
-            format!("Why: the first one failed and is tried again at {}.", moment::told(*at, now))
-        }
+        WaitCause::NoRelay => format!("no relay holds shard {shard} of destination `{destination}`."),
+        WaitCause::Disabled => format!("destination `{destination}` is disabled."),
+        WaitCause::Retrying { at } => format!("the first message failed, next attempt at {}.", moment::told(*at, now)),
         WaitCause::AddressHeld { held_address: hold, probe_at } => {
-            let probe = probe_at.map_or_else(String::new, |at| format!("; it is probed at {}", moment::told(at, now)));
-            format!("Why: nothing passes to address `{}`: {}{probe}.", hold.address, hold.error)
+            let probe = probe_at.map_or_else(String::new, |at| format!("; next probe at {}", moment::told(at, now)));
+            format!("address `{}` rejects every message: {}{probe}.", hold.address, hold.error)
         }
         WaitCause::Quarantined { at } => {
-            format!("Why: the first one took connections down; it is tried alone at {}.", moment::told(*at, now))
+            format!("the first message broke connections, next attempt alone at {}.", moment::told(*at, now))
         }
-        WaitCause::DeadLetter { .. } => "Why: the first one was given up, and the key waits for a person.".to_owned(),
+        WaitCause::DeadLetter { .. } => {
+            "the first message is a dead letter, and the key waits for an operator.".to_owned()
+        }
         WaitCause::MarkNotApplied { mark, .. } => {
             let mark = mark.pending_state().as_str();
-            format!("Why: a person marked the first one (`{mark}`), and the relay of shard {shard} has not acted yet.")
+            format!(
+                "an operator marked the first message (`{mark}`), and the relay of shard {shard} has not applied the mark yet."
+            )
         }
-        WaitCause::Scheduled { at } => format!("Why: the first one is not due before {}.", moment::told(*at, now)),
+        WaitCause::Scheduled { at } => format!("the first message is not due before {}.", moment::told(*at, now)),
     }
 }
 
-fn first(head: &MessageSummary) -> String {
+fn first_message(head: &MessageSummary) -> String {
     let failed = match (head.attempts, &head.last_error) {
         (_, None) => String::new(),
         (0, Some(error)) => format!("; {error}"),
         (1, Some(error)) => format!("; failed once: {error}"),
-        (attempts, Some(error)) => format!("; failed {attempts} times, last: {error}"),
+        (attempts, Some(error)) => format!("; failed {attempts} times, last error: {error}"),
     };
-    format!("First: {} (`{}`, topic `{}`){failed}.", head.id, head.kind, head.topic)
+    format!("First message: {} (`{}`, topic `{}`){failed}.", head.id, head.kind, head.topic)
 }
 
 /// What to do, with the command to type.
-fn remedy(key: &str, destination: &str, why: &KeyReport) -> String {
+fn next_step(key: &str, destination: &str, why: &KeyReport) -> String {
     match &why.cause {
         WaitCause::Idle => String::new(),
-        WaitCause::NotReadYet => {
-            "nothing to do unless it lasts; `relevo backlog` says how much is before it.".to_owned()
-        }
-        WaitCause::NoRelay => "start a relay: `relevo run`; `relevo shards` shows who is there.".to_owned(),
-        WaitCause::Disabled => format!("`relevo destination switch {destination} on`"),
+        WaitCause::NotReadYet => "none, unless this lasts; `relevo backlog` shows how many messages wait.".to_owned(),
+        WaitCause::NoRelay => "start a relay: `relevo run`; `relevo shards` shows which relays hold shards.".to_owned(),
+        WaitCause::Disabled => format!("`relevo destination switch {destination} on` enables it."),
         WaitCause::Retrying { .. } | WaitCause::Quarantined { .. } => {
-            "that attempt; after the last one it becomes a dead letter.".to_owned()
+            "none; the relay retries it, and dead-letters it after the last attempt.".to_owned()
         }
         WaitCause::AddressHeld { .. } => {
-            "mend the address; the next probe that passes frees every key that waits for it.".to_owned()
+            "fix the address; the next successful probe releases every key that waits for it.".to_owned()
         }
         WaitCause::DeadLetter { id } => {
             let on = format!("--destination {destination} --reason TEXT");
             format!(
-                "`relevo dead redrive {id} {on}` sends it again, `relevo dead discard {id} {on}` lets key `{key}` go on without it"
+                "`relevo dead redrive {id} {on}` publishes it again, `relevo dead discard {id} {on}` continues key `{key}` without it."
             )
         }
         WaitCause::MarkNotApplied { .. } => {
-            "the relay that holds the shard; `relevo shards` shows who that is.".to_owned()
+            "none; the relay that holds the shard applies the mark; `relevo shards` shows that relay.".to_owned()
         }
-        WaitCause::Scheduled { .. } => "its time; until then it can be cancelled.".to_owned(),
+        WaitCause::Scheduled { .. } => "none; it can be cancelled until it is due.".to_owned(),
     }
 }

@@ -64,11 +64,7 @@ pub(super) fn resolve(reader: &mut Reader<'_>, path: &Path, publish_deadline: Du
     foreign(reader, &path, &kind);
     let (_, parse) = PARSERS.iter().find(|(known, _)| *known == kind)?;
     let adapter = parse(reader, &path, publish_deadline)?;
-    let topology = match reader.text(&path.name("topology")).as_str() {
-        "off" => TopologyMode::Off,
-        "apply" => TopologyMode::Apply,
-        _ => TopologyMode::Check,
-    };
+    let topology = TopologyMode::parse(&reader.text(&path.name("topology"))).unwrap_or_default();
     Some(BrokerConfig { adapter, topology, accept: reader.texts(&path.name("accept")) })
 }
 

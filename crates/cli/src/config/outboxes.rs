@@ -166,10 +166,8 @@ fn destination(reader: &mut Reader<'_>, path: &Path, name: String, call_deadline
     let mut relay = tuning(reader, path, call_deadline);
     let broker = broker::resolve(reader, path, relay.publish_timeout);
     relay.routes = routes::resolve(reader, &path.name("routes"));
-    let start = match reader.text(&path.name("start")).as_str() {
-        "oldest" => StartFrom::Oldest,
-        _ => StartFrom::Now,
-    };
+    // The reader has reported any other text.
+    let start = StartFrom::parse(&reader.text(&path.name("start"))).unwrap_or(StartFrom::Now);
     let broker = broker?;
     broker::suits(reader, path, &*broker.adapter, &relay.routes);
     Some(Destination {

@@ -60,10 +60,7 @@ fn route(reader: &mut Reader<'_>, path: &Path) -> Route {
         address,
         headers: Arc::new(headers),
         policy,
-        after_dead: match reader.text(&path.name("after_dead")).as_str() {
-            "continue" => AfterDead::Continue,
-            _ => AfterDead::Hold,
-        },
+        after_dead: AfterDead::parse(&reader.text(&path.name("after_dead"))).unwrap_or_default(),
     }
 }
 
@@ -152,7 +149,7 @@ fn is_pattern(pattern: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use relevo_core::message::{Headers, Message, MessageId};
+    use relevo_core::{Draft, MessageId};
 
     use super::*;
 
@@ -171,16 +168,8 @@ mod tests {
 
     #[test]
     fn the_placeholders_are_the_core_s() {
-        let message = Message {
-            id: MessageId::v7(0, [0; 10]),
-            kind: "Placed".into(),
-            key: "7".into(),
-            topic: "orders".into(),
-            payload: Vec::new().into(),
-            content_type: "application/json".into(),
-            headers: Headers::new(),
-            created_at: jiff::Timestamp::UNIX_EPOCH,
-        };
+        let draft = Draft::json("orders", "7", "Placed", "");
+        let message = draft.into_message(MessageId::v7(0, [0; 10]), jiff::Timestamp::UNIX_EPOCH);
         let route = Route { address: PLACEHOLDERS.concat(), ..Route::catch_all() };
         assert_eq!(&*route.address_of(&message), "ordersPlaced7");
     }

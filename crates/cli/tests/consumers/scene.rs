@@ -3,15 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use relevo_core::AfterDead;
 use relevo_core::broker::Publication;
 use relevo_core::broker_consumer::{Lane, RawMessage};
 use relevo_core::inbox::members::{Heartbeat, HeartbeatReply};
 use relevo_core::inbox::retries::{InboxFailure, InboxFailureAction, RecordOutcome};
 use relevo_core::inbox::transactions::{BeginOutcome, EnterOutcome};
 use relevo_core::inbox::{DedupId, Fence, Inbox, InboxMessage};
-use relevo_core::message::{Headers, Message, MessageId};
-use relevo_core::wire;
+use relevo_core::message::{Headers, MessageId};
+use relevo_core::{AfterDead, Draft, wire};
 
 /// Long enough for any test.
 const LASTS: Duration = Duration::from_mins(10);
@@ -24,16 +23,9 @@ pub(crate) fn id(number: u64) -> MessageId {
 
 /// A message of ours, as a broker delivers it.
 pub(crate) fn arrival(id: MessageId, key: &str, payload: &'static str) -> InboxMessage {
-    let message = Message {
-        id,
-        kind: "OrderPlaced".into(),
-        key: key.to_owned().into(),
-        topic: "orders".into(),
-        payload: payload.into(),
-        content_type: "application/json".into(),
-        headers: Headers::from([("correlation-id".to_owned(), "c-1".to_owned())]),
-        created_at: "2026-01-31T12:00:00Z".parse().expect("a time"),
-    };
+    let headers = Headers::from([("correlation-id".to_owned(), "c-1".to_owned())]);
+    let draft = Draft { headers, ..Draft::json("orders", key, "OrderPlaced", payload) };
+    let message = draft.into_message(id, "2026-01-31T12:00:00Z".parse().expect("a time"));
     let publication =
         Publication { message: Arc::new(message), address: "orders".into(), headers: Arc::default(), seq: 7, epoch: 1 };
     InboxMessage {

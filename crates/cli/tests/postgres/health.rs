@@ -1,4 +1,4 @@
-//! Why a key waits, who holds which shard, what contradicts a promise.
+//! Why a key waits, which relay holds which shard, which settings break a guarantee.
 
 use super::support::{Cli, objects, stable};
 use relevo_testkit::PgVersion;
@@ -10,7 +10,7 @@ const HELD: &str = "UPDATE relevo.lease SET owner = '5e8a1c6e-7d29-4c86-b1a9-3f0
     '5e8a1c6e-7d29-4c86-b1a9-3f0d6f2a9b10', 'porter', now() + interval '1 day'";
 
 #[tokio::test]
-async fn why_is_told_in_sentences_with_the_command_to_type() {
+async fn why_explains_each_cause_with_the_command_to_type() {
     let cli = Cli::with_destination().await;
     let mut told = Vec::new();
     let mut ask = |what: &str| {
@@ -18,7 +18,7 @@ async fn why_is_told_in_sentences_with_the_command_to_type() {
         assert_eq!(stderr, "");
         told.push(format!("# {what}\n{}", stable(&prose, &cli)));
     };
-    ask("nothing");
+    ask("idle");
     let scheduled = cli.succeeds(&["emit", "orders", "o-1", "OrderPlaced", "0", "--deliver-at", "3h"]);
     ask("scheduled");
     cli.sql(&format!("SELECT relevo.cancel('{}')", scheduled.0.trim_end())).await;
@@ -27,7 +27,7 @@ async fn why_is_told_in_sentences_with_the_command_to_type() {
     cli.sql(HELD).await;
     ask("unread");
     cli.succeeds(&["destination", "switch", "main", "off"]);
-    ask("switched off");
+    ask("disabled");
     cli.succeeds(&["destination", "switch", "main", "on"]);
     cli.settle().await;
     cli.bury(&id).await;
@@ -41,7 +41,7 @@ async fn why_is_told_in_sentences_with_the_command_to_type() {
          FROM relevo.message",
     )
     .await;
-    ask("retry");
+    ask("retrying");
     cli.sql("UPDATE relevo.parked_key SET state = 'quarantined'").await;
     ask("quarantined");
     cli.sql(

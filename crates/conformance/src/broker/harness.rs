@@ -9,7 +9,9 @@ use bytes::Bytes;
 use relevo_core::broker::OutcomeReceiver;
 use relevo_core::message::{Headers, Message, MessageId};
 use relevo_core::wire::Received;
-use relevo_core::{AckOutcome, Broker, BrokerConsumer, Class, Delivery, DeliveryTag, Failure, Publication, RawMessage};
+use relevo_core::{
+    AckOutcome, Broker, BrokerConsumer, Class, Delivery, DeliveryTag, Draft, Failure, Publication, RawMessage,
+};
 
 /// The address that most cases publish to.
 pub const ADDRESS: &str = "orders";
@@ -91,16 +93,9 @@ pub fn publication(number: u32, key: &str) -> Publication {
 pub fn publication_to(address: &str, number: u32, key: &str) -> Publication {
     let mut random = [0; 10];
     random[6..].copy_from_slice(&number.to_be_bytes());
-    let message = Message {
-        id: MessageId::v7(u64::from(number), random),
-        kind: "OrderPlaced".into(),
-        key: key.into(),
-        topic: address.into(),
-        payload: Bytes::from(format!("{{\"number\":{number}}}")),
-        content_type: "application/json".into(),
-        headers: Headers::new(),
-        created_at: "2026-03-01T12:00:00.123456Z".parse().expect("a time"),
-    };
+    let created_at = "2026-03-01T12:00:00.123456Z".parse().expect("a time");
+    let draft = Draft::json(address, key, "OrderPlaced", format!("{{\"number\":{number}}}"));
+    let message = draft.into_message(MessageId::v7(u64::from(number), random), created_at);
     Publication {
         message: Arc::new(message),
         address: address.into(),

@@ -25,33 +25,16 @@ pub struct ReplayPlan {
     pub reason: String,
 }
 
-/// The state of a replay.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReplayState {
-    /// Messages are being added to the retry table.
-    Running,
-    /// All messages were added.
-    Finished,
-    /// An operator or the dead-letter limit stopped it.
-    Stopped,
-}
-
-impl ReplayState {
-    /// Every state.
-    pub const ALL: [Self; 3] = [Self::Running, Self::Finished, Self::Stopped];
-
-    /// The name used in SQL, JSON and CLI output.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Running => "running",
-            Self::Finished => "finished",
-            Self::Stopped => "stopped",
-        }
-    }
-
-    /// Parses a name.
-    pub fn parse(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|state| state.as_str() == word)
+crate::text_enum! {
+    /// The state of a replay.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum ReplayState {
+        /// Messages are being added to the retry table.
+        Running = "running",
+        /// All messages were added.
+        Finished = "finished",
+        /// An operator or the dead-letter limit stopped it.
+        Stopped = "stopped",
     }
 }
 

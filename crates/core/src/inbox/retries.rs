@@ -120,9 +120,9 @@ pub mod classes {
     /// No attempt can succeed.
     pub const POISON: &str = "poison";
     /// A service that the handler needs is down.
-    pub const OUTAGE: &str = "away";
+    pub const OUTAGE: &str = "outage";
     /// The handler exceeded its timeout.
-    pub const TIMEOUT: &str = "deadline";
+    pub const TIMEOUT: &str = "timeout";
     /// The handler panicked.
     pub const PANIC: &str = "panic";
     /// The database rejected the handler's work at commit.

@@ -6,13 +6,15 @@ use async_trait::async_trait;
 
 use crate::store::StoreError;
 
-/// The position where a new destination starts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StartFrom {
-    /// Messages that commit from now on.
-    Now,
-    /// The oldest retained message.
-    Oldest,
+crate::text_enum! {
+    /// The position where a new destination starts.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum StartFrom {
+        /// Messages that commit from now on.
+        Now = "now",
+        /// The oldest retained message.
+        Oldest = "oldest",
+    }
 }
 
 /// A change of a destination.

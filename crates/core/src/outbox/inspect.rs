@@ -36,61 +36,28 @@ pub struct Backlog {
     pub dead: i64,
 }
 
-/// The status of a message at one destination.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum MessageStatus {
-    /// It is not due yet.
-    Scheduled,
-    /// In the log, not settled.
-    Pending,
-    /// It failed and will be retried.
-    Retrying,
-    /// Its address is held.
-    Held,
-    /// It broke connections and is retried alone.
-    Quarantined,
-    /// Parked behind another message of its key.
-    Waiting,
-    /// Dead-lettered.
-    Dead,
-    /// Dead-lettered, then discarded by an operator.
-    Discarded,
-    /// Confirmed by the broker, or not matched by any route.
-    Published,
-}
-
-impl MessageStatus {
-    /// Every status, in life-cycle order.
-    pub const ALL: [Self; 9] = [
-        Self::Scheduled,
-        Self::Pending,
-        Self::Retrying,
-        Self::Held,
-        Self::Quarantined,
-        Self::Waiting,
-        Self::Dead,
-        Self::Discarded,
-        Self::Published,
-    ];
-
-    /// The name used in SQL, JSON and CLI output.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Scheduled => "scheduled",
-            Self::Pending => "pending",
-            Self::Retrying => "retrying",
-            Self::Held => "held",
-            Self::Quarantined => "quarantined",
-            Self::Waiting => "waiting",
-            Self::Dead => "dead",
-            Self::Discarded => "discarded",
-            Self::Published => "published",
-        }
-    }
-
-    /// Parses a name.
-    pub fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|status| status.as_str() == name)
+crate::text_enum! {
+    /// The status of a message at one destination.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum MessageStatus {
+        /// It is not due yet.
+        Scheduled = "scheduled",
+        /// In the log, not settled.
+        Pending = "pending",
+        /// It failed and will be retried.
+        Retrying = "retrying",
+        /// Its address is held.
+        Held = "held",
+        /// It broke connections and is retried alone.
+        Quarantined = "quarantined",
+        /// Parked behind another message of its key.
+        Waiting = "waiting",
+        /// Dead-lettered.
+        Dead = "dead",
+        /// Dead-lettered, then discarded by an operator.
+        Discarded = "discarded",
+        /// Confirmed by the broker, or not matched by any route.
+        Published = "published",
     }
 }
 

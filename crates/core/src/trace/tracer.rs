@@ -171,11 +171,6 @@ struct ActiveSpanInner {
 }
 
 impl ActiveSpan {
-    /// The context that other spans refer to.
-    pub fn context(&self) -> SpanContext {
-        self.0.span.context
-    }
-
     /// The context as headers.
     pub fn trace_context(&self) -> TraceContext {
         TraceContext { parent: self.0.span.context.to_string(), state: self.0.span.tracestate.clone() }

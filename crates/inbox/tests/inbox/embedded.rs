@@ -6,8 +6,7 @@ use std::time::Duration;
 use relevo_broker_embedded::{BrokerFile, Config as BrokerConfig, ConsumerOptions, Group};
 use relevo_core::broker::OutcomeReceiver;
 use relevo_core::inbox::InboxRetention;
-use relevo_core::message::Headers;
-use relevo_core::{Broker as _, Message, MessageId, Publication};
+use relevo_core::{Broker as _, Draft, MessageId, Publication};
 use relevo_inbox::{Config, ConsumerRuntime, MessageOrder};
 use relevo_store_memory::{Config as StoreConfig, Database};
 use tokio::task::JoinSet;
@@ -18,16 +17,8 @@ use crate::harness::{Action, scripted, transaction_handlers};
 const MESSAGES: u32 = 200;
 
 fn publication(number: u32) -> Publication {
-    let message = Message {
-        id: MessageId::v7(u64::from(number), [7; 10]),
-        kind: "OrderPlaced".into(),
-        key: format!("k{}", number % 10).into(),
-        topic: "orders".into(),
-        payload: number.to_string().into(),
-        content_type: "application/json".into(),
-        headers: Headers::new(),
-        created_at: jiff::Timestamp::now(),
-    };
+    let draft = Draft::json("orders", &format!("k{}", number % 10), "OrderPlaced", number.to_string());
+    let message = draft.into_message(MessageId::v7(u64::from(number), [7; 10]), jiff::Timestamp::now());
     Publication {
         message: Arc::new(message),
         address: "orders".into(),

@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use jiff::Timestamp;
 use relevo_core::broker::Publication;
 use relevo_core::dead_letters::{
@@ -16,7 +15,7 @@ use relevo_core::inbox::InboxMessage;
 use relevo_core::inbox::InboxRetention;
 use relevo_core::inbox::admin::{ConsumerAdmin as _, ConsumerControl as Ordered, ConsumerDetails};
 use relevo_core::message::Headers;
-use relevo_core::{Message, MessageId, RawMessage, wire};
+use relevo_core::{Draft, MessageId, RawMessage, wire};
 use relevo_inbox::{
     CallHandler, Clock, Config, ConsumerError, ConsumerRuntime, ConsumerStatus, Handler, HandlerError, HandlerResult,
     Handlers, Incoming, MessageOrder, Verdict,
@@ -182,16 +181,8 @@ impl Env {
     /// Builds a message of this type, key and payload.
     pub(crate) fn raw(&self, kind: &str, key: &str, payload: &str, headers: Headers) -> RawMessage {
         let number = self.next_number();
-        let message = Message {
-            id: MessageId::v7(number, [7; 10]),
-            kind: kind.into(),
-            key: key.into(),
-            topic: "orders".into(),
-            payload: Bytes::from(payload.to_owned()),
-            content_type: "application/json".into(),
-            headers,
-            created_at: STARTED_AT,
-        };
+        let draft = Draft { headers, ..Draft::json("orders", key, kind, payload.to_owned()) };
+        let message = draft.into_message(MessageId::v7(number, [7; 10]), STARTED_AT);
         let publication = Publication {
             message: Arc::new(message),
             address: "orders".into(),

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use relevo_core::inbox::retries::classes;
 use relevo_core::inbox::retry_policy::HandlerRetryPolicy;
 use relevo_core::message::Headers;
 use relevo_core::{AfterDead, BrokerConsumer as _, RetryPolicy};
@@ -185,7 +186,7 @@ async fn a_hanging_handler_times_out_and_its_lane_continues() {
             "four seconds each, and the pauses between"
         );
         let dead = &stage.dead_letters().await[0];
-        assert_eq!((dead.class.as_str(), dead.attempts, process.status.handler_timeouts()), ("deadline", 3, 3));
+        assert_eq!((dead.class.as_str(), dead.attempts, process.status.handler_timeouts()), (classes::TIMEOUT, 3, 3));
     }
 }
 

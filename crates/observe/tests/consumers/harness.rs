@@ -12,9 +12,8 @@ use relevo_broker_embedded::{BrokerFile, Config as FileConfig, ConsumerOptions, 
 use relevo_broker_rabbitmq as rabbitmq;
 use relevo_core::broker::OutcomeReceiver;
 use relevo_core::inbox::InboxRetention;
-use relevo_core::message::Headers;
 use relevo_core::retry::RetryPolicy;
-use relevo_core::{Broker, BrokerAdmin as _, BrokerConsumer, Message, MessageId, Publication};
+use relevo_core::{Broker, BrokerAdmin as _, BrokerConsumer, Draft, MessageId, Publication};
 use relevo_inbox::{
     Config, ConsumerError, ConsumerRuntime, Handler, HandlerError, HandlerResult, Handlers, Incoming, MessageOrder,
     Verdict,
@@ -136,16 +135,9 @@ impl Harness {
     }
 
     async fn publish_to(&self, address: &str, kind: &str, number: u32) {
-        let message = Message {
-            id: MessageId::v7(u64::from(number), [7; 10]),
-            kind: kind.into(),
-            key: format!("k-{number}").into(),
-            topic: "orders".into(),
-            payload: "{}".into(),
-            content_type: "application/json".into(),
-            headers: Headers::new(),
-            created_at: jiff::Timestamp::now(),
-        };
+        let id = MessageId::v7(u64::from(number), [7; 10]);
+        let message =
+            Draft::json("orders", &format!("k-{number}"), kind, "{}").into_message(id, jiff::Timestamp::now());
         let message = Arc::new(message);
         let seq = i64::from(number) + 1;
         let batch = [Publication { message, address: address.into(), headers: Arc::default(), seq, epoch: 1 }];

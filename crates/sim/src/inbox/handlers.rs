@@ -155,7 +155,7 @@ impl SimHandler {
                 Err(HandlerError::permanent("it always fails").into())
             }
             HandlerAction::Unavailable => {
-                record("away");
+                record("outage");
                 let counts = self.0.mutant == Some(Mutant::CountOutages);
                 let error = if counts { HandlerError::transient } else { HandlerError::unavailable };
                 Err(error("the external service is down").into())

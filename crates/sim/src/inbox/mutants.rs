@@ -23,82 +23,44 @@ use uuid::Uuid;
 /// Shorter than most handlers take.
 const SHORT_CLAIM: Duration = Duration::from_millis(20);
 
-/// One fault of a consumer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mutant {
-    /// Acknowledges messages on receipt, before the commit.
-    AcknowledgeFirst,
-    /// Handles a message again that is already handled.
-    HandleAgain,
-    /// Calls the external service while another worker does, and commits under another worker's claim.
-    IgnoreCalls,
-    /// Handles the messages of a lane that another member owns.
-    IgnoreLanes,
-    /// Claims queues of the retry table for a moment, and works on them after another member has claimed them.
-    IgnoreClaims,
-    /// Deletes a queue without checking again, so that newly added messages are lost.
-    DeleteUnchecked,
-    /// Redrives a dead letter that is already redriven.
-    RedriveAgain,
-    /// Handles a message at once although others of its key wait.
-    Overtake,
-    /// Counts an outage of the external service as an attempt.
-    CountOutages,
-    /// Counts deliveries of the broker as attempts.
-    CountDeliveries,
-    /// Dead-letters a message in one transaction and stores its dead letter in another.
-    SplitDeadLetter,
-    /// Stores only the beginning of a dead letter's bytes.
-    CutBytes,
-    /// Acknowledges a message while another member's call for it is running.
-    TrustCallers,
-    /// Keeps no order within a key.
-    KeysAtOnce,
-    /// Calls the external service with a new id each time.
-    FreshIds,
+relevo_core::text_enum! {
+    /// One fault of a consumer.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Mutant {
+        /// Acknowledges messages on receipt, before the commit.
+        AcknowledgeFirst = "acknowledge-first",
+        /// Handles a message again that is already handled.
+        HandleAgain = "handle-again",
+        /// Calls the external service while another worker does, and commits under another worker's claim.
+        IgnoreCalls = "ignore-calls",
+        /// Handles the messages of a lane that another member owns.
+        IgnoreLanes = "ignore-lanes",
+        /// Claims queues of the retry table for a moment, and works on them after another member has claimed them.
+        IgnoreClaims = "ignore-claims",
+        /// Deletes a queue without checking again, so that newly added messages are lost.
+        DeleteUnchecked = "delete-unchecked",
+        /// Redrives a dead letter that is already redriven.
+        RedriveAgain = "redrive-again",
+        /// Handles a message at once although others of its key wait.
+        Overtake = "overtake",
+        /// Counts an outage of the external service as an attempt.
+        CountOutages = "count-outages",
+        /// Counts deliveries of the broker as attempts.
+        CountDeliveries = "count-deliveries",
+        /// Dead-letters a message in one transaction and stores its dead letter in another.
+        SplitDeadLetter = "split-dead-letter",
+        /// Stores only the beginning of a dead letter's bytes.
+        CutBytes = "cut-bytes",
+        /// Acknowledges a message while another member's call for it is running.
+        TrustCallers = "trust-callers",
+        /// Keeps no order within a key.
+        KeysAtOnce = "keys-at-once",
+        /// Calls the external service with a new id each time.
+        FreshIds = "fresh-ids",
+    }
 }
 
 impl Mutant {
-    /// All mutants.
-    pub const ALL: [Self; 15] = [
-        Self::AcknowledgeFirst,
-        Self::HandleAgain,
-        Self::IgnoreCalls,
-        Self::IgnoreLanes,
-        Self::IgnoreClaims,
-        Self::DeleteUnchecked,
-        Self::RedriveAgain,
-        Self::Overtake,
-        Self::CountOutages,
-        Self::CountDeliveries,
-        Self::SplitDeadLetter,
-        Self::CutBytes,
-        Self::TrustCallers,
-        Self::KeysAtOnce,
-        Self::FreshIds,
-    ];
-
-    /// Its name on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::AcknowledgeFirst => "acknowledge-first",
-            Self::HandleAgain => "handle-again",
-            Self::IgnoreCalls => "ignore-calls",
-            Self::IgnoreLanes => "ignore-lanes",
-            Self::IgnoreClaims => "ignore-claims",
-            Self::DeleteUnchecked => "delete-unchecked",
-            Self::RedriveAgain => "redrive-again",
-            Self::Overtake => "overtake",
-            Self::CountOutages => "count-outages",
-            Self::CountDeliveries => "count-deliveries",
-            Self::SplitDeadLetter => "split-dead-letter",
-            Self::CutBytes => "cut-bytes",
-            Self::TrustCallers => "trust-callers",
-            Self::KeysAtOnce => "keys-at-once",
-            Self::FreshIds => "fresh-ids",
-        }
-    }
-
     /// The promise that the mutant breaks.
     pub const fn breaks(self) -> &'static str {
         match self {

@@ -243,26 +243,16 @@ impl Broker for Connection {
 
 #[cfg(test)]
 mod tests {
-    use bytes::Bytes;
     use jiff::Timestamp;
     use relevo_core::broker::OutcomeReceiver;
-    use relevo_core::message::Headers;
-    use relevo_core::{HeaderRules, Message};
+    use relevo_core::{Draft, HeaderRules};
     use tokio::task::JoinSet;
 
     use super::*;
 
     fn publication() -> Publication {
-        let message = Message {
-            id: MessageId::v7(1, [0; 10]),
-            kind: "T".into(),
-            key: "k".into(),
-            topic: "orders".into(),
-            payload: Bytes::new(),
-            content_type: "text/plain".into(),
-            headers: Headers::new(),
-            created_at: Timestamp::UNIX_EPOCH,
-        };
+        let message =
+            Draft::json("orders", "k", "T", "").into_message(MessageId::v7(1, [0; 10]), Timestamp::UNIX_EPOCH);
         let headers = Arc::new(HeaderRules::default());
         Publication { message: Arc::new(message), address: "orders".into(), headers, seq: 1, epoch: 1 }
     }

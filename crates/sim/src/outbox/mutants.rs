@@ -17,46 +17,26 @@ use relevo_core::store::StoreError;
 use relevo_core::{Broker, Capabilities, Class, Failure, OutcomeSender, Publication};
 use uuid::Uuid;
 
-/// One fault of a relay.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mutant {
-    /// Applies a sequence floor to the next window, so that late commits below it are lost.
-    CarryFloor,
-    /// Settles sent messages before they are confirmed.
-    SettleBeforeConfirm,
-    /// Settles under the current lease, even if another relay owns it.
-    IgnoreEpoch,
-    /// Does not know which keys are parked.
-    OvertakeParked,
-    /// Counts an outage as an attempt.
-    CountOutages,
-    /// Sends several messages of a key at once to a broker that does not guarantee order in flight.
-    ReorderKey,
+relevo_core::text_enum! {
+    /// One fault of a relay.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Mutant {
+        /// Applies a sequence floor to the next window, so that late commits below it are lost.
+        CarryFloor = "carry-floor",
+        /// Settles sent messages before they are confirmed.
+        SettleBeforeConfirm = "settle-before-confirm",
+        /// Settles under the current lease, even if another relay owns it.
+        IgnoreEpoch = "ignore-epoch",
+        /// Does not know which keys are parked.
+        OvertakeParked = "overtake-parked",
+        /// Counts an outage as an attempt.
+        CountOutages = "count-outages",
+        /// Sends several messages of a key at once to a broker that does not guarantee order in flight.
+        ReorderKey = "reorder-key",
+    }
 }
 
 impl Mutant {
-    /// All mutants.
-    pub const ALL: [Self; 6] = [
-        Self::CarryFloor,
-        Self::SettleBeforeConfirm,
-        Self::IgnoreEpoch,
-        Self::OvertakeParked,
-        Self::CountOutages,
-        Self::ReorderKey,
-    ];
-
-    /// Its name on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::CarryFloor => "carry-floor",
-            Self::SettleBeforeConfirm => "settle-before-confirm",
-            Self::IgnoreEpoch => "ignore-epoch",
-            Self::OvertakeParked => "overtake-parked",
-            Self::CountOutages => "count-outages",
-            Self::ReorderKey => "reorder-key",
-        }
-    }
-
     /// The promise that the mutant breaks.
     pub const fn breaks(self) -> &'static str {
         match self {

@@ -8,31 +8,18 @@ use anyhow::{Context as _, Result, bail};
 use async_trait::async_trait;
 use relevo_inbox::{HandlerResult, Incoming, Verdict};
 
-/// A point on the way of a message through a member.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Point {
-    /// The message was received, and no handler has received it.
-    Before,
-    /// The external service has responded, and nothing is written. Only for members that make calls.
-    Called,
-    /// The row is written, and nothing is committed.
-    During,
-    /// The transaction is committed, and the broker does not know it yet.
-    Committed,
-}
-
-impl Point {
-    /// All points, in the order in which a message reaches them.
-    pub const ALL: [Self; 4] = [Self::Before, Self::Called, Self::During, Self::Committed];
-
-    /// The name of the point.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Before => "before",
-            Self::Called => "called",
-            Self::During => "during",
-            Self::Committed => "committed",
-        }
+relevo_core::text_enum! {
+    /// A point on the way of a message through a member.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Point {
+        /// The message was received, and no handler has received it.
+        Before = "before",
+        /// The external service has responded, and nothing is written. Only for members that make calls.
+        Called = "called",
+        /// The row is written, and nothing is committed.
+        During = "during",
+        /// The transaction is committed, and the broker does not know it yet.
+        Committed = "committed",
     }
 }
 
@@ -91,7 +78,7 @@ impl OneTimeFault {
             Some((name, change)) => (name, Some(i64::from_str(change).context("a change is a number")?)),
             None => (point, None),
         };
-        let Some(point) = Point::ALL.into_iter().find(|point| point.name() == name) else {
+        let Some(point) = Point::parse(name) else {
             bail!("unknown point `{name}`; hint: `before`, `called`, `during` or `committed`");
         };
         Ok(Self { action, point, change, happened: AtomicBool::new(false) })
@@ -117,7 +104,7 @@ async fn stay(point: Point) {
     let (sender, line) = tokio::sync::oneshot::channel();
     // A separate thread: a blocked thread of the runtime would keep the process from ending.
     std::thread::spawn(move || {
-        let written = writeln!(std::io::stdout(), "at {}", point.name()).and_then(|()| std::io::stdout().flush());
+        let written = writeln!(std::io::stdout(), "at {}", point.as_str()).and_then(|()| std::io::stdout().flush());
         let read = written.and_then(|()| std::io::stdin().lock().read_line(&mut String::new()));
         // If the other end of the pipe is closed, the message never continues.
         if read.is_ok_and(|bytes| bytes > 0) {

@@ -11,7 +11,7 @@ use relevo_core::broker::{OutcomeReceiver, Publication};
 use relevo_core::dead_letters::{DeadLetterFilter, DeadLetterState, DeadLetterSummary};
 use relevo_core::inbox::{ConsumerOperator, InboxMessage};
 use relevo_core::message::Headers;
-use relevo_core::{Broker, Message, MessageId};
+use relevo_core::{Broker, Draft, Message, MessageId};
 use relevo_torture::ledger::{Behaviour, Feed, Member, Row, RunningMember, Store};
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
@@ -78,16 +78,10 @@ impl Harness {
     /// A message with this key, and the next number as its change.
     pub(crate) fn message(&self, key: &str) -> (Message, i64) {
         let change = self.next.fetch_add(1, Ordering::Relaxed) + 1;
-        let message = Message {
-            id: MessageId::from_uuid(Uuid::now_v7()),
-            kind: "Changed".into(),
-            key: key.into(),
-            topic: "orders".into(),
-            payload: format!("{{\"change\": {change}, \"text\": \"ñ\"}}").into(),
-            content_type: "application/json".into(),
-            headers: Headers::from([("x-own".to_owned(), "its own".to_owned())]),
-            created_at: Timestamp::now(),
-        };
+        let payload = format!("{{\"change\": {change}, \"text\": \"ñ\"}}");
+        let headers = Headers::from([("x-own".to_owned(), "its own".to_owned())]);
+        let draft = Draft { headers, ..Draft::json("orders", key, "Changed", payload) };
+        let message = draft.into_message(MessageId::from_uuid(Uuid::now_v7()), Timestamp::now());
         (message, change)
     }
 

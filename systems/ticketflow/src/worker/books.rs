@@ -57,7 +57,7 @@ mod tests {
         let class = |error: sqlx::Error| of_database(error).to_string().split(':').next().map(str::to_owned);
         let broken = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
         for error in [sqlx::Error::PoolTimedOut, sqlx::Error::WorkerCrashed, sqlx::Error::Io(broken)] {
-            assert_eq!(class(error).as_deref(), Some("away"));
+            assert_eq!(class(error).as_deref(), Some("outage"));
         }
         assert_eq!(class(sqlx::Error::RowNotFound).as_deref(), Some("transient"));
     }

@@ -287,7 +287,7 @@ fn exchange(reader: &Reader<'_>, at: &Path, name: &str) -> Exchange {
 fn queue(reader: &mut Reader<'_>, at: &Path, name: &str) -> Queue {
     let name = named(reader, at, name);
     Queue {
-        kind: if reader.text(&at.name("kind")) == "classic" { QueueKind::Classic } else { QueueKind::Quorum },
+        kind: QueueKind::parse(&reader.text(&at.name("kind"))).unwrap_or_default(),
         lanes: reader.find_number(&at.name("lanes")),
         single_active_consumer: reader.boolean(&at.name("ordered")),
         retry_delays: reader.integers(&at.name("retry_ms")).into_iter().map(Duration::from_millis).collect(),

@@ -4,6 +4,7 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 
 use super::*;
+use crate::draft::Draft;
 use crate::trace::SpanId;
 
 const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
@@ -51,16 +52,8 @@ impl SpanRecorder for MemoryRecorder {
 
 fn message(parent: Option<&str>) -> Arc<Message> {
     let headers = parent.map(|parent| (TraceContext::PARENT.to_owned(), parent.to_owned()));
-    Arc::new(Message {
-        id: MessageId::v7(1, [7; 10]),
-        kind: "OrderPlaced".into(),
-        key: "o-1".into(),
-        topic: "orders".into(),
-        payload: "{}".into(),
-        content_type: "application/json".into(),
-        headers: headers.into_iter().collect(),
-        created_at: Timestamp::UNIX_EPOCH,
-    })
+    let draft = Draft { headers: headers.into_iter().collect(), ..Draft::json("orders", "o-1", "OrderPlaced", "{}") };
+    Arc::new(draft.into_message(MessageId::v7(1, [7; 10]), Timestamp::UNIX_EPOCH))
 }
 
 fn address() -> Arc<str> {
@@ -103,10 +96,10 @@ fn a_message_without_an_origin_carries_the_span_that_sent_it() {
     let message = message(None);
     let open = memory.tracer().start(Operation::Send, &message, &address()).expect("it is sampled");
     let sent = open.inject(&message);
-    assert_eq!(sent.headers[TraceContext::PARENT], open.context().to_string());
-    assert_eq!(open.context().trace, TraceId::of_message(message.id).unwrap());
+    assert_eq!(sent.headers[TraceContext::PARENT], open.0.span.context.to_string());
+    assert_eq!(open.0.span.context.trace, TraceId::of_message(message.id).unwrap());
     let next = open.follow_up(Operation::Settle);
-    assert_eq!((next.0.span.parent, next.0.span.origin), (Some(open.context().span), Some(open.context())));
+    assert_eq!((next.0.span.parent, next.0.span.origin), (Some(open.0.span.context.span), Some(open.0.span.context)));
     open.fail("transient", "no".to_owned());
     let [span] = memory.take().try_into().expect("one span");
     assert_eq!((span.parent, span.origin), (None, None));
@@ -124,15 +117,15 @@ fn an_emitted_message_carries_the_span_that_emitted_it() {
     let memory = MemoryRecorder::new(true);
     let mut draft = Draft::json("orders", "o-1", "OrderPlaced", "{}");
     let open = memory.tracer().start_emit(&mut draft).expect("it is sampled");
-    assert_eq!(draft.headers[TraceContext::PARENT], open.context().to_string());
+    assert_eq!(draft.headers[TraceContext::PARENT], open.0.span.context.to_string());
     assert_eq!((open.0.span.parent, &*open.0.span.destination), (None, "orders"));
 
     let mut draft = Draft::json("orders", "o-1", "OrderPlaced", "{}");
     draft.headers.insert(TraceContext::PARENT.to_owned(), PARENT.to_owned());
     let open = MemoryRecorder::new(false).tracer().start_emit(&mut draft).expect("its parent is sampled");
     let parent = SpanContext::parse(PARENT).unwrap();
-    assert_eq!((open.context().trace, open.0.span.parent), (parent.trace, Some(parent.span)));
-    assert_eq!(draft.headers[TraceContext::PARENT], open.context().to_string());
+    assert_eq!((open.0.span.context.trace, open.0.span.parent), (parent.trace, Some(parent.span)));
+    assert_eq!(draft.headers[TraceContext::PARENT], open.0.span.context.to_string());
 }
 
 #[test]

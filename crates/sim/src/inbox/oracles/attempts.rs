@@ -31,7 +31,7 @@ pub(super) fn only_failures_count(record: &Record) -> Option<Violation> {
         let tries = tries.entry(case).or_default();
         match event {
             Event::AttemptStarted(_) => tries.started += 1,
-            Event::HandlerReturned { result: "away", .. } => tries.outages += 1,
+            Event::HandlerReturned { result: "outage", .. } => tries.outages += 1,
             Event::Redriven(_) => *tries = Attempts::default(),
             Event::FailureRecorded { attempts, class, dead, .. } => {
                 let max = tries.started - tries.outages;

@@ -126,11 +126,7 @@ pub(crate) fn add_maintenance(report: &mut MaintenanceReport, answer: &Value) {
 }
 
 pub(crate) fn add_destination(schema: &str, name: &str, shards: u16, start: StartFrom) -> String {
-    let start = match start {
-        StartFrom::Now => "now",
-        StartFrom::Oldest => "oldest",
-    };
-    format!("SELECT {schema}.add_destination({}, {shards}, '{start}')", literal(name))
+    format!("SELECT {schema}.add_destination({}, {shards}, '{}')", literal(name), start.as_str())
 }
 
 pub(crate) fn remove_destination(schema: &str, name: &str) -> String {
