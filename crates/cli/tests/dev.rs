@@ -185,7 +185,7 @@ fn a_taken_port_is_told_before_anything_is_written() {
     let output = Command::new(RELEVO).args(["dev", "--port", &port, "--data"]).arg(&data.0).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let told = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(told, format!("error: port {port} is taken\nhint: `--port 0` takes a free one\n"));
+    assert_eq!(told, format!("error: port {port} is taken\nhint: `--port 0` chooses a free one\n"));
     assert!(!data.0.exists());
 }
 
@@ -213,7 +213,7 @@ fn a_full_disk_is_one_clear_error_and_nothing_is_lost() {
     let told: Vec<&str> = stderr.lines().filter(|line| line.starts_with("error: ")).collect();
     assert_eq!(told.len(), 1, "{stderr}");
     assert!(told[0].contains("full"), "{stderr}");
-    assert!(stderr.contains("\nhint: make room"), "{stderr}");
+    assert!(stderr.contains("\nhint: free some space"), "{stderr}");
     assert!(stderr.trim_end().ends_with(SOUND), "{stderr}");
 }
 
