@@ -152,7 +152,7 @@ impl Demo {
     fn introduce(&mut self, before: &Check, address: &str) -> io::Result<()> {
         self.screen.line(format_args!(
             "relevo dev: a shop changes {ORDERS} orders. Each change commits together with a message in the outbox.\n\
-             A relay publishes the messages to a broker, and shipping applies each one once, in order per order.\n\
+             A relay publishes the messages to a broker, and shipping applies each one once, in the sequence of its order.\n\
              The demo provokes failures: one transaction in {ROLLBACKS} rolls back, some messages are rejected and their\n\
              keys are parked, some become dead letters, and some acknowledgements of shipping are lost.\n\
              \n\
