@@ -19,8 +19,8 @@ pub struct Limits {
     /// Maximum number of open connections, at least one. Further clients wait until a connection closes. Keep it well
     /// below the process's limit of file descriptors.
     pub connections_max: usize,
-    /// A request must arrive completely, and its response must make progress, within this time. An idle connection is
-    /// closed after it. It must be longer than any response takes to start.
+    /// The time limit for receiving a complete request, and for each step of sending its response. An idle connection is
+    /// closed after this time. It must be longer than the slowest response takes to start.
     pub patience: Duration,
 }
 

@@ -32,13 +32,13 @@ struct Args {
     /// The suite to run: `engine`, `daemon`, `brokers`, `inbox`, `observe`, `tickets`, or `all`.
     #[arg(default_value = "all")]
     suite: String,
-    /// Only run lines whose name contains this text.
+    /// Run only benchmarks whose name contains this text.
     #[arg(long)]
     only: Option<String>,
     /// Also measure with ten million delivered messages retained (takes long).
     #[arg(long)]
     history: bool,
-    /// The path of the JSON file.
+    /// The file to which the results are written as JSON.
     #[arg(long, default_value = "bench-results/bench.json")]
     json: std::path::PathBuf,
 }
@@ -46,7 +46,7 @@ struct Args {
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     if args.suite != "all" && !SUITES.contains(&args.suite.as_str()) {
-        bail!("`{}` is not a suite; hint: one of `{}`, or nothing for all", args.suite, SUITES.join("`, `"));
+        bail!("unknown suite `{}`; hint: use one of `{}`, or no suite for all", args.suite, SUITES.join("`, `"));
     }
     if let Some(url) = memory::child_of() {
         return memory::drain_as_child(&url);
@@ -93,9 +93,9 @@ fn main() -> anyhow::Result<()> {
     })?;
     println!("{report}");
     report.save(&args.json)?;
-    println!("written to {}", args.json.display());
+    println!("results written to {}", args.json.display());
     if report.missed() > 0 {
-        bail!("{} of the targets were missed", report.missed());
+        bail!("{} targets missed", report.missed());
     }
     Ok(())
 }

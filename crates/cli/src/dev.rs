@@ -1,5 +1,5 @@
 //! `relevo dev`: a shop with an outbox, the production relay, a durable broker and a consumer with an inbox, in one
-//! process and one directory. Kill it, start it again: nothing is lost, and nothing is done twice.
+//! process and one directory. It can be killed and started again: no message is lost, and no effect happens twice.
 
 mod check;
 mod data;
@@ -39,20 +39,20 @@ use self::shop::{ORDERS, ROLLBACKS, Shop};
 use crate::args::Dev;
 use relevo_core::random::SplitMix64;
 
-/// How often the operator looks, and events are shown.
+/// How often the operator acts and events are shown.
 const BEAT: Duration = Duration::from_millis(250);
 const STATUS_EVERY: Duration = Duration::from_secs(1);
-/// The first pause before a refused message is tried again; doubled each time.
+/// The first delay before a rejected message is retried. It doubles each time.
 const RETRY_BASE: Duration = Duration::from_millis(600);
-/// No pause is longer: attempts are counted over kills of the demo, its refusals begin anew with each start.
+/// The longest delay. Attempts are counted across restarts of the demo, but its rejections begin again with each start.
 const RETRY_MAX: Duration = Duration::from_secs(4);
-/// Short, so that a demo that was killed is soon carried on by the next.
+/// Short, so that a restarted demo soon takes over from one that was killed.
 const LEASE: Duration = Duration::from_secs(3);
-/// At the end, what is under way is waited for as long as something has its effect this often. Longer than any retry's
-/// pause, and than the leases of a demo that was killed.
+/// At the end, the demo waits for messages in progress until none was applied for this time. It is longer than every
+/// retry delay, and than the leases of a demo that was killed.
 const STALLED: Duration = Duration::from_secs(8);
 
-/// Runs until Ctrl-C or its time is up; an error if a promise was broken.
+/// Runs until Ctrl-C or until its time is over. Returns an error if a guarantee was broken.
 pub(crate) async fn run(dev: &Dev) -> Result<()> {
     let stop = CancellationToken::new();
     let mut watch = JoinSet::new();
@@ -76,13 +76,13 @@ impl Demo {
             () = time_is_up(dev.seconds) => "time is up",
             ended = self.go_on() => { ended?; "ended by itself" }
         };
-        self.screen.line(format_args!("{why}: the shop closes, what is under way arrives"))?;
+        self.screen.line(format_args!("{why}: the shop stops, waiting for messages in progress"))?;
         self.carry_out().await?;
         self.summary().await
     }
 }
 
-/// Waits for the end of the demo's time; for ever if it has none.
+/// Waits until the time of the demo is over. Without a limit it waits for ever.
 async fn time_is_up(seconds: u32) {
     if seconds == 0 {
         std::future::pending::<()>().await;
@@ -90,17 +90,17 @@ async fn time_is_up(seconds: u32) {
     sleep(Duration::from_secs(seconds.into())).await;
 }
 
-/// Everything that is on stage.
+/// The running parts of the demo.
 struct Demo {
     data: Data,
     flow: Arc<Flow>,
     broker: BrokerFile,
     operator: Operator,
-    /// What the consumer has done in this run.
+    /// The statistics of the consumer in this run.
     shipping: Arc<ConsumerStatus>,
     shop: JoinSet<Result<()>>,
     close_shop: CancellationToken,
-    /// Relay, consumer and page: none of them should end before it is told to.
+    /// Relay, consumer and page. None of them should end before `stop_others` is cancelled.
     others: JoinSet<Result<()>>,
     stop_others: CancellationToken,
     screen: Screen<io::Stdout>,
@@ -151,13 +151,13 @@ impl Demo {
 
     fn introduce(&mut self, before: &Check, address: &str) -> io::Result<()> {
         self.screen.line(format_args!(
-            "relevo dev: a shop changes {ORDERS} orders; each change commits with a message in its outbox, a relay\n\
-             carries the messages to a broker, and shipping applies each once, in order for each order.\n\
-             On purpose, one transaction in {ROLLBACKS} rolls back, now and then a message is refused and its key is\n\
-             parked, now and then one is refused for good and becomes a dead letter, and shipping forgets to answer.\n\
+            "relevo dev: a shop changes {ORDERS} orders. Each change commits together with a message in the outbox.\n\
+             A relay publishes the messages to a broker, and shipping applies each one once, in the sequence of its order.\n\
+             The demo provokes failures: one transaction in {ROLLBACKS} rolls back, some messages are rejected and their\n\
+             keys are parked, some become dead letters, and some acknowledgements of shipping are lost.\n\
              \n\
              watch    {address}\n\
-             ask      {}\n\
+             inspect  {}\n\
              \x20        {}\n\
              data     {}",
             self.data.ask(),
@@ -167,10 +167,10 @@ impl Demo {
         if before.committed > 0 {
             self.screen.line(format_args!("before   {before}"))?;
         }
-        self.screen.line("         Ctrl-C ends it; kill -9 it if you like, and start it again\n")
+        self.screen.line("         Ctrl-C stops the demo. Or kill it with -9 and start it again.\n")
     }
 
-    /// Shows what happens; returns only if a part ends, which none should.
+    /// Shows events. Returns only if a part of the demo ends unexpectedly.
     async fn go_on(&mut self) -> Result<()> {
         let mut beat = interval(BEAT);
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -199,14 +199,15 @@ impl Demo {
         Ok(())
     }
 
-    /// How many messages the broker keeps that shipping has not settled.
+    /// The number of messages at the broker that shipping has not settled.
     async fn lag(&self) -> Result<i64> {
-        let groups = self.broker.groups().await.context("the broker does not answer")?;
+        let groups = self.broker.groups().await.context("the broker does not respond")?;
         let shipping = groups.iter().filter(|group| group.name == GROUP);
         Ok(shipping.map(|group| (group.lag + group.outstanding + group.ready).cast_signed()).sum())
     }
 
-    /// The shop ends with its transaction, what is under way has its effect, and everybody leaves politely.
+    /// Stops the shop after its current transaction, waits until every committed message is applied, and stops the other
+    /// parts.
     async fn carry_out(&mut self) -> Result<()> {
         self.close_shop.cancel();
         while let Some(ended) = self.shop.join_next().await {
@@ -217,7 +218,7 @@ impl Demo {
         loop {
             self.operator.hurry().await?;
             self.look().await?;
-            // Another demo in the same directory may go on: only what had committed is waited for.
+            // Another demo may use the same directory. Wait only for messages that were committed when this shop stopped.
             let (_, shipments) = self.data.so_far().await?;
             if Check::of(&closing, &shipments).missing == 0 || moved.elapsed() > STALLED {
                 break;
@@ -238,14 +239,14 @@ impl Demo {
         Ok(())
     }
 
-    /// Tells what happened and whether the promises held; an error if one did not.
+    /// Prints what happened. Returns an error if a guarantee was broken.
     async fn summary(&mut self) -> Result<()> {
         self.screen.end_live()?;
         let (changes, shipments) = self.data.so_far().await?;
         let check = Check::of(&changes, &shipments);
         let counts = self.flow.counts();
         self.screen.line(format_args!(
-            "\nthis run: {} rolled back and never seen, {} repeats recognised by the inbox",
+            "\nthis run: {} transactions rolled back, {} repeats recognised by the inbox",
             counts.rolled_back, counts.repeats
         ))?;
         self.screen.line(format_args!("in all:   {check}"))?;

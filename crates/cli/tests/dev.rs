@@ -1,4 +1,4 @@
-//! The demo, run as a user runs it.
+//! The demo, started as a user starts it.
 
 use std::io::{BufRead as _, BufReader, Lines, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -7,10 +7,10 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const RELEVO: &str = env!("CARGO_BIN_EXE_relevo");
-/// The end of every summary that is as it should be.
-const SOUND: &str = ": nothing lost, nothing done twice, every order in order";
+/// The end of a summary if every guarantee held.
+const SOUND: &str = ": nothing lost, nothing applied twice, every order in sequence";
 
-/// A directory of the test's own.
+/// The data directory of one test.
 struct Data(PathBuf);
 
 impl Data {
@@ -35,7 +35,7 @@ impl Drop for Data {
     }
 }
 
-/// A demo that runs, and what it says.
+/// A running demo and its output.
 struct Running {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
@@ -48,7 +48,7 @@ impl Running {
         Self { child, lines }
     }
 
-    /// Reads on to the first line that has this in it.
+    /// Reads up to the first line that contains this text.
     fn wait_for(&mut self, text: &str) -> String {
         let mut seen = Vec::new();
         for line in self.lines.by_ref().map(|line| line.expect("output is text")) {
@@ -59,7 +59,7 @@ impl Running {
         }
         let mut stderr = String::new();
         self.child.stderr.take().expect("it was piped").read_to_string(&mut stderr).expect("stderr is text");
-        panic!("it ended before it said `{text}`: {seen:#?}\n{stderr}");
+        panic!("it ended before it printed `{text}`: {seen:#?}\n{stderr}");
     }
 
     fn signal(&self, name: &str) {
@@ -75,9 +75,14 @@ fn the_demo_ends_by_itself_and_keeps_its_promises() {
     let stdout = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(0), "{stdout}\n{}", String::from_utf8_lossy(&output.stderr));
     assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
-    for said in
-        ["refused, parked", "a dead letter", "the operator redrives", "flows again", " p50 ", "repeats recognised"]
-    {
+    for said in [
+        "rejected, parked",
+        "dead-lettered",
+        "the operator redrives",
+        "continues in order",
+        " p50 ",
+        "repeats recognised",
+    ] {
         assert!(stdout.contains(said), "{said}: {stdout}");
     }
     assert!(stdout.trim_end().ends_with(SOUND), "{stdout}");
@@ -85,11 +90,11 @@ fn the_demo_ends_by_itself_and_keeps_its_promises() {
 }
 
 #[test]
-fn ctrl_c_ends_it_cleanly_and_it_says_what_was_done() {
+fn ctrl_c_stops_the_demo_cleanly_and_prints_the_summary() {
     let data = Data::new("interrupted");
     let mut running = Running::start(data.demo(&[]));
-    // It is at work, with a key parked, when it is told to stop.
-    running.wait_for("refused, parked");
+    // A key is parked when the demo is stopped.
+    running.wait_for("rejected, parked");
     let told = Instant::now();
     running.signal("-INT");
     let rest: Vec<String> = running.lines.by_ref().map(Result::unwrap).collect();
@@ -100,7 +105,7 @@ fn ctrl_c_ends_it_cleanly_and_it_says_what_was_done() {
 }
 
 #[test]
-fn killed_and_started_again_it_loses_nothing_and_does_nothing_twice() {
+fn a_killed_and_restarted_demo_loses_nothing_and_applies_nothing_twice() {
     let data = Data::new("killed");
     for round in 0..3 {
         let mut running = Running::start(data.demo(&["--rate", "400"]));
@@ -119,14 +124,14 @@ fn killed_and_started_again_it_loses_nothing_and_does_nothing_twice() {
 }
 
 #[test]
-fn two_at_once_share_a_directory() {
+fn two_demos_can_share_a_directory() {
     let data = Data::new("shared");
     let mut first = Running::start(data.demo(&[]));
     first.wait_for("/s  effects ");
     let second = data.demo(&["--seconds", "2"]).output().unwrap();
     let said = String::from_utf8(second.stdout).unwrap();
     assert_eq!(second.status.code(), Some(0), "{said}\n{}", String::from_utf8_lossy(&second.stderr));
-    assert!(said.contains("nothing done twice, every order in order"), "{said}");
+    assert!(said.contains("nothing applied twice, every order in sequence"), "{said}");
     first.signal("-INT");
     let rest: Vec<String> = first.lines.by_ref().map(Result::unwrap).collect();
     assert_eq!(first.child.wait().unwrap().code(), Some(0), "{rest:#?}");
@@ -151,7 +156,7 @@ fn the_page_shows_the_flow() {
 }
 
 #[test]
-fn a_message_that_is_no_orders_is_rejected_and_harms_nobody() {
+fn a_foreign_message_is_rejected_and_breaks_nothing() {
     let data = Data::new("foreign");
     assert!(data.demo(&["--seconds", "1"]).output().unwrap().status.success());
     let url = format!("sqlite:{}", data.0.join("shop.db").display());
@@ -160,12 +165,12 @@ fn a_message_that_is_no_orders_is_rejected_and_harms_nobody() {
     let output = data.demo(&["--seconds", "1"]).output().unwrap();
     let stdout = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(0), "{stdout}\n{}", String::from_utf8_lossy(&output.stderr));
-    assert!(stdout.contains("shipping rejects a message that is no order's: "), "{stdout}");
+    assert!(stdout.contains("shipping rejects a message that is not an order: "), "{stdout}");
     assert!(stdout.trim_end().ends_with(SOUND), "{stdout}");
 }
 
 #[test]
-fn files_that_are_no_databases_are_named() {
+fn a_file_that_is_not_a_database_is_named() {
     for name in ["shop.db", "broker.db", "shipping.db"] {
         let data = Data::new(name);
         std::fs::create_dir_all(&data.0).unwrap();
@@ -178,31 +183,31 @@ fn files_that_are_no_databases_are_named() {
 }
 
 #[test]
-fn a_taken_port_is_told_before_anything_is_written() {
+fn a_port_in_use_is_reported_before_a_file_is_written() {
     let data = Data::new("port");
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     let output = Command::new(RELEVO).args(["dev", "--port", &port, "--data"]).arg(&data.0).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let told = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(told, format!("error: port {port} is taken\nhint: `--port 0` takes a free one\n"));
+    assert_eq!(told, format!("error: port {port} is taken\nhint: `--port 0` chooses a free one\n"));
     assert!(!data.0.exists());
 }
 
 #[test]
-fn a_directory_that_cannot_be_written_is_told_with_what_to_do() {
+fn a_directory_that_cannot_be_written_is_reported_with_a_hint() {
     let output = Command::new(RELEVO).args(["dev", "--port", "0", "--data", "/dev/null/here"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let told = String::from_utf8(output.stderr).unwrap();
     assert!(told.starts_with("error: directory `/dev/null/here` cannot be written"), "{told}");
-    assert!(told.contains("hint: `--data DIRECTORY` names another"), "{told}");
+    assert!(told.contains("hint: choose another directory with `--data`"), "{told}");
 }
 
 #[test]
 fn a_full_disk_is_one_clear_error_and_nothing_is_lost() {
     let data = Data::new("full");
     std::fs::create_dir_all(&data.0).unwrap();
-    // A small disk of the demo's own, in a namespace that goes away with it; then the same files on a larger one.
+    // A small disk in a mount namespace of its own. The second demo uses the same files after the disk was enlarged.
     let script = "mount -t tmpfs -o size=3m none \"$1\" && \"$0\" dev --port 0 --data \"$1/small\" --rate 10000; code=$?; \
         mount -o remount,size=64m \"$1\" && \"$0\" dev --port 0 --data \"$1/small\" --seconds 1 >&2; echo \"code $code\"";
     let mut command = Command::new("unshare");
@@ -213,12 +218,12 @@ fn a_full_disk_is_one_clear_error_and_nothing_is_lost() {
     let told: Vec<&str> = stderr.lines().filter(|line| line.starts_with("error: ")).collect();
     assert_eq!(told.len(), 1, "{stderr}");
     assert!(told[0].contains("full"), "{stderr}");
-    assert!(stderr.contains("\nhint: make room"), "{stderr}");
+    assert!(stderr.contains("\nhint: free some space"), "{stderr}");
     assert!(stderr.trim_end().ends_with(SOUND), "{stderr}");
 }
 
 #[test]
-fn a_reader_that_goes_away_ends_it_quietly() {
+fn a_closed_output_ends_the_demo_without_an_error() {
     let data = Data::new("reader");
     let mut child = data.demo(&[]).spawn().unwrap();
     let mut stdout = BufReader::new(child.stdout.take().unwrap());

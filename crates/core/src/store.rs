@@ -42,8 +42,8 @@ pub enum StoreError {
         /// The refused request.
         reason: String,
     },
-    /// The database returned an unexpected reply.
-    #[error("the database refused a call")]
+    /// The database returned an error or a reply that the store does not expect.
+    #[error("unexpected response from the database")]
     Unexpected(#[source] Box<dyn Error + Send + Sync>),
 }
 

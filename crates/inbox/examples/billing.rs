@@ -19,7 +19,7 @@ struct OrderPlaced {
     cents: u64,
 }
 
-/// The invoice and the event about it exist once, or neither does.
+/// Either both the invoice and its event exist once, or neither exists.
 async fn bill(mut tx: Tx<Transaction>, placed: Incoming<OrderPlaced>) -> HandlerResult<()> {
     if placed.cents == 0 {
         return Err(HandlerError::permanent("an order without a price").with_class("price").into()); // dead-lettered

@@ -5,6 +5,11 @@
 //! afterwards. [`Handlers`] maps message types to handlers. [`ConsumerRuntime::run`] receives messages until its stop
 //! token is cancelled.
 //!
+//! By file, in the order of a message: `runtime` (the loop) → `receive` → `decode` → `lane_queues` (one queue per lane and
+//! key) → `dispatch` (a batch for a worker, and its results) → `live` (one transaction) → `handle` (calls the handler) →
+//! `failure` (retry or dead letter) → `settle` (acknowledgements). `attempt` handles a claimed message. `retry_worker`
+//! polls the retry table. `lane_leases` acquires and releases lanes. `heartbeat`, `prune` and `lag` run beside the loop.
+//!
 //! ```
 //! use relevo_inbox::{HandlerResult, Handlers, Incoming, Tx};
 //!

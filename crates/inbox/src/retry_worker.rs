@@ -134,8 +134,8 @@ enum QueueStep {
     Next,
     /// The claim has ended.
     Ended,
-    /// The claim belongs to another worker, or the first message changed because an operator redrove or removed one. Or
-    /// the wait for a lock took too long.
+    /// The claim belongs to another worker, an operator's redrive or removal changed the first message, or the wait for a
+    /// lock took too long.
     Fenced,
 }
 

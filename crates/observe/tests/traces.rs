@@ -174,7 +174,7 @@ async fn a_full_queue_drops_spans_and_counts_them() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_unreachable_collector_only_loses_spans_and_receives_them_once_it_is_back() {
+async fn an_outage_of_the_collector_drops_spans_and_later_spans_arrive() {
     // The port is reserved, and no process listens on it until later.
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.bind("127.0.0.1:0".parse().expect("an address")).expect("a port");
@@ -198,7 +198,7 @@ async fn an_unreachable_collector_only_loses_spans_and_receives_them_once_it_is_
         record_spans(&traces, 1);
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    // Spans that are queued when it is stopped are still sent.
+    // Spans that are queued when the exporter is stopped are still sent.
     record_spans(&traces, 100);
     stop.cancel();
     running.join_next().await.expect("it runs").expect("it ends");

@@ -5,8 +5,8 @@
 //! dropped relay therefore does nothing more, and a simulation can replay it.
 //!
 //! By file, in the order of a message: `leases` (which shards) → `read` (the next page) → `buffer` (one queue per key)
-//! → `publish` (batches and outcomes) → `settle` (progress) → `parked` (failed keys). `store_calls` makes one store
-//! call at a time.
+//! → `publish` (batches and outcomes; `publish/health`: outages of the broker) → `settle` (progress) → `parked` (failed
+//! keys). `store_calls` makes one store call at a time and repeats it when the store is busy.
 
 mod buffer;
 mod config;

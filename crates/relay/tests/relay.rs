@@ -1,4 +1,5 @@
-//! The relay on virtual time with the memory store and broker: single cases that the simulation does not test by name.
+//! The relay on virtual time with the memory store and broker: one named case each. The simulator combines such cases at
+//! random.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -6,6 +6,9 @@
 //!
 //! There are two worlds. In [`outbox`], writers emit, relays publish, and a broker receives. In [`inbox`], a broker
 //! delivers, and the members of consumers handle messages.
+//!
+//! A run that fails prints its world, its seed, the broken promises and the last events of the key. To reproduce it, run
+//! `cargo xtask sim --seed N`. `cargo run --release -p relevo-sim -- --seed N --world inbox --events` prints every event.
 
 pub mod history;
 pub mod inbox;

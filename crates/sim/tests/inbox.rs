@@ -124,7 +124,7 @@ fn a_dead_letter_with_other_bytes_is_caught() {
 }
 
 #[test]
-fn acknowledging_a_message_that_another_member_calls_for_is_caught() {
+fn acknowledging_a_message_during_the_call_of_another_member_is_caught() {
     is_caught(Mutant::TrustCallers);
 }
 

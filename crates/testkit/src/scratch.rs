@@ -1,4 +1,4 @@
-//! A temporary directory with a server in it. Both are removed when the owner is dropped.
+//! A temporary directory with a server in it. When the owner is dropped, the server is stopped and the directory deleted.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;

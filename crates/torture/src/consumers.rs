@@ -13,7 +13,7 @@ pub(crate) const LANES: u16 = 4;
 pub(crate) const HEARTBEAT_TTL: Duration = Duration::from_secs(2);
 /// One message in N fails twice before it succeeds.
 const FAILS_ONE_IN: u32 = 25;
-/// One message in N is poison until its consumer is cured.
+/// One message in N is poison until the handlers of its consumer are fixed.
 const POISON_ONE_IN: u32 = 40;
 
 /// A consumer whose members are processes.

@@ -1,4 +1,4 @@
-//! Words that the project does not use: a newcomer, or a search engine, would not find them.
+//! Banned words. A newcomer would not search for them, and each has a standard word.
 
 use std::path::Path;
 

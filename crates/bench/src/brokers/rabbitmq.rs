@@ -1,4 +1,4 @@
-//! RabbitMQ.
+//! RabbitMQ, with Relevo and with its client library alone.
 
 use anyhow::ensure;
 use async_trait::async_trait;

@@ -38,7 +38,9 @@ pub(crate) async fn migrate(mut write: WriteTransaction) -> Result<i64, Error> {
             });
         }
         Some(newer) => {
-            return Err(Error::Schema { detail: format!("they have version {newer}, this program's is {VERSION}") });
+            return Err(Error::Schema {
+                detail: format!("they have version {newer}, this program has version {VERSION}"),
+            });
         }
         None => return Err(Error::Schema { detail: "`broker_meta` is empty".to_owned() }),
     }
@@ -55,7 +57,7 @@ pub(crate) async fn migrate(mut write: WriteTransaction) -> Result<i64, Error> {
     Ok(redelivered_through)
 }
 
-/// `None` where the system has no such file: then every open counts as a start of the machine.
+/// `None` if the system has no such file. Every open then counts as a start of the machine.
 fn boot_id() -> Option<String> {
     Some(std::fs::read_to_string(BOOT_ID_FILE).ok()?.trim().to_owned())
 }

@@ -47,7 +47,7 @@ impl BrokerFile {
         })))
     }
 
-    /// Stores any message with text headers. `key` decides its lane and so its order.
+    /// Stores any message with text headers. `key` selects its lane; messages of one key keep their order.
     ///
     /// Use it for messages that do not come from an outbox: duplicates are not detected.
     pub async fn publish_raw(&self, address: &str, key: &str, headers: &Headers, payload: Bytes) -> Result<(), Error> {

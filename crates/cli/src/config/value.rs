@@ -1,4 +1,4 @@
-//! A value of one key, from the file, a variable, a flag or the table.
+//! The value of one configuration key: from the file, a variable, a flag or the default.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -27,7 +27,7 @@ pub(crate) enum Value {
 }
 
 impl Value {
-    /// From a text that a variable or a flag holds: a list has commas between its parts.
+    /// Parses the text of a variable or a flag. The items of a list are separated by commas.
     pub(crate) fn parse(key: &Key, text: &str) -> Result<Self, Problem> {
         let wrong = || Problem::new(format!("`{}` is {}", key.name, key.kind.describe()));
         let number = |text: &str| text.trim().parse::<i64>().map_err(|_| wrong());
@@ -51,15 +51,15 @@ impl Value {
         value.checked(key)
     }
 
-    /// From the table's own way to write a default, which is the file's.
+    /// Parses the default of a key, which is written as in the file.
     pub(crate) fn default_of(key: &Key) -> Option<Self> {
         let text = key.default?;
         let inner = text.strip_prefix(['[', '{']).and_then(|text| text.strip_suffix([']', '}'])).unwrap_or(text);
         let plain = inner.replace('"', "");
-        Some(Self::parse(key, &plain).expect("the table's defaults are good"))
+        Some(Self::parse(key, &plain).expect("the default of every key is valid"))
     }
 
-    /// From what stands in the file; `None` where the key takes nothing of this form.
+    /// Converts a value of the file. `None` if the key does not accept this type.
     pub(crate) fn of_file(kind: Kind, value: &DeValue<'_>) -> Option<Self> {
         match (kind, value) {
             (Kind::Secret, DeValue::String(text)) => Some(Self::Secret(Secret::new(text.as_ref()))),
@@ -95,7 +95,7 @@ impl Value {
         }
     }
 
-    /// The value, if the key takes it.
+    /// Returns the value if the key accepts it.
     pub(crate) fn checked(self, key: &Key) -> Result<Self, Problem> {
         let not = |number: &i64| Problem::new(format!("`{}` is {}, not {number}", key.name, key.kind.describe()));
         match (key.kind, &self) {
@@ -127,7 +127,7 @@ impl Value {
         Ok(self)
     }
 
-    /// For programs; a secret looks like any other.
+    /// The value as JSON. A secret is replaced by a fixed text.
     pub(crate) fn json(&self) -> Json {
         match self {
             Self::Text(text) => text.as_str().into(),
@@ -161,7 +161,7 @@ fn integer(value: &DeValue<'_>) -> Option<i64> {
     }
 }
 
-/// What a variable means by a text where more than texts may stand.
+/// Converts one text of a variable or a flag. If the key accepts scalars, it may be a number or a boolean.
 fn scalar(kind: Kind, text: &str) -> Json {
     let plain = || text.parse::<i64>().map(Json::from).or_else(|_| text.parse::<bool>().map(Json::from));
     match kind {
@@ -170,7 +170,7 @@ fn scalar(kind: Kind, text: &str) -> Json {
     }
 }
 
-/// As the file would say it.
+/// Formats the value as in the file. A secret is replaced by a fixed text.
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_variable_s_list_has_commas() {
+    fn a_list_in_a_variable_is_separated_by_commas() {
         let parsed = |kind, text| Value::parse(&key(kind), text).map(|value| value.to_string()).unwrap();
         assert_eq!(parsed(Kind::Texts, "a, b,"), r#"["a", "b"]"#);
         assert_eq!(parsed(Kind::Integers { min: 1, max: 9 }, "1,2"), "[1, 2]");
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_with_a_wrong_part_is_refused_as_a_whole() {
+    fn a_list_with_an_invalid_item_is_rejected() {
         let numbers = key(Kind::Integers { min: 1, max: 9 });
         for text in ["1,x", "1,10", "0"] {
             assert!(Value::parse(&numbers, text).is_err(), "{text}");
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_says_to_programs_what_it_says_to_people() {
+    fn json_has_the_same_value_as_the_text() {
         let pairs = Value::parse(&key(Kind::Scalars), "a=1").unwrap();
         assert_eq!(pairs.json(), serde_json::json!({ "a": 1 }));
         let secrets = Value::parse(&key(Kind::Secrets), "sesame").unwrap();

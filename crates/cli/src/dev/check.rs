@@ -1,25 +1,25 @@
-//! Whether the promises held: what the shop committed, against what shipping did.
+//! Checks the guarantees: compares what the shop committed with what shipping applied.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use super::shipping::Shipment;
 
-/// What was found, over everything that the data directory has seen.
+/// The result of a check, over all runs in the data directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Check {
     pub(crate) committed: u64,
     pub(crate) applied: u64,
     /// Committed, and not applied yet.
     pub(crate) missing: u64,
-    /// Applied more often than they committed: twice, or without a commit.
+    /// Effects without a commit: a change was applied twice, or never committed.
     pub(crate) surplus: u64,
     /// Applied out of order.
     pub(crate) surprises: u64,
 }
 
 impl Check {
-    /// Compares the two services' own tables.
+    /// Compares the tables of the two services.
     pub(crate) fn of(changes: &BTreeMap<u32, u64>, shipments: &BTreeMap<u32, Shipment>) -> Self {
         let mut check = Self::default();
         for (number, committed) in changes {
@@ -27,7 +27,7 @@ impl Check {
             check.committed += committed;
             check.applied += shipment.effects;
             check.missing += committed.saturating_sub(shipment.change);
-            // What was applied ends with a change of this number: so many effects there should be.
+            // Changes are numbered from 1, so the last number is the expected number of effects.
             check.surplus += shipment.effects.saturating_sub(shipment.change);
             check.surplus += shipment.change.saturating_sub(*committed);
             check.surprises += shipment.surprises;
@@ -35,7 +35,7 @@ impl Check {
         check
     }
 
-    /// Whether nothing was done twice, without a commit, or out of order. What is missing may still come.
+    /// Whether no change was applied twice, without a commit or out of order. Missing changes may still arrive.
     pub(crate) fn is_sound(&self) -> bool {
         self.surplus == 0 && self.surprises == 0
     }
@@ -45,11 +45,11 @@ impl fmt::Display for Check {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} changes committed, {} effects", self.committed, self.applied)?;
         match (self.is_sound(), self.missing) {
-            (true, 0) => write!(f, ": nothing lost, nothing done twice, every order in order"),
+            (true, 0) => write!(f, ": nothing lost, nothing applied twice, every order in sequence"),
             (true, missing) => {
                 write!(
                     f,
-                    ": nothing done twice, every order in order; {missing} on their way, which a start carries out"
+                    ": nothing applied twice, every order in sequence; {missing} in progress, the next start applies them"
                 )
             }
             (false, _) => write!(f, ": {} too many, {} out of order", self.surplus, self.surprises),
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_on_its_way_is_told_and_breaks_nothing() {
+    fn changes_in_progress_break_no_guarantee() {
         let check = check(5, 3, 3, 0);
         assert!(check.is_sound(), "{check}");
         assert_eq!(check.missing, 2);
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn an_effect_of_what_rolled_back_is_found() {
+    fn an_effect_of_a_rolled_back_change_is_found() {
         assert!(!check(5, 6, 6, 0).is_sound());
     }
 

@@ -1,4 +1,4 @@
-//! The demo's directory: three databases, as three services would have them.
+//! The directory of the demo: three databases, as three services would have.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,51 +16,51 @@ use super::{shipping, shop};
 
 /// The one destination of the shop's outbox.
 pub(crate) const DESTINATION: &str = "main";
-/// Into how many slices its relays cut the outbox.
+/// The number of shards of the outbox.
 const SHARDS: u16 = 8;
 /// The consumer, and its group at the broker.
 pub(crate) const GROUP: &str = "shipping";
 
-/// Where everything is kept.
+/// The data directory.
 #[derive(Debug)]
 pub(crate) struct Data {
     directory: PathBuf,
 }
 
 impl Data {
-    /// Makes what is missing and opens the rest.
+    /// Opens the data directory. Creates everything that is missing.
     pub(crate) async fn open(directory: &Path) -> Result<Self> {
         std::fs::create_dir_all(directory).with_context(|| {
             let shown = directory.display();
-            anyhow!("directory `{shown}` cannot be written; hint: `--data DIRECTORY` names another")
+            anyhow!("directory `{shown}` cannot be written; hint: choose another directory with `--data`")
         })?;
         let data = Self { directory: directory.to_owned() };
-        migrate::migrate(&data.file("shop")).await.context("the outbox cannot be made")?;
+        migrate::migrate(&data.file("shop")).await.context("the outbox cannot be created")?;
         data.operator().await?.add_destination(DESTINATION, SHARDS, StartFrom::Oldest).await?;
         shop::open(&mut data.shop().await?).await?;
-        migrate::migrate(&data.file("shipping")).await.context("the inbox cannot be made")?;
+        migrate::migrate(&data.file("shipping")).await.context("the inbox cannot be created")?;
         shipping::open(&mut data.shipping().await?).await?;
         data.broker().await?.declare_group(&Group::new(GROUP, ["orders"])).await?;
         Ok(data)
     }
 
-    /// A session of the operator.
+    /// The operator's access to the outbox.
     pub(crate) async fn operator(&self) -> Result<Operator> {
         Operator::open(OperatorConfig::new(self.file("shop"))).await.context("the outbox cannot be opened")
     }
 
-    /// A session of the relay.
+    /// The relay's access to the outbox.
     pub(crate) async fn store(&self) -> Result<Store> {
         Store::open(Config::new(self.file("shop"), DESTINATION)).await.context("the outbox cannot be opened")
     }
 
-    /// What the consumer's process works with.
+    /// The inbox of the consumer.
     pub(crate) async fn inbox(&self) -> Result<Inbox> {
         let config = inbox::Config::new(self.file("shipping"));
         Inbox::open(&config, GROUP, InboxRetention::default()).await.context("the inbox cannot be opened")
     }
 
-    /// What the operator sees of consumers.
+    /// The operator's access to the inbox.
     pub(crate) async fn consumers(&self) -> Result<Operator> {
         Operator::open(OperatorConfig::new(self.file("shipping"))).await.context("the inbox cannot be opened")
     }
@@ -72,35 +72,35 @@ impl Data {
         opened.with_context(|| format!("the broker's `{}` cannot be opened", file.display()))
     }
 
-    /// A connection of the shop's.
+    /// A connection of the shop.
     pub(crate) async fn shop(&self) -> Result<SqliteConnection> {
         self.connect("shop").await
     }
 
-    /// A connection of shipping's.
+    /// A connection of shipping.
     pub(crate) async fn shipping(&self) -> Result<SqliteConnection> {
         self.connect("shipping").await
     }
 
-    /// What the shop committed and what shipping did, since the directory was made. Shipping is asked first: what it
-    /// did has committed before.
+    /// The changes that the shop committed and those that shipping applied, since the directory was created. Reads those of
+    /// shipping first: a change that is applied was committed before.
     pub(crate) async fn so_far(&self) -> Result<(BTreeMap<u32, u64>, BTreeMap<u32, Shipment>)> {
         let shipments = shipping::shipments(&mut self.shipping().await?).await?;
         let changes = shop::changes(&mut self.shop().await?).await?;
         Ok((changes, shipments))
     }
 
-    /// The command that asks the outbox from another terminal.
+    /// The command that inspects the outbox from another terminal.
     pub(crate) fn ask(&self) -> String {
         format!("relevo outbox list --database sqlite:{}", self.file("shop").display())
     }
 
-    /// The command that asks the inbox.
+    /// The command that inspects the inbox.
     pub(crate) fn ask_consumer(&self) -> String {
         format!("relevo consumers show {GROUP} --database sqlite:{}", self.file("shipping").display())
     }
 
-    /// Where it is, for people.
+    /// The directory and its files, for the screen.
     pub(crate) fn shown(&self) -> String {
         format!("{}: shop.db (orders and outbox), broker.db, shipping.db (inbox and effects)", self.directory.display())
     }

@@ -1,4 +1,4 @@
-//! What is known of the flow: counts, latencies and what happens, for the screen and the page.
+//! The state of the demo for the screen and the page: counts, latencies and events.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
@@ -8,25 +8,25 @@ use relevo_core::MessageId;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-/// How many seconds the page's chart shows.
+/// The number of seconds in the chart of the page.
 const RATES: usize = 120;
-/// How many events the page shows.
+/// The number of events on the page.
 const EVENTS: usize = 60;
-/// Messages whose commit is remembered for their latency; what is older says nothing about the present.
+/// The maximum number of messages whose commit time is remembered for their latency.
 const UNDER_WAY_MAX: usize = 100_000;
 
-/// What is wrong with a key.
+/// What happened to a key with a rejected message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Trouble {
-    /// Refused, and tried again.
+    /// Its message was rejected and is retried.
     Parked,
-    /// Refused for good; it waits for a person.
+    /// Its message was dead-lettered, and the key waits for an operator.
     Dead,
-    /// Nothing any more.
+    /// The key continues.
     Over,
 }
 
-/// How much waits, as the outbox and the broker told it last.
+/// The numbers of waiting messages, as the outbox and the broker last reported them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Waiting {
     pub(crate) pending: i64,
@@ -35,14 +35,14 @@ pub(crate) struct Waiting {
     pub(crate) lag: i64,
 }
 
-/// The middle and the slowest of some latencies.
+/// The median and the 99th percentile of some latencies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Latency {
     pub(crate) p50: Duration,
     pub(crate) p99: Duration,
 }
 
-/// Since the demo's data was made, and in this run.
+/// The counts of this run. `committed` and `applied` include earlier runs in the data directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) committed: u64,
@@ -61,11 +61,11 @@ pub(crate) struct Second {
     pub(crate) parked_keys: usize,
 }
 
-/// Everything that the parts of the demo tell as it happens.
+/// Everything that the parts of the demo report.
 #[derive(Debug)]
 pub(crate) struct Flow {
     started: Instant,
-    /// The command that asks the outbox from another terminal.
+    /// The command that inspects the outbox from another terminal.
     ask: String,
     told: Mutex<Told>,
 }
@@ -78,7 +78,7 @@ struct Told {
     waiting: Waiting,
     changes: BTreeMap<u32, u64>,
     under_way: HashMap<MessageId, Instant>,
-    /// From commit to effect, since the last look.
+    /// Latencies from commit to effect since the last sample.
     fresh: Vec<Duration>,
     latency: Latency,
     looked: Instant,
@@ -112,7 +112,7 @@ impl Flow {
         Self { started, ask, told: Mutex::new(told) }
     }
 
-    /// A transaction is about to commit: its effect may be seen before its writer hears of it.
+    /// A transaction is about to commit. Call it before the commit: the effect may happen before the commit returns.
     pub(crate) fn commits(&self, id: MessageId) {
         let mut told = self.told();
         if told.under_way.len() < UNDER_WAY_MAX {
@@ -120,7 +120,7 @@ impl Flow {
         }
     }
 
-    /// A transaction has committed: an order has changed so many times.
+    /// A transaction has committed. `changes` is the number of changes of the order so far.
     pub(crate) fn committed(&self, order: u32, changes: u64) {
         let mut told = self.told();
         told.counts.committed += 1;
@@ -140,19 +140,19 @@ impl Flow {
         }
     }
 
-    /// So many effects have committed in this run, and so many repeats were recognised by the inbox.
+    /// Sets the number of effects in this run, and of repeats that the inbox recognised.
     pub(crate) fn handled(&self, effects: u64, repeats: u64) {
         let mut told = self.told();
         told.counts.applied = told.before + effects;
         told.counts.repeats = repeats;
     }
 
-    /// A key is in trouble, or out of it.
+    /// A message of a key was rejected, or the key continues.
     pub(crate) fn trouble(&self, key: &str, trouble: Trouble) {
         match trouble {
-            Trouble::Parked => self.event(format!("{key}: refused, parked and tried again; every other key flows")),
-            Trouble::Dead => self.event(format!("{key}: refused for good, a dead letter; the key waits for a person")),
-            Trouble::Over => self.event(format!("{key}: flows again, in order")),
+            Trouble::Parked => self.event(format!("{key}: rejected, parked and retried; all other keys continue")),
+            Trouble::Dead => self.event(format!("{key}: rejected and dead-lettered; the key waits for an operator")),
+            Trouble::Over => self.event(format!("{key}: continues in order")),
         }
         let mut told = self.told();
         match trouble {
@@ -161,7 +161,7 @@ impl Flow {
         };
     }
 
-    /// Something happened that people should see.
+    /// Adds an event that the screen and the page show.
     pub(crate) fn event(&self, text: String) {
         let mut told = self.told();
         if told.events.len() == EVENTS {
@@ -171,17 +171,17 @@ impl Flow {
         told.unshown.push(text);
     }
 
-    /// How much waits.
+    /// Sets the numbers of waiting messages.
     pub(crate) fn waits(&self, waiting: Waiting) {
         self.told().waiting = waiting;
     }
 
-    /// What was counted so far.
+    /// The counts so far.
     pub(crate) fn counts(&self) -> Counts {
         self.told().counts
     }
 
-    /// How long it has been running.
+    /// The time since the start.
     pub(crate) fn runs_for(&self) -> Duration {
         self.started.elapsed()
     }
@@ -191,7 +191,7 @@ impl Flow {
         std::mem::take(&mut self.told().unshown)
     }
 
-    /// What happened since the last call, which comes about once a second.
+    /// The rate and the latency since the last call. It is called about once a second.
     pub(crate) fn look(&self) -> Second {
         let mut told = self.told();
         let elapsed = told.looked.elapsed().as_secs_f64().max(f64::EPSILON);
@@ -211,7 +211,7 @@ impl Flow {
         Second { rate, latency: told.latency, waiting: told.waiting, counts: told.counts, parked_keys }
     }
 
-    /// Everything that the page shows.
+    /// The state that the page shows, as JSON.
     pub(crate) fn page(&self) -> Value {
         let told = self.told();
         let orders: Vec<_> = told
@@ -230,7 +230,7 @@ impl Flow {
             told.events.iter().map(|(seconds, text)| json!({ "seconds": seconds, "text": text })).collect();
         let Counts { committed, rolled_back, applied, repeats } = told.counts;
         let Waiting { pending, parked, dead, lag } = told.waiting;
-        // What the consumer has not seen yet is in the broker; what it has not is in the outbox.
+        // A published message was applied, or it waits at the broker.
         let published = i64::try_from(applied).unwrap_or(i64::MAX).saturating_add(lag);
         json!({
             "seconds": self.started.elapsed().as_secs_f64(), "ask": self.ask,
@@ -242,7 +242,7 @@ impl Flow {
     }
 
     fn told(&self) -> MutexGuard<'_, Told> {
-        // Nothing panics while it is held.
+        // No code panics while the lock is held.
         self.told.lock()
     }
 }
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_run_goes_on_counting_where_the_last_one_stopped() {
+    async fn a_run_continues_the_counts_of_the_last_run() {
         let flow = Flow::new(String::new(), BTreeMap::from([(1, 5), (2, 7)]), 11);
         flow.committed(1, 6);
         flow.handled(1, 0);
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_page_shows_which_keys_are_in_trouble() {
+    async fn the_page_shows_parked_keys() {
         let flow = Flow::new(String::new(), BTreeMap::from([(1, 5), (2, 7)]), 0);
         flow.trouble("order-2", Trouble::Parked);
         assert_eq!(flow.page()["orders"][1]["state"], "waits");

@@ -1,5 +1,5 @@
-//! A consumer that does not acknowledge a message now and then, as a worker that dies after its commit: the message is
-//! delivered again.
+//! A broker consumer that drops some acknowledgements, so that messages are delivered again. It simulates workers that
+//! die after their commit.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -10,10 +10,10 @@ use relevo_core::broker_consumer::{AckOutcome, BrokerConsumer, ConsumerCapabilit
 use relevo_core::random::SplitMix64;
 use tokio::sync::Notify;
 
-/// One acknowledgement in so many is forgotten.
+/// One in this number of acknowledgements is dropped.
 const FORGETS: u32 = 100;
 
-/// Passes on to the consumer inside all but what it forgets.
+/// Passes every call to `inner`, except for the acknowledgements that it drops.
 pub(crate) struct Forgetful<C> {
     inner: C,
     state: Mutex<State>,
@@ -23,7 +23,7 @@ pub(crate) struct Forgetful<C> {
 struct State {
     random: SplitMix64,
     outstanding: BTreeMap<DeliveryTag, Delivery>,
-    /// Forgotten ones, to be handed out again. The broker inside still counts them as outstanding.
+    /// Deliveries whose acknowledgement was dropped. They are delivered again. For `inner` they are still outstanding.
     again: VecDeque<Delivery>,
 }
 
@@ -34,7 +34,7 @@ impl<C> Forgetful<C> {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing panics while it is held.
+        // No code panics while the lock is held.
         self.state.lock()
     }
 
@@ -43,7 +43,7 @@ impl<C> Forgetful<C> {
         again.drain(..again.len().min(limit)).collect()
     }
 
-    /// Whether the acknowledgement of this delivery is forgotten.
+    /// Whether to drop the acknowledgement of this delivery. If so, the delivery is queued again.
     fn forgets(&self, tag: DeliveryTag) -> bool {
         let mut state = self.state();
         if !state.random.one_in(FORGETS) {

@@ -1,14 +1,14 @@
-//! Ctrl-C, and what service managers send: once is a request, twice an order.
+//! Ctrl-C and the signals of service managers. The first stops the process cleanly, the second at once.
 
 use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-/// Interrupted twice, as shells count it: 128 and the number of SIGINT.
+/// The exit code after two signals, as shells define it: 128 and the number of SIGINT.
 const INTERRUPTED: i32 = 130;
 
-/// SIGINT and SIGTERM of this process, from the moment that this is made.
+/// Receives SIGINT and SIGTERM from its creation on.
 #[derive(Debug)]
 pub(crate) struct Interrupts {
     interrupt: Signal,
@@ -20,7 +20,7 @@ impl Interrupts {
         Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
     }
 
-    /// Cancels `stop` at the first, and exits at the second, whatever the rest of the process is busy with.
+    /// Cancels `stop` at the first signal. Exits the process at the second one, without waiting for anything.
     pub(crate) async fn watch(mut self, stop: CancellationToken) {
         self.next().await;
         stop.cancel();

@@ -1,4 +1,4 @@
-//! A broker with moods: it refuses on purpose what asks for it, so that parking and dead letters are seen.
+//! A broker that rejects marked messages, so that the demo shows parked keys and dead letters.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,21 +11,21 @@ use relevo_core::{Class, Failure, MessageId};
 
 use super::flow::{Flow, Trouble};
 
-/// The header by which a message asks for trouble.
+/// The header that marks a message to reject.
 pub(crate) const MOOD: &str = "x-demo-mood";
-/// Its value for a message that is refused [`REFUSALS`] times and then taken.
+/// Its value for a message that is rejected [`REFUSALS`] times and then accepted.
 pub(crate) const GRUMPY: &str = "grumpy";
-/// Its value for a message that is refused for good when it first comes.
+/// Its value for a message whose first publish is rejected as `poison`. It is accepted after a redrive.
 pub(crate) const POISON: &str = "poison";
-/// How often a grumpy broker refuses.
+/// How often a message with the value [`GRUMPY`] is rejected.
 const REFUSALS: u32 = 2;
 
-/// Passes on to the broker inside what it does not refuse.
+/// Passes every message that it does not reject to `inner`.
 #[derive(Debug)]
 pub(crate) struct Moods<B> {
     inner: B,
     flow: Arc<Flow>,
-    /// How often each message in trouble was refused.
+    /// How often each marked message was rejected.
     refused: Mutex<HashMap<MessageId, u32>>,
 }
 
@@ -34,7 +34,7 @@ impl<B> Moods<B> {
         Self { inner, flow, refused: Mutex::default() }
     }
 
-    /// The refusal that this message gets now, if it gets one.
+    /// The failure with which this message is rejected now, or `None` if it is accepted.
     fn refusal(&self, publication: &Publication) -> Option<Failure> {
         let message = &publication.message;
         let mood = message.headers.get(MOOD)?.as_str();
@@ -52,16 +52,16 @@ impl<B> Moods<B> {
         drop(refused);
         if mood == POISON {
             self.flow.trouble(&message.key, Trouble::Dead);
-            return Some(Failure::new(Class::Poison, "this order cannot be shipped, on purpose"));
+            return Some(Failure::new(Class::Poison, "the demo rejects this order for good"));
         }
         if first {
             self.flow.trouble(&message.key, Trouble::Parked);
         }
-        Some(Failure::new(Class::Transient, "not now, on purpose"))
+        Some(Failure::new(Class::Transient, "the demo rejects this order for now"))
     }
 
     fn refused(&self) -> MutexGuard<'_, HashMap<MessageId, u32>> {
-        // Nothing panics while it is held.
+        // No code panics while the lock is held.
         self.refused.lock()
     }
 }
@@ -69,7 +69,8 @@ impl<B> Moods<B> {
 #[async_trait]
 impl<B: Broker> Broker for Moods<B> {
     fn capabilities(&self) -> Capabilities {
-        // A refused message does not fail its successors in the same batch: one of a key at a time.
+        // A rejected message does not make later ones of its key in the batch fail, so only one message of a key may be
+        // in flight.
         Capabilities { ordered_in_flight: false }
     }
 
@@ -91,7 +92,8 @@ impl<B: Broker> Broker for Moods<B> {
         }
         confirms.report_all(refused);
         let rest: Vec<_> = passed.iter().map(|index| batch[*index].clone()).collect();
-        // The broker inside counts from nought; its outcomes are told under the places that the relay knows.
+        // `inner` numbers the messages of its own batch from 0. Its outcomes are reported with the indexes of the relay's
+        // batch.
         let reports = OutcomeReceiver::default();
         self.inner.publish(&rest, &reports.sender(0)).await;
         confirms.report_all(reports.take().into_iter().map(|(_, index, outcome)| (passed[index], outcome)));

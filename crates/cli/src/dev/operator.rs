@@ -1,5 +1,5 @@
-//! The person of the demo: looks at how much waits, redrives what was refused after some thought, and puts aside what
-//! shipping cannot handle.
+//! The operator of the demo: samples the numbers of waiting messages, redrives dead letters of the outbox after a delay,
+//! and discards those of shipping.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,15 +15,15 @@ use tokio::time::Instant;
 use super::data::{DESTINATION, GROUP};
 use super::flow::{Flow, Waiting};
 
-/// How long the operator thinks about a dead letter.
+/// How long a dead letter waits before the operator redrives it.
 const THINKS: Duration = Duration::from_secs(4);
-/// How many dead letters are looked at; there are never so many.
+/// The maximum number of dead letters per call. The demo never has that many.
 const LETTERS_MAX: usize = 100;
 
-/// Who looks after the outbox.
+/// Operates the outbox and the consumer.
 pub(crate) struct Operator {
     outbox: sqlite::Operator,
-    /// Shipping's side.
+    /// The inbox of shipping.
     consumers: sqlite::Operator,
     flow: Arc<Flow>,
     /// When dead letters were first seen.
@@ -35,7 +35,7 @@ impl Operator {
         Self { outbox, consumers, flow, letters: BTreeMap::new() }
     }
 
-    /// Looks around; `lag` is what the broker keeps for the consumer.
+    /// Samples the waiting messages. `lag` is the number of messages that wait at the broker for the consumer.
     pub(crate) async fn look(&mut self, lag: i64) -> Result<()> {
         let backlog = self.outbox.sample_destination(DESTINATION).await?.backlog;
         let (pending, parked, dead) = (backlog.pending, backlog.parked, backlog.dead);
@@ -43,23 +43,23 @@ impl Operator {
         self.put_aside().await
     }
 
-    /// Discards what shipping gave up: somebody else's messages, such as one from the command line.
+    /// Discards the dead letters of shipping: messages that are not from the shop, such as one from the command line.
     async fn put_aside(&self) -> Result<()> {
         let waiting = unmarked(DeadLetterFilter::of_consumer(GROUP));
         for letter in self.consumers.list_dead_letters(&waiting, None, LETTERS_MAX).await?.letters {
-            self.flow.event(format!("shipping rejects a message that is no order's: {}", letter.error));
+            self.flow.event(format!("shipping rejects a message that is not an order: {}", letter.error));
             let filter = DeadLetterFilter { ids: vec![letter.id], ..DeadLetterFilter::of_consumer(GROUP) };
-            self.consumers.mark_dead_letters(&request(filter, MarkAction::Discard, "no order's")).await?;
+            self.consumers.mark_dead_letters(&request(filter, MarkAction::Discard, "not an order")).await?;
         }
         Ok(())
     }
 
-    /// Redrives the dead letters that were thought about for long enough.
+    /// Redrives the dead letters that have waited long enough.
     pub(crate) async fn decide(&mut self) -> Result<()> {
         self.redrive(THINKS).await
     }
 
-    /// Redrives every dead letter: the demo ends.
+    /// Redrives every dead letter at once, because the demo ends.
     pub(crate) async fn hurry(&mut self) -> Result<()> {
         self.redrive(Duration::ZERO).await
     }
@@ -77,7 +77,7 @@ impl Operator {
                 continue;
             }
             let filter = DeadLetterFilter { ids: vec![id], ..DeadLetterFilter::of_destination(DESTINATION) };
-            let request = request(filter, MarkAction::Redrive, "the demo's operator decided");
+            let request = request(filter, MarkAction::Redrive, "redriven by the demo's operator");
             self.outbox.mark_dead_letters(&request).await?;
             let kind = letter.kind.unwrap_or_default();
             self.flow.event(format!("{}: the operator redrives the {kind}", letter.key));

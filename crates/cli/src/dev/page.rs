@@ -1,4 +1,4 @@
-//! The page on loopback that shows the flow.
+//! The web page of the demo. It listens on loopback and shows the flow of messages.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -14,24 +14,24 @@ use tokio_util::sync::CancellationToken;
 
 use super::flow::Flow;
 
-/// The page, with everything it needs in it: it loads nothing from anywhere else.
+/// The page, with its styles and scripts. It loads nothing from other servers.
 const PAGE: &str = include_str!("page.html");
-/// Nothing from elsewhere runs in it, and nobody frames it.
+/// The page runs no code of other servers, and no other page can embed it.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
     img-src data:; frame-ancestors 'none'";
 
-/// Takes the port, so that one that is taken is told before anything is written.
+/// Binds the port. The caller does this before it writes files, so that an error leaves none behind.
 pub(crate) async fn listen(port: u16) -> Result<TcpListener> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await.map_err(|error| {
         if error.kind() == std::io::ErrorKind::AddrInUse {
-            anyhow!("port {port} is taken; hint: `--port 0` takes a free one")
+            anyhow!("port {port} is taken; hint: `--port 0` chooses a free one")
         } else {
             anyhow!(error).context(format!("port {port} cannot be used"))
         }
     })
 }
 
-/// Serves until it is told to stop.
+/// Serves the page until `stop` is cancelled.
 pub(crate) async fn serve(listener: TcpListener, flow: Arc<Flow>, stop: CancellationToken) -> Result<()> {
     let pages = Router::new()
         .route("/", get(|| async { ([(header::CONTENT_SECURITY_POLICY, POLICY)], Html(PAGE)) }))

@@ -1,4 +1,4 @@
-//! What the demo shows: a line a second, or one live line on a terminal, and what happens in between.
+//! The output of the demo: one status line per second, or one live line on a terminal, and events.
 
 use std::fmt;
 use std::io::{self, IsTerminal as _, Write};
@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use super::flow::Second;
 
-/// To the line's start, without wrapping lines that are too long.
+/// Moves the cursor to the start of the line, and disables the wrapping of long lines.
 const BEGIN_LIVE: &str = "\r\x1b[?7l";
-/// Clears the rest of the line, and wraps again.
+/// Clears the rest of the line, and enables wrapping again.
 const END_LIVE: &str = "\x1b[K\x1b[?7h";
 
-/// How it stands, in one line.
+/// The status line.
 #[derive(Clone, Copy, Debug)]
 struct Status {
     since_start: Duration,
@@ -34,7 +34,7 @@ impl fmt::Display for Status {
     }
 }
 
-/// A time as people compare it.
+/// A duration in milliseconds, rounded.
 #[derive(Clone, Copy, Debug)]
 struct Millis(Duration);
 
@@ -45,7 +45,7 @@ impl fmt::Display for Millis {
     }
 }
 
-/// Where it is shown.
+/// The output.
 #[derive(Debug)]
 pub(crate) struct Screen<W> {
     out: W,
@@ -55,7 +55,7 @@ pub(crate) struct Screen<W> {
 }
 
 impl Screen<io::Stdout> {
-    /// The process's own output.
+    /// The standard output of the process.
     pub(crate) fn stdout() -> Self {
         let out = io::stdout();
         let is_live = out.is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
@@ -68,7 +68,7 @@ impl<W: Write> Screen<W> {
         Self { out, is_live, last: None }
     }
 
-    /// A line of its own.
+    /// Prints a line. A live status line stays below it.
     pub(crate) fn line(&mut self, line: impl fmt::Display) -> io::Result<()> {
         match self.last.filter(|_| self.is_live) {
             Some(status) => write!(self.out, "\r\x1b[K{line}\n{BEGIN_LIVE}{status}{END_LIVE}")?,
@@ -77,7 +77,7 @@ impl<W: Write> Screen<W> {
         self.out.flush()
     }
 
-    /// How it stands now.
+    /// Prints the status.
     pub(crate) fn status(&mut self, since_start: Duration, second: &Second) -> io::Result<()> {
         let status = Status { since_start, second: *second };
         self.last = Some(status);
@@ -89,7 +89,7 @@ impl<W: Write> Screen<W> {
         self.out.flush()
     }
 
-    /// What comes now is the end of it: the live line stays as it is.
+    /// Ends the live line. Later lines are printed below it.
     pub(crate) fn end_live(&mut self) -> io::Result<()> {
         if self.last.take().is_some() && self.is_live {
             writeln!(self.out)?;

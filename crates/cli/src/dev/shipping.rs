@@ -1,4 +1,4 @@
-//! The sample consumer: it ships what orders tell it, each message once, whatever is delivered again.
+//! The sample consumer: it applies each change of an order once, even if the broker delivers a message again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,28 +22,28 @@ const BATCH: usize = 200;
 /// In the database of the inbox, so that effects and inbox commit together.
 const TABLE: &str = "CREATE TABLE IF NOT EXISTS shipment (
     number INTEGER PRIMARY KEY, change INTEGER NOT NULL, effects INTEGER NOT NULL, surprises INTEGER NOT NULL) STRICT";
-/// A change that does not follow the last one is a surprise: something was lost, repeated or overtaken.
+/// Counts a change that does not follow the last one as a surprise: a change was lost, repeated or out of order.
 const EFFECT: &str = "INSERT INTO shipment VALUES (?1, ?2, 1, ?2 <> 1) ON CONFLICT DO UPDATE SET effects = effects + 1, \
     surprises = surprises + (?2 <> change + 1), change = ?2";
 
-/// What the consumer made of one order.
+/// The effects on one order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Shipment {
     /// The last change that was applied.
     pub(crate) change: u64,
-    /// How many were.
+    /// The number of applied changes.
     pub(crate) effects: u64,
-    /// How many of them did not follow the one before.
+    /// The number of applied changes that did not follow the one before.
     pub(crate) surprises: u64,
 }
 
-/// Makes the consumer's table if it is not there.
+/// Creates the table of the consumer if it is missing.
 pub(crate) async fn open(connection: &mut SqliteConnection) -> Result<()> {
     sqlx::query(TABLE).execute(connection).await?;
     Ok(())
 }
 
-/// What the consumer has done so far, by order.
+/// The effects so far, by order.
 pub(crate) async fn shipments(connection: &mut SqliteConnection) -> Result<BTreeMap<u32, Shipment>> {
     let rows = sqlx::query("SELECT number, change, effects, surprises FROM shipment").fetch_all(connection).await?;
     let count = |row: &sqlx::sqlite::SqliteRow, column: usize| -> Result<u64> {
@@ -57,7 +57,7 @@ pub(crate) async fn shipments(connection: &mut SqliteConnection) -> Result<BTree
         .collect()
 }
 
-/// The consumer's one process.
+/// The only process of the consumer.
 pub(crate) fn runtime(
     inbox: Inbox,
     consumer: impl BrokerConsumer + 'static,
@@ -65,12 +65,12 @@ pub(crate) fn runtime(
 ) -> ConsumerRuntime<Inbox> {
     let config = Config {
         member_name: format!("dev:{}", std::process::id()),
-        // A file has one writer: messages share a transaction instead.
+        // Only one connection can write to the file, so messages share transactions instead of running in parallel.
         order: MessageOrder::ByKey { concurrency: 1 },
         batch_max: BATCH,
-        // What is no order's is put aside, and its key goes on.
+        // A message that is not an order is dead-lettered, and its key continues.
         after_dead: AfterDead::Continue,
-        // A demo that was killed is soon carried on by the next.
+        // A restarted demo soon takes over from one that was killed.
         heartbeat_interval: LEASE / 3,
         heartbeat_ttl: LEASE,
         ..Config::default()
@@ -88,7 +88,7 @@ pub(crate) fn runtime(
     ConsumerRuntime::new(Arc::new(inbox), Arc::new(consumer), handlers, config)
 }
 
-/// What an order's message says.
+/// The payload of a message about an order.
 #[derive(Deserialize)]
 struct Change {
     order: i64,

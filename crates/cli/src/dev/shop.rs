@@ -1,4 +1,4 @@
-//! The sample service: orders that change their state, each change in a transaction that also emits a message.
+//! The sample service: it changes orders, and each transaction that changes one also emits a message.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,18 +15,18 @@ use super::flow::Flow;
 use super::moods::{GRUMPY, MOOD, POISON};
 use relevo_core::random::SplitMix64;
 
-/// How many orders there are, `order-1` first.
+/// The number of orders. The first is `order-1`.
 pub(crate) const ORDERS: u32 = 40;
-/// One transaction in so many rolls back.
+/// One in this number of transactions rolls back.
 pub(crate) const ROLLBACKS: u32 = 20;
-/// How long after the start the first order asks for trouble, and how long until the next does.
+/// When the first message is marked to be rejected, after the start, and the interval between such messages.
 const TROUBLE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(4));
-/// Every so many of those are refused for good.
+/// One in this number of marked messages is dead-lettered.
 const POISONED: u32 = 3;
 
 const TABLE: &str = "CREATE TABLE IF NOT EXISTS shop_order (number INTEGER PRIMARY KEY, state TEXT NOT NULL, changes \
     INTEGER NOT NULL) STRICT";
-/// The row is changed by an earlier statement than the one that emits, as it must be in any database.
+/// An earlier statement than the one that emits. This also locks the row in databases with several writers.
 const CHANGE: &str = "UPDATE shop_order SET changes = changes + 1, state = CASE state WHEN 'placed' THEN 'paid' WHEN \
     'paid' THEN 'shipped' ELSE 'placed' END WHERE number = ? RETURNING state, changes";
 
@@ -35,7 +35,7 @@ pub(crate) fn key(number: u32) -> String {
     format!("order-{number}")
 }
 
-/// Makes the service's table and its orders if they are not there.
+/// Creates the table of the service and its orders if they are missing.
 pub(crate) async fn open(connection: &mut SqliteConnection) -> Result<()> {
     let mut tx = connection.begin_with("BEGIN IMMEDIATE").await?;
     sqlx::raw_sql(TABLE).execute(&mut *tx).await?;
@@ -49,7 +49,7 @@ pub(crate) async fn open(connection: &mut SqliteConnection) -> Result<()> {
     Ok(())
 }
 
-/// How often each order has changed.
+/// The number of changes of each order.
 pub(crate) async fn changes(connection: &mut SqliteConnection) -> Result<BTreeMap<u32, u64>> {
     let rows = sqlx::query("SELECT number, changes FROM shop_order").fetch_all(connection).await?;
     rows.iter()
@@ -57,18 +57,18 @@ pub(crate) async fn changes(connection: &mut SqliteConnection) -> Result<BTreeMa
         .collect()
 }
 
-/// The service's one process.
+/// The only process of the service.
 #[derive(Debug)]
 pub(crate) struct Shop {
     pub(crate) connection: SqliteConnection,
     pub(crate) flow: Arc<Flow>,
     pub(crate) random: SplitMix64,
-    /// From one transaction to the next.
+    /// The interval between two transactions.
     pub(crate) period: Duration,
 }
 
 impl Shop {
-    /// Changes orders until it is told to stop; a transaction is never cut in two.
+    /// Changes orders until `stop` is cancelled. It always finishes the current transaction.
     pub(crate) async fn run(mut self, stop: CancellationToken) -> Result<()> {
         let mut ticks = interval(self.period);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -89,7 +89,7 @@ impl Shop {
         }
     }
 
-    /// Changes an order and emits that it did, in one transaction; now and then it changes its mind.
+    /// Changes an order and emits a message about it, in one transaction. Rolls back some of the transactions.
     async fn change_an_order(&mut self, mood: Option<&str>) -> Result<()> {
         let number = 1 + self.random.below(ORDERS);
         let mut tx = self.connection.begin_with("BEGIN IMMEDIATE").await.context("an order cannot be changed")?;

@@ -1,4 +1,4 @@
-//! What to do when the demo's files fail it.
+//! Hints for errors of the demo's files.
 
 use anyhow::Error;
 use sqlx::error::DatabaseError;
@@ -8,20 +8,21 @@ const NO_DATABASE: i32 = 26;
 const BUSY: i32 = 5;
 const READ_ONLY: i32 = 8;
 
-/// Adds what to do to an error that SQLite is behind of, unless it says so itself.
+/// Adds a hint to an error that SQLite caused, unless it has one.
 pub(crate) fn advise(error: Error) -> Error {
     if error.chain().any(|cause| cause.to_string().contains("hint: ")) {
         return error;
     }
     let Some(code) = error.chain().find_map(code) else { return error };
     match code & 0xff {
-        FULL => error
-            .context("the disk is full, and nothing that was committed is lost; hint: make room, and start it again"),
-        NO_DATABASE => error.context("a file of the demo is no database; hint: `--data DIRECTORY` names another place"),
-        BUSY => error.context("a file of the demo is locked; hint: look for a process that holds it open"),
-        READ_ONLY => {
-            error.context("a file of the demo cannot be written; hint: `--data DIRECTORY` names another place")
+        FULL => error.context(
+            "the disk is full, and no committed message is lost; hint: free some space and start the demo again",
+        ),
+        NO_DATABASE => {
+            error.context("a file of the demo is not a database; hint: choose another directory with `--data`")
         }
+        BUSY => error.context("a file of the demo is locked; hint: find the process that has it open"),
+        READ_ONLY => error.context("a file of the demo is not writable; hint: choose another directory with `--data`"),
         _ => error,
     }
 }

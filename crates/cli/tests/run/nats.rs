@@ -12,7 +12,7 @@ use crate::daemon::{Daemon, until};
 use crate::far::{assert_in_order, jetstream, stored_in};
 use crate::world::World;
 
-/// The section of a broker at this address, and a stream that stores everything under one word.
+/// The configuration of a broker at this address, with a stream of all subjects that begin with its name.
 pub(crate) fn at(address: &str, stream: &str, more: &str) -> String {
     format!(
         "kind = \"nats\"\nurls = [\"nats://{address}\"]\nstream = \"{stream}\"\n{more}\n[BROKER.streams.one]\n\
@@ -20,7 +20,7 @@ pub(crate) fn at(address: &str, stream: &str, more: &str) -> String {
     )
 }
 
-/// Everything goes to subjects under one word.
+/// A route to subjects that begin with this word.
 pub(crate) fn route(word: &str) -> String {
     format!(
         "[[outboxes.shop.destinations.main.routes]]\naddress = \"{word}.{{topic}}\"\nheaders = {{ x-event-id = \"{{id}}\" }}\n"
@@ -28,7 +28,7 @@ pub(crate) fn route(word: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_committed_arrives_in_streams_that_were_made_at_the_start() {
+async fn committed_messages_arrive_in_streams_that_are_created_at_startup() {
     for version in NatsVersion::ALL {
         let (world, server, stream) = (World::new().await, Server::shared(version), unique("shop"));
         let address = server.url().trim_start_matches("nats://").to_owned();
@@ -50,13 +50,13 @@ async fn what_was_committed_arrives_in_streams_that_were_made_at_the_start() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_that_is_missing_keeps_it_from_starting_until_it_is_made() {
+async fn a_missing_stream_prevents_the_start_until_it_is_created() {
     let (world, server, stream) = (World::new().await, Server::shared(NatsVersion::V2_15), unique("shop"));
     let address = server.url().trim_start_matches("nats://").to_owned();
     let file = world.carried_to(&[("main", &at(&address, &stream, ""))], &route(&stream));
     let mut daemon = Daemon::start(&file, &[]);
     assert_eq!(daemon.end(), Some(2), "{}", daemon.log());
-    until("it says what to do", || daemon.log().contains("hint: `relevo topology apply` makes what is missing"));
+    until("the log has the hint", || daemon.log().contains("hint: `relevo topology apply` makes what is missing"));
     assert!(daemon.log().contains(&format!("stream `{stream}` is missing")), "{}", daemon.log());
     let (code, plan, stderr) = relevo(&file, &["topology", "plan"]);
     assert!(code == 3 && plan.contains(&format!("missing  stream `{stream}`")), "{plan}{stderr}");
@@ -69,7 +69,7 @@ async fn a_stream_that_is_missing_keeps_it_from_starting_until_it_is_made() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_in_memory_ends_it_unless_it_is_accepted_by_name() {
+async fn a_stream_in_memory_prevents_the_start_unless_the_configuration_accepts_it() {
     let (world, server, stream) = (World::new().await, Server::shared(NatsVersion::V2_15), unique("shop"));
     let storage = async_nats::jetstream::stream::StorageType::Memory;
     let config = async_nats::jetstream::stream::Config {
@@ -85,7 +85,7 @@ async fn a_stream_in_memory_ends_it_unless_it_is_accepted_by_name() {
     assert_eq!(daemon.end(), Some(2), "{}", daemon.log());
     let line = daemon.line("a setting of the broker contradicts a promise");
     assert_eq!(line["subject"], "stream-storage");
-    until("it says what to write", || daemon.log().contains("with `accept = [\"stream-storage\"]`"));
+    until("the log has the setting", || daemon.log().contains("with `accept = [\"stream-storage\"]`"));
     let accepting = broker("accept = [\"stream-storage\"]");
     let mut daemon = Daemon::start(&world.carried_to(&[("main", &accepting)], &route(&stream)), &[]);
     world.emit_numbers("orders", 1..=10).await;
@@ -95,7 +95,7 @@ async fn a_stream_in_memory_ends_it_unless_it_is_accepted_by_name() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_is_away_at_the_start_is_checked_when_it_comes() {
+async fn a_server_that_is_down_at_startup_is_checked_when_it_is_reachable() {
     let (world, server, stream) = (World::new().await, Server::shared(NatsVersion::V2_15), unique("shop"));
     let upstream: SocketAddr = server.url().trim_start_matches("nats://").parse().expect("an address");
     let proxy = CutProxy::start(upstream).await;
@@ -107,8 +107,8 @@ async fn a_server_that_is_away_at_the_start_is_checked_when_it_comes() {
     let (status, body) = daemon.get("/readyz");
     assert!(status == 503 && body.contains("waiting for the broker: "), "{status} {body}");
     assert_eq!((daemon.get("/livez").0, daemon.metric("broker_up{")), (200, Some(0)));
-    until("it says for how long", || daemon.metric("broker_away_seconds{") >= Some(1));
-    assert!(jetstream(server.url()).await.get_stream(&stream).await.is_err(), "nothing was made yet");
+    until("the outage lasts a second", || daemon.metric("broker_away_seconds{") >= Some(1));
+    assert!(jetstream(server.url()).await.get_stream(&stream).await.is_err(), "no stream is created yet");
     proxy.unblock();
     World::taken(&daemon, "main", 10);
     daemon.ready();
@@ -116,12 +116,13 @@ async fn a_server_that_is_away_at_the_start_is_checked_when_it_comes() {
     assert_in_order(&stored_in(server.url(), &stream).await, 1..=10);
 }
 
-/// A stream on three servers stores nothing while one of them is left, though that one takes connections.
+/// A stream on three servers stores nothing while only one of them runs, although that one accepts connections.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_nats_cluster_without_its_majority_tells_its_nodes_and_loses_nothing() {
+async fn a_nats_cluster_without_its_majority_reports_its_nodes_and_loses_nothing() {
     let (world, cluster) = (World::new().await, Cluster::of_three().await);
     let (urls, stream) = (cluster.urls(), unique("shop"));
-    // The deadline is that of every question too: with this one a stream that is silent takes the sampler's whole patience.
+    // This timeout also applies to each request of the sampler. With this value, a stream that does not respond takes all
+    // the time of the sampler.
     let broker = format!(
         "kind = \"nats\"\nurls = {urls:?}\nstream = \"{stream}\"\ntopology = \"apply\"\nack_deadline_ms = 2500\n\
          [BROKER.streams.one]\nname = \"{stream}\"\nsubjects = [\"{stream}.>\"]\nreplicas = 3\n\
@@ -138,18 +139,18 @@ async fn a_nats_cluster_without_its_majority_tells_its_nodes_and_loses_nothing()
     last.kill9().await;
     world.emit_numbers("orders", 101..=200).await;
     until("the alert has its metric", || runs(1) && daemon.metric("broker_nodes{") == Some(3));
-    until("nothing can pass", || daemon.metric("outbox_held_addresses{") == Some(1));
+    until("the address is held", || daemon.metric("outbox_held_addresses{") == Some(1));
     first.kill9().await;
-    until("nothing is left", || runs(0) && daemon.metric("broker_nodes{") == Some(3));
-    until("it is told as away", || daemon.metric("broker_up{") == Some(0));
+    until("no node runs", || runs(0) && daemon.metric("broker_nodes{") == Some(3));
+    until("the broker is reported as down", || daemon.metric("broker_up{") == Some(0));
 
     tokio::join!(first.start_again(), second.start_again(), last.start_again());
-    // Leaders are elected anew, and an address that is held may be probed half a minute later.
+    // The streams elect new leaders, and a held address may be probed only after half a minute.
     World::taken_within(Duration::from_secs(90), &daemon, "main", 200);
-    until("all of them run", || runs(3));
-    until("it is told as back", || daemon.metric("broker_up{") == Some(1));
+    until("three nodes run again", || runs(3));
+    until("the broker is reported as up", || daemon.metric("broker_up{") == Some(1));
     for never in ["outbox_retry_total{", "outbox_failed_permanent_total{"] {
-        assert_eq!(daemon.metric(never), Some(0), "an outage is no failure: {never}");
+        assert_eq!(daemon.metric(never), Some(0), "an outage counts no failure: {never}");
     }
     daemon.stop();
     assert_in_order(&stored_in(&urls[0], &stream).await, 1..=200);

@@ -62,7 +62,7 @@ pub async fn concurrent_claims_of_a_message_succeed_once(h: &mut impl Harness) {
     }
 }
 
-/// The last version of a program made a call for the message; the next version may handle it inside a transaction.
+/// The old version of a program made a call for the message. The new version may handle it inside a transaction.
 pub async fn an_expired_call_can_be_handled_in_a_transaction(h: &mut impl Harness) {
     let (slow, quick) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
     let message = inbox_message(1, "a");
@@ -112,7 +112,7 @@ pub async fn a_rolled_back_result_keeps_the_claim(h: &mut impl Harness) {
     assert_eq!(h.effects().await, lines(&[1]));
 }
 
-/// A handler inside a transaction does not take a message that another worker is calling for.
+/// A handler inside a transaction does not get a message for which another worker makes a call.
 pub async fn a_message_in_a_call_is_not_handled_in_a_transaction(h: &mut impl Harness) {
     let inbox = h.inbox(BILLING).await;
     let message = [inbox_message(1, "a")];

@@ -11,7 +11,7 @@ use crate::outbox::test_relay::{
     park_behind, retry,
 };
 
-/// The pause counts on the database's clock, from the time of settling.
+/// The delay starts when the failure is settled, and counts on the database's clock.
 pub async fn a_retry_is_due_only_after_its_delay(h: &mut impl Harness) {
     let mut relay = TestRelay::start(h.store().await, 1).await;
     emit_and_park(h, &mut relay, &["a"], retry(RETRY_DELAY, 1)).await;
@@ -25,7 +25,7 @@ pub async fn a_retry_is_due_only_after_its_delay(h: &mut impl Harness) {
     assert_eq!(relay.read_parked().await[0].attempts, 2);
 }
 
-/// A limit returns the oldest batches, so that no key starves.
+/// With a limit, the batches that were due first are returned, so that no key starves.
 pub async fn the_longest_waiting_key_is_retried_first(h: &mut impl Harness) {
     let mut relay = TestRelay::start(h.store().await, 1).await;
     emit_all(h, &["a", "b", "c"]).await;
@@ -65,7 +65,7 @@ pub async fn a_key_is_unparked_when_its_queue_is_empty(h: &mut impl Harness) {
     assert_eq!(relay.settle(page.end, vec![park_behind(&page.entries[0])]).await.reread, [page.entries[0].seq]);
 }
 
-/// C3: the task of the window appends messages while the retry task empties the queue it knows.
+/// A settlement of the log adds messages to a queue while a retry empties the part of it that it has read.
 pub async fn a_message_appended_during_a_retry_keeps_its_order(h: &mut impl Harness) {
     let mut relay = TestRelay::start(h.store().await, 1).await;
     emit_and_park(h, &mut relay, &["a"], retry(Duration::ZERO, 1)).await;
@@ -93,7 +93,7 @@ pub async fn attempts_belong_to_the_first_message(h: &mut impl Harness) {
     assert_eq!(relay.read_parked().await[0].attempts, 1);
 }
 
-/// It caused connection failures: it is sent alone and no attempt is counted.
+/// A quarantined message caused connection failures. No attempt is counted.
 pub async fn a_quarantined_message_is_sent_alone(h: &mut impl Harness) {
     let mut relay = TestRelay::start(h.store().await, 1).await;
     let quarantine = |after| failed(ParkAction::Quarantine { after }, 0);

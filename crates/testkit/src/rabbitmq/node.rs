@@ -84,7 +84,7 @@ impl Node {
         assert!(self.try_start(), "RabbitMQ does not start:\n{}", self.log());
     }
 
-    /// The output from before the log file existed, and the log.
+    /// The output before the log file was created, followed by the log.
     pub(super) fn log(&self) -> String {
         let read = |name: &str| std::fs::read_to_string(self.directory().join(name)).unwrap_or_default();
         format!("{}{}", read("output"), read(&format!("log/{}.log", self.name)))

@@ -28,7 +28,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Parses a URL like lettre, which has accepted it.
+    /// Parses a URL in the same way as lettre, which has accepted it before.
     pub(super) fn of(
         url: &str,
         signed_by: Option<&[u8]>,
@@ -82,8 +82,8 @@ impl Server {
         Ok(connection)
     }
 
-    /// Checks that the server accepts a session and this sender; with recipients, that it accepts at least one of them. No letter is
-    /// sent.
+    /// Checks that the server accepts a session, this sender, and at least one of the recipients if there are any. Sends
+    /// no e-mail.
     pub(super) async fn takes_letters_of(
         &self,
         sender: Option<Address>,
@@ -115,7 +115,7 @@ impl Server {
     }
 }
 
-/// Sends sender and recipient, until the server waits for the data. On failure returns the stage.
+/// Sends the commands MAIL, RCPT and DATA, after which the server waits for the content. An error names the stage.
 pub(super) async fn offer(connection: &mut AsyncSmtpConnection, message: &Message) -> Result<(), (Stage, Error)> {
     let envelope = message.envelope();
     let sender = Mail::new(envelope.from().cloned(), parameters(connection, message));
@@ -128,7 +128,7 @@ pub(super) async fn offer(connection: &mut AsyncSmtpConnection, message: &Messag
     Ok(())
 }
 
-/// The extensions that a letter needs beyond ASCII. A server without them rejects the letter itself.
+/// The SMTP extensions that an e-mail with non-ASCII characters needs. A server without them rejects the e-mail.
 fn parameters(connection: &AsyncSmtpConnection, message: &Message) -> Vec<MailParameter> {
     let envelope = message.envelope();
     let addresses = envelope.from().into_iter().chain(envelope.to());

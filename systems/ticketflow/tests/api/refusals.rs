@@ -1,4 +1,4 @@
-//! What is refused: with a problem that says why, and with nothing stored.
+//! Rejected requests. The response names the reason, and nothing is stored.
 
 use serde_json::{Value, json};
 

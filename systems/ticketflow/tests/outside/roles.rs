@@ -1,4 +1,4 @@
-//! The two halves of the service as processes of their own, on the same embedded files, and what the worker says of itself.
+//! The API and the worker as two processes on the same embedded files, and the heartbeats that the worker logs.
 
 use serde_json::Value;
 
@@ -36,18 +36,18 @@ fn an_api_and_a_worker_share_the_embedded_files() {
     assert!(worker.curl("curl -s http://127.0.0.1:8080/api/me").is_empty(), "a worker has no API");
 }
 
-/// Each would have a broker of its own, and the one's events would never reach the other.
+/// Each process would have its own embedded broker, so the worker would never receive the events of the API.
 #[test]
 fn a_single_role_on_postgresql_is_rejected_without_a_broker() {
     let directory = Directory::new("apart");
-    // No server listens there, and none is called.
+    // No server listens at this address. The check comes before the first connection.
     let config = "[database]\nurl = 'postgres://127.0.0.1:1/tickets'\n";
     std::fs::write(directory.path().join("ticketflow.toml"), config).expect("the directory can be written");
     for role in ["api", "worker"] {
         let refused = refusal(directory.path(), &[&CONFIG[..], &["--role", role, "--listen", "127.0.0.1:0"]].concat());
         assert!(refused.contains("`broker`: is missing beside PostgreSQL") && refused.contains("hint: "), "{refused}");
     }
-    assert!(!directory.path().join("ticketflow-data").exists(), "nothing was made");
+    assert!(!directory.path().join("ticketflow-data").exists(), "no file was created");
 }
 
 #[test]

@@ -255,7 +255,8 @@ impl ConsumerInner {
         Ok(rows.iter().map(|row| (row.get(0), held(row))).collect())
     }
 
-    /// Returns the outstanding messages of these lanes. Their former consumer can no longer acknowledge them.
+    /// Makes the outstanding messages of these lanes deliverable again. Their former consumer can no longer acknowledge
+    /// them.
     async fn requeue_outstanding(&self, write: &mut WriteTransaction, lanes: &[u16]) -> Result<(), Error> {
         sqlx::query(
             "UPDATE broker_unacknowledged SET outstanding = 0

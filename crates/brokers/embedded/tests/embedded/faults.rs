@@ -62,7 +62,7 @@ impl Drop for SmallDisk {
 
 fn mount(arguments: &[&str], path: &Path) {
     let status = Command::new("mount").args(arguments).arg(path).status().expect("`mount` runs");
-    assert!(status.success(), "`mount` needs the rights of root");
+    assert!(status.success(), "`mount` requires root");
 }
 
 /// Publishes 4 kB messages, ten at a time, until a publish fails. Returns the number of confirmed messages and the
@@ -87,7 +87,7 @@ async fn opening_waits_for_another_writer_of_a_new_file() {
     let file = directory.path().join("broker.db");
     let options = sqlx::sqlite::SqliteConnectOptions::new().filename(&file).create_if_missing(true);
     let mut other = options.connect().await.expect("the file can be made");
-    // The file has no write-ahead log yet: SQLite reports this writer at once, whatever the lock timeout.
+    // The file has no write-ahead log yet. SQLite then reports the other writer at once and ignores the busy timeout.
     sqlx::raw_sql("BEGIN IMMEDIATE; CREATE TABLE theirs (what)").execute(&mut other).await.expect("a writer");
     let mut opening = std::pin::pin!(BrokerFile::open(Config::new(&file)));
     assert!(tokio::time::timeout(Duration::from_millis(100), &mut opening).await.is_err(), "it waits");
@@ -240,7 +240,7 @@ async fn tables_of_a_later_version_are_rejected() {
     assert_eq!(error.class(), Class::Blocked);
     assert_eq!(
         error.to_string(),
-        "the broker's tables do not fit this program: they have version 99, this program's is 3"
+        "the broker's tables do not fit this program: they have version 99, this program has version 3"
     );
 }
 

@@ -38,7 +38,7 @@ const PULL_MAX: usize = 500;
 const PARALLEL_READS: usize = 32;
 /// After a session of this length, the next delay is the shortest one again.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
-/// The maximum number of received messages that are processed contiguous.
+/// The maximum number of received messages that are processed at once.
 const CHUNK: usize = 256;
 
 /// Why a reader stops.

@@ -99,8 +99,8 @@ CREATE TYPE park_request AS (
 );
 
 -- Settles batches: {"leases": [[shard, epoch, owner], …], "shards": n, "progress": [[shard, from_tick, to_tick, settled_seq], …], "parks": [park, …]}.
--- One call is one transaction and locks the leases first. Nothing changes for a shard whose lease is lost, or with a message that was
--- to wait behind a head that is no longer parked.
+-- One call is one transaction and locks the leases first. For a shard whose lease is lost, nothing changes. The same holds for a shard
+-- with a message that was to wait behind a head that is no longer parked.
 CREATE FUNCTION settle(p_destination text, p_request jsonb) RETURNS jsonb
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = @schema@, pg_temp
 AS $$
@@ -296,7 +296,7 @@ DECLARE
     now_at timestamptz;
 BEGIN
     PERFORM apply_marks(p_destination, n, held);
-    -- A variable, which an index can be searched for. Not before: the marked keys are due now.
+    -- A variable, so that an index can be used. It is set after the marks, because the marked keys are due now.
     now_at := clock_timestamp();
     RETURN QUERY
         WITH ready AS (

@@ -1,4 +1,4 @@
-//! RULES.md D1 and D2: retention deletes messages that are old and settled, and no message that a relay may still need.
+//! Rules D1 and D2: retention deletes messages that are old and settled, and no message that a relay may still need.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! RULES.md D3 and D4: failover, reconnection, and databases other than the one in which the rows were written.
+//! Rules D3 and D4: failover, reconnection, and databases other than the one in which the rows were written.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -75,7 +75,7 @@ async fn a_lease_from_the_old_timeline_settles_nothing_on_the_new_one() {
     let mut session = standby.options().connect().await.expect("a standby that can be read");
     execute(&mut session, "ALTER SYSTEM SET primary_conninfo = ''").await.expect("a setting");
     execute(&mut session, "SELECT pg_reload_conf()").await.expect("a setting");
-    wait_until("it is cut off", async || {
+    wait_until("the standby is disconnected", async || {
         let rows = execute(&mut session, "SELECT 1 FROM pg_stat_wal_receiver").await.expect("a view");
         rows.is_empty()
     })
@@ -93,7 +93,7 @@ async fn a_lease_from_the_old_timeline_settles_nothing_on_the_new_one() {
         lease.shard, lease.epoch
     );
     let held = execute(&mut session, &naive).await.expect("a table");
-    assert_eq!(held.len(), 1, "by epoch and owner alone it would settle what this server never had");
+    assert_eq!(held.len(), 1, "a check of epoch and owner alone would settle messages that this server never had");
     let new = store(options.clone(), MAIN).await;
     let progress = vec![(lease, Position::at(tick))];
     let settled = new.settle(Settlement { progress, parked: Vec::new() }).await.expect("an answer");
@@ -101,8 +101,8 @@ async fn a_lease_from_the_old_timeline_settles_nothing_on_the_new_one() {
     let again = new.acquire_leases(lease_request(owner)).await.expect("leases");
     assert!(again.timeline_changed, "the change is reported: published messages may have no row");
     assert!(again.leases.iter().all(|lease| leased.leases.iter().all(|before| before.epoch < lease.epoch)));
-    assert!(!new.acquire_leases(lease_request(owner)).await.expect("leases").timeline_changed, "once");
-    new.release_leases(owner).await.expect("they are given back");
+    assert!(!new.acquire_leases(lease_request(owner)).await.expect("leases").timeline_changed, "it is reported once");
+    new.release_leases(owner).await.expect("the leases are released");
 
     // The new primary assigns the number of the lost message to another message.
     let rows = execute(&mut session, "SELECT relevo.emit('orders', 'k-0', 'OrderPlaced', '{}'), 'k-0'").await;
@@ -120,8 +120,10 @@ async fn wait_until_replicated(primary: &Private, standby: &Private, world: &Tes
     let rows = world.texts("SELECT pg_current_wal_flush_lsn()::text").await;
     let mut session = standby.options().connect().await.expect("a standby that can be read");
     let sql = format!("SELECT 1 WHERE pg_last_wal_replay_lsn() >= '{}'", rows[0]);
-    wait_until("the standby has everything", async || !execute(&mut session, &sql).await.expect("a number").is_empty())
-        .await;
+    wait_until("the standby has replayed everything", async || {
+        !execute(&mut session, &sql).await.expect("a number").is_empty()
+    })
+    .await;
     assert_ne!(primary.port(), standby.port());
 }
 
@@ -143,7 +145,7 @@ async fn a_broken_connection_is_reported_once_and_replaced() {
     store.acquire_leases(lease_request(owner)).await.expect("leases");
     proxy.cut().await;
     let broken = store.acquire_leases(lease_request(owner)).await;
-    assert!(matches!(broken, Err(StoreError::Unavailable(_))), "the relay must forget what it holds: {broken:?}");
+    assert!(matches!(broken, Err(StoreError::Unavailable(_))), "the relay must discard its state: {broken:?}");
     store.acquire_leases(lease_request(owner)).await.expect("leases again");
 }
 
@@ -171,7 +173,7 @@ async fn a_copied_database_is_rejected_until_it_is_adopted() {
     ledger.add(EmittedMessages::read(&rows.expect("a good message")));
     wait_until("everything arrives", async || broker.received() >= 1001).await;
     relay.stop().await;
-    assert_eq!(ledger.assert_received(&broker), 0, "what the original had settled is not sent again");
+    assert_eq!(ledger.assert_received(&broker), 0, "messages that the original had settled are not sent again");
 }
 
 #[tokio::test]
@@ -192,7 +194,7 @@ async fn an_upgraded_cluster_is_rejected_until_it_is_adopted() {
     assert_eq!(ledger.assert_received(&broker), 0);
 }
 
-/// A dump restored in a younger server: every stored transaction id is in its future.
+/// A dump is restored on a server with fewer transactions, so every stored transaction id is in its future.
 #[tokio::test]
 async fn a_restored_dump_is_rejected_until_it_is_rebased() {
     let world = TestDatabase::on_private_server().await;
@@ -215,7 +217,7 @@ async fn a_restored_dump_is_rejected_until_it_is_rebased() {
     assert!(matches!(refused, Err(StoreError::WrongDatabase { .. })), "adopting would lose everything: {refused:?}");
 
     let waiting = operator.rebase().await.expect("no other session is connected");
-    assert_eq!(usize::try_from(waiting).expect("a count"), 1000 - sent, "exactly what was not settled");
+    assert_eq!(usize::try_from(waiting).expect("a count"), 1000 - sent, "exactly the messages that were not settled");
     let (next, most) = ("SELECT last_value FROM relevo.message_seq", "SELECT max(seq) FROM relevo.message");
     assert!(restored.number(next).await >= restored.number(most).await);
     let relay = RunningRelay::start(store, &broker, config());
@@ -257,7 +259,7 @@ async fn a_logical_copy_whose_sequences_are_behind_emits_again_after_a_rebase() 
         .await;
     let mut session = world.connect().await;
     let emit = "SELECT relevo.emit('t', 'k', 'T', '{}')";
-    let error = execute(&mut session, emit).await.expect_err("the number is taken");
+    let error = execute(&mut session, emit).await.expect_err("the sequence number is in use");
     assert_eq!(code(&error), "23505");
     world.operator().await.rebase().await.expect("a migrated database");
     execute(&mut session, emit).await.expect("a new number");
@@ -266,7 +268,7 @@ async fn a_logical_copy_whose_sequences_are_behind_emits_again_after_a_rebase() 
     assert!(world.number("SELECT nextval(pg_get_serial_sequence('relevo.scheduled', 'ordinal'))").await > 3);
 }
 
-/// A clone does not differ from the original. Only an operator knows, and disables the destination.
+/// A physical clone cannot be distinguished from the original. An operator must disable its destination.
 #[tokio::test]
 async fn a_physical_clone_keeps_the_identity_and_is_stopped_by_disabling_it() {
     let world = TestDatabase::on_private_server().await;
@@ -283,5 +285,5 @@ async fn a_physical_clone_keeps_the_identity_and_is_stopped_by_disabling_it() {
     assert!(cloned_operator.update(DestinationChange::Enabled(false)).await.expect("a destination"));
     let refused = cloned.acquire_leases(lease_request(Uuid::from_u128(1))).await;
     assert!(matches!(refused, Err(StoreError::Refused { .. })), "{refused:?}");
-    world.store().await.acquire_leases(lease_request(Uuid::from_u128(2))).await.expect("the original goes on");
+    world.store().await.acquire_leases(lease_request(Uuid::from_u128(2))).await.expect("the original continues");
 }

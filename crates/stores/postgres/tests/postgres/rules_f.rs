@@ -1,4 +1,4 @@
-//! RULES.md F: publications, large tables, concurrent releases, paused writers.
+//! Rules F: publications, large tables, concurrent releases, paused writers.
 
 use crate::inbox_plans::pages;
 use crate::migrated_database;

@@ -102,15 +102,15 @@ async fn every_inconsistency_is_found() {
     for (sql, expected) in [
         (QUEUED.to_owned(), "parked messages whose key is not parked: 1 (`k`)"),
         (key("retrying", "now(), NULL, NULL"), "parked keys with an empty queue: 1 (`k`)"),
-        (key("dead", "NULL, NULL, gen_random_uuid()"), "keys held by a dead letter that is not there: 1 (`k`)"),
-        (parked("held", "NULL, 'wall', NULL"), "keys that wait for an address which is not held: 1 (`k`)"),
-        (parked("retrying", "NULL, NULL, NULL"), "keys that wait for no time: 1 (`k`)"),
+        (key("dead", "NULL, NULL, gen_random_uuid()"), "keys that wait for a missing dead letter: 1 (`k`)"),
+        (parked("held", "NULL, 'wall', NULL"), "keys that wait for an address that is not held: 1 (`k`)"),
+        (parked("retrying", "NULL, NULL, NULL"), "parked keys without a time for the next attempt: 1 (`k`)"),
         (
             "INSERT INTO relevo.tick SELECT 99, snapshot, max_seq, late_xids, timeline FROM relevo.tick; \
              INSERT INTO relevo.progress (destination, shards, shard, from_tick, to_tick, settled_seq, epoch) \
              VALUES ('main', 8, 3, 98, 99, 0, 1)"
                 .to_owned(),
-            "shards whose progress names a tick that is gone: 1 (`3`)",
+            "shards whose progress names a missing tick: 1 (`3`)",
         ),
         (
             "INSERT INTO relevo.lease (destination, shard, epoch) VALUES ('main', 8, 0), ('main', 9, 0)".to_owned(),
@@ -139,7 +139,7 @@ async fn a_message_in_two_places_is_found() {
     let sql = format!("{}; {QUEUED}; {dead}", key("retrying", "now(), NULL, NULL"));
     assert_eq!(
         inconsistencies_after(&world, &sql).await,
-        [format!("messages that are parked and dead at once: 1 (`{id}`)")]
+        [format!("messages that are both parked and dead-lettered: 1 (`{id}`)")]
     );
 }
 

@@ -131,7 +131,7 @@ async fn an_outbox_in_an_attached_file_is_rejected() {
     assert!(matches!(emit(&mut tx, later).await, Err(EmitError::NotInMainFile)));
 }
 
-/// The reason for `begin`.
+/// Shows why writers use `begin`, which takes the write lock before the first read.
 #[tokio::test]
 async fn a_deferred_transaction_that_read_first_is_busy_after_another_commit() {
     let scratch = TempDirectory::new();
@@ -143,7 +143,7 @@ async fn a_deferred_transaction_that_read_first_is_busy_after_another_commit() {
     assert!(matches!(emit(&mut tx, draft("k")).await, Err(EmitError::Busy(_))));
 }
 
-/// `synchronous` belongs to a connection. Committed messages are read whatever setting the writer has.
+/// Each connection has its own `synchronous` setting. Committed messages are read with any setting of the writer.
 #[tokio::test]
 async fn messages_of_writers_without_synchronous_are_read_in_order() {
     let scratch = TempDirectory::new();
@@ -167,6 +167,6 @@ async fn sequence_numbers_are_never_reused() {
     run(&scratch.file(), "DELETE FROM relevo_message").await;
     let id = emit_one(&mut connection, draft("k")).await;
     let read = reader.drain().await.unwrap();
-    assert_eq!(ids(&read), [id], "a row that got the old number would never be read");
+    assert_eq!(ids(&read), [id], "a row with a reused number would never be read");
     assert!(read[0].seq > first);
 }

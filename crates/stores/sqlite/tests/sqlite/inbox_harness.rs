@@ -15,13 +15,13 @@ use uuid::Uuid;
 
 use crate::scratch::{self, LONG_WAIT, TempDirectory};
 
-/// Longer than any writer of a case that ends, even on a slow machine.
+/// How long a call waits for another writer. In every case, a writer that ends does so earlier, even on a slow machine.
 const WAIT: Duration = Duration::from_secs(2);
 
 pub(crate) struct SqliteHarness {
     directory: TempDirectory,
-    /// Open while the case runs, so that no other connection is ever the last one. The last one locks the file while it
-    /// closes.
+    /// Stays open while the case runs. The last connection of a file locks it while it closes, so no other connection
+    /// may be the last one.
     _keep_open: SqliteConnection,
 }
 
@@ -84,8 +84,8 @@ impl Harness for SqliteHarness {
         rows.iter().map(|row| MessageId::from_uuid(row.get::<Uuid, _>(0))).collect()
     }
 
-    /// Moves stored times back. Includes those of dead letters, because milliseconds distinguish them. While a writer
-    /// is open this is not possible. Then it really waits, for the writer or for the time.
+    /// Moves stored times back, also those of dead letters, because cases distinguish dead letters by their times. While
+    /// another connection writes, this is not possible: it then waits for the end of that write, at most for `time`.
     async fn advance_time(&self, time: Duration) {
         let columns = [
             ("relevo_inbox", "claim_expires_at_ms"),

@@ -275,7 +275,7 @@ async fn verify_counts_messages_and_finds_inconsistencies() {
     let verified = operator.verify(TimeRange::default()).await.unwrap();
     assert_eq!(
         verified.inconsistencies,
-        ["1 keys wait for a dead letter that is not there", "1 keys wait for an address that is not held"]
+        ["1 keys that wait for a missing dead letter", "1 keys that wait for an address that is not held"]
     );
 }
 

@@ -73,7 +73,7 @@ async fn a_newer_file_is_used_as_long_as_it_is_compatible() {
     let store = operator(&scratch.file()).await;
     assert_eq!(migrate::apply(scratch.file(), &[COMPATIBLE]).await.unwrap(), [COMPATIBLE.version]);
     assert!(open(&scratch.file()).await.is_ok());
-    assert!(store.destinations().await.is_ok(), "a program that runs during the upgrade goes on");
+    assert!(store.destinations().await.is_ok(), "a program that runs during the upgrade continues");
     assert_eq!(migrate::migrate(scratch.file()).await.unwrap(), [0; 0]);
 }
 

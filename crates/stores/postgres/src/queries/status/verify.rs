@@ -96,28 +96,28 @@ pub(crate) const CHECKS: [Check; 10] = [
                (SELECT 1 FROM @.parked_message AS m WHERE m.destination = k.destination AND m.key = k.key)",
     },
     Check {
-        description: "keys held by a dead letter that is not there",
+        description: "keys that wait for a missing dead letter",
         rows: "SELECT k.key FROM @.parked_key AS k WHERE k.destination = $ AND k.state = 'dead' AND NOT EXISTS \
                (SELECT 1 FROM @.dead_letter AS d WHERE d.destination = k.destination AND d.id = k.dead_id \
                AND d.state IN ('dead', 'redriving', 'discarding'))",
     },
     Check {
-        description: "keys that wait for an address which is not held",
+        description: "keys that wait for an address that is not held",
         rows: "SELECT k.key FROM @.parked_key AS k WHERE k.destination = $ AND k.state = 'held' AND NOT EXISTS \
                (SELECT 1 FROM @.address_hold AS h WHERE h.destination = k.destination AND h.address = k.address)",
     },
     Check {
-        description: "keys that wait for no time",
+        description: "parked keys without a time for the next attempt",
         rows: "SELECT k.key FROM @.parked_key AS k WHERE k.destination = $ AND k.state IN ('retrying', 'quarantined') \
                AND k.next_at IS NULL",
     },
     Check {
-        description: "messages that are parked and dead at once",
+        description: "messages that are both parked and dead-lettered",
         rows: "SELECT m.id::text FROM @.parked_message AS m JOIN @.dead_letter AS d \
                ON d.destination = m.destination AND d.seq = m.seq AND d.state <> 'redriven' WHERE m.destination = $",
     },
     Check {
-        description: "shards whose progress names a tick that is gone",
+        description: "shards whose progress names a missing tick",
         rows: "SELECT s.shard::text FROM @.shard_positions($) AS s WHERE NOT EXISTS \
                (SELECT 1 FROM @.tick AS t WHERE t.tick = s.from_tick) OR NOT EXISTS \
                (SELECT 1 FROM @.tick AS t WHERE t.tick = s.to_tick)",

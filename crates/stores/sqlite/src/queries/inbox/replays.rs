@@ -36,8 +36,8 @@ pub(crate) async fn create(connection: &mut SqliteConnection, plan: &ReplayPlan)
     number(&insert.bind(now).fetch_one(connection).await?, 0)
 }
 
-/// Appends new messages to their queues if the replay is running and its cursor is where they begin. Stops a replay
-/// that has too many dead letters.
+/// Appends the new messages of a batch to their queues, if the replay is running and its cursor is still at the start
+/// of the batch. Stops a replay that has too many dead letters.
 pub(crate) async fn enqueue(
     connection: &mut SqliteConnection,
     consumer: &str,
@@ -80,8 +80,8 @@ pub(crate) async fn enqueue(
     Ok(EnqueueOutcome::Enqueued)
 }
 
-/// Stops a replay. Removes its waiting messages that were never started, as if they had not been enqueued. The cursor moves
-/// back before the first of them.
+/// Stops a replay. Removes its waiting messages that were never started, as if they had not been enqueued. Moves the
+/// cursor back to the start of the batch of the first removed message.
 pub(crate) async fn stop(connection: &mut SqliteConnection, consumer: &str, replay: u32) -> Result<bool, Error> {
     let of_replay = |sql: &'static str| sqlx::query(sql).bind(consumer).bind(i64::from(replay));
     let sql =

@@ -95,39 +95,39 @@ pub(crate) async fn inconsistencies(
 ) -> Result<Vec<String>, Error> {
     let checks = [
         (
-            "messages wait for a key that is not parked",
+            "parked messages whose key is not parked",
             "SELECT count(*) FROM relevo_parked_message AS m WHERE m.destination = ?1 AND NOT EXISTS ( \
              SELECT 1 FROM relevo_parked_key AS k WHERE k.destination = ?1 AND k.key = m.key) AND ?2 > 0",
         ),
         (
-            "keys wait with nothing in their queue",
+            "parked keys with an empty queue",
             "SELECT count(*) FROM relevo_parked_key AS k WHERE k.destination = ?1 AND k.state <> 'dead' AND NOT EXISTS ( \
              SELECT 1 FROM relevo_parked_message AS m WHERE m.destination = ?1 AND m.key = k.key) AND ?2 > 0",
         ),
         (
-            "keys wait for a dead letter that is not there",
+            "keys that wait for a missing dead letter",
             "SELECT count(*) FROM relevo_parked_key AS k WHERE k.destination = ?1 AND k.state = 'dead' AND NOT EXISTS ( \
              SELECT 1 FROM relevo_dead_letter AS d WHERE d.destination = ?1 AND d.id = k.dead_id \
              AND d.state IN ('dead', 'redriving', 'discarding')) AND ?2 > 0",
         ),
         (
-            "keys wait for an address that is not held",
+            "keys that wait for an address that is not held",
             "SELECT count(*) FROM relevo_parked_key AS k WHERE k.destination = ?1 AND k.state = 'held' AND NOT EXISTS ( \
              SELECT 1 FROM relevo_address_hold AS h WHERE h.destination = ?1 AND h.address = k.address) AND ?2 > 0",
         ),
         (
-            "messages are parked and not settled",
+            "parked messages that are not settled",
             "SELECT count(*) FROM relevo_parked_message AS m JOIN relevo_progress AS p \
              ON p.destination = ?1 AND p.shard = m.slot % ?2 \
              WHERE m.destination = ?1 AND m.seq > max(p.from_seq, p.settled_seq)",
         ),
         (
-            "shards have no lease or no progress",
+            "shards without a lease or without progress",
             "SELECT 2 * ?2 - (SELECT count(*) FROM relevo_lease WHERE destination = ?1 AND shard < ?2) \
              - (SELECT count(*) FROM relevo_progress WHERE destination = ?1 AND shard < ?2)",
         ),
         (
-            "shards have settled numbers that were never given out",
+            "shards that settled numbers which were never assigned",
             "SELECT count(*) FROM relevo_progress AS p WHERE p.destination = ?1 AND ?2 > 0 AND p.to_seq > coalesce(( \
              SELECT seq FROM sqlite_sequence WHERE name = 'relevo_message'), 0)",
         ),
