@@ -116,7 +116,7 @@ async fn a_message_that_can_never_pass_is_dead_until_it_is_redriven() {
     assert_eq!(metric(&daemon, "outbox_failed_permanent_total"), Some(1));
     assert_eq!(metric(&daemon, "outbox_pending_total"), Some(1), "what waits behind it");
     let why = said(&world, &["why", "big"]);
-    assert!(why.contains("was given up") && why.contains("the limit is 2000"), "{why}");
+    assert!(why.contains("is a dead letter") && why.contains("the limit is 2000"), "{why}");
     daemon.stop();
     let mut daemon = Daemon::start(&config("topology = \"apply\""), &[]);
     said(&world, &["dead", "redrive", "--all", "--yes", "--reason", "the limit was raised"]);
