@@ -59,7 +59,7 @@ async fn a_database_without_an_outbox_gives_the_hint_to_migrate() {
 async fn a_destination_is_added_once() {
     let cli = Cli::migrated().await;
     let (_, first) = cli.succeeds(&["destination", "add", "main", "--shards", "4", "--start", "oldest"]);
-    assert!(first.contains("`main` is added, with 4 shards; it starts with the oldest message"), "{first}");
+    assert!(first.contains("`main` is added, with 4 shards; it starts with the oldest retained message"), "{first}");
     let (_, second) = cli.succeeds(&["destination", "add", "main"]);
     assert_eq!(second, "destination `main` exists, nothing was changed\n");
 }
