@@ -14,7 +14,7 @@ fn pages() -> Vec<PathBuf> {
     let entries = std::fs::read_dir(docs.join("runbooks")).expect("the runbooks are there");
     let runbooks = entries.map(|entry| entry.expect("it can be read").path());
     let of_ticketflow = docs.join("../systems/ticketflow/docs/rabbitmq-topology.md");
-    runbooks.chain([docs.join("guides/alerts.md"), of_ticketflow]).collect()
+    runbooks.chain([docs.join("how-to/alerts.md"), of_ticketflow]).collect()
 }
 
 /// The commands on a page: lines of code blocks, and words in backticks.

@@ -105,6 +105,6 @@ mod tests {
         assert!(check(Path::new("docs/adr/0001-commit-order.md")).is_none());
         assert!(check(Path::new("docs/adr/1-commit-order.md")).is_some());
         assert!(check(Path::new("docs/adr/0001_order.md")).is_some());
-        assert!(check(Path::new("docs/guides/start.md")).is_none());
+        assert!(check(Path::new("docs/how-to/start.md")).is_none());
     }
 }

@@ -147,7 +147,7 @@ pub(crate) const SECTIONS: &[Section] = &[
     plain(&[], "Who this process is.", PROCESS),
     plain(&["log"], "What is logged, to stderr.", LOG),
     plain(&["admin"], "The port for probes and metrics.", ADMIN),
-    plain(&["traces"], "What is told of messages, as spans. See docs/guides/traces.md.", TRACES),
+    plain(&["traces"], "What is told of messages, as spans. See docs/how-to/traces.md.", TRACES),
     plain(&["relay"], "How every relay of this process works. The defaults suit a broker on the same network.", TUNING),
     plain(
         &["outboxes", NAME],

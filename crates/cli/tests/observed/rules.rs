@@ -75,7 +75,7 @@ fn every_alert_has_tests_of_both_kinds_and_a_runbook_and_nothing_else_has() {
             assert!(runbook.contains(part), "the runbook of `{alert}` lacks `{part}`");
         }
         assert!(
-            read("docs/guides/alerts.md").contains(&format!("../runbooks/{alert}.md")),
+            read("docs/how-to/alerts.md").contains(&format!("../runbooks/{alert}.md")),
             "the guide lacks `{alert}`"
         );
     }

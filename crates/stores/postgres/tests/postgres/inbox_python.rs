@@ -5,8 +5,8 @@ use std::process::{Command, Stdio};
 
 use crate::relay_support::TestDatabase;
 
-const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/guides/examples/inbox.py");
-const GUIDE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/guides/inbox-sql.md");
+const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/how-to/examples/inbox.py");
+const GUIDE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/how-to/consume-from-any-language.md");
 
 /// Returns a Python with psycopg. The test fails on a machine without one.
 fn python() -> String {
