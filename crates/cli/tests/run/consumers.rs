@@ -1,4 +1,4 @@
-//! Rows of the table of failures in docs/how-to/operate.md that are about consumers: a daemon tells of those whose inbox is in
+//! Rows of the table in docs/reference/failures.md that are about consumers: a daemon tells of those whose inbox is in
 //! the database of its outbox.
 
 use std::io::{BufRead as _, BufReader};

@@ -1,4 +1,4 @@
-//! Rows of the table of failures in docs/how-to/operate.md that are about a database in which the rows were not written.
+//! Rows of the table in docs/reference/failures.md that are about a database in which the rows were not written.
 
 use std::time::Instant;
 

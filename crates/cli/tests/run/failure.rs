@@ -1,4 +1,4 @@
-//! Rows of the table of failures in docs/how-to/operate.md that no other test runs: what fails, what is seen, what mends it.
+//! Rows of the table in docs/reference/failures.md that no other test runs: what fails, what is seen, what mends it.
 
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! Rows of the table of failures in docs/how-to/operate.md that are about a broker without room.
+//! Rows of the table in docs/reference/failures.md that are about a broker without room.
 
 use async_nats::jetstream::stream;
 use lapin::types::AMQPValue;

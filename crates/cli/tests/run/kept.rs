@@ -1,4 +1,4 @@
-//! Rows of the table of failures in docs/how-to/operate.md that are about a destination that takes nothing.
+//! Rows of the table in docs/reference/failures.md that are about a destination that takes nothing.
 
 use std::time::Duration;
 

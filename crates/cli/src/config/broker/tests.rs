@@ -363,7 +363,11 @@ fn a_key_that_several_kinds_have_takes_the_same_in_all() {
 
 #[test]
 fn the_guide_s_configurations_are_good() {
-    let page = include_str!("../../../../../docs/how-to/publish-to-rabbitmq.md");
+    let page = concat!(
+        include_str!("../../../../../docs/how-to/publish-to-rabbitmq.md"),
+        include_str!("../../../../../docs/how-to/publish-to-nats.md"),
+        include_str!("../../../../../docs/how-to/publish-to-several-brokers.md"),
+    );
     let blocks = page.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap_or_default());
     let whole: Vec<&str> = blocks.filter(|block| block.contains("[outboxes.shop]\n")).collect();
     assert_eq!(whole.len(), 3);
