@@ -1,4 +1,4 @@
-//! A busy relay from PostgreSQL to RabbitMQ, and a service with a consumer of what it carries.
+//! A busy relay from PostgreSQL to RabbitMQ, and a service that consumes its messages.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,8 +20,8 @@ use crate::world::World;
 
 const LANES: u16 = 2;
 
-/// Both processes, and those who give them work, until it is dropped.
-pub(crate) struct Scene {
+/// Both processes and their load, until it is dropped.
+pub(crate) struct Fixture {
     pub(crate) daemon: Daemon,
     pub(crate) consumer: SocketAddr,
     _tasks: JoinSet<()>,
@@ -29,7 +29,7 @@ pub(crate) struct Scene {
     _world: Arc<World>,
 }
 
-impl Scene {
+impl Fixture {
     pub(crate) async fn start() -> Self {
         let (world, vhost) = (Arc::new(World::new().await), RabbitServer::shared().vhost().await);
         let broker = format!(
@@ -43,19 +43,19 @@ impl Scene {
         World::taken(&daemon, "main", 10);
         let mut tasks = JoinSet::new();
         let consumer = consume(&world, &vhost, &mut tasks).await;
-        // One message that nobody can handle: a dead letter, and with it an alert.
+        // One message that no handler accepts: it becomes a dead letter and starts an alert.
         world.run("SELECT relevo.emit('orders', 'poisoned', 'Poison', '{}'::jsonb)").await;
         tasks.spawn(keep_busy(Arc::clone(&world)));
         Self { daemon, consumer, _tasks: tasks, _vhost: vhost, _world: world }
     }
 
-    /// What the relay has to say, for whoever waits in vain.
-    pub(crate) fn told(&self) -> String {
+    /// The metrics and the log of the relay, for the message of a failed test.
+    pub(crate) fn state(&self) -> String {
         format!("{}\n{}", self.daemon.get("/metrics").1, self.daemon.log())
     }
 }
 
-/// Emits a few messages again and again.
+/// Emits a few messages every 100 ms.
 async fn keep_busy(world: Arc<World>) {
     loop {
         world.emit("orders", 20).await;
@@ -69,13 +69,13 @@ struct Effect;
 impl Handler<Transaction> for Effect {
     async fn handle(&self, _: &mut Transaction, incoming: &Incoming) -> HandlerResult {
         match incoming.kind() {
-            "Poison" => Err(HandlerError::permanent("nobody can handle it").into()),
+            "Poison" => Err(HandlerError::permanent("no handler accepts it").into()),
             _ => Ok(Verdict::Done),
         }
     }
 }
 
-/// A service whose consumer has its inbox in the outbox's database; its address.
+/// Starts a service whose consumer has its inbox in the outbox's database, and returns its address.
 async fn consume(world: &World, vhost: &Vhost, tasks: &mut JoinSet<()>) -> SocketAddr {
     let queue = rabbitmq::Queue { lanes: Some(LANES), single_active_consumer: true, ..rabbitmq::Queue::new("billing") };
     let config = rabbitmq::Config { lanes: Some(LANES), ..rabbitmq::Config::new(vhost.amqp_url()) };

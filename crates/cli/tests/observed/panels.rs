@@ -1,15 +1,15 @@
-//! The dashboards as they lie in the repository.
+//! The shipped dashboards.
 
 use serde_json::Value;
 
+use crate::prometheus::json;
 use crate::rules::{listed, read};
-use crate::watch::json;
 
-/// What Grafana puts in place of its variables.
+/// The values that replace the variables of Grafana.
 const VARIABLES: [(&str, &str); 5] =
     [("$__rate_interval", "5s"), ("$service", ".*"), ("$outbox", ".*"), ("$destination", ".*"), ("$consumer", ".*")];
 
-/// One panel: where it is, what it asks with its variables replaced, and all of it.
+/// One panel: its place, its queries with the variables replaced, and its JSON.
 pub(crate) struct Panel {
     pub(crate) place: String,
     pub(crate) queries: Vec<String>,
@@ -29,7 +29,7 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// Every panel of every dashboard that asks something.
+/// Every panel of every dashboard that has queries.
 pub(crate) fn panels() -> Vec<Panel> {
     let mut found = Vec::new();
     for (file, dashboard) in dashboards() {
@@ -43,7 +43,7 @@ pub(crate) fn panels() -> Vec<Panel> {
     found
 }
 
-/// What variables list: where, the metric with its selector, and the label.
+/// The variables of the dashboards: place, metric with its selector, and label.
 pub(crate) fn variables() -> Vec<(String, String, String)> {
     let mut found = Vec::new();
     for (file, dashboard) in dashboards() {
@@ -58,12 +58,12 @@ pub(crate) fn variables() -> Vec<(String, String, String)> {
 }
 
 #[test]
-fn the_four_dashboards_can_be_told_apart_and_choose_their_prometheus() {
+fn every_dashboard_has_its_own_uid_and_a_variable_for_its_prometheus() {
     let names: Vec<String> = dashboards().iter().map(|(file, _)| file.clone()).collect();
     assert_eq!(names, ["brokers.json", "consumers.json", "outbox.json", "overview.json"]);
     for (file, dashboard) in dashboards() {
         assert_eq!(dashboard["uid"], format!("relevo-{}", file.trim_end_matches(".json")));
-        assert!(dashboard["schemaVersion"].as_u64() >= Some(36), "{file}: Grafana 10 migrates what is older");
+        assert!(dashboard["schemaVersion"].as_u64() >= Some(36), "{file}: Grafana 10 migrates older versions");
         assert!(
             list(&dashboard["templating"]["list"]).iter().any(|variable| variable["type"] == "datasource"),
             "{file}"
@@ -77,24 +77,21 @@ fn the_four_dashboards_can_be_told_apart_and_choose_their_prometheus() {
 }
 
 #[test]
-fn every_panel_says_what_it_shows_in_which_unit() {
+fn every_panel_has_a_unit_a_description_and_queries() {
     for Panel { place, queries, whole } in panels() {
         let unit = whole["fieldConfig"]["defaults"]["unit"].as_str().unwrap_or_default();
         let description = whole["description"].as_str().unwrap_or_default();
         assert!(!unit.is_empty() && description.ends_with('.'), "{place}: `{unit}`, `{description}`");
-        assert!(!queries.is_empty(), "{place} asks nothing");
+        assert!(!queries.is_empty(), "{place} has no query");
         for target in list(&whole["targets"]) {
             assert_eq!(target["datasource"]["uid"], "${datasource}", "{place}");
         }
-        assert!(
-            queries.iter().all(|query| !query.contains('$')),
-            "{place} has a variable that nobody fills: {queries:?}"
-        );
+        assert!(queries.iter().all(|query| !query.contains('$')), "{place} has an unknown variable: {queries:?}");
     }
 }
 
 #[test]
-fn no_panel_lies_upon_another() {
+fn no_panel_overlaps_another() {
     for (file, dashboard) in dashboards() {
         let mut cells = std::collections::BTreeSet::new();
         for panel in list(&dashboard["panels"]) {

@@ -1,4 +1,4 @@
-//! A Prometheus that looks at processes with the shipped rules, in a time that runs faster.
+//! A Prometheus with the shipped rules whose durations are shortened.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -8,17 +8,17 @@ use serde_json::Value;
 
 use crate::rules::{FILES, read};
 
-/// Everything is a matter of a few scrapes; a busy machine takes longer.
-pub(crate) const PATIENCE: Duration = Duration::from_mins(2);
+/// A few scrapes suffice; a busy machine takes longer.
+pub(crate) const TIMEOUT: Duration = Duration::from_mins(2);
 const POLL: Duration = Duration::from_millis(100);
 
-/// How much faster than in the shipped rules time runs.
+/// The factor by which the durations of the shipped rules are divided.
 #[derive(Clone, Copy)]
-pub(crate) struct Haste(pub(crate) u64);
+pub(crate) struct FastClock(pub(crate) u64);
 
-impl Haste {
-    /// The rules with every duration divided: those of `for` and `keep_firing_for`, and those in brackets and after
-    /// `offset`. Nothing else is changed, so that the shipped expressions are what is tested.
+impl FastClock {
+    /// Divides every duration of the rules: of `for`, `keep_firing_for`, in brackets and after `offset`. Nothing else
+    /// changes, so the test runs the shipped expressions.
     pub(crate) fn rules(self, text: &str) -> String {
         text.split_inclusive('\n').map(|line| self.line(line)).collect()
     }
@@ -30,14 +30,14 @@ impl Haste {
             }
         }
         let mut rest = line;
-        let mut hastened = String::new();
+        let mut result = String::new();
         while let Some(at) = ["[", "offset "].iter().filter_map(|mark| Some(rest.find(mark)? + mark.len())).min() {
             let length = rest[at..].find(|letter: char| !letter.is_ascii_alphanumeric()).unwrap_or(rest.len() - at);
-            hastened.push_str(&rest[..at]);
-            hastened.push_str(&self.divided(&rest[at..at + length]));
+            result.push_str(&rest[..at]);
+            result.push_str(&self.divided(&rest[at..at + length]));
             rest = &rest[at + length..];
         }
-        hastened + rest
+        result + rest
     }
 
     fn divided(self, duration: &str) -> String {
@@ -48,14 +48,14 @@ impl Haste {
             "m" => 60,
             "h" => 60 * 60,
             "d" => 24 * 60 * 60,
-            other => panic!("`{other}` is no unit that the rules use"),
+            other => panic!("unknown unit `{other}`"),
         };
         format!("{}ms", number * seconds * 1000 / self.0)
     }
 }
 
-/// A Prometheus that scrapes these processes four times a second, and sends alerts to an Alertmanager if there is one.
-pub(crate) fn watch(targets: &[SocketAddr], haste: Haste, alertmanager: Option<&str>) -> Prometheus {
+/// Starts a Prometheus that scrapes these processes four times a second, and sends alerts to the Alertmanager, if given.
+pub(crate) fn start(targets: &[SocketAddr], clock: FastClock, alertmanager: Option<&str>) -> Prometheus {
     let targets: Vec<String> = targets.iter().map(|address| format!("'{address}'")).collect();
     let alerting = alertmanager.map(|address| {
         format!("alerting: {{ alertmanagers: [{{ static_configs: [{{ targets: ['{address}'] }}] }}] }}\n")
@@ -69,7 +69,7 @@ pub(crate) fn watch(targets: &[SocketAddr], haste: Haste, alertmanager: Option<&
         targets.join(", "),
         alerting.unwrap_or_default()
     );
-    let rules = FILES.map(|file| haste.rules(&read(format!("ops/prometheus/{file}"))));
+    let rules = FILES.map(|file| clock.rules(&read(format!("ops/prometheus/{file}"))));
     Prometheus::start(&config, &[(FILES[0], &rules[0]), (FILES[1], &rules[1])])
 }
 
@@ -77,26 +77,26 @@ pub(crate) fn json(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
 
-/// Waits until there is something to give; `seen` says, after waiting in vain, what there was instead.
-pub(crate) fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>, seen: impl Fn() -> String) -> T {
-    let end = Instant::now() + PATIENCE;
+/// Polls `check` until it returns a value; after the timeout it panics with `state`.
+pub(crate) fn wait_for<T>(what: &str, mut check: impl FnMut() -> Option<T>, state: impl Fn() -> String) -> T {
+    let end = Instant::now() + TIMEOUT;
     loop {
-        if let Some(found) = look() {
+        if let Some(found) = check() {
             return found;
         }
-        assert!(Instant::now() < end, "waited in vain: {what}\n{}", seen());
+        assert!(Instant::now() < end, "timeout: {what}\n{}", state());
         std::thread::sleep(POLL);
     }
 }
 
 #[test]
-fn haste_divides_durations_and_changes_nothing_else() {
+fn a_fast_clock_divides_durations_and_changes_nothing_else() {
     let shipped =
         "  for: 5m\n  keep_firing_for: 90s\n  expr: max(rate(a{le=\"0.5\"}[1h])) > 300 and b[5m] offset 10m\n";
-    let hastened = "  for: 5000ms\n  keep_firing_for: 1500ms\n  expr: max(rate(a{le=\"0.5\"}[60000ms])) > 300 and b[5000ms] offset 10000ms\n";
-    assert_eq!(Haste(60).rules(shipped), hastened);
+    let result = "  for: 5000ms\n  keep_firing_for: 1500ms\n  expr: max(rate(a{le=\"0.5\"}[60000ms])) > 300 and b[5000ms] offset 10000ms\n";
+    assert_eq!(FastClock(60).rules(shipped), result);
     for file in FILES {
         let text = read(format!("ops/prometheus/{file}"));
-        assert_eq!(Haste(60).rules(&text).lines().count(), text.lines().count());
+        assert_eq!(FastClock(60).rules(&text).lines().count(), text.lines().count());
     }
 }
