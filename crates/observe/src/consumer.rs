@@ -1,6 +1,5 @@
 //! The metrics of the consumers in this process.
 
-pub mod metrics;
 mod service;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,42 +15,56 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use relevo_core::Lane;
 use relevo_inbox::{ConsumerStatus, RunState};
 
+use crate::metrics;
+
 pub use service::{ServeError, Service};
 
 /// Reads one number of a member.
 type Number = fn(&ConsumerStatus) -> u64;
 
 const COUNTERS: &[(&str, &str, Number)] = &[
-    (metrics::RECEIVED, "Messages that the broker delivered, including repeats", ConsumerStatus::received),
-    (metrics::FAILED, "Handler attempts that failed and were counted", ConsumerStatus::handler_failures),
-    (metrics::PANICS, "Handler attempts that panicked", ConsumerStatus::handler_panics),
-    (metrics::DEADLINES, "Handler attempts that timed out", ConsumerStatus::handler_timeouts),
+    (metrics::INBOX_RECEIVED, "Messages that the broker delivered, including repeats", ConsumerStatus::received),
     (
-        metrics::COPIES_FAILED,
+        metrics::INBOX_HANDLER_FAILURES,
+        "Handler attempts that failed and were counted",
+        ConsumerStatus::handler_failures,
+    ),
+    (metrics::INBOX_HANDLER_PANICS, "Handler attempts that panicked", ConsumerStatus::handler_panics),
+    (metrics::INBOX_HANDLER_TIMEOUTS, "Handler attempts that timed out", ConsumerStatus::handler_timeouts),
+    (
+        metrics::INBOX_DEAD_LETTER_COPIES_FAILED,
         "Copies of dead letters that could not be published",
         ConsumerStatus::dead_letter_copies_failed,
     ),
     (
-        metrics::INVERSIONS,
+        metrics::INBOX_OUT_OF_ORDER,
         "First deliveries that arrived after a later message of their key",
         ConsumerStatus::out_of_order,
     ),
-    (metrics::REPEATS, "Deliveries whose sequence number had arrived before", ConsumerStatus::sequence_repeats),
-    (metrics::DATABASE_AWAY, "Outages of the database", ConsumerStatus::database_outages),
-    (metrics::BROKER_AWAY, "Outages of the broker", ConsumerStatus::broker_outages),
+    (
+        metrics::INBOX_SEQUENCE_REPEATS,
+        "Deliveries whose sequence number had arrived before",
+        ConsumerStatus::sequence_repeats,
+    ),
+    (metrics::INBOX_DATABASE_OUTAGES, "Outages of the database", ConsumerStatus::database_outages),
+    (metrics::INBOX_BROKER_OUTAGES, "Outages of the broker", ConsumerStatus::broker_outages),
 ];
 
-const VERDICTS: &[(&str, Number)] = &[
+const OUTCOMES: &[(&str, Number)] = &[
     ("done", ConsumerStatus::done),
-    ("skip", ConsumerStatus::skipped),
+    ("skipped", ConsumerStatus::skipped),
     ("duplicate", ConsumerStatus::duplicates),
-    ("retry", |stats| stats.retried_in_memory() + stats.retried_later()),
-    ("dead", ConsumerStatus::dead_lettered),
+    ("retried", |stats| stats.retried_in_memory() + stats.retried_later()),
+    ("dead_lettered", ConsumerStatus::dead_lettered),
 ];
 
 const GAUGES: &[(&str, &str, Number)] = &[
-    (metrics::RUNNING, "Running handlers, including those of the retry table", ConsumerStatus::handlers_running),
-    (metrics::IN_MEMORY, "Messages in memory", ConsumerStatus::buffered_messages),
+    (
+        metrics::INBOX_HANDLERS_RUNNING,
+        "Running handlers, including those of the retry queues",
+        ConsumerStatus::handlers_running,
+    ),
+    (metrics::INBOX_BUFFERED_MESSAGES, "Messages in memory", ConsumerStatus::buffered_messages),
 ];
 
 /// The metrics of any number of consumers in this process. Members of the same consumer are combined.
@@ -136,16 +149,17 @@ impl Collector for Consumers {
                 ConstCounter::new(members.sum(*number)).encode(family.encode_family(&[("consumer", *consumer)])?)?;
             }
         }
-        let help = "Messages by result: done, skip, duplicate, retry (a retry is scheduled), dead";
-        let mut family = encoder.encode_descriptor(metrics::HANDLED, help, None, MetricType::Counter)?;
+        let help = "Messages by outcome: done, skipped, duplicate, retried (a retry is scheduled), dead_lettered";
+        let mut family = encoder.encode_descriptor(metrics::INBOX_HANDLED, help, None, MetricType::Counter)?;
         for (consumer, members) in &all {
-            for (verdict, number) in VERDICTS {
-                let labels = [("consumer", *consumer), ("verdict", *verdict)];
+            for (outcome, number) in OUTCOMES {
+                let labels = [("consumer", *consumer), ("outcome", *outcome)];
                 ConstCounter::new(members.sum(*number)).encode(family.encode_family(&labels)?)?;
             }
         }
         let help = "Duration of handler attempts, whatever their result";
-        let mut family = encoder.encode_descriptor(metrics::HANDLER_DURATION, help, None, MetricType::Histogram)?;
+        let mut family =
+            encoder.encode_descriptor(metrics::INBOX_HANDLER_DURATION, help, None, MetricType::Histogram)?;
         for (consumer, members) in &all {
             let (sum, count, buckets) = members.durations();
             let labels = [("consumer", *consumer)];
@@ -158,18 +172,20 @@ impl Collector for Consumers {
             }
         }
         let help = "Lanes whose breaker is open, by a handler's report or forced by an operator";
-        let mut family = encoder.encode_descriptor(metrics::BREAKERS_OPEN, help, None, MetricType::Gauge)?;
+        let mut family =
+            encoder.encode_descriptor(metrics::INBOX_MEMBER_BREAKERS_OPEN, help, None, MetricType::Gauge)?;
         for (consumer, members) in &all {
             gauge(&mut family, consumer, members.open_lanes() as u64)?;
         }
         let help = "Seconds since the last heartbeat of this process that the database accepted";
-        let mut family = encoder.encode_descriptor(metrics::BEAT_AGE, help, None, MetricType::Gauge)?;
+        let mut family =
+            encoder.encode_descriptor(metrics::INBOX_MEMBER_HEARTBEAT_AGE, help, None, MetricType::Gauge)?;
         for (consumer, members) in &all {
             let Some(age) = members.beat_age() else { continue };
             ConstGauge::new(age.as_secs_f64()).encode(family.encode_family(&[("consumer", *consumer)])?)?;
         }
         let help = "Messages that wait at the broker; absent while it does not report them, a lower bound above 10 000";
-        let mut family = encoder.encode_descriptor(metrics::LAG, help, None, MetricType::Gauge)?;
+        let mut family = encoder.encode_descriptor(metrics::INBOX_LAG_MESSAGES, help, None, MetricType::Gauge)?;
         for (consumer, members) in &all {
             for (lane, waiting) in members.lag() {
                 let labels = [("consumer", *consumer), ("lane", lane.name())];

@@ -26,32 +26,32 @@ async fn a_scrape_has_lag_results_and_durations() {
         harness.publish("Unhandled", 9).await;
         let service = harness.start().await;
         let lag = service.until("one is handled and nine wait", |seen| {
-            seen.one("inbox_running") == 1.0 && seen.sum("inbox_lag_messages") == 9.0
+            seen.one("inbox_handlers_running") == 1.0 && seen.sum("inbox_lag_messages") == 9.0
         });
         let lag = lag.await;
         assert_eq!(lag.series("inbox_lag_messages").len(), 4, "every lane is exported: {}", lag.text);
-        assert_eq!(lag.one("inbox_in_memory"), 1.0);
+        assert_eq!(lag.one("inbox_buffered_messages"), 1.0);
 
         harness.hold(false);
         harness.publish_again("OrderPlaced", 3).await;
-        let verdict =
-            |verdict| format!("inbox_handled_total{{service=\"shop\",consumer=\"billing\",verdict=\"{verdict}\"}}");
+        let outcome =
+            |outcome| format!("inbox_handled_total{{service=\"shop\",consumer=\"billing\",outcome=\"{outcome}\"}}");
         let seen = service.until("everything is handled", |seen| {
-            let ended = ["done", "skip", "duplicate", "dead"].map(|word| seen.exactly(&verdict(word)));
+            let ended = ["done", "skipped", "duplicate", "dead_lettered"].map(|word| seen.exactly(&outcome(word)));
             ended == [8.0, 1.0, 1.0, 1.0] && seen.sum("inbox_lag_messages") == 0.0
         });
         let seen = seen.await;
         assert_eq!(harness.effects().await, 8, "{at:?}");
-        assert_eq!((seen.one("inbox_received_total"), seen.one("inbox_failed_total")), (11.0, 1.0));
+        assert_eq!((seen.one("inbox_received_total"), seen.one("inbox_handler_failures_total")), (11.0, 1.0));
         // Messages without a handler and duplicates do not reach the handler.
         assert_eq!(seen.one("inbox_handler_duration_seconds_count"), 9.0);
         assert!(seen.one("inbox_handler_duration_seconds_sum") > 0.0);
         let buckets = seen.series("inbox_handler_duration_seconds_bucket");
         assert!(buckets.len() == 15 && buckets.is_sorted_by_key(|(_, count)| *count), "{buckets:?}");
         assert_eq!(buckets.last().map(|(_, count)| *count), Some(9.0));
-        assert!(seen.one("inbox_beat_age_seconds") < 5.0);
-        assert_eq!((seen.one("inbox_panics_total"), seen.one("inbox_database_away_total")), (0.0, 0.0));
-        assert_eq!(seen.one("inbox_copies_failed_total"), 0.0, "no copies are configured");
+        assert!(seen.one("inbox_member_heartbeat_age_seconds") < 5.0);
+        assert_eq!((seen.one("inbox_handler_panics_total"), seen.one("inbox_database_outages_total")), (0.0, 0.0));
+        assert_eq!(seen.one("inbox_dead_letter_copies_failed_total"), 0.0, "no copies are configured");
         seen.is_well_formed();
         service.stop().await;
     }
@@ -64,15 +64,15 @@ async fn metrics_and_readiness_show_an_open_breaker() {
         harness.set_service_down(true);
         harness.publish("Letter", 1).await;
         let service = harness.start().await;
-        let open = service.until("it is open", |seen| seen.one("inbox_breakers_open") == 1.0).await;
-        assert_eq!(open.one("inbox_failed_total"), 0.0, "an outage is not a failure");
+        let open = service.until("it is open", |seen| seen.one("inbox_member_breakers_open") == 1.0).await;
+        assert_eq!(open.one("inbox_handler_failures_total"), 0.0, "an outage is not a failure");
         let (status, body) = service.get("/readyz").await;
         assert!(
             status == 200 && body.contains("1 breakers are open") && body.contains("the mail server is down"),
             "{status} {body}"
         );
         harness.set_service_down(false);
-        service.until("it is closed", |seen| seen.one("inbox_breakers_open") == 0.0).await;
+        service.until("it is closed", |seen| seen.one("inbox_member_breakers_open") == 0.0).await;
         assert_eq!(harness.effects().await, 1, "{at:?}");
         service.stop().await;
     }
@@ -98,7 +98,7 @@ async fn probes_report_whether_a_consumer_started_works_and_lives() {
     for probe in ["/startupz", "/livez"] {
         assert_eq!(service.get(probe).await.0, 200, "{probe}");
     }
-    service.until("the heartbeat age grows", |seen| seen.one("inbox_beat_age_seconds") > 2.0).await;
+    service.until("the heartbeat age grows", |seen| seen.one("inbox_member_heartbeat_age_seconds") > 2.0).await;
     harness.cut_database(false).await;
     service.becomes("/readyz", 200).await;
 
@@ -113,10 +113,14 @@ async fn a_stopped_consumer_has_no_heartbeat_age() {
     let harness = Harness::at(At::Embedded).await;
     let mut service = harness.start().await;
     service.becomes("/readyz", 200).await;
-    assert_eq!(service.scrape().await.series("inbox_beat_age_seconds").len(), 1);
+    assert_eq!(service.scrape().await.series("inbox_member_heartbeat_age_seconds").len(), 1);
     service.stop_consumer().await;
     let seen = service.scrape().await;
-    assert_eq!(seen.series("inbox_beat_age_seconds"), [], "its age would grow for as long as the process lives");
+    assert_eq!(
+        seen.series("inbox_member_heartbeat_age_seconds"),
+        [],
+        "its age would grow for as long as the process lives"
+    );
     assert_eq!(seen.series("inbox_received_total").len(), 1, "its counters are still exported");
 }
 

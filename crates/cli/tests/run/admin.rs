@@ -31,20 +31,19 @@ async fn probes_and_metrics_tell_how_it_is() {
         "outbox_retry_total",
         "outbox_parked_total",
         "outbox_failed_permanent_total",
-        "outbox_outages_total",
-        "outbox_database_away_total",
+        "outbox_broker_outages_total",
+        "outbox_database_outages_total",
         "outbox_leases_lost_total",
         "outbox_backlog_gauge",
-        "outbox_parked_gauge",
-        "outbox_dead_gauge",
+        "outbox_parked_messages",
         "outbox_leases",
-        "outbox_in_flight",
+        "outbox_in_flight_messages",
         "outbox_ready",
     ] {
         assert!(metrics.contains(&format!("\n{name}{LABELS} ")), "`{name}` is missing:\n{metrics}");
     }
     let broker = LABELS.replace('}', ",broker=\"embedded\"}");
-    assert!(metrics.contains(&format!("\nbroker_up{broker} 1\n")), "{metrics}");
+    assert!(metrics.contains(&format!("\noutbox_broker_up{broker} 1\n")), "{metrics}");
     assert!(
         metrics.contains("relevo_build_info{service=\"relevo\",version=\"") && metrics.ends_with("# EOF\n"),
         "{metrics}"
@@ -141,7 +140,7 @@ async fn a_stuck_key_and_a_dead_letter_are_told_and_do_not_make_it_unready() {
              SELECT 'main', 'stuck', 0, 'dead', 1, d.id, 'all', 'poison', 'bad' FROM d",
         )
         .await;
-    for name in ["outbox_parked_keys", "outbox_dead_gauge", "mq_dlq_total"] {
+    for name in ["outbox_parked_keys", "mq_dlq_total"] {
         until(name, || daemon.metric(&format!("{name}{LABELS}")) == Some(1));
     }
     assert_eq!(daemon.get("/readyz").0, 200);

@@ -42,16 +42,16 @@ async fn the_living_keeps_its_pace_and_the_dead_catches_up_in_order() {
     }
     World::taken(&daemon, "stream", 1500);
     let metric = |name: &str| daemon.metric(&format!("{name}{RABBIT}"));
-    until("it is known to be away", || metric("broker_up") == Some(0));
-    until("it says for how long", || metric("broker_away_seconds") >= Some(1));
-    assert_eq!(daemon.metric(&format!("broker_up{}", RABBIT.replace("rabbit", "stream"))), Some(1));
-    let outages = daemon.metric(&format!("outbox_failures_total{RABBIT},class=\"outage\"")).unwrap_or(0);
+    until("it is known to be away", || metric("outbox_broker_up") == Some(0));
+    until("it says for how long", || metric("outbox_broker_down_seconds") >= Some(1));
+    assert_eq!(daemon.metric(&format!("outbox_broker_up{}", RABBIT.replace("rabbit", "stream"))), Some(1));
+    let outages = daemon.metric(&format!("outbox_publish_failures_total{RABBIT},class=\"outage\"")).unwrap_or(0);
     assert!(outages > 0, "{outages}");
     let (status, body) = daemon.get("/readyz");
     assert!(status == 200 && body.contains(", the destination is away"), "{status} {body}");
     rabbit.start_again().await;
     World::taken(&daemon, "rabbit", 1500);
-    assert_eq!((metric("broker_up"), metric("broker_away_seconds")), (Some(1), Some(0)));
+    assert_eq!((metric("outbox_broker_up"), metric("outbox_broker_down_seconds")), (Some(1), Some(0)));
     daemon.stop();
     assert_in_order(&stored_in(nats.url(), &stream).await, 1..=1500);
     assert_in_order(&take_from_queue(&rabbit.amqp_url(), "orders", 1500).await, 1..=1500);
@@ -73,12 +73,12 @@ async fn a_relay_that_has_nothing_to_send_notices_that_its_broker_is_gone_and_is
                   [[outboxes.shop.destinations.stream.routes]]\naddress = \"shop.{topic}\"\n";
     let mut daemon = Daemon::start(&world.carried_to(&[("rabbit", &queue), ("stream", &subjects)], routes), &[]);
     daemon.ready();
-    let up = |destination: &str| daemon.metric(&format!("broker_up{}", RABBIT.replace("rabbit", destination)));
+    let up = |destination: &str| daemon.metric(&format!("outbox_broker_up{}", RABBIT.replace("rabbit", destination)));
     until("both are there", || up("rabbit") == Some(1) && up("stream") == Some(1));
     rabbit.stop().await;
     until("one is gone", || up("rabbit") == Some(0));
     assert_eq!(up("stream"), Some(1));
-    let away = format!("broker_away_seconds{RABBIT}");
+    let away = format!("outbox_broker_down_seconds{RABBIT}");
     until("it says for how long", || daemon.metric(&away) >= Some(1));
     stream.stop().await;
     until("so is the other", || up("stream") == Some(0));

@@ -71,7 +71,7 @@ async fn a_relay_that_reaches_a_standby_says_so_and_waits_until_it_is_promoted()
     daemon.nth_line("database unreachable, unsettled messages will be read again", 3);
     assert!(daemon.log().contains("the database is a standby"), "{}", daemon.log());
     assert_eq!((daemon.get("/readyz").0, daemon.get("/livez").0), (503, 200), "{:?}", daemon.get("/readyz"));
-    assert!(daemon.metric("outbox_database_away_total{") >= Some(3));
+    assert!(daemon.metric("outbox_database_outages_total{") >= Some(3));
     assert_eq!(world.arrived("shop").await.len(), 0, "nothing was published");
     standby.promote().await;
     World::delivered(&daemon, "shop", 5);

@@ -55,7 +55,7 @@ async fn a_killed_relay_is_replaced_by_another_within_its_lease() {
     let changes = metric(&second, "outbox_lease_changes_total");
     let lock = world.lock_broker().await;
     world.emit("orders", 50).await;
-    until("something of it is in flight", || metric(&first, "outbox_in_flight") > Some(0));
+    until("something of it is in flight", || metric(&first, "outbox_in_flight_messages") > Some(0));
     drop(first);
     let killed = Instant::now();
     let longer = format!("expires_at > clock_timestamp() + interval '{} milliseconds'", LEASE.as_millis());
@@ -92,7 +92,7 @@ async fn a_relay_that_stood_still_past_its_lease_says_so_and_goes_on() {
     until("it has its shards again", || metric(&daemon, "outbox_leases") == Some(8));
     assert!(metric(&daemon, "outbox_lease_changes_total") >= Some(16), "taken, and taken anew");
     // Where it stood still in the middle of a call, that has no answer in time.
-    let (lost, away) = (metric(&daemon, "outbox_leases_lost_total"), metric(&daemon, "outbox_database_away_total"));
+    let (lost, away) = (metric(&daemon, "outbox_leases_lost_total"), metric(&daemon, "outbox_database_outages_total"));
     assert!(lost == Some(8) || away >= Some(1), "{lost:?} {away:?}:\n{}", daemon.log());
     daemon.stop();
 }

@@ -82,7 +82,7 @@ async fn a_second_signal_ends_it_at_once_with_130() {
     daemon.ready();
     let lock = world.lock_broker().await;
     world.emit("orders", 1).await;
-    until("a message is in flight", || daemon.metric("outbox_in_flight{") == Some(1));
+    until("a message is in flight", || daemon.metric("outbox_in_flight_messages{") == Some(1));
     daemon.signal("TERM");
     daemon.line("told to end: finishing what is in flight");
     daemon.signal("TERM");

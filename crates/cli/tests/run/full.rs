@@ -15,7 +15,7 @@ use crate::world::World;
 /// One address, whose queue the default exchange knows by name.
 const ROUTE: &str = "[[outboxes.shop.destinations.main.routes]]\naddress = \"orders\"\n";
 const THROTTLED: &str =
-    "outbox_failures_total{service=\"relevo\",outbox=\"shop\",destination=\"main\",class=\"throttled\"}";
+    "outbox_publish_failures_total{service=\"relevo\",outbox=\"shop\",destination=\"main\",class=\"throttled\"}";
 
 /// Numbers of one key, so that the last comes last.
 async fn emit(world: &World, numbers: std::ops::RangeInclusive<i64>) {
@@ -32,7 +32,7 @@ fn is_held(daemon: &Daemon) {
     until("the rest waits", || metric(daemon, "outbox_pending_total") == Some(20));
     assert!(daemon.metric(THROTTLED) >= Some(1), "{}", daemon.get("/metrics").1);
     assert_eq!(metric(daemon, "outbox_published_total"), Some(10));
-    assert_eq!((daemon.metric("broker_up{"), daemon.get("/readyz").0), (Some(1), 200), "it is no outage");
+    assert_eq!((daemon.metric("outbox_broker_up{"), daemon.get("/readyz").0), (Some(1), 200), "it is no outage");
 }
 
 /// Everything went out, and nothing was counted against a message.
@@ -87,11 +87,11 @@ async fn a_broker_whose_disk_is_full_is_away_or_holds_its_addresses_and_loses_no
     World::taken(&daemon, "main", 10);
     server.disk_alarm(true).await;
     emit(&world, 11..=30).await;
-    until("it is away", || daemon.metric("broker_up{") == Some(0));
+    until("it is away", || daemon.metric("outbox_broker_up{") == Some(0));
     until("it waits", || metric(&daemon, "outbox_pending_total") == Some(20));
     server.disk_alarm(false).await;
     is_free(&daemon);
-    until("it is told as back", || daemon.metric("broker_up{") == Some(1));
+    until("it is told as back", || daemon.metric("outbox_broker_up{") == Some(1));
     daemon.stop();
     assert_in_order(&take_from_queue(&server.amqp_url(), "orders", 30).await, 1..=30);
 

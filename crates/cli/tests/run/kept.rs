@@ -47,7 +47,7 @@ async fn a_hundred_days_pass(world: &World) {
 /// For how long a destination has kept messages beyond their retention, in days.
 fn held_back(daemon: &Daemon, destination: &str) -> Option<f64> {
     let labels = format!("{{service=\"relevo\",outbox=\"shop\",destination=\"{destination}\"}}");
-    Some(daemon.value(&format!("outbox_retention_holdback_seconds{labels}"))? / DAY)
+    Some(daemon.value(&format!("outbox_retention_overdue_seconds{labels}"))? / DAY)
 }
 
 /// What `relevo status` says of a destination.

@@ -99,9 +99,9 @@ async fn busy(world: &World, vhost: &Vhost) -> Daemon {
     let outbox = "{service=\"relevo\",outbox=\"shop\",";
     until("the dead letter is told", || is_told(&format!("mq_dlq_total{outbox}destination=\"main\""), 1));
     until("the consumer is told", || is_told(&format!("inbox_members{outbox}"), 1));
-    let nodes = format!("broker_nodes_running{outbox}destination=\"rabbit\"");
+    let nodes = format!("outbox_broker_nodes_running{outbox}destination=\"rabbit\"");
     until("the nodes are told", || is_told(&nodes, 1));
-    let queue = "mq_dlq_total{service=\"relevo\",broker=\"rabbitmq\",lane=\"billing.dead\"}";
+    let queue = "mq_dlq_total{service=\"relevo\",broker=\"rabbitmq\",queue=\"billing.dead\"}";
     until("the dead-letter queue is told", || is_told(queue, 0));
     daemon
 }

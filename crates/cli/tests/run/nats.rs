@@ -106,8 +106,8 @@ async fn a_server_that_is_down_at_startup_is_checked_when_it_is_reachable() {
     daemon.line("the broker is away, will try again");
     let (status, body) = daemon.get("/readyz");
     assert!(status == 503 && body.contains("waiting for the broker: "), "{status} {body}");
-    assert_eq!((daemon.get("/livez").0, daemon.metric("broker_up{")), (200, Some(0)));
-    until("the outage lasts a second", || daemon.metric("broker_away_seconds{") >= Some(1));
+    assert_eq!((daemon.get("/livez").0, daemon.metric("outbox_broker_up{")), (200, Some(0)));
+    until("the outage lasts a second", || daemon.metric("outbox_broker_down_seconds{") >= Some(1));
     assert!(jetstream(server.url()).await.get_stream(&stream).await.is_err(), "no stream is created yet");
     proxy.unblock();
     World::taken(&daemon, "main", 10);
@@ -131,24 +131,24 @@ async fn a_nats_cluster_without_its_majority_reports_its_nodes_and_loses_nothing
     let mut daemon = Daemon::start(&world.carried_to(&[("main", &broker)], &route(&stream)), &[]);
     world.emit_numbers("orders", 1..=100).await;
     World::taken(&daemon, "main", 100);
-    let runs = |nodes| daemon.metric("broker_nodes_running{") == Some(nodes);
+    let runs = |nodes| daemon.metric("outbox_broker_nodes_running{") == Some(nodes);
     until("three nodes run", || runs(3));
 
     let [first, second, last] = cluster.nodes();
     second.kill9().await;
     last.kill9().await;
     world.emit_numbers("orders", 101..=200).await;
-    until("the alert has its metric", || runs(1) && daemon.metric("broker_nodes{") == Some(3));
+    until("the alert has its metric", || runs(1) && daemon.metric("outbox_broker_nodes{") == Some(3));
     until("the address is held", || daemon.metric("outbox_held_addresses{") == Some(1));
     first.kill9().await;
-    until("no node runs", || runs(0) && daemon.metric("broker_nodes{") == Some(3));
-    until("the broker is reported as down", || daemon.metric("broker_up{") == Some(0));
+    until("no node runs", || runs(0) && daemon.metric("outbox_broker_nodes{") == Some(3));
+    until("the broker is reported as down", || daemon.metric("outbox_broker_up{") == Some(0));
 
     tokio::join!(first.start_again(), second.start_again(), last.start_again());
     // The streams elect new leaders, and a held address may be probed only after half a minute.
     World::taken_within(Duration::from_secs(90), &daemon, "main", 200);
     until("three nodes run again", || runs(3));
-    until("the broker is reported as up", || daemon.metric("broker_up{") == Some(1));
+    until("the broker is reported as up", || daemon.metric("outbox_broker_up{") == Some(1));
     for never in ["outbox_retry_total{", "outbox_failed_permanent_total{"] {
         assert_eq!(daemon.metric(never), Some(0), "an outage counts no failure: {never}");
     }

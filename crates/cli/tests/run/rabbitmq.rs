@@ -35,8 +35,8 @@ async fn what_was_committed_arrives_in_queues_that_were_made_at_the_start() {
     World::taken(&daemon, "main", 200);
     daemon.ready();
     assert_eq!(daemon.line("made at the broker")["level"], "INFO");
-    assert_eq!(daemon.metric("broker_up{"), Some(1));
-    assert_eq!(daemon.metric("broker_away_seconds{"), Some(0));
+    assert_eq!(daemon.metric("outbox_broker_up{"), Some(1));
+    assert_eq!(daemon.metric("outbox_broker_down_seconds{"), Some(0));
     daemon.stop();
     let kept = take_from_queue(&vhost.amqp_url(), "billing", 200).await;
     assert_in_order(&kept, 1..=200);
@@ -135,7 +135,7 @@ async fn a_wrong_password_is_told_by_readiness_and_heals_when_it_is_mended() {
     assert_eq!(line["level"], "ERROR");
     let (status, body) = daemon.get("/readyz");
     assert!(status == 503 && body.contains("the broker refuses us: ") && body.contains("`relay`"), "{status} {body}");
-    assert_eq!((daemon.get("/livez").0, daemon.metric("broker_up{")), (200, Some(0)));
+    assert_eq!((daemon.get("/livez").0, daemon.metric("outbox_broker_up{")), (200, Some(0)));
     // The secret is mended where it is kept: that is read at the start.
     world.directory.write("password", "first\n");
     daemon.signal("HUP");
@@ -149,7 +149,7 @@ async fn a_wrong_password_is_told_by_readiness_and_heals_when_it_is_mended() {
     world.emit_numbers("orders", 1..=10).await;
     World::taken(&daemon, "main", 10);
     daemon.ready();
-    assert_eq!(daemon.metric("broker_up{"), Some(1));
+    assert_eq!(daemon.metric("outbox_broker_up{"), Some(1));
     daemon.stop();
     assert!(!daemon.log().contains("second"), "{}", daemon.log());
 }
@@ -169,39 +169,39 @@ async fn a_cluster_without_its_majority_is_told_as_away_until_it_is_back_and_not
     let mut daemon = Daemon::start(&world.carried_to(&[("main", &broker)], ROUTE), &[]);
     world.emit_numbers("orders", 1..=100).await;
     World::taken(&daemon, "main", 100);
-    assert_eq!(daemon.metric("broker_up{"), Some(1));
-    let runs = |nodes| daemon.metric("broker_nodes_running{") == Some(nodes);
+    assert_eq!(daemon.metric("outbox_broker_up{"), Some(1));
+    let runs = |nodes| daemon.metric("outbox_broker_nodes_running{") == Some(nodes);
     until("three nodes run", || runs(3));
 
     first.kill9().await;
     world.emit_numbers("orders", 101..=200).await;
     World::taken(&daemon, "main", 200);
-    until("two of three are enough", || daemon.metric("broker_up{") == Some(1));
+    until("two of three are enough", || daemon.metric("outbox_broker_up{") == Some(1));
     until("two nodes run", || runs(2));
 
     second.kill9().await;
     world.emit_numbers("orders", 201..=300).await;
-    until("the alert has its metric", || daemon.metric("broker_up{") == Some(0));
-    until("it grows", || daemon.metric("broker_away_seconds{") >= Some(3));
-    assert_eq!(daemon.metric("broker_up{"), Some(0));
+    until("the alert has its metric", || daemon.metric("outbox_broker_up{") == Some(0));
+    until("it grows", || daemon.metric("outbox_broker_down_seconds{") >= Some(3));
+    assert_eq!(daemon.metric("outbox_broker_up{"), Some(0));
     until("one node runs", || runs(1));
-    assert_eq!(daemon.metric("broker_nodes{"), Some(3));
+    assert_eq!(daemon.metric("outbox_broker_nodes{"), Some(3));
     assert!(daemon.get("/readyz").1.contains(", the destination is away"), "{:?}", daemon.get("/readyz"));
 
     second.start_again().await;
     World::taken(&daemon, "main", 300);
-    for waiting in ["outbox_backlog_gauge{", "outbox_parked_gauge{"] {
+    for waiting in ["outbox_backlog_gauge{", "outbox_parked_messages{"] {
         until("nothing waits", || daemon.metric(waiting) == Some(0));
     }
-    until("it is told as back", || daemon.metric("broker_up{") == Some(1));
+    until("it is told as back", || daemon.metric("outbox_broker_up{") == Some(1));
     until("two nodes run again", || runs(2));
-    assert_eq!(daemon.metric("broker_away_seconds{"), Some(0));
+    assert_eq!(daemon.metric("outbox_broker_down_seconds{"), Some(0));
     for never in ["outbox_retry_total{", "outbox_failed_permanent_total{"] {
         assert_eq!(daemon.metric(never), Some(0), "an outage is no failure: {never}");
     }
     // When a node with a management API is down, another one is used.
     last.kill9().await;
-    until("the second is left", || runs(1) && daemon.metric("broker_nodes{") == Some(3));
+    until("the second is left", || runs(1) && daemon.metric("outbox_broker_nodes{") == Some(3));
     last.start_again().await;
     until("two nodes run again", || runs(2));
     daemon.stop();

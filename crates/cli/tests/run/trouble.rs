@@ -38,7 +38,7 @@ async fn a_database_that_is_away_at_the_start_is_waited_for() {
     proxy.unblock();
     World::delivered(&daemon, "shop", 10);
     daemon.ready();
-    assert!(daemon.metric("outbox_database_away_total{") >= Some(3));
+    assert!(daemon.metric("outbox_database_outages_total{") >= Some(3));
     daemon.stop();
 }
 
@@ -50,10 +50,10 @@ async fn a_database_that_goes_away_later_is_waited_for_and_scrapes_do_not_wait()
     world.emit("orders", 10).await;
     World::delivered(&daemon, "shop", 10);
     until("the backlog is known", || daemon.metric("outbox_backlog_gauge{") == Some(0));
-    let found = daemon.metric("outbox_database_away_total{");
+    let found = daemon.metric("outbox_database_outages_total{");
     proxy.block().await;
     until("it is not ready", || daemon.get("/readyz").0 == 503);
-    until("it is counted", || daemon.metric("outbox_database_away_total{") > found);
+    until("it is counted", || daemon.metric("outbox_database_outages_total{") > found);
     until("it is told how old the backlog is", || daemon.value("outbox_sample_age_seconds{") > Some(2.0));
     assert_eq!(daemon.metric("outbox_backlog_gauge{"), Some(0), "it was known less than a minute ago");
     assert_eq!(daemon.get("/livez").0, 200);
@@ -179,7 +179,7 @@ async fn what_piles_up_is_told_by_a_daemon_that_was_started_while_its_broker_is_
     until("it was just sampled", || is_sampled(&daemon));
     let (status, body) = daemon.get("/readyz");
     assert!(status == 503 && body.contains("waiting for the broker: "), "{status} {body}");
-    assert_eq!(daemon.metric("broker_up{"), Some(0));
+    assert_eq!(daemon.metric("outbox_broker_up{"), Some(0));
     drop(lock);
     World::delivered(&daemon, "shop", 7);
     until("nothing waits", || daemon.metric("outbox_backlog_gauge{") == Some(0));
@@ -192,7 +192,7 @@ async fn a_destination_that_is_not_added_yet_is_no_outbox_that_cannot_be_sampled
     let lock = world.lock_broker().await;
     let mut daemon = world.start("");
     daemon.line("the broker is away, will try again");
-    until("it has been away", || daemon.metric("broker_away_seconds{") >= Some(3));
+    until("it has been away", || daemon.metric("outbox_broker_down_seconds{") >= Some(3));
     assert_eq!(daemon.metric("outbox_backlog_gauge{"), None, "nothing waits for what is not there");
     until("it was just sampled", || is_sampled(&daemon));
     assert!(!daemon.log().contains("cannot be sampled"), "{}", daemon.log());

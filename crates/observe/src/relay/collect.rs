@@ -48,7 +48,7 @@ impl Relays {
             }
         }
         let help = "Failed attempts to publish a message, by the class of the failure";
-        let mut family = encoder.encode_descriptor(metrics::FAILURES, help, None, MetricType::Counter)?;
+        let mut family = encoder.encode_descriptor(metrics::PUBLISH_FAILURES, help, None, MetricType::Counter)?;
         for relay in &self.0 {
             let [outbox, destination] = labels(&**relay);
             for (class, value) in CLASSES {
@@ -96,7 +96,7 @@ impl Relays {
         let outboxes: BTreeMap<&str, Vec<_>> = overdue.collect();
         let help =
             "How long messages have been kept beyond their retention because this destination has not settled them";
-        let mut family = encoder.encode_descriptor(metrics::RETENTION_HOLDBACK, help, None, MetricType::Gauge)?;
+        let mut family = encoder.encode_descriptor(metrics::RETENTION_OVERDUE, help, None, MetricType::Gauge)?;
         for (outbox, destinations) in &outboxes {
             for (destination, overdue) in destinations {
                 let labels = [("outbox", *outbox), ("destination", destination.as_str())];
@@ -147,7 +147,7 @@ impl Relays {
         }
         for ((broker, queue), places) in &queues {
             let messages: u64 = places.values().sum();
-            gauge(&mut family, &[("broker", *broker), ("lane", queue.as_str())], Some(whole(messages)))?;
+            gauge(&mut family, &[("broker", *broker), ("queue", queue.as_str())], Some(whole(messages)))?;
         }
         Ok(())
     }
@@ -263,6 +263,6 @@ mod tests {
         let mut text = String::new();
         encode(&mut text, &registry).expect("a string has no write errors");
         let lines: Vec<&str> = text.lines().filter(|line| line.contains("billing.dead")).collect();
-        assert_eq!(lines, ["mq_dlq_total{broker=\"rabbitmq\",lane=\"billing.dead\"} 7"]);
+        assert_eq!(lines, ["mq_dlq_total{broker=\"rabbitmq\",queue=\"billing.dead\"} 7"]);
     }
 }

@@ -36,10 +36,9 @@ pub(super) const COUNTERS: &[Counter] = &[
     (metrics::RETRY, "Rejected messages that were scheduled for a retry", counter!(retried)),
     (metrics::PARKED, "Messages parked, at the head of a key or behind one", counter!(parked)),
     (metrics::FAILED_PERMANENT, "Dead-lettered messages", counter!(dead_lettered)),
-    (metrics::SKIPPED, "Messages that no route matched", counter!(unrouted)),
-    (metrics::UNKNOWN, "Lost confirmations of the broker", counter!(unknown_outcomes)),
-    (metrics::OUTAGES, "Outages of the broker", counter!(broker_outages)),
-    (metrics::DATABASE_AWAY, "Outages of the database", |relay| relay.database_outages()),
+    (metrics::UNROUTED, "Messages that no route matched", counter!(unrouted)),
+    (metrics::BROKER_OUTAGES, "Outages of the broker", counter!(broker_outages)),
+    (metrics::DATABASE_OUTAGES, "Outages of the database", |relay| relay.database_outages()),
     (metrics::LEASES_LOST, "Leases lost before they were released", counter!(leases_lost)),
     (metrics::LEASE_CHANGES, "Leases acquired, released or lost", counter!(lease_changes)),
     (metrics::SETTLEMENTS, "Recorded settlements", counter!(settlements)),
@@ -81,7 +80,7 @@ macro_rules! sampled {
 
 pub(super) const GAUGES: &[Gauge] = &[
     (metrics::LEASES, "Shards that this relay leases", current!(leases)),
-    (metrics::IN_FLIGHT, "Messages that wait for a confirmation", current!(in_flight)),
+    (metrics::IN_FLIGHT_MESSAGES, "Messages that wait for a confirmation", current!(in_flight)),
     (metrics::READY, "Whether the relay is ready", |relay| Some(i64::from(relay.is_ready()))),
     (
         metrics::BACKLOG,
@@ -93,14 +92,9 @@ pub(super) const GAUGES: &[Gauge] = &[
         "Unsettled and parked messages, without dead letters",
         sampled!(|vitals| vitals.backlog.pending + vitals.backlog.parked),
     ),
-    (metrics::PARKED_NOW, "Parked messages; counted up to 10 000", sampled!(|vitals| vitals.backlog.parked)),
+    (metrics::PARKED_MESSAGES, "Parked messages; counted up to 10 000", sampled!(|vitals| vitals.backlog.parked)),
     (metrics::PARKED_KEYS, "Parked keys; counted up to 10 000", sampled!(|vitals| vitals.parked_keys)),
     (metrics::HELD_ADDRESSES, "Addresses that reject every message", sampled!(|vitals| vitals.held_addresses)),
-    (
-        metrics::DEAD,
-        "Dead letters without a redrive or discard mark; counted up to 10 000",
-        sampled!(|vitals| vitals.backlog.dead),
-    ),
     (
         metrics::XMIN_AGE,
         "Age of the oldest transaction that a snapshot, a prepared transaction or a slot holds, in transactions",
@@ -129,7 +123,7 @@ pub(super) const BROKERS: &[Gauge] = &[
     (metrics::BROKER_UP, "Whether the broker was reachable at the last attempt", |relay| {
         relay.is_broker_up().map(i64::from)
     }),
-    (metrics::BROKER_AWAY, "How long the broker has been unreachable; 0 while it is reachable", |relay| {
+    (metrics::BROKER_DOWN, "How long the broker has been unreachable; 0 while it is reachable", |relay| {
         relay.broker_away_for().map(|time| whole(time.as_secs()))
     }),
     (metrics::BROKER_NODES_RUNNING, "Running nodes of the broker's cluster", |relay| {
@@ -142,9 +136,11 @@ pub(super) const BROKERS: &[Gauge] = &[
 
 pub(super) const OF_CONSUMERS: &[OfConsumer] = &[
     (metrics::INBOX_MEMBERS, "Live members of the consumer", |sample| Some(sample.members)),
-    (metrics::INBOX_RETRY_WAITING, "Messages in the consumer's retry table; counted up to 10 000", |sample| {
-        Some(sample.waiting)
-    }),
+    (
+        metrics::INBOX_RETRY_WAITING_MESSAGES,
+        "Messages in the consumer's retry queues; counted up to 10 000",
+        |sample| Some(sample.waiting),
+    ),
 ];
 
 pub(super) const SECONDS_OF_CONSUMERS: &[SecondsOfConsumer] = &[

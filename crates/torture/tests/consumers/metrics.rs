@@ -13,7 +13,7 @@ pub(crate) async fn metrics_report_handled_messages_and_no_lag(backends: Backend
     harness.send(20, 4).await;
     harness.until_all().await;
     let done =
-        format!("inbox_handled_total{{service=\"shop\",consumer=\"{}\",verdict=\"done\"}} 20\n", harness.consumer);
+        format!("inbox_handled_total{{service=\"shop\",consumer=\"{}\",outcome=\"done\"}} 20\n", harness.consumer);
     until("the metrics report everything", async || {
         let response = get(&address, "/metrics").await;
         let waiting: Vec<&str> = response.lines().filter(|line| line.starts_with("inbox_lag_messages{")).collect();

@@ -44,7 +44,7 @@ async fn a_repeated_event_is_handled_once() {
         }
     }
     for consumer in ["notifications", "metrics"] {
-        let labels = format!("consumer=\"{consumer}\",verdict=\"duplicate\"");
+        let labels = format!("consumer=\"{consumer}\",outcome=\"duplicate\"");
         until(async || {
             let duplicates = all.metric("inbox_handled_total", &labels).await;
             so((duplicates - 2.0).abs() < 0.5, duplicates)

@@ -32,7 +32,7 @@ async fn the_copy_of_a_redriven_email_stays_until_the_queue_is_purged() {
     let stage = Stage::new().await;
     let all = stage.start(Role::All).await;
     let of_inbox = async || all.sampled("mq_dlq_total", "consumer=\"notifications\"").await;
-    let of_queue = async || all.sampled("mq_dlq_total", "lane=\"notifications.dlq\"").await;
+    let of_queue = async || all.sampled("mq_dlq_total", "queue=\"notifications.dlq\"").await;
     let some = |dead: Option<f64>| dead.is_some_and(|dead| dead > 0.5);
     let none = |dead: Option<f64>| dead.is_some_and(|dead| dead < 0.5);
     stage.smtp.bar_but("nowhere.example", "550 5.1.1 no such mailbox");

@@ -19,7 +19,7 @@ async fn a_server_with_an_unavailable_component_dead_letters_nothing() {
     for answer in ["451 4.3.0 temporary lookup failure", "550 relay not permitted"] {
         stage.waits_while_barred(&all, answer).await;
     }
-    assert!(all.metric("inbox_failed_total", "notifications").await < 0.5);
+    assert!(all.metric("inbox_handler_failures_total", "notifications").await < 0.5);
     assert!(all.metric("inbox_handled_total", DEAD).await < 0.5);
     all.stop().await;
 }
@@ -68,7 +68,7 @@ async fn one_letter_that_is_rejected_repeatedly_is_dead_lettered_while_others_co
     let (_connection, channel) = stage.channel().await;
     until(async || so(depth(&channel, "notifications.dlq").await == 1, "no copy")).await;
     assert_eq!(take(&channel, "notifications.dlq").await["dead-letter-class"], "refused");
-    assert!(all.metric("inbox_breakers_open", "notifications").await < 0.5);
+    assert!(all.metric("inbox_member_breakers_open", "notifications").await < 0.5);
     all.stop().await;
 }
 
@@ -86,6 +86,6 @@ async fn several_rejected_letters_do_not_delay_others() {
         all.open(ANA, "meanwhile").await;
         until(async || so(stage.smtp.mails().len() == sent, stage.smtp.events())).await;
     }
-    assert!(all.metric("inbox_breakers_open", "notifications").await < 0.5);
+    assert!(all.metric("inbox_member_breakers_open", "notifications").await < 0.5);
     all.stop().await;
 }

@@ -87,7 +87,7 @@ async fn an_unreachable_mail_server_opens_the_breaker_and_counts_no_attempt() {
         all.open(ANA, &format!("away {number}")).await;
     }
     until(async || {
-        let open = all.metric("inbox_breakers_open", "consumer=\"notifications\"").await;
+        let open = all.metric("inbox_member_breakers_open", "consumer=\"notifications\"").await;
         so(open > 0.5, open)
     })
     .await;
@@ -95,8 +95,8 @@ async fn an_unreachable_mail_server_opens_the_breaker_and_counts_no_attempt() {
     until(async || so(all.figures().await["by_status"]["open"] == 5, "not all counted")).await;
     stage.smtp.start_again();
     until(async || so(stage.smtp.mails().len() == 5, stage.smtp.events())).await;
-    until(async || so(all.metric("inbox_breakers_open", "notifications").await < 0.5, "still open")).await;
-    assert!(all.metric("inbox_failed_total", "notifications").await < 0.5, "an outage is no try");
+    until(async || so(all.metric("inbox_member_breakers_open", "notifications").await < 0.5, "still open")).await;
+    assert!(all.metric("inbox_handler_failures_total", "notifications").await < 0.5, "an outage is no try");
     assert!(all.metric("inbox_handled_total", DEAD).await < 0.5);
     assert!(stage.message_ids().values().all(|times| *times == 1));
     all.stop().await;
@@ -109,8 +109,9 @@ async fn a_mail_server_that_hangs_is_unreachable() {
     let all = stage.start(Role::All).await;
     stage.smtp.deafen();
     all.open(ANA, "patience").await;
-    until(async || so(all.metric("inbox_breakers_open", "notifications").await > 0.5, stage.smtp.events())).await;
-    assert!(all.metric("inbox_failed_total", "notifications").await < 0.5, "an outage is no try");
+    until(async || so(all.metric("inbox_member_breakers_open", "notifications").await > 0.5, stage.smtp.events()))
+        .await;
+    assert!(all.metric("inbox_handler_failures_total", "notifications").await < 0.5, "an outage is no try");
     stage.smtp.hear();
     until(async || so(number(&mut stage.session().await, "SELECT count(*) FROM ticketflow.email").await == 1, "none"))
         .await;
@@ -143,7 +144,7 @@ async fn an_email_without_a_response_is_counted_and_dead_lettered_while_others_c
     let mut times: Vec<_> = stage.message_ids().into_values().collect();
     times.sort_unstable();
     assert_eq!(times, [1, TRIES, TRIES], "Ana's once, and the others' under one Message-ID each");
-    assert!(all.metric("inbox_breakers_open", "notifications").await < 0.5, "the server takes others");
+    assert!(all.metric("inbox_member_breakers_open", "notifications").await < 0.5, "the server takes others");
     all.stop().await;
 }
 
@@ -169,7 +170,7 @@ async fn a_server_that_closes_the_session_for_one_email_is_retried_and_counted()
     all.open(&pia, "closed").await;
     until(async || so(stage.smtp.mails().len() == 1, stage.smtp.events())).await;
     assert_eq!(stage.asked("closing2@example.org"), 3);
-    let failed = all.metric("inbox_failed_total", "notifications").await;
+    let failed = all.metric("inbox_handler_failures_total", "notifications").await;
     assert!((failed - 2.0).abs() < 0.5, "{failed}");
     all.stop().await;
 }
@@ -182,8 +183,9 @@ async fn a_server_that_rejects_the_login_is_unreachable_and_dead_letters_nothing
         Mail::Smtp { url: Secret::new(stage.smtp.url().replace("smtp://", "smtp://us:wrong@")), ca_file: None };
     let all = stage.start(Role::All).await;
     all.open(ANA, "who are we").await;
-    until(async || so(all.metric("inbox_breakers_open", "notifications").await > 0.5, stage.smtp.events())).await;
-    assert!(all.metric("inbox_failed_total", "notifications").await < 0.5);
+    until(async || so(all.metric("inbox_member_breakers_open", "notifications").await > 0.5, stage.smtp.events()))
+        .await;
+    assert!(all.metric("inbox_handler_failures_total", "notifications").await < 0.5);
     assert!(all.metric("inbox_handled_total", DEAD).await < 0.5);
     all.stop().await;
 }
@@ -201,8 +203,9 @@ async fn a_server_that_rejects_the_sender_is_unreachable_and_the_email_arrives_l
         let all = stage.start(Role::All).await;
         stage.smtp.unwelcome(answer);
         all.open(ANA, "who are we").await;
-        until(async || so(all.metric("inbox_breakers_open", "notifications").await > 0.5, stage.smtp.events())).await;
-        assert!(all.metric("inbox_failed_total", "notifications").await < 0.5, "{answer}");
+        until(async || so(all.metric("inbox_member_breakers_open", "notifications").await > 0.5, stage.smtp.events()))
+            .await;
+        assert!(all.metric("inbox_handler_failures_total", "notifications").await < 0.5, "{answer}");
         assert!(all.metric("inbox_handled_total", DEAD).await < 0.5, "{answer}");
         stage.smtp.welcome();
         until(async || so(stage.smtp.mails().len() == 1, stage.smtp.events())).await;
@@ -224,7 +227,7 @@ async fn a_rejection_of_the_sender_after_the_recipient_dead_letters_nothing() {
     for answer in refusals {
         stage.waits_while_barred(&all, answer).await;
     }
-    assert!(all.metric("inbox_failed_total", "notifications").await < 0.5);
+    assert!(all.metric("inbox_handler_failures_total", "notifications").await < 0.5);
     assert!(all.metric("inbox_handled_total", DEAD).await < 0.5);
     all.stop().await;
 }
@@ -244,10 +247,11 @@ async fn a_server_that_stops_relaying_dead_letters_nothing() {
     stage.smtp.bar_but("ticketflow.example", "554 5.7.1 relay access denied");
     let zoe = all.person("zoe@example.com").await;
     all.open(&zoe, "far away").await;
-    until(async || so(all.metric("inbox_breakers_open", "notifications").await > 0.5, stage.smtp.events())).await;
+    until(async || so(all.metric("inbox_member_breakers_open", "notifications").await > 0.5, stage.smtp.events()))
+        .await;
     stage.smtp.unbar();
     until(async || so(stage.smtp.mails().len() == 2, stage.smtp.events())).await;
-    assert!(all.metric("inbox_failed_total", "notifications").await < 0.5);
+    assert!(all.metric("inbox_handler_failures_total", "notifications").await < 0.5);
     assert!(all.metric("inbox_handled_total", DEAD).await < 0.5);
     all.stop().await;
 }
@@ -263,7 +267,7 @@ async fn a_server_that_never_relayed_continues_with_its_own_domain() {
     until(async || so(all.figures().await["dead"]["notifications"] == 1, all.figures().await)).await;
     all.open(ANA, "at home").await;
     until(async || so(stage.smtp.mails().len() == 1, stage.smtp.events())).await;
-    assert!(all.metric("inbox_breakers_open", "notifications").await < 0.5);
+    assert!(all.metric("inbox_member_breakers_open", "notifications").await < 0.5);
     all.stop().await;
 }
 
@@ -279,7 +283,7 @@ async fn a_recipient_rejected_by_a_policy_is_a_dead_letter_and_others_continue()
     // Ana is asked for instead, and has no second e-mail.
     assert_eq!((stage.asked("policy@ticketflow.example"), stage.asked("ana@ticketflow.example")), (1, 2));
     assert_eq!(stage.smtp.mails().len(), 1);
-    assert!(all.metric("inbox_breakers_open", "notifications").await < 0.5);
+    assert!(all.metric("inbox_member_breakers_open", "notifications").await < 0.5);
     all.stop().await;
 }
 
@@ -291,6 +295,6 @@ async fn a_server_that_requires_a_login_for_a_recipient_dead_letters_nothing() {
     all.open(&pia, "let us in").await;
     until(async || so(stage.smtp.mails().len() == 1, stage.smtp.events())).await;
     assert_eq!(stage.asked("login2@example.org"), 3);
-    assert!(all.metric("inbox_failed_total", "notifications").await < 0.5);
+    assert!(all.metric("inbox_handler_failures_total", "notifications").await < 0.5);
     all.stop().await;
 }

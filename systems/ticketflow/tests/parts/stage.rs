@@ -38,7 +38,7 @@ const PEOPLE: [(&str, &str, domain::Role, Language); 3] = [
 ];
 
 /// Dead-lettered e-mails, in a process's metrics.
-pub(crate) const DEAD: &str = "consumer=\"notifications\",verdict=\"dead\"";
+pub(crate) const DEAD: &str = "consumer=\"notifications\",outcome=\"dead_lettered\"";
 
 const DEADLINE: Duration = Duration::from_secs(90);
 const POLL: Duration = Duration::from_millis(20);
@@ -82,10 +82,11 @@ impl Stage {
         let before = self.smtp.mails().len();
         self.smtp.bar_but("nowhere.example", answer);
         all.open(ANA, "who are we").await;
-        until(async || so(all.metric("inbox_breakers_open", "notifications").await > 0.5, self.smtp.events())).await;
+        until(async || so(all.metric("inbox_member_breakers_open", "notifications").await > 0.5, self.smtp.events()))
+            .await;
         self.smtp.unbar();
         until(async || so(self.smtp.mails().len() == before + 1, self.smtp.events())).await;
-        until(async || so(all.metric("inbox_breakers_open", "notifications").await < 0.5, answer)).await;
+        until(async || so(all.metric("inbox_member_breakers_open", "notifications").await < 0.5, answer)).await;
     }
 
     /// Starts a process of this role, in this one.

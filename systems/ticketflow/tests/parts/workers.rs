@@ -60,7 +60,7 @@ async fn two_workers_send_nothing_twice_and_count_each_ticket_in_order() {
         figures["days"].as_array().expect("days").iter().map(|day| day["opened"].as_i64().unwrap_or(0)).sum();
     assert_eq!(opened, 40);
     for worker in [&one, &other] {
-        assert!(worker.metric("inbox_inversions_total", "").await < 0.5);
+        assert!(worker.metric("inbox_out_of_order_total", "").await < 0.5);
         // Otherwise nothing was seen of two workers that share something.
         assert!(worker.metric("inbox_handled_total", "notifications").await > 0.5, "both had e-mails to send");
     }

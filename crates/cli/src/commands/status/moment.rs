@@ -160,7 +160,7 @@ impl Moment {
 
     /// Handled messages of a consumer, and how long its handlers took.
     pub(super) fn handled(&self, before: &Self, consumer: &str) -> Pace {
-        let labels = [("consumer", consumer), ("verdict", "done")];
+        let labels = [("consumer", consumer), ("outcome", "done")];
         let mut pace = self.pace(before, "inbox_handled_total", "", &labels);
         let took = self.pace(before, "", "inbox_handler_duration_seconds", &labels[..1]);
         (pace.p50, pace.p99) = (took.p50, took.p99);
@@ -176,7 +176,7 @@ impl Moment {
     /// Whether the broker of a destination is there for all of its relays, as the alert has it.
     pub(super) fn broker_up(&self, destination: &str) -> Option<bool> {
         let labels = [("outbox", self.called(destination)?), ("destination", destination)];
-        self.told().filter_map(|(_, told)| told.sum("broker_up", &labels)).reduce(f64::min).map(|up| up > 0.0)
+        self.told().filter_map(|(_, told)| told.sum("outbox_broker_up", &labels)).reduce(f64::min).map(|up| up > 0.0)
     }
 
     /// Messages a second that were emitted: what left, and what more waits than before.

@@ -68,7 +68,7 @@ fn relay(outbox: &str, published: u32, slow: bool, up: u32) -> String {
     let labels = format!("service=\"relevo\",outbox=\"{outbox}\",destination=\"main\"");
     let quick = if slow { 0 } else { published };
     format!(
-        "outbox_ready{{{labels}}} 1\nbroker_up{{{labels},broker=\"nats\"}} {up}\noutbox_published_total{{{labels}}} {published}\n\
+        "outbox_ready{{{labels}}} 1\noutbox_broker_up{{{labels},broker=\"nats\"}} {up}\noutbox_published_total{{{labels}}} {published}\n\
          outbox_publish_latency_seconds_bucket{{{labels},le=\"1.0\"}} {quick}\n\
          outbox_publish_latency_seconds_bucket{{{labels},le=\"3.0\"}} {published}\n\
          outbox_publish_latency_seconds_bucket{{{labels},le=\"+Inf\"}} {published}\n"
@@ -118,7 +118,7 @@ fn a_broker_that_one_of_two_relays_does_not_reach_is_away() {
 fn consumer(done: u32, lag: u32) -> String {
     let labels = "service=\"shop\",consumer=\"billing\"";
     format!(
-        "inbox_handled_total{{{labels},verdict=\"done\"}} {done}\ninbox_handled_total{{{labels},verdict=\"retry\"}} 7000\n\
+        "inbox_handled_total{{{labels},outcome=\"done\"}} {done}\ninbox_handled_total{{{labels},outcome=\"retried\"}} 7000\n\
          inbox_handler_duration_seconds_bucket{{{labels},le=\"0.1\"}} {done}\n\
          inbox_handler_duration_seconds_bucket{{{labels},le=\"+Inf\"}} {done}\n\
          inbox_lag_messages{{{labels},lane=\"0\"}} 0\ninbox_lag_messages{{{labels},lane=\"1\"}} {lag}\n"
