@@ -6,6 +6,8 @@ use clap::{Args, Parser, Subcommand};
 use relevo_core::MessageId;
 use relevo_store_postgres::Schema;
 
+use crate::config::Sources;
+
 /// Carries what a database transaction commits to where it must go, in order.
 ///
 /// Without a command it shows itself: the same as `relevo dev`.
@@ -63,20 +65,26 @@ impl Default for Dev {
     }
 }
 
-/// Which outbox.
-#[derive(Debug, Clone, Args)]
-pub(crate) struct Target {
-    /// The database, as `postgres://user:password@host:port/name` or `sqlite:FILE` [env: `RELEVO_DATABASE_URL`].
+/// Which outbox. An option overrides the environment, and the environment overrides the file.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Outbox")]
+pub(crate) struct OutboxArgs {
+    /// The database: `postgres://user:password@host:port/name` or `sqlite:FILE` [env: `RELEVO_DATABASE_URL`].
     #[arg(long, value_name = "URL")]
     pub(crate) database: Option<String>,
+    /// The outbox of the configuration file, if it has several.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) outbox: Option<String>,
     #[command(flatten)]
-    pub(crate) place: Place,
+    pub(crate) config: Sources,
+    #[command(flatten)]
+    pub(crate) place: SchemaArg,
 }
 
-/// Where in the database.
-#[derive(Debug, Clone, Args)]
-pub(crate) struct Place {
-    /// The database schema that holds the outbox, `relevo` otherwise; PostgreSQL only.
+/// The schema, and the file system of a file.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct SchemaArg {
+    /// The database schema of the outbox [default: `relevo`]; PostgreSQL only.
     #[arg(long, value_name = "NAME", value_parser = schema)]
     pub(crate) schema: Option<Schema>,
     /// Accepts a SQLite file on a network file system; a file that two machines use will be corrupted.
@@ -84,17 +92,27 @@ pub(crate) struct Place {
     pub(crate) allow_network_file_system: bool,
 }
 
-impl Place {
-    /// The schema that was named, or the one that is meant without a name.
+impl SchemaArg {
+    /// The named schema, or the default one.
     pub(crate) fn schema(&self) -> Schema {
         self.schema.clone().unwrap_or_default()
     }
 }
 
-/// An answer given beforehand.
+/// Which destination of which outbox.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct DestinationArgs {
+    #[command(flatten)]
+    pub(crate) target: OutboxArgs,
+    /// The destination, if the outbox has several.
+    #[arg(long, short, value_name = "NAME", value_parser = destination)]
+    pub(crate) destination: Option<String>,
+}
+
+/// A confirmation on the command line.
 #[derive(Debug, Clone, Copy, Args)]
-pub(crate) struct Sure {
-    /// Does not ask.
+pub(crate) struct ConfirmArg {
+    /// Confirms in advance, instead of at the prompt.
     #[arg(long)]
     pub(crate) yes: bool,
 }

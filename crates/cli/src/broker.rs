@@ -5,7 +5,7 @@ use relevo_core::broker::admin::{BrokerAdmin, TopologyItem, TopologyStatus};
 use relevo_core::{Class, Failure};
 use relevo_host::registry::BrokerConfig;
 
-use crate::exit::{away, usage};
+use crate::exit::{unreachable_server, usage};
 
 /// The broker's administration; `None` for a kind that has neither topology nor settings of its own.
 pub(crate) fn admin(broker: &BrokerConfig) -> Result<Option<Box<dyn BrokerAdmin>>> {
@@ -16,10 +16,10 @@ pub(crate) fn admin(broker: &BrokerConfig) -> Result<Option<Box<dyn BrokerAdmin>
 pub(crate) fn failed(failure: &Failure) -> anyhow::Error {
     let told = failure.error_chain();
     match failure.class() {
-        Class::Outage => away(format!(
+        Class::Outage => unreachable_server(format!(
             "{told}; hint: check host and port, that the server runs, and that it may be reached from here"
         )),
-        Class::Unknown | Class::Throttled(_) | Class::Transient => away(told),
+        Class::Unknown | Class::Throttled(_) | Class::Transient => unreachable_server(told),
         Class::Blocked => anyhow!(
             "{told}; hint: the server refuses it until a person mends it: the login and its rights, the certificates, or what \
              the configuration names"

@@ -1,6 +1,5 @@
 //! What people ask of an outbox and tell it: one file a command, all of them written against the core's traits.
 
-mod author;
 mod backlog;
 mod completions;
 mod consumers;
@@ -10,14 +9,10 @@ mod doctor;
 mod emit;
 mod list;
 mod migrate;
-mod moment;
-mod output;
-mod payload;
 mod replay;
 mod shards;
 mod show;
 mod status;
-mod table;
 mod takeover;
 mod top;
 mod topology;
@@ -30,7 +25,7 @@ use std::sync::LazyLock;
 use anyhow::Result;
 use clap::Subcommand;
 
-use crate::exit::Code;
+use crate::exit::ExitStatus;
 
 /// One thing to do with an outbox.
 #[derive(Debug, Subcommand)]
@@ -90,7 +85,7 @@ pub(crate) enum Outbox {
     Show(show::Args),
 }
 
-pub(crate) async fn run(command: Command) -> Result<Code> {
+pub(crate) async fn run(command: Command) -> Result<ExitStatus> {
     match command {
         Command::Migrate(args) => migrate::run(&args).await,
         Command::Emit(args) => emit::run(&args).await,

@@ -31,8 +31,8 @@ pub(crate) use problem::{Problem, Problems};
 pub(crate) use resolved::{Config, Format, Log};
 
 use self::settings::Settings;
+use crate::error_report::{ErrorReport, print_stderr};
 use crate::exit;
-use crate::report::{Told, say};
 
 /// The file that is read where no other is named.
 const FILE: &str = "relevo.toml";
@@ -87,7 +87,8 @@ impl Sources {
         std::env::var_os(VARIABLE).is_some()
     }
 
-    fn path(&self) -> PathBuf {
+    /// The file that is read.
+    pub(crate) fn path(&self) -> PathBuf {
         let named = self.config.clone().or_else(|| std::env::var_os(VARIABLE).map(PathBuf::from));
         named.unwrap_or_else(|| PathBuf::from(FILE))
     }
@@ -121,7 +122,7 @@ fn read(
 /// Tells what is hardly meant.
 pub(crate) fn warn(warnings: &[Problem]) {
     for warning in warnings {
-        say(&Told::of(&warning.clone().into()).as_warning());
+        print_stderr(&ErrorReport::of(&warning.clone().into()).as_warning());
     }
 }
 
@@ -137,7 +138,7 @@ pub(crate) fn told<T>(result: Result<T, Problems>) -> Result<T> {
             return exit::usage(problem.to_string());
         }
         for problem in all {
-            say(&Told::of(&problem.clone().into()).to_string());
+            print_stderr(&ErrorReport::of(&problem.clone().into()).to_string());
         }
         exit::usage(format!("the configuration has {count} problems"))
     })

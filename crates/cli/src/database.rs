@@ -9,11 +9,9 @@ use sqlx::postgres::{PgConnectOptions, PgConnection};
 use tokio::time::timeout;
 use tracing::subscriber::{NoSubscriber, with_default};
 
-use crate::args::Target;
-use crate::exit::{Code, away, usage};
+use crate::exit::{ExitStatus, unreachable_server, usage};
+use crate::location::OutboxLocation;
 
-/// The variable that names the database where `--database` does not.
-const VARIABLE: &str = "RELEVO_DATABASE_URL";
 /// No server is waited for longer.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
 /// How long one answer may take.
@@ -21,30 +19,18 @@ pub(crate) const ANSWER_DEADLINE: Duration = Duration::from_mins(1);
 /// How long one answer may take that rewrites or deletes whole tables.
 pub(crate) const REWRITE_DEADLINE: Duration = Duration::from_hours(24);
 
-/// The database's URL, from the command line or else from the environment.
-pub(crate) fn url_of(target: &Target) -> Result<String> {
-    if let Some(url) = &target.database {
-        return Ok(url.clone());
-    }
-    match std::env::var(VARIABLE) {
-        Ok(url) if !url.is_empty() => Ok(url),
-        _ => Err(usage(format!(
-            "no database was named; hint: `--database postgres://user@host/name` or `--database sqlite:FILE`, or set `{VARIABLE}`"
-        ))),
-    }
-}
-
 /// An outbox's database and schema.
 #[derive(Debug)]
 pub(crate) struct Place {
     connect: PgConnectOptions,
     pub(crate) schema: Schema,
+    origin: String,
 }
 
 impl Place {
-    /// The schema that was named, in the database of this URL.
-    pub(crate) fn at(url: &str, target: &Target) -> Result<Self> {
-        Ok(Self { connect: parse(url)?, schema: target.place.schema() })
+    /// The database and the schema of an outbox.
+    pub(crate) fn at(location: OutboxLocation) -> Result<Self> {
+        Ok(Self { connect: parse(&location.url)?, schema: location.place.schema(), origin: location.origin })
     }
 
     /// Where it is, for people.
@@ -71,17 +57,20 @@ impl Place {
             ..OperatorConfig::new(self.connect.clone())
         };
         let opened = timeout(CONNECT_DEADLINE, Operator::open(config)).await;
-        let opened = opened.map_or_else(|_| Err(away(format!("no answer within {CONNECT_DEADLINE:?}"))), |it| Ok(it?));
+        let opened = opened
+            .map_or_else(|_| Err(unreachable_server(format!("no answer within {CONNECT_DEADLINE:?}"))), |it| Ok(it?));
         opened.map_err(|error| self.unreached(error, "cannot open the outbox at"))
     }
 
     /// What was tried where, and what to look at if nobody answered.
     fn unreached(&self, error: anyhow::Error, what: &str) -> anyhow::Error {
-        let hint = match Code::of(&error) {
-            Code::Away => "; hint: check host and port, that the server runs, and that it may be reached from here",
+        let hint = match ExitStatus::of(&error) {
+            ExitStatus::Unreachable => {
+                "; hint: check host and port, that the server runs, and that it may be reached from here"
+            }
             _ => "",
         };
-        error.context(format!("{what} {}{hint}", self.shown()))
+        error.context(format!("{what} {}, which {} names{hint}", self.shown(), self.origin))
     }
 }
 
@@ -109,10 +98,10 @@ fn parse(url: &str) -> Result<PgConnectOptions> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Told;
+    use crate::error_report::ErrorReport;
 
     fn place(url: &str) -> Result<Place> {
-        Ok(Place { connect: parse(url)?, schema: Schema::default() })
+        Ok(Place { connect: parse(url)?, schema: Schema::default(), origin: "`--database`".to_owned() })
     }
 
     #[test]
@@ -125,7 +114,7 @@ mod tests {
     fn a_url_that_cannot_be_read_is_not_shown() {
         for url in ["sesame", "mysql://me:sesame@db/shop", "postgres://me:sesame@db:port/shop", "postgres://:sesame@"] {
             if let Err(error) = place(url) {
-                let told = Told::of(&error).to_string();
+                let told = ErrorReport::of(&error).to_string();
                 assert!(!told.contains("sesame"), "{told}");
             }
         }

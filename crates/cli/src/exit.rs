@@ -1,4 +1,4 @@
-//! What the program's end says to whoever started it. The numbers are documented, and scripts rely on them.
+//! What the program's end says to user_at_host started it. The numbers are documented, and scripts rely on them.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -7,90 +7,96 @@ use relevo_core::store::StoreError;
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Code {
-    /// Done.
-    Done = 0,
-    /// Failed; nothing more is known about why than the error says.
-    Failed = 1,
-    /// What was typed makes no sense.
+pub(crate) enum ExitStatus {
+    /// The command succeeded.
+    Success = 0,
+    /// The command failed. The error has the cause.
+    Failure = 1,
+    /// The arguments or the configuration are wrong.
     Usage = 2,
-    /// The command worked, and found something that a person should look at.
-    Found = 3,
-    /// What was asked for is not there.
+    /// The command succeeded and found a problem.
+    Findings = 3,
+    /// The named thing does not exist.
     NotFound = 4,
-    /// The database or the broker cannot be reached.
-    Away = 5,
+    /// The database or the broker is unreachable.
+    Unreachable = 5,
     /// Interrupted before the end.
     Interrupted = 130,
 }
 
-impl From<Code> for ExitCode {
-    fn from(code: Code) -> Self {
+impl From<ExitStatus> for ExitCode {
+    fn from(code: ExitStatus) -> Self {
         Self::from(code as u8)
     }
 }
 
-impl Code {
+impl ExitStatus {
     /// The code of an error: what its chain says first.
     pub(crate) fn of(error: &anyhow::Error) -> Self {
-        error.chain().find_map(of_cause).unwrap_or(Self::Failed)
+        error.chain().find_map(of_cause).unwrap_or(Self::Failure)
     }
 }
 
-fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Code> {
-    if let Some(Coded { code, .. }) = cause.downcast_ref() {
+fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<ExitStatus> {
+    if let Some(CommandError { code, .. }) = cause.downcast_ref() {
         return Some(*code);
     }
     match cause.downcast_ref() {
-        Some(StoreError::Unavailable(_) | StoreError::Busy { .. }) => return Some(Code::Away),
+        Some(StoreError::Unavailable(_) | StoreError::Busy { .. }) => return Some(ExitStatus::Unreachable),
         Some(
             StoreError::Standby
             | StoreError::SchemaMismatch { .. }
             | StoreError::WrongDatabase { .. }
             | StoreError::Refused { .. }
             | StoreError::Unexpected(_),
-        ) => return Some(Code::Failed),
+        ) => return Some(ExitStatus::Failure),
         None => {}
     }
     match cause.downcast_ref() {
-        Some(sqlx::Error::Io(_) | sqlx::Error::Tls(_) | sqlx::Error::PoolTimedOut) => Some(Code::Away),
+        Some(sqlx::Error::Io(_) | sqlx::Error::Tls(_) | sqlx::Error::PoolTimedOut) => Some(ExitStatus::Unreachable),
         _ => None,
     }
 }
 
 /// An error that knows its code.
 #[derive(Debug)]
-struct Coded {
-    code: Code,
+struct CommandError {
+    code: ExitStatus,
     text: String,
 }
 
-impl fmt::Display for Coded {
+impl fmt::Display for CommandError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
 }
 
-impl std::error::Error for Coded {}
+impl std::error::Error for CommandError {}
 
-/// What was typed makes no sense, which only the database or a file could tell.
+/// Wrong arguments, found after parsing.
 pub(crate) fn usage(text: impl Into<String>) -> anyhow::Error {
-    Coded { code: Code::Usage, text: text.into() }.into()
+    CommandError { code: ExitStatus::Usage, text: text.into() }.into()
 }
 
-/// What was asked for is not there.
+/// The named thing does not exist.
 pub(crate) fn not_found(text: impl Into<String>) -> anyhow::Error {
-    Coded { code: Code::NotFound, text: text.into() }.into()
+    CommandError { code: ExitStatus::NotFound, text: text.into() }.into()
 }
 
-/// The database or the broker cannot be reached.
-pub(crate) fn away(text: impl Into<String>) -> anyhow::Error {
-    Coded { code: Code::Away, text: text.into() }.into()
+/// An unknown name. The hint lists the known ones, or how to add the first one.
+pub(crate) fn not_found_among(kind: &str, name: &str, known: &[String], add: &str) -> anyhow::Error {
+    let hint = if known.is_empty() { add.to_owned() } else { format!("there are `{}`", known.join("`, `")) };
+    not_found(format!("{kind} `{name}` is not known; hint: {hint}"))
+}
+
+/// The database or the broker is unreachable.
+pub(crate) fn unreachable_server(text: impl Into<String>) -> anyhow::Error {
+    CommandError { code: ExitStatus::Unreachable, text: text.into() }.into()
 }
 
 /// Interrupted before the end.
 pub(crate) fn interrupted(text: impl Into<String>) -> anyhow::Error {
-    Coded { code: Code::Interrupted, text: text.into() }.into()
+    CommandError { code: ExitStatus::Interrupted, text: text.into() }.into()
 }
 
 #[cfg(test)]
@@ -103,14 +109,14 @@ mod tests {
     fn an_error_has_the_code_of_its_cause() {
         let gone = StoreError::Unavailable(Box::from("connection refused"));
         for (error, code) in [
-            (anyhow!("anything"), Code::Failed),
-            (usage("no").context("here"), Code::Usage),
-            (not_found("no").context("here"), Code::NotFound),
-            (anyhow::Error::from(gone).context("cannot open"), Code::Away),
-            (sqlx::Error::Io(std::io::ErrorKind::ConnectionRefused.into()).into(), Code::Away),
-            (StoreError::Refused { reason: "switched off".to_owned() }.into(), Code::Failed),
+            (anyhow!("anything"), ExitStatus::Failure),
+            (usage("no").context("here"), ExitStatus::Usage),
+            (not_found("no").context("here"), ExitStatus::NotFound),
+            (anyhow::Error::from(gone).context("cannot open"), ExitStatus::Unreachable),
+            (sqlx::Error::Io(std::io::ErrorKind::ConnectionRefused.into()).into(), ExitStatus::Unreachable),
+            (StoreError::Refused { reason: "switched off".to_owned() }.into(), ExitStatus::Failure),
         ] {
-            assert_eq!(Code::of(&error), code, "{error:#}");
+            assert_eq!(ExitStatus::of(&error), code, "{error:#}");
         }
     }
 }

@@ -3,15 +3,18 @@
 //! Exit codes are in `exit.rs`. Output has no colours, so that `NO_COLOR` holds.
 
 mod args;
-mod ask;
 mod broker;
 mod commands;
 mod config;
 mod database;
 mod dev;
+mod error_report;
 mod exit;
+mod host;
+mod location;
 mod outbox;
-mod report;
+mod output;
+mod prompt;
 mod run;
 #[cfg(test)]
 mod runbooks;
@@ -26,22 +29,22 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::args::{Cli, Command};
-use crate::exit::Code;
+use crate::exit::ExitStatus;
 
 fn main() -> ExitCode {
     let command = Cli::parse().command.unwrap_or_else(|| Command::Dev(args::Dev::default()));
     match run(command) {
         Ok(code) => code.into(),
         // Whoever read the output has seen enough, as with `relevo dev | head`.
-        Err(error) if report::is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) if error_report::is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            report::say(&report::Told::of(&error).to_string());
-            Code::of(&error).into()
+            error_report::print_stderr(&error_report::ErrorReport::of(&error).to_string());
+            ExitStatus::of(&error).into()
         }
     }
 }
 
-fn run(command: Command) -> anyhow::Result<Code> {
+fn run(command: Command) -> anyhow::Result<ExitStatus> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     // The demo provokes failures on purpose and shows them itself: there, nothing is logged. The daemon is told how.
     if !matches!(command, Command::Dev(_) | Command::Run(_)) {
@@ -53,8 +56,8 @@ fn run(command: Command) -> anyhow::Result<Code> {
     }
     runtime.block_on(async {
         match command {
-            Command::Dev(dev) => dev::run(&dev).await.map(|()| Code::Done),
-            Command::Run(args) => run::run(args).await.map(|()| Code::Done),
+            Command::Dev(dev) => dev::run(&dev).await.map(|()| ExitStatus::Success),
+            Command::Run(args) => run::run(args).await.map(|()| ExitStatus::Success),
             Command::Config(config) => config.run(),
             Command::Operator(command) => commands::run(command).await,
         }

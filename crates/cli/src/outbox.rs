@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use clap::Args;
 use relevo_core::inbox::ConsumerOperator;
 use relevo_core::inbox::replays::ConsumerReplays;
 use relevo_core::outbox::OutboxOperator;
@@ -19,22 +18,12 @@ use sqlx::postgres::PgConnection;
 use sqlx::sqlite::SqliteConnection;
 use sqlx::{ConnectOptions as _, Connection as _};
 
-use crate::args::Target;
+use crate::args::{DestinationArgs, OutboxArgs};
 use crate::database::{self, ANSWER_DEADLINE};
 use crate::exit::{not_found, usage};
 
 /// How long a file's writer is waited for where nothing is to be written.
 const GLANCE: Duration = Duration::from_millis(500);
-
-/// Which destination of which outbox.
-#[derive(Debug, Clone, Args)]
-pub(crate) struct Which {
-    #[command(flatten)]
-    pub(crate) target: Target,
-    /// Whom the outbox is carried to; may be left out where there is only one.
-    #[arg(long, short, value_name = "NAME", value_parser = crate::args::destination)]
-    pub(crate) destination: Option<String>,
-}
 
 /// Where an outbox is.
 #[derive(Debug)]
@@ -50,6 +39,7 @@ pub(crate) enum Place {
 pub(crate) struct SqliteFile {
     pub(crate) path: PathBuf,
     allow_network_file_system: bool,
+    origin: String,
 }
 
 impl SqliteFile {
@@ -69,24 +59,27 @@ impl SqliteFile {
             allow_network_file_system: self.allow_network_file_system,
             ..defaults
         };
-        Ok(sqlite::Operator::open(config).await?)
+        let opened = sqlite::Operator::open(config).await;
+        opened.with_context(|| format!("cannot open the outbox that {} names", self.origin))
     }
 }
 
 impl Place {
     /// From the command line, or else from the environment.
-    pub(crate) fn of(target: &Target) -> Result<Self> {
-        let url = database::url_of(target)?;
-        Ok(match file_of(&url)? {
-            Some(_) if target.place.schema.is_some() => {
+    pub(crate) fn of(target: &OutboxArgs) -> Result<Self> {
+        let at = target.locate()?;
+        Ok(match file_of(&at.url)? {
+            Some(_) if at.place.schema.is_some() => {
                 return Err(usage(
-                    "`--schema` means nothing in a SQLite file; hint: leave it out, a file has one outbox",
+                    "`--schema` is for PostgreSQL only; hint: leave it out, a SQLite file has one outbox",
                 ));
             }
-            Some(path) => {
-                Self::Sqlite(SqliteFile { path, allow_network_file_system: target.place.allow_network_file_system })
-            }
-            None => Self::Postgres(Box::new(database::Place::at(&url, target)?)),
+            Some(path) => Self::Sqlite(SqliteFile {
+                path,
+                allow_network_file_system: at.place.allow_network_file_system,
+                origin: at.origin,
+            }),
+            None => Self::Postgres(Box::new(database::Place::at(at)?)),
         })
     }
 
@@ -176,12 +169,12 @@ pub(crate) struct Opened {
 }
 
 /// Opens an outbox for the destination that was named, or for the only one there is.
-pub(crate) async fn open(which: &Which) -> Result<Opened> {
+pub(crate) async fn open(which: &DestinationArgs) -> Result<Opened> {
     open_within(which, ANSWER_DEADLINE).await
 }
 
 /// The same, with answers that may take so long.
-pub(crate) async fn open_within(which: &Which, deadline: Duration) -> Result<Opened> {
+pub(crate) async fn open_within(which: &DestinationArgs, deadline: Duration) -> Result<Opened> {
     let place = Place::of(&which.target)?;
     let outbox = place.open(deadline).await?;
     let known = outbox.destinations().await.with_context(|| format!("the outbox at {}", place.shown()))?;
@@ -273,8 +266,8 @@ impl Writer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exit::Code;
-    use crate::report::Told;
+    use crate::error_report::ErrorReport;
+    use crate::exit::ExitStatus;
 
     fn named(names: &[&str]) -> Vec<DestinationInfo> {
         let one =
@@ -282,9 +275,9 @@ mod tests {
         names.iter().map(one).collect()
     }
 
-    fn refused(known: &[&str], name: Option<&str>) -> (Code, String) {
+    fn refused(known: &[&str], name: Option<&str>) -> (ExitStatus, String) {
         let error = choose(named(known), name).expect_err("it cannot be chosen");
-        (Code::of(&error), Told::of(&error).to_string())
+        (ExitStatus::of(&error), ErrorReport::of(&error).to_string())
     }
 
     #[test]
@@ -307,10 +300,10 @@ mod tests {
     fn a_destination_that_cannot_be_chosen_is_told_with_the_known_ones() {
         let (code, told) = refused(&["audit", "main"], Some("mian"));
         assert_eq!(told, "error: destination `mian` is not known\nhint: there are `audit`, `main`");
-        assert_eq!(code, Code::NotFound);
+        assert_eq!(code, ExitStatus::NotFound);
         let (code, told) = refused(&["audit", "main"], None);
-        assert_eq!(code, Code::Usage);
+        assert_eq!(code, ExitStatus::Usage);
         assert!(told.ends_with("hint: choose with `--destination`: `audit`, `main`"), "{told}");
-        assert_eq!(refused(&[], None).0, Code::NotFound);
+        assert_eq!(refused(&[], None).0, ExitStatus::NotFound);
     }
 }

@@ -96,26 +96,26 @@ fn every_command_that_looks_works_on_a_file() {
     let file = File::new("looks");
     let versions = file.succeeds(&["migrate", "--dry-run"]);
     assert!(versions.starts_with("1\n"), "{versions}");
-    let versions = objects(&file.succeeds(&["migrate", "--dry-run", "--json"]));
+    let versions = objects(&file.succeeds(&["migrate", "--dry-run", "-o", "json"]));
     assert_eq!(versions[0], serde_json::json!({ "version": 1, "name": null }));
     assert!(!file.0.join("shop.db").exists(), "a dry run makes no file");
     file.succeeds(&["migrate"]);
     file.succeeds(&["destination", "add", "main", "--shards", "2", "--start", "oldest"]);
     let id = file.succeeds(&["emit", "orders", "o-1", "OrderPlaced", r#"{"n":1}"#]);
     let id = id.trim_end();
-    let listed = objects(&file.succeeds(&["outbox", "list", "--json"]));
+    let listed = objects(&file.succeeds(&["outbox", "list", "-o", "json"]));
     assert_eq!((listed[0]["id"].as_str(), listed[0]["status"].as_str()), (Some(id), Some("pending")));
     let fields: Vec<&str> = listed[0].as_object().unwrap().keys().map(String::as_str).collect();
     let expected =
         "attempts created_at destination id key last_error next_attempt_at published_at seq status topic type";
     assert_eq!(fields.join(" "), expected, "the same as on PostgreSQL");
     assert_eq!(file.succeeds(&["outbox", "show", id, "--raw"]), r#"{"n":1}"#);
-    assert_eq!(objects(&file.succeeds(&["why", "o-1", "--json"]))[0]["cause"], "no_relay");
-    assert_eq!(objects(&file.succeeds(&["shards", "--json"])).len(), 2);
-    assert_eq!(objects(&file.succeeds(&["backlog", "--json"]))[0]["pending"], 1);
-    assert_eq!(objects(&file.succeeds(&["verify", "--json"]))[0]["committed"], 1);
+    assert_eq!(objects(&file.succeeds(&["why", "o-1", "-o", "json"]))[0]["cause"], "no_relay");
+    assert_eq!(objects(&file.succeeds(&["shards", "-o", "json"])).len(), 2);
+    assert_eq!(objects(&file.succeeds(&["backlog", "-o", "json"]))[0]["pending"], 1);
+    assert_eq!(objects(&file.succeeds(&["verify", "-o", "json"]))[0]["committed"], 1);
     assert_eq!(file.succeeds(&["dead", "list"]), "");
-    let (code, findings, _) = file.run(&["doctor", "--json"]);
+    let (code, findings, _) = file.run(&["doctor", "-o", "json"]);
     assert!(matches!(code, 0 | 3) && objects(&findings).len() > 3, "{code}: {findings}");
     assert_eq!(file.run(&["outbox", "show", "00000000-0000-4000-8000-000000000000"]).0, 4);
 }
@@ -162,7 +162,7 @@ fn a_full_disk_is_one_error_and_nothing_is_written() {
         while [ -e "$1/shop.db-wal" ]; do "$0" outbox list 2>/dev/null; done; \
         head -c 2000000 /dev/zero >"$1/ballast"; exec 2>&1; \
         "$0" emit orders o-1 T 1; echo "code $?"; echo; "$0" emit --many "$1.lines"; echo "code $?"; echo; \
-        rm "$1/ballast"; "$0" emit orders o-1 T 1 --id 5e8a1c6e-7d29-4c86-b1a9-3f0d6f2a9b10; "$0" outbox list --json"#;
+        rm "$1/ballast"; "$0" emit orders o-1 T 1 --id 5e8a1c6e-7d29-4c86-b1a9-3f0d6f2a9b10; "$0" outbox list -o json"#;
     let (code, stdout, stderr) = file.with_mounts(script);
     std::fs::remove_file(file.0.with_extension("lines")).unwrap();
     assert_eq!(code, 0, "{stderr}");
@@ -229,7 +229,7 @@ fn more_is_said_only_where_there_is_more_and_every_hint_leads_on() {
     assert_eq!(file.run(&["outbox", "list", "--limit", "2", "--status", "scheduled"]).2, "2 messages\n");
     let (mut seen, mut before) = (Vec::new(), None::<String>);
     loop {
-        let mut args = vec!["outbox", "list", "--limit", "1", "--json"];
+        let mut args = vec!["outbox", "list", "--limit", "1", "-o", "json"];
         args.extend(before.iter().flat_map(|before| ["--before", before]));
         let (code, page, told) = file.run(&args);
         assert_eq!(code, 0, "{told}");
@@ -238,6 +238,6 @@ fn more_is_said_only_where_there_is_more_and_every_hint_leads_on() {
         before = Some(hint.split('`').next().unwrap().to_owned());
     }
     assert_eq!(seen, expected);
-    let verified = &objects(&file.succeeds(&["verify", "--json"]))[0];
+    let verified = &objects(&file.succeeds(&["verify", "-o", "json"]))[0];
     assert_eq!((&verified["committed"], &verified["by_status"]["scheduled"]), (&2.into(), &2.into()));
 }

@@ -70,7 +70,6 @@ fn wrong_usage_is_exit_code_2() {
         &["consumers", "dead", "archive", "--all", "--rate", "5", "--note", "mended"],
         &["consumers", "dead", "list", "--since", "1h", "--until", "2h", "--database", "sqlite:shop.db"],
         &["trace", "no-id"],
-        &["migrate", "--json"],
         &["destination", "add", "no spaces"],
         &["destination", "add", "two__lines"],
         &["completions", "cobol"],
@@ -102,7 +101,8 @@ fn a_missing_database_is_one_error_with_a_hint() {
     assert_eq!(text(&output.stdout), "");
     assert_eq!(
         text(&output.stderr),
-        "error: no database was named\nhint: `--database postgres://user@host/name` or `--database sqlite:FILE`, or set `RELEVO_DATABASE_URL`\n"
+        "error: no outbox is named\nhint: `--database postgres://user@host/name` or `--database sqlite:FILE`, set `RELEVO_DATABASE_URL`, or run \
+         this in the directory of `relevo.toml`\n"
     );
 }
 
@@ -132,10 +132,7 @@ fn wrong_usage_that_only_the_program_can_tell_comes_with_a_hint() {
             &["backlog", "--database", "postgres://me:ses/ame@db/shop"],
             "the database's URL cannot be read: invalid port",
         ),
-        (
-            &["backlog", "--database", "sqlite:a.db", "--schema", "x"],
-            "`--schema` means nothing in a SQLite file\nhint: ",
-        ),
+        (&["backlog", "--database", "sqlite:a.db", "--schema", "x"], "`--schema` is for PostgreSQL only\nhint: "),
         (
             &["emit", "t", "k", "T", "1", "--header", "a=1", "--header", "a=2", "--database", "sqlite:a.db"],
             "header `a` is given twice\nhint: ",

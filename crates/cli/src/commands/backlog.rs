@@ -7,25 +7,26 @@ use anyhow::Result;
 use relevo_core::outbox::inspect::Backlog;
 use serde_json::json;
 
-use super::output::{self, Format};
-use super::table;
-use crate::exit::Code;
-use crate::outbox::{self, Which};
+use crate::args::DestinationArgs;
+use crate::exit::ExitStatus;
+use crate::outbox;
+use crate::output::table;
+use crate::output::{self, OutputArgs};
 
 /// Whose backlog.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    which: Which,
+    which: DestinationArgs,
     #[command(flatten)]
-    format: Format,
+    output: OutputArgs,
 }
 
-pub(super) async fn run(args: &Args) -> Result<Code> {
+pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
     let opened = outbox::open(&args.which).await?;
     let sample = opened.outbox.sample_destination(&opened.destination.name).await?;
     let Backlog { pending, exact, parked, dead } = sample.backlog;
-    if args.format.json {
+    if args.output.is_json() {
         let name = opened.destination.name;
         output::line(
             &json!({ "destination": name, "pending": pending, "exact": exact, "parked": parked, "dead": dead }),
@@ -36,7 +37,7 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
             [("pending", format!("{pending}{estimate}")), ("parked", parked.to_string()), ("dead", dead.to_string())];
         table::pairs(&mut io::stdout().lock(), &pairs)?;
     }
-    Ok(Code::Done)
+    Ok(ExitStatus::Success)
 }
 
 /// A backlog in the middle of a sentence.

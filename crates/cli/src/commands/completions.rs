@@ -7,7 +7,7 @@ use clap::CommandFactory as _;
 use clap_complete::Shell;
 
 use crate::args::Cli;
-use crate::exit::Code;
+use crate::exit::ExitStatus;
 
 /// For which shell.
 #[derive(Debug, clap::Args)]
@@ -17,10 +17,10 @@ pub(crate) struct Args {
     shell: Shell,
 }
 
-pub(super) fn run(args: &Args) -> Result<Code> {
+pub(super) fn run(args: &Args) -> Result<ExitStatus> {
     // Written to memory first: the generator panics where stdout is closed.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "relevo", &mut script);
     io::stdout().write_all(&script)?;
-    Ok(Code::Done)
+    Ok(ExitStatus::Success)
 }

@@ -14,13 +14,13 @@ use relevo_core::inbox::ConsumerOperator;
 use relevo_core::inbox::admin::ConsumerSummary;
 use serde_json::{Value, json};
 
-use super::moment;
-use super::output::{self, Format};
-use super::table::Table;
-use crate::args::Target;
-use crate::exit::{Code, not_found, usage};
+use crate::args::OutboxArgs;
+use crate::error_report::print_stderr;
+use crate::exit::{ExitStatus, not_found, usage};
 use crate::outbox::Place;
-use crate::report::say;
+use crate::output::table::Table;
+use crate::output::time;
+use crate::output::{self, OutputArgs};
 
 /// Messages and dead letters are counted so far.
 const COUNTED_MAX: u64 = 10_000;
@@ -49,12 +49,12 @@ pub(crate) enum Command {
 #[derive(Debug, clap::Args)]
 pub(crate) struct List {
     #[command(flatten)]
-    target: Target,
+    target: OutboxArgs,
     #[command(flatten)]
-    format: Format,
+    output: OutputArgs,
 }
 
-pub(super) async fn run(command: Command) -> Result<Code> {
+pub(super) async fn run(command: Command) -> Result<ExitStatus> {
     match command {
         Command::List(args) => list(&args).await,
         Command::Show(args) => show::run(&args).await,
@@ -66,21 +66,21 @@ pub(super) async fn run(command: Command) -> Result<Code> {
     }
 }
 
-async fn list(args: &List) -> Result<Code> {
+async fn list(args: &List) -> Result<ExitStatus> {
     let consumers = Place::of(&args.target)?.consumers().await?.list_consumers().await?;
-    if args.format.json {
+    if args.output.is_json() {
         for consumer in &consumers {
             output::line(&object(consumer))?;
         }
     } else if consumers.is_empty() {
-        say("no consumer was heard of yet; one is when its first member starts, or handles its first message");
+        print_stderr("no consumer was heard of yet; one is when its first member starts, or handles its first message");
     } else {
         let now = Timestamp::now();
         let rows: Vec<_> = consumers.iter().map(|consumer| row(consumer, now)).collect();
         Table::new(&["NAME", "STATE", "MEMBERS", "WAITING", "DEAD", "LAST MESSAGE", "LAST HEARD OF", "REMEMBERS"])
             .write(&mut io::stdout().lock(), &rows)?;
     }
-    Ok(Code::Done)
+    Ok(ExitStatus::Success)
 }
 
 fn row(consumer: &ConsumerSummary, now: Timestamp) -> Vec<String> {
@@ -92,7 +92,7 @@ fn row(consumer: &ConsumerSummary, now: Timestamp) -> Vec<String> {
         counted(consumer.dead),
         ago(consumer.last_message_at, now),
         ago(consumer.heartbeat_at, now),
-        consumer.done_retention.map_or_else(|| "-".to_owned(), moment::lasting),
+        consumer.done_retention.map_or_else(|| "-".to_owned(), time::short),
     ]
 }
 
@@ -112,7 +112,7 @@ pub(super) fn counted(count: u64) -> String {
 
 /// How long ago, or that it never was.
 pub(super) fn ago(at: Option<Timestamp>, now: Timestamp) -> String {
-    at.map_or_else(|| "never".to_owned(), |at| moment::relative(at, now))
+    at.map_or_else(|| "never".to_owned(), |at| time::age(at, now))
 }
 
 fn object(consumer: &ConsumerSummary) -> Value {
@@ -120,8 +120,8 @@ fn object(consumer: &ConsumerSummary) -> Value {
         "name": consumer.name,
         "paused": consumer.paused,
         "members": consumer.members,
-        "beat_at": output::time(consumer.heartbeat_at),
-        "last_message_at": output::time(consumer.last_message_at),
+        "beat_at": output::timestamp(consumer.heartbeat_at),
+        "last_message_at": output::timestamp(consumer.last_message_at),
         "waiting": consumer.waiting,
         "dead": consumer.dead,
         "remembers_ms": consumer.done_retention.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),

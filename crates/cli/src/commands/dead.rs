@@ -13,12 +13,14 @@ use relevo_core::dead_letters::{DeadLetterAdmin, DeadLetterFilter, DeadLetterSta
 use serde_json::{Value, json};
 
 use self::filter::Filter;
-use super::output::{self, Format};
-use super::table::{self, Table};
-use super::{moment, payload, show};
-use crate::exit::{Code, not_found};
-use crate::outbox::{self, Which};
-use crate::report::say;
+use super::show;
+use crate::args::DestinationArgs;
+use crate::error_report::print_stderr;
+use crate::exit::{ExitStatus, not_found};
+use crate::outbox;
+use crate::output::table::{self, Table};
+use crate::output::{self, OutputArgs};
+use crate::output::{payload, time};
 
 /// Letters of one page where all of them are listed.
 const PAGE: usize = 1000;
@@ -41,7 +43,7 @@ pub(crate) enum Command {
 #[command(group = clap::ArgGroup::new("chosen").multiple(true))]
 pub(crate) struct List {
     #[command(flatten)]
-    which: Which,
+    which: DestinationArgs,
     #[command(flatten)]
     filter: Filter,
     /// Those that were redriven or discarded too.
@@ -54,25 +56,25 @@ pub(crate) struct List {
     #[arg(long, conflicts_with = "limit")]
     all: bool,
     #[command(flatten)]
-    format: Format,
+    output: OutputArgs,
 }
 
 /// Which dead letter is shown.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Show {
     #[command(flatten)]
-    which: Which,
+    which: DestinationArgs,
     /// The message's id.
     #[arg(value_parser = crate::args::message_id)]
     id: MessageId,
     /// Writes exactly the bytes of the payload, and nothing else.
-    #[arg(long, conflicts_with = "json")]
+    #[arg(long, conflicts_with = "format")]
     raw: bool,
     #[command(flatten)]
-    format: Format,
+    output: OutputArgs,
 }
 
-pub(super) async fn run(command: Command) -> Result<Code> {
+pub(super) async fn run(command: Command) -> Result<ExitStatus> {
     match command {
         Command::List(args) => list(&args).await,
         Command::Show(args) => show(&args).await,
@@ -81,7 +83,7 @@ pub(super) async fn run(command: Command) -> Result<Code> {
     }
 }
 
-async fn list(args: &List) -> Result<Code> {
+async fn list(args: &List) -> Result<ExitStatus> {
     args.filter.check()?;
     let opened = outbox::open(&args.which).await?;
     let states = if args.history { Vec::new() } else { DeadLetterState::OPEN.to_vec() };
@@ -89,7 +91,7 @@ async fn list(args: &List) -> Result<Code> {
     let limit = (!args.all).then(|| usize::try_from(args.limit).unwrap_or(PAGE));
     let (letters, is_more) = collect(&*opened.outbox, &filter, limit).await?;
     let mut out = io::BufWriter::new(io::stdout().lock());
-    if args.format.json {
+    if args.output.is_json() {
         for letter in &letters {
             writeln!(out, "{}", object(letter))?;
         }
@@ -101,8 +103,8 @@ async fn list(args: &List) -> Result<Code> {
     }
     out.flush()?;
     let more = if is_more { ", and more\nhint: see more with `--limit`, or all with `--all`" } else { "" };
-    say(&format!("{}{more}", mark::counted(letters.len() as u64)));
-    Ok(Code::Done)
+    print_stderr(&format!("{}{more}", mark::counted(letters.len() as u64)));
+    Ok(ExitStatus::Success)
 }
 
 /// The first letters, and whether there are more. Without a limit, all of them, page by page.
@@ -129,7 +131,7 @@ fn row(letter: &DeadLetterSummary, now: Timestamp) -> Vec<String> {
         letter.state.as_str().to_owned(),
         letter.class.clone(),
         letter.attempts.to_string(),
-        moment::told(letter.entered_at, now),
+        time::with_age(letter.entered_at, now),
         letter.topic.clone().unwrap_or_default(),
         letter.key.clone(),
         letter.kind.clone().unwrap_or_default(),
@@ -144,21 +146,21 @@ fn object(letter: &DeadLetterSummary) -> Value {
         "topic": letter.topic,
         "key": letter.key,
         "type": letter.kind,
-        "created_at": output::time(Some(letter.entered_at)),
+        "created_at": output::timestamp(Some(letter.entered_at)),
         "state": letter.state.as_str(),
         "class": letter.class,
         "error": letter.error,
         "attempts": letter.attempts,
         "redriven": letter.redrives,
         "route": letter.route,
-        "dead_at": output::time(Some(letter.dead_at)),
-        "marked_at": output::time(letter.mark.as_ref().map(|mark| mark.at)),
+        "dead_at": output::timestamp(Some(letter.dead_at)),
+        "marked_at": output::timestamp(letter.mark.as_ref().map(|mark| mark.at)),
         "marked_by": letter.mark.as_ref().map(|mark| &mark.by),
         "reason": letter.mark.as_ref().map(|mark| &mark.reason),
     })
 }
 
-async fn show(args: &Show) -> Result<Code> {
+async fn show(args: &Show) -> Result<ExitStatus> {
     let opened = outbox::open(&args.which).await?;
     let destination = opened.destination.name;
     let filter = DeadLetterFilter { ids: vec![args.id], ..DeadLetterFilter::of_destination(&*destination) };
@@ -171,7 +173,7 @@ async fn show(args: &Show) -> Result<Code> {
     let mut out = io::stdout().lock();
     if args.raw {
         out.write_all(&message.payload)?;
-    } else if args.format.json {
+    } else if args.output.is_json() {
         let mut value = object(letter);
         output::add_content(&mut value, message);
         writeln!(out, "{value}")?;
@@ -185,12 +187,12 @@ async fn show(args: &Show) -> Result<Code> {
             ("attempts", letter.attempts.to_string()),
         ];
         pairs.extend(letter.route.clone().map(|route| ("route", route)));
-        pairs.push(("dead since", moment::told(letter.dead_at, now)));
+        pairs.push(("dead since", time::with_age(letter.dead_at, now)));
         if letter.redrives > 0 {
             pairs.push(("redriven", times(letter.redrives)));
         }
         if let Some(mark) = &letter.mark {
-            pairs.push(("marked", format!("{} by {}", moment::told(mark.at, now), mark.by)));
+            pairs.push(("marked", format!("{} by {}", time::with_age(mark.at, now), mark.by)));
             pairs.push(("reason", mark.reason.clone()));
         }
         pairs.extend(show::envelope(message, now));
@@ -198,7 +200,7 @@ async fn show(args: &Show) -> Result<Code> {
         writeln!(out)?;
         payload::write(&mut out, &message.content_type, &message.payload)?;
     }
-    Ok(Code::Done)
+    Ok(ExitStatus::Success)
 }
 
 /// How often something was done.

@@ -9,14 +9,14 @@ use relevo_core::outbox::admin::{DestinationChange, StartFrom};
 use serde_json::json;
 
 use super::backlog::Waits;
-use super::output::{self, Format};
-use super::table::Table;
-use crate::args::{Sure, Target};
-use crate::ask::confirm;
+use crate::args::{ConfirmArg, DestinationArgs, OutboxArgs};
 use crate::database::{ANSWER_DEADLINE, REWRITE_DEADLINE};
-use crate::exit::Code;
-use crate::outbox::{self, Opened, Place, Which};
-use crate::report::say;
+use crate::error_report::print_stderr;
+use crate::exit::ExitStatus;
+use crate::outbox::{self, Opened, Place};
+use crate::output::table::Table;
+use crate::output::{self, OutputArgs};
+use crate::prompt::confirm;
 
 /// As many shards as the schema admits.
 const SHARDS_MAX: i64 = 256;
@@ -27,14 +27,14 @@ pub(crate) enum Command {
     /// Lists the destinations.
     List {
         #[command(flatten)]
-        target: Target,
+        target: OutboxArgs,
         #[command(flatten)]
-        format: Format,
+        output: OutputArgs,
     },
     /// Adds a destination with progress of its own; one that exists stays as it is.
     Add {
         #[command(flatten)]
-        target: Target,
+        target: OutboxArgs,
         #[arg(value_parser = crate::args::new_destination)]
         name: String,
         /// Into how many slices the outbox is cut for its relays.
@@ -47,16 +47,16 @@ pub(crate) enum Command {
     /// Forgets a destination, with all that waits for it; retention no longer waits for it either.
     Remove {
         #[command(flatten)]
-        target: Target,
+        target: OutboxArgs,
         #[arg(value_parser = crate::args::destination)]
         name: String,
         #[command(flatten)]
-        sure: Sure,
+        yes: ConfirmArg,
     },
     /// Switches a destination on or off; relays of one that is off do not run.
     Switch {
         #[command(flatten)]
-        target: Target,
+        target: OutboxArgs,
         #[arg(value_parser = crate::args::destination)]
         name: String,
         #[arg(value_enum)]
@@ -65,7 +65,7 @@ pub(crate) enum Command {
     /// Asks for another number of shards; the relays carry it out when all of them have met at one tick.
     Regroup {
         #[command(flatten)]
-        target: Target,
+        target: OutboxArgs,
         #[arg(value_parser = crate::args::destination)]
         name: String,
         #[arg(value_parser = clap::value_parser!(u16).range(1..=SHARDS_MAX))]
@@ -82,15 +82,15 @@ pub(crate) enum Switch {
     Off,
 }
 
-pub(super) async fn run(command: Command) -> Result<Code> {
+pub(super) async fn run(command: Command) -> Result<ExitStatus> {
     match command {
-        Command::List { target, format } => list(&target, format).await?,
+        Command::List { target, output } => list(&target, output).await?,
         Command::Add { target, name, shards, start } => add(&target, &name, shards, start).await?,
-        Command::Remove { target, name, sure } => remove(target, name, sure).await?,
+        Command::Remove { target, name, yes } => remove(target, name, yes).await?,
         Command::Switch { target, name, to } => {
             let Opened { outbox, .. } = outbox::open(&named(target, &name)).await?;
             outbox.update_destination(&name, DestinationChange::Enabled(to == Switch::On)).await?;
-            say(&match to {
+            print_stderr(&match to {
                 Switch::On => format!("destination `{name}` is on"),
                 Switch::Off => format!("destination `{name}` is off: its relays stop, and retention waits for it"),
             });
@@ -98,19 +98,21 @@ pub(super) async fn run(command: Command) -> Result<Code> {
         Command::Regroup { target, name, shards } => {
             let Opened { outbox, .. } = outbox::open(&named(target, &name)).await?;
             outbox.update_destination(&name, DestinationChange::Shards(shards)).await?;
-            say(&format!("destination `{name}` will have {shards} shards as soon as its relays have met at one tick"));
+            print_stderr(&format!(
+                "destination `{name}` will have {shards} shards as soon as its relays have met at one tick"
+            ));
         }
     }
-    Ok(Code::Done)
+    Ok(ExitStatus::Success)
 }
 
-fn named(target: Target, name: &str) -> Which {
-    Which { target, destination: Some(name.to_owned()) }
+fn named(target: OutboxArgs, name: &str) -> DestinationArgs {
+    DestinationArgs { target, destination: Some(name.to_owned()) }
 }
 
-async fn list(target: &Target, format: Format) -> Result<()> {
+async fn list(target: &OutboxArgs, output: OutputArgs) -> Result<()> {
     let destinations = Place::of(target)?.glance().await?.destinations().await?;
-    if format.json {
+    if output.is_json() {
         for it in &destinations {
             let regrouping_to = it.resharding_to;
             output::line(
@@ -120,7 +122,7 @@ async fn list(target: &Target, format: Format) -> Result<()> {
         return Ok(());
     }
     if destinations.is_empty() {
-        say("there is no destination yet; `relevo destination add NAME` adds one");
+        print_stderr("there is no destination yet; `relevo destination add NAME` adds one");
         return Ok(());
     }
     let rows = destinations.iter().map(|it| {
@@ -133,9 +135,9 @@ async fn list(target: &Target, format: Format) -> Result<()> {
     Ok(())
 }
 
-async fn add(target: &Target, name: &str, shards: u16, start: StartFrom) -> Result<()> {
+async fn add(target: &OutboxArgs, name: &str, shards: u16, start: StartFrom) -> Result<()> {
     let outbox = Place::of(target)?.open(ANSWER_DEADLINE).await?;
-    say(&if outbox.add_destination(name, shards, start).await? {
+    print_stderr(&if outbox.add_destination(name, shards, start).await? {
         format!("destination `{name}` is added, with {shards} shards; it starts with {}", first_message(start))
     } else {
         format!("destination `{name}` exists, nothing was changed")
@@ -156,15 +158,15 @@ const fn first_message(start: StartFrom) -> &'static str {
     }
 }
 
-async fn remove(target: Target, name: String, sure: Sure) -> Result<()> {
+async fn remove(target: OutboxArgs, name: String, yes: ConfirmArg) -> Result<()> {
     let Opened { outbox, shown, .. } = outbox::open_within(&named(target, &name), REWRITE_DEADLINE).await?;
-    if !sure.yes {
+    if !yes.yes {
         let waits = Waits(outbox.sample_destination(&name).await?.backlog);
         let question =
             format!("remove destination `{name}` at {shown}? {waits} would never reach it, dead letters are deleted");
-        confirm(sure, &question)?;
+        confirm(yes, &question)?;
     }
     ensure!(outbox.remove_destination(&name).await?, "destination `{name}` was removed by somebody else");
-    say(&format!("destination `{name}` is removed"));
+    print_stderr(&format!("destination `{name}` is removed"));
     Ok(())
 }

@@ -9,27 +9,25 @@ use relevo_core::finding::{Finding, Severity};
 use serde_json::json;
 
 use self::memory::Memory;
-use super::output::{self, Format};
-use super::table::plain;
-use crate::args::{self, Target};
+use crate::args::{self, OutboxArgs};
 use crate::broker::{self, failed};
 use crate::config::{self, Database, Destination, Loaded, Sources};
-use crate::exit::{Code, usage};
+use crate::error_report::{ErrorReport, print_stderr};
+use crate::exit::{ExitStatus, usage};
 use crate::outbox::Place;
-use crate::report::{Told, say};
+use crate::output::table::plain;
+use crate::output::{self, OutputArgs};
 
 /// What is examined: one outbox, or everything that a configuration names.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    target: Target,
-    #[command(flatten)]
-    sources: Sources,
+    target: OutboxArgs,
     /// Another database with inboxes: how long they remember is compared with what everything else keeps.
     #[arg(long, value_name = "URL")]
     inbox: Vec<String>,
     #[command(flatten)]
-    format: Format,
+    output: OutputArgs,
 }
 
 /// What was found in one place.
@@ -45,20 +43,20 @@ struct Examined {
     memory: Memory,
 }
 
-pub(super) async fn run(args: &Args) -> Result<Code> {
+pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
     let one_is_named = args.target.database.is_some() || args.target.place.schema.is_some();
     // What is typed is stronger than the environment.
-    let whole = args.sources.are_given() || (Sources::are_in_environment() && !one_is_named);
+    let whole = args.target.config.are_given() || (Sources::are_in_environment() && !one_is_named);
     if whole && one_is_named {
         return Err(usage("`--config` names every outbox; hint: leave `--database` and `--schema` out"));
     }
     let (mut all, unseen) =
-        if whole { configured(&args.sources).await? } else { (vec![one(&args.target).await?], None) };
+        if whole { configured(&args.target.config).await? } else { (vec![one(&args.target).await?], None) };
     for url in &args.inbox {
         all.push(inboxes_at(url)?);
     }
     memory::compare(&mut all).await?;
-    if args.format.json {
+    if args.output.is_json() {
         for (examined, finding) in all.iter().flat_map(|it| it.findings.iter().map(move |finding| (it, finding))) {
             output::line(&json(examined, finding))?;
         }
@@ -71,12 +69,12 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
     }
     let open = all.iter().flat_map(|it| it.findings.iter().filter(|finding| !it.accepts(finding)));
     Ok(match open.map(|finding| finding.severity).max().unwrap_or(Severity::Ok) {
-        Severity::Ok | Severity::Note => Code::Done,
-        Severity::Warning | Severity::Danger => Code::Found,
+        Severity::Ok | Severity::Note => ExitStatus::Success,
+        Severity::Warning | Severity::Danger => ExitStatus::Findings,
     })
 }
 
-async fn one(target: &Target) -> Result<Examined> {
+async fn one(target: &OutboxArgs) -> Result<Examined> {
     let place = Place::of(target)?;
     let outbox = place.glance().await?;
     let findings = outbox.examine().await?;
@@ -88,8 +86,8 @@ async fn one(target: &Target) -> Result<Examined> {
 
 /// A database that is looked at for its inboxes alone.
 fn inboxes_at(url: &str) -> Result<Examined> {
-    let place = args::Place { schema: None, allow_network_file_system: false };
-    let place = Place::of(&Target { database: Some(url.to_owned()), place })?;
+    let place = args::SchemaArg::default();
+    let place = Place::of(&OutboxArgs { database: Some(url.to_owned()), place, ..OutboxArgs::default() })?;
     let inbox = Some(place.shown());
     let memory = Memory { horizons: Vec::new(), place: Some(place) };
     Ok(Examined { outbox: None, inbox, destination: None, findings: Vec::new(), accept: Vec::new(), memory })
@@ -116,7 +114,7 @@ async fn configured(sources: &Sources) -> Result<(Vec<Examined>, Option<anyhow::
     }
     let last = unseen.pop();
     for error in unseen {
-        say(&Told::of(&error).to_string());
+        print_stderr(&ErrorReport::of(&error).to_string());
     }
     Ok((all, last))
 }
@@ -127,8 +125,8 @@ async fn database(outbox: &config::Outbox) -> Result<Examined> {
         Database::Sqlite(_) => None,
     };
     let url = outbox.url.reveal().to_owned();
-    let place = args::Place { schema, allow_network_file_system: outbox.allow_network_file_system };
-    let mut examined = one(&Target { database: Some(url), place }).await?;
+    let place = args::SchemaArg { schema, allow_network_file_system: outbox.allow_network_file_system };
+    let mut examined = one(&OutboxArgs { database: Some(url), place, ..OutboxArgs::default() }).await?;
     memory::name(&mut examined.memory.horizons, outbox);
     Ok(Examined { outbox: Some(outbox.name.clone()), ..examined })
 }

@@ -10,17 +10,17 @@ use jiff::Timestamp;
 use relevo_core::{Draft, MessageId, OnDuplicate};
 use serde_json::{Value, json};
 
-use super::moment;
-use super::output::{Format, is_json};
-use crate::args::Target;
-use crate::exit::{Code, usage};
+use crate::args::OutboxArgs;
+use crate::exit::{ExitStatus, usage};
 use crate::outbox::Place;
+use crate::output::time;
+use crate::output::{OutputArgs, is_json};
 
 /// What to emit.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    target: Target,
+    target: OutboxArgs,
     /// What routes match first.
     #[arg(required_unless_present = "many")]
     topic: Option<String>,
@@ -43,7 +43,7 @@ pub(crate) struct Args {
     #[arg(long, value_parser = crate::args::message_id)]
     id: Option<MessageId>,
     /// Not before this time: RFC 3339, or how far away, as `10m`.
-    #[arg(long, value_name = "TIME", value_parser = moment::ahead)]
+    #[arg(long, value_name = "TIME", value_parser = time::ahead)]
     deliver_at: Option<Timestamp>,
     /// Takes the key's lock, for writers that lock no row of their own.
     #[arg(long)]
@@ -61,7 +61,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 0, requires = "many")]
     skip: u64,
     #[command(flatten)]
-    format: Format,
+    output: OutputArgs,
 }
 
 fn header(text: &str) -> Result<(String, String), String> {
@@ -69,10 +69,10 @@ fn header(text: &str) -> Result<(String, String), String> {
     Ok((name.to_owned(), value.to_owned()))
 }
 
-pub(super) async fn run(args: &Args) -> Result<Code> {
+pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
     let place = Place::of(&args.target)?;
     if let Some(source) = &args.many {
-        let order = many::Order { source, batch: args.batch, skip: args.skip, json: args.format.json };
+        let order = many::Order { source, batch: args.batch, skip: args.skip, json: args.output.is_json() };
         return many::run(&place, &order).await;
     }
     let draft = draft(args)?;
@@ -84,13 +84,13 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
     })?;
     let mut out = io::stdout().lock();
     for id in ids {
-        if args.format.json {
+        if args.output.is_json() {
             writeln!(out, "{}", json!({ "id": id.to_string() }))?;
         } else {
             writeln!(out, "{id}")?;
         }
     }
-    Ok(Code::Done)
+    Ok(ExitStatus::Success)
 }
 
 /// Checked before the database is asked: what is wrong with it is a matter of what was typed.

@@ -8,12 +8,13 @@ use jiff::Timestamp;
 use relevo_core::outbox::inspect::{MessageStatus, MessageSummary};
 use relevo_core::outbox::search::{MessageFilter, OutboxSearch, SearchPage};
 
-use super::moment;
-use super::output::{self, Format};
-use super::table::Table;
-use crate::exit::Code;
-use crate::outbox::{self, Which};
-use crate::report::say;
+use crate::args::DestinationArgs;
+use crate::error_report::print_stderr;
+use crate::exit::ExitStatus;
+use crate::outbox;
+use crate::output::table::Table;
+use crate::output::time;
+use crate::output::{self, OutputArgs};
 
 /// Messages of one page where all of them are listed.
 const PAGE: usize = 500;
@@ -24,7 +25,7 @@ const ERROR_CHARS_MAX: usize = 60;
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    which: Which,
+    which: DestinationArgs,
     /// Only messages of this key.
     #[arg(long)]
     key: Option<String>,
@@ -38,10 +39,10 @@ pub(crate) struct Args {
     #[arg(long, value_parser = status)]
     status: Option<MessageStatus>,
     /// Only messages emitted since: RFC 3339, or how long ago, as `10m`.
-    #[arg(long, value_name = "TIME", value_parser = moment::past)]
+    #[arg(long, value_name = "TIME", value_parser = time::past)]
     since: Option<Timestamp>,
     /// Only messages emitted before: RFC 3339, or how long ago, as `10m`.
-    #[arg(long, value_name = "TIME", value_parser = moment::past)]
+    #[arg(long, value_name = "TIME", value_parser = time::past)]
     until: Option<Timestamp>,
     /// Goes on where another list ended; the list said where.
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
@@ -53,10 +54,10 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "limit")]
     all: bool,
     /// How long a search may take before it says how far it got.
-    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = moment::duration, conflicts_with = "all")]
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = time::duration, conflicts_with = "all")]
     budget: Duration,
     #[command(flatten)]
-    format: Format,
+    output: OutputArgs,
 }
 
 fn status(word: &str) -> Result<MessageStatus, String> {
@@ -64,8 +65,8 @@ fn status(word: &str) -> Result<MessageStatus, String> {
     MessageStatus::parse(word).ok_or_else(|| format!("`{word}` is no status; there are {}", known()))
 }
 
-pub(super) async fn run(args: &Args) -> Result<Code> {
-    moment::in_order(args.since, args.until)?;
+pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
+    time::in_order(args.since, args.until)?;
     let opened = outbox::open(&args.which).await?;
     let (outbox, destination) = (outbox::search(&*opened.outbox)?, opened.destination.name);
     let mut search = MessageFilter {
@@ -77,7 +78,7 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
         until: args.until,
         before_seq: args.before,
     };
-    let mut page = Page { format: args.format, table: Table::new(HEAD), destination, count: 0 };
+    let mut page = Page { output: args.output, table: Table::new(HEAD), destination, count: 0 };
     let limit = if args.all { PAGE } else { usize::try_from(args.limit).unwrap_or(PAGE) };
     loop {
         let mut found = outbox.search(&page.destination, &search, limit, args.budget).await?;
@@ -88,7 +89,7 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
                 look_further(outbox, &page.destination, &search, &mut found, args.budget).await?;
             }
             page.end(&found);
-            return Ok(Code::Done);
+            return Ok(ExitStatus::Success);
         }
     }
 }
@@ -114,7 +115,7 @@ const HEAD: &[&str] = &["SEQ", "STATUS", "EMITTED", "", "TOPIC", "KEY", "TYPE", 
 
 /// Writes a list as it comes, so that a pager shows its beginning at once.
 struct Page {
-    format: Format,
+    output: OutputArgs,
     table: Table,
     destination: String,
     count: usize,
@@ -123,7 +124,7 @@ struct Page {
 impl Page {
     fn write(&mut self, messages: &[MessageSummary]) -> Result<()> {
         self.count += messages.len();
-        if self.format.json {
+        if self.output.is_json() {
             let mut out = io::BufWriter::new(io::stdout().lock());
             for message in messages {
                 writeln!(out, "{}", output::listed(message, &self.destination))?;
@@ -146,14 +147,16 @@ impl Page {
             count => format!("{count} messages"),
         };
         match (found.next, found.searched_back_to) {
-            (Some(next), Some(at)) => say(&format!(
+            (Some(next), Some(at)) => print_stderr(&format!(
                 "{count}; the time ran out on the way back at {}\nhint: go on with `--before {next}`, or search longer with `--budget 1m`",
-                moment::exact(at)
+                time::utc(at)
             )),
             (Some(next), None) => {
-                say(&format!("{count}, and more\nhint: go on with `--before {next}`, or list all with `--all`"));
+                print_stderr(&format!(
+                    "{count}, and more\nhint: go on with `--before {next}`, or list all with `--all`"
+                ));
             }
-            (None, _) => say(&count),
+            (None, _) => print_stderr(&count),
         }
     }
 }
@@ -164,8 +167,8 @@ fn row(message: &MessageSummary, now: Timestamp) -> Vec<String> {
     vec![
         message.seq.map_or_else(|| "-".to_owned(), |seq| seq.to_string()),
         message.status.as_str().to_owned(),
-        moment::exact(message.created_at),
-        moment::relative(message.created_at, now),
+        time::utc(message.created_at),
+        time::age(message.created_at, now),
         message.topic.clone(),
         message.key.clone(),
         message.kind.clone(),

@@ -8,38 +8,38 @@ use relevo_store_postgres as postgres;
 use relevo_store_sqlite as sqlite;
 use serde_json::json;
 
-use crate::args::Target;
+use crate::args::OutboxArgs;
 use crate::database::{self, ANSWER_DEADLINE};
-use crate::exit::Code;
+use crate::error_report::print_stderr;
+use crate::exit::ExitStatus;
 use crate::outbox::Place;
-use crate::report::say;
+use crate::output::OutputArgs;
 
 /// What to migrate.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    target: Target,
+    target: OutboxArgs,
     /// Only prints the script, for a DBA to read and run; needs no database.
     #[arg(long, conflicts_with = "dry_run")]
     print: bool,
     /// Only says which versions would be applied.
     #[arg(long)]
     dry_run: bool,
-    /// JSON for programs: one version a line.
-    #[arg(long, requires = "dry_run")]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
-pub(super) async fn run(args: &Args) -> Result<Code> {
+pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
     if args.print {
         // No database need be named for it.
-        let place = database::url_of(&args.target).ok().map(|_| Place::of(&args.target)).transpose()?;
+        let place = args.target.find()?.map(|_| Place::of(&args.target)).transpose()?;
         let script = match place {
             Some(Place::Sqlite(_)) => sqlite::migrate::sql_script(),
             Some(Place::Postgres(_)) | None => postgres::migrate::sql_script(&args.target.place.schema()),
         };
         io::stdout().write_all(script.as_bytes())?;
-        return Ok(Code::Done);
+        return Ok(ExitStatus::Success);
     }
     match Place::of(&args.target)? {
         Place::Postgres(place) => in_postgres(&place, args).await,
@@ -47,20 +47,20 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
     }
 }
 
-async fn in_sqlite(file: &Path, args: &Args) -> Result<Code> {
+async fn in_sqlite(file: &Path, args: &Args) -> Result<ExitStatus> {
     let at = file.display();
     if args.dry_run {
         let pending = sqlite::migrate::pending(file).await?;
         let pending: Vec<_> = pending.into_iter().map(|version| (version, None)).collect();
-        would_apply(&at.to_string(), &pending, args.json)?;
-        return Ok(Code::Done);
+        would_apply(&at.to_string(), &pending, args.output.is_json())?;
+        return Ok(ExitStatus::Success);
     }
     let applied = sqlite::migrate::migrate(file).await?;
     if applied.is_empty() {
-        say(&format!("{at} is at version {}: nothing to do", sqlite::migrate::VERSION));
+        print_stderr(&format!("{at} is at version {}: nothing to do", sqlite::migrate::VERSION));
     }
     told(&at.to_string(), &applied);
-    Ok(Code::Done)
+    Ok(ExitStatus::Success)
 }
 
 /// Writes the versions, with their names as far as they are known, and says how many there are.
@@ -73,7 +73,7 @@ fn would_apply(at: &str, pending: &[(i32, Option<&str>)], json: bool) -> Result<
             None => writeln!(out, "{version}")?,
         }
     }
-    say(&match pending.len() {
+    print_stderr(&match pending.len() {
         0 => format!("{at}: nothing to do"),
         1 => format!("{at}: 1 version would be applied, nothing was changed"),
         count => format!("{at}: {count} versions would be applied, nothing was changed"),
@@ -83,31 +83,31 @@ fn would_apply(at: &str, pending: &[(i32, Option<&str>)], json: bool) -> Result<
 
 fn told(at: &str, applied: &[i32]) {
     for version in applied {
-        say(&format!("{at}: version {version} applied"));
+        print_stderr(&format!("{at}: version {version} applied"));
     }
     if applied.first() == Some(&1) {
-        say("next: `relevo destination add NAME`, so that a relay can carry messages there");
+        print_stderr("next: `relevo destination add NAME`, so that a relay can carry messages there");
     }
 }
 
-async fn in_postgres(place: &database::Place, args: &Args) -> Result<Code> {
+async fn in_postgres(place: &database::Place, args: &Args) -> Result<ExitStatus> {
     let (schema, at) = (place.schema.name().to_owned(), place.shown());
     let mut connection = place.connect().await?;
     if args.dry_run {
         let pending = postgres::migrate::pending(&mut connection, &place.schema).await;
         let pending = pending.with_context(|| format!("schema `{schema}` at {at} cannot be looked at"))?;
         let pending: Vec<_> = pending.into_iter().map(|(version, name)| (version, Some(name))).collect();
-        would_apply(&format!("schema `{schema}` at {at}"), &pending, args.json)?;
-        return Ok(Code::Done);
+        would_apply(&format!("schema `{schema}` at {at}"), &pending, args.output.is_json())?;
+        return Ok(ExitStatus::Success);
     }
     let applied = postgres::migrate::migrate(&mut connection, &place.schema).await;
     let applied = applied.with_context(|| format!("schema `{schema}` at {at} was not changed"))?;
     if applied.is_empty() {
         // Nothing to apply may also mean that the schema is newer than this program: then opening it fails.
         place.open(ANSWER_DEADLINE).await?;
-        say(&format!("schema `{schema}` at {at} is at version {}: nothing to do", postgres::migrate::VERSION));
-        return Ok(Code::Done);
+        print_stderr(&format!("schema `{schema}` at {at} is at version {}: nothing to do", postgres::migrate::VERSION));
+        return Ok(ExitStatus::Success);
     }
     told(&format!("schema `{schema}` at {at}"), &applied);
-    Ok(Code::Done)
+    Ok(ExitStatus::Success)
 }

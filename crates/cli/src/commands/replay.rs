@@ -9,7 +9,7 @@ mod spec;
 use anyhow::Result;
 use clap::Subcommand;
 
-use crate::exit::Code;
+use crate::exit::ExitStatus;
 
 /// What to do with replays.
 #[derive(Debug, Subcommand)]
@@ -28,7 +28,7 @@ pub(crate) enum Command {
     Resume(feed::Resume),
 }
 
-pub(super) async fn run(command: Command) -> Result<Code> {
+pub(super) async fn run(command: Command) -> Result<ExitStatus> {
     match command {
         Command::Plan(args) => plan::plan(&args).await,
         Command::Start(args) => plan::start(&args).await,

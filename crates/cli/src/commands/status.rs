@@ -15,22 +15,19 @@ use anyhow::Result;
 
 use self::moment::{Moment, Watcher};
 use self::ports::Ports;
-use super::moment::duration;
-use super::output::{self, Format};
-use crate::args::Target;
-use crate::exit::Code;
+use crate::args::OutboxArgs;
+use crate::exit::ExitStatus;
 use crate::outbox::Place;
+use crate::output::time::duration;
+use crate::output::{self, OutputArgs};
 
 /// What is looked at.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct What {
     #[command(flatten)]
-    target: Target,
+    target: OutboxArgs,
     #[command(flatten)]
     ports: ports::Asked,
-    /// What the outbox is called in the configuration of its relays; may be left out where the admin ports tell of one only.
-    #[arg(long, value_name = "NAME")]
-    outbox: Option<String>,
     /// At most so many lanes, keys, queues and dead letters of each.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(0..=1000))]
     rows: u16,
@@ -45,20 +42,20 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = duration)]
     over: Duration,
     #[command(flatten)]
-    format: Format,
+    output: OutputArgs,
 }
 
-pub(super) async fn run(args: &Args) -> Result<Code> {
+pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
     let mut looks = Looks::new(&args.what)?;
     looks.look().await?;
     tokio::time::sleep(args.over).await;
     looks.look().await?;
-    if args.format.json {
+    if args.output.is_json() {
         output::line(&looks.object())?;
     } else {
         looks.tell(&mut io::stdout().lock())?;
     }
-    Ok(Code::Done)
+    Ok(ExitStatus::Success)
 }
 
 /// The last look, and the one before.
@@ -72,7 +69,7 @@ impl Looks {
     pub(super) fn new(what: &What) -> Result<Self> {
         let (place, ports) = (Place::of(&what.target)?, Ports::of(&what.ports)?);
         Ok(Self {
-            watcher: Watcher::new(place, ports, what.rows.into(), what.outbox.clone()),
+            watcher: Watcher::new(place, ports, what.rows.into(), what.target.outbox.clone()),
             last: None,
             before: None,
         })

@@ -2,43 +2,43 @@
 
 use anyhow::Result;
 
-use crate::args::{Sure, Target};
-use crate::ask::confirm;
+use crate::args::{ConfirmArg, OutboxArgs};
 use crate::database::{self, ANSWER_DEADLINE, REWRITE_DEADLINE};
-use crate::exit::{Code, usage};
+use crate::error_report::print_stderr;
+use crate::exit::{ExitStatus, usage};
 use crate::outbox::Place;
-use crate::report::say;
+use crate::prompt::confirm;
 
 /// Which outbox is taken over.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    target: Target,
+    target: OutboxArgs,
     #[command(flatten)]
-    sure: Sure,
+    yes: ConfirmArg,
 }
 
-pub(super) async fn adopt(args: &Args) -> Result<Code> {
+pub(super) async fn adopt(args: &Args) -> Result<ExitStatus> {
     let place = in_postgres(&args.target)?;
     let store = place.open(ANSWER_DEADLINE).await?;
     let at = place.shown();
-    confirm(args.sure, &format!("adopt the outbox at {at}? If it is a copy, its original must publish no more"))?;
+    confirm(args.yes, &format!("adopt the outbox at {at}? If it is a copy, its original must publish no more"))?;
     store.adopt().await?;
-    say(&format!("the outbox at {at} is adopted: relays may run"));
-    Ok(Code::Done)
+    print_stderr(&format!("the outbox at {at} is adopted: relays may run"));
+    Ok(ExitStatus::Success)
 }
 
-pub(super) async fn rebase(args: &Args) -> Result<Code> {
+pub(super) async fn rebase(args: &Args) -> Result<ExitStatus> {
     let place = in_postgres(&args.target)?;
     let store = place.open(REWRITE_DEADLINE).await?;
     let at = place.shown();
-    confirm(args.sure, &format!("rebase the outbox at {at}? Every message is rewritten while writers wait"))?;
+    confirm(args.yes, &format!("rebase the outbox at {at}? Every message is rewritten while writers wait"))?;
     let waiting = store.rebase().await?;
-    say(&format!("the outbox at {at} is rebased: relays may run, {waiting} messages will be sent"));
-    Ok(Code::Done)
+    print_stderr(&format!("the outbox at {at} is rebased: relays may run, {waiting} messages will be sent"));
+    Ok(ExitStatus::Success)
 }
 
-fn in_postgres(target: &Target) -> Result<database::Place> {
+fn in_postgres(target: &OutboxArgs) -> Result<database::Place> {
     match Place::of(target)? {
         Place::Postgres(place) => Ok(*place),
         Place::Sqlite(_) => Err(usage("a SQLite file may be copied and moved as it is; only PostgreSQL needs this")),

@@ -8,11 +8,11 @@ use std::time::Duration;
 use anyhow::Result;
 use console::{Term, truncate_str};
 
-use super::moment::duration;
-use super::output::{self, Format};
 use super::status::{Looks, What};
-use crate::exit::{Code, usage};
-use crate::report::Told;
+use crate::error_report::ErrorReport;
+use crate::exit::{ExitStatus, usage};
+use crate::output::time::duration;
+use crate::output::{self, OutputArgs};
 
 /// The screen that is shown meanwhile, so that what was there before comes back.
 const OTHER_SCREEN: &str = "\x1b[?1049h";
@@ -32,18 +32,18 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N")]
     times: Option<u64>,
     #[command(flatten)]
-    format: Format,
+    output: OutputArgs,
 }
 
-pub(super) async fn run(args: &Args) -> Result<Code> {
+pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
     let term = Term::stdout();
-    if !args.format.json && !term.is_term() {
-        return Err(usage("`relevo top` needs a terminal; hint: `relevo status`, or `relevo top --json`"));
+    if !args.output.is_json() && !term.is_term() {
+        return Err(usage("`relevo top` needs a terminal; hint: `relevo status`, or `relevo top -o json`"));
     }
     let mut looks = Looks::new(&args.what)?;
     // What cannot be reached at all is told as every other command tells it.
     looks.look().await?;
-    let screen = (!args.format.json).then(|| Screen::open(&term)).transpose()?;
+    let screen = (!args.output.is_json()).then(|| Screen::open(&term)).transpose()?;
     let mut trouble = None;
     let mut times = 0;
     // From here on it counts, also while a database that hangs is looked at.
@@ -52,7 +52,7 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
         show(screen.as_ref(), &looks, trouble.as_ref())?;
         times += 1;
         if args.times.is_some_and(|most| times >= most) {
-            return Ok(Code::Done);
+            return Ok(ExitStatus::Success);
         }
         let next = async {
             tokio::time::sleep(args.every).await;
@@ -60,7 +60,7 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
         };
         trouble = tokio::select! {
             biased;
-            _ = &mut interrupted => return Ok(Code::Done),
+            _ = &mut interrupted => return Ok(ExitStatus::Success),
             trouble = next => trouble,
         };
     }
@@ -69,13 +69,13 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
 fn show(screen: Option<&Screen<'_>>, looks: &Looks, trouble: Option<&anyhow::Error>) -> Result<()> {
     let Some(screen) = screen else {
         let mut value = looks.object();
-        value["error"] = trouble.map(|error| Told::of(error).error().to_owned()).into();
+        value["error"] = trouble.map(|error| ErrorReport::of(error).error().to_owned()).into();
         return output::line(&value);
     };
     let mut text = Vec::new();
     if let Some(error) = trouble {
         // What was seen last stays below.
-        writeln!(text, "{}", Told::of(error))?;
+        writeln!(text, "{}", ErrorReport::of(error))?;
     }
     looks.tell(&mut text)?;
     screen.draw(&String::from_utf8_lossy(&text))?;

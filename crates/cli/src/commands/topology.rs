@@ -7,14 +7,14 @@ use clap::Subcommand;
 use relevo_core::broker::admin::{BrokerAdmin, Difference, TopologyItem, TopologyStatus};
 use serde_json::{Value, json};
 
-use super::output::{self, Format};
-use super::table::plain;
-use crate::args::Sure;
-use crate::ask::confirm;
+use crate::args::ConfirmArg;
 use crate::broker::{self, failed, is_there, word};
 use crate::config::{self, Destination, Loaded, Sources};
-use crate::exit::{Code, not_found};
-use crate::report::{Told, say};
+use crate::error_report::{ErrorReport, print_stderr};
+use crate::exit::{ExitStatus, not_found};
+use crate::output::table::plain;
+use crate::output::{self, OutputArgs};
+use crate::prompt::confirm;
 
 /// What to do about the topology.
 #[derive(Debug, Subcommand)]
@@ -31,7 +31,7 @@ pub(crate) struct Plan {
     #[command(flatten)]
     which: Which,
     #[command(flatten)]
-    format: Format,
+    output: OutputArgs,
 }
 
 /// Where it is made.
@@ -43,9 +43,9 @@ pub(crate) struct Apply {
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
-    sure: Sure,
+    yes: ConfirmArg,
     #[command(flatten)]
-    format: Format,
+    output: OutputArgs,
 }
 
 /// Which destinations of the configuration.
@@ -69,24 +69,24 @@ struct Looked {
     pieces: Vec<TopologyItem>,
 }
 
-pub(super) async fn run(command: Command) -> Result<Code> {
+pub(super) async fn run(command: Command) -> Result<ExitStatus> {
     match command {
-        Command::Plan(args) => plan(&args.which, args.format).await,
-        Command::Apply(args) if args.dry_run => plan(&args.which, args.format).await,
+        Command::Plan(args) => plan(&args.which, args.output).await,
+        Command::Apply(args) if args.dry_run => plan(&args.which, args.output).await,
         Command::Apply(args) => apply(&args).await,
     }
 }
 
-async fn plan(which: &Which, format: Format) -> Result<Code> {
+async fn plan(which: &Which, output: OutputArgs) -> Result<ExitStatus> {
     let (all, unseen) = look(which).await?;
-    told(&all, format)?;
+    told(&all, output)?;
     // What could not be looked at is worse than anything that was.
     last_of(unseen)?;
     let wanting = all.iter().flat_map(|looked| &looked.pieces).any(|piece| !is_there(piece));
-    Ok(if wanting { Code::Found } else { Code::Done })
+    Ok(if wanting { ExitStatus::Findings } else { ExitStatus::Success })
 }
 
-async fn apply(args: &Apply) -> Result<Code> {
+async fn apply(args: &Apply) -> Result<ExitStatus> {
     let (all, mut failed_at) = look(&args.which).await?;
     let pieces = || all.iter().flat_map(|looked| &looked.pieces);
     let differing = pieces().filter(|piece| matches!(piece.status, TopologyStatus::Different(_))).count();
@@ -94,18 +94,20 @@ async fn apply(args: &Apply) -> Result<Code> {
     let wanting: Vec<&TopologyItem> =
         pieces().filter(|piece| matches!(piece.status, TopologyStatus::Missing | TopologyStatus::Unknown)).collect();
     if differing > 0 || wanting.is_empty() {
-        told(&all, args.format)?;
+        told(&all, args.output)?;
         if differing > 0 {
-            say("nothing was made, for something differs: mend it at the broker or in the configuration first");
+            print_stderr(
+                "nothing was made, for something differs: mend it at the broker or in the configuration first",
+            );
         }
         last_of(failed_at)?;
-        return Ok(if differing > 0 { Code::Found } else { Code::Done });
+        return Ok(if differing > 0 { ExitStatus::Findings } else { ExitStatus::Success });
     }
     for piece in &wanting {
-        say(&format!("{:7}  {}", word(&piece.status), plain(&piece.name)));
+        print_stderr(&format!("{:7}  {}", word(&piece.status), plain(&piece.name)));
     }
     let count = wanting.len();
-    confirm(args.sure, &format!("make {count} {}?", if count == 1 { "thing" } else { "things" }))?;
+    confirm(args.yes, &format!("make {count} {}?", if count == 1 { "thing" } else { "things" }))?;
     let mut done = Vec::new();
     for looked in all {
         match looked.admin.apply().await {
@@ -119,11 +121,11 @@ async fn apply(args: &Apply) -> Result<Code> {
             }
         }
     }
-    told(&done, args.format)?;
+    told(&done, args.output)?;
     last_of(failed_at)?;
     // Somebody else may have been at work meanwhile.
     let whole = done.iter().flat_map(|looked| &looked.pieces).all(is_there);
-    Ok(if whole { Code::Done } else { Code::Found })
+    Ok(if whole { ExitStatus::Success } else { ExitStatus::Findings })
 }
 
 /// Every broker that can be looked at, and what went wrong with the others.
@@ -140,7 +142,7 @@ async fn look(which: &Which) -> Result<(Vec<Looked>, Vec<anyhow::Error>)> {
                 Err(error) => unseen.push(error),
                 Ok(None) => {
                     let (at, kind) = (at(&outbox.name, &destination.name), destination.broker.adapter.kind());
-                    say(&format!("{at}: the broker ({kind}) has no topology"));
+                    print_stderr(&format!("{at}: the broker ({kind}) has no topology"));
                 }
             }
         }
@@ -155,7 +157,7 @@ async fn look(which: &Which) -> Result<(Vec<Looked>, Vec<anyhow::Error>)> {
 fn last_of(mut errors: Vec<anyhow::Error>) -> Result<()> {
     let last = errors.pop();
     for error in errors {
-        say(&Told::of(&error).to_string());
+        print_stderr(&ErrorReport::of(&error).to_string());
     }
     last.map_or(Ok(()), Err)
 }
@@ -171,8 +173,8 @@ fn at(outbox: &str, destination: &str) -> String {
     format!("outbox `{outbox}`, destination `{destination}`")
 }
 
-fn told(all: &[Looked], format: Format) -> Result<()> {
-    if format.json {
+fn told(all: &[Looked], output: OutputArgs) -> Result<()> {
+    if output.is_json() {
         return all
             .iter()
             .flat_map(|looked| looked.pieces.iter().map(move |piece| (looked, piece)))

@@ -14,13 +14,14 @@ use relevo_core::store::StoreError;
 use serde_json::{Value, json};
 
 use super::consumers::dead::letter::correlation;
-use super::output::{self, Format};
-use super::table::{self, Table};
-use super::{moment, show};
-use crate::args::Target;
-use crate::exit::{Code, not_found};
+use super::show;
+use crate::args::OutboxArgs;
+use crate::error_report::print_stderr;
+use crate::exit::{ExitStatus, not_found};
 use crate::outbox::Place;
-use crate::report::say;
+use crate::output::table::{self, Table};
+use crate::output::time;
+use crate::output::{self, OutputArgs};
 
 /// Dead letters of one message that are shown; each replay of each consumer can have one.
 const LETTERS_MAX: usize = 1000;
@@ -29,15 +30,15 @@ const LETTERS_MAX: usize = 1000;
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    target: Target,
+    target: OutboxArgs,
     /// The message's id.
     #[arg(value_parser = crate::args::message_id)]
     id: MessageId,
     #[command(flatten)]
-    format: Format,
+    output: OutputArgs,
 }
 
-pub(super) async fn run(args: &Args) -> Result<Code> {
+pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
     let place = Place::of(&args.target)?;
     let path = Path { destinations: sent(&place, args.id).await?, stops: handled(&place, args.id).await? };
     if path.destinations.is_empty() && path.stops.is_empty() {
@@ -49,13 +50,13 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
         )));
     }
     let mut out = io::BufWriter::new(io::stdout().lock());
-    if args.format.json {
+    if args.output.is_json() {
         writeln!(out, "{}", path.object(args.id))?;
     } else {
         path.tell(&mut out, args.id)?;
     }
     out.flush()?;
-    Ok(Code::Done)
+    Ok(ExitStatus::Success)
 }
 
 /// All that one database knows of a message's way.
@@ -83,7 +84,7 @@ async fn sent(place: &Place, id: MessageId) -> Result<Vec<(String, MessageDetail
         match outbox.message(&name, id).await {
             Ok(shown) => found.extend(shown.map(|shown| (name, shown))),
             // A long log has no index on ids: what consumers know is told all the same.
-            Err(StoreError::Refused { reason: what }) => say(&format!("destination `{name}`: {what}")),
+            Err(StoreError::Refused { reason: what }) => print_stderr(&format!("destination `{name}`: {what}")),
             Err(error) => return Err(error.into()),
         }
     }
@@ -133,7 +134,7 @@ impl Stop {
                 "error": dead.error,
                 "attempts": dead.attempts,
                 "redriven": dead.redrives,
-                "dead_at": output::time(Some(dead.dead_at)),
+                "dead_at": output::timestamp(Some(dead.dead_at)),
                 "note": dead.mark.as_ref().map(|mark| &mark.reason),
                 "address": message.map(|message| &*message.address),
                 "lane": message.map(|message| message.lane.name()),
@@ -145,7 +146,7 @@ impl Stop {
             "consumer": consumer,
             "replay": entry.replay,
             "state": self.state().map(InboxState::as_str),
-            "at": output::time(self.at()),
+            "at": output::timestamp(self.at()),
             "dead_letter": dead,
         })
     }
@@ -156,7 +157,7 @@ impl Stop {
             consumer.to_owned(),
             if entry.replay == 0 { none() } else { entry.replay.to_string() },
             self.word().to_owned(),
-            self.at().map_or_else(none, |at| moment::told(at, now)),
+            self.at().map_or_else(none, |at| time::with_age(at, now)),
         ]
     }
 }
@@ -214,7 +215,7 @@ impl Path {
 
 fn sent_row(name: &str, shown: &MessageDetails, now: Timestamp) -> Vec<String> {
     let listed = &shown.summary;
-    let told = |at: Option<Timestamp>| at.map_or_else(|| "-".to_owned(), |at| moment::told(at, now));
+    let told = |at: Option<Timestamp>| at.map_or_else(|| "-".to_owned(), |at| time::with_age(at, now));
     vec![
         name.to_owned(),
         listed.status.as_str().to_owned(),
@@ -234,7 +235,7 @@ fn dead_row(letter: &DeadLetter, now: Timestamp) -> Vec<String> {
         dead.class.clone(),
         dead.attempts.to_string(),
         dead.redrives.to_string(),
-        moment::told(dead.dead_at, now),
+        time::with_age(dead.dead_at, now),
         message.map_or_else(|| "-".to_owned(), |message| message.lane.name().to_owned()),
         offset.map_or_else(|| "-".to_owned(), |offset| offset.to_string()),
         dead.error.clone(),

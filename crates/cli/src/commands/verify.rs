@@ -9,32 +9,33 @@ use relevo_core::outbox::inspect::MessageStatus;
 use relevo_core::outbox::search::{MessageFilter, OutboxSearch, TimeRange};
 use serde_json::{Map, Value, json};
 
-use super::output::{self, Format};
-use super::{moment, table};
+use crate::args::DestinationArgs;
 use crate::database::REWRITE_DEADLINE;
-use crate::exit::Code;
-use crate::outbox::{self, Which};
+use crate::exit::ExitStatus;
+use crate::outbox;
+use crate::output::{self, OutputArgs};
+use crate::output::{table, time};
 
 /// What is compared.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    which: Which,
+    which: DestinationArgs,
     /// From this time on: RFC 3339, or how long ago, as `10m`; from the oldest that is retained otherwise.
-    #[arg(long, value_name = "TIME", value_parser = moment::past)]
+    #[arg(long, value_name = "TIME", value_parser = time::past)]
     since: Option<Timestamp>,
     /// Before this time: RFC 3339, or how long ago, as `10m`; to now otherwise.
-    #[arg(long, value_name = "TIME", value_parser = moment::past)]
+    #[arg(long, value_name = "TIME", value_parser = time::past)]
     until: Option<Timestamp>,
     #[command(flatten)]
-    format: Format,
+    output: OutputArgs,
 }
 
 /// Up to how many scheduled messages are counted.
 const SCHEDULED_MAX: usize = 10_000;
 
-pub(super) async fn run(args: &Args) -> Result<Code> {
-    moment::in_order(args.since, args.until)?;
+pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
+    time::in_order(args.since, args.until)?;
     // A long log is read in many short statements; each may take its time on a busy server.
     let opened = outbox::open_within(&args.which, REWRITE_DEADLINE).await?;
     let (search, destination) = (outbox::search(&*opened.outbox)?, &opened.destination.name);
@@ -43,16 +44,16 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
     for (_, count) in verified.by_status.iter_mut().filter(|(status, _)| *status == MessageStatus::Scheduled) {
         *count = scheduled;
     }
-    if args.format.json {
+    if args.output.is_json() {
         let by_status: Map<String, Value> =
             verified.by_status.iter().map(|(status, count)| (status.as_str().to_owned(), (*count).into())).collect();
         output::line(&json!({
             "destination": opened.destination.name,
-            "since": output::time(args.since),
-            "until": output::time(args.until),
+            "since": output::timestamp(args.since),
+            "until": output::timestamp(args.until),
             "committed": verified.committed,
             "by_status": by_status,
-            "oldest_unsettled": output::time(verified.oldest_unsettled),
+            "oldest_unsettled": output::timestamp(verified.oldest_unsettled),
             "contradictions": verified.inconsistencies,
         }))?;
     } else {
@@ -67,7 +68,7 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
             _ => (status.as_str(), count.to_string()),
         }));
         if let Some(oldest) = verified.oldest_unsettled {
-            pairs.push(("oldest that waits", moment::told(oldest, now)));
+            pairs.push(("oldest that waits", time::with_age(oldest, now)));
         }
         let mut out = io::stdout().lock();
         table::pairs(&mut out, &pairs)?;
@@ -78,7 +79,7 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
             writeln!(out, "no contradictions")?;
         }
     }
-    Ok(if verified.inconsistencies.is_empty() { Code::Done } else { Code::Found })
+    Ok(if verified.inconsistencies.is_empty() { ExitStatus::Success } else { ExitStatus::Findings })
 }
 
 /// What waits for its time is in no log, so that nothing compares it; it is counted.

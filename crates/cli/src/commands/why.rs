@@ -8,35 +8,36 @@ use relevo_core::outbox::inspect::MessageSummary;
 use relevo_core::outbox::why::{self, KeyReport, WaitCause};
 use serde_json::{Value, json};
 
-use super::output::{self, Format};
-use super::{moment, table};
-use crate::exit::Code;
-use crate::outbox::{self, Which};
+use crate::args::DestinationArgs;
+use crate::exit::ExitStatus;
+use crate::outbox;
+use crate::output::{self, OutputArgs};
+use crate::output::{table, time};
 
 /// Which key.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    which: Which,
+    which: DestinationArgs,
     /// The key.
     key: String,
     #[command(flatten)]
-    format: Format,
+    output: OutputArgs,
 }
 
-pub(super) async fn run(args: &Args) -> Result<Code> {
+pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
     let opened = outbox::open(&args.which).await?;
     let why = why::explain(opened.outbox.key_facts(&opened.destination.name, &args.key).await?);
     let destination = &opened.destination.name;
     let mut out = io::stdout().lock();
-    if args.format.json {
+    if args.output.is_json() {
         writeln!(out, "{}", object(&args.key, destination, &why))?;
     } else {
         for line in report_lines(&args.key, destination, &why, Timestamp::now()) {
             writeln!(out, "{}", table::plain(&line))?;
         }
     }
-    Ok(Code::Done)
+    Ok(ExitStatus::Success)
 }
 
 fn object(key: &str, destination: &str, why: &KeyReport) -> Value {
@@ -46,18 +47,18 @@ fn object(key: &str, destination: &str, why: &KeyReport) -> Value {
         "cause": cause_name(&why.cause),
         "head": why.head.as_ref().map(|head| output::listed(head, destination)),
         "waiting": why.waiting,
-        "since": output::time(why.since),
+        "since": output::timestamp(why.since),
         "shard": output::shard(&why.shard),
     });
     match &why.cause {
         WaitCause::Idle | WaitCause::NotReadYet | WaitCause::NoRelay | WaitCause::Disabled => {}
         WaitCause::Retrying { at } | WaitCause::Quarantined { at } | WaitCause::Scheduled { at } => {
-            value["at"] = output::time(Some(*at));
+            value["at"] = output::timestamp(Some(*at));
         }
         WaitCause::AddressHeld { held_address: hold, probe_at } => {
             value["address"] = hold.address.as_str().into();
             value["error"] = hold.error.as_str().into();
-            value["at"] = output::time(*probe_at);
+            value["at"] = output::timestamp(*probe_at);
         }
         WaitCause::DeadLetter { id } => value["id"] = id.to_string().into(),
         WaitCause::MarkNotApplied { id, mark } => {
@@ -93,7 +94,7 @@ fn report_lines(key: &str, destination: &str, why: &KeyReport, now: Timestamp) -
         1 => "1 message waits".to_owned(),
         count => format!("{count} messages wait"),
     };
-    let since = why.since.map_or_else(String::new, |since| format!(", since {}", moment::told(since, now)));
+    let since = why.since.map_or_else(String::new, |since| format!(", since {}", time::with_age(since, now)));
     let mut lines = vec![
         format!("Key `{key}`: {messages} for destination `{destination}`{since}."),
         format!("Why: {}", reason(why, destination, now)),
@@ -113,13 +114,15 @@ fn reason(why: &KeyReport, destination: &str, now: Timestamp) -> String {
         }
         WaitCause::NoRelay => format!("no relay holds shard {shard} of destination `{destination}`."),
         WaitCause::Disabled => format!("destination `{destination}` is disabled."),
-        WaitCause::Retrying { at } => format!("the first message failed, next attempt at {}.", moment::told(*at, now)),
+        WaitCause::Retrying { at } => {
+            format!("the first message failed, next attempt at {}.", time::with_age(*at, now))
+        }
         WaitCause::AddressHeld { held_address: hold, probe_at } => {
-            let probe = probe_at.map_or_else(String::new, |at| format!("; next probe at {}", moment::told(at, now)));
+            let probe = probe_at.map_or_else(String::new, |at| format!("; next probe at {}", time::with_age(at, now)));
             format!("address `{}` rejects every message: {}{probe}.", hold.address, hold.error)
         }
         WaitCause::Quarantined { at } => {
-            format!("the first message broke connections, next attempt alone at {}.", moment::told(*at, now))
+            format!("the first message broke connections, next attempt alone at {}.", time::with_age(*at, now))
         }
         WaitCause::DeadLetter { .. } => {
             "the first message is a dead letter, and the key waits for an operator.".to_owned()
@@ -130,7 +133,7 @@ fn reason(why: &KeyReport, destination: &str, now: Timestamp) -> String {
                 "an operator marked the first message (`{mark}`), and the relay of shard {shard} has not applied the mark yet."
             )
         }
-        WaitCause::Scheduled { at } => format!("the first message is not due before {}.", moment::told(*at, now)),
+        WaitCause::Scheduled { at } => format!("the first message is not due before {}.", time::with_age(*at, now)),
     }
 }
 

@@ -6,8 +6,8 @@ use anyhow::Result;
 use clap::{Args, Subcommand};
 
 use super::{Sources, print, reference, told, warn};
-use crate::exit::Code;
-use crate::report::say;
+use crate::error_report::print_stderr;
+use crate::exit::ExitStatus;
 
 /// What to do with the configuration.
 #[derive(Debug, Subcommand)]
@@ -44,7 +44,7 @@ pub(crate) struct Print {
 
 impl Command {
     /// Does it.
-    pub(crate) fn run(&self) -> Result<Code> {
+    pub(crate) fn run(&self) -> Result<ExitStatus> {
         match self {
             Self::Check(check) => return check.run(),
             Self::Example => io::stdout().write_all(reference::example().as_bytes())?,
@@ -60,15 +60,15 @@ impl Command {
                 }
             }
         }
-        Ok(Code::Done)
+        Ok(ExitStatus::Success)
     }
 }
 
 impl Check {
-    fn run(&self) -> Result<Code> {
+    fn run(&self) -> Result<ExitStatus> {
         let result = self.sources.load();
         if self.json {
-            let code = if result.is_ok() { Code::Done } else { Code::Usage };
+            let code = if result.is_ok() { ExitStatus::Success } else { ExitStatus::Usage };
             writeln!(io::stdout(), "{}", print::verdict(&self.sources, &result))?;
             return Ok(code);
         }
@@ -77,8 +77,8 @@ impl Check {
         let (outboxes, destinations) = loaded.config.counts();
         let outboxes = count(outboxes, "outbox", "outboxes");
         let destinations = count(destinations, "destination", "destinations");
-        say(&format!("`{}` is good: {outboxes}, {destinations}", loaded.file));
-        Ok(Code::Done)
+        print_stderr(&format!("`{}` is good: {outboxes}, {destinations}", loaded.file));
+        Ok(ExitStatus::Success)
     }
 }
 

@@ -25,7 +25,7 @@ use super::signals::{Asked, Signals};
 use super::traces::{Exporting, Telling};
 use super::{link, systemd};
 use crate::config::{Config, Loaded, Sources};
-use crate::report::Told;
+use crate::error_report::ErrorReport;
 
 /// Interrupted twice, as shells count it: 128 and the number of SIGINT.
 const INTERRUPTED: i32 = 130;
@@ -177,7 +177,7 @@ impl Daemon {
     fn ended(&mut self, ended: Result<Result<()>, JoinError>) {
         let result = ended.context("a component panicked").and_then(|result| result);
         if let Err(error) = result {
-            let told = Told::of(&error);
+            let told = ErrorReport::of(&error);
             error!(error = told.error(), hint = told.hint(), "a component failed: relevo ends");
             systemd::stopping(&told.error().replace('\n', " "));
             // What the others say follows from the first.

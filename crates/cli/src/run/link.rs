@@ -19,7 +19,7 @@ use super::store;
 use super::waiting::{CHECK_MAX, Pauses, turning};
 use crate::broker;
 use crate::config::{Destination, Outbox};
-use crate::report::Told;
+use crate::error_report::ErrorReport;
 
 /// Carries one outbox to one destination until it is told to stop; its error is one that waiting does not mend.
 pub(crate) async fn carry(
@@ -126,7 +126,7 @@ async fn open_broker(destination: &Destination, brokers: &OpenBrokers, seen: &Se
         if matches!(class, Class::Blocked | Class::Poison) {
             return Err(error);
         }
-        let told = Told::of(&error);
+        let told = ErrorReport::of(&error);
         seen.broker_is(false);
         seen.enter(Phase::Waiting(For::Broker, format!("waiting for the broker: {}", told.error())));
         warn!(error = told.error(), hint = told.hint(), "the broker is away, will try again");
@@ -142,7 +142,7 @@ async fn open(outbox: &Outbox, destination: &Destination, seen: &Seen) -> Result
             Ok(Ok(store)) => return Ok(store),
             Ok(Err(missing)) => bail!(missing),
             Err(error) if error.is_retryable() => {
-                let told = Told::of(&error.into());
+                let told = ErrorReport::of(&error.into());
                 seen.found_away();
                 seen.enter(Phase::Waiting(For::Database, format!("waiting for the database: {}", told.error())));
                 warn!(at = %outbox.database, error = told.error(), hint = told.hint(), "the database is away, will try again");

@@ -20,7 +20,7 @@ use tracing::{debug, info, warn};
 use super::seen::{Phase, Seen};
 use super::store;
 use crate::config::Outbox;
-use crate::report::Told;
+use crate::error_report::ErrorReport;
 
 /// A database or a broker that is slower than this has no number to give.
 const DEADLINE: Duration = Duration::from_secs(4);
@@ -219,7 +219,7 @@ impl Opened {
 }
 
 fn told(error: StoreError) -> String {
-    Told::of(&error.into()).error().to_owned()
+    ErrorReport::of(&error.into()).error().to_owned()
 }
 
 /// A broker.

@@ -21,7 +21,7 @@ pub(crate) trait Run {
     }
 
     fn objects(&self, args: &[&str]) -> Vec<Value> {
-        let (stdout, _) = self.ok(&[args, &["--json"]].concat());
+        let (stdout, _) = self.ok(&[args, &["-o", "json"]].concat());
         stdout.lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect()
     }
 
@@ -263,7 +263,7 @@ fn stop(value: &Value) -> (&str, &str) {
 /// `brief` remembers for an hour.
 pub(crate) async fn the_doctor_names_an_inbox_that_forgets_too_early(cli: &impl Run, brief: &impl Inbox) {
     let findings = || {
-        let (_, stdout, _) = cli.run(&["doctor", "--json"]);
+        let (_, stdout, _) = cli.run(&["doctor", "-o", "json"]);
         let all = stdout.lines().map(|line| serde_json::from_str::<Value>(line).expect("a line is JSON"));
         all.filter(|finding| finding["subject"] == "inbox retention").collect::<Vec<_>>()
     };

@@ -68,7 +68,7 @@ async fn two_operators_who_redrive_at_once_do_it_once() {
     let (cli, inbox) = stage().await;
     billing(&inbox).await;
     let redrive = || {
-        let args = ["consumers", "dead", "redrive", "--all", "--note", "mended", "--yes", "--json"];
+        let args = ["consumers", "dead", "redrive", "--all", "--note", "mended", "--yes", "-o", "json"];
         super::support::objects(&cli.succeeds(&args).0)[0]["count"].as_u64().expect("a count")
     };
     let counts = std::thread::scope(|scope| {

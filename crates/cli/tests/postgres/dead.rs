@@ -24,17 +24,17 @@ async fn dead_letters_are_listed_and_shown() {
     let (list, told) = cli.succeeds(&["dead", "list"]);
     insta::assert_snapshot!("dead_list", stable(&list, &cli));
     assert_eq!(told, "2 dead letters\n");
-    let (one, told) = cli.succeeds(&["dead", "list", "--limit", "1", "--json"]);
+    let (one, told) = cli.succeeds(&["dead", "list", "--limit", "1", "-o", "json"]);
     assert_eq!(
         (objects(&one).len(), told.as_str()),
         (1, "1 dead letter, and more\nhint: see more with `--limit`, or all with `--all`\n")
     );
-    assert_eq!(objects(&cli.succeeds(&["dead", "list", "--key", "o-2", "--json"]).0)[0]["key"], "o-2");
+    assert_eq!(objects(&cli.succeeds(&["dead", "list", "--key", "o-2", "-o", "json"]).0)[0]["key"], "o-2");
     assert_eq!(cli.succeeds(&["dead", "list", "--route", "other"]).0, "");
     let (shown, _) = cli.succeeds(&["dead", "show", &first]);
     insta::assert_snapshot!("dead_show", stable(&shown, &cli));
     assert_eq!(cli.succeeds(&["dead", "show", &first, "--raw"]).0, r#"{"n":1}"#);
-    let (json, _) = cli.succeeds(&["dead", "show", &first, "--json"]);
+    let (json, _) = cli.succeeds(&["dead", "show", &first, "-o", "json"]);
     let fields: Vec<String> = objects(&json)[0].as_object().unwrap().keys().cloned().collect();
     insta::assert_snapshot!("dead_fields", fields.join("\n"));
 }
@@ -44,7 +44,7 @@ async fn what_is_finished_is_history() {
     let (cli, first, second) = two_dead().await;
     cli.sql(&format!("UPDATE relevo.dead_letter SET state = 'redriven' WHERE id = '{first}'")).await;
     let ids = |args: &[&str]| -> Vec<String> {
-        let list = cli.succeeds(&[&["dead", "list", "--json", "--limit", "1"], args].concat()).0;
+        let list = cli.succeeds(&[&["dead", "list", "-o", "json", "--limit", "1"], args].concat()).0;
         objects(&list).iter().map(|letter| letter["id"].as_str().unwrap().to_owned()).collect()
     };
     assert_eq!(ids(&[]), [&*second], "the finished one takes no place of the list");
@@ -80,7 +80,7 @@ async fn a_dry_run_changes_nothing_and_needs_no_reason() {
     let (cli, ..) = two_dead().await;
     let (_, told) = cli.succeeds(&["dead", "discard", "--all", "--dry-run"]);
     assert_eq!(told, "2 dead letters would be marked `discard`, nothing was changed\n");
-    let (json, _) = cli.succeeds(&["dead", "redrive", "--key", "o-1", "--dry-run", "--json"]);
+    let (json, _) = cli.succeeds(&["dead", "redrive", "--key", "o-1", "--dry-run", "-o", "json"]);
     assert_eq!(
         objects(&json)[0],
         serde_json::json!({ "mark": "redrive", "dry_run": true, "count": 1, "unmatched": [] })
@@ -92,7 +92,7 @@ async fn a_dry_run_changes_nothing_and_needs_no_reason() {
 async fn dead_letters_are_chosen_by_id_key_route_or_all() {
     let (cli, first, second) = two_dead().await;
     let count = |args: &[&str]| {
-        let json = cli.succeeds(&[&["dead", "redrive", "--dry-run", "--json"], args].concat()).0;
+        let json = cli.succeeds(&[&["dead", "redrive", "--dry-run", "-o", "json"], args].concat()).0;
         objects(&json)[0]["count"].as_u64().unwrap()
     };
     assert_eq!(count(&[&first]), 1);
@@ -101,7 +101,7 @@ async fn dead_letters_are_chosen_by_id_key_route_or_all() {
     assert_eq!(count(&["--route", "everything"]), 2);
     assert_eq!(count(&["--route", "everything", "--key", "o-1"]), 1);
     assert_eq!(count(&["--all"]), 2);
-    let (json, _) = cli.succeeds(&["dead", "discard", "--key", "o-1", "--reason", "test", "--yes", "--json"]);
+    let (json, _) = cli.succeeds(&["dead", "discard", "--key", "o-1", "--reason", "test", "--yes", "-o", "json"]);
     assert_eq!(
         objects(&json)[0],
         serde_json::json!({ "mark": "discard", "dry_run": false, "count": 1, "unmatched": [] })
@@ -140,7 +140,7 @@ async fn a_filter_looks_into_dead_letters() {
     ))
     .await;
     let ids = |args: &[&str]| -> Vec<String> {
-        let list = cli.succeeds(&[&["dead", "list", "--json"], args].concat()).0;
+        let list = cli.succeeds(&[&["dead", "list", "-o", "json"], args].concat()).0;
         objects(&list).iter().map(|letter| letter["id"].as_str().unwrap().to_owned()).collect()
     };
     for (args, expected) in [
@@ -155,7 +155,7 @@ async fn a_filter_looks_into_dead_letters() {
         (&["--key", "o-1", "--class", "transient"], vec![]),
     ] {
         assert_eq!(ids(args).iter().collect::<Vec<_>>(), expected, "{args:?}");
-        let redrive = [&["dead", "redrive", "--dry-run", "--json"], args].concat();
+        let redrive = [&["dead", "redrive", "--dry-run", "-o", "json"], args].concat();
         if expected.is_empty() {
             cli.fails(4, &redrive);
         } else {
@@ -181,12 +181,12 @@ async fn the_database_filters_dead_letters_before_the_limit() {
          FROM generate_series(1, 11500) AS n",
     )
     .await;
-    let (list, told) = cli.succeeds(&["dead", "list", "--topic", "late", "--json"]);
+    let (list, told) = cli.succeeds(&["dead", "list", "--topic", "late", "-o", "json"]);
     assert_eq!(list.lines().count(), 50);
     assert_eq!(told, "50 dead letters, and more\nhint: see more with `--limit`, or all with `--all`\n");
-    let (list, told) = cli.succeeds(&["dead", "list", "--topic", "late", "--json", "--all"]);
+    let (list, told) = cli.succeeds(&["dead", "list", "--topic", "late", "-o", "json", "--all"]);
     assert_eq!((list.lines().count(), told.as_str()), (1500, "1500 dead letters\n"));
-    let (json, _) = cli.succeeds(&["dead", "redrive", "--topic", "late", "--reason", "test", "--yes", "--json"]);
+    let (json, _) = cli.succeeds(&["dead", "redrive", "--topic", "late", "--reason", "test", "--yes", "-o", "json"]);
     assert_eq!((objects(&json)[0]["count"].as_u64(), marked(&cli, "redriving").await), (Some(1500), 1500));
 }
 
@@ -197,7 +197,7 @@ async fn an_id_that_is_no_dead_letter_is_named() {
     let (_, told) = cli.succeeds(&redrive);
     let unknown = format!("{UNKNOWN} is no such dead letter at destination `main`\n");
     assert_eq!(told, format!("{unknown}1 dead letter marked `redrive`: the relay of their shard acts\n"));
-    let (json, told) = cli.succeeds(&["dead", "discard", &first, &second, UNKNOWN, "--dry-run", "--json"]);
+    let (json, told) = cli.succeeds(&["dead", "discard", &first, &second, UNKNOWN, "--dry-run", "-o", "json"]);
     assert_eq!(told, format!("{unknown}{first} is `redriving` already\n"));
     let expected = serde_json::json!({ "mark": "discard", "dry_run": true, "count": 1, "unmatched": [UNKNOWN] });
     assert_eq!(objects(&json)[0], expected);

@@ -12,7 +12,7 @@ async fn a_payload_comes_from_the_argument_a_file_or_stdin() {
     let at = format!("@{}", file.display());
     cli.emit("argument", "1");
     cli.succeeds(&["emit", "orders", "file", "T", &at, "--content-type", "text/plain"]);
-    let (code, stdout, stderr) = cli.run(&["emit", "orders", "stdin", "T", "-", "--json"], r#"{"from": "stdin"}"#);
+    let (code, stdout, stderr) = cli.run(&["emit", "orders", "stdin", "T", "-", "-o", "json"], r#"{"from": "stdin"}"#);
     assert_eq!(code, 0, "{stderr}");
     assert!(objects(&stdout)[0]["id"].is_string());
     std::fs::remove_file(&file).unwrap();
@@ -71,7 +71,7 @@ async fn a_wrong_line_takes_its_batch_back_and_the_error_says_how_to_go_on() {
     assert_eq!(cli.number("SELECT count(*) FROM relevo.message").await, 2);
     // What only the database knows is told by its line too.
     let lines = [good, good, good, &repeated, &repeated].join("\n");
-    let (code, stdout, stderr) = cli.run(&["emit", "--many", "-", "--skip", "2", "--json"], &lines);
+    let (code, stdout, stderr) = cli.run(&["emit", "--many", "-", "--skip", "2", "-o", "json"], &lines);
     assert_eq!((code, stdout.as_str()), (1, ""));
     assert_eq!(
         stderr,

@@ -51,7 +51,7 @@ async fn why_explains_each_cause_with_the_command_to_type() {
     .await;
     ask("held");
     insta::assert_snapshot!("why", told.join("\n\n"));
-    let (json, _) = cli.succeeds(&["why", "o-1", "--json"]);
+    let (json, _) = cli.succeeds(&["why", "o-1", "-o", "json"]);
     let why = &objects(&json)[0];
     assert_eq!((why["cause"].as_str(), why["address"].as_str()), (Some("held"), Some("orders.eu")));
     assert_eq!((why["waiting"].as_u64(), why["head"]["id"].as_str()), (Some(1), Some(&*id)));
@@ -66,7 +66,7 @@ async fn shards_are_shown_with_their_relays() {
     cli.sql("UPDATE relevo.lease SET expires_at = now() - interval '1 s' WHERE shard = 2").await;
     let (table, _) = cli.succeeds(&["shards"]);
     insta::assert_snapshot!("shards", stable(&table, &cli).replace("24 h", "<lasts>").replace("23 h", "<lasts>"));
-    let shards = objects(&cli.succeeds(&["shards", "--json"]).0);
+    let shards = objects(&cli.succeeds(&["shards", "-o", "json"]).0);
     assert_eq!(shards.len(), 4);
     assert_eq!((&shards[1]["owner"], &shards[1]["lasts_ms"]), (&serde_json::Value::Null, &0.into()));
     assert_eq!((&shards[3]["owner"], &shards[3]["epoch"]), (&"porter".into(), &3.into()));
@@ -90,7 +90,7 @@ async fn verify_counts_and_a_contradiction_is_exit_code_3() {
     let (code, stdout, stderr) = cli.run(&["verify"], "");
     assert_eq!((code, stderr.as_str()), (3, ""));
     assert!(stdout.ends_with("contradiction: parked keys with an empty queue: 1 (`o-3`)\n"), "{stdout}");
-    let (code, stdout, _) = cli.run(&["verify", "--since", "1h", "--json"], "");
+    let (code, stdout, _) = cli.run(&["verify", "--since", "1h", "-o", "json"], "");
     let verified = &objects(&stdout)[0];
     assert_eq!(
         (code, verified["committed"].as_u64(), verified["contradictions"].as_array().unwrap().len()),
@@ -124,7 +124,7 @@ async fn a_healthy_outbox_is_exit_code_0_and_a_sick_one_3() {
     assert_eq!(code, 3);
     assert!(sick.contains("fix: `relevo destination switch main on`"), "{sick}");
     assert!(sick.ends_with("0 dangers, 1 warning, 1 note\n"), "{sick}");
-    let (code, json, _) = cli.run(&["doctor", "--json"], "");
+    let (code, json, _) = cli.run(&["doctor", "-o", "json"], "");
     assert_eq!(code, 3);
     let findings = objects(&json);
     let off = findings.iter().find(|finding| finding["severity"] == "warning").expect("a warning");

@@ -20,7 +20,7 @@ async fn messages_are_listed_newest_first() {
     insta::assert_snapshot!("list", stable(&list, &cli));
     assert_eq!(told, "4 messages\n");
 
-    let (json, _) = cli.succeeds(&["outbox", "list", "--key", "o-1", "--json"]);
+    let (json, _) = cli.succeeds(&["outbox", "list", "--key", "o-1", "-o", "json"]);
     let [message] = &objects(&json)[..] else { panic!("one line: {json}") };
     let fields: Vec<&str> = message.as_object().unwrap().keys().map(String::as_str).collect();
     insta::assert_snapshot!("list_fields", fields.join("\n"));
@@ -36,7 +36,7 @@ async fn lists_are_filtered() {
     let new = cli.emit("o-1", "2");
     let other = cli.succeeds(&["emit", "invoices", "o-2", "InvoiceSent", "3"]).0.trim_end().to_owned();
     let ids = |args: &[&str]| -> Vec<String> {
-        let (json, _) = cli.succeeds(&[&["outbox", "list", "--json"], args].concat());
+        let (json, _) = cli.succeeds(&[&["outbox", "list", "-o", "json"], args].concat());
         objects(&json).iter().map(|message| message["id"].as_str().unwrap().to_owned()).collect()
     };
     assert_eq!(ids(&[]), [&*other, &*new, &*old]);
@@ -55,9 +55,9 @@ async fn a_list_says_how_to_go_on_and_all_goes_on_by_itself() {
     let (page, told) = cli.succeeds(&["outbox", "list", "--limit", "2"]);
     assert_eq!(page.lines().count(), 3, "a head and two messages: {page}");
     assert_eq!(told, "2 messages, and more\nhint: go on with `--before 1202`, or list all with `--all`\n");
-    let (rest, told) = cli.succeeds(&["outbox", "list", "--before", "3", "--json"]);
+    let (rest, told) = cli.succeeds(&["outbox", "list", "--before", "3", "-o", "json"]);
     assert_eq!((objects(&rest).len(), told.as_str()), (2, "2 messages\n"));
-    let (all, told) = cli.succeeds(&["outbox", "list", "--all", "--json"]);
+    let (all, told) = cli.succeeds(&["outbox", "list", "--all", "-o", "json"]);
     assert_eq!((objects(&all).len(), told.as_str()), (1203, "1203 messages\n"));
     let (all, _) = cli.succeeds(&["outbox", "list", "--all"]);
     assert_eq!(all.lines().count(), 1204, "the head once");
@@ -78,7 +78,7 @@ async fn more_is_said_only_where_there_is_more_and_every_hint_leads_on() {
     assert_eq!(cli.succeeds(&["outbox", "list", "--limit", "2", "--status", "scheduled"]).1, "2 messages\n");
     let (mut seen, mut before) = (Vec::new(), None::<String>);
     loop {
-        let mut args = vec!["outbox", "list", "--limit", "1", "--json"];
+        let mut args = vec!["outbox", "list", "--limit", "1", "-o", "json"];
         args.extend(before.iter().flat_map(|before| ["--before", before]));
         let (page, told) = cli.succeeds(&args);
         seen.extend(objects(&page).iter().map(|message| message["id"].as_str().unwrap().to_owned()));
@@ -106,16 +106,16 @@ async fn a_message_is_shown_with_its_payload() {
     let (shown, stderr) = cli.succeeds(&["outbox", "show", id]);
     assert_eq!(stderr, "");
     insta::assert_snapshot!("show", stable(&shown, &cli));
-    let (json, _) = cli.succeeds(&["outbox", "show", id, "--json"]);
+    let (json, _) = cli.succeeds(&["outbox", "show", id, "-o", "json"]);
     let [message] = &objects(&json)[..] else { panic!("one line: {json}") };
     assert_eq!(message["payload"], serde_json::json!({ "n": [1, 2] }));
     assert_eq!(message["headers"], serde_json::json!({ "traceparent": "x" }));
 
     cli.sql("SELECT relevo.emit_bytes('orders', 'raw', 'T', '\\x00ff0a1b', 'application/octet-stream')").await;
-    let (list, _) = cli.succeeds(&["outbox", "list", "--key", "raw", "--json"]);
+    let (list, _) = cli.succeeds(&["outbox", "list", "--key", "raw", "-o", "json"]);
     let raw = objects(&list)[0]["id"].as_str().unwrap().to_owned();
     assert!(cli.succeeds(&["outbox", "show", &raw]).0.contains("00000000  00 ff 0a 1b"));
-    assert_eq!(objects(&cli.succeeds(&["outbox", "show", &raw, "--json"]).0)[0]["payload_base64"], "AP8KGw==");
+    assert_eq!(objects(&cli.succeeds(&["outbox", "show", &raw, "-o", "json"]).0)[0]["payload_base64"], "AP8KGw==");
     let mut exact = Command::new(env!("CARGO_BIN_EXE_relevo"));
     exact.args(["outbox", "show", &raw, "--raw", "--database", &cli.database.url()]);
     assert_eq!(exact.output().unwrap().stdout, [0, 0xff, 0x0a, 0x1b]);
@@ -139,11 +139,11 @@ async fn several_destinations_must_be_told_apart() {
         stderr,
         "error: there is more than one destination\nhint: choose with `--destination`: `audit`, `main`\n"
     );
-    let (list, _) = cli.succeeds(&["outbox", "list", "--destination", "audit", "--json"]);
+    let (list, _) = cli.succeeds(&["outbox", "list", "--destination", "audit", "-o", "json"]);
     assert_eq!(objects(&list)[0]["id"], *id);
     let (destinations, _) = cli.succeeds(&["destination", "list"]);
     insta::assert_snapshot!("destinations", destinations);
-    let (json, _) = cli.succeeds(&["destination", "list", "--json"]);
+    let (json, _) = cli.succeeds(&["destination", "list", "-o", "json"]);
     let audit = serde_json::json!({ "name": "audit", "shards": 1, "regrouping_to": null, "on": true });
     assert_eq!(objects(&json)[0], audit);
 }
@@ -155,5 +155,5 @@ async fn without_a_destination_the_way_to_add_one_is_told() {
         let stderr = cli.fails(4, args);
         assert!(stderr.contains("hint: add one with `relevo destination add NAME`"), "{args:?}: {stderr}");
     }
-    assert_eq!(cli.succeeds(&["destination", "list", "--json"]).0, "");
+    assert_eq!(cli.succeeds(&["destination", "list", "-o", "json"]).0, "");
 }

@@ -202,7 +202,7 @@ async fn a_queue_is_no_log_and_a_route_says_the_address() {
         told.starts_with("error: RabbitMQ keeps no log") && told.contains("hint: replay from the outbox"),
         "{told}"
     );
-    let planned = cases::object(&cli, &["replay", "plan", "billing", "-c", &config, "--json"]);
+    let planned = cases::object(&cli, &["replay", "plan", "billing", "-c", &config, "-o", "json"]);
     assert_eq!(planned["count"].as_u64(), Some(2), "no route takes bills");
     assert_eq!(planned["sample"][0]["address"].as_str(), Some("sales.orders"));
 }
@@ -225,7 +225,8 @@ async fn the_file_of_an_embedded_broker_is_a_log() {
         broker.publish_raw("sales.old", "k", &headers, number.to_string().into()).await.expect("published");
     }
     let log = ["--log", "broker", "--group", "bills", "--key-header", "x-key", "-c", &config];
-    let planned = cases::object(&cli, &[&["replay", "plan", "billing", "--json", "--from", "2"][..], &log].concat());
+    let planned =
+        cases::object(&cli, &[&["replay", "plan", "billing", "-o", "json", "--from", "2"][..], &log].concat());
     assert_eq!(planned["count"].as_u64(), Some(4));
     let start = ["replay", "start", "billing", "--rate", "1000", "--reason", "why", "--yes", "--from", "2"];
     cli.succeeds(&[&start[..], &log].concat());
@@ -253,7 +254,7 @@ async fn a_stream_of_nats_is_a_log() {
     let config = directory.config(&cli, &broker);
     let log = ["--log", "broker", "-c", &config, "--group", &group, "--key-header", "x-key"];
     let plan = |more: &[&str]| {
-        let args = [&["replay", "plan", "billing", "--json"], more, &log].concat();
+        let args = [&["replay", "plan", "billing", "-o", "json"], more, &log].concat();
         cases::object(&cli, &args)["count"].as_u64().expect("a count")
     };
     let told = cli.fails(2, &[&["replay", "plan", "billing"][..], &log].concat());

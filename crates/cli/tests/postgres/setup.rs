@@ -17,13 +17,13 @@ async fn migrating_twice_applies_every_version_once() {
 #[tokio::test]
 async fn a_dry_run_tells_the_versions_to_people_and_programs() {
     let cli = Cli::new().await;
-    let (versions, _) = cli.succeeds(&["migrate", "--dry-run", "--json"]);
+    let (versions, _) = cli.succeeds(&["migrate", "--dry-run", "-o", "json"]);
     let versions = objects(&versions);
     assert_eq!(versions.len(), usize::try_from(relevo_store_postgres::migrate::VERSION).unwrap());
     assert_eq!(versions[0]["version"], 1);
     assert!(versions.iter().all(|version| version["name"].is_string()), "{versions:?}");
     cli.succeeds(&["migrate"]);
-    assert_eq!(cli.succeeds(&["migrate", "--dry-run", "--json"]).0, "");
+    assert_eq!(cli.succeeds(&["migrate", "--dry-run", "-o", "json"]).0, "");
 }
 
 #[tokio::test]
@@ -85,7 +85,7 @@ async fn a_backlog_is_lines_for_people_and_json_for_programs() {
     let emit = "SELECT relevo.emit('orders', 'order-1', 'OrderPlaced', '{}')";
     sqlx::raw_sql(emit).execute(&mut cli.database.connect().await).await.unwrap();
     assert_eq!(cli.succeeds(&["backlog", "-d", "main"]).0, "pending  1\nparked   0\ndead     0\n");
-    let (json, stderr) = cli.succeeds(&["backlog", "--json"]);
+    let (json, stderr) = cli.succeeds(&["backlog", "-o", "json"]);
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     let expected = serde_json::json!({ "destination": "main", "pending": 1, "exact": true, "parked": 0, "dead": 0 });
     assert_eq!((json, stderr.as_str()), (expected, ""));

@@ -135,12 +135,12 @@ pub(crate) async fn everything_is_fed_and_handled_once(
 ) {
     hears(inbox).await;
     emit(stage, 7);
-    let planned = object(stage, &["replay", "plan", "billing", "--sample", "2", "--json"]);
+    let planned = object(stage, &["replay", "plan", "billing", "--sample", "2", "-o", "json"]);
     assert_eq!((planned["count"].as_u64(), planned["sample"].as_array().map(Vec::len)), (Some(7), Some(2)));
     assert!(desk.list_replays("billing").await.expect("the store answers").is_empty(), "a plan changes nothing");
     let mut handled = Handled::default();
     for round in 1..=2 {
-        let args = ["replay", "start", "billing", "--rate", "1000", "--reason", "wrong", "--yes", "--json"];
+        let args = ["replay", "start", "billing", "--rate", "1000", "--reason", "wrong", "--yes", "-o", "json"];
         let ended = object(stage, &args);
         assert_eq!(
             (ended["number"].as_u64(), ended["state"].as_str(), ended["fed"].as_u64()),
@@ -149,7 +149,7 @@ pub(crate) async fn everything_is_fed_and_handled_once(
         work(inbox, &mut handled).await;
         handled.is_everything_once(7);
         handled = Handled::default();
-        let shown = object(stage, &["replay", "show", "billing", &round.to_string(), "--json"]);
+        let shown = object(stage, &["replay", "show", "billing", &round.to_string(), "-o", "json"]);
         assert_eq!((shown["handled"].as_u64(), shown["waiting"].as_u64()), (Some(7), Some(0)));
     }
 }
@@ -158,7 +158,7 @@ pub(crate) async fn only_what_is_meant_is_replayed(stage: &impl Stage, inbox: &i
     hears(inbox).await;
     emit(stage, 6);
     let counts = |more: &[&str]| {
-        let args = [&["replay", "plan", "billing", "--json"], more].concat();
+        let args = [&["replay", "plan", "billing", "-o", "json"], more].concat();
         object(stage, &args)["count"].as_u64().expect("a count")
     };
     assert_eq!(counts(&["--key", "o-1"]), 2);
@@ -229,7 +229,7 @@ pub(crate) async fn a_stop_from_elsewhere_ends_the_feeder(
         assert!(Instant::now() < full, "it is fed on");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    let stopped = object(stage, &["replay", "stop", "billing", "1", "--json"]);
+    let stopped = object(stage, &["replay", "stop", "billing", "1", "-o", "json"]);
     assert_eq!((stopped["state"].as_str(), stopped["waiting"].as_u64()), (Some("stopped"), Some(0)));
     let (code, stderr) = ended(feeder);
     assert_eq!(code, Some(130), "{stderr}");

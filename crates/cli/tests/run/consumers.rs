@@ -240,7 +240,7 @@ async fn a_handler_that_fails_again_and_again_leaves_a_dead_letter_until_it_is_r
     // 19 is of the same key, and waits.
     let others: Vec<i64> = (1..=24).filter(|change| ![7, 19].contains(change)).collect();
     scene.has_effects(&others).await;
-    let listed = said(&scene.world, &["consumers", "dead", "list", "--json"]);
+    let listed = said(&scene.world, &["consumers", "dead", "list", "-o", "json"]);
     let letter: serde_json::Value = serde_json::from_str(listed.lines().next().expect("a letter")).expect("JSON");
     assert_eq!((&letter["class"], &letter["key"]), (&"panic".into(), &"k7".into()), "{letter}");
     let id = letter["id"].as_str().expect("an id");

@@ -67,7 +67,7 @@ async fn status_tells_what_waits_and_how_fast_it_moves() {
     });
     // Longer than a machine stands still.
     let output =
-        tokio::task::block_in_place(|| relevo(&world, &["status", "--admin", &admin, "--over", "4s", "--json"]));
+        tokio::task::block_in_place(|| relevo(&world, &["status", "--admin", &admin, "--over", "4s", "-o", "json"]));
     stop.send_replace(true);
     let written = writer.join_next().await.expect("a writer").expect("it ends");
     let status = json(&output);
@@ -95,7 +95,7 @@ async fn status_names_keys_that_wait_and_dead_letters_without_any_relay() {
     World::delivered(&daemon, "shop", 1);
     daemon.stop();
     world.run(WAITING).await;
-    let status = json(&relevo(&world, &["status", "--over", "10ms", "--json"]));
+    let status = json(&relevo(&world, &["status", "--over", "10ms", "-o", "json"]));
     let main = &status["destinations"][0];
     assert_eq!((&main["parked_keys"], &main["published_per_second"]), (&2.into(), &Value::Null), "{status}");
     assert_eq!((&main["heads"][0]["key"], &main["dead"]), (&"late".into(), &1.into()), "{status}");
@@ -121,7 +121,7 @@ async fn a_port_that_was_named_and_does_not_answer_is_told() {
 async fn top_looks_again_and_again() {
     let world = World::new().await;
     let mut daemon = busy(&world).await;
-    let output = relevo(&world, &["top", "--times", "3", "--every", "50ms", "--json"]);
+    let output = relevo(&world, &["top", "--times", "3", "--every", "50ms", "-o", "json"]);
     let text = String::from_utf8(output.stdout).expect("UTF-8");
     assert_eq!((output.status.code(), text.lines().count()), (Some(0), 3), "{text}");
     let piped = relevo(&world, &["top"]);

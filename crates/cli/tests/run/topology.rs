@@ -51,10 +51,11 @@ async fn what_is_missing_at_rabbitmq_is_told_then_made_then_the_same() {
         stderr.contains("missing  queue `billing`\n") && stderr.contains("hint: `--yes` answers beforehand"),
         "{stderr}"
     );
-    let (code, made, stderr) = relevo(&file, &["topology", "apply", "--yes", "--json"]);
+    let (code, made, stderr) = relevo(&file, &["topology", "apply", "--yes", "-o", "json"]);
     assert_eq!(code, 0, "{stderr}");
     assert!(states(&made).contains(&("queue `billing`".to_owned(), "made".to_owned())), "{made}");
-    let (code, same, _) = relevo(&file, &["topology", "plan", "--json", "--outbox", "shop", "--destination", "main"]);
+    let (code, same, _) =
+        relevo(&file, &["topology", "plan", "-o", "json", "--outbox", "shop", "--destination", "main"]);
     assert!(code == 0 && states(&same).iter().all(|(_, state)| state == "same"), "{same}");
     assert_eq!(states(&same).len(), states(&made).len());
     assert_eq!(relevo(&file, &["topology", "apply"]).0, 0, "with nothing to do nothing is asked");
@@ -75,7 +76,7 @@ async fn what_differs_at_rabbitmq_is_told_and_nothing_is_made() {
     );
     assert!(stdout.contains("missing  exchange `shop`\n"), "nothing was made: {stdout}");
     assert!(stderr.contains("nothing was made, for something differs"), "{stderr}");
-    let (_, json, _) = relevo(&file, &["topology", "plan", "--json"]);
+    let (_, json, _) = relevo(&file, &["topology", "plan", "-o", "json"]);
     let billing = objects(&json).into_iter().find(|piece| piece["piece"] == "queue `billing`").expect("it is told");
     let length = &billing["differences"].as_array().expect("a list").iter().find(|it| it["setting"] == "x-max-length");
     assert_eq!(length.map(|it| (&it["wanted"], &it["found"])), Some((&"1000".into(), &"7".into())), "{billing}");
@@ -91,7 +92,7 @@ async fn without_the_management_api_nothing_is_called_the_same_that_was_not_comp
     assert_eq!(code, 3, "{stderr}");
     assert!(plan.contains("\nmissing  queue `billing`\n"), "{plan}");
     assert!(plan.contains(&format!("\nunseen   {binding} (not visible without the management API)\n")), "{plan}");
-    let (code, made, stderr) = relevo(&file, &["topology", "apply", "--yes", "--json"]);
+    let (code, made, stderr) = relevo(&file, &["topology", "apply", "--yes", "-o", "json"]);
     assert_eq!(code, 0, "{stderr}");
     let made = states(&made);
     for (piece, state) in [("queue `billing`", "made"), (binding, "same")] {
@@ -112,7 +113,8 @@ async fn without_the_management_api_nothing_is_called_the_same_that_was_not_comp
     let (code, _, stderr) = relevo(&file, &["topology", "apply", "--yes"]);
     assert!(code == 0 && stderr.contains(&format!("unseen   {binding} ")), "{stderr}");
     // The whole of it is there.
-    let (code, same, _) = relevo(&world.carried_to(&[("main", &rabbit(&vhost))], ""), &["topology", "plan", "--json"]);
+    let (code, same, _) =
+        relevo(&world.carried_to(&[("main", &rabbit(&vhost))], ""), &["topology", "plan", "-o", "json"]);
     assert!(code == 0 && states(&same).iter().all(|(_, state)| state == "same"), "{same}");
 }
 
@@ -178,7 +180,7 @@ async fn doctor_examines_databases_and_brokers_of_a_configuration() {
     for title in ["outbox `shop`:", "outbox `shop`, destination `rabbit`:", "outbox `shop`, destination `stream`:"] {
         assert!(stdout.contains(&format!("{title}\n")), "{title}: {stdout}");
     }
-    let (code, json, _) = relevo(&file, &["doctor", "--json"]);
+    let (code, json, _) = relevo(&file, &["doctor", "-o", "json"]);
     assert_eq!(code, 3);
     let findings = objects(&json);
     let dangers = |destination: &str| -> Vec<&Value> {
@@ -189,7 +191,7 @@ async fn doctor_examines_databases_and_brokers_of_a_configuration() {
     assert!(dangers("stream").contains(&&Value::from("route-unbound")), "{json}");
     let accepting = rabbit.clone() + "accept = [\"overflow-drops\"]\n";
     let file = world.carried_to(&[("rabbit", &accepting), ("stream", &nats)], &routes);
-    let (_, json, _) = relevo(&file, &["doctor", "--json"]);
+    let (_, json, _) = relevo(&file, &["doctor", "-o", "json"]);
     let findings = objects(&json);
     let accepted = findings.iter().find(|it| it["subject"] == "overflow-drops").expect("it is still told");
     assert_eq!(accepted["accepted"], true);
@@ -203,7 +205,7 @@ async fn an_address_that_the_route_s_own_topics_cannot_bring_to_a_queue_is_a_dan
         let file = world.carried_to(&[("main", &rabbit(&vhost))], &routes);
         let (code, _, stderr) = relevo(&file, &["topology", "apply", "--yes"]);
         assert_eq!(code, 0, "{stderr}");
-        let findings = objects(&relevo(&file, &["doctor", "--json"]).1);
+        let findings = objects(&relevo(&file, &["doctor", "-o", "json"]).1);
         let found = findings.into_iter().find(|finding| finding["subject"] == "route-unbound");
         found.expect("it is looked at")["severity"].as_str().expect("a word").to_owned()
     };

@@ -103,7 +103,7 @@ async fn the_doctor_compares_the_inboxes_of_other_databases_with_a_whole_configu
     std::fs::write(&config, text).expect("a file of the test's own");
     let url = format!("sqlite:{}", shipping.path().display());
     let (code, findings, stderr) =
-        shop.run(&["doctor", "-c", config.to_str().expect("UTF-8"), "--inbox", &url, "--json"]);
+        shop.run(&["doctor", "-c", config.to_str().expect("UTF-8"), "--inbox", &url, "-o", "json"]);
     assert_eq!((code, stderr.as_str()), (3, ""));
     let found: Vec<_> = super::objects(&findings).into_iter().filter(|it| it["subject"] == "inbox retention").collect();
     assert_eq!((found.len(), found[0]["severity"].as_str()), (1, Some("warning")), "{findings}");

@@ -14,14 +14,14 @@ use relevo_core::dead_letters::{DeadLetterFilter, DeadLetterState, DeadLetterSum
 
 use self::filter::Filter;
 use super::choose;
-use crate::args::Target;
+use crate::args::OutboxArgs;
 use crate::commands::dead::collect;
-use crate::commands::moment;
-use crate::commands::output::Format;
-use crate::commands::table::Table;
-use crate::exit::{Code, not_found, usage};
+use crate::error_report::print_stderr;
+use crate::exit::{ExitStatus, not_found, usage};
 use crate::outbox::Place;
-use crate::report::say;
+use crate::output::OutputArgs;
+use crate::output::table::Table;
+use crate::output::time;
 
 /// No message is dead-lettered under more numbers of replays.
 const REPLAYS_MAX: usize = 1000;
@@ -44,7 +44,7 @@ pub(crate) enum Command {
 #[command(group = clap::ArgGroup::new("chosen").multiple(true))]
 pub(crate) struct List {
     #[command(flatten)]
-    target: Target,
+    target: OutboxArgs,
     /// Only those of this consumer.
     #[arg(long, value_name = "NAME")]
     consumer: Option<String>,
@@ -60,14 +60,14 @@ pub(crate) struct List {
     #[arg(long, conflicts_with = "limit")]
     all: bool,
     #[command(flatten)]
-    format: Format,
+    output: OutputArgs,
 }
 
 /// Which dead letter is shown.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Show {
     #[command(flatten)]
-    target: Target,
+    target: OutboxArgs,
     /// The message's id.
     #[arg(value_parser = crate::args::message_id)]
     id: MessageId,
@@ -78,13 +78,13 @@ pub(crate) struct Show {
     #[arg(long, value_name = "N")]
     replay: Option<u32>,
     /// Writes exactly the bytes of the payload, and nothing else.
-    #[arg(long, visible_alias = "payload", conflicts_with = "json")]
+    #[arg(long, visible_alias = "payload", conflicts_with = "format")]
     raw: bool,
     #[command(flatten)]
-    format: Format,
+    output: OutputArgs,
 }
 
-pub(super) async fn run(command: Command) -> Result<Code> {
+pub(super) async fn run(command: Command) -> Result<ExitStatus> {
     match command {
         Command::List(args) => list(&args).await,
         Command::Show(args) => show(&args).await,
@@ -93,7 +93,7 @@ pub(super) async fn run(command: Command) -> Result<Code> {
     }
 }
 
-async fn list(args: &List) -> Result<Code> {
+async fn list(args: &List) -> Result<ExitStatus> {
     args.filter.check()?;
     let consumers = Place::of(&args.target)?.consumers().await?;
     if args.consumer.is_some() {
@@ -104,7 +104,7 @@ async fn list(args: &List) -> Result<Code> {
     let limit = (!args.all).then(|| usize::try_from(args.limit).unwrap_or(usize::MAX));
     let (letters, is_more) = collect(&*consumers, &filter, limit).await?;
     let mut out = io::BufWriter::new(io::stdout().lock());
-    if args.format.json {
+    if args.output.is_json() {
         for dead in &letters {
             writeln!(out, "{}", letter::object(dead))?;
         }
@@ -117,8 +117,8 @@ async fn list(args: &List) -> Result<Code> {
     out.flush()?;
     let count = mark::counted(letters.len() as u64);
     let more = if is_more { ", and more\nhint: see more with `--limit`, or all with `--all`" } else { "" };
-    say(&format!("{count}{}{more}", again(&letters)));
-    Ok(Code::Done)
+    print_stderr(&format!("{count}{}{more}", again(&letters)));
+    Ok(ExitStatus::Success)
 }
 
 /// How many of those that wait were redriven before, and failed again.
@@ -137,14 +137,14 @@ fn row(dead: &DeadLetterSummary, now: Timestamp) -> Vec<String> {
         dead.class.clone(),
         dead.attempts.to_string(),
         dead.redrives.to_string(),
-        moment::told(dead.dead_at, now),
+        time::with_age(dead.dead_at, now),
         dead.key.clone(),
         dead.kind.clone().unwrap_or_else(|| "-".to_owned()),
         dead.error.clone(),
     ]
 }
 
-async fn show(args: &Show) -> Result<Code> {
+async fn show(args: &Show) -> Result<ExitStatus> {
     let consumers = Place::of(&args.target)?.consumers().await?;
     if args.consumer.is_some() {
         choose(&*consumers, args.consumer.as_deref()).await?;
@@ -170,10 +170,10 @@ async fn show(args: &Show) -> Result<Code> {
     if args.raw {
         let message = dead.content.inbox_message();
         out.write_all(message.map_or(&[], |message| &message.raw.payload))?;
-    } else if args.format.json {
+    } else if args.output.is_json() {
         writeln!(out, "{}", letter::whole(&dead))?;
     } else {
         letter::told(&mut out, &dead)?;
     }
-    Ok(Code::Done)
+    Ok(ExitStatus::Success)
 }

@@ -4,24 +4,24 @@ use anyhow::{Result, anyhow};
 use relevo_core::inbox::admin::{ConsumerSummary, RemoveOutcome};
 
 use super::{counted, unknown};
-use crate::args::{Sure, Target};
-use crate::ask::confirm;
-use crate::exit::Code;
+use crate::args::{ConfirmArg, OutboxArgs};
+use crate::error_report::print_stderr;
+use crate::exit::ExitStatus;
 use crate::outbox::Place;
-use crate::report::say;
+use crate::prompt::confirm;
 
 /// Who is meant.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    target: Target,
+    target: OutboxArgs,
     /// The consumer.
     name: String,
     #[command(flatten)]
-    sure: Sure,
+    yes: ConfirmArg,
 }
 
-pub(super) async fn run(args: &Args) -> Result<Code> {
+pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
     let (consumers, name) = (Place::of(&args.target)?.consumers().await?, args.name.as_str());
     let Some(shown) = consumers.get_consumer(name, 1).await? else { return Err(unknown(&*consumers, name).await?) };
     // Nobody is asked about what would be refused.
@@ -31,18 +31,18 @@ pub(super) async fn run(args: &Args) -> Result<Code> {
     let left = left(&shown.summary);
     let stays = left.as_ref().map_or_else(String::new, |left| format!(", and so do {left}"));
     let means = format!("its members, its lanes and what was ordered of them are gone; what it handled stays{stays}");
-    confirm(args.sure, &format!("forget consumer `{name}`? {means}"))?;
+    confirm(args.yes, &format!("forget consumer `{name}`? {means}"))?;
     // The answer is the database's, and not what was true a moment ago.
     match consumers.remove_consumer(name).await? {
         RemoveOutcome::Removed => {}
         RemoveOutcome::MembersAlive => return Err(alive(name)),
         RemoveOutcome::Unknown => return Err(unknown(&*consumers, name).await?),
     }
-    say(&format!("consumer `{name}` is forgotten; if a member starts, it goes on as if it had slept"));
+    print_stderr(&format!("consumer `{name}` is forgotten; if a member starts, it goes on as if it had slept"));
     if let Some(left) = left {
-        say(&format!("it is listed for as long as something of it is left: {left}"));
+        print_stderr(&format!("it is listed for as long as something of it is left: {left}"));
     }
-    Ok(Code::Done)
+    Ok(ExitStatus::Success)
 }
 
 /// What people would still look for.

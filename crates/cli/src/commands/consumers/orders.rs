@@ -6,16 +6,16 @@ use relevo_core::inbox::ConsumerOperator;
 use relevo_core::inbox::admin::{ConsumerControl, ConsumerDetails};
 
 use super::unknown;
-use crate::args::Target;
-use crate::exit::{Code, not_found};
+use crate::args::OutboxArgs;
+use crate::error_report::print_stderr;
+use crate::exit::{ExitStatus, not_found};
 use crate::outbox::Place;
-use crate::report::say;
 
 /// Who is meant.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    target: Target,
+    target: OutboxArgs,
     /// The consumer.
     name: String,
     /// Only this lane of it.
@@ -27,7 +27,7 @@ pub(crate) struct Args {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Breaker {
     #[command(flatten)]
-    target: Target,
+    target: OutboxArgs,
     /// The consumer.
     name: String,
     /// Whose breaker.
@@ -49,15 +49,15 @@ pub(crate) enum To {
     Auto,
 }
 
-pub(super) async fn pause(args: &Args) -> Result<Code> {
+pub(super) async fn pause(args: &Args) -> Result<ExitStatus> {
     tell(&args.target, &args.name, args.lane.as_deref(), ConsumerControl::Pause).await
 }
 
-pub(super) async fn resume(args: &Args) -> Result<Code> {
+pub(super) async fn resume(args: &Args) -> Result<ExitStatus> {
     tell(&args.target, &args.name, args.lane.as_deref(), ConsumerControl::Resume).await
 }
 
-pub(super) async fn force(args: &Breaker) -> Result<Code> {
+pub(super) async fn force(args: &Breaker) -> Result<ExitStatus> {
     let order = match args.to {
         To::Open => ConsumerControl::OpenBreaker,
         To::Close => ConsumerControl::CloseBreaker,
@@ -66,7 +66,7 @@ pub(super) async fn force(args: &Breaker) -> Result<Code> {
     tell(&args.target, &args.name, Some(&args.lane), order).await
 }
 
-async fn tell(target: &Target, name: &str, lane: Option<&str>, order: ConsumerControl) -> Result<Code> {
+async fn tell(target: &OutboxArgs, name: &str, lane: Option<&str>, order: ConsumerControl) -> Result<ExitStatus> {
     let consumers = Place::of(target)?.consumers().await?;
     // Asked first: the order itself only says that there is nobody of that name, and not of which.
     let Some(shown) = consumers.get_consumer(name, 1).await? else { return Err(unknown(&*consumers, name).await?) };
@@ -78,11 +78,11 @@ async fn tell(target: &Target, name: &str, lane: Option<&str>, order: ConsumerCo
         0 => "no member is alive; the next one that starts hears it",
         _ => "members hear it with their next heartbeat",
     };
-    say(&format!("{}; {heard}", what(&whom, order)));
+    print_stderr(&format!("{}; {heard}", what(&whom, order)));
     if let Some(still) = still_paused(&*consumers, name, lane, order).await? {
-        say(&still);
+        print_stderr(&still);
     }
-    Ok(Code::Done)
+    Ok(ExitStatus::Success)
 }
 
 fn what(whom: &str, order: ConsumerControl) -> String {

@@ -8,40 +8,40 @@ use relevo_core::inbox::admin::{ConsumerDetails, LaneInfo, MemberInfo, RetryQueu
 use serde_json::{Value, json};
 
 use super::{ago, counted, object, state, unknown};
-use crate::args::Target;
-use crate::commands::moment;
-use crate::commands::output::{self, Format};
-use crate::commands::table::{self, Table};
-use crate::exit::Code;
+use crate::args::OutboxArgs;
+use crate::exit::ExitStatus;
 use crate::outbox::Place;
+use crate::output::table::{self, Table};
+use crate::output::time;
+use crate::output::{self, OutputArgs};
 
 /// Which consumer, and how much of it.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    target: Target,
+    target: OutboxArgs,
     /// The consumer.
     name: String,
     /// At most so many queues of its retry table.
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     limit: u32,
     #[command(flatten)]
-    format: Format,
+    output: OutputArgs,
 }
 
-pub(super) async fn run(args: &Args) -> Result<Code> {
+pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
     let consumers = Place::of(&args.target)?.consumers().await?;
     let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
     let Some(mut shown) = consumers.get_consumer(&args.name, limit).await? else {
         return Err(unknown(&*consumers, &args.name).await?);
     };
     shown.lanes.sort_by(|one, other| by_number(&one.name).cmp(&by_number(&other.name)));
-    if args.format.json {
+    if args.output.is_json() {
         output::line(&json(&shown))?;
     } else {
         told(&mut io::stdout().lock(), &shown, limit)?;
     }
-    Ok(Code::Done)
+    Ok(ExitStatus::Success)
 }
 
 /// Lanes mostly end in a number: `orders.10` comes after `orders.9`.
@@ -63,8 +63,8 @@ fn member_object(member: &MemberInfo) -> Value {
     json!({
         "name": member.name,
         "alive": member.alive,
-        "beat_at": output::time(Some(member.heartbeat_at)),
-        "last_message_at": output::time(member.last_message_at),
+        "beat_at": output::timestamp(Some(member.heartbeat_at)),
+        "last_message_at": output::timestamp(member.last_message_at),
     })
 }
 
@@ -87,7 +87,7 @@ fn queue_object(queue: &RetryQueueInfo) -> Value {
         "replay": queue.head.replay,
         "length": queue.length,
         "attempts": queue.attempts,
-        "next_attempt_at": output::time(queue.next_attempt_at),
+        "next_attempt_at": output::timestamp(queue.next_attempt_at),
         "error": queue.error,
     })
 }
@@ -99,7 +99,7 @@ const fn forced(open: bool) -> &'static str {
 fn told(out: &mut impl Write, shown: &ConsumerDetails, limit: usize) -> Result<()> {
     let (consumer, now) = (&shown.summary, Timestamp::now());
     let remembers = match consumer.done_retention {
-        Some(time) => format!("what was handled, for {}", moment::lasting(time)),
+        Some(time) => format!("what was handled, for {}", time::short(time)),
         None => "everything so far: it was never pruned".to_owned(),
     };
     table::pairs(
@@ -169,7 +169,7 @@ fn lane(lane: &LaneInfo) -> Vec<String> {
 }
 
 fn queue(queue: &RetryQueueInfo, now: Timestamp) -> Vec<String> {
-    let next = queue.next_attempt_at.map_or_else(|| "waits for a person".to_owned(), |at| moment::relative(at, now));
+    let next = queue.next_attempt_at.map_or_else(|| "waits for a person".to_owned(), |at| time::age(at, now));
     let head = match queue.head.replay {
         0 => queue.head.id.to_string(),
         replay => format!("{} (replay {replay})", queue.head.id),

@@ -9,20 +9,20 @@ use serde_json::json;
 
 use super::collect;
 use super::filter::Filter;
-use crate::args::Sure;
-use crate::ask::confirm;
-use crate::commands::author;
-use crate::commands::output::{self, Format};
-use crate::exit::{Code, not_found};
-use crate::outbox::{self, Opened, Which};
-use crate::report::say;
+use crate::args::{ConfirmArg, DestinationArgs};
+use crate::error_report::print_stderr;
+use crate::exit::{ExitStatus, not_found};
+use crate::host;
+use crate::outbox::{self, Opened};
+use crate::output::{self, OutputArgs};
+use crate::prompt::confirm;
 
 /// Which dead letters are marked, by whom, and why.
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("chosen").required(true).multiple(true))]
 pub(crate) struct Args {
     #[command(flatten)]
-    which: Which,
+    which: DestinationArgs,
     /// Their ids.
     #[arg(group = "chosen", value_name = "ID", value_parser = crate::args::message_id)]
     ids: Vec<MessageId>,
@@ -35,15 +35,15 @@ pub(crate) struct Args {
     #[arg(long)]
     dry_run: bool,
     /// Why; it is recorded.
-    #[arg(long, value_name = "TEXT", required_unless_present = "dry_run", value_parser = author::not_empty)]
+    #[arg(long, value_name = "TEXT", required_unless_present = "dry_run", value_parser = host::not_empty)]
     reason: Option<String>,
     /// Who asks; it is recorded. The user and the machine otherwise.
-    #[arg(long, value_name = "NAME", value_parser = author::not_empty)]
+    #[arg(long, value_name = "NAME", value_parser = host::not_empty)]
     by: Option<String>,
     #[command(flatten)]
-    sure: Sure,
+    yes: ConfirmArg,
     #[command(flatten)]
-    format: Format,
+    output: OutputArgs,
 }
 
 const fn means(action: MarkAction) -> &'static str {
@@ -53,15 +53,15 @@ const fn means(action: MarkAction) -> &'static str {
     }
 }
 
-pub(super) async fn redrive(args: &Args) -> Result<Code> {
+pub(super) async fn redrive(args: &Args) -> Result<ExitStatus> {
     mark(args, MarkAction::Redrive).await
 }
 
-pub(super) async fn discard(args: &Args) -> Result<Code> {
+pub(super) async fn discard(args: &Args) -> Result<ExitStatus> {
     mark(args, MarkAction::Discard).await
 }
 
-async fn mark(args: &Args, action: MarkAction) -> Result<Code> {
+async fn mark(args: &Args, action: MarkAction) -> Result<ExitStatus> {
     args.filter.check()?;
     let opened = outbox::open(&args.which).await?;
     let filter = DeadLetterFilter { ids: args.ids.clone(), ..args.filter.of_store(&opened.destination.name) };
@@ -71,22 +71,22 @@ async fn mark(args: &Args, action: MarkAction) -> Result<Code> {
         action,
         dry_run,
         rate_per_second: None,
-        by: args.by.clone().unwrap_or_else(author::whoever),
+        by: args.by.clone().unwrap_or_else(host::user_at_host),
         reason: args.reason.clone().unwrap_or_else(|| "dry run".to_owned()),
     };
     let would = ask(&opened, &request(true)).await?;
     if args.dry_run {
         answer(args, action, would, &unmatched)?;
-        return Ok(Code::Done);
+        return Ok(ExitStatus::Success);
     }
     if would > 0 {
         let (word, at) = (action.as_str(), &opened.destination.name);
-        confirm(args.sure, &format!("{word} {} of destination `{at}`? {}", counted(would), means(action)))?;
+        confirm(args.yes, &format!("{word} {} of destination `{at}`? {}", counted(would), means(action)))?;
     }
     // Asked even where nothing would be marked: the answer is the database's, and not what was true a moment ago.
     let marked = ask(&opened, &request(false)).await?;
     answer(args, action, marked, &unmatched)?;
-    Ok(Code::Done)
+    Ok(ExitStatus::Success)
 }
 
 /// Asks until the store is done. A dry run that stopped early has only counted so far.
@@ -116,26 +116,26 @@ async fn look(args: &Args, opened: &Opened, filter: &DeadLetterFilter) -> Result
     let known: BTreeSet<MessageId> = letters.iter().map(|letter| letter.id).collect();
     let unmatched: Vec<MessageId> = args.ids.iter().filter(|id| !known.contains(id)).copied().collect();
     for id in &unmatched {
-        say(&format!("{id} is no such dead letter at destination `{at}`"));
+        print_stderr(&format!("{id} is no such dead letter at destination `{at}`"));
     }
     // Only those that were named: a filter may well mean letters that were marked long ago.
     let is_marked = |letter: &&DeadLetterSummary| !args.ids.is_empty() && letter.state != DeadLetterState::Dead;
     for letter in letters.iter().filter(is_marked) {
-        say(&format!("{} is `{}` already", letter.id, letter.state.as_str()));
+        print_stderr(&format!("{} is `{}` already", letter.id, letter.state.as_str()));
     }
     Ok(unmatched)
 }
 
 fn answer(args: &Args, action: MarkAction, count: u64, unmatched: &[MessageId]) -> Result<()> {
     let (word, dry_run) = (action.as_str(), args.dry_run);
-    if args.format.json {
+    if args.output.is_json() {
         let unmatched: Vec<String> = unmatched.iter().map(ToString::to_string).collect();
         output::line(&json!({ "mark": word, "dry_run": dry_run, "count": count, "unmatched": unmatched }))?;
     } else if dry_run {
-        say(&format!("{} would be marked `{word}`, nothing was changed", counted(count)));
+        print_stderr(&format!("{} would be marked `{word}`, nothing was changed", counted(count)));
     } else {
         let acts = if count > 0 { ": the relay of their shard acts" } else { "" };
-        say(&format!("{} marked `{word}`{acts}", counted(count)));
+        print_stderr(&format!("{} marked `{word}`{acts}", counted(count)));
     }
     Ok(())
 }

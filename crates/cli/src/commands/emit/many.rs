@@ -11,9 +11,9 @@ use jiff::Timestamp;
 use relevo_core::{Draft, MessageId, OnDuplicate};
 use serde_json::{Map, Value, json};
 
-use crate::exit::{Code, interrupted, usage};
+use crate::error_report::print_stderr;
+use crate::exit::{ExitStatus, interrupted, usage};
 use crate::outbox::{Place, Refused, Writer};
-use crate::report::say;
 
 /// What was asked for.
 pub(super) struct Order<'a> {
@@ -23,7 +23,7 @@ pub(super) struct Order<'a> {
     pub(super) json: bool,
 }
 
-pub(super) async fn run(place: &Place, order: &Order<'_>) -> Result<Code> {
+pub(super) async fn run(place: &Place, order: &Order<'_>) -> Result<ExitStatus> {
     let (mut lines, bytes): (Box<dyn BufRead + Send>, Option<u64>) = if order.source == "-" {
         (Box::new(BufReader::new(io::stdin())), None)
     } else {
@@ -59,8 +59,8 @@ pub(super) async fn run(place: &Place, order: &Order<'_>) -> Result<Code> {
         }
         if read == 0 {
             work.bar.finish_and_clear();
-            say(&format!("{} messages emitted", work.emitted));
-            return Ok(Code::Done);
+            print_stderr(&format!("{} messages emitted", work.emitted));
+            return Ok(ExitStatus::Success);
         }
     }
 }

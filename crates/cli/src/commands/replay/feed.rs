@@ -15,13 +15,12 @@ use super::list::{self, object};
 use super::log;
 use super::plan::counted;
 use super::spec::Spec;
-use crate::args::Target;
-use crate::commands::output::{self, Format};
-use crate::config::Sources;
+use crate::args::OutboxArgs;
 use crate::dev::interrupts::Interrupts;
-use crate::exit::Code;
+use crate::error_report::print_stderr;
+use crate::exit::ExitStatus;
 use crate::outbox::{self, Place};
-use crate::report::say;
+use crate::output::{self, OutputArgs};
 
 /// How often progress is told to a terminal, and to anything else.
 const ON_A_TERMINAL: Duration = Duration::from_millis(500);
@@ -42,9 +41,7 @@ pub(crate) struct Pacing {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Resume {
     #[command(flatten)]
-    target: Target,
-    #[command(flatten)]
-    sources: Sources,
+    target: OutboxArgs,
     /// The consumer.
     consumer: String,
     /// The replay's number.
@@ -56,21 +53,21 @@ pub(crate) struct Resume {
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
     stop_after_dead: u64,
     #[command(flatten)]
-    format: Format,
+    output: OutputArgs,
 }
 
-pub(super) async fn resume(args: &Resume) -> Result<Code> {
+pub(super) async fn resume(args: &Resume) -> Result<ExitStatus> {
     let place = Place::of(&args.target)?;
     let consumers = place.consumers().await?;
     let desk = outbox::replays(&*consumers)?;
     let replay = list::find(desk, &args.consumer, args.number).await?;
     let (name, number) = (&args.consumer, args.number);
     if replay.state == ReplayState::Finished {
-        say(&format!("replay {number} of consumer `{name}` is finished: everything was fed"));
-        return Ok(Code::Done);
+        print_stderr(&format!("replay {number} of consumer `{name}` is finished: everything was fed"));
+        return Ok(ExitStatus::Success);
     }
     let spec = Spec::read(&replay.plan.source)?;
-    let source = log::open(&spec, &place, &args.sources).await?;
+    let source = log::open(&spec, &place, &args.target.config).await?;
     // Everything that could fail without a trace has not.
     if replay.state == ReplayState::Stopped {
         desk.resume_replay(name, number, args.stop_after_dead).await?;
@@ -80,7 +77,7 @@ pub(super) async fn resume(args: &Resume) -> Result<Code> {
         && stands_at > 0
         && extent.first > stands_at + 1
     {
-        say(&format!(
+        print_stderr(&format!(
             "warning: the replay stands at number {stands_at}, and the log begins at {} by now: what was between is gone",
             extent.first
         ));
@@ -89,16 +86,16 @@ pub(super) async fn resume(args: &Resume) -> Result<Code> {
         tell_idle(&shown.summary);
     }
     let rate = args.rate.unwrap_or(replay.plan.rate);
-    feed(desk, &*source, &spec, name, number, rate, args.format).await
+    feed(desk, &*source, &spec, name, number, rate, args.output).await
 }
 
 /// Says if nobody handles what is fed.
 pub(super) fn tell_idle(consumer: &ConsumerSummary) {
     let name = &consumer.name;
     if consumer.paused {
-        say(&format!("consumer `{name}` is paused: messages wait\nhint: `relevo consumers resume {name}`"));
+        print_stderr(&format!("consumer `{name}` is paused: messages wait\nhint: `relevo consumers resume {name}`"));
     } else if consumer.members == 0 {
-        say(&format!("no process of consumer `{name}` is alive: messages wait until one starts"));
+        print_stderr(&format!("no process of consumer `{name}` is alive: messages wait until one starts"));
     }
 }
 
@@ -110,8 +107,8 @@ pub(super) async fn feed(
     name: &str,
     number: u32,
     rate: u32,
-    format: Format,
-) -> Result<Code> {
+    output: OutputArgs,
+) -> Result<ExitStatus> {
     let stop = CancellationToken::new();
     let interrupts = Interrupts::new()?;
     let feeding = ReplayJob {
@@ -132,25 +129,27 @@ pub(super) async fn feed(
     let end =
         ended.map_err(|error| failed(error).context(format!("replay {number} was not fed further; hint: {hint}")))?;
     let replay = list::find(desk, name, number).await?;
-    if format.json {
+    if output.is_json() {
         output::line(&object(&replay))?;
     }
-    say(&told(&replay));
+    print_stderr(&told(&replay));
     match end {
-        ReplayEnd::Finished => Ok(Code::Done),
+        ReplayEnd::Finished => Ok(ExitStatus::Success),
         ReplayEnd::Stopped if replay.dead >= replay.plan.dead_letters_max => {
             let see = format!("see them with `relevo consumers dead list --consumer {name}`");
-            say(&format!("stopped: there are {} dead letters\nhint: {see}; {hint}", replay.dead));
-            Ok(Code::Found)
+            print_stderr(&format!("stopped: there are {} dead letters\nhint: {see}; {hint}", replay.dead));
+            Ok(ExitStatus::Findings)
         }
         ReplayEnd::Stopped => {
-            say(&format!("stopped by a person\nhint: {hint}"));
-            Ok(Code::Interrupted)
+            print_stderr(&format!("stopped by a person\nhint: {hint}"));
+            Ok(ExitStatus::Interrupted)
         }
         ReplayEnd::TakenOver => Err(anyhow!("another process feeds replay {number}, and goes on with it")),
         ReplayEnd::Interrupted => {
-            say(&format!("it is fed no further\nhint: {hint}, or end it with `relevo replay stop {name} {number}`"));
-            Ok(Code::Interrupted)
+            print_stderr(&format!(
+                "it is fed no further\nhint: {hint}, or end it with `relevo replay stop {name} {number}`"
+            ));
+            Ok(ExitStatus::Interrupted)
         }
     }
 }
@@ -200,7 +199,7 @@ impl Progress {
             write!(io::stderr(), "\r\x1b[K{}{full}", told(replay)).ok();
             self.is_line_open = true;
         } else {
-            say(&format!("{}{full}", told(replay)));
+            print_stderr(&format!("{}{full}", told(replay)));
         }
     }
 

@@ -8,39 +8,39 @@ use relevo_core::inbox::replays::{ConsumerReplays, Replay, ReplayState};
 use serde_json::{Value, json};
 
 use super::spec::Spec;
-use crate::args::Target;
-use crate::commands::moment;
-use crate::commands::output::{self, Format};
-use crate::commands::table::{self, Table};
-use crate::exit::{Code, not_found};
+use crate::args::OutboxArgs;
+use crate::error_report::print_stderr;
+use crate::exit::{ExitStatus, not_found};
 use crate::outbox::{self, Place};
-use crate::report::say;
+use crate::output::table::{self, Table};
+use crate::output::time;
+use crate::output::{self, OutputArgs};
 
 /// Whose replays are listed.
 #[derive(Debug, clap::Args)]
 pub(crate) struct List {
     #[command(flatten)]
-    target: Target,
+    target: OutboxArgs,
     /// The consumer; all of them otherwise.
     consumer: Option<String>,
     #[command(flatten)]
-    format: Format,
+    output: OutputArgs,
 }
 
 /// Which replay.
 #[derive(Debug, clap::Args)]
 pub(crate) struct One {
     #[command(flatten)]
-    target: Target,
+    target: OutboxArgs,
     /// The consumer.
     consumer: String,
     /// The replay's number.
     number: u32,
     #[command(flatten)]
-    format: Format,
+    output: OutputArgs,
 }
 
-pub(super) async fn list(args: &List) -> Result<Code> {
+pub(super) async fn list(args: &List) -> Result<ExitStatus> {
     let consumers = Place::of(&args.target)?.consumers().await?;
     let desk = outbox::replays(&*consumers)?;
     let names = match &args.consumer {
@@ -51,10 +51,10 @@ pub(super) async fn list(args: &List) -> Result<Code> {
     for name in &names {
         replays.extend(desk.list_replays(name).await?);
     }
-    if args.format.json {
+    if args.output.is_json() {
         replays.iter().try_for_each(|replay| output::line(&object(replay)))?;
     } else if replays.is_empty() {
-        say("there was no replay yet; `relevo replay plan CONSUMER` shows what one would do");
+        print_stderr("there was no replay yet; `relevo replay plan CONSUMER` shows what one would do");
     } else {
         let now = Timestamp::now();
         let rows: Vec<_> = replays.iter().map(|replay| row(replay, now)).collect();
@@ -63,16 +63,16 @@ pub(super) async fn list(args: &List) -> Result<Code> {
         ])
         .write(&mut io::stdout().lock(), &rows)?;
     }
-    Ok(Code::Done)
+    Ok(ExitStatus::Success)
 }
 
-pub(super) async fn show(args: &One) -> Result<Code> {
+pub(super) async fn show(args: &One) -> Result<ExitStatus> {
     let consumers = Place::of(&args.target)?.consumers().await?;
     let desk = outbox::replays(&*consumers)?;
     let replay = find(desk, &args.consumer, args.number).await?;
-    if args.format.json {
+    if args.output.is_json() {
         output::line(&object(&replay))?;
-        return Ok(Code::Done);
+        return Ok(ExitStatus::Success);
     }
     let reads = Spec::read(&replay.plan.source).map_or_else(|_| replay.plan.source.clone(), |spec| spec.told());
     let mut pairs = vec![
@@ -86,37 +86,37 @@ pub(super) async fn show(args: &One) -> Result<Code> {
         ("waiting", format!("{}, of which {} could be handled now", replay.waiting(), replay.ready)),
         ("rate", format!("{} a second", replay.plan.rate)),
         ("stops", format!("at {} dead letters", replay.plan.dead_letters_max)),
-        ("began", moment::told(replay.started_at, Timestamp::now())),
+        ("began", time::with_age(replay.started_at, Timestamp::now())),
         ("by", replay.plan.requested_by.clone()),
         ("reason", replay.plan.reason.clone()),
     ];
     pairs.extend(replay.cursor.clone().map(|cursor| ("stands at", format!("number {cursor}"))));
     table::pairs(&mut io::stdout().lock(), &pairs)?;
-    Ok(Code::Done)
+    Ok(ExitStatus::Success)
 }
 
-pub(super) async fn stop(args: &One) -> Result<Code> {
+pub(super) async fn stop(args: &One) -> Result<ExitStatus> {
     let consumers = Place::of(&args.target)?.consumers().await?;
     let desk = outbox::replays(&*consumers)?;
     let before = find(desk, &args.consumer, args.number).await?;
     let stopped = desk.stop_replay(&args.consumer, args.number).await?;
     let replay = find(desk, &args.consumer, args.number).await?;
-    if args.format.json {
+    if args.output.is_json() {
         output::line(&object(&replay))?;
     }
     let (name, number) = (&args.consumer, args.number);
     if stopped {
         let taken = before.enqueued.saturating_sub(replay.enqueued);
-        say(&format!(
+        print_stderr(&format!(
             "replay {number} of consumer `{name}` is stopped, {taken} messages that were not begun were taken out\n\
              hint: `relevo replay resume {name} {number}` goes on with them"
         ));
     } else {
         let how =
             if replay.state == ReplayState::Finished { "finished: everything was fed" } else { "stopped already" };
-        say(&format!("replay {number} of consumer `{name}` is {how}"));
+        print_stderr(&format!("replay {number} of consumer `{name}` is {how}"));
     }
-    Ok(Code::Done)
+    Ok(ExitStatus::Success)
 }
 
 /// The replay of this number.
@@ -140,7 +140,7 @@ fn row(replay: &Replay, now: Timestamp) -> Vec<String> {
         replay.done.to_string(),
         replay.dead.to_string(),
         replay.waiting().to_string(),
-        moment::relative(replay.started_at, now),
+        time::age(replay.started_at, now),
         replay.plan.requested_by.clone(),
         replay.plan.reason.clone(),
     ]
@@ -162,7 +162,7 @@ pub(super) fn object(replay: &Replay) -> Value {
         "cursor": replay.cursor,
         "rate": replay.plan.rate,
         "stop_after_dead": replay.plan.dead_letters_max,
-        "began_at": output::time(Some(replay.started_at)),
+        "began_at": output::timestamp(Some(replay.started_at)),
         "by": replay.plan.requested_by,
         "reason": replay.plan.reason,
     })

@@ -5,7 +5,7 @@ use relevo_core::replay_source::{OutboxRouting, ReplaySource, ReplaySourceError}
 
 use super::spec::{Log, Spec};
 use crate::config::{self, Destination, Loaded, Sources};
-use crate::exit::{away, not_found, usage};
+use crate::exit::{not_found, unreachable_server, usage};
 use crate::outbox::Place;
 
 /// Opens what a replay reads.
@@ -64,7 +64,9 @@ pub(super) fn failed(error: ReplaySourceError) -> anyhow::Error {
     match error {
         ReplaySourceError::Unreachable(cause) => {
             let told = anyhow!(cause).context("the log cannot be reached");
-            away(format!("{told:#}; hint: check that the broker runs, and that it may be reached from here"))
+            unreachable_server(format!(
+                "{told:#}; hint: check that the broker runs, and that it may be reached from here"
+            ))
         }
         ReplaySourceError::Unsupported(why) => usage(why),
         ReplaySourceError::NotFound(what) => not_found(what),

@@ -14,32 +14,27 @@ use serde_json::{Value, json};
 use super::feed::{self, Pacing};
 use super::log::{self, failed};
 use super::spec::{Log, Ordering, Spec};
-use crate::args::{Sure, Target};
-use crate::ask::confirm;
-use crate::commands::author::{not_empty, whoever};
-use crate::commands::moment;
-use crate::commands::output::{self, Format};
-use crate::commands::table::{self, Table};
+use crate::args::{ConfirmArg, OutboxArgs};
 use crate::config::Sources;
-use crate::exit::{Code, not_found, usage};
+use crate::error_report::print_stderr;
+use crate::exit::{ExitStatus, not_found, usage};
+use crate::host::{not_empty, user_at_host};
 use crate::outbox::{self, Place};
-use crate::report::say;
+use crate::output::table::{self, Table};
+use crate::output::time;
+use crate::output::{self, OutputArgs};
+use crate::prompt::confirm;
 
 /// What is replayed, and to whom.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Wanted {
     #[command(flatten)]
-    target: Target,
-    #[command(flatten)]
-    sources: Sources,
+    target: OutboxArgs,
     /// The consumer; its inbox is in this database.
     consumer: String,
     /// Where messages are read from.
     #[arg(long, value_enum, default_value = "outbox")]
     log: Log,
-    /// The outbox of the configuration, where it has several.
-    #[arg(long, value_name = "NAME")]
-    outbox: Option<String>,
     /// The destination of the configuration, where it has several: it says routes and broker.
     #[arg(long, short, value_name = "NAME")]
     destination: Option<String>,
@@ -59,10 +54,10 @@ pub(crate) struct Wanted {
     #[arg(long, value_name = "PATTERN")]
     address: Option<String>,
     /// Only messages that entered the log since: RFC 3339, or how long ago, as `10m`.
-    #[arg(long, value_name = "TIME", value_parser = moment::past)]
+    #[arg(long, value_name = "TIME", value_parser = time::past)]
     since: Option<Timestamp>,
     /// Only messages that entered the log before: RFC 3339, or how long ago, as `10m`.
-    #[arg(long, value_name = "TIME", value_parser = moment::past)]
+    #[arg(long, value_name = "TIME", value_parser = time::past)]
     until: Option<Timestamp>,
     /// Only messages from this number of the log on: a sequence, an offset.
     #[arg(long, value_name = "N")]
@@ -93,7 +88,7 @@ pub(crate) struct Plan {
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(0..=1000))]
     sample: u32,
     #[command(flatten)]
-    format: Format,
+    output: OutputArgs,
 }
 
 /// How a replay is begun.
@@ -108,9 +103,9 @@ pub(crate) struct Start {
     #[arg(long, value_name = "NAME", value_parser = not_empty)]
     by: Option<String>,
     #[command(flatten)]
-    sure: Sure,
+    yes: ConfirmArg,
     #[command(flatten)]
-    format: Format,
+    output: OutputArgs,
 }
 
 /// A plan, with all that it needs to be carried out.
@@ -124,51 +119,51 @@ struct Drawn {
     pacing: Pacing,
 }
 
-pub(super) async fn plan(args: &Plan) -> Result<Code> {
+pub(super) async fn plan(args: &Plan) -> Result<ExitStatus> {
     let drawn = draw(&args.wanted).await?;
     let limit = usize::try_from(args.sample).unwrap_or(usize::MAX);
     let shown = first_matching(&*drawn.source, &drawn.spec.filter, limit).await.map_err(failed)?;
-    if args.format.json {
+    if args.output.is_json() {
         output::line(&drawn.object(&shown))?;
     } else {
         drawn.write(&shown)?;
     }
-    say("nothing was changed; `relevo replay start` with the same options does it");
-    Ok(Code::Done)
+    print_stderr("nothing was changed; `relevo replay start` with the same options does it");
+    Ok(ExitStatus::Success)
 }
 
-pub(super) async fn start(args: &Start) -> Result<Code> {
+pub(super) async fn start(args: &Start) -> Result<ExitStatus> {
     let drawn = draw(&args.wanted).await?;
     let name = &drawn.consumer.name;
     if drawn.count == 0 {
-        say("no message of the log is meant, nothing was begun");
-        return Ok(Code::Done);
+        print_stderr("no message of the log is meant, nothing was begun");
+        return Ok(ExitStatus::Success);
     }
     let question = format!(
         "replay {} to consumer `{name}`, {}? their effects happen once more",
         counted(drawn.count),
         drawn.pacing.told(drawn.count)
     );
-    confirm(args.sure, &question)?;
+    confirm(args.yes, &question)?;
     let plan = replays::ReplayPlan {
         consumer: name.clone(),
         source: drawn.spec.kept(),
         count: drawn.count,
         rate: drawn.pacing.rate,
         dead_letters_max: drawn.pacing.stop_after_dead,
-        requested_by: args.by.clone().unwrap_or_else(whoever),
+        requested_by: args.by.clone().unwrap_or_else(user_at_host),
         reason: args.reason.clone(),
     };
     let desk = outbox::replays(&*drawn.desk)?;
     let number = desk.create_replay(&plan).await?;
-    say(&format!("replay {number} of consumer `{name}` began"));
+    print_stderr(&format!("replay {number} of consumer `{name}` began"));
     feed::tell_idle(&drawn.consumer);
-    feed::feed(desk, &*drawn.source, &drawn.spec, name, number, drawn.pacing.rate, args.format).await
+    feed::feed(desk, &*drawn.source, &drawn.spec, name, number, drawn.pacing.rate, args.output).await
 }
 
 /// Looks at consumer and log, and fixes where the replay ends: what enters the log later is live.
 async fn draw(wanted: &Wanted) -> Result<Drawn> {
-    moment::in_order(wanted.since, wanted.until)?;
+    time::in_order(wanted.since, wanted.until)?;
     if let (Some(from), Some(to)) = (wanted.from, wanted.to)
         && from > to
     {
@@ -182,7 +177,7 @@ async fn draw(wanted: &Wanted) -> Result<Drawn> {
         return Err(not_found(format!("consumer `{}` is not known; hint: {hint}", wanted.consumer)));
     };
     let mut spec = spec(wanted)?;
-    let source = log::open(&spec, &place, &wanted.sources).await?;
+    let source = log::open(&spec, &place, &wanted.target.config).await?;
     let extent = source.bounds().await.map_err(failed)?;
     let last = extent.map_or(0, |extent| extent.last);
     spec.filter.to = Some(spec.filter.to.map_or(last, |to| to.min(last)));
@@ -193,12 +188,13 @@ async fn draw(wanted: &Wanted) -> Result<Drawn> {
 fn spec(wanted: &Wanted) -> Result<Spec> {
     // Without a configuration every message goes to the address named as its topic, as it does without routes.
     let configured = wanted.log == Log::Broker
-        || wanted.sources.are_given()
+        || wanted.target.config.are_given()
         || Sources::are_in_environment()
-        || wanted.outbox.is_some()
+        || wanted.target.is_configured()
+        || wanted.target.outbox.is_some()
         || wanted.destination.is_some();
     let at = if configured {
-        let found = log::find(&wanted.sources, wanted.outbox.as_deref(), wanted.destination.as_deref())?;
+        let found = log::find(&wanted.target.config, wanted.target.outbox.as_deref(), wanted.destination.as_deref())?;
         Some((found.0, found.1))
     } else {
         None
@@ -275,7 +271,7 @@ fn row(logged: &LogMessage, now: Timestamp) -> Vec<String> {
     let told = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     vec![
         logged.number.to_string(),
-        moment::told(logged.at, now),
+        time::with_age(logged.at, now),
         logged.address.to_string(),
         told(message.as_ref().map(|message| message.key.to_string())),
         told(message.as_ref().map(|message| message.kind.to_string())),
@@ -287,7 +283,7 @@ fn object(logged: &LogMessage) -> Value {
     let message = logged.raw.decode().ok().map(|received| received.message);
     json!({
         "number": logged.number,
-        "entered_at": output::time(Some(logged.at)),
+        "entered_at": output::timestamp(Some(logged.at)),
         "address": &*logged.address,
         "id": message.as_ref().map(|message| message.id.to_string()),
         "key": message.as_ref().map(|message| message.key.to_string()),
@@ -309,6 +305,6 @@ impl Pacing {
 
     /// The rate, and how long that takes.
     fn told(self, count: u64) -> String {
-        format!("{} a second, which takes {}", self.rate, moment::lasting(self.lasts(count)))
+        format!("{} a second, which takes {}", self.rate, time::short(self.lasts(count)))
     }
 }

@@ -6,7 +6,7 @@ use relevo_core::replay_source::ReplayFilter;
 use relevo_inbox::{Config, ForeignMessages, MessageOrder};
 use serde_json::{Value, json};
 
-use crate::commands::moment;
+use crate::output::time;
 
 /// Which log messages are read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -106,8 +106,8 @@ impl Spec {
         add("topic", quoted(topic));
         add("type", quoted(kind));
         add("key", quoted(key));
-        add("since", since.map(moment::exact));
-        add("until", until.map(moment::exact));
+        add("since", since.map(time::utc));
+        add("until", until.map(time::utc));
         add("from number", from.map(|number| number.to_string()));
         add("to number", to.map(|number| number.to_string()));
         parts.join(", ")

@@ -7,13 +7,13 @@ use serde_json::{Value, json};
 
 use super::moment::{At, Moment, Pace};
 use crate::commands::consumers;
-use crate::commands::output;
+use crate::output;
 
 /// One object for the whole of it; rates are null without a moment before.
 pub(super) fn object(now: &Moment, before: Option<&Moment>) -> Value {
     let ports = now.ports.iter().map(|answer| json!({ "port": answer.port, "error": answer.told.as_ref().err() }));
     json!({
-        "at": output::time(Some(now.clock)),
+        "at": output::timestamp(Some(now.clock)),
         "destinations": now.destinations.iter().map(|at| destination(now, before, at)).collect::<Vec<_>>(),
         "consumers": now.consumers.iter().map(|shown| consumer(now, before, shown)).collect::<Vec<_>>(),
         "xmin_age_transactions": now.around.horizon.map(|horizon| horizon.transactions),

@@ -8,15 +8,15 @@ use relevo_core::outbox::inspect::ShardInfo;
 
 use super::moment::{At, Moment, Pace};
 use crate::commands::consumers::{ago, counted, state};
-use crate::commands::moment as time;
-use crate::commands::table::{Table, plain};
+use crate::output::table::{Table, plain};
+use crate::output::time;
 
 /// What is not known, or not there.
 const NOTHING: &str = "-";
 
 /// Everything, with rates if there is a moment before.
 pub(super) fn told(out: &mut impl Write, shown: &str, now: &Moment, before: Option<&Moment>) -> io::Result<()> {
-    writeln!(out, "{}  {}", plain(shown), time::exact(now.clock))?;
+    writeln!(out, "{}  {}", plain(shown), time::utc(now.clock))?;
     section(out, "destinations", &DESTINATION, now.destinations.iter().map(|at| destination(now, before, at)))?;
     section(out, "consumers", &CONSUMER, now.consumers.iter().map(|shown| consumer(now, before, shown)))?;
     section(out, "lanes that do not rest", &LANE, now.consumers.iter().flat_map(|shown| lanes(now, shown)))?;
@@ -166,7 +166,7 @@ fn keys<'a>(now: &'a Moment, at: &'a At) -> impl Iterator<Item = [String; 6]> + 
             head.key.clone(),
             head.status.as_str().to_owned(),
             head.attempts.to_string(),
-            head.next_attempt_at.map_or_else(|| NOTHING.to_owned(), |at| time::relative(at, now.clock)),
+            head.next_attempt_at.map_or_else(|| NOTHING.to_owned(), |at| time::age(at, now.clock)),
             head.last_error.clone().unwrap_or_default(),
         ]
     })
@@ -181,7 +181,7 @@ fn queues<'a>(now: &'a Moment, shown: &'a ConsumerDetails) -> impl Iterator<Item
             queue.queue.to_string(),
             queue.length.to_string(),
             queue.attempts.to_string(),
-            queue.next_attempt_at.map_or_else(|| "when a person says".to_owned(), |at| time::relative(at, now.clock)),
+            queue.next_attempt_at.map_or_else(|| "when a person says".to_owned(), |at| time::age(at, now.clock)),
             queue.error.clone(),
         ]
     })
@@ -195,7 +195,7 @@ fn dead<'a>(now: &'a Moment, at: &'a At) -> impl Iterator<Item = [String; 5]> + 
             at.destination.name.clone(),
             letter.key.clone(),
             letter.id.to_string(),
-            time::relative(letter.dead_at, now.clock),
+            time::age(letter.dead_at, now.clock),
             letter.error.clone(),
         ]
     })
@@ -214,5 +214,5 @@ fn seconds(seconds: Option<f64>) -> String {
 }
 
 fn lasting(age: Duration) -> String {
-    if age.is_zero() { NOTHING.to_owned() } else { time::lasting(age) }
+    if age.is_zero() { NOTHING.to_owned() } else { time::short(age) }
 }

@@ -4,7 +4,7 @@ use anyhow::Result;
 use jiff::Timestamp;
 use relevo_core::dead_letters::{DeadLetterFilter, DeadLetterOwner};
 
-use crate::commands::moment;
+use crate::output::time;
 
 /// What dead letters are chosen by; everything that is given must hold.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -16,17 +16,17 @@ pub(crate) struct Filter {
     #[arg(long, group = "chosen")]
     class: Option<String>,
     /// Those given up since: RFC 3339, or how long ago, as `10m`.
-    #[arg(long, value_name = "TIME", value_parser = moment::past, group = "chosen")]
+    #[arg(long, value_name = "TIME", value_parser = time::past, group = "chosen")]
     since: Option<Timestamp>,
     /// Those given up before: RFC 3339, or how long ago, as `10m`.
-    #[arg(long, value_name = "TIME", value_parser = moment::past, group = "chosen")]
+    #[arg(long, value_name = "TIME", value_parser = time::past, group = "chosen")]
     until: Option<Timestamp>,
 }
 
 impl Filter {
     /// What can be told before the database is asked.
     pub(super) fn check(&self) -> Result<()> {
-        moment::in_order(self.since, self.until)
+        time::in_order(self.since, self.until)
     }
 
     /// Whether anything was given.

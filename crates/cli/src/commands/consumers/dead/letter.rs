@@ -10,9 +10,9 @@ use relevo_core::wire::CONTENT_TYPE;
 use serde_json::{Value, json};
 
 use crate::commands::dead::times;
-use crate::commands::output;
-use crate::commands::table::{self, plain};
-use crate::commands::{moment, payload};
+use crate::output;
+use crate::output::table::{self, plain};
+use crate::output::{payload, time};
 
 /// Its id, with the number of its replay if it has one.
 pub(super) fn named(dead: &DeadLetterSummary) -> String {
@@ -35,9 +35,9 @@ pub(super) fn object(dead: &DeadLetterSummary) -> Value {
         "error": dead.error,
         "attempts": dead.attempts,
         "redriven": dead.redrives,
-        "arrived_at": output::time(Some(dead.entered_at)),
-        "dead_at": output::time(Some(dead.dead_at)),
-        "marked_at": output::time(dead.mark.as_ref().map(|mark| mark.at)),
+        "arrived_at": output::timestamp(Some(dead.entered_at)),
+        "dead_at": output::timestamp(Some(dead.dead_at)),
+        "marked_at": output::timestamp(dead.mark.as_ref().map(|mark| mark.at)),
         "marked_by": dead.mark.as_ref().map(|mark| &mark.by),
         "note": dead.mark.as_ref().map(|mark| &mark.reason),
     })
@@ -86,12 +86,12 @@ pub(super) fn told(out: &mut impl Write, letter: &DeadLetter) -> io::Result<()> 
         ("class", dead.class.clone()),
         ("error", dead.error.clone()),
         ("attempts", dead.attempts.to_string()),
-        ("arrived", moment::told(dead.entered_at, now)),
-        ("dead since", moment::told(dead.dead_at, now)),
+        ("arrived", time::with_age(dead.entered_at, now)),
+        ("dead since", time::with_age(dead.dead_at, now)),
         ("redriven", times(dead.redrives)),
     ];
     if let Some(mark) = &dead.mark {
-        pairs.push(("marked", format!("{} by {}", moment::told(mark.at, now), mark.by)));
+        pairs.push(("marked", format!("{} by {}", time::with_age(mark.at, now), mark.by)));
         pairs.push(("note", mark.reason.clone()));
     }
     pairs.push(("key", dead.key.clone()));

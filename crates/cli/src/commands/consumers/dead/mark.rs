@@ -11,22 +11,22 @@ use serde_json::json;
 
 use super::choose;
 use super::filter::Filter;
-use crate::args::{Sure, Target};
-use crate::ask::confirm;
-use crate::commands::author;
+use crate::args::{ConfirmArg, OutboxArgs};
 use crate::commands::dead::collect;
-use crate::commands::output::{self, Format};
 use crate::database::REWRITE_DEADLINE;
-use crate::exit::{Code, not_found};
+use crate::error_report::print_stderr;
+use crate::exit::{ExitStatus, not_found};
+use crate::host;
 use crate::outbox::Place;
-use crate::report::say;
+use crate::output::{self, OutputArgs};
+use crate::prompt::confirm;
 
 /// Which dead letters, by whom, and why.
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("chosen").required(true).multiple(true))]
 pub(crate) struct Args {
     #[command(flatten)]
-    target: Target,
+    target: OutboxArgs,
     /// Their ids.
     #[arg(group = "chosen", value_name = "ID", value_parser = crate::args::message_id)]
     ids: Vec<MessageId>,
@@ -42,15 +42,15 @@ pub(crate) struct Args {
     #[arg(long)]
     dry_run: bool,
     /// Why; it is kept with the dead letter.
-    #[arg(long, value_name = "TEXT", required_unless_present = "dry_run", value_parser = author::not_empty)]
+    #[arg(long, value_name = "TEXT", required_unless_present = "dry_run", value_parser = host::not_empty)]
     note: Option<String>,
     /// Who asks; it is recorded. The user and the machine otherwise.
-    #[arg(long, value_name = "NAME", value_parser = author::not_empty)]
+    #[arg(long, value_name = "NAME", value_parser = host::not_empty)]
     by: Option<String>,
     #[command(flatten)]
-    sure: Sure,
+    yes: ConfirmArg,
     #[command(flatten)]
-    format: Format,
+    output: OutputArgs,
 }
 
 /// The same, at a pace.
@@ -108,15 +108,15 @@ impl Wish {
     }
 }
 
-pub(super) async fn redrive(redrive: &Redrive) -> Result<Code> {
+pub(super) async fn redrive(redrive: &Redrive) -> Result<ExitStatus> {
     mark(&redrive.args, Wish::Redrive { rate: redrive.rate }).await
 }
 
-pub(super) async fn archive(args: &Args) -> Result<Code> {
+pub(super) async fn archive(args: &Args) -> Result<ExitStatus> {
     mark(args, Wish::Archive).await
 }
 
-async fn mark(args: &Args, wish: Wish) -> Result<Code> {
+async fn mark(args: &Args, wish: Wish) -> Result<ExitStatus> {
     args.filter.check()?;
     // All of them are one transaction, however many they are.
     let consumers = Place::of(&args.target)?.consumers_within(REWRITE_DEADLINE).await?;
@@ -128,18 +128,18 @@ async fn mark(args: &Args, wish: Wish) -> Result<Code> {
         action: wish.action(),
         dry_run,
         rate_per_second: wish.rate(),
-        by: args.by.clone().unwrap_or_else(author::whoever),
+        by: args.by.clone().unwrap_or_else(host::user_at_host),
         reason: args.note.clone().unwrap_or_else(|| "dry run".to_owned()),
     };
     let would = consumers.mark_dead_letters(&request(true)).await?.count;
     if !args.dry_run && would > 0 {
         let (word, name) = (wish.word(), &consumer.name);
-        confirm(args.sure, &format!("{word} {} of consumer `{name}`? {}", counted(would), wish.means()))?;
+        confirm(args.yes, &format!("{word} {} of consumer `{name}`? {}", counted(would), wish.means()))?;
     }
     // Asked even where no dead letter matches: the answer is the database's, and not what was true a moment ago.
     let count = if args.dry_run { would } else { consumers.mark_dead_letters(&request(false)).await?.count };
     answer(args, wish, &consumer, count, &unmatched)?;
-    Ok(Code::Done)
+    Ok(ExitStatus::Success)
 }
 
 /// Looks for what was typed, and says on stderr what of it is no dead letter, or waits for nobody. If nothing of it is there,
@@ -167,16 +167,16 @@ async fn look(
     }
     let unmatched: Vec<MessageId> = args.ids.iter().filter(|id| !found.contains_key(id)).copied().collect();
     for id in &unmatched {
-        say(&format!("{id} is no such dead letter of consumer `{name}`"));
+        print_stderr(&format!("{id} is no such dead letter of consumer `{name}`"));
     }
     for (id, fate) in found.iter().filter(|(id, fate)| **fate != DeadLetterState::Dead && args.ids.contains(id)) {
-        say(&format!("{id} is `{}` already", fate.as_str()));
+        print_stderr(&format!("{id} is `{}` already", fate.as_str()));
     }
     Ok(unmatched)
 }
 
 fn answer(args: &Args, wish: Wish, consumer: &ConsumerSummary, count: u64, unmatched: &[MessageId]) -> Result<()> {
-    if args.format.json {
+    if args.output.is_json() {
         let unmatched: Vec<String> = unmatched.iter().map(ToString::to_string).collect();
         return output::line(&json!({
             "consumer": consumer.name, "mark": wish.word(), "dry_run": args.dry_run, "count": count, "unmatched": unmatched,
@@ -184,13 +184,13 @@ fn answer(args: &Args, wish: Wish, consumer: &ConsumerSummary, count: u64, unmat
     }
     let past = wish.past();
     if count == 0 {
-        say(&format!("no matching dead letter is in state `dead`; none was {past}"));
+        print_stderr(&format!("no matching dead letter is in state `dead`; none was {past}"));
     } else if args.dry_run {
-        say(&format!("{} would be {past}, nothing was changed", counted(count)));
+        print_stderr(&format!("{} would be {past}, nothing was changed", counted(count)));
     } else {
-        say(&format!("{} {past}", counted(count)));
+        print_stderr(&format!("{} {past}", counted(count)));
         if matches!(wish, Wish::Redrive { .. }) {
-            say(&who_acts(consumer));
+            print_stderr(&who_acts(consumer));
         }
     }
     Ok(())

@@ -7,18 +7,18 @@ use std::io::{self, Write as _};
 const HINT: &str = "; hint: ";
 
 /// Writes a line to stderr; if nobody can read it, nobody is told.
-pub(crate) fn say(line: &str) {
+pub(crate) fn print_stderr(line: &str) {
     writeln!(io::stderr(), "{line}").ok();
 }
 
 /// An error as people read it: the chain of causes in one line, each said once, and the advice apart.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Told {
+pub(crate) struct ErrorReport {
     error: String,
     hints: Vec<String>,
 }
 
-impl Told {
+impl ErrorReport {
     pub(crate) fn of(error: &anyhow::Error) -> Self {
         let mut told = Self { error: String::new(), hints: Vec::new() };
         for cause in error.chain() {
@@ -57,7 +57,7 @@ impl Told {
     }
 }
 
-impl fmt::Display for Told {
+impl fmt::Display for ErrorReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "error: {}", self.error)?;
         self.hints.iter().try_for_each(|hint| write!(f, "\nhint: {hint}"))
@@ -78,13 +78,13 @@ mod tests {
     #[test]
     fn the_chain_is_one_line_and_the_hint_another() {
         let error = anyhow!("no outbox; hint: run `relevo migrate`").context("cannot open");
-        assert_eq!(Told::of(&error).to_string(), "error: cannot open: no outbox\nhint: run `relevo migrate`");
+        assert_eq!(ErrorReport::of(&error).to_string(), "error: cannot open: no outbox\nhint: run `relevo migrate`");
     }
 
     #[test]
     fn what_a_library_repeats_is_said_once() {
         let error = anyhow!("refused").context("from the database: refused");
-        assert_eq!(Told::of(&error).to_string(), "error: from the database: refused");
+        assert_eq!(ErrorReport::of(&error).to_string(), "error: from the database: refused");
     }
 
     #[test]

@@ -4,14 +4,14 @@ use std::io::{self, Write};
 
 use serde_json::Value;
 
-use super::output::is_json;
+use super::is_json;
 
 /// So much of a payload that is no text is shown.
 const HEX_BYTES_MAX: usize = 1024;
 const HEX_LINE: usize = 16;
 
 /// JSON is laid out, text is text, anything else is bytes.
-pub(super) fn write(out: &mut impl Write, content_type: &str, payload: &[u8]) -> io::Result<()> {
+pub(crate) fn write(out: &mut impl Write, content_type: &str, payload: &[u8]) -> io::Result<()> {
     if is_json(content_type)
         && let Ok(value) = serde_json::from_slice::<Value>(payload)
     {

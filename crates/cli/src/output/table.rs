@@ -3,19 +3,19 @@
 use std::io::{self, Write};
 
 /// Rows that are aligned page by page: columns grow with what comes, and never shrink, so that long lists can stream.
-pub(super) struct Table {
+pub(crate) struct Table {
     widths: Vec<usize>,
     head: Option<Vec<String>>,
 }
 
 impl Table {
-    pub(super) fn new(head: &[&str]) -> Self {
+    pub(crate) fn new(head: &[&str]) -> Self {
         let head: Vec<String> = head.iter().map(|name| (*name).to_owned()).collect();
         Self { widths: head.iter().map(String::len).collect(), head: Some(head) }
     }
 
     /// Writes a page of rows, the first one below the head. The last column is as wide as it likes.
-    pub(super) fn write(&mut self, out: &mut impl Write, rows: &[Vec<String>]) -> io::Result<()> {
+    pub(crate) fn write(&mut self, out: &mut impl Write, rows: &[Vec<String>]) -> io::Result<()> {
         let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(|cell| plain(cell)).collect()).collect();
         for row in &rows {
             for (width, cell) in self.widths.iter_mut().zip(row) {
@@ -32,7 +32,7 @@ impl Table {
 }
 
 /// Names and values, one a line.
-pub(super) fn pairs(out: &mut impl Write, pairs: &[(&str, String)]) -> io::Result<()> {
+pub(crate) fn pairs(out: &mut impl Write, pairs: &[(&str, String)]) -> io::Result<()> {
     let width = pairs.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     for (name, value) in pairs {
         writeln!(out, "{name:width$}  {}", plain(value))?;
@@ -41,7 +41,7 @@ pub(super) fn pairs(out: &mut impl Write, pairs: &[(&str, String)]) -> io::Resul
 }
 
 /// Control characters, which keys and errors may hold, become their escapes.
-pub(super) fn plain(text: &str) -> String {
+pub(crate) fn plain(text: &str) -> String {
     if text.contains(char::is_control) {
         let escape = |char: char| if char.is_control() { char.escape_default().to_string() } else { char.to_string() };
         text.chars().map(escape).collect()

@@ -4,11 +4,11 @@ use std::io::{self, BufRead, Write};
 
 use anyhow::{Result, bail};
 
-use crate::args::Sure;
+use crate::args::ConfirmArg;
 
 /// Asks, unless the answer was given beforehand. Anything but a yes, the end of the input included, is an error.
-pub(crate) fn confirm(sure: Sure, question: &str) -> Result<()> {
-    if sure.yes { Ok(()) } else { ask(question, &mut io::stdin().lock(), &mut io::stderr()) }
+pub(crate) fn confirm(yes: ConfirmArg, question: &str) -> Result<()> {
+    if yes.yes { Ok(()) } else { ask(question, &mut io::stdin().lock(), &mut io::stderr()) }
 }
 
 fn ask(question: &str, answers: &mut impl BufRead, asked: &mut impl Write) -> Result<()> {

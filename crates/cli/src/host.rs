@@ -1,12 +1,12 @@
 //! Who asks for something that is recorded, and why.
 
 /// A text that is recorded.
-pub(super) fn not_empty(text: &str) -> Result<String, String> {
+pub(crate) fn not_empty(text: &str) -> Result<String, String> {
     if text.trim().is_empty() { Err("it is recorded, and so cannot be empty".to_owned()) } else { Ok(text.to_owned()) }
 }
 
 /// The user and the machine, as far as they are known.
-pub(super) fn whoever() -> String {
+pub(crate) fn user_at_host() -> String {
     let user = ["USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok()).filter(|name| !name.is_empty());
     let host = std::env::var("HOSTNAME").ok().or_else(|| std::fs::read_to_string("/etc/hostname").ok());
     let host = host.map(|name| name.trim().to_owned()).filter(|name| !name.is_empty());

@@ -8,29 +8,29 @@ use jiff::{SignedDuration, Timestamp};
 use crate::exit::usage;
 
 /// A time in UTC and how long ago it was, or how far away it is.
-pub(super) fn told(at: Timestamp, now: Timestamp) -> String {
-    format!("{} ({})", exact(at), relative(at, now))
+pub(crate) fn with_age(at: Timestamp, now: Timestamp) -> String {
+    format!("{} ({})", utc(at), age(at, now))
 }
 
 /// RFC 3339 in UTC, to the second: enough for people.
-pub(super) fn exact(at: Timestamp) -> String {
+pub(crate) fn utc(at: Timestamp) -> String {
     format!("{at:.0}")
 }
 
 /// How long ago, or how far away.
-pub(super) fn relative(at: Timestamp, now: Timestamp) -> String {
+pub(crate) fn age(at: Timestamp, now: Timestamp) -> String {
     let apart = at.duration_until(now);
     if apart.abs() < SignedDuration::from_secs(1) {
         "now".to_owned()
     } else if apart.is_negative() {
-        format!("in {}", lasting(apart.unsigned_abs()))
+        format!("in {}", short(apart.unsigned_abs()))
     } else {
-        format!("{} ago", lasting(apart.unsigned_abs()))
+        format!("{} ago", short(apart.unsigned_abs()))
     }
 }
 
 /// A duration in its largest unit.
-pub(super) fn lasting(duration: Duration) -> String {
+pub(crate) fn short(duration: Duration) -> String {
     let seconds = duration.as_secs();
     match seconds {
         0..120 => format!("{seconds} s"),
@@ -41,22 +41,22 @@ pub(super) fn lasting(duration: Duration) -> String {
 }
 
 /// A time in the past: RFC 3339, or how long ago, as `10m`.
-pub(super) fn past(text: &str) -> Result<Timestamp, String> {
+pub(crate) fn past(text: &str) -> Result<Timestamp, String> {
     when(text, |now, duration| now - duration)
 }
 
 /// A time ahead: RFC 3339, or how far away, as `10m`.
-pub(super) fn ahead(text: &str) -> Result<Timestamp, String> {
+pub(crate) fn ahead(text: &str) -> Result<Timestamp, String> {
     when(text, |now, duration| now + duration)
 }
 
 /// A range that ends before it begins holds nothing, which nobody means.
-pub(super) fn in_order(since: Option<Timestamp>, until: Option<Timestamp>) -> Result<()> {
+pub(crate) fn in_order(since: Option<Timestamp>, until: Option<Timestamp>) -> Result<()> {
     match (since, until) {
         (Some(since), Some(until)) if since > until => Err(usage(format!(
             "`--since` is {} and so after `--until`, which is {}; hint: `--since 2h --until 1h` is the hour before the last",
-            exact(since),
-            exact(until)
+            utc(since),
+            utc(until)
         ))),
         _ => Ok(()),
     }
@@ -74,7 +74,7 @@ fn when(text: &str, from_now: impl Fn(Timestamp, SignedDuration) -> Timestamp) -
 }
 
 /// A number and its unit: `500ms`, `90s`, `10m`, `2h`, `7d`.
-pub(super) fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let digits = text.find(|char: char| !char.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let millis = match unit {
@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn times_are_told_with_their_distance() {
         let now: Timestamp = "2026-01-31T12:00:00Z".parse().unwrap();
-        let at = |text: &str| told(text.parse().unwrap(), now);
+        let at = |text: &str| with_age(text.parse().unwrap(), now);
         assert_eq!(at("2026-01-31T11:57:00.75Z"), "2026-01-31T11:57:00Z (2 min ago)");
         assert_eq!(at("2026-01-31T15:00:00Z"), "2026-01-31T15:00:00Z (in 3 h)");
         assert_eq!(at("2026-01-31T12:00:00Z"), "2026-01-31T12:00:00Z (now)");
