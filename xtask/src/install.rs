@@ -27,6 +27,8 @@ const CHROMEDRIVER: Package = Package { name: "chromium-driver", program: DEBIAN
 /// The database client of the Python examples, for Debian's own Python.
 const PSYCOPG: Package =
     Package { name: "python3-psycopg", program: "/usr/lib/python3/dist-packages/psycopg/__init__.py" };
+/// The RabbitMQ client of the README, for Debian's own Python.
+const PIKA: Package = Package { name: "python3-pika", program: "/usr/lib/python3/dist-packages/pika/__init__.py" };
 /// The mail server of the tests, for Debian's own Python.
 pub(crate) const AIOSMTPD: Package =
     Package { name: "python3-aiosmtpd", program: "/usr/lib/python3/dist-packages/aiosmtpd/__init__.py" };
@@ -97,6 +99,7 @@ pub(crate) fn all(runner: &Runner) -> Result<Installed> {
             RABBITMQ,
             NATS_2_9,
             PSYCOPG,
+            PIKA,
             AIOSMTPD,
             PROMETHEUS,
             ALERTMANAGER,

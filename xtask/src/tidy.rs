@@ -45,7 +45,6 @@ pub(crate) fn run() -> Result<()> {
         findings.extend(words::check(&file, &text));
         match extension {
             "md" => {
-                findings.extend(links::check(&root, &file, &text));
                 pages.push((file, text));
                 continue;
             }
@@ -57,6 +56,7 @@ pub(crate) fn run() -> Result<()> {
         }
         known.extend(named::names(&text));
     }
+    findings.extend(links::check(&root, &pages));
     for (file, text) in &pages {
         findings.extend(named::check(file, text, &known));
     }

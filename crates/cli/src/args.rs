@@ -8,7 +8,8 @@ use relevo_store_postgres::Schema;
 
 use crate::config::Sources;
 
-/// Carries what a database transaction commits to where it must go, in order.
+/// A transactional outbox and inbox for services that write to PostgreSQL or SQLite: it publishes every committed message to
+/// your broker, in order per key, and lets consumers apply each one once.
 ///
 /// Without a command it shows itself: the same as `relevo dev`.
 #[derive(Debug, Parser)]

@@ -8,6 +8,7 @@ pub mod browser;
 pub mod certs;
 mod http;
 mod installed;
+pub mod local_ports;
 mod marked;
 pub mod nats;
 pub mod pgbouncer;
@@ -20,6 +21,7 @@ mod scratch;
 pub mod smtp;
 mod tls;
 mod unblocked;
+pub mod walkthrough;
 
 pub use nats::NatsVersion;
 pub use postgres::PgVersion;
