@@ -13,32 +13,42 @@ use axum::routing::get;
 use axum::{Json, Router};
 use sha2::{Digest as _, Sha256};
 use tokio::net::TcpListener;
+use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-use crate::connections::{Limited, Limits};
-use crate::report::Report;
+use crate::health::HealthReport;
+use crate::limits::{ConnectionLimits, LimitedListener};
+use crate::status::ProcessStatus;
 
 /// The content type of `/metrics`.
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// Time for responses that are in progress at shutdown.
 const GRACE: Duration = Duration::from_secs(1);
+/// The interval of snapshots for rates.
+const RATE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The state that a process reports about itself. All values come from memory: a probe must never wait for the thing
 /// that it checks.
-pub trait Observe: Send + Sync + 'static {
+pub trait HealthSource: Send + Sync + 'static {
     /// Whether the process works, however long it waits for other systems. If not, it should be restarted.
-    fn live(&self) -> Report;
+    fn live(&self) -> HealthReport;
 
     /// Whether it currently does its work.
-    fn ready(&self) -> Report;
+    fn ready(&self) -> HealthReport;
 
     /// Whether the other two probes are meaningful yet. Once true, it stays true: later failures show in the other two.
-    fn started(&self) -> Report {
+    fn started(&self) -> HealthReport {
         self.ready()
     }
 
     /// The metrics, in the `OpenMetrics` text format.
     fn metrics(&self) -> String;
+
+    /// Rates and latencies of the last seconds.
+    fn status(&self) -> ProcessStatus;
+
+    /// Takes the snapshots that [`status`](Self::status) needs. The server calls it every second.
+    fn record_rates(&self);
 }
 
 /// The token that a caller must send. Only its hash is stored.
@@ -61,16 +71,16 @@ impl Token {
 
 /// The reason why the port cannot be opened.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum BindError {
     /// Another process uses the port.
     #[error(
-        "the admin port {0} is taken; hint: another relevo may be running, choose another with `admin.listen`, or 0 for a \
+        "the admin port {0} is in use; hint: another relevo may be running, choose another with `admin.listen`, or 0 for a \
          free one"
     )]
-    Taken(SocketAddr),
-    /// The operating system refuses to open the port.
+    InUse(SocketAddr),
+    /// The operating system does not open the port.
     #[error("the admin port {address} cannot be opened")]
-    Refused {
+    Io {
         /// The address.
         address: SocketAddr,
         /// The cause.
@@ -87,12 +97,12 @@ pub struct Server {
 
 impl Server {
     /// Opens the port. Port 0 selects a free one.
-    pub async fn bind(address: SocketAddr) -> Result<Self, Error> {
+    pub async fn bind(address: SocketAddr) -> Result<Self, BindError> {
         let opened = TcpListener::bind(address).await.and_then(|it| Ok((it.local_addr()?, it)));
         match opened {
             Ok((address, listener)) => Ok(Self { listener, address }),
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(Error::Taken(address)),
-            Err(source) => Err(Error::Refused { address, source }),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(BindError::InUse(address)),
+            Err(source) => Err(BindError::Io { address, source }),
         }
     }
 
@@ -104,18 +114,20 @@ impl Server {
     /// Serves requests until `stop` is cancelled.
     pub async fn run(
         self,
-        observed: Arc<dyn Observe>,
+        source: Arc<dyn HealthSource>,
         token: Option<Token>,
         stop: CancellationToken,
     ) -> io::Result<()> {
-        let shared = Arc::new(Shared { observed, token, has_started: AtomicBool::new(false) });
+        let recording = record_rates(Arc::clone(&source));
+        let shared = Arc::new(Shared { source, token, has_started: AtomicBool::new(false) });
         let app = Router::new()
             .route("/livez", get(livez))
             .route("/readyz", get(readyz))
             .route("/startupz", get(startupz))
             .route("/metrics", get(metrics))
+            .route("/status", get(status))
             .with_state(shared);
-        let listener = Limited::new(self.listener, Limits::default());
+        let listener = LimitedListener::new(self.listener, ConnectionLimits::default());
         let serving = axum::serve(listener, app).with_graceful_shutdown(stop.clone().cancelled_owned());
         let late = async {
             stop.cancelled().await;
@@ -123,21 +135,31 @@ impl Server {
         };
         tokio::select! {
             served = serving.into_future() => served,
+            () = recording => Ok(()),
             // Shutdown does not wait for idle connections.
             () = late => Ok(()),
         }
     }
 }
 
+async fn record_rates(source: Arc<dyn HealthSource>) {
+    let mut ticks = interval(RATE_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        source.record_rates();
+    }
+}
+
 struct Shared {
-    observed: Arc<dyn Observe>,
+    source: Arc<dyn HealthSource>,
     token: Option<Token>,
     has_started: AtomicBool,
 }
 
 impl Shared {
-    fn started(&self) -> Report {
-        let report = self.observed.started();
+    fn started(&self) -> HealthReport {
+        let report = self.source.started();
         if report.ok {
             self.has_started.store(true, Ordering::Relaxed);
         }
@@ -150,7 +172,7 @@ impl Shared {
 
     /// Probes answer without a token, because most probing systems cannot send one. Details are only for callers with
     /// it.
-    fn probe(&self, report: Report, headers: &HeaderMap) -> Response {
+    fn probe(&self, report: HealthReport, headers: &HeaderMap) -> Response {
         let status = if report.ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
         let report = if self.admits(headers) { report } else { report.without_details() };
         (status, Json(report)).into_response()
@@ -158,11 +180,11 @@ impl Shared {
 }
 
 async fn livez(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
-    shared.probe(shared.observed.live(), &headers)
+    shared.probe(shared.source.live(), &headers)
 }
 
 async fn readyz(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
-    shared.probe(shared.observed.ready(), &headers)
+    shared.probe(shared.source.ready(), &headers)
 }
 
 async fn startupz(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
@@ -171,8 +193,18 @@ async fn startupz(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Resp
 
 async fn metrics(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
     if !shared.admits(&headers) {
-        return (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer")], "a token is needed\n")
-            .into_response();
+        return unauthorized();
     }
-    ([(header::CONTENT_TYPE, METRICS_TYPE)], shared.observed.metrics()).into_response()
+    ([(header::CONTENT_TYPE, METRICS_TYPE)], shared.source.metrics()).into_response()
+}
+
+async fn status(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
+    if !shared.admits(&headers) {
+        return unauthorized();
+    }
+    Json(shared.source.status()).into_response()
+}
+
+fn unauthorized() -> Response {
+    (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer")], "a token is required\n").into_response()
 }

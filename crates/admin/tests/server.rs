@@ -2,10 +2,13 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use relevo_admin::{Check, Error, Limited, Limits, Observe, Part, Report, Server, Token};
+use relevo_admin::{
+    BindError, ConnectionLimits, DependencyCheck, HealthCheck, HealthReport, HealthSource, LimitedListener,
+    ProcessStatus, RelayRates, Server, Token,
+};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
@@ -13,28 +16,41 @@ use tokio_util::sync::CancellationToken;
 
 /// Never ready. Its flag controls whether it has started.
 #[derive(Default)]
-struct Fixed(AtomicBool);
+struct Fixed {
+    started: AtomicBool,
+    recorded: AtomicU64,
+}
 
-impl Observe for Fixed {
-    fn live(&self) -> Report {
-        Report::of(Vec::new())
+impl HealthSource for Fixed {
+    fn live(&self) -> HealthReport {
+        HealthReport::of(Vec::new())
     }
 
-    fn ready(&self) -> Report {
-        let seen = "the database cannot be reached".to_owned();
+    fn ready(&self) -> HealthReport {
+        let detail = "the database is unreachable".to_owned();
         let (outbox, destination) = ("shop".to_owned(), "main".to_owned());
-        let checks = vec![Check::of_relay(&outbox, &destination, false, seen)];
-        let seen = "no answer".to_owned();
-        Report::of(checks).with(vec![Part { outbox, destination, part: "database", ok: false, needed: true, seen }])
+        let checks = vec![HealthCheck::relay(&outbox, &destination, false, detail)];
+        let (name, ok, required) = ("database", false, true);
+        let dependency = DependencyCheck { outbox, destination, name, ok, required, detail: "no response".to_owned() };
+        HealthReport::of(checks).with_dependencies(vec![dependency])
     }
 
-    fn started(&self) -> Report {
-        let (outbox, destination, ok) = ("shop".to_owned(), "main".to_owned(), self.0.load(Ordering::Relaxed));
-        Report::of(vec![Check::of_relay(&outbox, &destination, ok, "starting".to_owned())])
+    fn started(&self) -> HealthReport {
+        let (outbox, destination, ok) = ("shop".to_owned(), "main".to_owned(), self.started.load(Ordering::Relaxed));
+        HealthReport::of(vec![HealthCheck::relay(&outbox, &destination, ok, "starting".to_owned())])
     }
 
     fn metrics(&self) -> String {
         "# EOF\n".to_owned()
+    }
+
+    fn status(&self) -> ProcessStatus {
+        let relay = RelayRates { outbox: "shop".to_owned(), ..RelayRates::default() };
+        ProcessStatus { service: "shop".to_owned(), relays: vec![relay], consumers: Vec::new() }
+    }
+
+    fn record_rates(&self) {
+        self.recorded.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -42,16 +58,16 @@ struct Running {
     address: SocketAddr,
     stop: CancellationToken,
     tasks: JoinSet<std::io::Result<()>>,
-    observed: Arc<Fixed>,
+    source: Arc<Fixed>,
 }
 
 impl Running {
     async fn start(token: Option<&str>) -> Self {
         let server = Server::bind(([127, 0, 0, 1], 0).into()).await.expect("a free port");
         let (address, stop, mut tasks) = (server.address(), CancellationToken::new(), JoinSet::new());
-        let observed = Arc::new(Fixed::default());
-        tasks.spawn(server.run(Arc::clone(&observed) as Arc<dyn Observe>, token.map(Token::new), stop.clone()));
-        Self { address, stop, tasks, observed }
+        let source = Arc::new(Fixed::default());
+        tasks.spawn(server.run(Arc::clone(&source) as Arc<dyn HealthSource>, token.map(Token::new), stop.clone()));
+        Self { address, stop, tasks, source }
     }
 
     /// Returns the status and the body.
@@ -72,10 +88,21 @@ async fn a_probe_returns_its_checks_and_reasons() {
     assert_eq!(server.get("/livez", "").await, (200, r#"{"ok":true}"#.to_owned()));
     let (status, body) = server.get("/readyz", "").await;
     let body: serde_json::Value = serde_json::from_str(&body).unwrap();
-    assert_eq!((status, &body["checks"][0]["seen"]), (503, &"the database cannot be reached".into()));
-    assert_eq!((&body["parts"][0]["part"], &body["parts"][0]["seen"]), (&"database".into(), &"no answer".into()));
+    assert_eq!((status, &body["checks"][0]["detail"]), (503, &"the database is unreachable".into()));
+    let dependency = &body["dependencies"][0];
+    assert_eq!((&dependency["name"], &dependency["detail"]), (&"database".into(), &"no response".into()));
     assert_eq!(server.get("/metrics", "").await, (200, "# EOF\n".to_owned()));
     assert_eq!(server.get("/nothing", "").await.0, 404);
+}
+
+#[tokio::test]
+async fn the_status_is_json_and_its_rates_are_recorded_from_the_start() {
+    let server = Running::start(None).await;
+    let (status, body) = server.get("/status", "").await;
+    let body: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((status, &body["service"], &body["relays"][0]["outbox"]), (200, &"shop".into(), &"shop".into()));
+    assert_eq!(body["relays"][0]["latency_p50_seconds"], serde_json::Value::Null, "unknown values are null");
+    assert!(server.source.recorded.load(Ordering::Relaxed) > 0);
 }
 
 #[tokio::test]
@@ -83,23 +110,25 @@ async fn a_started_process_stays_started() {
     let server = Running::start(None).await;
     let (status, body) = server.get("/startupz", "").await;
     assert!(status == 503 && body.contains("starting"), "{status} {body}");
-    server.observed.0.store(true, Ordering::Relaxed);
+    server.source.started.store(true, Ordering::Relaxed);
     assert_eq!(server.get("/startupz", "").await.0, 200);
-    server.observed.0.store(false, Ordering::Relaxed);
+    server.source.started.store(false, Ordering::Relaxed);
     let (status, body) = server.get("/startupz", "").await;
-    assert!(status == 200 && body.contains("has started"), "{status} {body}");
+    assert!(status == 200 && body.contains("started"), "{status} {body}");
     assert_eq!(server.get("/readyz", "").await.0, 503, "only the readiness probe reports it");
 }
 
 #[tokio::test]
-async fn without_the_token_probes_give_no_reasons_and_metrics_are_refused() {
+async fn without_the_token_probes_give_no_details_and_metrics_and_status_are_refused() {
     let server = Running::start(Some("correct horse battery")).await;
     assert_eq!(server.get("/readyz", "").await, (503, r#"{"ok":false}"#.to_owned()));
-    for wrong in ["", "authorization: Bearer wrong\r\n", "authorization: correct horse battery\r\n"] {
-        assert_eq!(server.get("/metrics", wrong).await.0, 401, "{wrong}");
-    }
     let right = "authorization: Bearer correct horse battery\r\n";
-    assert_eq!(server.get("/metrics", right).await.0, 200);
+    for path in ["/metrics", "/status"] {
+        for wrong in ["", "authorization: Bearer wrong\r\n", "authorization: correct horse battery\r\n"] {
+            assert_eq!(server.get(path, wrong).await.0, 401, "{path} {wrong}");
+        }
+        assert_eq!(server.get(path, right).await.0, 200, "{path}");
+    }
     assert!(server.get("/readyz", right).await.1.contains("checks"));
 }
 
@@ -107,7 +136,7 @@ async fn without_the_token_probes_give_no_reasons_and_metrics_are_refused() {
 async fn a_taken_port_is_an_error() {
     let server = Running::start(None).await;
     let error = Server::bind(server.address).await.err().unwrap();
-    assert!(matches!(error, Error::Taken(address) if address == server.address));
+    assert!(matches!(error, BindError::InUse(address) if address == server.address));
 }
 
 #[tokio::test]
@@ -138,16 +167,16 @@ async fn connections_above_the_limit_wait_until_one_closes() {
 async fn a_silent_connection_is_closed() {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
-    let limits = Limits { connections_max: 2, patience: Duration::from_millis(500) };
+    let limits = ConnectionLimits { connections_max: 2, idle_timeout: Duration::from_millis(500) };
     let mut tasks = JoinSet::new();
-    tasks.spawn(axum::serve(Limited::new(listener, limits), axum::Router::new()).into_future());
+    tasks.spawn(axum::serve(LimitedListener::new(listener, limits), axum::Router::new()).into_future());
     let mut silent = Vec::new();
     for _ in 0..6 {
         silent.push(TcpStream::connect(address).await.expect("it listens"));
     }
     // The port serves two connections at a time.
     for mut silent in silent {
-        let closed = tokio::time::timeout(20 * limits.patience, silent.read(&mut [0])).await;
+        let closed = tokio::time::timeout(20 * limits.idle_timeout, silent.read(&mut [0])).await;
         assert_eq!(closed.expect("it is closed in time").expect("it is closed"), 0);
     }
 }

@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use axum::Router;
-use relevo_admin::{Observe, Report as Probe, Server};
+use relevo_admin::Server;
 use relevo_core::trace::CommonAttributes;
-use relevo_observe::Exposition;
-use relevo_observe::relay::{Embedded, Observed};
 use relevo_observe::traces::{self, Exporter, Ratio};
+use relevo_observe::{ProcessMonitor, RelayLabels, RelayMonitor};
 use relevo_relay::{Config, Relay};
 use sqlx::postgres::PgConnectOptions;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -88,8 +87,10 @@ async fn round(bench: &mut Bench, observation: Observation) -> anyhow::Result<Ro
     }
     let relay = Relay::new(Arc::new(bench.store().await?), Arc::new(quick_broker()), config)?;
     if observation != Observation::None {
-        let relay_metrics = Arc::new(Embedded::new("bench", "main", "memory", relay.status()));
-        observe(bench, &relay_metrics, &stop, &mut beside).await?;
+        let [outbox, destination, broker, location] = ["bench", "main", "memory", "memory"].map(str::to_owned);
+        let monitor = RelayMonitor::new(RelayLabels { outbox, destination, broker, location });
+        monitor.attach(&relay);
+        observe(bench, &Arc::new(monitor), &stop, &mut beside).await?;
     }
     let rate = drain_with(relay, COUNT.into()).await?;
     stop.cancel();
@@ -105,19 +106,19 @@ type Beside = JoinSet<anyhow::Result<u64>>;
 /// Starts the metrics server, a task that samples the store and a task that scrapes the server.
 async fn observe(
     bench: &Bench,
-    relay_metrics: &Arc<Embedded>,
+    relay: &Arc<RelayMonitor>,
     stop: &CancellationToken,
     beside: &mut Beside,
 ) -> anyhow::Result<()> {
     let server = Server::bind(([127, 0, 0, 1], 0).into()).await?;
     let address = server.address();
-    let exposition = Exposition::new("bench", "0").relays(vec![Arc::clone(relay_metrics) as Arc<dyn Observed>]);
-    let serving = server.run(Arc::new(MetricsOnly(exposition)), None, stop.clone());
+    let process = ProcessMonitor::new("bench", "0").relays(vec![Arc::clone(relay)]);
+    let serving = server.run(Arc::new(process), None, stop.clone());
     beside.spawn(async move {
         serving.await?;
         Ok(0)
     });
-    let (store, sampled, until) = (bench.operator().await?, Arc::clone(relay_metrics), stop.clone());
+    let (store, sampled, until) = (bench.operator().await?, Arc::clone(relay), stop.clone());
     beside.spawn(async move {
         while until.run_until_cancelled(tokio::time::sleep(EVERY)).await.is_some() {
             sampled.sample(&store).await;
@@ -156,20 +157,4 @@ async fn exporter(stop: &CancellationToken, beside: &mut Beside) -> anyhow::Resu
         Ok(0)
     });
     Ok(Exporter::new(traces::Config { sample: SAMPLE, ..traces::Config::new(endpoint, "bench") })?)
-}
-
-struct MetricsOnly(Exposition);
-
-impl Observe for MetricsOnly {
-    fn live(&self) -> Probe {
-        Probe::of(Vec::new())
-    }
-
-    fn ready(&self) -> Probe {
-        Probe::of(Vec::new())
-    }
-
-    fn metrics(&self) -> String {
-        self.0.text()
-    }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use relevo_broker_embedded::{BrokerFile, Config as BrokerConfig, ConsumerOptions, Group};
 use relevo_core::inbox::InboxRetention;
 use relevo_inbox::{Config, ConsumerRuntime, HandlerResult, Handlers, Incoming, Tx};
-use relevo_observe::consumer::Service;
+use relevo_observe::ProcessMonitor;
 use relevo_store_memory::{Config as StoreConfig, Database, Transaction};
 use tokio_util::sync::CancellationToken;
 
@@ -27,7 +27,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let billing = ConsumerRuntime::new(Arc::new(inbox), Arc::new(consumer), handlers, Config::default());
 
     let stop = CancellationToken::new();
-    let served = Service::new("shop", [billing.status()]).serve("127.0.0.1:9465".parse()?, None, stop.clone());
+    let monitor = ProcessMonitor::new("shop", env!("CARGO_PKG_VERSION")).consumers([billing.status()]);
+    let served = monitor.serve("127.0.0.1:9465".parse()?, None, stop.clone());
     let ran = billing.run(stop.clone());
     let interrupted = async {
         tokio::signal::ctrl_c().await?;

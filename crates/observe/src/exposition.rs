@@ -7,7 +7,8 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
 use crate::metrics;
-use crate::relay::{self, Observed};
+use crate::relay_metrics::RelayMetrics;
+use crate::relay_monitor::RelayMonitor;
 
 /// The metrics of one process. Every series has the label `service`.
 #[derive(Debug)]
@@ -24,8 +25,8 @@ impl Exposition {
     }
 
     /// Adds these relays.
-    pub fn relays(self, relays: Vec<Arc<dyn Observed>>) -> Self {
-        self.collector(relay::Relays(relays))
+    pub fn relays(self, relays: Vec<Arc<RelayMonitor>>) -> Self {
+        self.collector(RelayMetrics(relays))
     }
 
     /// Adds a collector.

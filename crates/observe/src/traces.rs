@@ -2,7 +2,7 @@
 //!
 //! An [`Exporter`] has a queue that never blocks. Pass [`Exporter::traces`] to a relay, a consumer or an outbox;
 //! [`Exporter::run`] sends spans until it is stopped. A full queue or an unreachable collector only loses spans:
-//! [`Counts`] has their number.
+//! [`SpanCounts`] has their number.
 //!
 //! ```no_run
 //! use relevo_core::trace::CommonAttributes;
@@ -24,7 +24,7 @@
 //! # }
 //! ```
 
-mod export;
+mod exporter;
 mod http;
 mod otlp;
 mod queue;
@@ -40,7 +40,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 
-pub use export::Exporter;
+pub use exporter::Exporter;
 pub use http::ConfigError;
 pub use ratio::Ratio;
 
@@ -83,12 +83,12 @@ impl Config {
 
 /// Counters of spans. They only increase.
 #[derive(Debug, Default)]
-pub struct Counts {
+pub struct SpanCounts {
     exported: AtomicU64,
     dropped: AtomicU64,
 }
 
-impl Counts {
+impl SpanCounts {
     /// Spans that the collector accepted.
     pub fn exported(&self) -> u64 {
         self.exported.load(Ordering::Relaxed)
@@ -106,9 +106,9 @@ impl Counts {
 
 /// Exposes the counts of an exporter in an [`Exposition`](crate::Exposition).
 #[derive(Debug)]
-pub struct Spans(pub Arc<Counts>);
+pub struct SpanMetrics(pub Arc<SpanCounts>);
 
-impl Collector for Spans {
+impl Collector for SpanMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
         let counters = [
             (metrics::SPANS_EXPORTED, "Spans that the collector accepted", self.0.exported()),

@@ -68,7 +68,7 @@ async fn metrics_and_readiness_show_an_open_breaker() {
         assert_eq!(open.one("inbox_handler_failures_total"), 0.0, "an outage is not a failure");
         let (status, body) = service.get("/readyz").await;
         assert!(
-            status == 200 && body.contains("1 breakers are open") && body.contains("the mail server is down"),
+            status == 200 && body.contains("open breakers: 1") && body.contains("the mail server is down"),
             "{status} {body}"
         );
         harness.set_service_down(false);
@@ -87,7 +87,7 @@ async fn probes_report_whether_a_consumer_started_works_and_lives() {
     }
     let body = service.becomes("/readyz", 200).await;
     assert!(
-        body == "{\"ok\":true,\"checks\":[{\"consumer\":\"billing\",\"ok\":true,\"seen\":\"it works\"}]}",
+        body == "{\"ok\":true,\"checks\":[{\"consumer\":\"billing\",\"ok\":true,\"detail\":\"running\"}]}",
         "{body}"
     );
 

@@ -148,8 +148,8 @@ impl Health {
     /// The current status. Waits for the database until the timeout.
     pub async fn report(&self) -> Report {
         let database = answering(self.desk.ping()).await;
-        let since = self.sampler.broker_away_since();
-        let consumers = self.sampler.surroundings().map(|seen| seen.consumers);
+        let since = self.sampler.broker_down_since();
+        let consumers = self.sampler.outbox_sample().map(|sample| sample.consumers);
         let mut report = judge(database, consumers.as_deref(), since, Timestamp::now());
         report.checks.broker.why = since.and_then(|_| self.sampler.broker_refusal());
         report

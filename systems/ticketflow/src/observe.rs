@@ -11,9 +11,7 @@ use parking_lot::Mutex;
 use relevo::core::outbox::OutboxOperator;
 use relevo::core::outbox::sample::OutboxSample;
 use relevo::inbox::ConsumerStatus;
-use relevo::observe::consumer::Consumers;
-use relevo::observe::relay::{Embedded, Observed as _};
-use relevo::observe::{Exposition, Slot};
+use relevo::observe::{ConsumerMetrics, Exposition, LastSample, RelayMonitor};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -30,10 +28,10 @@ pub struct Metrics(Exposition);
 
 impl Metrics {
     /// Every series has the label of the service.
-    pub fn new(relay: Option<&Arc<Embedded>>, consumers: &[Arc<ConsumerStatus>]) -> Self {
-        let relays = relay.map(|relay| Arc::clone(relay) as _).into_iter().collect();
+    pub fn new(relay: Option<&Arc<RelayMonitor>>, consumers: &[Arc<ConsumerStatus>]) -> Self {
+        let relays = relay.map(Arc::clone).into_iter().collect();
         let exposition = Exposition::new("ticketflow", env!("CARGO_PKG_VERSION")).relays(relays);
-        Self(exposition.collector(Consumers::new(consumers.iter().cloned())))
+        Self(exposition.collector(ConsumerMetrics::new(consumers.iter().cloned())))
     }
 
     /// In the `OpenMetrics` text format.
@@ -46,16 +44,18 @@ impl Metrics {
 pub struct Sampler {
     outbox: Arc<dyn OutboxOperator>,
     broker: Broker,
-    relay: Option<Arc<Embedded>>,
-    surroundings: Slot<OutboxSample>,
+    relay: Option<Arc<RelayMonitor>>,
+    /// The last sample of the outbox, shared with the relay.
+    last: Arc<LastSample<OutboxSample>>,
     /// Since when the broker has been unreachable.
-    away: Mutex<Option<Timestamp>>,
+    down_since: Mutex<Option<Timestamp>>,
 }
 
 impl Sampler {
     /// Samples this database and this broker. The metrics of the relay use these samples.
-    pub fn new(outbox: Arc<dyn OutboxOperator>, broker: Broker, relay: Option<Arc<Embedded>>) -> Self {
-        Self { outbox, broker, relay, surroundings: Slot::default(), away: Mutex::default() }
+    pub fn new(outbox: Arc<dyn OutboxOperator>, broker: Broker, relay: Option<Arc<RelayMonitor>>) -> Self {
+        let last = relay.as_ref().map_or_else(Arc::default, |relay| Arc::clone(&relay.samples().outbox));
+        Self { outbox, broker, relay, last, down_since: Mutex::default() }
     }
 
     /// Samples until `stop` is cancelled.
@@ -73,27 +73,25 @@ impl Sampler {
 
     /// Samples once.
     pub async fn sample(&self) {
-        self.broker_away_since();
-        let outbox = &*self.outbox;
+        self.broker_down_since();
         let Some(relay) = &self.relay else {
-            let seen = timeout(DEADLINE, outbox.sample_outbox()).await;
-            return self.surroundings.put(seen.ok().and_then(Result::ok));
+            let sampled = timeout(DEADLINE, self.outbox.sample_outbox()).await;
+            return self.last.set(sampled.ok().and_then(Result::ok));
         };
-        relay.sample(outbox).await;
-        self.surroundings.put(relay.surroundings());
-        relay.broker_sampled(timeout(DEADLINE, self.broker.vitals()).await.ok().flatten());
+        relay.sample(&*self.outbox).await;
+        relay.samples().broker.set(timeout(DEADLINE, self.broker.vitals()).await.ok().flatten());
     }
 
     /// The consumers in the database; `None` while it does not respond.
-    pub fn surroundings(&self) -> Option<OutboxSample> {
-        self.surroundings.get()
+    pub fn outbox_sample(&self) -> Option<OutboxSample> {
+        self.last.fresh()
     }
 
     /// The backlog and the dead letters; `None` while the database does not respond.
     pub fn flow(&self) -> Option<api::Flow> {
-        let backlog = self.relay.as_ref()?.vitals()?.backlog;
+        let backlog = self.relay.as_ref()?.samples().destination.fresh()?.backlog;
         let mut dead = BTreeMap::from([NOTIFICATIONS, METRICS].map(|consumer| (consumer.to_owned(), 0)));
-        dead.extend(self.surroundings()?.consumers.into_iter().map(|consumer| (consumer.name, consumer.dead)));
+        dead.extend(self.outbox_sample()?.consumers.into_iter().map(|consumer| (consumer.name, consumer.dead)));
         Some(api::Flow { pending: (backlog.pending + backlog.parked).unsigned_abs(), dead })
     }
 
@@ -103,9 +101,9 @@ impl Sampler {
     }
 
     /// Since when the broker has been unreachable; `None` while it is reachable.
-    pub fn broker_away_since(&self) -> Option<Timestamp> {
+    pub fn broker_down_since(&self) -> Option<Timestamp> {
         // No code panics while it holds the lock.
-        let mut down_since = self.away.lock();
+        let mut down_since = self.down_since.lock();
         *down_since = if self.broker.is_up() { None } else { Some(down_since.unwrap_or_else(Timestamp::now)) };
         *down_since
     }

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use axum::Router;
-use relevo::admin::{Limited, Limits};
-use relevo::observe::relay::Embedded;
+use relevo::admin::{ConnectionLimits, LimitedListener};
+use relevo::observe::{RelayLabels, RelayMonitor};
 use relevo::relay::Relay;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
@@ -37,7 +37,7 @@ use crate::{api, health, sample};
 const PREPARE: Duration = Duration::from_secs(2);
 /// A process often has 1024 file descriptors: half of them are for callers. A request times out after ten seconds, before its
 /// caller does.
-const CONNECTIONS: Limits = Limits { connections_max: 512, patience: Duration::from_secs(30) };
+const CONNECTIONS: ConnectionLimits = ConnectionLimits { connections_max: 512, idle_timeout: Duration::from_secs(30) };
 /// How long a shutdown waits for running requests.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -114,8 +114,11 @@ impl Parts {
             None
         };
         let watched = relay.as_ref().map(|relay| {
-            let kind = broker.kind();
-            Arc::new(Embedded::new("tickets", flow::DESTINATION, kind, relay.status()))
+            let [outbox, destination] = ["tickets", flow::DESTINATION].map(str::to_owned);
+            let (broker, location) = (broker.kind().to_owned(), broker.kind().to_owned());
+            let monitor = RelayMonitor::new(RelayLabels { outbox, destination, broker, location });
+            monitor.attach(relay);
+            Arc::new(monitor)
         });
         let stats = worker.as_ref().map(Worker::stats).unwrap_or_default();
         let metrics = Metrics::new(watched.as_ref(), &stats);
@@ -192,8 +195,8 @@ async fn prepared(broker: &Broker, stop: &CancellationToken) -> Result<()> {
 }
 
 /// Serves requests. A shutdown waits for the running ones. An idle connection is closed.
-async fn serve(listener: TcpListener, limits: Limits, router: Router, stop: CancellationToken) -> Result<()> {
-    let listener = Limited::new(listener, limits);
+async fn serve(listener: TcpListener, limits: ConnectionLimits, router: Router, stop: CancellationToken) -> Result<()> {
+    let listener = LimitedListener::new(listener, limits);
     let server = axum::serve(listener, router).with_graceful_shutdown(stop.clone().cancelled_owned());
     let late = async {
         stop.cancelled().await;
@@ -219,7 +222,7 @@ mod tests {
     async fn idle_connections_are_closed_and_block_no_other_caller() {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let (address, stop) = (listener.local_addr().unwrap(), CancellationToken::new());
-        let limits = Limits { connections_max: 4, patience: Duration::from_secs(1) };
+        let limits = ConnectionLimits { connections_max: 4, idle_timeout: Duration::from_secs(1) };
         let router = Router::new().route("/", axum::routing::get(async || "fine"));
         let mut parts = JoinSet::new();
         parts.spawn(serve(listener, limits, router, stop.clone()));
@@ -233,7 +236,7 @@ mod tests {
         honest.read_to_string(&mut answer).await.unwrap();
         assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("fine"), "{answer}");
         for mut silent in silent {
-            let closed = timeout(10 * limits.patience, silent.read(&mut [0])).await;
+            let closed = timeout(10 * limits.idle_timeout, silent.read(&mut [0])).await;
             assert_eq!(closed.expect("the connection is closed in time").unwrap(), 0);
         }
         stop.cancel();

@@ -6,9 +6,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use relevo_admin::{Server, Token};
 use relevo_host::OpenBrokers;
-use relevo_observe::Exposition;
-use relevo_observe::relay::Observed;
-use relevo_observe::traces::{Counts, Spans};
+use relevo_observe::traces::{SpanCounts, SpanMetrics};
+use relevo_observe::{ProcessMonitor, RelayLabels, RelayMonitor, RelayPhase, RelaySamples, STALL_TIMEOUT_MIN};
 use tokio::sync::Notify;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, Interval, interval_at, timeout};
@@ -16,11 +15,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use super::metrics::{Itself, Reloads};
-use super::observe::Observer;
-use super::pulse::Pulse;
 use super::reload::{self, reload};
 use super::sampling::{Pace, Samplers};
-use super::seen::{Named, Phase, Seen, Shared};
 use super::signals::{Asked, Signals};
 use super::traces::{Exporting, Telling};
 use super::{link, systemd};
@@ -31,15 +27,12 @@ use crate::error_report::ErrorReport;
 const INTERRUPTED: i32 = 130;
 /// Nothing is in flight any more when connections are given back: nobody waits longer for it.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
-/// No loop is called stuck before this, however short its lease: opening an outbox takes this long at worst.
-const STUCK_AFTER_MIN: Duration = Duration::from_secs(20);
 
 /// A process that carries outboxes to their destinations.
 pub(crate) struct Daemon {
     sources: Sources,
     loaded: Loaded,
-    relays: Vec<Arc<Seen>>,
-    pulse: Arc<Pulse>,
+    relays: Vec<Arc<RelayMonitor>>,
     reloads: Arc<Reloads>,
     brokers: Arc<OpenBrokers>,
     components: JoinSet<Result<()>>,
@@ -73,52 +66,43 @@ impl Daemon {
         let mut samplers = Samplers::new(pace);
         for outbox in &config.outboxes {
             let shared = Arc::new(outbox.clone());
-            let surroundings = samplers.outbox(&shared);
+            let outbox_sample = samplers.outbox(&shared);
             for destination in &outbox.destinations {
                 let mut destination = destination.clone();
                 destination.relay.name.clone_from(&config.name);
-                let stuck_after = (2 * destination.relay.lease_duration).max(STUCK_AFTER_MIN);
-                let named = Named {
+                let labels = RelayLabels {
                     outbox: outbox.name.clone(),
                     destination: destination.name.clone(),
-                    broker: destination.broker.adapter.kind(),
-                    place: destination.broker.adapter.location(),
+                    broker: destination.broker.adapter.kind().to_owned(),
+                    location: destination.broker.adapter.location(),
                 };
-                destination.relay.tracer = telling.of(&named);
-                let sampled = Shared {
-                    surroundings: Arc::clone(&surroundings),
+                destination.relay.tracer = telling.of(&labels);
+                let samples = RelaySamples {
+                    destination: Arc::default(),
+                    outbox: Arc::clone(&outbox_sample),
                     broker: samplers.broker(&destination.broker.adapter),
                 };
-                let routes = destination.relay.routes.clone();
-                let seen = Arc::new(Seen::new(named, sampled, routes, stuck_after, Arc::clone(&changed)));
-                relays.push(Arc::clone(&seen));
-                samplers.destination(&shared, &seen);
+                let monitor = RelayMonitor::new(labels)
+                    .with_samples(samples)
+                    .with_routes(destination.relay.routes.clone())
+                    .with_stall_timeout((2 * destination.relay.lease_duration).max(STALL_TIMEOUT_MIN))
+                    .with_notify(Arc::clone(&changed));
+                let monitor = Arc::new(monitor);
+                relays.push(Arc::clone(&monitor));
+                samplers.destination(&shared, &monitor);
                 let brokers = Arc::clone(&brokers);
-                components.spawn(link::carry(Arc::clone(&shared), destination, brokers, seen, stop.clone()));
+                components.spawn(link::carry(Arc::clone(&shared), destination, brokers, monitor, stop.clone()));
             }
         }
-        let (pulse, reloads) = (Arc::new(Pulse::new(relays.clone(), Instant::now())), Arc::new(Reloads::default()));
+        let reloads = Arc::new(Reloads::default());
         if let Some(server) = server {
             samplers.start(&mut components);
             info!(address = %server.address(), "the admin port is open");
-            components.spawn(serve(server, config, &relays, &pulse, &reloads, telling.counts(), stop.clone()));
+            components.spawn(serve(server, config, &relays, &reloads, telling.counts(), stop.clone()));
         }
         let exporting = telling.start(config.traces.as_ref());
         let (started, failure) = (false, None);
-        Ok(Self {
-            sources,
-            loaded,
-            relays,
-            pulse,
-            reloads,
-            brokers,
-            components,
-            exporting,
-            changed,
-            stop,
-            started,
-            failure,
-        })
+        Ok(Self { sources, loaded, relays, reloads, brokers, components, exporting, changed, stop, started, failure })
     }
 
     /// Until a signal, or a component that ends by itself, ends it.
@@ -193,14 +177,14 @@ impl Daemon {
         }
         if self.started {
             systemd::status(&self.status());
-        } else if self.relays.iter().all(|seen| !matches!(seen.phase(), Phase::Starting | Phase::Ended)) {
+        } else if self.relays.iter().all(|relay| !matches!(relay.phase(), RelayPhase::Starting | RelayPhase::Stopped)) {
             self.started = true;
             systemd::ready(&self.status());
         }
     }
 
     fn status(&self) -> String {
-        let waiting = self.relays.iter().filter(|seen| matches!(seen.phase(), Phase::Waiting(..))).count();
+        let waiting = self.relays.iter().filter(|relay| matches!(relay.phase(), RelayPhase::WaitingFor(..))).count();
         match (self.relays.len(), waiting) {
             (all, 0) => format!("{all} of {all} relays run"),
             (all, waiting) => format!("{} of {all} relays run, {waiting} wait for database or broker", all - waiting),
@@ -209,12 +193,13 @@ impl Daemon {
 
     fn watch(&self) {
         let now = Instant::now();
-        if self.pulse.beats(now) {
+        let stuck: Vec<_> = self.relays.iter().filter(|relay| !relay.is_progressing(now)).collect();
+        if stuck.is_empty() {
             systemd::alive();
-            return;
         }
-        for (seen, _) in self.pulse.take(now).into_iter().filter(|(_, turns)| !turns) {
-            error!(outbox = %seen.named.outbox, destination = %seen.named.destination, "the relay's loop does not turn any more");
+        for relay in stuck {
+            let RelayLabels { outbox, destination, .. } = relay.labels();
+            error!(%outbox, %destination, "the relay is stuck: no progress for {:?}", relay.stall_timeout());
         }
     }
 }
@@ -222,25 +207,18 @@ impl Daemon {
 fn serve(
     server: Server,
     config: &Config,
-    relays: &[Arc<Seen>],
-    pulse: &Arc<Pulse>,
+    relays: &[Arc<RelayMonitor>],
     reloads: &Arc<Reloads>,
-    spans: Arc<Counts>,
+    spans: Arc<SpanCounts>,
     stop: CancellationToken,
 ) -> impl Future<Output = Result<()>> + use<> {
-    let shown = relays.iter().map(|seen| Arc::clone(seen) as Arc<dyn Observed>).collect();
-    let metrics = Exposition::new(&config.service, env!("CARGO_PKG_VERSION"))
-        .relays(shown)
+    let monitor = ProcessMonitor::new(&config.service, env!("CARGO_PKG_VERSION"))
+        .relays(relays.to_vec())
         .collector(Itself(Arc::clone(reloads)))
-        .collector(Spans(spans));
-    let observer = Arc::new(Observer {
-        relays: relays.to_vec(),
-        pulse: Arc::clone(pulse),
-        metrics,
-        ready_needs_broker: config.admin.ready_needs_broker,
-    });
+        .collector(SpanMetrics(spans))
+        .ready_requires_broker(config.admin.ready_needs_broker);
     let token = config.admin.token.as_ref().map(|token| Token::new(token.reveal()));
-    async move { server.run(observer, token, stop).await.context("the admin port failed") }
+    async move { server.run(Arc::new(monitor), token, stop).await.context("the admin port failed") }
 }
 
 async fn tick(interval: &mut Option<Interval>) {

@@ -8,13 +8,13 @@ use relevo_core::outbox::RelayStore;
 use relevo_core::store::StoreError;
 use relevo_core::{Broker, Class, Failure};
 use relevo_host::OpenBrokers;
+use relevo_observe::{Dependency, RelayMonitor, RelayPhase};
 use relevo_relay::Relay;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, error, error_span, info, warn};
 
 use super::admit::admit;
-use super::seen::{For, Phase, Seen};
 use super::store;
 use super::waiting::{CHECK_MAX, Pauses, turning};
 use crate::broker;
@@ -26,13 +26,13 @@ pub(crate) async fn carry(
     outbox: Arc<Outbox>,
     destination: Destination,
     brokers: Arc<OpenBrokers>,
-    seen: Arc<Seen>,
+    monitor: Arc<RelayMonitor>,
     stop: CancellationToken,
 ) -> Result<()> {
     // Every line that the relay writes says whose it is.
     let span = error_span!("relay", outbox = %outbox.name, destination = %destination.name);
-    let result = carry_on(&outbox, &destination, &brokers, &seen, stop).instrument(span).await;
-    seen.enter(Phase::Ended);
+    let result = carry_on(&outbox, &destination, &brokers, &monitor, stop).instrument(span).await;
+    monitor.enter(RelayPhase::Stopped);
     result.with_context(|| format!("outbox `{}`, destination `{}`", outbox.name, destination.name))
 }
 
@@ -40,13 +40,13 @@ async fn carry_on(
     outbox: &Outbox,
     destination: &Destination,
     brokers: &OpenBrokers,
-    seen: &Seen,
+    monitor: &RelayMonitor,
     stop: CancellationToken,
 ) -> Result<()> {
     let both = async {
-        admitted(outbox, destination, seen).await?;
-        let broker = open_broker(destination, brokers, seen).await?;
-        Ok::<_, anyhow::Error>((broker, open(outbox, destination, seen).await?))
+        admitted(outbox, destination, monitor).await?;
+        let broker = open_broker(destination, brokers, monitor).await?;
+        Ok::<_, anyhow::Error>((broker, open(outbox, destination, monitor).await?))
     };
     let (broker, store) = tokio::select! {
         biased;
@@ -54,20 +54,20 @@ async fn carry_on(
         both = both => both?,
     };
     let relay = Relay::new(store, broker, destination.relay.clone())?;
-    seen.runs(relay.status(), relay.routes_handle());
+    monitor.attach(&relay);
     info!(at = %outbox.database, "relay started");
     Ok(relay.run(stop).await?)
 }
 
 /// Waits for the broker, and for a person if that one must mend something, until messages may go out.
-async fn admitted(outbox: &Outbox, destination: &Destination, seen: &Seen) -> Result<()> {
+async fn admitted(outbox: &Outbox, destination: &Destination, monitor: &RelayMonitor) -> Result<()> {
     let Some(admin) = broker::admin(&destination.broker)? else { return Ok(()) };
     let (mut pauses, mut last) = (Pauses::of(destination), String::new());
     loop {
-        let looked = turning(seen, timeout(CHECK_MAX, look(&*admin, &outbox.name, destination))).await;
+        let looked = turning(monitor, timeout(CHECK_MAX, look(&*admin, &outbox.name, destination))).await;
         let failure = match looked {
             Ok(Ok(judged)) => {
-                seen.broker_is(true);
+                monitor.set_broker_reachable(true);
                 return judged;
             }
             Ok(Err(failure)) => failure,
@@ -76,11 +76,11 @@ async fn admitted(outbox: &Outbox, destination: &Destination, seen: &Seen) -> Re
                 Failure::new(Class::Outage, told)
             }
         };
-        seen.broker_is(false);
+        monitor.set_broker_reachable(false);
         let told = failure.error_chain();
         let refused = matches!(failure.class(), Class::Blocked | Class::Poison);
         let what = if refused { "the broker refuses us" } else { "waiting for the broker" };
-        seen.enter(Phase::Waiting(For::Broker, format!("{what}: {told}")));
+        monitor.enter(RelayPhase::WaitingFor(Dependency::Broker, format!("{what}: {told}")));
         // The same news again is no news.
         if told != last {
             if refused {
@@ -90,7 +90,7 @@ async fn admitted(outbox: &Outbox, destination: &Destination, seen: &Seen) -> Re
             }
             last = told;
         }
-        pauses.pass(seen).await;
+        pauses.pass(monitor).await;
     }
 }
 
@@ -110,13 +110,17 @@ async fn look(admin: &dyn BrokerAdmin, outbox: &str, destination: &Destination) 
 }
 
 /// Opens the broker as soon as it is there.
-async fn open_broker(destination: &Destination, brokers: &OpenBrokers, seen: &Seen) -> Result<Arc<dyn Broker>> {
+async fn open_broker(
+    destination: &Destination,
+    brokers: &OpenBrokers,
+    monitor: &RelayMonitor,
+) -> Result<Arc<dyn Broker>> {
     let mut pauses = Pauses::of(destination);
     loop {
-        seen.turns_on();
+        monitor.made_progress();
         let failure = match brokers.open(&*destination.broker.adapter).await {
             Ok(broker) => {
-                seen.broker_is(true);
+                monitor.set_broker_reachable(true);
                 return Ok(broker);
             }
             Err(failure) => failure,
@@ -127,26 +131,29 @@ async fn open_broker(destination: &Destination, brokers: &OpenBrokers, seen: &Se
             return Err(error);
         }
         let told = ErrorReport::of(&error);
-        seen.broker_is(false);
-        seen.enter(Phase::Waiting(For::Broker, format!("waiting for the broker: {}", told.error())));
+        monitor.set_broker_reachable(false);
+        monitor.enter(RelayPhase::WaitingFor(Dependency::Broker, format!("waiting for the broker: {}", told.error())));
         warn!(error = told.error(), hint = told.hint(), "the broker is away, will try again");
-        pauses.pass(seen).await;
+        pauses.pass(monitor).await;
     }
 }
 
 /// Opens the outbox as soon as its database is there.
-async fn open(outbox: &Outbox, destination: &Destination, seen: &Seen) -> Result<Arc<dyn RelayStore>> {
+async fn open(outbox: &Outbox, destination: &Destination, monitor: &RelayMonitor) -> Result<Arc<dyn RelayStore>> {
     let mut pauses = Pauses::of(destination);
     loop {
-        match turning(seen, Box::pin(prepare(outbox, destination))).await {
+        match turning(monitor, Box::pin(prepare(outbox, destination))).await {
             Ok(Ok(store)) => return Ok(store),
             Ok(Err(missing)) => bail!(missing),
             Err(error) if error.is_retryable() => {
                 let told = ErrorReport::of(&error.into());
-                seen.found_away();
-                seen.enter(Phase::Waiting(For::Database, format!("waiting for the database: {}", told.error())));
+                monitor.database_unreachable();
+                monitor.enter(RelayPhase::WaitingFor(
+                    Dependency::Database,
+                    format!("waiting for the database: {}", told.error()),
+                ));
                 warn!(at = %outbox.database, error = told.error(), hint = told.hint(), "the database is away, will try again");
-                pauses.pass(seen).await;
+                pauses.pass(monitor).await;
             }
             Err(error) => return Err(error).with_context(|| format!("the outbox at {}", outbox.database)),
         }

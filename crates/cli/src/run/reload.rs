@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use relevo_observe::RelayMonitor;
 use tracing::{error, info, warn};
 
-use super::seen::Seen;
 use crate::config::{Loaded, Problem, Problems};
 
 /// Takes the routes of a good configuration; of a bad one nothing. Says whether it was good.
-pub(crate) fn reload(old: &Loaded, new: &Result<Loaded, Problems>, relays: &[Arc<Seen>]) -> bool {
+pub(crate) fn reload(old: &Loaded, new: &Result<Loaded, Problems>, relays: &[Arc<RelayMonitor>]) -> bool {
     let new = match new {
         Ok(new) => new,
         Err(problems) => {
@@ -25,9 +25,11 @@ pub(crate) fn reload(old: &Loaded, new: &Result<Loaded, Problems>, relays: &[Arc
     let mut exchanged = 0;
     for outbox in &new.config.outboxes {
         for destination in &outbox.destinations {
-            let seen =
-                relays.iter().find(|it| it.named.outbox == outbox.name && it.named.destination == destination.name);
-            if seen.is_some_and(|seen| seen.exchange(&destination.relay.routes)) {
+            let is_same = |relay: &&Arc<RelayMonitor>| {
+                relay.labels().outbox == outbox.name && relay.labels().destination == destination.name
+            };
+            let relay = relays.iter().find(is_same);
+            if relay.is_some_and(|relay| relay.replace_routes(&destination.relay.routes)) {
                 info!(outbox = %outbox.name, destination = %destination.name, "new routes");
                 exchanged += 1;
             }

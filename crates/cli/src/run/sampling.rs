@@ -11,13 +11,12 @@ use relevo_core::broker::sample::{BrokerMonitor, BrokerSample};
 use relevo_core::outbox::OutboxOperator;
 use relevo_core::outbox::sample::{DestinationSample, OutboxSample};
 use relevo_core::store::StoreError;
-use relevo_observe::Slot;
+use relevo_observe::{LastSample, RelayMonitor, RelayPhase};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::seen::{Phase, Seen};
 use super::store;
 use crate::config::Outbox;
 use crate::error_report::ErrorReport;
@@ -36,7 +35,7 @@ pub(crate) struct Pace {
 
 impl Pace {
     /// Asks again and again until it is told to stop. The same news again is no news.
-    async fn repeat<S: Sampler>(self, slot: Arc<Slot<S::Sampled>>, mut sampler: S) {
+    async fn repeat<S: Sampler>(self, slot: Arc<LastSample<S::Sampled>>, mut sampler: S) {
         let mut failing = false;
         loop {
             let began = Instant::now();
@@ -55,8 +54,8 @@ impl Pace {
             }
             failing = answer.as_ref().map_or(true, |sampled| failing && sampled.is_none());
             match answer {
-                Ok(None) => slot.nothing_yet(),
-                answer => slot.put(answer.ok().flatten()),
+                Ok(None) => slot.clear(),
+                answer => slot.set(answer.ok().flatten()),
             }
             let pause = self.every.saturating_sub(began.elapsed()).max(began.elapsed() * REST);
             tokio::select! {
@@ -69,7 +68,7 @@ impl Pace {
 }
 
 /// A broker and its last sample.
-type SampledBroker = (Arc<dyn BrokerAdapter>, Arc<Slot<BrokerSample>>);
+type SampledBroker = (Arc<dyn BrokerAdapter>, Arc<LastSample<BrokerSample>>);
 
 /// Everything that is sampled, for those who scrape.
 pub(crate) struct Samplers {
@@ -84,7 +83,7 @@ impl Samplers {
     }
 
     /// What the destinations of an outbox share.
-    pub(crate) fn outbox(&mut self, outbox: &Arc<Outbox>) -> Arc<Slot<OutboxSample>> {
+    pub(crate) fn outbox(&mut self, outbox: &Arc<Outbox>) -> Arc<LastSample<OutboxSample>> {
         let slot = Arc::default();
         if let Some(first) = outbox.destinations.first() {
             let sampler = OfOutbox(Opened::new(outbox, &first.name));
@@ -94,7 +93,7 @@ impl Samplers {
     }
 
     /// A broker; destinations of one that are configured alike share what is sampled.
-    pub(crate) fn broker(&mut self, broker: &Arc<dyn BrokerAdapter>) -> Arc<Slot<BrokerSample>> {
+    pub(crate) fn broker(&mut self, broker: &Arc<dyn BrokerAdapter>) -> Arc<LastSample<BrokerSample>> {
         if let Some((_, slot)) = self.far.iter().find(|(known, _)| known.is_same_broker(&**broker)) {
             return Arc::clone(slot);
         }
@@ -106,10 +105,10 @@ impl Samplers {
     }
 
     /// An outbox, for one of its destinations.
-    pub(crate) fn destination(&mut self, outbox: &Arc<Outbox>, seen: &Arc<Seen>) {
-        let opened = Opened::new(outbox, &seen.named.destination);
-        let sampler = OfDestination { seen: Arc::clone(seen), opened };
-        self.waiting.push(Box::pin(self.pace.clone().repeat(Arc::clone(&seen.vitals), sampler)));
+    pub(crate) fn destination(&mut self, outbox: &Arc<Outbox>, relay: &Arc<RelayMonitor>) {
+        let opened = Opened::new(outbox, &relay.labels().destination);
+        let sampler = OfDestination { relay: Arc::clone(relay), opened };
+        self.waiting.push(Box::pin(self.pace.clone().repeat(Arc::clone(&relay.samples().destination), sampler)));
     }
 
     /// Begins to sample; what is never scraped is not sampled.
@@ -138,7 +137,7 @@ trait Sampler: Send {
 
 /// An outbox for one destination, over connections of its own: counting must not delay a lease.
 struct OfDestination {
-    seen: Arc<Seen>,
+    relay: Arc<RelayMonitor>,
     opened: Opened,
 }
 
@@ -152,13 +151,13 @@ impl Sampler for OfDestination {
 
     /// Whatever the relay waits for: what piles up meanwhile is what people want to know.
     async fn ask(&mut self) -> Result<Option<DestinationSample>, String> {
-        let phase = self.seen.phase();
-        if phase == Phase::Ended {
+        let phase = self.relay.phase();
+        if phase == RelayPhase::Stopped {
             return Ok(None);
         }
         let store = self.opened.take().await?;
         // A relay adds its destination once its broker is there.
-        if phase != Phase::Running && !self.opened.is_known(&*store).await? {
+        if phase != RelayPhase::Running && !self.opened.is_known(&*store).await? {
             self.opened.store = Some(store);
             return Ok(None);
         }

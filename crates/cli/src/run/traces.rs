@@ -6,13 +6,12 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use relevo_core::Tracer;
 use relevo_core::trace::CommonAttributes;
-use relevo_observe::traces::{Config, Counts, Exporter};
+use relevo_observe::RelayLabels;
+use relevo_observe::traces::{Config, Exporter, SpanCounts};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
-
-use super::seen::Named;
 
 /// Nothing is told any more when the last spans are sent: nobody waits longer for them.
 const LAST_DEADLINE: Duration = Duration::from_secs(2);
@@ -27,15 +26,15 @@ impl Telling {
     }
 
     /// What a relay is given.
-    pub(crate) fn of(&self, named: &Named) -> Tracer {
+    pub(crate) fn of(&self, labels: &RelayLabels) -> Tracer {
         let Some(exporter) = &self.0 else { return Tracer::off() };
         let attributes =
-            vec![("relevo.outbox", named.outbox.clone()), ("relevo.destination", named.destination.clone())];
-        exporter.traces(CommonAttributes { system: named.broker.to_owned(), attributes })
+            vec![("relevo.outbox", labels.outbox.clone()), ("relevo.destination", labels.destination.clone())];
+        exporter.traces(CommonAttributes { system: labels.broker.clone(), attributes })
     }
 
     /// Nothing is counted where nothing is told.
-    pub(crate) fn counts(&self) -> Arc<Counts> {
+    pub(crate) fn counts(&self) -> Arc<SpanCounts> {
         self.0.as_ref().map_or_else(Arc::default, Exporter::counts)
     }
 

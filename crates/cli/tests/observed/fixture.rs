@@ -9,7 +9,7 @@ use relevo_admin::Server;
 use relevo_broker_rabbitmq as rabbitmq;
 use relevo_core::inbox::InboxRetention;
 use relevo_inbox::{Config, ConsumerRuntime, Handler, HandlerError, HandlerResult, Handlers, Incoming, Verdict};
-use relevo_observe::consumer::Service;
+use relevo_observe::ProcessMonitor;
 use relevo_store_postgres::inbox::{Config as InboxConfig, Inbox, Transaction};
 use relevo_testkit::rabbitmq::{Server as RabbitServer, Vhost};
 use tokio::task::JoinSet;
@@ -86,7 +86,7 @@ async fn consume(world: &World, vhost: &Vhost, tasks: &mut JoinSet<()>) -> Socke
     let handlers = Handlers::new().handler("Happened", Effect).handler("Poison", Effect);
     let pace = Config { lag_interval: Some(Duration::from_millis(500)), ..Config::default() };
     let runtime = ConsumerRuntime::new(Arc::new(inbox), Arc::new(consumer), handlers, pace);
-    let service = Service::new("shop", [runtime.status()]);
+    let service = ProcessMonitor::new("shop", "0").consumers([runtime.status()]);
     let server = Server::bind("127.0.0.1:0".parse().expect("an address")).await.expect("a port");
     let address = server.address();
     tasks.spawn(async move {

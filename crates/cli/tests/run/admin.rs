@@ -17,12 +17,12 @@ async fn probes_and_metrics_tell_how_it_is() {
     World::delivered(&daemon, "shop", 40);
     let (status, body) = daemon.get("/livez");
     let body: Value = serde_json::from_str(&body).unwrap();
-    assert_eq!((status, &body["ok"], &body["checks"][0]["seen"]), (200, &true.into(), &"turns".into()));
+    assert_eq!((status, &body["ok"], &body["checks"][0]["detail"]), (200, &true.into(), &"running".into()));
     let (status, body) = daemon.get("/readyz");
     let body: Value = serde_json::from_str(&body).unwrap();
     let check = &body["checks"][0];
     assert_eq!((status, &check["outbox"], &check["destination"]), (200, &"shop".into(), &"main".into()));
-    assert_eq!(check["seen"], "holds 8 shards");
+    assert_eq!(check["detail"], "leases 8 shards");
     until("the backlog is sampled", || daemon.metric(&format!("outbox_backlog_gauge{LABELS}")) == Some(0));
     let (_, metrics) = daemon.get("/metrics");
     for name in [
@@ -60,7 +60,7 @@ async fn a_taken_port_is_one_clear_error() {
     assert_eq!(daemon.end(), Some(1));
     until("it says so", || daemon.log().contains("hint: "));
     let told = daemon.log();
-    assert!(told.starts_with(&format!("error: the admin port {address} is taken\nhint: ")), "{told}");
+    assert!(told.starts_with(&format!("error: the admin port {address} is in use\nhint: ")), "{told}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -83,10 +83,10 @@ async fn a_port_that_others_can_reach_needs_a_token() {
 /// One of the things that readiness stands on: whether it is well, whether it is needed, and what was seen.
 fn part(daemon: &Daemon, name: &str) -> (bool, bool, String) {
     let body: Value = serde_json::from_str(&daemon.get("/readyz").1).expect("JSON");
-    let parts = body["parts"].as_array().expect("parts");
-    let part = parts.iter().find(|part| part["part"] == name).unwrap_or_else(|| panic!("{body}"));
+    let parts = body["dependencies"].as_array().expect("dependencies");
+    let part = parts.iter().find(|part| part["name"] == name).unwrap_or_else(|| panic!("{body}"));
     let is = |key: &str| part[key].as_bool().expect("a boolean");
-    (is("ok"), is("needed"), part["seen"].as_str().expect("a sentence").to_owned())
+    (is("ok"), is("required"), part["detail"].as_str().expect("a sentence").to_owned())
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -94,12 +94,12 @@ async fn readiness_says_how_database_schema_and_broker_are() {
     let world = World::new().await;
     let mut daemon = world.start("");
     daemon.ready();
-    assert_eq!(part(&daemon, "database"), (true, true, "answers, 8 shards are held".to_owned()));
-    let known = "is one that this program knows, with this destination".to_owned();
+    assert_eq!(part(&daemon, "database"), (true, true, "reachable, 8 shards are leased".to_owned()));
+    let known = "this version knows it, and it has the destination".to_owned();
     assert_eq!(part(&daemon, "schema"), (true, true, known));
-    assert_eq!(part(&daemon, "broker"), (true, false, "was there when last tried".to_owned()));
+    assert_eq!(part(&daemon, "broker"), (true, false, "reachable at the last attempt".to_owned()));
     let (status, body) = daemon.get("/startupz");
-    assert!(status == 200 && body.contains("has started"), "{status} {body}");
+    assert!(status == 200 && body.contains("started"), "{status} {body}");
     daemon.stop();
 }
 
@@ -116,7 +116,7 @@ async fn an_outage_makes_it_unready_only_where_that_was_asked_for() {
         world.emit("orders", 5).await;
         until("the broker is told as away", || !part(&daemon, "broker").0);
         let (_, needed, seen) = part(&daemon, "broker");
-        assert!(needed == asked && seen.starts_with("away for "), "{needed} {seen}");
+        assert!(needed == asked && seen.starts_with("unreachable for "), "{needed} {seen}");
         until("the answer follows", || daemon.get("/readyz").0 == expected);
         assert_eq!((daemon.get("/livez").0, daemon.get("/startupz").0), (200, 200));
         drop(lock);

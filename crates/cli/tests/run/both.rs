@@ -48,7 +48,7 @@ async fn the_living_keeps_its_pace_and_the_dead_catches_up_in_order() {
     let outages = daemon.metric(&format!("outbox_publish_failures_total{RABBIT},class=\"outage\"")).unwrap_or(0);
     assert!(outages > 0, "{outages}");
     let (status, body) = daemon.get("/readyz");
-    assert!(status == 200 && body.contains(", the destination is away"), "{status} {body}");
+    assert!(status == 200 && body.contains(", the broker is unreachable"), "{status} {body}");
     rabbit.start_again().await;
     World::taken(&daemon, "rabbit", 1500);
     assert_eq!((metric("outbox_broker_up"), metric("outbox_broker_down_seconds")), (Some(1), Some(0)));
@@ -82,7 +82,7 @@ async fn a_relay_that_has_nothing_to_send_notices_that_its_broker_is_gone_and_is
     until("it says for how long", || daemon.metric(&away) >= Some(1));
     stream.stop().await;
     until("so is the other", || up("stream") == Some(0));
-    assert!(daemon.get("/readyz").1.contains(", the destination is away"), "{:?}", daemon.get("/readyz"));
+    assert!(daemon.get("/readyz").1.contains(", the broker is unreachable"), "{:?}", daemon.get("/readyz"));
     rabbit.start_again().await;
     stream.start_again().await;
     until("both are back", || up("rabbit") == Some(1) && up("stream") == Some(1));

@@ -186,7 +186,7 @@ async fn a_cluster_without_its_majority_is_told_as_away_until_it_is_back_and_not
     assert_eq!(daemon.metric("outbox_broker_up{"), Some(0));
     until("one node runs", || runs(1));
     assert_eq!(daemon.metric("outbox_broker_nodes{"), Some(3));
-    assert!(daemon.get("/readyz").1.contains(", the destination is away"), "{:?}", daemon.get("/readyz"));
+    assert!(daemon.get("/readyz").1.contains(", the broker is unreachable"), "{:?}", daemon.get("/readyz"));
 
     second.start_again().await;
     World::taken(&daemon, "main", 300);

@@ -118,7 +118,7 @@ async fn a_broker_that_is_locked_later_is_told_as_away_and_waited_for() {
     let line = daemon.line("broker unreachable, publishing paused");
     assert_eq!(line["level"], "WARN");
     assert!(line["error"].as_str().unwrap().contains("the broker's file is locked by another process"), "{line}");
-    until("the probe says so", || daemon.get("/readyz").1.contains(", the destination is away"));
+    until("the probe says so", || daemon.get("/readyz").1.contains(", the broker is unreachable"));
     drop(lock);
     World::delivered(&daemon, "shop", 6);
     daemon.stop();

@@ -9,7 +9,7 @@ use relevo_core::trace::{SpanData, SpanId, SpanRecorder, TraceId};
 use tokio::sync::Notify;
 use uuid::Uuid;
 
-use super::{Counts, Ratio};
+use super::{Ratio, SpanCounts};
 
 /// Spans that wait to be sent, and the sampling settings.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub(super) struct Queue {
     /// everything else.
     ready: Notify,
     sample: Ratio,
-    counts: Arc<Counts>,
+    counts: Arc<SpanCounts>,
 }
 
 #[derive(Debug, Default)]
@@ -33,7 +33,7 @@ struct Waiting {
 
 impl Queue {
     /// A queue of at most `max` spans, taken `batch` at a time.
-    pub(super) fn new(max: usize, batch: usize, sample: Ratio, counts: Arc<Counts>) -> Self {
+    pub(super) fn new(max: usize, batch: usize, sample: Ratio, counts: Arc<SpanCounts>) -> Self {
         let waiting = Mutex::default();
         Self { waiting, max, batch: batch.min(max), ready: Notify::new(), sample, counts }
     }
@@ -73,7 +73,7 @@ impl Queue {
 
 impl SpanRecorder for Queue {
     fn is_sampled(&self, trace: TraceId) -> bool {
-        self.sample.has(trace)
+        self.sample.samples(trace)
     }
 
     fn new_span_id(&self) -> SpanId {
@@ -94,7 +94,7 @@ impl SpanRecorder for Queue {
         let mut waiting = self.waiting();
         if waiting.closed || waiting.spans.len() == self.max {
             drop(waiting);
-            Counts::add(&self.counts.dropped, 1);
+            SpanCounts::add(&self.counts.dropped, 1);
             return;
         }
         waiting.spans.push_back(span);

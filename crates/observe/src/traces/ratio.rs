@@ -25,7 +25,7 @@ impl Ratio {
     }
 
     /// Whether a trace is sampled. The same id gives the same result everywhere.
-    pub(super) fn has(self, trace: TraceId) -> bool {
+    pub(super) fn samples(self, trace: TraceId) -> bool {
         let (high, low) = Uuid::from_bytes(*trace.as_bytes()).as_u64_pair();
         // Ids may be sequential or based on a clock, so all their bits must have the same influence.
         let part = mix(high ^ mix(low)) % u64::from(MILLION);
@@ -93,13 +93,14 @@ mod tests {
 
     #[test]
     fn none_samples_no_trace_and_all_samples_every_trace() {
-        assert!((1..10_000).all(|number| Ratio::ALL.has(trace(number)) && !Ratio::NONE.has(trace(number))));
+        assert!((1..10_000).all(|number| Ratio::ALL.samples(trace(number)) && !Ratio::NONE.samples(trace(number))));
     }
 
     #[test]
     fn sequential_ids_and_ids_with_a_common_prefix_are_sampled_evenly() {
         for shift in [0, 64, 100] {
-            let sampled = (1..=100_000).filter(|number| Ratio::per_million(10_000).has(trace(number << shift))).count();
+            let sampled =
+                (1..=100_000).filter(|number| Ratio::per_million(10_000).samples(trace(number << shift))).count();
             assert!((900..1100).contains(&sampled), "{sampled} of 100 000 by bit {shift}");
         }
     }

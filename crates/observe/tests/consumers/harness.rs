@@ -18,7 +18,7 @@ use relevo_inbox::{
     Config, ConsumerError, ConsumerRuntime, Handler, HandlerError, HandlerResult, Handlers, Incoming, MessageOrder,
     Verdict,
 };
-use relevo_observe::consumer::Service;
+use relevo_observe::ProcessMonitor;
 use relevo_store_postgres::inbox::{Config as InboxConfig, Inbox, Transaction};
 use relevo_store_postgres::{Schema, migrate};
 use relevo_testkit::PgVersion;
@@ -193,7 +193,7 @@ impl Harness {
         let kinds = ["OrderPlaced", "Poison", "Letter"];
         let handlers = kinds.iter().fold(Handlers::new(), |handlers, kind| handlers.handler(kind, self.effect()));
         let runtime = ConsumerRuntime::new(Arc::new(inbox), self.consumer().await, handlers, config);
-        let service = Service::new("shop", [runtime.status()]);
+        let service = ProcessMonitor::new("shop", "0").consumers([runtime.status()]);
         let server = Server::bind("127.0.0.1:0".parse().expect("an address")).await.expect("a port");
         let (address, stop) = (server.address(), CancellationToken::new());
         let (mut serving, mut consuming) = (JoinSet::new(), JoinSet::new());

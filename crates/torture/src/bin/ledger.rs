@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::Parser;
 use relevo_admin::Server;
 use relevo_inbox::{MessageOrder, RetryStorage};
-use relevo_observe::consumer::Service;
+use relevo_observe::ProcessMonitor;
 use relevo_torture::ledger::{AckMistake, FailureRates, FaultAction, Feed, Member, OneTimeFault, RunningMember, Store};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
@@ -106,7 +106,8 @@ async fn main() -> Result<()> {
     if let Some(address) = arguments.admin {
         let server = Server::bind(address).await?;
         writeln!(std::io::stdout(), "admin {}", server.address())?;
-        let service = Service::new(&arguments.service, [Arc::clone(running.status())]);
+        let service = ProcessMonitor::new(&arguments.service, env!("CARGO_PKG_VERSION"))
+            .consumers([Arc::clone(running.status())]);
         serving.spawn(server.run(Arc::new(service), None, CancellationToken::new()));
     }
     writeln!(std::io::stdout(), "ready")?;

@@ -4,20 +4,20 @@ use serde::Serialize;
 
 /// The response to a probe. It is successful only if all checks are.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Report {
+pub struct HealthReport {
     /// Whether all checks succeeded.
     pub ok: bool,
     /// The individual checks. Omitted if a token is configured and the caller did not send it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub checks: Vec<Check>,
-    /// The parts that the checks depend on. Omitted in the same case as `checks`.
+    pub checks: Vec<HealthCheck>,
+    /// The dependencies of the checked relays. Omitted in the same case as `checks`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub parts: Vec<Part>,
+    pub dependencies: Vec<DependencyCheck>,
 }
 
 /// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Check {
+pub struct HealthCheck {
     /// The outbox of a relay. Omitted for a consumer.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub outbox: String,
@@ -29,62 +29,62 @@ pub struct Check {
     pub consumer: String,
     /// Whether the check succeeded.
     pub ok: bool,
-    /// The finding, as a readable sentence.
-    pub seen: String,
+    /// The finding, for people.
+    pub detail: String,
 }
 
-impl Check {
+impl HealthCheck {
     /// A check of a relay, identified by its outbox and destination.
-    pub fn of_relay(outbox: &str, destination: &str, ok: bool, seen: String) -> Self {
+    pub fn relay(outbox: &str, destination: &str, ok: bool, detail: String) -> Self {
         let (outbox, destination) = (outbox.to_owned(), destination.to_owned());
-        Self { outbox, destination, consumer: String::new(), ok, seen }
+        Self { outbox, destination, consumer: String::new(), ok, detail }
     }
 
     /// A check of a consumer, identified by its name.
-    pub fn of_consumer(consumer: &str, ok: bool, seen: String) -> Self {
-        Self { outbox: String::new(), destination: String::new(), consumer: consumer.to_owned(), ok, seen }
+    pub fn consumer(consumer: &str, ok: bool, detail: String) -> Self {
+        Self { outbox: String::new(), destination: String::new(), consumer: consumer.to_owned(), ok, detail }
     }
 }
 
 /// One dependency of a relay.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Part {
+pub struct DependencyCheck {
     /// The outbox.
     pub outbox: String,
     /// Its destination.
     pub destination: String,
-    /// The kind of dependency: `database`, `schema`, `broker`.
-    pub part: &'static str,
+    /// The dependency: `database`, `schema`, `broker`.
+    pub name: &'static str,
     /// Whether the dependency works.
     pub ok: bool,
     /// Whether the result of the probe depends on it.
-    pub needed: bool,
-    /// The finding, as a readable sentence.
-    pub seen: String,
+    pub required: bool,
+    /// The finding, for people.
+    pub detail: String,
 }
 
-impl Report {
+impl HealthReport {
     /// Creates a report. It is successful if all checks are.
-    pub fn of(checks: Vec<Check>) -> Self {
-        Self { ok: checks.iter().all(|check| check.ok), checks, parts: Vec::new() }
+    pub fn of(checks: Vec<HealthCheck>) -> Self {
+        Self { ok: checks.iter().all(|check| check.ok), checks, dependencies: Vec::new() }
     }
 
-    /// The same report, with the parts that the checks depend on.
+    /// The same report, with the dependencies of the relays.
     #[must_use]
-    pub fn with(self, parts: Vec<Part>) -> Self {
-        Self { parts, ..self }
+    pub fn with_dependencies(self, dependencies: Vec<DependencyCheck>) -> Self {
+        Self { dependencies, ..self }
     }
 
     /// The same report without details.
     pub(crate) fn without_details(self) -> Self {
-        Self { checks: Vec::new(), parts: Vec::new(), ..self }
+        Self { checks: Vec::new(), dependencies: Vec::new(), ..self }
     }
 
     /// Marks the report as successful, because it has succeeded before.
     pub(crate) fn mark_started(mut self) -> Self {
         for check in self.checks.iter_mut().filter(|check| !check.ok) {
-            (check.ok, check.seen) = (true, "has started".to_owned());
+            (check.ok, check.detail) = (true, "started".to_owned());
         }
-        Self { ok: true, parts: Vec::new(), ..self }
+        Self { ok: true, dependencies: Vec::new(), ..self }
     }
 }

@@ -12,7 +12,7 @@ use tracing::{info, warn};
 
 use super::http::{ConfigError, Http};
 use super::queue::Queue;
-use super::{Config, Counts, otlp};
+use super::{Config, SpanCounts, otlp};
 
 /// Maximum pause while the collector is unreachable.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
@@ -22,7 +22,7 @@ pub struct Exporter {
     config: Config,
     http: Http,
     queue: Arc<Queue>,
-    counts: Arc<Counts>,
+    counts: Arc<SpanCounts>,
     failures: u32,
 }
 
@@ -35,7 +35,7 @@ impl Exporter {
             }
         }
         let http = Http::new(&config.endpoint, config.deadline)?;
-        let counts = Arc::<Counts>::default();
+        let counts = Arc::<SpanCounts>::default();
         let queue = Queue::new(config.queue_max, config.batch_max, config.sample, Arc::clone(&counts));
         Ok(Self { config, http, queue: Arc::new(queue), counts, failures: 0 })
     }
@@ -46,7 +46,7 @@ impl Exporter {
     }
 
     /// The counters of spans. They stay valid after the exporter is dropped.
-    pub fn counts(&self) -> Arc<Counts> {
+    pub fn counts(&self) -> Arc<SpanCounts> {
         Arc::clone(&self.counts)
     }
 
@@ -67,7 +67,7 @@ impl Exporter {
                 break;
             }
         }
-        Counts::add(&self.counts.dropped, self.queue.len());
+        SpanCounts::add(&self.counts.dropped, self.queue.len());
     }
 
     /// Waits until there is a batch to send. Returns `false` when it is time to stop.
@@ -96,15 +96,15 @@ impl Exporter {
         match self.http.post(body).await {
             Ok(response) => {
                 let rejected = otlp::rejected(&response).min(spans);
-                Counts::add(&self.counts.exported, spans - rejected);
-                Counts::add(&self.counts.dropped, rejected);
+                SpanCounts::add(&self.counts.exported, spans - rejected);
+                SpanCounts::add(&self.counts.dropped, rejected);
                 if std::mem::take(&mut self.failures) > 0 {
                     info!(endpoint = self.config.endpoint, "the collector accepts spans again");
                 }
                 true
             }
             Err(error) => {
-                Counts::add(&self.counts.dropped, spans);
+                SpanCounts::add(&self.counts.dropped, spans);
                 // Logged once per outage: the metric has the number.
                 if self.failures == 0 {
                     warn!(

@@ -1,23 +1,25 @@
-//! The metrics of the consumers in this process.
-
-mod service;
+//! The metrics and rates of the consumers in this process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
+use relevo_admin::ConsumerRates;
 use relevo_core::Lane;
+use relevo_core::histogram::HistogramSnapshot;
 use relevo_inbox::{ConsumerStatus, RunState};
+use tokio::time::Instant;
 
 use crate::metrics;
-
-pub use service::{ServeError, Service};
+use crate::rates::{RateWindow, Rates};
+use crate::relay_metrics::whole;
 
 /// Reads one number of a member.
 type Number = fn(&ConsumerStatus) -> u64;
@@ -67,25 +69,54 @@ const GAUGES: &[(&str, &str, Number)] = &[
     (metrics::INBOX_BUFFERED_MESSAGES, "Messages in memory", ConsumerStatus::buffered_messages),
 ];
 
-/// The metrics of any number of consumers in this process. Members of the same consumer are combined.
+/// The metrics and rates of any number of consumers in this process. Members of the same consumer are combined.
 #[derive(Clone, Debug, Default)]
-pub struct Consumers(Vec<Arc<ConsumerStatus>>);
+pub struct ConsumerMetrics {
+    members: Vec<Arc<ConsumerStatus>>,
+    rates: Arc<Mutex<BTreeMap<String, RateWindow>>>,
+}
 
-impl Consumers {
-    /// Creates it from the status that [`ConsumerRuntime::status`](relevo_inbox::ConsumerRuntime::status) returns before they run.
+impl ConsumerMetrics {
+    /// Creates it from the status that [`ConsumerRuntime::status`](relevo_inbox::ConsumerRuntime::status) returns before
+    /// they run.
     pub fn new(consumers: impl IntoIterator<Item = Arc<ConsumerStatus>>) -> Self {
-        Self(consumers.into_iter().collect())
+        Self { members: consumers.into_iter().collect(), rates: Arc::default() }
     }
 
     /// All members.
     pub(crate) fn members(&self) -> &[Arc<ConsumerStatus>] {
-        &self.0
+        &self.members
+    }
+
+    /// Adds a snapshot for [`rates`](Self::rates). Called every second.
+    pub(crate) fn record_rates(&self, now: Instant) {
+        let mut windows = self.rates.lock();
+        for (consumer, members) in self.by_name() {
+            let window = windows.entry(consumer.to_owned()).or_default();
+            window.record(now, members.sum(ConsumerStatus::done), members.durations());
+        }
+    }
+
+    /// Rates and durations of the last ten seconds, and the current lag.
+    pub(crate) fn rates(&self) -> Vec<ConsumerRates> {
+        let windows = self.rates.lock();
+        let rates = |(consumer, members): (&str, Members<'_>)| {
+            let Rates { per_second, p50, p99 } = windows.get(consumer).map(RateWindow::rates).unwrap_or_default();
+            ConsumerRates {
+                consumer: consumer.to_owned(),
+                handled_per_second: per_second,
+                handler_p50_seconds: p50,
+                handler_p99_seconds: p99,
+                lag: members.lag().into_iter().map(|(lane, waiting)| (lane.name().to_owned(), waiting)).collect(),
+            }
+        };
+        self.by_name().into_iter().map(rates).collect()
     }
 
     /// The members of each consumer, by its name.
     fn by_name(&self) -> BTreeMap<&str, Members<'_>> {
         let mut all: BTreeMap<&str, Members<'_>> = BTreeMap::new();
-        for stats in &self.0 {
+        for stats in &self.members {
             all.entry(stats.consumer()).or_default().0.push(stats);
         }
         all
@@ -102,7 +133,7 @@ impl Members<'_> {
     }
 
     /// The longest time since a heartbeat of any member. Stopped members send no heartbeats and do not count.
-    fn beat_age(&self) -> Option<Duration> {
+    fn heartbeat_age(&self) -> Option<Duration> {
         let alive = self.0.iter().filter(|stats| stats.run_state() != RunState::Stopped);
         alive.map(|stats| stats.heartbeat_age()).max()
     }
@@ -123,24 +154,13 @@ impl Members<'_> {
         lag
     }
 
-    /// Sum, count and buckets over all members.
-    fn durations(&self) -> (f64, u64, Vec<(f64, u64)>) {
-        let (mut sum, mut count, mut buckets) = (0.0, 0, Vec::<(f64, u64)>::new());
-        for stats in &self.0 {
-            let seen = stats.durations();
-            sum += seen.sum;
-            count += seen.count;
-            if buckets.is_empty() {
-                buckets = seen.buckets;
-            } else {
-                buckets.iter_mut().zip(seen.buckets).for_each(|(bucket, (_, more))| bucket.1 += more);
-            }
-        }
-        (sum, count, buckets)
+    /// The durations of all members.
+    fn durations(&self) -> HistogramSnapshot {
+        self.0.iter().map(|stats| stats.durations()).reduce(HistogramSnapshot::merge).unwrap_or_default()
     }
 }
 
-impl Collector for Consumers {
+impl Collector for ConsumerMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
         let all = self.by_name();
         for (name, help, number) in COUNTERS {
@@ -161,7 +181,7 @@ impl Collector for Consumers {
         let mut family =
             encoder.encode_descriptor(metrics::INBOX_HANDLER_DURATION, help, None, MetricType::Histogram)?;
         for (consumer, members) in &all {
-            let (sum, count, buckets) = members.durations();
+            let HistogramSnapshot { sum, count, buckets } = members.durations();
             let labels = [("consumer", *consumer)];
             family.encode_family(&labels)?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
         }
@@ -181,7 +201,7 @@ impl Collector for Consumers {
         let mut family =
             encoder.encode_descriptor(metrics::INBOX_MEMBER_HEARTBEAT_AGE, help, None, MetricType::Gauge)?;
         for (consumer, members) in &all {
-            let Some(age) = members.beat_age() else { continue };
+            let Some(age) = members.heartbeat_age() else { continue };
             ConstGauge::new(age.as_secs_f64()).encode(family.encode_family(&[("consumer", *consumer)])?)?;
         }
         let help = "Messages that wait at the broker; absent while it does not report them, a lower bound above 10 000";
@@ -198,8 +218,4 @@ impl Collector for Consumers {
 
 fn gauge(family: &mut prometheus_client::encoding::MetricEncoder, consumer: &str, value: u64) -> fmt::Result {
     ConstGauge::new(whole(value)).encode(family.encode_family(&[("consumer", consumer)])?)
-}
-
-fn whole(count: u64) -> i64 {
-    i64::try_from(count).unwrap_or(i64::MAX)
 }
