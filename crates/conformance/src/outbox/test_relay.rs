@@ -12,7 +12,6 @@ use relevo_core::outbox::log::{
 };
 use relevo_core::outbox::parked::{ParkedBatch, ParkedReader, ParkedResult, ParkedSettlement};
 use relevo_core::outbox::{LogEntry, Position};
-use relevo_core::slot::shard_of;
 use relevo_core::store::StoreError;
 use uuid::Uuid;
 
@@ -111,7 +110,7 @@ impl<S: ShardLeases + OutboxReader + ParkedReader> TestRelay<S> {
     }
 
     pub(crate) fn lease_of_slot(&self, slot: u16) -> Lease {
-        let found = self.leases.iter().find(|lease| shard_of(slot, lease.shard_count) == lease.shard);
+        let found = self.leases.iter().find(|lease| lease.has_slot(slot));
         *found.expect("the relay holds the slot's shard")
     }
 
@@ -181,9 +180,8 @@ impl<S: ShardLeases + OutboxReader + ParkedReader> TestRelay<S> {
         let parked_seqs: BTreeSet<(u16, i64)> = parked.iter().map(|message| (message.slot, message.seq)).collect();
         let settled = must(self.store.settle(Settlement { progress, parked }).await);
         for lease in leases {
-            let has_reread = parked_seqs
-                .iter()
-                .any(|(slot, seq)| settled.reread.contains(seq) && shard_of(*slot, lease.shard_count) == lease.shard);
+            let has_reread =
+                parked_seqs.iter().any(|(slot, seq)| settled.reread.contains(seq) && lease.has_slot(*slot));
             if !has_reread && !settled.lost_shards.contains(&lease.shard) && self.positions.contains_key(lease) {
                 self.positions.insert(*lease, end.clone());
             }

@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use crate::outbox::Position;
 use crate::outbox::log::WindowLimit;
+use crate::slot::shard_of;
 use crate::store::StoreError;
 
 /// The right to read and settle one shard of one destination, until it expires or another relay takes it.
@@ -21,6 +22,13 @@ pub struct Lease {
     pub epoch: i64,
     /// Random for each owner, because two owners may hold equal epochs after a failover.
     pub owner: Uuid,
+}
+
+impl Lease {
+    /// Whether messages of this slot belong to the shard.
+    pub fn has_slot(&self, slot: u16) -> bool {
+        shard_of(slot, self.shard_count) == self.shard
+    }
 }
 
 /// A relay's request to acquire and renew leases.

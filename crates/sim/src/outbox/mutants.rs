@@ -12,7 +12,6 @@ use relevo_core::outbox::leases::{Lease, LeaseRequest, LeaseResponse, ShardLease
 use relevo_core::outbox::log::{OutboxReader, Page, PageRequest, ReadShard, SettleResult, Settlement};
 use relevo_core::outbox::maintenance::{Maintenance, MaintenanceReport};
 use relevo_core::outbox::parked::{ParkedBatch, ParkedReader, ParkedResult, ParkedSettlement};
-use relevo_core::slot::shard_of;
 use relevo_core::store::StoreError;
 use relevo_core::{Broker, Capabilities, Class, Failure, OutcomeSender, Publication};
 use uuid::Uuid;
@@ -84,7 +83,7 @@ impl MutantStore {
             }
         }
         page.entries.retain(|entry| {
-            let in_shard = |lease: &Lease| shard_of(entry.slot, lease.shard_count) == lease.shard;
+            let in_shard = |lease: &Lease| lease.has_slot(entry.slot);
             let read = page.shards.iter().find(|read| in_shard(&read.lease));
             let Some((_, floor, high)) = read.and_then(|read| state.floors.get_mut(&read.lease)) else { return true };
             *high = entry.seq.max(*high);

@@ -13,7 +13,6 @@ use relevo_core::outbox::log::{OutboxReader, Page, PageRequest, ParkAction, Publ
 use relevo_core::outbox::maintenance::{Maintenance, MaintenanceReport};
 use relevo_core::outbox::parked::{ParkedBatch, ParkedReader, ParkedResult, ParkedSettlement, QueuedEntry};
 use relevo_core::outbox::{LogEntry, RelayStore};
-use relevo_core::slot::shard_of;
 use relevo_core::store::StoreError;
 use uuid::Uuid;
 
@@ -75,8 +74,7 @@ impl Server {
 
     fn record_settlement(&self, settlement: &Settlement, settled: &SettleResult) {
         for (lease, _) in &settlement.progress {
-            let parks =
-                || settlement.parked.iter().filter(|message| shard_of(message.slot, lease.shard_count) == lease.shard);
+            let parks = || settlement.parked.iter().filter(|message| lease.has_slot(message.slot));
             let is_passed = parks().any(|message| settled.reread.contains(&message.seq));
             if settled.lost_shards.contains(&lease.shard) || is_passed {
                 continue;

@@ -1,16 +1,25 @@
-//! One destination: its relays, its shards and their leases.
+//! One destination: its relays, its shards, their leases, and resharding.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use relevo_core::outbox::Position;
 use relevo_core::outbox::leases::{HeldAddress, Lease, LeaseRequest, LeaseResponse, TakenShard};
+use relevo_core::outbox::log::WindowLimit;
+use relevo_core::outbox::rules::{self, LeaseClaim, ReshardStep, StoredLease};
 use relevo_core::slot::shard_of;
 use uuid::Uuid;
 
 use crate::dead_letters::DeadLetterRow;
-use crate::regroup::Resharding;
 use crate::settle::{HoldRow, ParkedKey, SlotKey};
 use crate::state::{Micros, micros};
+
+/// A requested resharding and its progress.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Resharding {
+    pub(crate) shards: u16,
+    /// The tick that every shard must reach. `None` until each shard has finished its window.
+    tick: Option<i64>,
+}
 
 /// The tables of one destination.
 #[derive(Debug)]
@@ -35,16 +44,14 @@ pub(crate) struct RelayMember {
 
 #[derive(Clone, Debug)]
 pub(crate) struct ShardRow {
-    pub(crate) epoch: i64,
-    pub(crate) owner: Option<Uuid>,
-    until: Micros,
+    pub(crate) lease: StoredLease,
     /// Insert-only, oldest first: the time of the settlement and the position.
     pub(crate) progress: Vec<(Micros, Position)>,
 }
 
 impl ShardRow {
     pub(crate) fn new(epoch: i64, position: Position, now: Micros) -> Self {
-        Self { epoch, owner: None, until: 0, progress: vec![(now, position)] }
+        Self { lease: StoredLease { epoch, owner: None, expires_at: 0 }, progress: vec![(now, position)] }
     }
 
     pub(crate) fn position(&self) -> Position {
@@ -74,23 +81,14 @@ impl DestinationTables {
 
     pub(crate) fn acquire_leases(&mut self, request: &LeaseRequest, now: Micros) -> LeaseResponse {
         let until = now.saturating_add(micros(request.duration));
-        self.members.retain(|_, member| member.until > now);
+        self.members.retain(|_, member| member.until >= now);
         self.members.insert(request.owner, RelayMember { until });
         self.free_shards(&request.release);
         self.reshard_step(now);
 
-        let fair_share = self.shards.len().div_ceil(self.members.len());
-        let mut count = 0;
-        for shard in self.shards.iter_mut().filter(|shard| shard.owner == Some(request.owner)) {
-            shard.until = until;
-            count += 1;
-        }
-        for shard in &mut self.shards {
-            if count < fair_share && (shard.owner.is_none() || shard.until <= now) {
-                *shard = ShardRow { epoch: shard.epoch + 1, owner: Some(request.owner), until, ..shard.clone() };
-                count += 1;
-            }
-        }
+        let fair_share = rules::fair_share(self.shards.len(), self.members.len());
+        let claim = LeaseClaim { owner: request.owner, fair_share, now, expires_at: until, renew_before: Micros::MAX };
+        rules::assign_leases(self.shards.iter_mut().map(|shard| &mut shard.lease), claim);
         let holds = self.held_addresses.iter();
         let holds = holds.map(|(address, hold)| HeldAddress { address: address.clone(), error: hold.error.clone() });
         LeaseResponse {
@@ -106,8 +104,8 @@ impl DestinationTables {
 
     fn leases_of(&self, owner: Uuid) -> Vec<Lease> {
         let shards = self.shard_count();
-        let leased = (0..shards).zip(&self.shards).filter(|(_, row)| row.owner == Some(owner));
-        leased.map(|(shard, row)| Lease { shard, shard_count: shards, epoch: row.epoch, owner }).collect()
+        let leased = (0..shards).zip(&self.shards).filter(|(_, row)| row.lease.owner == Some(owner));
+        leased.map(|(shard, row)| Lease { shard, shard_count: shards, epoch: row.lease.epoch, owner }).collect()
     }
 
     /// Whether the lease still owns the shard. An expired lease does, as long as no other relay has taken the shard.
@@ -116,7 +114,7 @@ impl DestinationTables {
             && self
                 .shards
                 .get(usize::from(lease.shard))
-                .is_some_and(|row| row.epoch == lease.epoch && row.owner == Some(lease.owner))
+                .is_some_and(|row| row.lease.epoch == lease.epoch && row.lease.owner == Some(lease.owner))
     }
 
     /// The shards whose lease is still valid.
@@ -127,7 +125,7 @@ impl DestinationTables {
     fn free_shards(&mut self, leases: &[Lease]) {
         for lease in leases {
             if self.is_held(lease) {
-                self.shards[usize::from(lease.shard)].owner = None;
+                self.shards[usize::from(lease.shard)].lease.owner = None;
             }
         }
     }
@@ -152,5 +150,36 @@ impl DestinationTables {
                     .collect(),
             })
             .collect()
+    }
+
+    pub(crate) fn request_resharding(&mut self, shards: u16) {
+        self.resharding = Some(Resharding { shards, tick: None });
+    }
+
+    pub(crate) fn window_limit(&self) -> WindowLimit {
+        match self.resharding {
+            None => WindowLimit::Unlimited,
+            Some(Resharding { tick: None, .. }) => WindowLimit::CurrentWindow,
+            Some(Resharding { tick: Some(tick), .. }) => WindowLimit::UntilTick(tick),
+        }
+    }
+
+    pub(crate) fn resharding_tick(&self) -> Option<i64> {
+        self.resharding.and_then(|resharding| resharding.tick)
+    }
+
+    /// Performs one step of the resharding. Every lease request calls it.
+    fn reshard_step(&mut self, now: Micros) {
+        let Some(Resharding { shards, tick }) = self.resharding else { return };
+        let positions: Vec<Position> = self.shards.iter().map(ShardRow::position).collect();
+        match rules::reshard_step(tick, &positions) {
+            ReshardStep::FinishWindows => {}
+            ReshardStep::AdvanceTo(tick) => self.resharding = Some(Resharding { shards, tick: Some(tick) }),
+            ReshardStep::Replace(tick) => {
+                let epoch = self.shards.iter().map(|shard| shard.lease.epoch).max().unwrap_or(0) + 1;
+                self.shards = vec![ShardRow::new(epoch, Position::at(tick), now); usize::from(shards)];
+                self.resharding = None;
+            }
+        }
     }
 }

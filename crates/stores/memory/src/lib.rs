@@ -27,7 +27,6 @@ mod log;
 mod maintenance;
 mod operator;
 mod parked;
-mod regroup;
 mod settle;
 mod state;
 mod store;

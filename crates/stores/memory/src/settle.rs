@@ -1,14 +1,13 @@
 //! Settling: parks failed messages and advances the shards.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use bytestring::ByteString;
 use relevo_core::AfterDead;
 use relevo_core::dead_letters::DeadLetterState;
-use relevo_core::outbox::leases::Lease;
 use relevo_core::outbox::log::{ParkAction, ParkedMessage, PublishFailure, SettleResult, Settlement};
+use relevo_core::outbox::rules::{self, ParkStep};
 use relevo_core::outbox::{LogEntry, Position};
-use relevo_core::slot::shard_of;
 use relevo_core::store::StoreError;
 
 use crate::leases::DestinationTables;
@@ -82,8 +81,8 @@ impl DestinationTables {
                 settled.lost_shards.push(lease.shard);
                 continue;
             }
-            let parked = || settlement.parked.iter().filter(|message| is_in_shard(message, lease));
-            let reread = self.reread(parked());
+            let parked = || settlement.parked.iter().filter(|message| lease.has_slot(message.slot));
+            let reread = rules::reread(parked(), |message| self.parked.contains_key(&key_of(message)));
             if !reread.is_empty() {
                 settled.reread.extend(reread);
                 continue;
@@ -102,48 +101,40 @@ impl DestinationTables {
         self.shards[usize::from(shard)].progress.push((now, position));
     }
 
-    /// Messages that should wait behind a head that is no longer parked.
-    fn reread<'a>(&self, parked: impl Iterator<Item = &'a ParkedMessage>) -> Vec<i64> {
-        let mut created = BTreeSet::new();
-        let mut reread = Vec::new();
-        for message in parked {
-            let key = key_of(message);
-            match &message.failure {
-                None if !self.parked.contains_key(&key) && !created.contains(&key) => reread.push(message.seq),
-                Some(PublishFailure { action: ParkAction::DeadLetter(AfterDead::Continue), .. }) | None => {}
-                Some(_) => {
-                    created.insert(key);
-                }
-            }
-        }
-        reread
-    }
-
     fn park(&mut self, message: &ParkedMessage, entry: LogEntry, now: Micros) {
         let key = key_of(message);
-        let Some(failure) = &message.failure else { return self.append(&key, entry) };
-        if let ParkAction::HoldAddress { address, after } = &failure.action
+        if let Some(failure) = &message.failure
+            && let ParkAction::HoldAddress { address, after } = &failure.action
             && !self.held_addresses.contains_key(&**address)
         {
             // Only a failed probe extends the hold. Otherwise newly arriving messages could delay the probe forever.
             self.hold_address(address, &failure.error, now.saturating_add(micros(*after)));
         }
-        if failure.action == ParkAction::DeadLetter(AfterDead::Continue) {
-            self.dead_letter(entry, failure, now);
-        } else if self.parked.contains_key(&key) {
-            // Even a permanently failed message waits its turn. Dead-lettered now, it would free the key when the head
-            // leaves.
-            self.append(&key, entry);
-        } else {
-            let mut header = ParkedKey::due_now(now);
-            if failure.action == ParkAction::DeadLetter(AfterDead::Hold) {
-                self.dead_letter(entry, failure, now);
-            } else {
-                header.queue.insert(self.next_back(), entry);
+        match rules::park_step(message, self.parked.contains_key(&key)) {
+            ParkStep::Queue => self.append(&key, entry),
+            ParkStep::DeadLetter(failure) => self.dead_letter(entry, failure, now),
+            ParkStep::ParkKey(failure) => {
+                let queue = BTreeMap::from([(self.next_back(), entry)]);
+                self.park_key(key, queue, message.seq, failure, now);
             }
-            header.apply_failure(message.seq, failure, now);
-            self.parked.insert(key, header);
+            ParkStep::ParkKeyBehindDeadLetter(failure) => {
+                self.dead_letter(entry, failure, now);
+                self.park_key(key, BTreeMap::new(), message.seq, failure, now);
+            }
         }
+    }
+
+    fn park_key(
+        &mut self,
+        key: SlotKey,
+        queue: BTreeMap<i64, LogEntry>,
+        seq: i64,
+        failure: &PublishFailure,
+        now: Micros,
+    ) {
+        let mut parked = ParkedKey { queue, ..ParkedKey::due_now(now) };
+        parked.apply_failure(seq, failure, now);
+        self.parked.insert(key, parked);
     }
 
     fn append(&mut self, key: &SlotKey, entry: LogEntry) {
@@ -206,16 +197,12 @@ fn key_of(message: &ParkedMessage) -> SlotKey {
     SlotKey { slot: message.slot, name: message.key.clone() }
 }
 
-fn is_in_shard(message: &ParkedMessage, lease: &Lease) -> bool {
-    shard_of(message.slot, lease.shard_count) == lease.shard
-}
-
 /// Checks for requests that no correct relay sends, before anything is changed.
 fn check(settlement: &Settlement, log: &Log) -> Result<(), StoreError> {
+    if let Some(message) = rules::message_of_another_shard(settlement) {
+        return Err(unexpected(format!("message {} is parked, and its shard is not settled", message.seq)));
+    }
     for message in &settlement.parked {
-        if !settlement.progress.iter().any(|(lease, _)| is_in_shard(message, lease)) {
-            return Err(unexpected(format!("message {} is parked, and its shard is not settled", message.seq)));
-        }
         if !log.rows.contains_key(&message.seq) {
             return Err(unexpected(format!("message {} is not in the log", message.seq)));
         }

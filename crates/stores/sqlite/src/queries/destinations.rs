@@ -2,11 +2,12 @@
 
 use relevo_core::outbox::admin::StartFrom;
 use relevo_core::outbox::inspect::DestinationInfo;
+use relevo_core::outbox::rules::{self, ReshardStep};
 use relevo_core::slot::SLOTS;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
 use crate::classify::Error;
-use crate::queries::{column, now, number, read};
+use crate::queries::{self, column, now, number, read};
 
 /// Adds a destination. Returns false if it exists.
 pub(crate) async fn add(
@@ -75,24 +76,22 @@ fn check_shards(shards: u16) -> Result<(), Error> {
 /// Takes the next step of a reshard when every shard is ready. All shards finish their windows, then all advance to the
 /// number of the furthest one. The new shards start there.
 pub(crate) async fn reshard_step(connection: &mut SqliteConnection, destination: &str) -> Result<(), Error> {
-    let sql = "SELECT d.reshard_to, d.reshard_seq, max(p.to_seq), min(p.from_seq), min(p.from_seq = p.to_seq) \
+    let sql = "SELECT d.reshard_to, d.reshard_seq, p.from_seq, p.to_seq, p.settled_seq \
                FROM relevo_destination AS d JOIN relevo_progress AS p ON p.destination = d.name \
-               WHERE d.name = ?1 AND d.reshard_to IS NOT NULL GROUP BY d.name";
-    let Some(row) = sqlx::query(sql).bind(destination).fetch_optional(&mut *connection).await? else {
-        return Ok(());
+               WHERE d.name = ?1 AND d.reshard_to IS NOT NULL";
+    let rows = sqlx::query(sql).bind(destination).fetch_all(&mut *connection).await?;
+    let Some(first) = rows.first() else { return Ok(()) };
+    let (shards, seq): (i64, Option<i64>) = (column(first, 0)?, column(first, 1)?);
+    let positions = rows.iter().map(|row| queries::position(row, 2)).collect::<Result<Vec<_>, _>>()?;
+    let at = match rules::reshard_step(seq, &positions) {
+        ReshardStep::FinishWindows => return Ok(()),
+        ReshardStep::AdvanceTo(seq) => {
+            let update = sqlx::query("UPDATE relevo_destination SET reshard_seq = ?2 WHERE name = ?1");
+            update.bind(destination).bind(seq).execute(connection).await?;
+            return Ok(());
+        }
+        ReshardStep::Replace(seq) => seq,
     };
-    let (shards, at): (i64, Option<i64>) = (column(&row, 0)?, column(&row, 1)?);
-    let (furthest, nearest, exhausted): (i64, i64, bool) = (column(&row, 2)?, column(&row, 3)?, column(&row, 4)?);
-    if at.is_none() && !exhausted {
-        return Ok(());
-    }
-    // An owner that did not know of the reshard may have advanced further. The other shards follow it.
-    let at = at.map_or(furthest, |at| at.max(furthest));
-    if !(exhausted && nearest == at) {
-        let update = sqlx::query("UPDATE relevo_destination SET reshard_seq = ?2 WHERE name = ?1");
-        update.bind(destination).bind(at).execute(connection).await?;
-        return Ok(());
-    }
     let epoch: i64 = {
         let max = sqlx::query("SELECT max(epoch) FROM relevo_lease WHERE destination = ?1").bind(destination);
         column(&max.fetch_one(&mut *connection).await?, 0)?

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use relevo_core::outbox::leases::{HeldAddress, Lease, LeaseRequest, LeaseResponse, TakenShard};
 use relevo_core::outbox::log::WindowLimit;
+use relevo_core::outbox::rules::{LeaseClaim, StoredLease, assign_leases, fair_share};
 use relevo_core::slot::shard_of;
 use serde_json::{Value, json};
 use sqlx::sqlite::SqliteConnection;
@@ -32,9 +33,7 @@ pub(crate) async fn acquire(
 #[derive(Clone, Debug)]
 struct LeaseRow {
     shard: u16,
-    epoch: i64,
-    owner: Option<Uuid>,
-    expires_at: i64,
+    lease: StoredLease,
 }
 
 /// The state from which a relay's fair share follows.
@@ -86,7 +85,10 @@ impl LeaseTable {
             let owner = Some(value[2].as_str()?).filter(|text| !text.is_empty());
             let owner = owner.map(Uuid::parse_str).transpose().ok()?;
             let shard = u16::try_from(value[0].as_u64()?).ok()?;
-            Some(LeaseRow { shard, epoch: value[1].as_i64()?, owner, expires_at: value[3].as_i64()? })
+            Some(LeaseRow {
+                shard,
+                lease: StoredLease { epoch: value[1].as_i64()?, owner, expires_at: value[3].as_i64()? },
+            })
         };
         let read_relay = |value: &Value| Some((Uuid::parse_str(value[0].as_str()?).ok()?, value[1].as_i64()?));
         let read_hold = |value: &Value| {
@@ -108,7 +110,7 @@ impl LeaseTable {
     /// expire for that long. The relay's own lease is written again.
     fn expire_future_leases(&mut self, request: &LeaseRequest) {
         let latest = self.now + millis((request.duration * 20).max(Duration::from_mins(10)));
-        let rows = self.rows.iter_mut().map(|row| &mut row.expires_at);
+        let rows = self.rows.iter_mut().map(|row| &mut row.lease.expires_at);
         let relays = self.relays.iter_mut().map(|(_, expires_at)| expires_at);
         for expires_at in rows.chain(relays).filter(|expires_at| **expires_at > latest) {
             *expires_at = 0;
@@ -122,22 +124,22 @@ impl LeaseTable {
 
     fn fair_share(&self) -> usize {
         let live = self.relays.iter().filter(|(_, expires_at)| *expires_at >= self.now).count();
-        usize::from(self.shards).div_ceil(live.max(1))
+        fair_share(usize::from(self.shards), live)
     }
 
-    fn is_free(&self, row: &LeaseRow) -> bool {
-        row.owner.is_none() || row.expires_at < self.now
+    fn leases_of(&self, owner: Uuid) -> impl Iterator<Item = &LeaseRow> {
+        self.rows.iter().filter(move |row| row.lease.owner == Some(owner))
     }
 
     /// Whether no row would change.
     pub(crate) fn needs_no_write(&self, request: &LeaseRequest) -> bool {
         let renew_before = self.renew_before(request);
-        let mine = || self.rows.iter().filter(|row| row.owner == Some(request.owner));
+        let mine = || self.leases_of(request.owner);
         request.release.is_empty()
             && self.window_limit == WindowLimit::Unlimited
             && self.relays.iter().any(|(owner, expires_at)| *owner == request.owner && *expires_at >= renew_before)
-            && mine().all(|row| row.expires_at >= renew_before)
-            && (mine().count() >= self.fair_share() || !self.rows.iter().any(|row| self.is_free(row)))
+            && mine().all(|row| row.lease.expires_at >= renew_before)
+            && (mine().count() >= self.fair_share() || !self.rows.iter().any(|row| row.lease.is_free(self.now)))
     }
 
     /// Adds this relay to the live relays.
@@ -149,38 +151,25 @@ impl LeaseTable {
 
     /// Renews this relay's leases and acquires free shards up to its fair share. Returns the changed rows.
     fn acquire(&mut self, request: &LeaseRequest) -> Vec<LeaseRow> {
-        let (fair, renew_before) = (self.fair_share(), self.renew_before(request));
-        let expires_at = self.now + millis(request.duration);
-        let mut changed = Vec::new();
-        let mut held = self.rows.iter().filter(|row| row.owner == Some(request.owner)).count();
-        for index in 0..self.rows.len() {
-            let free = self.is_free(&self.rows[index]);
-            let row = &mut self.rows[index];
-            if row.owner == Some(request.owner) {
-                // An expired lease that no other relay acquired is still ours, with the same epoch.
-                if row.expires_at >= renew_before {
-                    continue;
-                }
-            } else if free && held < fair {
-                row.epoch += 1;
-                row.owner = Some(request.owner);
-                held += 1;
-            } else {
-                continue;
-            }
-            row.expires_at = expires_at;
-            changed.push(row.clone());
-        }
-        changed
+        let claim = LeaseClaim {
+            owner: request.owner,
+            fair_share: self.fair_share(),
+            now: self.now,
+            expires_at: self.now + millis(request.duration),
+            renew_before: self.renew_before(request),
+        };
+        let changed = assign_leases(self.rows.iter_mut().map(|row| &mut row.lease), claim);
+        changed.into_iter().map(|index| self.rows[index].clone()).collect()
     }
 
     pub(crate) fn response(&self, request: &LeaseRequest) -> LeaseResponse {
-        let mine = || self.rows.iter().filter(|row| row.owner == Some(request.owner));
-        let remaining = mine().map(|row| row.expires_at - self.now).min().unwrap_or(0).min(millis(request.duration));
+        let mine = || self.leases_of(request.owner);
+        let remaining =
+            mine().map(|row| row.lease.expires_at - self.now).min().unwrap_or(0).min(millis(request.duration));
         let lease = |row: &LeaseRow| Lease {
             shard: row.shard,
             shard_count: self.shards,
-            epoch: row.epoch,
+            epoch: row.lease.epoch,
             owner: request.owner,
         };
         LeaseResponse {
@@ -213,8 +202,9 @@ async fn write_leases(connection: &mut SqliteConnection, destination: &str, rows
     if rows.is_empty() {
         return Ok(());
     }
-    let owner = |row: &LeaseRow| row.owner.map(|owner| owner.simple().to_string());
-    let rows: Value = rows.iter().map(|row| json!([row.shard, row.epoch, owner(row), row.expires_at])).collect();
+    let owner = |row: &LeaseRow| row.lease.owner.map(|owner| owner.simple().to_string());
+    let value = |row: &LeaseRow| json!([row.shard, row.lease.epoch, owner(row), row.lease.expires_at]);
+    let rows: Value = rows.iter().map(value).collect();
     let sql = "UPDATE relevo_lease AS l SET epoch = w.value ->> 1, owner = unhex(w.value ->> 2), expires_at_ms = \
                w.value ->> 3 \
                FROM json_each(?2) AS w WHERE l.destination = ?1 AND l.shard = w.value ->> 0";

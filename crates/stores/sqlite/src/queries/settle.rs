@@ -1,12 +1,11 @@
-//! Settles shards: records their progress and messages messages. The transaction holds the write lock.
+//! Settles shards: records their progress and parks messages. The transaction holds the write lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use relevo_core::AfterDead;
 use relevo_core::outbox::Position;
 use relevo_core::outbox::leases::Lease;
-use relevo_core::outbox::log::{ParkAction, ParkedMessage, PublishFailure, SettleResult, Settlement};
-use relevo_core::slot::shard_of;
+use relevo_core::outbox::log::{ParkedMessage, PublishFailure, SettleResult, Settlement};
+use relevo_core::outbox::rules::{self, ParkStep};
 use serde_json::{Value, json};
 use sqlx::sqlite::SqliteConnection;
 
@@ -27,20 +26,20 @@ pub(crate) async fn settle(
         reread: Vec::new(),
     };
     let mut messages: Vec<&ParkedMessage> =
-        settlement.parked.iter().filter(|message| held.iter().any(|lease| belongs_to(message, lease))).collect();
+        settlement.parked.iter().filter(|message| held.iter().any(|lease| lease.has_slot(message.slot))).collect();
     let mut progress: Vec<(Lease, Position)> =
         settlement.progress.iter().filter(|(lease, _)| held.contains(lease)).cloned().collect();
     if !messages.is_empty() {
         let existing = already_parked(connection, destination, &messages).await?;
-        settled.reread = reread(&messages, &existing);
+        settled.reread = rules::reread(messages.iter().copied(), |message| existing.contains(&*message.key));
         let unchanged: Vec<Lease> = held
             .iter()
             .filter(|lease| {
-                messages.iter().any(|message| belongs_to(message, lease) && settled.reread.contains(&message.seq))
+                messages.iter().any(|message| lease.has_slot(message.slot) && settled.reread.contains(&message.seq))
             })
             .copied()
             .collect();
-        messages.retain(|message| !unchanged.iter().any(|lease| belongs_to(message, lease)));
+        messages.retain(|message| !unchanged.iter().any(|lease| lease.has_slot(message.slot)));
         progress.retain(|(lease, _)| !unchanged.contains(lease));
         ParkWriter { destination, already_parked: existing, now }.park(connection, &messages).await?;
     }
@@ -50,21 +49,10 @@ pub(crate) async fn settle(
     Ok(settled)
 }
 
-fn belongs_to(message: &ParkedMessage, lease: &Lease) -> bool {
-    shard_of(message.slot, lease.shard_count) == lease.shard
-}
-
 /// Rejects an invalid request before anything is changed.
 fn validate(settlement: &Settlement) -> Result<(), Error> {
-    for message in &settlement.parked {
-        if !settlement.progress.iter().any(|(lease, _)| belongs_to(message, lease)) {
-            return Err(Error::unexpected_response(format!(
-                "message {} is parked, and its shard is not settled",
-                message.seq
-            )));
-        }
-    }
-    Ok(())
+    let Some(message) = rules::message_of_another_shard(settlement) else { return Ok(()) };
+    Err(Error::unexpected_response(format!("message {} is parked, and its shard is not settled", message.seq)))
 }
 
 /// Returns those keys of the messages that are parked already.
@@ -80,22 +68,6 @@ async fn already_parked(
     select.fetch_all(connection).await?.iter().map(|row| column(row, 0)).collect()
 }
 
-/// Returns messages that would queue behind a head that no longer exists.
-fn reread(messages: &[&ParkedMessage], existing: &BTreeSet<String>) -> Vec<i64> {
-    let mut created = BTreeSet::new();
-    let mut seqs = Vec::new();
-    for message in messages {
-        match &message.failure {
-            None if !existing.contains(&*message.key) && !created.contains(&*message.key) => seqs.push(message.seq),
-            Some(PublishFailure { action: ParkAction::DeadLetter(AfterDead::Continue), .. }) | None => {}
-            Some(_) => {
-                created.insert(&*message.key);
-            }
-        }
-    }
-    seqs
-}
-
 /// Parks messages, under new keys and under keys that are parked already.
 struct ParkWriter<'a> {
     destination: &'a str,
@@ -107,24 +79,21 @@ impl ParkWriter<'_> {
     async fn park(mut self, connection: &mut SqliteConnection, messages: &[&ParkedMessage]) -> Result<(), Error> {
         let (mut heads, mut queued, mut dead) = (Vec::new(), Vec::new(), Vec::new());
         for message in messages {
-            let Some(failure) = &message.failure else {
-                queued.push(message.seq);
-                continue;
-            };
-            queries::hold_address(connection, self.destination, failure, self.now, false).await?;
-            if failure.action == ParkAction::DeadLetter(AfterDead::Continue) {
-                dead.push(dead_letter_json(message.seq, failure));
-            } else if self.already_parked.contains(&*message.key) {
-                // Even a message that can never succeed waits its turn. As a dead letter it could not block the key
-                // after the head is delivered.
-                queued.push(message.seq);
-            } else {
-                heads.push(self.head(message, failure));
-                self.already_parked.insert(message.key.to_string());
-                if failure.action == ParkAction::DeadLetter(AfterDead::Hold) {
-                    dead.push(dead_letter_json(message.seq, failure));
-                } else {
+            if let Some(failure) = &message.failure {
+                queries::hold_address(connection, self.destination, failure, self.now, false).await?;
+            }
+            match rules::park_step(message, self.already_parked.contains(&*message.key)) {
+                ParkStep::Queue => queued.push(message.seq),
+                ParkStep::DeadLetter(failure) => dead.push(dead_letter_json(message.seq, failure)),
+                ParkStep::ParkKey(failure) => {
+                    heads.push(self.head(message, failure));
+                    self.already_parked.insert(message.key.to_string());
                     queued.push(message.seq);
+                }
+                ParkStep::ParkKeyBehindDeadLetter(failure) => {
+                    heads.push(self.head(message, failure));
+                    self.already_parked.insert(message.key.to_string());
+                    dead.push(dead_letter_json(message.seq, failure));
                 }
             }
         }
