@@ -29,6 +29,8 @@ pub struct FaultRates {
     pub reply_lost: u64,
     /// The connection breaks, and the call takes effect later.
     pub late: u64,
+    /// Another transaction blocks the call, which changes nothing.
+    pub busy: u64,
 }
 
 /// The faults of one link.
@@ -69,6 +71,8 @@ enum CallFault {
     ReplyLost,
     /// The connection breaks at once, and the call takes effect after this delay.
     Late(Duration),
+    /// The store is busy. It may request a pause.
+    Busy(Option<Duration>),
 }
 
 impl<E: SimEvent> FaultyLink<E> {
@@ -123,6 +127,9 @@ impl<E: SimEvent> Inner<E> {
         } else if random.permille(faults.late) {
             self.history.record(E::fault("a call of the store happens after its connection broke"));
             Some(CallFault::Late(random.time(Duration::ZERO, DELAY_MAX)))
+        } else if faults.busy > 0 && random.permille(faults.busy) {
+            self.history.record(E::fault("the store is busy"));
+            Some(CallFault::Busy(random.permille(300).then(|| random.millis(1, 2000))))
         } else {
             None
         };
@@ -140,6 +147,10 @@ impl<E: SimEvent> Inner<E> {
         }
         match plan.fault {
             Some(CallFault::Refused) => return Err(unavailable("the connection broke before the call")),
+            Some(CallFault::Busy(retry_after)) => {
+                sleep(plan.reply_delay).await;
+                return Err(StoreError::Busy { retry_after, source: "another transaction blocked the call".into() });
+            }
             Some(CallFault::Late(after)) => {
                 let line = Arc::clone(self);
                 self.network.spawn(async move {

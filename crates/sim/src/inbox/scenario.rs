@@ -159,6 +159,7 @@ impl Scenario {
             refused: share(15),
             reply_lost: share(15),
             late: share(8),
+            busy: 0,
         };
         self.broker = FaultRates {
             slow: share(100),
@@ -166,6 +167,7 @@ impl Scenario {
             refused: share(20),
             reply_lost: share(40),
             late: share(20),
+            busy: 0,
         };
         let deaths = (share(1000), share(1000));
         self.member.killed_permille = deaths.0;

@@ -188,6 +188,7 @@ impl Scenario {
             refused: share(20),
             reply_lost: share(20),
             late: share(10),
+            busy: 0,
         };
         self.broker = BrokerFaults {
             slow: share(200),
@@ -212,6 +213,7 @@ impl Scenario {
             self.reshards.push((random.time(Duration::ZERO, self.faults_for), shards(random)));
         }
         self.reshards.sort();
+        self.store.busy = if random.permille(400) { 0 } else { random.between(1, 30) * times };
     }
 }
 
