@@ -51,6 +51,7 @@ macro_rules! inbox_suite {
             entering::a_large_batch_is_one_transaction,
             entering::an_empty_batch_is_a_transaction,
             contention::a_duplicate_of_a_message_in_an_open_transaction_is_busy,
+            contention::one_of_two_transactions_of_a_message_is_committed,
             contention::a_waiting_duplicate_gets_the_outcome,
             contention::a_waiting_duplicate_is_handled_after_a_rollback,
             contention::a_cancelled_wait_leaves_nothing,

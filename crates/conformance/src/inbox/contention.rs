@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use relevo_core::inbox::attempts::ClaimOutcome;
 use relevo_core::inbox::retries::RecordOutcome;
-use relevo_core::inbox::transactions::{BeginOutcome, EnterOutcome};
+use relevo_core::inbox::transactions::{BeginOutcome, CommitOutcome, EnterOutcome};
 use relevo_core::inbox::{Fence, InboxState};
 
 use super::harness::Harness;
 use super::harness::ports::*;
 use super::steps::{
-    BILLING, LONG, SHORT, assert_busy, begin, finish, handle, handle_with_retries, inbox_message, lines, must, retry,
+    BILLING, LONG, SHORT, assert_busy, begin, finish, handle, handle_with_retries, inbox_message, line, lines, must,
+    retry,
 };
 
 /// The first worker hangs, so the duplicate is delayed without a counted attempt.
@@ -27,6 +28,26 @@ pub async fn a_duplicate_of_a_message_in_an_open_transaction_is_busy(h: &mut imp
     // No attempt was counted, and nothing was queued.
     assert_eq!(must(second.record_start(&message[0]).await), 1);
     assert_eq!(handle(h, &second, &message).await, [EnterOutcome::New]);
+    assert_eq!(h.effects().await, lines(&[1]));
+}
+
+/// A store may block the second worker, or let both work and refuse one commit. Either way, each outcome says what is
+/// stored.
+pub async fn one_of_two_transactions_of_a_message_is_committed(h: &mut impl Harness) {
+    let (first, second) = (h.inbox(BILLING).await, h.inbox(BILLING).await);
+    let message = [inbox_message(1, "a")];
+    let (mut transaction, _) = begin(&first, &message).await;
+    h.effect(&mut transaction, &line(&message[0])).await;
+    let rival = must(second.begin(&message, Fence::Live { lane: None }).await);
+    let mut outcomes = vec![must(first.commit(transaction, &[]).await)];
+    if let BeginOutcome::Open(mut rival, _) = rival {
+        h.effect(&mut rival, &line(&message[0])).await;
+        outcomes.push(must(second.commit(rival, &[]).await));
+    }
+    let committed = outcomes.iter().filter(|outcome| matches!(outcome, CommitOutcome::Committed)).count();
+    let stale = outcomes.iter().filter(|outcome| matches!(outcome, CommitOutcome::Stale)).count();
+    assert_eq!((committed, stale), (1, outcomes.len() - 1), "{outcomes:?}");
+    assert_eq!(handle(h, &second, &message).await, [EnterOutcome::Duplicate(InboxState::Done)]);
     assert_eq!(h.effects().await, lines(&[1]));
 }
 
