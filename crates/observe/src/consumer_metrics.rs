@@ -49,6 +49,7 @@ const COUNTERS: &[(&str, &str, Number)] = &[
         ConsumerStatus::sequence_repeats,
     ),
     (metrics::INBOX_DATABASE_OUTAGES, "Outages of the database", ConsumerStatus::database_outages),
+    (metrics::INBOX_DATABASE_ERRORS, "Failed database calls about a single message", ConsumerStatus::database_errors),
     (metrics::INBOX_BROKER_OUTAGES, "Outages of the broker", ConsumerStatus::broker_outages),
 ];
 

@@ -110,6 +110,8 @@ pub const INBOX_OUT_OF_ORDER: &str = "inbox_out_of_order";
 pub const INBOX_SEQUENCE_REPEATS: &str = "inbox_sequence_repeats";
 /// Outages of the database.
 pub const INBOX_DATABASE_OUTAGES: &str = "inbox_database_outages";
+/// Failed database calls about a single message.
+pub const INBOX_DATABASE_ERRORS: &str = "inbox_database_errors";
 /// Outages of the broker.
 pub const INBOX_BROKER_OUTAGES: &str = "inbox_broker_outages";
 /// Duration of handler attempts.
