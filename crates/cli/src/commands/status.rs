@@ -1,96 +1,81 @@
-//! `relevo status`, and what `relevo top` shows again and again.
+//! `relevo status`, and the snapshots of `relevo top`.
 
-mod exposition;
-mod moment;
-mod object;
-mod ports;
+mod admin_client;
+mod json;
+mod snapshot;
 #[cfg(test)]
 mod tests;
-mod told;
+mod text;
 
 use std::io;
-use std::time::Duration;
 
 use anyhow::Result;
 
-use self::moment::{Moment, Watcher};
-use self::ports::Ports;
+use self::admin_client::{AdminArgs, AdminClient};
+use self::snapshot::{Poller, Snapshot};
 use crate::args::OutboxArgs;
 use crate::exit::ExitStatus;
 use crate::outbox::Place;
-use crate::output::time::duration;
 use crate::output::{self, OutputArgs};
 
-/// What is looked at.
+/// The outbox, and the processes that report rates.
 #[derive(Debug, Clone, clap::Args)]
-pub(crate) struct What {
+pub(crate) struct StatusArgs {
     #[command(flatten)]
     target: OutboxArgs,
     #[command(flatten)]
-    ports: ports::Asked,
-    /// At most so many lanes, keys, queues and dead letters of each.
+    ports: AdminArgs,
+    /// Maximum number of lanes, keys, queues and dead letters of each destination or consumer.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(0..=1000))]
-    rows: u16,
+    limit: u16,
 }
 
-/// One look.
+/// The arguments of `relevo status`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    what: What,
-    /// How long it is looked for rates and latencies.
-    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = duration)]
-    over: Duration,
+    status: StatusArgs,
     #[command(flatten)]
     output: OutputArgs,
 }
 
 pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
-    let mut looks = Looks::new(&args.what)?;
-    looks.look().await?;
-    tokio::time::sleep(args.over).await;
-    looks.look().await?;
+    let mut view = StatusView::new(&args.status)?;
+    view.poll().await?;
     if args.output.is_json() {
-        output::line(&looks.object())?;
+        output::line(&view.json())?;
     } else {
-        looks.tell(&mut io::stdout().lock())?;
+        view.write(&mut io::stdout().lock())?;
     }
     Ok(ExitStatus::Success)
 }
 
-/// The last look, and the one before.
-pub(super) struct Looks {
-    watcher: Watcher,
-    last: Option<Moment>,
-    before: Option<Moment>,
+/// The last snapshot.
+pub(super) struct StatusView {
+    poller: Poller,
+    last: Option<Snapshot>,
 }
 
-impl Looks {
-    pub(super) fn new(what: &What) -> Result<Self> {
-        let (place, ports) = (Place::of(&what.target)?, Ports::of(&what.ports)?);
-        Ok(Self {
-            watcher: Watcher::new(place, ports, what.rows.into(), what.target.outbox.clone()),
-            last: None,
-            before: None,
-        })
+impl StatusView {
+    pub(super) fn new(args: &StatusArgs) -> Result<Self> {
+        let (place, client) = (Place::of(&args.target)?, AdminClient::new(&args.ports)?);
+        let poller = Poller::new(place, client, args.limit.into(), args.target.outbox.clone());
+        Ok(Self { poller, last: None })
     }
 
-    /// Looks once more; what was seen stays if it cannot.
-    pub(super) async fn look(&mut self) -> Result<()> {
-        let now = self.watcher.look().await?;
-        self.before = self.last.replace(now);
+    /// Takes a snapshot. After a failure, the last one remains.
+    pub(super) async fn poll(&mut self) -> Result<()> {
+        self.last = Some(self.poller.poll().await?);
         Ok(())
     }
 
-    /// Nothing before the first look.
-    pub(super) fn tell(&self, out: &mut impl io::Write) -> io::Result<()> {
-        match &self.last {
-            Some(now) => told::told(out, &self.watcher.shown(), now, self.before.as_ref()),
-            None => Ok(()),
-        }
+    /// Writes the last snapshot as tables. Nothing before the first one.
+    pub(super) fn write(&self, out: &mut impl io::Write) -> io::Result<()> {
+        self.last.as_ref().map_or(Ok(()), |last| text::write(out, &self.poller.location(), last))
     }
 
-    pub(super) fn object(&self) -> serde_json::Value {
-        self.last.as_ref().map_or_else(Default::default, |now| object::object(now, self.before.as_ref()))
+    /// The last snapshot as JSON.
+    pub(super) fn json(&self) -> serde_json::Value {
+        self.last.as_ref().map_or_else(Default::default, json::object)
     }
 }

@@ -8,29 +8,29 @@ use std::time::Duration;
 use anyhow::Result;
 use console::{Term, truncate_str};
 
-use super::status::{Looks, What};
+use super::status::{StatusArgs, StatusView};
 use crate::error_report::ErrorReport;
 use crate::exit::{ExitStatus, usage};
 use crate::output::time::duration;
 use crate::output::{self, OutputArgs};
 
-/// The screen that is shown meanwhile, so that what was there before comes back.
-const OTHER_SCREEN: &str = "\x1b[?1049h";
-const OWN_SCREEN: &str = "\x1b[?1049l";
+/// Switches to the alternate screen, so that the previous content comes back.
+const ENTER_SCREEN: &str = "\x1b[?1049h";
+const LEAVE_SCREEN: &str = "\x1b[?1049l";
 /// Clears to the end of the line.
-const REST: &str = "\x1b[K";
+const CLEAR_LINE: &str = "\x1b[K";
 
-/// How often it looks.
+/// The arguments of `relevo top`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    what: What,
-    /// How long to wait between two looks.
+    status: StatusArgs,
+    /// The pause between two refreshes.
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = duration)]
-    every: Duration,
-    /// Ends after so many looks; otherwise with Ctrl-C.
+    interval: Duration,
+    /// Ends after this number of refreshes; without it, Ctrl-C ends it.
     #[arg(long, value_name = "N")]
-    times: Option<u64>,
+    iterations: Option<u64>,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -40,64 +40,65 @@ pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
     if !args.output.is_json() && !term.is_term() {
         return Err(usage("`relevo top` needs a terminal; hint: `relevo status`, or `relevo top -o json`"));
     }
-    let mut looks = Looks::new(&args.what)?;
-    // What cannot be reached at all is told as every other command tells it.
-    looks.look().await?;
+    let mut view = StatusView::new(&args.status)?;
+    // A database that is unreachable from the start is an error, as with every other command.
+    view.poll().await?;
     let screen = (!args.output.is_json()).then(|| Screen::open(&term)).transpose()?;
-    let mut trouble = None;
-    let mut times = 0;
-    // From here on it counts, also while a database that hangs is looked at.
+    let mut error = None;
+    let mut iterations = 0;
+    // Ctrl-C works also while a database does not respond.
     let mut interrupted = pin!(tokio::signal::ctrl_c());
     loop {
-        show(screen.as_ref(), &looks, trouble.as_ref())?;
-        times += 1;
-        if args.times.is_some_and(|most| times >= most) {
+        show(screen.as_ref(), &view, error.as_ref())?;
+        iterations += 1;
+        if args.iterations.is_some_and(|max| iterations >= max) {
             return Ok(ExitStatus::Success);
         }
         let next = async {
-            tokio::time::sleep(args.every).await;
-            looks.look().await.err()
+            tokio::time::sleep(args.interval).await;
+            view.poll().await.err()
         };
-        trouble = tokio::select! {
+        error = tokio::select! {
             biased;
             _ = &mut interrupted => return Ok(ExitStatus::Success),
-            trouble = next => trouble,
+            error = next => error,
         };
     }
 }
 
-fn show(screen: Option<&Screen<'_>>, looks: &Looks, trouble: Option<&anyhow::Error>) -> Result<()> {
+fn show(screen: Option<&Screen<'_>>, view: &StatusView, error: Option<&anyhow::Error>) -> Result<()> {
     let Some(screen) = screen else {
-        let mut value = looks.object();
-        value["error"] = trouble.map(|error| ErrorReport::of(error).error().to_owned()).into();
+        let mut value = view.json();
+        value["error"] = error.map(|error| ErrorReport::of(error).error().to_owned()).into();
         return output::line(&value);
     };
     let mut text = Vec::new();
-    if let Some(error) = trouble {
-        // What was seen last stays below.
+    if let Some(error) = error {
+        // The last snapshot stays below.
         writeln!(text, "{}", ErrorReport::of(error))?;
     }
-    looks.tell(&mut text)?;
+    view.write(&mut text)?;
     screen.draw(&String::from_utf8_lossy(&text))?;
     Ok(())
 }
 
-/// The terminal, while this has it.
+/// The alternate screen of the terminal.
 struct Screen<'a>(&'a Term);
 
 impl<'a> Screen<'a> {
     fn open(term: &'a Term) -> io::Result<Self> {
-        term.write_str(OTHER_SCREEN)?;
+        term.write_str(ENTER_SCREEN)?;
         term.hide_cursor()?;
         Ok(Self(term))
     }
 
-    /// Draws over what is there, so that nothing flickers.
+    /// Overwrites the previous content, so that nothing flickers.
     fn draw(&self, text: &str) -> io::Result<()> {
         let (rows, columns) = self.0.size();
         let mut drawn = String::new();
         for line in text.lines().take(usize::from(rows).saturating_sub(1)) {
-            writeln!(drawn, "{}{REST}", truncate_str(line, columns.into(), "…")).expect("a string takes everything");
+            writeln!(drawn, "{}{CLEAR_LINE}", truncate_str(line, columns.into(), "…"))
+                .expect("a string has no write errors");
         }
         self.0.move_cursor_to(0, 0)?;
         self.0.write_str(&drawn)?;
@@ -107,8 +108,8 @@ impl<'a> Screen<'a> {
 
 impl Drop for Screen<'_> {
     fn drop(&mut self) {
-        // Whoever closed the terminal does not miss its cursor.
+        // A closed terminal needs no cursor.
         self.0.show_cursor().ok();
-        self.0.write_str(OWN_SCREEN).ok();
+        self.0.write_str(LEAVE_SCREEN).ok();
     }
 }

@@ -52,7 +52,7 @@ fn held_back(daemon: &Daemon, destination: &str) -> Option<f64> {
 
 /// What `relevo status` says of a destination.
 fn status(world: &World, destination: &str) -> String {
-    let text = said(world, &["status", "--over", "10ms"]);
+    let text = said(world, &["status"]);
     let row = text.lines().find(|line| line.starts_with(destination));
     row.unwrap_or_else(|| panic!("{text}")).to_owned()
 }

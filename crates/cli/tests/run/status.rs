@@ -1,4 +1,4 @@
-//! `relevo status` and `relevo top` beside a daemon that works.
+//! `relevo status` and `relevo top` beside a running daemon.
 
 use std::process::{Command, Output};
 
@@ -46,7 +46,7 @@ fn json(output: &Output) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn status_tells_what_waits_and_how_fast_it_moves() {
+async fn status_prints_the_backlog_and_the_rates_of_the_process() {
     let world = World::new().await;
     let mut daemon = busy(&world).await;
     let admin = format!("http://{}", daemon.admin());
@@ -65,9 +65,11 @@ async fn status_tells_what_waits_and_how_fast_it_moves() {
         }
         written
     });
-    // Longer than a machine stands still.
-    let output =
-        tokio::task::block_in_place(|| relevo(&world, &["status", "--admin", &admin, "--over", "4s", "-o", "json"]));
+    until("the process reports a rate", || {
+        let status: Value = serde_json::from_str(&daemon.get("/status").1).expect("JSON");
+        status["relays"][0]["published_per_second"].as_f64() > Some(5.0)
+    });
+    let output = tokio::task::block_in_place(|| relevo(&world, &["status", "--admin", &admin, "-o", "json"]));
     stop.send_replace(true);
     let written = writer.join_next().await.expect("a writer").expect("it ends");
     let status = json(&output);
@@ -80,7 +82,7 @@ async fn status_tells_what_waits_and_how_fast_it_moves() {
     assert!(p50 > Some(0.0) && p99 >= p50, "{status}");
     assert_eq!(status["admin_ports"][0]["error"], Value::Null);
     World::delivered(&daemon, "shop", 40 + written);
-    let text = relevo(&world, &["status", "--admin", &admin, "--over", "100ms"]);
+    let text = relevo(&world, &["status", "--admin", &admin]);
     let text = String::from_utf8(text.stdout).expect("UTF-8");
     let row = text.lines().find(|line| line.starts_with("main")).unwrap_or_else(|| panic!("{text}"));
     assert!(row.contains("up") && row.contains("1, 8 of 8 shards"), "{row}");
@@ -88,46 +90,46 @@ async fn status_tells_what_waits_and_how_fast_it_moves() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn status_names_keys_that_wait_and_dead_letters_without_any_relay() {
+async fn status_lists_parked_keys_and_dead_letters_without_a_relay() {
     let world = World::new().await;
     let mut daemon = world.start("");
     world.emit("orders", 1).await;
     World::delivered(&daemon, "shop", 1);
     daemon.stop();
     world.run(WAITING).await;
-    let status = json(&relevo(&world, &["status", "--over", "10ms", "-o", "json"]));
+    let status = json(&relevo(&world, &["status", "-o", "json"]));
     let main = &status["destinations"][0];
     assert_eq!((&main["parked_keys"], &main["published_per_second"]), (&2.into(), &Value::Null), "{status}");
     assert_eq!((&main["heads"][0]["key"], &main["dead"]), (&"late".into(), &1.into()), "{status}");
-    let text = String::from_utf8(relevo(&world, &["status", "--over", "10ms"]).stdout).expect("UTF-8");
+    let text = String::from_utf8(relevo(&world, &["status"]).stdout).expect("UTF-8");
     let row = |begin: &str, key: &str| text.lines().any(|line| line.starts_with(begin) && line.contains(key));
     assert!(row("main", "late") && row("main", "no room") && row("main", "gone\\u{1b}[2J"), "{text}");
-    assert!(text.contains("no admin port was read") || text.contains("IN/S"), "{text}");
+    assert!(text.contains("no admin port responded") || text.contains("PUBLISHED/S"), "{text}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_port_that_was_named_and_does_not_answer_is_told() {
+async fn a_named_port_that_does_not_respond_is_reported() {
     let world = World::new().await;
     let mut daemon = busy(&world).await;
-    let text = relevo(&world, &["status", "--admin", "http://127.0.0.1:1", "--over", "10ms"]);
+    let text = relevo(&world, &["status", "--admin", "http://127.0.0.1:1"]);
     let text = String::from_utf8(text.stdout).expect("UTF-8");
-    assert!(text.contains("the admin port 127.0.0.1:1 was not read: "), "{text}");
+    assert!(text.contains("no rates from the admin port 127.0.0.1:1: "), "{text}");
     let wrong = relevo(&world, &["status", "--admin", "localhost:9464"]);
     assert_eq!(wrong.status.code(), Some(2));
     daemon.stop();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn top_looks_again_and_again() {
+async fn top_refreshes_until_its_last_iteration() {
     let world = World::new().await;
     let mut daemon = busy(&world).await;
-    let output = relevo(&world, &["top", "--times", "3", "--every", "50ms", "-o", "json"]);
+    let output = relevo(&world, &["top", "--iterations", "3", "--interval", "50ms", "-o", "json"]);
     let text = String::from_utf8(output.stdout).expect("UTF-8");
     assert_eq!((output.status.code(), text.lines().count()), (Some(0), 3), "{text}");
     let piped = relevo(&world, &["top"]);
     assert_eq!(piped.status.code(), Some(2), "it needs a terminal");
     let drawn = Command::new("script")
-        .args(["-qec", &format!("{} top --times 2 --every 50ms", env!("CARGO_BIN_EXE_relevo")), "/dev/null"])
+        .args(["-qec", &format!("{} top --iterations 2 --interval 50ms", env!("CARGO_BIN_EXE_relevo")), "/dev/null"])
         .env("RELEVO_DATABASE_URL", world.database.url())
         .env("TERM", "xterm")
         .output()
@@ -136,5 +138,25 @@ async fn top_looks_again_and_again() {
     assert!(drawn.contains("\x1b[?1049h") && drawn.contains("\x1b[?1049l"), "{drawn:?}");
     assert!(drawn.contains("destinations") && drawn.contains("main"), "{drawn:?}");
     until("the daemon still works", || daemon.get("/readyz").0 == 200);
+    daemon.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_is_sent_to_the_port_that_was_named() {
+    const TOKEN: &str = "a token that is long enough";
+    let world = World::new().await;
+    let variables = [("RELEVO__ADMIN__TOKEN_ENV", "TOKEN"), ("TOKEN", TOKEN)];
+    let mut daemon = Daemon::start(&world.config(""), &variables);
+    daemon.ready();
+    let admin = format!("http://{}", daemon.admin());
+    let status = |token: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_relevo"));
+        command.args(["status", "--admin", &admin, "-o", "json"]).env("RELEVO_DATABASE_URL", world.database.url());
+        json(&command.env("RELEVO_ADMIN_TOKEN", token).output().expect("the binary starts"))
+    };
+    let port = |token: &str| status(token)["admin_ports"][0]["error"].clone();
+    assert_eq!(port(TOKEN), Value::Null);
+    assert_eq!(port("another token"), "it rejects the token in `RELEVO_ADMIN_TOKEN`");
+    assert_eq!(port(""), "it requires a token; hint: set `RELEVO_ADMIN_TOKEN`");
     daemon.stop();
 }
