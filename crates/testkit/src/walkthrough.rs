@@ -36,7 +36,8 @@ pub fn code_blocks(markdown: &str) -> Vec<CodeBlock> {
         let Some(info) = line.strip_prefix("```") else { continue };
         let (language, rest) = info.split_once(' ').unwrap_or((info, ""));
         let file = rest.split(' ').find_map(|word| word.strip_prefix("file=")).map(str::to_owned);
-        let text = lines.by_ref().take_while(|line| *line != "```").map(|line| format!("{line}\n")).collect();
+        let text =
+            lines.by_ref().take_while(|line| *line != "```").fold(String::new(), |text, line| text + line + "\n");
         blocks.push(CodeBlock { language: language.to_owned(), file, text });
     }
     blocks
