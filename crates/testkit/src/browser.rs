@@ -4,6 +4,8 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
 use crate::installed::program;
@@ -131,6 +133,25 @@ impl Browser {
     /// Changes the window size. Chromium limits the width to at least 500.
     pub fn resize(&self, width: u32, height: u32) {
         self.act("/window/rect", &json!({ "width": width, "height": height }));
+    }
+
+    /// Shows the page on a screen of this size and in this colour scheme, `light` or `dark`. Below a width of 600 it is a
+    /// phone.
+    pub fn emulate(&self, width: u32, height: u32, colours: &str) {
+        let screen = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600 });
+        self.devtools("Emulation.setDeviceMetricsOverride", &screen);
+        let colours = json!({ "name": "prefers-color-scheme", "value": colours });
+        self.devtools("Emulation.setEmulatedMedia", &json!({ "features": [colours] }));
+    }
+
+    /// The visible part of the page as a PNG image.
+    pub fn screenshot(&self) -> Vec<u8> {
+        let image = self.devtools("Page.captureScreenshot", &json!({ "format": "png" }));
+        BASE64_STANDARD.decode(image["data"].as_str().expect("an image")).expect("the image is in base64")
+    }
+
+    fn devtools(&self, command: &str, parameters: &Value) -> Value {
+        self.act("/goog/cdp/execute", &json!({ "cmd": command, "params": parameters }))
     }
 
     /// Console messages of the page since the last call, including the browser's own: errors and policy violations.
