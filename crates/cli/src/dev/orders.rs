@@ -6,23 +6,25 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use relevo_core::Draft;
+use relevo_core::random::SplitMix64;
 use serde_json::json;
 use sqlx::{Connection as _, Row as _, SqliteConnection};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-use super::flow::Flow;
-use super::moods::{GRUMPY, MOOD, POISON};
-use relevo_core::random::SplitMix64;
+use super::faulty_broker::{FAULT_HEADER, POISON, TRANSIENT};
+use super::state::DemoState;
 
 /// The number of orders. The first is `order-1`.
 pub(crate) const ORDERS: u32 = 40;
 /// One in this number of transactions rolls back.
-pub(crate) const ROLLBACKS: u32 = 20;
-/// When the first message is marked to be rejected, after the start, and the interval between such messages.
-const TROUBLE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(4));
-/// One in this number of marked messages is dead-lettered.
-const POISONED: u32 = 3;
+pub(crate) const ROLLBACK_ONE_IN: u32 = 20;
+/// When the demo rejects a message for the first time.
+const FIRST_FAULT: Duration = Duration::from_millis(500);
+/// The interval between two such messages.
+const FAULT_INTERVAL: Duration = Duration::from_secs(4);
+/// One in this number of rejected messages is dead-lettered.
+const POISON_ONE_IN: u32 = 3;
 
 const TABLE: &str = "CREATE TABLE IF NOT EXISTS shop_order (number INTEGER PRIMARY KEY, state TEXT NOT NULL, changes \
     INTEGER NOT NULL) STRICT";
@@ -59,38 +61,40 @@ pub(crate) async fn changes(connection: &mut SqliteConnection) -> Result<BTreeMa
 
 /// The only process of the service.
 #[derive(Debug)]
-pub(crate) struct Shop {
+pub(crate) struct OrderService {
     pub(crate) connection: SqliteConnection,
-    pub(crate) flow: Arc<Flow>,
+    pub(crate) state: Arc<DemoState>,
     pub(crate) random: SplitMix64,
     /// The interval between two transactions.
     pub(crate) period: Duration,
 }
 
-impl Shop {
+impl OrderService {
     /// Changes orders until `stop` is cancelled. It always finishes the current transaction.
     pub(crate) async fn run(mut self, stop: CancellationToken) -> Result<()> {
         let mut ticks = interval(self.period);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut trouble_at = Instant::now() + TROUBLE.0;
-        let mut troubles = 0;
+        let mut fault_at = Instant::now() + FIRST_FAULT;
+        let mut faults = 0;
         loop {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return Ok(()),
                 _ = ticks.tick() => {}
             }
-            let mood = (Instant::now() >= trouble_at).then(|| {
-                trouble_at = Instant::now() + TROUBLE.1;
-                troubles += 1;
-                if troubles % POISONED == 2 { POISON } else { GRUMPY }
-            });
-            self.change_an_order(mood).await?;
+            let mut fault = self.state.take_rejection().then_some(POISON);
+            if fault.is_none() && self.state.is_automatic() && Instant::now() >= fault_at {
+                fault_at = Instant::now() + FAULT_INTERVAL;
+                faults += 1;
+                fault = Some(if faults % POISON_ONE_IN == 2 { POISON } else { TRANSIENT });
+            }
+            self.change_an_order(fault).await?;
         }
     }
 
-    /// Changes an order and emits a message about it, in one transaction. Rolls back some of the transactions.
-    async fn change_an_order(&mut self, mood: Option<&str>) -> Result<()> {
+    /// Changes an order and emits a message about it, in one transaction. Rolls back some of the transactions. `fault` is
+    /// how the broker rejects the message.
+    async fn change_an_order(&mut self, fault: Option<&str>) -> Result<()> {
         let number = 1 + self.random.below(ORDERS);
         let mut tx = self.connection.begin_with("BEGIN IMMEDIATE").await.context("an order cannot be changed")?;
         let row = sqlx::query(CHANGE).bind(number).fetch_one(&mut *tx).await.context("an order cannot be changed")?;
@@ -98,18 +102,18 @@ impl Shop {
         let changes = u64::try_from(changes).context("a count is not negative")?;
         let payload = json!({ "order": number, "state": state, "change": changes }).to_string();
         let mut draft = Draft::json("orders", &key(number), kind(&state), payload);
-        if let Some(mood) = mood {
-            draft.headers.insert(MOOD.to_owned(), mood.to_owned());
+        if let Some(fault) = fault {
+            draft.headers.insert(FAULT_HEADER.to_owned(), fault.to_owned());
         }
         let id = relevo_store_sqlite::emit(&mut tx, draft).await?;
-        if mood.is_none() && self.random.one_in(ROLLBACKS) {
+        if fault.is_none() && self.random.one_in(ROLLBACK_ONE_IN) {
             tx.rollback().await?;
-            self.flow.rolled_back();
+            self.state.rolled_back();
             return Ok(());
         }
-        self.flow.commits(id);
+        self.state.commits(id);
         tx.commit().await.context("an order cannot be changed")?;
-        self.flow.committed(number, changes);
+        self.state.committed(number, changes);
         Ok(())
     }
 }

@@ -1,10 +1,10 @@
-//! The output of the demo: one status line per second, or one live line on a terminal, and events.
+//! The output of the demo: events, and one status line per second, or one live line if it is a terminal.
 
 use std::fmt;
 use std::io::{self, IsTerminal as _, Write};
 use std::time::Duration;
 
-use super::flow::Second;
+use super::state::DemoSample;
 
 /// Moves the cursor to the start of the line, and disables the wrapping of long lines.
 const BEGIN_LIVE: &str = "\r\x1b[?7l";
@@ -15,46 +15,47 @@ const END_LIVE: &str = "\x1b[K\x1b[?7h";
 #[derive(Clone, Copy, Debug)]
 struct Status {
     since_start: Duration,
-    second: Second,
+    sample: DemoSample,
 }
 
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Second { rate, latency, waiting, counts, parked_keys } = self.second;
+        let DemoSample { rates, latency, depths, counts, parked_keys } = self.sample;
         write!(
             f,
-            "{:>5.0} s {rate:>6.0}/s  effects {:<8} backlog {:<5} parked keys {parked_keys:<2} dead letters {:<2} p50 {} p99 {}",
+            "{:>5.0} s {:>6.0}/s  applied {:<8} backlog {:<5} parked keys {parked_keys:<2} dead letters {:<2} p50 {} p99 {}",
             self.since_start.as_secs_f64(),
+            rates.applied,
             counts.applied,
-            waiting.pending + waiting.lag,
-            waiting.dead,
-            Millis(latency.p50),
-            Millis(latency.p99),
+            depths.pending + depths.lag,
+            depths.dead,
+            Millis(latency.p50_ms),
+            Millis(latency.p99_ms),
         )
     }
 }
 
 /// A duration in milliseconds, rounded.
 #[derive(Clone, Copy, Debug)]
-struct Millis(Duration);
+struct Millis(f64);
 
 impl fmt::Display for Millis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let millis = self.0.as_secs_f64() * 1000.0;
+        let millis = self.0;
         if millis < 10.0 { write!(f, "{millis:.1} ms") } else { write!(f, "{millis:.0} ms") }
     }
 }
 
 /// The output.
 #[derive(Debug)]
-pub(crate) struct Screen<W> {
+pub(crate) struct Terminal<W> {
     out: W,
     /// Whether the last line is rewritten.
     is_live: bool,
     last: Option<Status>,
 }
 
-impl Screen<io::Stdout> {
+impl Terminal<io::Stdout> {
     /// The standard output of the process.
     pub(crate) fn stdout() -> Self {
         let out = io::stdout();
@@ -63,7 +64,7 @@ impl Screen<io::Stdout> {
     }
 }
 
-impl<W: Write> Screen<W> {
+impl<W: Write> Terminal<W> {
     fn new(out: W, is_live: bool) -> Self {
         Self { out, is_live, last: None }
     }
@@ -78,8 +79,8 @@ impl<W: Write> Screen<W> {
     }
 
     /// Prints the status.
-    pub(crate) fn status(&mut self, since_start: Duration, second: &Second) -> io::Result<()> {
-        let status = Status { since_start, second: *second };
+    pub(crate) fn status(&mut self, since_start: Duration, sample: &DemoSample) -> io::Result<()> {
+        let status = Status { since_start, sample: *sample };
         self.last = Some(status);
         if self.is_live {
             write!(self.out, "{BEGIN_LIVE}{status}{END_LIVE}")?;
@@ -101,24 +102,31 @@ impl<W: Write> Screen<W> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dev::flow::{Counts, Latency, Waiting};
+    use crate::dev::state::{Counts, Latency, QueueDepths, Rates};
 
-    const SECOND: Second = Second {
-        rate: 203.4,
-        latency: Latency { p50: Duration::from_micros(2140), p99: Duration::from_millis(1051) },
-        waiting: Waiting { pending: 9, parked: 4, dead: 0, lag: 3 },
-        counts: Counts { committed: 2500, rolled_back: 120, applied: 2411, repeats: 20 },
+    const SAMPLE: DemoSample = DemoSample {
+        rates: Rates { committed: 200.0, sent: 205.0, published: 203.0, applied: 203.4 },
+        latency: Latency { p50_ms: 2.14, p99_ms: 1051.0 },
+        depths: QueueDepths { pending: 9, parked: 4, dead: 0, lag: 3 },
+        counts: Counts {
+            committed: 2500,
+            rolled_back: 120,
+            sent: 2430,
+            published: 2420,
+            applied: 2411,
+            duplicates: 20,
+        },
         parked_keys: 1,
     };
     const LINE: &str =
-        "   12 s    203/s  effects 2411     backlog 12    parked keys 1  dead letters 0  p50 2.1 ms p99 1051 ms";
+        "   12 s    203/s  applied 2411     backlog 12    parked keys 1  dead letters 0  p50 2.1 ms p99 1051 ms";
 
     fn shown(is_live: bool) -> String {
-        let mut screen = Screen::new(Vec::new(), is_live);
-        screen.status(Duration::from_secs(12), &SECOND).unwrap();
-        screen.line("order-7: parked").unwrap();
-        screen.end_live().unwrap();
-        String::from_utf8(screen.out).unwrap()
+        let mut terminal = Terminal::new(Vec::new(), is_live);
+        terminal.status(Duration::from_secs(12), &SAMPLE).unwrap();
+        terminal.line("order-7: parked").unwrap();
+        terminal.end_live().unwrap();
+        String::from_utf8(terminal.out).unwrap()
     }
 
     #[test]
