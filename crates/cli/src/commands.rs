@@ -24,6 +24,7 @@ use std::sync::LazyLock;
 
 use anyhow::Result;
 use clap::Subcommand;
+use relevo_host::registry::STORES;
 
 use crate::exit::ExitStatus;
 
@@ -114,14 +115,17 @@ pub(crate) async fn run(command: Command) -> Result<ExitStatus> {
 pub(crate) fn build_facts() -> &'static str {
     static FACTS: LazyLock<String> = LazyLock::new(|| {
         format!(
-            "{}\ncommit   {}\nbuilt by {}\ntarget   {}\nprofile  {}\nschema   {} in PostgreSQL, {} in SQLite",
+            "{}\ncommit   {}\nbuilt by {}\ntarget   {}\nprofile  {}\nschema   {}",
             env!("CARGO_PKG_VERSION"),
             env!("RELEVO_COMMIT"),
             env!("RELEVO_RUSTC"),
             env!("RELEVO_TARGET"),
             env!("RELEVO_PROFILE"),
-            relevo_store_postgres::migrate::VERSION,
-            relevo_store_sqlite::migrate::VERSION,
+            STORES
+                .iter()
+                .map(|kind| format!("{} in {}", kind.schema_version, kind.name))
+                .collect::<Vec<_>>()
+                .join(", "),
         )
     });
     &FACTS

@@ -2,7 +2,6 @@
 
 mod broker;
 mod command;
-mod database;
 mod file;
 mod keys;
 mod outboxes;
@@ -24,7 +23,6 @@ use anyhow::Result;
 use clap::Args;
 
 pub(crate) use command::Command;
-pub(crate) use database::Database;
 pub(crate) use file::is_name;
 pub(crate) use outboxes::{Destination, Outbox};
 pub(crate) use problem::{Problem, Problems};

@@ -1,10 +1,12 @@
 //! Where an operator command finds its outbox: an option, the environment, or the configuration file.
 
-use anyhow::Result;
-use relevo_store_postgres::Schema;
+use std::sync::Arc;
 
-use crate::args::{OutboxArgs, SchemaArg};
-use crate::config::{self, Database, Loaded, Sources};
+use anyhow::Result;
+use relevo_host::registry::{self, StoreAdapter, StoreConfig};
+
+use crate::args::OutboxArgs;
+use crate::config::{self, Loaded, Sources};
 use crate::exit::{not_found_among, usage};
 
 /// The variable that names the database.
@@ -13,9 +15,7 @@ const VARIABLE: &str = "RELEVO_DATABASE_URL";
 /// The outbox that a command works on.
 #[derive(Debug)]
 pub(crate) struct OutboxLocation {
-    /// The URL of its database. It may contain a password.
-    pub(crate) url: String,
-    pub(crate) place: SchemaArg,
+    pub(crate) store: Arc<dyn StoreAdapter>,
     /// What named it, for error messages.
     pub(crate) origin: String,
 }
@@ -40,14 +40,25 @@ impl OutboxArgs {
 
     /// The outbox, if anything names one.
     pub(crate) fn find(&self) -> Result<Option<OutboxLocation>> {
-        let named =
-            |url, origin: &str| OutboxLocation { url, place: self.place.clone(), origin: format!("`{origin}`") };
         match self.source() {
-            Some(Source::Option(url)) => Ok(Some(named(url, "--database"))),
-            Some(Source::Variable(url)) => Ok(Some(named(url, VARIABLE))),
+            Some(Source::Option(url)) => self.named(url, "--database").map(Some),
+            Some(Source::Variable(url)) => self.named(url, VARIABLE).map(Some),
             Some(Source::File) => self.configured().map(Some),
             None => Ok(None),
         }
+    }
+
+    /// The outbox of the database with this URL.
+    pub(crate) fn named(&self, url: String, origin: &str) -> Result<OutboxLocation> {
+        self.open(StoreConfig::from_url(url), format!("`{origin}`"))
+    }
+
+    /// Options override the settings.
+    fn open(&self, mut config: StoreConfig, origin: String) -> Result<OutboxLocation> {
+        config.schema = self.place.schema.clone().or(config.schema);
+        config.allow_network_file_system |= self.place.allow_network_file_system;
+        let store = registry::store(&config).map_err(|error| usage(error.to_string()))?;
+        Ok(OutboxLocation { store, origin })
     }
 
     /// Whether the configuration file names the outbox.
@@ -85,15 +96,6 @@ impl OutboxArgs {
             }
             None => outboxes.next().ok_or_else(|| usage(format!("`{file}` has no outbox")))?,
         };
-        let schema = match outbox.database {
-            Database::Postgres(_) => Some(Schema::new(outbox.schema)),
-            Database::Sqlite(_) => None,
-        };
-        let allow_network_file_system = self.place.allow_network_file_system || outbox.allow_network_file_system;
-        Ok(OutboxLocation {
-            url: outbox.url.reveal().to_owned(),
-            place: SchemaArg { schema: self.place.schema.clone().or(schema), allow_network_file_system },
-            origin: format!("outbox `{}` of `{file}`", outbox.name),
-        })
+        self.open(outbox.store_config, format!("outbox `{}` of `{file}`", outbox.name))
     }
 }

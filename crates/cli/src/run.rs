@@ -8,7 +8,6 @@ mod metrics;
 mod reload;
 mod sampling;
 mod signals;
-mod store;
 mod systemd;
 mod traces;
 mod waiting;

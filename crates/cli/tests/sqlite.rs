@@ -95,9 +95,9 @@ fn objects(output: &str) -> Vec<serde_json::Value> {
 fn every_command_that_looks_works_on_a_file() {
     let file = File::new("looks");
     let versions = file.succeeds(&["migrate", "--dry-run"]);
-    assert!(versions.starts_with("1\n"), "{versions}");
+    assert!(versions.starts_with("1  baseline\n"), "{versions}");
     let versions = objects(&file.succeeds(&["migrate", "--dry-run", "-o", "json"]));
-    assert_eq!(versions[0], serde_json::json!({ "version": 1, "name": null }));
+    assert_eq!(versions[0], serde_json::json!({ "version": 1, "name": "baseline" }));
     assert!(!file.0.join("shop.db").exists(), "a dry run makes no file");
     file.succeeds(&["migrate"]);
     file.succeeds(&["destination", "add", "main", "--shards", "2", "--start", "oldest"]);

@@ -3,6 +3,7 @@
 mod memory;
 
 use std::io::{self, Write as _};
+use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use relevo_core::finding::{Finding, Severity};
@@ -11,9 +12,10 @@ use serde_json::json;
 use self::memory::Memory;
 use crate::args::{self, OutboxArgs};
 use crate::broker::{self, failed};
-use crate::config::{self, Database, Destination, Loaded, Sources};
+use crate::config::{self, Destination, Loaded, Sources};
 use crate::error_report::{ErrorReport, print_stderr};
 use crate::exit::{ExitStatus, usage};
+use crate::location::OutboxLocation;
 use crate::outbox::Place;
 use crate::output::table::plain;
 use crate::output::{self, OutputArgs};
@@ -51,7 +53,7 @@ pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
         return Err(usage("`--config` names every outbox; hint: leave `--database` and `--schema` out"));
     }
     let (mut all, unseen) =
-        if whole { configured(&args.target.config).await? } else { (vec![one(&args.target).await?], None) };
+        if whole { configured(&args.target.config).await? } else { (vec![one(Place::of(&args.target)?).await?], None) };
     for url in &args.inbox {
         all.push(inboxes_at(url)?);
     }
@@ -74,8 +76,7 @@ pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
     })
 }
 
-async fn one(target: &OutboxArgs) -> Result<Examined> {
-    let place = Place::of(target)?;
+async fn one(place: Place) -> Result<Examined> {
     let outbox = place.glance().await?;
     let findings = outbox.examine().await?;
     let sends = !outbox.destinations().await?.is_empty();
@@ -120,13 +121,8 @@ async fn configured(sources: &Sources) -> Result<(Vec<Examined>, Option<anyhow::
 }
 
 async fn database(outbox: &config::Outbox) -> Result<Examined> {
-    let schema = match outbox.database {
-        Database::Postgres(_) => Some(relevo_store_postgres::Schema::new(outbox.schema.clone())),
-        Database::Sqlite(_) => None,
-    };
-    let url = outbox.url.reveal().to_owned();
-    let place = args::SchemaArg { schema, allow_network_file_system: outbox.allow_network_file_system };
-    let mut examined = one(&OutboxArgs { database: Some(url), place, ..OutboxArgs::default() }).await?;
+    let location = OutboxLocation { store: Arc::clone(&outbox.store), origin: format!("outbox `{}`", outbox.name) };
+    let mut examined = one(location.into()).await?;
     memory::name(&mut examined.memory.horizons, outbox);
     Ok(Examined { outbox: Some(outbox.name.clone()), ..examined })
 }

@@ -4,15 +4,16 @@ mod many;
 
 use std::io::{self, Read as _, Write as _};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow};
 use bytes::Bytes;
 use jiff::Timestamp;
+use relevo_core::store_adapter::EmitSessionError;
 use relevo_core::{Draft, MessageId, OnDuplicate};
 use serde_json::{Value, json};
 
 use crate::args::OutboxArgs;
 use crate::exit::{ExitStatus, usage};
-use crate::outbox::Place;
+use crate::outbox::{Place, emit_error};
 use crate::output::time;
 use crate::output::{OutputArgs, is_json};
 
@@ -77,10 +78,9 @@ pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
     }
     let draft = draft(args)?;
     let mut writer = place.writer().await?;
-    let ids = writer.emit(vec![draft]).await.map_err(|refused| match place {
-        // A transaction in a file that fails, even at its end, leaves nothing behind; over a network one cannot know.
-        Place::Sqlite(_) => refused.error.context("nothing was written"),
-        Place::Postgres(_) => refused.error,
+    let ids = writer.emit(vec![draft]).await.map_err(|failure| match failure.error {
+        EmitSessionError::Store(error) if failure.rolled_back => anyhow!(error).context("nothing was written"),
+        error => emit_error(error),
     })?;
     let mut out = io::stdout().lock();
     for id in ids {

@@ -1,15 +1,13 @@
 //! `relevo migrate`
 
 use std::io::{self, Write as _};
-use std::path::Path;
 
 use anyhow::{Context as _, Result};
-use relevo_store_postgres as postgres;
-use relevo_store_sqlite as sqlite;
+use relevo_core::store_adapter::MigrationStep;
+use relevo_host::registry::STORES;
 use serde_json::json;
 
 use crate::args::OutboxArgs;
-use crate::database::{self, ANSWER_DEADLINE};
 use crate::error_report::print_stderr;
 use crate::exit::ExitStatus;
 use crate::outbox::Place;
@@ -32,45 +30,36 @@ pub(crate) struct Args {
 
 pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
     if args.print {
-        // No database need be named for it.
-        let place = args.target.find()?.map(|_| Place::of(&args.target)).transpose()?;
-        let script = match place {
-            Some(Place::Sqlite(_)) => sqlite::migrate::sql_script(),
-            Some(Place::Postgres(_)) | None => postgres::migrate::sql_script(&args.target.place.schema()),
+        // The script depends on the kind of the database alone, so none need be named.
+        let location = match args.target.find()? {
+            Some(location) => location,
+            None => args.target.named(STORES[0].example_url.to_owned(), "--print")?,
         };
+        let script = location.store.migration_script();
         io::stdout().write_all(script.as_bytes())?;
         return Ok(ExitStatus::Success);
     }
-    match Place::of(&args.target)? {
-        Place::Postgres(place) => in_postgres(&place, args).await,
-        Place::Sqlite(file) => in_sqlite(&file.path, args).await,
-    }
-}
-
-async fn in_sqlite(file: &Path, args: &Args) -> Result<ExitStatus> {
-    let at = file.display();
+    let place = Place::of(&args.target)?;
+    let at = place.shown();
     if args.dry_run {
-        let pending = sqlite::migrate::pending(file).await?;
-        let pending: Vec<_> = pending.into_iter().map(|version| (version, None)).collect();
-        would_apply(&at.to_string(), &pending, args.output.is_json())?;
+        let pending = place.adapter().pending_migrations().await;
+        let pending = pending.with_context(|| format!("the outbox at {at} cannot be looked at"))?;
+        would_apply(&at, &pending, args.output.is_json())?;
         return Ok(ExitStatus::Success);
     }
-    let applied = sqlite::migrate::migrate(file).await?;
-    if applied.is_empty() {
-        print_stderr(&format!("{at} is at version {}: nothing to do", sqlite::migrate::VERSION));
-    }
-    told(&at.to_string(), &applied);
+    let applied = place.adapter().migrate().await.with_context(|| format!("the outbox at {at} was not changed"))?;
+    told(&at, &applied);
     Ok(ExitStatus::Success)
 }
 
-/// Writes the versions, with their names as far as they are known, and says how many there are.
-fn would_apply(at: &str, pending: &[(i32, Option<&str>)], json: bool) -> Result<()> {
+/// Writes the versions with their names, and how many there are.
+fn would_apply(at: &str, pending: &[MigrationStep], json: bool) -> Result<()> {
     let mut out = io::stdout().lock();
-    for (version, name) in pending {
-        match name {
-            _ if json => writeln!(out, "{}", json!({ "version": version, "name": name }))?,
-            Some(name) => writeln!(out, "{version}  {name}")?,
-            None => writeln!(out, "{version}")?,
+    for MigrationStep { version, name } in pending {
+        if json {
+            writeln!(out, "{}", json!({ "version": version, "name": name }))?;
+        } else {
+            writeln!(out, "{version}  {name}")?;
         }
     }
     print_stderr(&match pending.len() {
@@ -81,33 +70,14 @@ fn would_apply(at: &str, pending: &[(i32, Option<&str>)], json: bool) -> Result<
     Ok(())
 }
 
-fn told(at: &str, applied: &[i32]) {
-    for version in applied {
-        print_stderr(&format!("{at}: version {version} applied"));
+fn told(at: &str, applied: &[MigrationStep]) {
+    if applied.is_empty() {
+        print_stderr(&format!("{at}: nothing to do"));
     }
-    if applied.first() == Some(&1) {
+    for MigrationStep { version, name } in applied {
+        print_stderr(&format!("{at}: version {version} ({name}) applied"));
+    }
+    if applied.first().is_some_and(|step| step.version == 1) {
         print_stderr("next: `relevo destination add NAME`, so that a relay can carry messages there");
     }
-}
-
-async fn in_postgres(place: &database::Place, args: &Args) -> Result<ExitStatus> {
-    let (schema, at) = (place.schema.name().to_owned(), place.shown());
-    let mut connection = place.connect().await?;
-    if args.dry_run {
-        let pending = postgres::migrate::pending(&mut connection, &place.schema).await;
-        let pending = pending.with_context(|| format!("schema `{schema}` at {at} cannot be looked at"))?;
-        let pending: Vec<_> = pending.into_iter().map(|(version, name)| (version, Some(name))).collect();
-        would_apply(&format!("schema `{schema}` at {at}"), &pending, args.output.is_json())?;
-        return Ok(ExitStatus::Success);
-    }
-    let applied = postgres::migrate::migrate(&mut connection, &place.schema).await;
-    let applied = applied.with_context(|| format!("schema `{schema}` at {at} was not changed"))?;
-    if applied.is_empty() {
-        // Nothing to apply may also mean that the schema is newer than this program: then opening it fails.
-        place.open(ANSWER_DEADLINE).await?;
-        print_stderr(&format!("schema `{schema}` at {at} is at version {}: nothing to do", postgres::migrate::VERSION));
-        return Ok(ExitStatus::Success);
-    }
-    told(&format!("schema `{schema}` at {at}"), &applied);
-    Ok(ExitStatus::Success)
 }

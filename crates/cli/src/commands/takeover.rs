@@ -3,9 +3,9 @@
 use anyhow::Result;
 
 use crate::args::{ConfirmArg, OutboxArgs};
-use crate::database::{self, ANSWER_DEADLINE, REWRITE_DEADLINE};
+use crate::database::{ANSWER_DEADLINE, REWRITE_DEADLINE};
 use crate::error_report::print_stderr;
-use crate::exit::{ExitStatus, usage};
+use crate::exit::ExitStatus;
 use crate::outbox::Place;
 use crate::prompt::confirm;
 
@@ -19,28 +19,19 @@ pub(crate) struct Args {
 }
 
 pub(super) async fn adopt(args: &Args) -> Result<ExitStatus> {
-    let place = in_postgres(&args.target)?;
-    let store = place.open(ANSWER_DEADLINE).await?;
-    let at = place.shown();
+    let place = Place::of(&args.target)?;
+    let (outbox, at) = (place.takeover(ANSWER_DEADLINE).await?, place.shown());
     confirm(args.yes, &format!("adopt the outbox at {at}? If it is a copy, its original must publish no more"))?;
-    store.adopt().await?;
+    outbox.adopt().await?;
     print_stderr(&format!("the outbox at {at} is adopted: relays may run"));
     Ok(ExitStatus::Success)
 }
 
 pub(super) async fn rebase(args: &Args) -> Result<ExitStatus> {
-    let place = in_postgres(&args.target)?;
-    let store = place.open(REWRITE_DEADLINE).await?;
-    let at = place.shown();
+    let place = Place::of(&args.target)?;
+    let (outbox, at) = (place.takeover(REWRITE_DEADLINE).await?, place.shown());
     confirm(args.yes, &format!("rebase the outbox at {at}? Every message is rewritten while writers wait"))?;
-    let waiting = store.rebase().await?;
+    let waiting = outbox.rebase().await?;
     print_stderr(&format!("the outbox at {at} is rebased: relays may run, {waiting} messages will be sent"));
     Ok(ExitStatus::Success)
-}
-
-fn in_postgres(target: &OutboxArgs) -> Result<database::Place> {
-    match Place::of(target)? {
-        Place::Postgres(place) => Ok(*place),
-        Place::Sqlite(_) => Err(usage("a SQLite file may be copied and moved as it is; only PostgreSQL needs this")),
-    }
 }

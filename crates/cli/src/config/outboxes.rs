@@ -1,15 +1,15 @@
 //! Outboxes and destinations, as the program uses them.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use relevo_core::Route;
 use relevo_core::broker::admin::ExamineContext;
 use relevo_core::outbox::admin::StartFrom;
-use relevo_host::registry::BrokerConfig;
+use relevo_host::registry::{self, BrokerConfig, StoreAdapter, StoreConfig};
 
 use super::broker;
-use super::database::Database;
 use super::keys::NETWORK_FILE_SYSTEM;
 use super::overlay::plain;
 use super::problem::Problem;
@@ -24,13 +24,10 @@ use super::value::Value;
 #[derive(Clone, Debug)]
 pub(crate) struct Outbox {
     pub(crate) name: String,
-    /// The database's URL, as it was given.
-    pub(crate) url: Secret,
-    pub(crate) database: Database,
-    pub(crate) schema: String,
-    pub(crate) call_deadline: Duration,
-    /// Accepts a SQLite file on a network file system.
-    pub(crate) allow_network_file_system: bool,
+    /// The database as configured.
+    pub(crate) store_config: StoreConfig,
+    /// The database. Nothing is open yet.
+    pub(crate) store: Arc<dyn StoreAdapter>,
     /// By name.
     pub(crate) destinations: Vec<Destination>,
 }
@@ -94,13 +91,9 @@ fn same_variables(reader: &mut Reader<'_>, section: &Path, names: &[String]) {
 fn carried_twice(reader: &mut Reader<'_>, outboxes: &[Outbox]) {
     let mut seen = BTreeMap::new();
     for outbox in outboxes {
-        let schema = match outbox.database {
-            Database::Postgres(_) => outbox.schema.as_str(),
-            Database::Sqlite(_) => "",
-        };
         for destination in &outbox.destinations {
             let name = destination.name.as_str();
-            let Some(other) = seen.insert((outbox.database.identity(), schema, name), &outbox.name) else { continue };
+            let Some(other) = seen.insert((outbox.store.identity(), name), &outbox.name) else { continue };
             let what = format!(
                 "outboxes `{other}` and `{}` are the same database and schema, and both are carried to `{name}`",
                 outbox.name
@@ -112,15 +105,8 @@ fn carried_twice(reader: &mut Reader<'_>, outboxes: &[Outbox]) {
 }
 
 fn outbox(reader: &mut Reader<'_>, path: &Path, name: String) -> Option<Outbox> {
-    let database = database(reader, path);
-    let schema = reader.text(&path.name("schema"));
-    let known = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
-    if !(1..=63).contains(&schema.len()) || !schema.bytes().all(known) {
-        let problem = Problem::new(format!("`{}` cannot name a schema", shown(&schema)));
-        let hint = "a schema's name has 1 to 63 ASCII letters, digits, `_` and `-`";
-        reader.problem(&path.name("schema"), problem.hint(hint));
-    }
     let call_deadline = reader.millis(&path.name("call_deadline_ms"));
+    let store = store(reader, path, call_deadline);
     let all = path.name("destinations");
     let names = reader.settings.names(&all);
     if names.is_empty() {
@@ -132,12 +118,42 @@ fn outbox(reader: &mut Reader<'_>, path: &Path, name: String) -> Option<Outbox> 
     for name in names {
         destinations.extend(destination(reader, &all.name(&name), name, call_deadline));
     }
-    let (url, database) = database?;
-    let allow_network_file_system = reader.boolean(&path.name(NETWORK_FILE_SYSTEM.name));
-    Some(Outbox { name, url, database, schema, call_deadline, allow_network_file_system, destinations })
+    let (store_config, store) = store?;
+    Some(Outbox { name, store_config, store, destinations })
 }
 
-fn database(reader: &mut Reader<'_>, path: &Path) -> Option<(Secret, Database)> {
+fn store(reader: &mut Reader<'_>, path: &Path, call_timeout: Duration) -> Option<(StoreConfig, Arc<dyn StoreAdapter>)> {
+    let (url, schema) = (database_url(reader, path), schema(reader, path));
+    let (at, url) = url?;
+    let allow_network_file_system = reader.boolean(&path.name(NETWORK_FILE_SYSTEM.name));
+    let config = StoreConfig {
+        url: url.reveal().to_owned(),
+        schema: schema.ok()?,
+        call_timeout: Some(call_timeout),
+        allow_network_file_system,
+    };
+    let store = registry::store(&config).map_err(|error| {
+        let at = if error.field == "schema" { path.name("schema") } else { at };
+        reader.problem(&at, Problem::new(error.reason).hint(error.hint));
+    });
+    Some((config, store.ok()?))
+}
+
+/// The schema, if the configuration names one. The error is reported.
+fn schema(reader: &mut Reader<'_>, path: &Path) -> Result<Option<String>, ()> {
+    let at = path.name("schema");
+    let Some(schema) = reader.find_text(&at).filter(|_| reader.is_set(&at)) else { return Ok(None) };
+    let known = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
+    if (1..=63).contains(&schema.len()) && schema.bytes().all(known) {
+        return Ok(Some(schema));
+    }
+    let problem = Problem::new(format!("`{}` cannot name a schema", shown(&schema)));
+    reader.problem(&at, problem.hint("a schema's name has 1 to 63 ASCII letters, digits, `_` and `-`"));
+    Err(())
+}
+
+/// The URL, and the key that names it.
+fn database_url(reader: &mut Reader<'_>, path: &Path) -> Option<(Path, Secret)> {
     let keys = ["database", "database_file", "database_env"].map(|key| path.name(key));
     let set: Vec<&Path> = keys.iter().filter(|key| reader.settings.is_given(key)).collect();
     let at = match set.as_slice() {
@@ -146,7 +162,7 @@ fn database(reader: &mut Reader<'_>, path: &Path) -> Option<(Secret, Database)> 
             reader.problem(path, problem.hint("set `database`, `database_file` or `database_env`"));
             return None;
         }
-        [at] => *at,
+        [at] => (*at).clone(),
         [_, second, ..] => {
             let problem = Problem::new("more than one of `database`, `database_file` and `database_env` is set");
             reader.problem(second, problem);
@@ -158,8 +174,7 @@ fn database(reader: &mut Reader<'_>, path: &Path) -> Option<(Secret, Database)> 
         // One of a wrong type has been told.
         _ => reader.secret(&keys[1], &keys[2])?,
     };
-    let parsed = Database::parse(&url).map_err(|problem| reader.problem(at, problem)).ok()?;
-    Some((url, parsed))
+    Some((at, url))
 }
 
 fn destination(reader: &mut Reader<'_>, path: &Path, name: String, call_deadline: Duration) -> Option<Destination> {

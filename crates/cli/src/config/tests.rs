@@ -44,8 +44,8 @@ fn the_smallest_file_has_the_defaults() {
     assert_eq!((config.service.as_str(), config.outboxes.len()), ("relevo", 1));
     assert_eq!(config.admin.listen, Some(([127, 0, 0, 1], 9464).into()));
     let outbox = &config.outboxes[0];
-    assert_eq!((outbox.name.as_str(), outbox.schema.as_str()), ("shop", "relevo"));
-    assert_eq!(outbox.call_deadline, Duration::from_secs(5));
+    assert_eq!((outbox.name.as_str(), outbox.store_config.schema.as_deref()), ("shop", None));
+    assert_eq!(outbox.store.call_timeout(), Duration::from_secs(5));
     let main = &outbox.destinations[0];
     assert_eq!((main.create, main.shards, main.start), (false, 8, StartFrom::Now));
     assert_eq!(*embedded(&main.broker).config(), relevo_broker_embedded::Config::new("broker.db"));
@@ -57,7 +57,7 @@ fn an_outbox_and_an_embedded_broker_may_be_on_a_network_file_system() {
     let broker = "outboxes.shop.destinations.main.broker.allow_network_file_system=true";
     let set = ["outboxes.shop.allow_network_file_system=true", broker];
     let outbox = load(SMALL, &[], &set).unwrap().config.outboxes.remove(0);
-    assert!(outbox.allow_network_file_system);
+    assert!(outbox.store_config.allow_network_file_system);
     assert!(embedded(&outbox.destinations[0].broker).config().allow_network_file_system);
 }
 
@@ -134,8 +134,8 @@ base_ms = 600000
         "`lease_ms` is not longer than `publish_deadline_ms` and `lease_margin_ms` together: a message could go out after \
          another relay took over at relevo.toml:6",
         "`idle_max_ms` is less than `idle_min_ms` at relevo.toml:7",
-        "the database's URL begins with none of `postgres://` and `sqlite:` at relevo.toml:9; \
-         hint: `postgres://user@host:port/name` or `sqlite:PATH`",
+        "the database URL has an unknown scheme at relevo.toml:9; \
+         hint: `postgres://user@host:5432/name` or `sqlite:FILE`",
         "outbox `empty` has no destination at relevo.toml:8; hint: add `[outboxes.empty.destinations.NAME]`",
         "more than one of `database`, `database_file` and `database_env` is set at relevo.toml:11",
         "`no such` cannot name a schema at relevo.toml:13; \
@@ -229,8 +229,8 @@ fn a_destination_that_is_carried_twice_is_told_without_its_url() {
     for differs in [other.replace("/shop\"", "/bill\""), other.replace("shop\"\n", "shop\"\nschema = \"b\"\n")] {
         assert_eq!(problems(&format!("{SMALL}{differs}")), [""; 0]);
     }
-    // SQLite has no schemas, and a file may be spelt in many ways.
-    let (one, two) = ("sqlite:/tmp/shop.db", "sqlite:///tmp/../tmp/./shop.db\"\nschema = \"b");
+    // A file may be spelt in many ways.
+    let (one, two) = ("sqlite:/tmp/shop.db", "sqlite:///tmp/../tmp/./shop.db");
     let url = "postgres://me:sesame@db/shop";
     assert_eq!(problems(&format!("{}{}", SMALL.replace(url, one), other.replace(url, two))), [expected]);
 }
@@ -317,7 +317,7 @@ fn a_secret_comes_from_a_file_without_its_last_line_break() {
     let text = SMALL.replace("database = \"postgres://me:sesame@db/shop\"", &named);
     let loaded = load(&text, &[], &[]).unwrap();
     std::fs::remove_file(&path).unwrap();
-    assert_eq!(loaded.config.outboxes[0].url.reveal(), "postgres://me:sesame@db/shop");
+    assert_eq!(loaded.config.outboxes[0].store_config.url, "postgres://me:sesame@db/shop");
     assert!(!format!("{loaded:?}").contains("sesame"));
     let gone = problems(&text).join("\n");
     assert!(gone.contains("cannot be read") && gone.ends_with("at relevo.toml:2"), "{gone}");

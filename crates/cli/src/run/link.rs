@@ -15,7 +15,6 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, error, error_span, info, warn};
 
 use super::admit::admit;
-use super::store;
 use super::waiting::{CHECK_MAX, Pauses, turning};
 use crate::broker;
 use crate::config::{Destination, Outbox};
@@ -55,7 +54,7 @@ async fn carry_on(
     };
     let relay = Relay::new(store, broker, destination.relay.clone())?;
     monitor.attach(&relay);
-    info!(at = %outbox.database, "relay started");
+    info!(at = outbox.store.location(), "relay started");
     Ok(relay.run(stop).await?)
 }
 
@@ -152,10 +151,10 @@ async fn open(outbox: &Outbox, destination: &Destination, monitor: &RelayMonitor
                     Dependency::Database,
                     format!("waiting for the database: {}", told.error()),
                 ));
-                warn!(at = %outbox.database, error = told.error(), hint = told.hint(), "the database is away, will try again");
+                warn!(at = outbox.store.location(), error = told.error(), hint = told.hint(), "the database is away, will try again");
                 pauses.pass(monitor).await;
             }
-            Err(error) => return Err(error).with_context(|| format!("the outbox at {}", outbox.database)),
+            Err(error) => return Err(error).with_context(|| format!("the outbox at {}", outbox.store.location())),
         }
     }
 }
@@ -165,9 +164,9 @@ async fn prepare(
     outbox: &Outbox,
     destination: &Destination,
 ) -> Result<Result<Arc<dyn RelayStore>, String>, StoreError> {
-    let (operator, name) = (store::operator(outbox).await?, &destination.name);
+    let (operator, name) = (outbox.store.open_operator(outbox.store.call_timeout()).await?, &destination.name);
     if operator.destinations().await?.iter().any(|it| it.name == *name) {
-        return Ok(Ok(store::open(outbox, name).await?));
+        return Ok(Ok(outbox.store.open_relay(name).await?));
     }
     if !destination.create {
         return Ok(Err(format!(
@@ -177,5 +176,5 @@ async fn prepare(
     if operator.add_destination(name, destination.shards, destination.start).await? {
         info!(shards = destination.shards, "destination added");
     }
-    Ok(Ok(store::open(outbox, name).await?))
+    Ok(Ok(outbox.store.open_relay(name).await?))
 }

@@ -64,7 +64,7 @@ fn needs_restart(old: &Loaded, new: &Loaded) -> BTreeSet<String> {
     for outbox in &old.config.outboxes {
         let same = new.config.outboxes.iter().find(|it| it.name == outbox.name);
         let Some(new) = same else { continue };
-        if new.url != outbox.url {
+        if new.store_config.url != outbox.store_config.url {
             keys.insert(format!("outboxes.{}.database", outbox.name));
         }
         for destination in &outbox.destinations {

@@ -17,7 +17,6 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::store;
 use crate::config::Outbox;
 use crate::error_report::ErrorReport;
 
@@ -199,7 +198,10 @@ impl Opened {
     async fn take(&mut self) -> Result<Arc<dyn OutboxOperator>, String> {
         match self.store.take() {
             Some(store) => Ok(store),
-            None => store::operator(&self.outbox).await.map_err(told),
+            None => {
+                let (store, timeout) = (&self.outbox.store, self.outbox.store.call_timeout());
+                Ok(store.open_operator(timeout).await.map_err(told)?)
+            }
         }
     }
 

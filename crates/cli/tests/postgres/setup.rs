@@ -8,7 +8,7 @@ async fn migrating_twice_applies_every_version_once() {
     let (stdout, first) = cli.succeeds(&["migrate", "--schema", "shop"]);
     assert_eq!(stdout, "");
     for version in 1..=relevo_store_postgres::migrate::VERSION {
-        assert!(first.contains(&format!(": version {version} applied\n")), "{first}");
+        assert!(first.contains(&format!(": version {version} (")), "{first}");
     }
     let (_, second) = cli.succeeds(&["migrate", "--schema", "shop"]);
     assert!(second.contains("schema `shop`") && second.ends_with(": nothing to do\n"), "{second}");

@@ -56,3 +56,14 @@ pub trait OutboxAdmin: Send + Sync {
     /// Replaces the settings. Writes nothing if they are the same.
     async fn set_settings(&self, settings: &OutboxSettings) -> Result<(), StoreError>;
 }
+
+/// Operator commands for an outbox whose rows another database wrote: a restored dump, a copy or an upgraded cluster.
+#[async_trait]
+pub trait OutboxTakeover: Send + Sync {
+    /// Adopts the outbox after an upgrade, or in a copy that must publish from now on.
+    async fn adopt(&self) -> Result<(), StoreError>;
+
+    /// Assigns transaction ids of this server to all rows after a restore from a dump. Returns the number of messages
+    /// that will be published.
+    async fn rebase(&self) -> Result<u64, StoreError>;
+}

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use relevo_core::store_adapter::StoreConfigError;
 use sqlx::postgres::PgConnectOptions;
 
 /// The timeout of a call by default.
-const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The name of the database schema that holds an outbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,12 +20,17 @@ impl Schema {
     /// `_` and `-`.
     pub fn new(name: impl Into<String>) -> Self {
         let name = name.into();
-        assert!(
-            (1..=63).contains(&name.len())
-                && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-')),
-            "`{name}` cannot name a schema"
-        );
+        assert!(is_schema_name(&name), "`{name}` cannot name a schema");
         Self(name)
+    }
+
+    /// Like [`new`](Self::new), with an error instead of a panic.
+    pub(crate) fn parse(name: &str) -> Result<Self, StoreConfigError> {
+        if is_schema_name(name) {
+            return Ok(Self(name.to_owned()));
+        }
+        let hint = "a schema's name has 1 to 63 ASCII letters, digits, `_` and `-`";
+        Err(StoreConfigError::schema("the name of the schema is invalid", hint))
     }
 
     /// The name as spelled in the catalogue.
@@ -36,6 +42,11 @@ impl Schema {
     pub fn quoted(&self) -> String {
         format!("\"{}\"", self.0)
     }
+}
+
+fn is_schema_name(name: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
+    (1..=63).contains(&name.len()) && name.bytes().all(allowed)
 }
 
 impl Default for Schema {

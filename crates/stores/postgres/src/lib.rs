@@ -4,6 +4,7 @@
 //! [`Store`], and operators use [`Operator`]. Every call of a relay is one statement and one round trip in the simple protocol. It therefore works
 //! behind a pooler in transaction mode.
 
+mod adapter;
 mod binary_copy;
 mod classify;
 mod config;
@@ -18,6 +19,7 @@ mod queries;
 mod store;
 mod tick;
 
+pub use adapter::STORE;
 pub use config::{Config, OperatorConfig, Schema};
 pub use emit::{Emitter, Transaction, emit};
 pub use operator::{Operator, OutboxReplaySource};

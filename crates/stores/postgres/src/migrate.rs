@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use relevo_core::store::StoreError;
+use relevo_core::store_adapter::MigrationStep;
 use sqlx::error::DatabaseError;
 use sqlx::postgres::PgConnection;
 use sqlx::{AssertSqlSafe, Connection as _, Row as _};
@@ -118,6 +119,12 @@ pub async fn pending(connection: &mut PgConnection, schema: &Schema) -> Result<V
     let applied = versions(connection, schema).await?;
     let missing = MIGRATIONS.iter().filter(|migration| !applied.contains(&migration.version));
     Ok(missing.map(|migration| (migration.version, migration.name)).collect())
+}
+
+/// The names of applied versions.
+pub(crate) fn steps(versions: &[i32]) -> Vec<MigrationStep> {
+    let applied = MIGRATIONS.iter().filter(|migration| versions.contains(&migration.version));
+    applied.map(|migration| MigrationStep { version: migration.version, name: migration.name }).collect()
 }
 
 /// The applied versions; none if there is no such schema.

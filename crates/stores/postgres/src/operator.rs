@@ -18,7 +18,7 @@ use relevo_core::dead_letters::{
 };
 use relevo_core::finding::Finding;
 use relevo_core::outbox::OutboxOperator;
-use relevo_core::outbox::admin::{DestinationChange, OutboxAdmin, OutboxSettings, StartFrom};
+use relevo_core::outbox::admin::{DestinationChange, OutboxAdmin, OutboxSettings, OutboxTakeover, StartFrom};
 use relevo_core::outbox::inspect::{DestinationInfo, MessageDetails, OutboxInspector, ShardInfo};
 use relevo_core::outbox::search::{MessageFilter, OutboxSearch, SearchPage, TimeRange, VerifyReport};
 use relevo_core::outbox::why::KeyFacts;
@@ -73,18 +73,6 @@ impl Operator {
         let connection = Connection::new(config.connect_options, config.call_timeout);
         migrate::check_connection(&connection, &config.schema).await?;
         Ok(Self { schema: config.schema.quoted(), connection })
-    }
-
-    /// Adopts the outbox in this database after an upgrade, or in a copy that must publish from now on.
-    pub async fn adopt(&self) -> Result<(), StoreError> {
-        self.connection.query(leases::adopt(&self.schema)).await?;
-        Ok(())
-    }
-
-    /// Assigns transaction ids of this server to all rows after a restore from a dump. Returns the number of messages
-    /// that will be published.
-    pub async fn rebase(&self) -> Result<i64, StoreError> {
-        Ok(scalar(&self.connection.query(leases::rebase(&self.schema)).await?)?)
     }
 
     const fn scope<'a>(&'a self, destination: &'a str) -> Scope<'a> {
@@ -220,6 +208,18 @@ impl OutboxSearch for Operator {
 
     async fn verify(&self, destination: &str, range: TimeRange) -> Result<VerifyReport, StoreError> {
         Ok(verify::verify(self.existing(destination).await?, range).await?)
+    }
+}
+
+#[async_trait]
+impl OutboxTakeover for Operator {
+    async fn adopt(&self) -> Result<(), StoreError> {
+        self.connection.query(leases::adopt(&self.schema)).await?;
+        Ok(())
+    }
+
+    async fn rebase(&self) -> Result<u64, StoreError> {
+        Ok(count_u64(scalar(&self.connection.query(leases::rebase(&self.schema)).await?)?)?)
     }
 }
 

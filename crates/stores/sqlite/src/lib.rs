@@ -25,6 +25,7 @@
 //! # });
 //! ```
 
+mod adapter;
 mod classify;
 mod config;
 mod connection;
@@ -37,6 +38,7 @@ mod pool;
 mod queries;
 mod store;
 
+pub use adapter::STORE;
 pub use config::{Config, OperatorConfig, connect_options};
 pub use emit::{BeginFuture, BeginImmediate, Emitter, OpenTransaction, begin, cancel, describe_error, emit};
 pub use operator::Operator;

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use relevo_core::store::StoreError;
+use relevo_core::store_adapter::MigrationStep;
 use sqlx::sqlite::SqliteConnection;
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Row as _};
 use tokio::time::{Instant, sleep};
@@ -83,6 +84,12 @@ pub async fn pending(path: impl AsRef<Path>) -> Result<Vec<i32>, StoreError> {
     };
     let newest = newest.await.map_err(|error: Error| error.at_open(path))?;
     Ok(missing(MIGRATIONS, newest).map(|migration| migration.version).collect())
+}
+
+/// The names of versions.
+pub(crate) fn steps(versions: &[i32]) -> Vec<MigrationStep> {
+    let named = MIGRATIONS.iter().filter(|migration| versions.contains(&migration.version));
+    named.map(|migration| MigrationStep { version: migration.version, name: migration.name }).collect()
 }
 
 /// The SQL that [`migrate`] runs on an empty file, as a script for `sqlite3`.

@@ -38,6 +38,9 @@ use crate::queries::status::{self, Progress};
 use crate::queries::{consumers, dead_letters, destinations, read, retention};
 use crate::store::DISK_TIMEOUT;
 
+/// How long the check at start waits for another writer, which proves that the file can be written.
+const WRITE_CHECK_TIMEOUT: Duration = Duration::from_millis(500);
+
 /// Operator access to the outbox and the inboxes of a file.
 pub struct Operator {
     file: PathBuf,
@@ -67,7 +70,8 @@ impl Operator {
     /// the lock, the write check is skipped.
     async fn check_writable(&self) -> Result<(), Error> {
         self.read_connection.acquire().await?.release();
-        match self.write_connection.write(Durability::Normal, async |c| read::check_writable(c).await).await {
+        let connection = Connection::new(&self.file, WRITE_CHECK_TIMEOUT);
+        match connection.write(Durability::Normal, async |c| read::check_writable(c).await).await {
             Err(Error::Busy) => Ok(()),
             other => other,
         }

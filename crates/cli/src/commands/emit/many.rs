@@ -8,12 +8,13 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use indicatif::{ProgressBar, ProgressStyle};
 use jiff::Timestamp;
+use relevo_core::store_adapter::{EmitFailure, EmitSession};
 use relevo_core::{Draft, MessageId, OnDuplicate};
 use serde_json::{Map, Value, json};
 
 use crate::error_report::print_stderr;
 use crate::exit::{ExitStatus, interrupted, usage};
-use crate::outbox::{Place, Refused, Writer};
+use crate::outbox::{Place, emit_error};
 
 /// What was asked for.
 pub(super) struct Order<'a> {
@@ -72,7 +73,7 @@ struct Batch {
 }
 
 struct Work {
-    writer: Writer,
+    writer: Box<dyn EmitSession>,
     bar: ProgressBar,
     json: bool,
     emitted: u64,
@@ -85,8 +86,9 @@ impl Work {
         let drafts = std::mem::take(&mut batch.drafts);
         if !drafts.is_empty() {
             let (ids, told) = uninterrupted(self.writer.emit(drafts)).await;
-            let ids = ids.map_err(|Refused { at, error }| {
-                error.context(self.so_far(&format!("line {}", batch.lines.get(at).copied().unwrap_or(last))))
+            let ids = ids.map_err(|EmitFailure { index, error, .. }| {
+                let line = batch.lines.get(index).copied().unwrap_or(last);
+                emit_error(error).context(self.so_far(&format!("line {line}")))
             })?;
             self.emitted += ids.len() as u64;
             self.committed_line = last;

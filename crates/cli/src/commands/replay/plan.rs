@@ -1,6 +1,7 @@
 //! `relevo replay plan` and `relevo replay start`
 
 use std::io::{self, Write as _};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -110,7 +111,7 @@ pub(crate) struct Start {
 
 /// A plan, with all that it needs to be carried out.
 struct Drawn {
-    desk: Box<dyn ConsumerOperator>,
+    desk: Arc<dyn ConsumerOperator>,
     source: Box<dyn ReplaySource>,
     consumer: ConsumerSummary,
     spec: Spec,

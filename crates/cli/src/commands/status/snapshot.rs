@@ -1,6 +1,7 @@
 //! Everything that `status` and `top` show, at one moment.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -52,7 +53,7 @@ pub(super) struct Poller {
     client: AdminClient,
     limit: usize,
     outbox: Option<String>,
-    opened: Option<Box<dyn OutboxOperator>>,
+    opened: Option<Arc<dyn OutboxOperator>>,
 }
 
 impl Poller {

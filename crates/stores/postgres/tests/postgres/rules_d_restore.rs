@@ -11,7 +11,7 @@ use crate::sql_support::code;
 use relevo_broker_memory::{Config as BrokerConfig, MemoryBroker};
 use relevo_conformance::outbox::main_calls::MainCalls as _;
 use relevo_core::outbox::Position;
-use relevo_core::outbox::admin::DestinationChange;
+use relevo_core::outbox::admin::{DestinationChange, OutboxTakeover as _};
 use relevo_core::outbox::leases::{LeaseRequest, ShardLeases as _};
 use relevo_core::outbox::log::{OutboxReader as _, Settlement};
 use relevo_core::store::StoreError;
