@@ -151,7 +151,12 @@ async fn open(outbox: &Outbox, destination: &Destination, monitor: &RelayMonitor
                     Dependency::Database,
                     format!("waiting for the database: {}", told.error()),
                 ));
-                warn!(at = outbox.store.location(), error = told.error(), hint = told.hint(), "the database is away, will try again");
+                warn!(
+                    at = outbox.store.location(),
+                    error = told.error(),
+                    hint = told.hint(),
+                    "the database is away, will try again"
+                );
                 pauses.pass(monitor).await;
             }
             Err(error) => return Err(error).with_context(|| format!("the outbox at {}", outbox.store.location())),
