@@ -13,7 +13,7 @@ use axum::routing::get;
 use axum::{Json, Router};
 use sha2::{Digest as _, Sha256};
 use tokio::net::TcpListener;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::health::HealthReport;
@@ -131,7 +131,7 @@ impl Server {
         let serving = axum::serve(listener, app).with_graceful_shutdown(stop.clone().cancelled_owned());
         let late = async {
             stop.cancelled().await;
-            tokio::time::sleep(GRACE).await;
+            sleep(GRACE).await;
         };
         tokio::select! {
             served = serving.into_future() => served,
@@ -143,11 +143,9 @@ impl Server {
 }
 
 async fn record_rates(source: Arc<dyn HealthSource>) {
-    let mut ticks = interval(RATE_INTERVAL);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        ticks.tick().await;
         source.record_rates();
+        sleep(RATE_INTERVAL).await;
     }
 }
 

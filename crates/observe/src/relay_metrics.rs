@@ -359,7 +359,7 @@ mod tests {
         let relay = RelayMonitor::new(RelayLabels {
             outbox: "shop".to_owned(),
             destination: destination.to_owned(),
-            broker: "rabbitmq".to_owned(),
+            broker: "queues".to_owned(),
             location: location.to_owned(),
         });
         let dead_letter_queues = vec![("billing.dead".to_owned(), dead)];
@@ -375,6 +375,6 @@ mod tests {
         let mut text = String::new();
         encode(&mut text, &registry).expect("a string has no write errors");
         let lines: Vec<&str> = text.lines().filter(|line| line.contains("billing.dead")).collect();
-        assert_eq!(lines, ["mq_dlq_total{broker=\"rabbitmq\",queue=\"billing.dead\"} 7"]);
+        assert_eq!(lines, ["mq_dlq_total{broker=\"queues\",queue=\"billing.dead\"} 7"]);
     }
 }

@@ -28,7 +28,7 @@ pub struct RelayLabels {
     pub outbox: String,
     /// The destination that it publishes to.
     pub destination: String,
-    /// The kind of broker: `rabbitmq`, `nats`, `embedded`, `memory`.
+    /// The kind of broker, as in the configuration.
     pub broker: String,
     /// Identifies the broker among those of one kind: relays with the same location publish to the same broker. It is
     /// not exported.
@@ -72,16 +72,17 @@ pub struct RelaySamples {
 /// One relay as monitoring sees it. All answers come from memory: a probe or a scrape never waits.
 ///
 /// ```no_run
+/// # use relevo_core::BrokerAdapter;
 /// # use relevo_core::outbox::sample::OutboxMonitor;
 /// # use relevo_relay::Relay;
-/// # async fn example(relay: Relay, store: &dyn OutboxMonitor) {
+/// # async fn example(relay: Relay, broker: &dyn BrokerAdapter, store: &dyn OutboxMonitor) {
 /// use relevo_observe::{RelayLabels, RelayMonitor};
 ///
 /// let monitor = RelayMonitor::new(RelayLabels {
 ///     outbox: "shop".to_owned(),
 ///     destination: "main".to_owned(),
-///     broker: "rabbitmq".to_owned(),
-///     location: "rabbitmq".to_owned(),
+///     broker: broker.kind().to_owned(),
+///     location: broker.location(),
 /// });
 /// monitor.attach(&relay);
 /// // … run the relay, and every few seconds:
@@ -314,7 +315,7 @@ mod tests {
 
     fn monitor() -> RelayMonitor {
         let (outbox, destination) = ("shop".to_owned(), "main".to_owned());
-        let (broker, location) = ("embedded".to_owned(), String::new());
+        let (broker, location) = ("broker".to_owned(), String::new());
         RelayMonitor::new(RelayLabels { outbox, destination, broker, location })
     }
 

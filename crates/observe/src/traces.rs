@@ -12,7 +12,7 @@
 //! # async fn wire() -> Result<(), relevo_observe::traces::ConfigError> {
 //! let config = Config { sample: Ratio::per_million(10_000), ..Config::new("http://127.0.0.1:4318", "billing") };
 //! let exporter = Exporter::new(config)?;
-//! let attributes = CommonAttributes { system: "rabbitmq".to_owned(), attributes: Vec::new() };
+//! let attributes = CommonAttributes { system: "broker".to_owned(), attributes: Vec::new() };
 //! let mut consumer = relevo_inbox::Config::default();
 //! consumer.tracer = exporter.traces(attributes);
 //! let stop = CancellationToken::new();

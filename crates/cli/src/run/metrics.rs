@@ -1,4 +1,4 @@
-//! What the daemon counts of itself.
+//! Metrics of the process itself.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use relevo_observe::metrics;
 
-/// Configurations that were read anew.
+/// Configuration reloads.
 #[derive(Debug)]
 pub(crate) struct Reloads {
     good: AtomicU64,
@@ -40,15 +40,15 @@ pub(crate) struct Itself(pub(crate) Arc<Reloads>);
 impl Collector for Itself {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
         let counters = [
-            (metrics::CONFIG_RELOADS, "Configurations that were read anew and taken", &self.0.good),
-            (metrics::CONFIG_RELOAD_FAILURES, "Configurations that were read anew and refused", &self.0.bad),
+            (metrics::CONFIG_RELOADS, "Configuration reloads that were applied", &self.0.good),
+            (metrics::CONFIG_RELOAD_FAILURES, "Configuration reloads that were rejected", &self.0.bad),
         ];
         for (name, help, counter) in counters {
             let encoder = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
             ConstCounter::new(counter.load(Ordering::Relaxed)).encode(encoder)?;
         }
         let (name, help) =
-            (metrics::CONFIG_LAST_RELOAD_SUCCESSFUL, "Whether the configuration that was read last was taken");
+            (metrics::CONFIG_LAST_RELOAD_SUCCESSFUL, "Whether the last configuration reload was applied");
         let encoder = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         ConstGauge::new(self.0.last_good.load(Ordering::Relaxed)).encode(encoder)
     }
