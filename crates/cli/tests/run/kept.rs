@@ -78,12 +78,12 @@ async fn a_destination_that_nobody_carries_to_holds_retention_back_and_catches_u
     until("it is seen by who carries to the other", || held_back(&main, "audit") > Some(90.0));
     assert_eq!(held_back(&main, "main"), Some(0.0));
     let row = status(&world, "audit");
-    assert!(row.contains("switched off") && row.contains("0, 0 of 8 shards  11 "), "{row}");
+    assert!(row.contains("disabled") && row.contains("0, 0 of 8 shards  11 "), "{row}");
 
     // Switched on, nobody runs its relay.
     said(&world, &["destination", "switch", "audit", "on"]);
     let row = status(&world, "audit");
-    assert!(!row.contains("switched off") && row.contains("0, 0 of 8 shards  11 "), "{row}");
+    assert!(!row.contains("disabled") && row.contains("0, 0 of 8 shards  11 "), "{row}");
     assert!(held_back(&main, "audit") > Some(90.0));
     let mut second = audit(&world);
     World::taken(&second, "audit", 11);
