@@ -1,4 +1,7 @@
 //! The used part of the OTLP messages. Field numbers and types follow the specification.
+//!
+//! The crate `opentelemetry-proto` would bring the API and the SDK of `OpenTelemetry` into every binary. The tests decode
+//! with it, as an independent definition.
 
 use prost::{Message, Oneof};
 
