@@ -1,4 +1,4 @@
-//! What can be typed.
+//! The command line: the tree of commands, and the arguments that several of them share.
 
 use std::path::PathBuf;
 
@@ -7,10 +7,9 @@ use relevo_core::MessageId;
 
 use crate::config::Sources;
 
-/// A transactional outbox and inbox for services that write to PostgreSQL or SQLite: it publishes every committed message to
-/// your broker, in order per key, and lets consumers apply each one once.
+/// Publishes the messages that database transactions commit, in order per key.
 ///
-/// Without a command it shows itself: the same as `relevo dev`.
+/// Without a command, `relevo` runs the demo, as `relevo dev`.
 #[derive(Debug, Parser)]
 #[command(name = "relevo", version, long_version = crate::commands::build_facts(), after_help = EXIT_CODES)]
 pub(crate) struct Cli {
@@ -18,22 +17,24 @@ pub(crate) struct Cli {
     pub(crate) command: Option<Command>,
 }
 
-const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 found something (doctor, verify, topology),\n\
-    4 not found, 5 the database or the broker cannot be reached, 130 interrupted.\n\
-    Data goes to stdout, everything else to stderr.";
+const EXIT_CODES: &str = "Commands of operators find their outbox in `relevo.toml`, or with `--database URL`.
 
-/// One thing to do.
+Exit codes: 0 success, 1 failure, 2 wrong usage, 3 findings (doctor, verify, topology), 4 not found,
+    5 database or broker unreachable, 130 interrupted.
+Data is printed to stdout, everything else to stderr.";
+
+/// A command.
 #[derive(Debug, Subcommand)]
 #[expect(clippy::large_enum_variant, reason = "there is one of them in the whole program")]
 pub(crate) enum Command {
-    /// Shows a shop with an outbox, a relay, a broker and a consumer at work; nothing to install.
+    /// Runs a demo shop with an outbox, a relay, a broker and a consumer; nothing to install.
     Dev(Dev),
-    /// Carries outboxes to their destinations until it is told to stop: the daemon.
+    /// Runs the relays of every configured outbox: the daemon.
     Run(crate::run::Run),
-    /// Checks and shows the configuration of `relevo run`.
+    /// Checks and shows the configuration.
     #[command(subcommand)]
     Config(crate::config::Command),
-    /// What people ask of an outbox and tell it.
+    /// A command of operators.
     #[command(flatten)]
     Operator(crate::commands::Command),
 }
@@ -65,15 +66,17 @@ impl Default for Dev {
     }
 }
 
+/// The heading of the options that select an outbox.
+const OUTBOX: &str = "Outbox";
+
 /// Which outbox. An option overrides the environment, and the environment overrides the file.
 #[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "Outbox")]
 pub(crate) struct OutboxArgs {
     /// The database: `postgres://user:password@host:port/name` or `sqlite:FILE` [env: `RELEVO_DATABASE_URL`].
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", help_heading = OUTBOX)]
     pub(crate) database: Option<String>,
     /// The outbox of the configuration file, if it has several.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", help_heading = OUTBOX)]
     pub(crate) outbox: Option<String>,
     #[command(flatten)]
     pub(crate) config: Sources,
@@ -85,10 +88,10 @@ pub(crate) struct OutboxArgs {
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct SchemaArg {
     /// The database schema of the outbox [default: `relevo`]; PostgreSQL only.
-    #[arg(long, value_name = "NAME", value_parser = schema)]
+    #[arg(long, value_name = "NAME", value_parser = schema, help_heading = OUTBOX)]
     pub(crate) schema: Option<String>,
     /// Accepts a SQLite file on a network file system; a file that two machines use will be corrupted.
-    #[arg(long)]
+    #[arg(long, help_heading = OUTBOX)]
     pub(crate) allow_network_file_system: bool,
 }
 
@@ -98,7 +101,7 @@ pub(crate) struct DestinationArgs {
     #[command(flatten)]
     pub(crate) target: OutboxArgs,
     /// The destination, if the outbox has several.
-    #[arg(long, short, value_name = "NAME", value_parser = destination)]
+    #[arg(long, short, value_name = "NAME", value_parser = destination, help_heading = OUTBOX)]
     pub(crate) destination: Option<String>,
 }
 

@@ -1,19 +1,16 @@
-//! What people ask of an outbox and tell it: one file a command, all of them written against the core's traits.
+//! The commands of operators, one file per noun. They know ports of the core only.
 
-mod backlog;
 mod completions;
-mod consumers;
-mod dead;
+mod consumer;
+mod dead_letter;
 mod destination;
 mod doctor;
 mod emit;
-mod list;
+mod message;
 mod migrate;
+mod outbox;
 mod replay;
-mod shards;
-mod show;
 mod status;
-mod takeover;
 mod top;
 mod topology;
 mod trace;
@@ -28,90 +25,72 @@ use relevo_host::registry::STORES;
 
 use crate::exit::ExitStatus;
 
-/// One thing to do with an outbox.
+/// A command of operators. The help lists them in this order.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Creates an outbox in a database, or brings it up to this program's version.
+    /// Creates an outbox in a database, or upgrades it to this version.
     Migrate(migrate::Args),
-    /// Emits a message, or many, in a transaction of their own.
+    /// Emits one message, or many from JSON lines.
     Emit(emit::Args),
-    /// Lists messages and shows one.
+    /// Lists and shows messages.
     #[command(subcommand)]
-    Outbox(Outbox),
-    /// Explains why a key waits: the cause, since when, and the next step.
+    Message(message::Command),
+    /// Lists, shows, redrives and discards dead letters of destinations and consumers.
+    #[command(subcommand, visible_alias = "dead")]
+    DeadLetter(dead_letter::Command),
+    /// Explains why a key waits, and what to do.
     Why(why::Args),
-    /// Lists dead letters, sends them again or puts them aside.
-    #[command(subcommand)]
-    Dead(dead::Command),
-    /// Lists consumers, pauses them, and deals with what they gave up.
-    #[command(subcommand)]
-    Consumers(consumers::Command),
-    /// Follows a message: where it stands at each destination, and what each consumer did with it.
+    /// Follows a message through destinations and consumers.
     Trace(trace::Args),
-    /// Has messages of a log handled again on purpose, by one consumer.
-    #[command(subcommand)]
-    Replay(replay::Command),
-    /// Shows the shards of a destination and the relays that hold them.
-    Shards(shards::Args),
-    /// Shows at once what waits, how old it is, how fast it moves, and what needs a person.
-    Status(status::Args),
-    /// The same, again and again, until Ctrl-C.
-    Top(top::Args),
-    /// Says how much waits for a destination.
-    Backlog(backlog::Args),
-    /// Lists, adds, removes and changes destinations.
+    /// Lists, shows, adds, changes and removes destinations.
     #[command(subcommand)]
     Destination(destination::Command),
-    /// Compares what was committed with what was settled, and looks for contradictions.
+    /// Lists, shows, pauses and removes consumers.
+    #[command(subcommand)]
+    Consumer(consumer::Command),
+    /// Sends messages of a log to one consumer again.
+    #[command(subcommand)]
+    Replay(replay::Command),
+    /// Shows backlog, age, rates, and everything that needs an operator.
+    Status(status::Args),
+    /// Shows the status continuously, until Ctrl-C.
+    Top(top::Args),
+    /// Compares committed with settled messages, and reports inconsistencies.
     Verify(verify::Args),
-    /// Looks at the settings and the state that the promises stand on, and says what mends them.
+    /// Checks the database and broker settings that delivery guarantees depend on, and prints a fix for each problem.
     Doctor(doctor::Args),
-    /// Compares exchanges, queues and streams with the configuration, and makes what is missing.
+    /// Compares exchanges, queues and streams with the configuration, and creates missing ones.
     #[command(subcommand)]
     Topology(topology::Command),
-    /// Takes an outbox over as it is, after an upgrade of the server or in a copy that shall publish from now on.
-    Adopt(takeover::Args),
-    /// Gives an outbox that was restored from a dump this server's transaction ids.
-    Rebase(takeover::Args),
+    /// Adopts or rebases an outbox that was copied or restored.
+    #[command(subcommand)]
+    Outbox(outbox::Command),
     /// Prints a script that completes commands and options in a shell.
     Completions(completions::Args),
-}
-
-/// What to see of an outbox.
-#[derive(Debug, Subcommand)]
-pub(crate) enum Outbox {
-    /// Lists messages, newest first.
-    List(list::Args),
-    /// Shows one message with its payload.
-    Show(show::Args),
 }
 
 pub(crate) async fn run(command: Command) -> Result<ExitStatus> {
     match command {
         Command::Migrate(args) => migrate::run(&args).await,
         Command::Emit(args) => emit::run(&args).await,
-        Command::Outbox(Outbox::List(args)) => list::run(&args).await,
-        Command::Outbox(Outbox::Show(args)) => show::run(&args).await,
+        Command::Message(command) => message::run(command).await,
+        Command::DeadLetter(command) => dead_letter::run(command).await,
         Command::Why(args) => why::run(&args).await,
-        Command::Dead(command) => dead::run(command).await,
-        Command::Consumers(command) => consumers::run(command).await,
         Command::Trace(args) => trace::run(&args).await,
+        Command::Destination(command) => destination::run(command).await,
+        Command::Consumer(command) => consumer::run(command).await,
         Command::Replay(command) => replay::run(command).await,
-        Command::Shards(args) => shards::run(&args).await,
         Command::Status(args) => status::run(&args).await,
         Command::Top(args) => top::run(&args).await,
-        Command::Backlog(args) => backlog::run(&args).await,
-        Command::Destination(command) => destination::run(command).await,
         Command::Verify(args) => verify::run(&args).await,
         Command::Doctor(args) => doctor::run(&args).await,
         Command::Topology(command) => topology::run(command).await,
-        Command::Adopt(args) => takeover::adopt(&args).await,
-        Command::Rebase(args) => takeover::rebase(&args).await,
+        Command::Outbox(command) => outbox::run(command).await,
         Command::Completions(args) => completions::run(&args),
     }
 }
 
-/// What `--version` tells of this build; `-V` tells the version alone.
+/// The text of `--version`. `-V` prints the version only.
 pub(crate) fn build_facts() -> &'static str {
     static FACTS: LazyLock<String> = LazyLock::new(|| {
         format!(

@@ -1,17 +1,17 @@
-//! What people are told on stderr.
+//! Errors and messages on stderr.
 
 use std::fmt;
 use std::io::{self, Write as _};
 
-/// Where libraries put advice into an error's sentence.
+/// The separator of hints in an error's text.
 const HINT: &str = "; hint: ";
 
-/// Writes a line to stderr; if nobody can read it, nobody is told.
+/// Prints a line to stderr. An error of stderr cannot be reported anywhere.
 pub(crate) fn print_stderr(line: &str) {
     writeln!(io::stderr(), "{line}").ok();
 }
 
-/// An error as people read it: the chain of causes in one line, each said once, and the advice apart.
+/// An error for people: the chain of causes in one line, without repetitions, and the hints below.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ErrorReport {
     error: String,

@@ -17,7 +17,7 @@ use relevo_host::registry::StoreAdapter;
 
 use crate::args::{DestinationArgs, OutboxArgs};
 use crate::database::ANSWER_DEADLINE;
-use crate::exit::{not_found, usage};
+use crate::exit::{not_found, not_found_among, usage};
 use crate::location::OutboxLocation;
 
 /// A database with an outbox and inboxes.
@@ -136,7 +136,8 @@ pub(crate) fn replays(consumers: &dyn ConsumerOperator) -> Result<&dyn ConsumerR
     consumers.as_replays().ok_or_else(|| usage("this database has no replays"))
 }
 
-fn choose(known: Vec<DestinationInfo>, wanted: Option<&str>) -> Result<DestinationInfo> {
+/// The destination of this name, or the only one.
+pub(crate) fn choose(known: Vec<DestinationInfo>, wanted: Option<&str>) -> Result<DestinationInfo> {
     let names = || format!("`{}`", known.iter().map(|it| it.name.as_str()).collect::<Vec<_>>().join("`, `"));
     let Some(name) = wanted else {
         return match known.len() {
@@ -148,12 +149,11 @@ fn choose(known: Vec<DestinationInfo>, wanted: Option<&str>) -> Result<Destinati
             ))),
         };
     };
-    let hint = match known.len() {
-        0 => format!("add it with `relevo destination add {name}`"),
-        _ => format!("there are {}", names()),
-    };
+    let names: Vec<String> = known.iter().map(|it| it.name.clone()).collect();
     let found = known.into_iter().find(|it| it.name == name);
-    found.ok_or_else(|| not_found(format!("destination `{name}` is not known; hint: {hint}")))
+    found.ok_or_else(|| {
+        not_found_among("destination", name, &names, &format!("add it with `relevo destination add {name}`"))
+    })
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A question before harm.
+//! A question before a change that cannot be undone.
 
 use std::io::{self, BufRead, Write};
 
@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 
 use crate::args::ConfirmArg;
 
-/// Asks, unless the answer was given beforehand. Anything but a yes, the end of the input included, is an error.
+/// Asks, unless `--yes` confirmed in advance. Any answer but yes, or the end of the input, is an error.
 pub(crate) fn confirm(yes: ConfirmArg, question: &str) -> Result<()> {
     if yes.yes { Ok(()) } else { ask(question, &mut io::stdin().lock(), &mut io::stderr()) }
 }
@@ -17,7 +17,7 @@ fn ask(question: &str, answers: &mut impl BufRead, asked: &mut impl Write) -> Re
     let mut answer = String::new();
     if answers.read_line(&mut answer)? == 0 {
         writeln!(asked)?;
-        bail!("nobody answered, nothing was changed; hint: `--yes` answers beforehand");
+        bail!("no answer, nothing was changed; hint: `--yes` confirms in advance");
     }
     match answer.trim().to_ascii_lowercase().as_str() {
         "y" | "yes" => Ok(()),

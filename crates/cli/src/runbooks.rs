@@ -1,8 +1,8 @@
-//! Holds the runbooks to what can be typed.
+//! Tests of the commands in runbooks, guides and help texts: each must parse.
 
 use std::path::{Path, PathBuf};
 
-use clap::Parser as _;
+use clap::{CommandFactory as _, Parser as _};
 
 use crate::args::Cli;
 
@@ -37,14 +37,15 @@ fn commands(page: &str) -> Vec<String> {
     found
 }
 
-/// The words of a command, as a shell would hand them over; a comment is none of it.
+/// The words of a command, as a shell passes them, without a comment or a redirection.
 fn words(command: &str) -> Vec<String> {
-    let (mut words, mut word, mut quoted) = (Vec::new(), String::new(), false);
+    let (mut words, mut word, mut quote) = (Vec::new(), String::new(), None);
     for letter in command.chars().chain([' ']) {
         match letter {
-            '"' => quoted = !quoted,
-            '#' if word.is_empty() && !quoted => break,
-            ' ' if !quoted => {
+            '"' | '\'' if quote.is_none() => quote = Some(letter),
+            '"' | '\'' if quote == Some(letter) => quote = None,
+            '#' | '>' if word.is_empty() && quote.is_none() => break,
+            ' ' if quote.is_none() => {
                 if !word.is_empty() {
                     words.push(std::mem::take(&mut word));
                 }
@@ -79,4 +80,51 @@ fn a_command_that_does_not_exist_is_found() {
     assert_eq!(found, ["relevo why KEY # says why", "relevo nonsense", "relevo dead show ID"]);
     let is_there: Vec<bool> = found.iter().map(|command| Cli::try_parse_from(words(command)).is_ok()).collect();
     assert_eq!(is_there, [true, false, true]);
+}
+
+/// Every command, with the words that call it.
+pub(crate) fn all_commands(command: &clap::Command, words: &str, found: &mut Vec<(String, clap::Command)>) {
+    found.push((words.to_owned(), command.clone()));
+    for sub in command.get_subcommands().filter(|sub| sub.get_name() != "help") {
+        all_commands(sub, &format!("{words} {}", sub.get_name()), found);
+    }
+}
+
+#[test]
+fn every_example_of_a_help_text_parses() {
+    let (mut commands, mut wrong, mut seen) = (Vec::new(), Vec::new(), 0);
+    all_commands(&Cli::command(), "relevo", &mut commands);
+    for (name, command) in &commands {
+        let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+        for line in help.lines().map(|line| line.trim_start().trim_start_matches("Example: ")) {
+            if line.starts_with("relevo ") {
+                seen += 1;
+                if let Err(error) = Cli::try_parse_from(words(line)) {
+                    wrong.push(format!("{name}: `{line}`: {error}"));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(seen > 20, "only {seen} examples were found");
+}
+
+#[test]
+fn every_help_text_is_as_accepted() {
+    let mut root = Cli::command().term_width(120);
+    root.build();
+    let mut snapshots = vec![("relevo".to_owned(), vec![("relevo".to_owned(), root.clone())])];
+    for noun in root.get_subcommands().filter(|noun| noun.get_name() != "help") {
+        let mut commands = Vec::new();
+        all_commands(noun, &format!("relevo {}", noun.get_name()), &mut commands);
+        snapshots.push((noun.get_name().to_owned(), commands));
+    }
+    for (name, commands) in snapshots {
+        let texts = commands.into_iter().map(|(words, command)| {
+            let help = command.term_width(120).render_long_help().to_string();
+            let lines: Vec<&str> = help.lines().map(str::trim_end).collect();
+            format!("$ {words} --help\n{}", lines.join("\n").trim_end())
+        });
+        insta::assert_snapshot!(format!("help_{name}"), texts.collect::<Vec<_>>().join("\n\n\n"));
+    }
 }

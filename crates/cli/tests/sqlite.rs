@@ -103,27 +103,74 @@ fn every_command_that_looks_works_on_a_file() {
     file.succeeds(&["destination", "add", "main", "--shards", "2", "--start", "oldest"]);
     let id = file.succeeds(&["emit", "orders", "o-1", "OrderPlaced", r#"{"n":1}"#]);
     let id = id.trim_end();
-    let listed = objects(&file.succeeds(&["outbox", "list", "-o", "json"]));
+    let listed = objects(&file.succeeds(&["message", "list", "-o", "json"]));
     assert_eq!((listed[0]["id"].as_str(), listed[0]["status"].as_str()), (Some(id), Some("pending")));
     let fields: Vec<&str> = listed[0].as_object().unwrap().keys().map(String::as_str).collect();
     let expected =
         "attempts created_at destination id key last_error next_attempt_at published_at seq status topic type";
     assert_eq!(fields.join(" "), expected, "the same as on PostgreSQL");
-    assert_eq!(file.succeeds(&["outbox", "show", id, "--raw"]), r#"{"n":1}"#);
+    assert_eq!(file.succeeds(&["message", "show", id, "--raw"]), r#"{"n":1}"#);
     assert_eq!(objects(&file.succeeds(&["why", "o-1", "-o", "json"]))[0]["cause"], "no_relay");
-    assert_eq!(objects(&file.succeeds(&["shards", "-o", "json"])).len(), 2);
-    assert_eq!(objects(&file.succeeds(&["backlog", "-o", "json"]))[0]["pending"], 1);
+    let shown = &objects(&file.succeeds(&["destination", "show", "-o", "json"]))[0];
+    assert_eq!((shown["shards"].as_array().map(Vec::len), &shown["pending"]), (Some(2), &1.into()));
     assert_eq!(objects(&file.succeeds(&["verify", "-o", "json"]))[0]["committed"], 1);
-    assert_eq!(file.succeeds(&["dead", "list"]), "");
+    assert_eq!(file.succeeds(&["dead-letter", "list"]), "");
     let (code, findings, _) = file.run(&["doctor", "-o", "json"]);
     assert!(matches!(code, 0 | 3) && objects(&findings).len() > 3, "{code}: {findings}");
-    assert_eq!(file.run(&["outbox", "show", "00000000-0000-4000-8000-000000000000"]).0, 4);
+    assert_eq!(file.run(&["message", "show", "00000000-0000-4000-8000-000000000000"]).0, 4);
+}
+
+#[test]
+fn a_command_finds_its_outbox_in_the_configuration_and_options_win() {
+    let file = File::with_destination("found");
+    let other = File::new("found-other");
+    let section = |name: &str, file: &File| {
+        format!(
+            "[outboxes.{name}]\ndatabase = \"sqlite:{}\"\n[outboxes.{name}.destinations.main]\n\
+             broker = {{ kind = \"embedded\", path = \"{}\" }}\n",
+            file.path().display(),
+            file.0.join("broker.db").display()
+        )
+    };
+    std::fs::write(file.0.join("relevo.toml"), section("shop", &file)).unwrap();
+    let both = file.0.join("both.toml");
+    std::fs::write(&both, section("shop", &file) + &section("other", &other)).unwrap();
+    let both = both.to_str().unwrap();
+    let run = |variable: Option<&str>, args: &[&str]| {
+        let mut command = Command::new(RELEVO);
+        command.args(["destination", "list"]).args(args).current_dir(&file.0);
+        command.env_remove("RELEVO_DATABASE_URL").env_remove("RELEVO_CONFIG");
+        if let Some(url) = variable {
+            command.env("RELEVO_DATABASE_URL", url);
+        }
+        told(command.output().expect("`relevo` runs"))
+    };
+    let other_url = format!("sqlite:{}", other.path().display());
+    for (variable, args) in
+        [(None, &[][..]), (None, &["-c", both, "--outbox", "shop"]), (Some(&*other_url), &["-c", "relevo.toml"])]
+    {
+        let (code, stdout, stderr) = run(variable, args);
+        assert!(code == 0 && stdout.contains("main"), "{args:?}: {stderr}");
+    }
+    let (code, _, stderr) = run(None, &["-c", both]);
+    assert_eq!(code, 2);
+    assert!(stderr.contains("has several outboxes\nhint: select one with `--outbox`: `other`, `shop`"), "{stderr}");
+    let (code, _, stderr) = run(None, &["-c", both, "--outbox", "shp"]);
+    assert_eq!((code, stderr.as_str()), (4, "error: outbox `shp` is not known\nhint: there are `other`, `shop`\n"));
+    for (variable, args, origin) in [
+        (None, &["--database", &*other_url][..], "`--database`"),
+        (Some(&*other_url), &[], "`RELEVO_DATABASE_URL`"),
+        (None, &["-c", both, "--outbox", "other"], "outbox `other` of `"),
+    ] {
+        let (code, _, stderr) = run(variable, args);
+        assert!(code != 0 && stderr.contains(origin), "{args:?}: {stderr}");
+    }
 }
 
 #[test]
 fn a_file_that_is_not_there_gives_the_hint_to_migrate() {
     let file = File::new("missing");
-    for args in [&["backlog"][..], &["emit", "orders", "o-1", "T", "1"], &["doctor"]] {
+    for args in [&["destination", "show"][..], &["emit", "orders", "o-1", "T", "1"], &["doctor"]] {
         let (code, stdout, stderr) = file.run(args);
         assert!(matches!(code, 1 | 5) && stdout.is_empty(), "{args:?}: {code} {stderr}");
         assert!(stderr.starts_with("error: ") && stderr.contains("relevo migrate"), "{args:?}: {stderr}");
@@ -137,11 +184,11 @@ async fn a_locked_file_is_one_error_that_says_whom_to_look_for() {
     std::fs::write(&lines, LINE).unwrap();
     let mut writer = relevo_store_sqlite::connect_options(file.path()).connect().await.unwrap();
     let tx = relevo_store_sqlite::begin(&mut writer).await.unwrap();
-    let many = ["emit", "--many", lines.to_str().unwrap()];
-    let commands = [&["emit", "orders", "o-1", "T", "1"][..], &many, &["destination", "switch", "main", "off"]];
+    let many = ["emit", "--jsonl", lines.to_str().unwrap()];
+    let commands = [&["emit", "orders", "o-1", "T", "1"][..], &many, &["destination", "disable", "main"]];
     // Each waits for the lock; together they wait once.
     let started = commands.map(|args| file.command(RELEVO).args(args).spawn().expect("`relevo` runs"));
-    let read = file.command(RELEVO).args(["outbox", "list"]).spawn().expect("`relevo` runs");
+    let read = file.command(RELEVO).args(["message", "list"]).spawn().expect("`relevo` runs");
     for (child, args) in started.into_iter().zip(commands) {
         let (code, stdout, stderr) = told(child.wait_with_output().unwrap());
         assert_eq!((code, stdout.as_str()), (5, ""), "{args:?}: {stderr}");
@@ -159,10 +206,10 @@ fn a_full_disk_is_one_error_and_nothing_is_written() {
     std::fs::write(file.0.with_extension("lines"), LINE).unwrap();
     // A log that a command left behind has room of its own for one more message: it goes when a command closes in time.
     let script = r#"mount -t tmpfs -o size=1m none "$1" && "$0" migrate && "$0" destination add main --start oldest && \
-        while [ -e "$1/shop.db-wal" ]; do "$0" outbox list 2>/dev/null; done; \
+        while [ -e "$1/shop.db-wal" ]; do "$0" message list 2>/dev/null; done; \
         head -c 2000000 /dev/zero >"$1/ballast"; exec 2>&1; \
-        "$0" emit orders o-1 T 1; echo "code $?"; echo; "$0" emit --many "$1.lines"; echo "code $?"; echo; \
-        rm "$1/ballast"; "$0" emit orders o-1 T 1 --id 5e8a1c6e-7d29-4c86-b1a9-3f0d6f2a9b10; "$0" outbox list -o json"#;
+        "$0" emit orders o-1 T 1; echo "code $?"; echo; "$0" emit --jsonl "$1.lines"; echo "code $?"; echo; \
+        rm "$1/ballast"; "$0" emit orders o-1 T 1 --id 5e8a1c6e-7d29-4c86-b1a9-3f0d6f2a9b10; "$0" message list -o json"#;
     let (code, stdout, stderr) = file.with_mounts(script);
     std::fs::remove_file(file.0.with_extension("lines")).unwrap();
     assert_eq!(code, 0, "{stderr}");
@@ -180,12 +227,12 @@ fn a_full_disk_is_one_error_and_nothing_is_written() {
 #[test]
 fn a_file_that_can_only_be_read_is_told_with_what_reading_needs() {
     let file = File::with_destination("readonly");
-    let script = r#"mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && "$0" outbox list"#;
+    let script = r#"mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && "$0" message list"#;
     let (code, stdout, stderr) = file.with_mounts(script);
     assert_eq!((code, stdout.as_str()), (1, ""), "{stderr}");
     assert_one_error(&stderr, "shop.db` cannot be ", "directory");
     let script =
-        r#"mount --bind "$1/shop.db" "$1/shop.db" && mount -o remount,ro,bind "$1/shop.db" && "$0" outbox list"#;
+        r#"mount --bind "$1/shop.db" "$1/shop.db" && mount -o remount,ro,bind "$1/shop.db" && "$0" message list"#;
     let (code, stdout, stderr) = file.with_mounts(script);
     assert_eq!((code, stdout.as_str()), (1, ""), "{stderr}");
     assert_one_error(&stderr, "shop.db` cannot be written", "for reading too: that needs the files `-wal` and `-shm`");
@@ -208,7 +255,9 @@ async fn a_file_that_is_no_database_or_is_damaged_is_one_error_with_advice() {
         (whole[..2 * 4096].to_vec(), "is damaged", "restore a backup"),
     ] {
         std::fs::write(file.path(), bytes).unwrap();
-        for args in [&["emit", "orders", "o-1", "T", "1"][..], &["outbox", "list"], &["dead", "list"], &["migrate"]] {
+        for args in
+            [&["emit", "orders", "o-1", "T", "1"][..], &["message", "list"], &["dead-letter", "list"], &["migrate"]]
+        {
             let (code, stdout, stderr) = file.run(args);
             assert_eq!((code, stdout.as_str()), (1, ""), "{args:?}: {stderr}");
             assert_one_error(&stderr, part, hint);
@@ -225,16 +274,16 @@ fn more_is_said_only_where_there_is_more_and_every_hint_leads_on() {
         expected.push(id.trim_end().to_owned());
     }
     expected.reverse();
-    assert_eq!(file.run(&["outbox", "list", "--limit", "4"]).2, "4 messages\n");
-    assert_eq!(file.run(&["outbox", "list", "--limit", "2", "--status", "scheduled"]).2, "2 messages\n");
+    assert_eq!(file.run(&["message", "list", "--limit", "4"]).2, "4 messages\n");
+    assert_eq!(file.run(&["message", "list", "--limit", "2", "--status", "scheduled"]).2, "2 messages\n");
     let (mut seen, mut before) = (Vec::new(), None::<String>);
     loop {
-        let mut args = vec!["outbox", "list", "--limit", "1", "-o", "json"];
-        args.extend(before.iter().flat_map(|before| ["--before", before]));
+        let mut args = vec!["message", "list", "--limit", "1", "-o", "json"];
+        args.extend(before.iter().flat_map(|before| ["--before-seq", before]));
         let (code, page, told) = file.run(&args);
         assert_eq!(code, 0, "{told}");
         seen.extend(objects(&page).iter().map(|message| message["id"].as_str().unwrap().to_owned()));
-        let Some((_, hint)) = told.split_once("--before ") else { break };
+        let Some((_, hint)) = told.split_once("--before-seq ") else { break };
         before = Some(hint.split('`').next().unwrap().to_owned());
     }
     assert_eq!(seen, expected);

@@ -43,52 +43,50 @@ fn wrong_usage_is_exit_code_2() {
         &["dev", "--rate", "0"],
         &["destination", "add", ""],
         &["destination", "add", "main", "--shards", "257"],
-        &["destination", "switch", "main", "sideways"],
+        &["destination", "reshard", "main", "0"],
         &["nonsense"],
         &["emit", "orders", "o-1"],
-        &["emit", "orders", "o-1", "OrderPlaced", "{}", "--ignore-repeat"],
+        &["emit", "orders", "o-1", "OrderPlaced", "{}", "--ignore-duplicate"],
         &["emit", "orders", "o-1", "OrderPlaced", "{}", "--header", "no-value"],
-        &["emit", "orders", "o-1", "OrderPlaced", "{}", "--many", "-"],
+        &["emit", "orders", "o-1", "OrderPlaced", "{}", "--jsonl", "-"],
         &["emit", "orders", "o-1", "OrderPlaced", "{}", "--deliver-at", "tomorrow"],
-        &["outbox", "list", "--status", "lost"],
-        &["outbox", "list", "--since", "yesterday"],
-        &["outbox", "list", "--limit", "0"],
-        &["outbox", "show", "no-id"],
-        &["dead", "redrive", "--reason", "mended"],
-        &["dead", "redrive", "--all"],
-        &["dead", "redrive", "--all", "--key", "o-1", "--reason", "mended"],
-        &["dead", "discard", "--all", "--reason", " "],
-        &["dead", "redrive", "--all", "--topic", "orders", "--reason", "mended"],
-        &["consumers", "breaker", "billing", "open"],
-        &["consumers", "breaker", "billing", "--lane", "orders.0", "ajar"],
-        &["consumers", "forget"],
-        &["consumers", "dead", "redrive", "--note", "mended"],
-        &["consumers", "dead", "redrive", "--all"],
-        &["consumers", "dead", "redrive", "--all", "--key", "o-1", "--note", "mended"],
-        &["consumers", "dead", "redrive", "--all", "--rate", "0", "--note", "mended"],
-        &["consumers", "dead", "archive", "--all", "--note", " "],
-        &["consumers", "dead", "archive", "--all", "--rate", "5", "--note", "mended"],
-        &["consumers", "dead", "list", "--since", "1h", "--until", "2h", "--database", "sqlite:shop.db"],
+        &["message", "list", "--status", "lost"],
+        &["message", "list", "--since", "yesterday"],
+        &["message", "list", "--limit", "0"],
+        &["message", "show", "no-id"],
+        &["dead-letter", "redrive", "--reason", "fixed"],
+        &["dead-letter", "redrive", "--all"],
+        &["dead-letter", "redrive", "--all", "--key", "o-1", "--reason", "fixed"],
+        &["dead-letter", "discard", "--all", "--reason", " "],
+        &["dead-letter", "redrive", "--all", "--topic", "orders", "--reason", "fixed"],
+        &["consumer", "breaker", "billing", "open"],
+        &["consumer", "breaker", "billing", "--lane", "orders.0", "ajar"],
+        &["consumer", "remove"],
+        &["dead-letter", "list", "--destination", "main", "--consumer", "billing"],
+        &["dead-letter", "redrive", "--consumer", "billing", "--topic", "orders", "--reason", "fixed"],
+        &["dead-letter", "redrive", "--key", "o-1", "--reason", "fixed", "--database", "sqlite:shop.db"],
+        &["dead-letter", "redrive", "--all", "--rate", "0", "--reason", "fixed"],
+        &["dead-letter", "discard", "--all", "--rate", "5", "--reason", "fixed"],
+        &["dead-letter", "list", "--since", "1h", "--until", "2h", "--database", "sqlite:shop.db"],
         &["trace", "no-id"],
         &["destination", "add", "no spaces"],
         &["destination", "add", "two__lines"],
         &["completions", "cobol"],
         // What clap cannot know: the URL, the payload.
-        &["backlog"],
-        &["backlog", "--database", "sqlite:"],
-        &["backlog", "--database", "mysql://db/shop"],
+        &["destination", "show"],
+        &["destination", "show", "--database", "sqlite:"],
+        &["destination", "show", "--database", "mysql://db/shop"],
         &["emit", "orders", "o-1", "OrderPlaced", "{broken", "--database", "postgres://127.0.0.1:1/shop"],
         &["emit", "", "o-1", "OrderPlaced", "{}", "--database", "postgres://127.0.0.1:1/shop"],
-        &["backlog", "--database", "postgres://me:sesame@"],
-        &["backlog", "--database", "postgres://me@db:port/shop"],
-        &["backlog", "--database", "sqlite:shop.db", "--schema", "relevo"],
+        &["destination", "show", "--database", "postgres://me:sesame@"],
+        &["destination", "show", "--database", "postgres://me@db:port/shop"],
+        &["destination", "show", "--database", "sqlite:shop.db", "--schema", "relevo"],
         &["migrate", "--print", "--database", "sqlite:shop.db", "--schema", "relevo"],
         &["emit", "orders", "o-1", "T", "1", "--header", "a=1", "--header", "a=2", "--database", "sqlite:shop.db"],
-        &["outbox", "list", "--since", "1h", "--until", "2h", "--database", "sqlite:shop.db"],
-        &["dead", "list", "--since", "1h", "--until", "2h", "--database", "sqlite:shop.db"],
-        &["dead", "redrive", "--since", "1h", "--until", "2h", "--dry-run", "--database", "sqlite:shop.db"],
+        &["message", "list", "--since", "1h", "--until", "2h", "--database", "sqlite:shop.db"],
+        &["dead-letter", "redrive", "--since", "1h", "--until", "2h", "--dry-run", "--database", "sqlite:shop.db"],
         &["verify", "--since", "1h", "--until", "2h", "--database", "sqlite:shop.db"],
-        &["adopt", "--yes", "--database", "sqlite:shop.db"],
+        &["outbox", "adopt", "--yes", "--database", "sqlite:shop.db"],
     ] {
         assert_eq!(relevo(args).status.code(), Some(2), "{args:?}");
     }
@@ -110,7 +108,9 @@ fn a_missing_database_is_one_error_with_a_hint() {
 fn an_unreachable_host_is_one_error_and_no_password_is_shown() {
     // Port 1 is nobody's on loopback.
     let url = "postgres://me:sesame@127.0.0.1:1/shop";
-    for args in [&["migrate"][..], &["backlog"], &["doctor"], &["emit", "orders", "o-1", "OrderPlaced", "{}"]] {
+    for args in
+        [&["migrate"][..], &["destination", "show"], &["doctor"], &["emit", "orders", "o-1", "OrderPlaced", "{}"]]
+    {
         let output = relevo(&[args, &["--database", url]].concat());
         let stderr = text(&output.stderr);
         assert_eq!(output.status.code(), Some(5), "{stderr}");
@@ -124,16 +124,25 @@ fn an_unreachable_host_is_one_error_and_no_password_is_shown() {
 #[test]
 fn wrong_usage_that_only_the_program_can_tell_comes_with_a_hint() {
     for (args, told) in [
-        (&["backlog", "--database", "postgres://me:sesame@"][..], "the database URL is invalid: empty host\nhint: "),
-        (&["backlog", "--database", "postgres://me:ses/ame@db/shop"], "the database URL is invalid: invalid port"),
-        (&["backlog", "--database", "sqlite:a.db", "--schema", "x"], "a SQLite file has no schemas\nhint: "),
+        (
+            &["destination", "show", "--database", "postgres://me:sesame@"][..],
+            "the database URL is invalid: empty host\nhint: ",
+        ),
+        (
+            &["destination", "show", "--database", "postgres://me:ses/ame@db/shop"],
+            "the database URL is invalid: invalid port",
+        ),
+        (
+            &["destination", "show", "--database", "sqlite:a.db", "--schema", "x"],
+            "a SQLite file has no schemas\nhint: ",
+        ),
         (
             &["emit", "t", "k", "T", "1", "--header", "a=1", "--header", "a=2", "--database", "sqlite:a.db"],
             "header `a` is given twice\nhint: ",
         ),
         (&["emit", "t", "k", "T", "1", "--id", "abc"], "an id is a UUID"),
-        (&["outbox", "show", "abc"], "an id is a UUID"),
-        (&["dead", "redrive", "abc", "--dry-run"], "an id is a UUID"),
+        (&["message", "show", "abc"], "an id is a UUID"),
+        (&["dead-letter", "redrive", "abc", "--dry-run"], "an id is a UUID"),
         (&["verify", "--since", "1h", "--until", "2h", "--database", "sqlite:a.db"], "and so after `--until`"),
     ] {
         let output = relevo(args);

@@ -1,106 +1,111 @@
 //! `relevo destination`
 
+mod show;
+
 use std::io;
 
 use anyhow::{Result, ensure};
+use clap::Subcommand;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use clap::{Subcommand, ValueEnum};
 use relevo_core::outbox::admin::{DestinationChange, StartFrom};
+use relevo_core::outbox::inspect::Backlog;
 use serde_json::json;
 
-use super::backlog::Waits;
 use crate::args::{ConfirmArg, DestinationArgs, OutboxArgs};
 use crate::database::{ANSWER_DEADLINE, REWRITE_DEADLINE};
 use crate::error_report::print_stderr;
 use crate::exit::ExitStatus;
 use crate::outbox::{self, Opened, Place};
 use crate::output::table::Table;
-use crate::output::{self, OutputArgs};
+use crate::output::{self, OutputArgs, count};
 use crate::prompt::confirm;
 
-/// As many shards as the schema admits.
+/// The maximum of the schema.
 const SHARDS_MAX: i64 = 256;
 
 /// What to do with destinations.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Lists the destinations.
+    #[command(after_help = "Example: relevo destination list -o json")]
     List {
         #[command(flatten)]
         target: OutboxArgs,
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Adds a destination with progress of its own; one that exists stays as it is.
+    /// Shows destinations: state, backlog, and shards with their owners and leases.
+    #[command(after_help = "Example: relevo destination show main")]
+    Show(show::Args),
+    /// Adds a destination with its own progress. An existing one is not changed.
+    #[command(after_help = "Example: relevo destination add main --shards 16 --start oldest")]
     Add {
-        #[command(flatten)]
-        target: OutboxArgs,
         #[arg(value_parser = crate::args::new_destination)]
         name: String,
-        /// Into how many slices the outbox is cut for its relays.
+        /// The number of shards; each is published by one relay at a time.
         #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=SHARDS_MAX))]
         shards: u16,
-        /// Which message is its first.
+        /// Its first message.
         #[arg(long, value_parser = start_parser(), default_value = StartFrom::Now.as_str())]
         start: StartFrom,
-    },
-    /// Forgets a destination, with all that waits for it; retention no longer waits for it either.
-    Remove {
         #[command(flatten)]
         target: OutboxArgs,
+    },
+    /// Removes a destination with its waiting messages and dead letters.
+    #[command(after_help = "Example: relevo destination remove audit")]
+    Remove {
         #[arg(value_parser = crate::args::destination)]
         name: String,
         #[command(flatten)]
         yes: ConfirmArg,
-    },
-    /// Switches a destination on or off; relays of one that is off do not run.
-    Switch {
         #[command(flatten)]
         target: OutboxArgs,
-        #[arg(value_parser = crate::args::destination)]
-        name: String,
-        #[arg(value_enum)]
-        to: Switch,
     },
-    /// Asks for another number of shards; the relays carry it out when all of them have met at one tick.
-    Regroup {
-        #[command(flatten)]
-        target: OutboxArgs,
+    /// Enables a destination. Relays may run.
+    #[command(after_help = "Example: relevo destination enable main")]
+    Enable(NameArgs),
+    /// Disables a destination. Its relays stop, and retention waits for it.
+    #[command(after_help = "Example: relevo destination disable main")]
+    Disable(NameArgs),
+    /// Requests another number of shards. The relays reshard the destination.
+    #[command(after_help = "Example: relevo destination reshard main 16")]
+    Reshard {
         #[arg(value_parser = crate::args::destination)]
         name: String,
         #[arg(value_parser = clap::value_parser!(u16).range(1..=SHARDS_MAX))]
         shards: u16,
+        #[command(flatten)]
+        target: OutboxArgs,
     },
 }
 
-/// Which way a switch is turned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Switch {
-    /// Relays may run.
-    On,
-    /// No relay runs.
-    Off,
+/// Which destination.
+#[derive(Debug, clap::Args)]
+pub(crate) struct NameArgs {
+    #[arg(value_parser = crate::args::destination)]
+    name: String,
+    #[command(flatten)]
+    target: OutboxArgs,
 }
 
 pub(super) async fn run(command: Command) -> Result<ExitStatus> {
     match command {
         Command::List { target, output } => list(&target, output).await?,
+        Command::Show(args) => return show::run(&args).await,
         Command::Add { target, name, shards, start } => add(&target, &name, shards, start).await?,
         Command::Remove { target, name, yes } => remove(target, name, yes).await?,
-        Command::Switch { target, name, to } => {
-            let Opened { outbox, .. } = outbox::open(&named(target, &name)).await?;
-            outbox.update_destination(&name, DestinationChange::Enabled(to == Switch::On)).await?;
-            print_stderr(&match to {
-                Switch::On => format!("destination `{name}` is on"),
-                Switch::Off => format!("destination `{name}` is off: its relays stop, and retention waits for it"),
-            });
+        Command::Enable(NameArgs { name, target }) => {
+            change(target, &name, DestinationChange::Enabled(true)).await?;
+            print_stderr(&format!("destination `{name}` is enabled"));
         }
-        Command::Regroup { target, name, shards } => {
-            let Opened { outbox, .. } = outbox::open(&named(target, &name)).await?;
-            outbox.update_destination(&name, DestinationChange::Shards(shards)).await?;
-            print_stderr(&format!(
-                "destination `{name}` will have {shards} shards as soon as its relays have met at one tick"
-            ));
+        Command::Disable(NameArgs { name, target }) => {
+            change(target, &name, DestinationChange::Enabled(false)).await?;
+            print_stderr(&format!("destination `{name}` is disabled: its relays stop, and retention waits for it"));
+        }
+        Command::Reshard { target, name, shards } => {
+            change(target, &name, DestinationChange::Shards(shards)).await?;
+            let shards = count(shards.into(), "shard");
+            print_stderr(&format!("destination `{name}` will have {shards} when all its relays reach the same tick"));
         }
     }
     Ok(ExitStatus::Success)
@@ -110,14 +115,19 @@ fn named(target: OutboxArgs, name: &str) -> DestinationArgs {
     DestinationArgs { target, destination: Some(name.to_owned()) }
 }
 
+async fn change(target: OutboxArgs, name: &str, change: DestinationChange) -> Result<()> {
+    let Opened { outbox, .. } = outbox::open(&named(target, name)).await?;
+    outbox.update_destination(name, change).await?;
+    Ok(())
+}
+
 async fn list(target: &OutboxArgs, output: OutputArgs) -> Result<()> {
     let destinations = Place::of(target)?.glance().await?.destinations().await?;
     if output.is_json() {
         for it in &destinations {
-            let regrouping_to = it.resharding_to;
-            output::line(
-                &json!({ "name": it.name, "shards": it.shards, "regrouping_to": regrouping_to, "on": it.enabled }),
-            )?;
+            output::line(&json!({
+                "name": it.name, "shards": it.shards, "target_shards": it.resharding_to, "enabled": it.enabled,
+            }))?;
         }
         return Ok(());
     }
@@ -126,11 +136,10 @@ async fn list(target: &OutboxArgs, output: OutputArgs) -> Result<()> {
         return Ok(());
     }
     let rows = destinations.iter().map(|it| {
-        let regrouping = it.resharding_to.map_or_else(String::new, |shards| format!("to {shards} shards"));
-        let on = if it.enabled { "on" } else { "off" };
-        vec![it.name.clone(), it.shards.to_string(), on.to_owned(), regrouping]
+        let target = it.resharding_to.map_or_else(|| "-".to_owned(), |shards| shards.to_string());
+        vec![it.name.clone(), it.shards.to_string(), show::state(it).to_owned(), target]
     });
-    let mut table = Table::new(&["NAME", "SHARDS", "SWITCH", "REGROUPING"]);
+    let mut table = Table::new(&["NAME", "SHARDS", "STATE", "TARGET SHARDS"]);
     table.write(&mut io::stdout().lock(), &rows.collect::<Vec<_>>())?;
     Ok(())
 }
@@ -138,7 +147,8 @@ async fn list(target: &OutboxArgs, output: OutputArgs) -> Result<()> {
 async fn add(target: &OutboxArgs, name: &str, shards: u16, start: StartFrom) -> Result<()> {
     let outbox = Place::of(target)?.open(ANSWER_DEADLINE).await?;
     print_stderr(&if outbox.add_destination(name, shards, start).await? {
-        format!("destination `{name}` is added, with {shards} shards; it starts with {}", first_message(start))
+        let shards = count(shards.into(), "shard");
+        format!("destination `{name}` is added with {shards}; it starts with {}", first_message(start))
     } else {
         format!("destination `{name}` exists, nothing was changed")
     });
@@ -161,12 +171,17 @@ const fn first_message(start: StartFrom) -> &'static str {
 async fn remove(target: OutboxArgs, name: String, yes: ConfirmArg) -> Result<()> {
     let Opened { outbox, shown, .. } = outbox::open_within(&named(target, &name), REWRITE_DEADLINE).await?;
     if !yes.yes {
-        let waits = Waits(outbox.sample_destination(&name).await?.backlog);
-        let question =
-            format!("remove destination `{name}` at {shown}? {waits} would never reach it, dead letters are deleted");
-        confirm(yes, &question)?;
+        let Backlog { pending, exact, parked, .. } = outbox.sample_destination(&name).await?.backlog;
+        let about = if exact { "" } else { "about " };
+        confirm(
+            yes,
+            &format!(
+                "remove destination `{name}` at {shown}? {about}{pending} pending and {parked} parked messages are not \
+                 published to it, and its dead letters are deleted"
+            ),
+        )?;
     }
-    ensure!(outbox.remove_destination(&name).await?, "destination `{name}` was removed by somebody else");
+    ensure!(outbox.remove_destination(&name).await?, "destination `{name}` was removed meanwhile");
     print_stderr(&format!("destination `{name}` is removed"));
     Ok(())
 }

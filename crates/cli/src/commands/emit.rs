@@ -1,6 +1,6 @@
 //! `relevo emit`
 
-mod many;
+mod lines;
 
 use std::io::{self, Read as _, Write as _};
 
@@ -17,50 +17,56 @@ use crate::outbox::{Place, emit_error};
 use crate::output::time;
 use crate::output::{OutputArgs, is_json};
 
+const EXAMPLES: &str = "Examples:
+  relevo emit orders o-42 OrderPlaced '{\"total\": 12}'
+  relevo emit orders o-42 OrderPlaced @order.json --header tenant=acme --deliver-at 10m
+  relevo emit --jsonl messages.jsonl";
+
 /// What to emit.
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    #[command(flatten)]
-    target: OutboxArgs,
-    /// What routes match first.
-    #[arg(required_unless_present = "many")]
+    /// The topic; routes match it first.
+    #[arg(required_unless_present = "jsonl")]
     topic: Option<String>,
-    /// What order is kept within.
-    #[arg(required_unless_present = "many")]
+    /// The key; messages of one key are published in order.
+    #[arg(required_unless_present = "jsonl")]
     key: Option<String>,
-    /// What happened or is asked for.
-    #[arg(value_name = "TYPE", required_unless_present = "many")]
+    /// The type: the event or the command.
+    #[arg(value_name = "TYPE", required_unless_present = "jsonl")]
     kind: Option<String>,
-    /// The payload, `@FILE` for a file's bytes, or `-` for stdin.
-    #[arg(required_unless_present = "many", allow_hyphen_values = true)]
+    /// The payload, `@FILE` for the bytes of a file, or `-` for stdin.
+    #[arg(required_unless_present = "jsonl", allow_hyphen_values = true)]
     payload: Option<String>,
-    /// The payload's media type; JSON is checked.
+    /// The media type of the payload; JSON is validated.
     #[arg(long, value_name = "TYPE", default_value = "application/json")]
     content_type: String,
-    /// A header, as `name=value`; may be given again.
+    /// A header, as `name=value`; can be repeated.
     #[arg(long = "header", value_name = "NAME=VALUE", value_parser = header)]
     headers: Vec<(String, String)>,
-    /// An id of your own, which is emitted once.
+    /// Your own id; an id can be emitted once.
     #[arg(long, value_parser = crate::args::message_id)]
     id: Option<MessageId>,
-    /// Not before this time: RFC 3339, or how far away, as `10m`.
+    /// Publishes it at this time: RFC 3339, or a duration from now, as `10m`.
     #[arg(long, value_name = "TIME", value_parser = time::ahead)]
     deliver_at: Option<Timestamp>,
-    /// Takes the key's lock, for writers that lock no row of their own.
+    /// Takes the lock of the key, for writers that lock no row of their own.
     #[arg(long)]
     serialize: bool,
     /// Does nothing if the id was emitted before.
     #[arg(long, requires = "id")]
-    ignore_repeat: bool,
-    /// JSON lines from this file, or from `-` for stdin, one message each.
+    ignore_duplicate: bool,
+    /// Emits JSON lines from this file, or from `-` for stdin, one message per line.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["topic", "key", "kind", "payload", "headers", "id", "deliver_at", "serialize"])]
-    many: Option<String>,
-    /// So many messages share a transaction.
-    #[arg(long, value_name = "N", default_value_t = 500, requires = "many", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    jsonl: Option<String>,
+    /// The number of messages per transaction.
+    #[arg(long, value_name = "N", default_value_t = 500, requires = "jsonl", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     batch: u32,
-    /// Leaves out so many lines, which were committed before.
-    #[arg(long, value_name = "N", default_value_t = 0, requires = "many")]
+    /// Skips this number of lines, which were committed before.
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "jsonl")]
     skip: u64,
+    #[command(flatten)]
+    target: OutboxArgs,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -72,9 +78,9 @@ fn header(text: &str) -> Result<(String, String), String> {
 
 pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
     let place = Place::of(&args.target)?;
-    if let Some(source) = &args.many {
-        let order = many::Order { source, batch: args.batch, skip: args.skip, json: args.output.is_json() };
-        return many::run(&place, &order).await;
+    if let Some(source) = &args.jsonl {
+        let lines = lines::LinesArgs { source, batch: args.batch, skip: args.skip, output: args.output };
+        return lines::run(&place, &lines).await;
     }
     let draft = draft(args)?;
     let mut writer = place.writer().await?;
@@ -93,7 +99,7 @@ pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
     Ok(ExitStatus::Success)
 }
 
-/// Checked before the database is asked: what is wrong with it is a matter of what was typed.
+/// The message of the arguments. Checked before the database is opened.
 fn draft(args: &Args) -> Result<Draft> {
     let typed = |text: &Option<String>| text.clone().unwrap_or_default();
     let payload = payload(&typed(&args.payload))?;
@@ -113,7 +119,7 @@ fn draft(args: &Args) -> Result<Draft> {
     draft.id = args.id;
     draft.deliver_at = args.deliver_at;
     draft.lock_key = args.serialize;
-    if args.ignore_repeat {
+    if args.ignore_duplicate {
         draft.on_duplicate = OnDuplicate::Ignore;
     }
     draft.check().map_err(|error| usage(error.to_string()))?;

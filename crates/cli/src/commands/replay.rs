@@ -1,10 +1,10 @@
-//! `relevo replay`: messages handled again on purpose, under a number of their own.
+//! `relevo replay`: sends messages of a log to a consumer again, under a number of their own.
 
 mod feed;
 mod list;
-mod log;
 mod plan;
-mod spec;
+mod selection;
+mod source;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -14,17 +14,23 @@ use crate::exit::ExitStatus;
 /// What to do with replays.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Says what would be replayed: how many messages, the first of them, how long it takes; changes nothing.
+    /// Prints what would be replayed: the number of messages, the first ones, the duration. Changes nothing.
+    #[command(after_help = "Example: relevo replay plan billing --since 2h --topic orders")]
     Plan(plan::Plan),
-    /// Begins a replay and feeds it until everything was fed; Ctrl-C leaves it to be resumed.
+    /// Starts a replay and feeds it to the end. After Ctrl-C it can be resumed.
+    #[command(after_help = "Example: relevo replay start billing --since 2h --rate 50 --reason 'wrong VAT'")]
     Start(plan::Start),
     /// Lists the replays of a consumer, or of all, newest first.
+    #[command(after_help = "Example: relevo replay list billing")]
     List(list::List),
-    /// Shows how a replay stands.
-    Show(list::One),
-    /// Stops a replay, wherever it is fed; what was not begun is taken out of the retry table.
-    Stop(list::One),
-    /// Goes on with a replay that was stopped, or whose feeder ended.
+    /// Shows one replay.
+    #[command(after_help = "Example: relevo replay show billing 1 -o json")]
+    Show(list::ReplayRef),
+    /// Stops a replay, and removes its waiting messages from the retry queues.
+    #[command(after_help = "Example: relevo replay stop billing 1")]
+    Stop(list::ReplayRef),
+    /// Resumes a replay that was stopped or interrupted.
+    #[command(after_help = "Example: relevo replay resume billing 1 --rate 20")]
     Resume(feed::Resume),
 }
 

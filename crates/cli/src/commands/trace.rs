@@ -13,8 +13,8 @@ use relevo_core::outbox::inspect::MessageDetails;
 use relevo_core::store::StoreError;
 use serde_json::{Value, json};
 
-use super::consumers::dead::letter::correlation;
-use super::show;
+use super::dead_letter::print::correlation;
+use super::message::envelope;
 use crate::args::OutboxArgs;
 use crate::error_report::print_stderr;
 use crate::exit::{ExitStatus, not_found};
@@ -28,23 +28,27 @@ const LETTERS_MAX: usize = 1000;
 
 /// Which message.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example: relevo trace 019d3c4e-55aa-7c3e-9a41-0242ac120002")]
 pub(crate) struct Args {
-    #[command(flatten)]
-    target: OutboxArgs,
-    /// The message's id.
+    /// The id of the message.
     #[arg(value_parser = crate::args::message_id)]
     id: MessageId,
+    #[command(flatten)]
+    target: OutboxArgs,
     #[command(flatten)]
     output: OutputArgs,
 }
 
 pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
     let place = Place::of(&args.target)?;
-    let path = Path { destinations: sent(&place, args.id).await?, stops: handled(&place, args.id).await? };
+    let path = MessageTrace {
+        destinations: find_at_destinations(&place, args.id).await?,
+        stops: find_at_consumers(&place, args.id).await?,
+    };
     if path.destinations.is_empty() && path.stops.is_empty() {
         return Err(not_found(format!(
-            "neither the outbox nor an inbox at {} knows message {}; hint: it may be older than what they remember, or \
-             its consumer has another database",
+            "message {1} is neither in the outbox nor in an inbox at {0}; hint: it may be older than their retention, or its \
+             consumer has another database",
             place.shown(),
             args.id
         )));
@@ -53,37 +57,37 @@ pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
     if args.output.is_json() {
         writeln!(out, "{}", path.object(args.id))?;
     } else {
-        path.tell(&mut out, args.id)?;
+        path.write(&mut out, args.id)?;
     }
     out.flush()?;
     Ok(ExitStatus::Success)
 }
 
-/// All that one database knows of a message's way.
-struct Path {
-    /// Where it stands at each destination, by name.
+/// What one database knows about a message.
+struct MessageTrace {
+    /// Its status at each destination, by name.
     destinations: Vec<(String, MessageDetails)>,
-    /// What each consumer did with it, each time.
-    stops: BTreeMap<(String, DedupId), Stop>,
+    /// What each consumer did with it, per replay.
+    stops: BTreeMap<(String, DedupId), ConsumerTrace>,
 }
 
 /// What a consumer did with it, once or under the number of a replay. The inbox row and the dead letter have their own
 /// retentions.
 #[derive(Default)]
-struct Stop {
+struct ConsumerTrace {
     known: Option<InboxRecord>,
     dead: Option<DeadLetter>,
 }
 
-/// Where it stands at each destination; nowhere if the outbox does not have it.
-async fn sent(place: &Place, id: MessageId) -> Result<Vec<(String, MessageDetails)>> {
+/// Its status at each destination. Empty if the outbox does not contain it.
+async fn find_at_destinations(place: &Place, id: MessageId) -> Result<Vec<(String, MessageDetails)>> {
     let outbox = place.glance().await?;
     let known = outbox.destinations().await?;
     let mut found = Vec::new();
     for name in known.into_iter().map(|destination| destination.name) {
         match outbox.message(&name, id).await {
             Ok(shown) => found.extend(shown.map(|shown| (name, shown))),
-            // A long log has no index on ids: what consumers know is told all the same.
+            // A large log has no index on ids. Consumers are searched all the same.
             Err(StoreError::Refused { reason: what }) => print_stderr(&format!("destination `{name}`: {what}")),
             Err(error) => return Err(error.into()),
         }
@@ -91,10 +95,10 @@ async fn sent(place: &Place, id: MessageId) -> Result<Vec<(String, MessageDetail
     Ok(found)
 }
 
-/// What consumers know of it, by name and replay.
-async fn handled(place: &Place, id: MessageId) -> Result<BTreeMap<(String, DedupId), Stop>> {
+/// What consumers did with it, by name and replay.
+async fn find_at_consumers(place: &Place, id: MessageId) -> Result<BTreeMap<(String, DedupId), ConsumerTrace>> {
     let consumers = place.consumers().await?;
-    let mut stops: BTreeMap<(String, DedupId), Stop> = BTreeMap::new();
+    let mut stops: BTreeMap<(String, DedupId), ConsumerTrace> = BTreeMap::new();
     for known in consumers.find_message(id).await? {
         let key = (known.consumer.clone(), known.dedup_id);
         stops.entry(key).or_default().known = Some(known);
@@ -107,7 +111,7 @@ async fn handled(place: &Place, id: MessageId) -> Result<BTreeMap<(String, Dedup
     Ok(stops)
 }
 
-impl Stop {
+impl ConsumerTrace {
     fn state(&self) -> Option<InboxState> {
         self.known.as_ref().map(|known| known.state)
     }
@@ -133,12 +137,12 @@ impl Stop {
                 "class": dead.class,
                 "error": dead.error,
                 "attempts": dead.attempts,
-                "redriven": dead.redrives,
+                "redrive_count": dead.redrives,
                 "dead_at": output::timestamp(Some(dead.dead_at)),
-                "note": dead.mark.as_ref().map(|mark| &mark.reason),
+                "reason": dead.mark.as_ref().map(|mark| &mark.reason),
                 "address": message.map(|message| &*message.address),
                 "lane": message.map(|message| message.lane.name()),
-                "place": message.and_then(|message| message.offset),
+                "broker_offset": message.and_then(|message| message.offset),
                 "correlation": message.and_then(correlation),
             })
         });
@@ -162,10 +166,10 @@ impl Stop {
     }
 }
 
-impl Path {
+impl MessageTrace {
     fn object(&self, id: MessageId) -> Value {
         let destination = |(name, shown): &(String, MessageDetails)| output::listed(&shown.summary, name);
-        let stop = |((consumer, entry), stop): (&(String, DedupId), &Stop)| stop.object(consumer, *entry);
+        let stop = |((consumer, entry), stop): (&(String, DedupId), &ConsumerTrace)| stop.object(consumer, *entry);
         let mut value = json!({
             "id": id.to_string(),
             "destinations": self.destinations.iter().map(destination).collect::<Value>(),
@@ -177,13 +181,13 @@ impl Path {
         value
     }
 
-    fn tell(&self, out: &mut impl Write, id: MessageId) -> Result<()> {
+    fn write(&self, out: &mut impl Write, id: MessageId) -> Result<()> {
         let now = Timestamp::now();
         let mut pairs = vec![("id", id.to_string())];
-        pairs.extend(self.destinations.first().into_iter().flat_map(|(_, shown)| show::envelope(&shown.message, now)));
+        pairs.extend(self.destinations.first().into_iter().flat_map(|(_, shown)| envelope(&shown.message, now)));
         table::pairs(out, &pairs)?;
         if self.destinations.is_empty() {
-            writeln!(out, "\noutbox: no destination of this database has it")?;
+            writeln!(out, "\noutbox: the message is at no destination of this database")?;
         } else {
             writeln!(out, "\noutbox:")?;
             let rows: Vec<_> = self.destinations.iter().map(|(name, shown)| sent_row(name, shown, now)).collect();
@@ -191,23 +195,33 @@ impl Path {
                 .write(out, &rows)?;
         }
         if self.stops.is_empty() {
-            writeln!(out, "\nconsumers: none of this database has it")?;
+            writeln!(out, "\nconsumers: none in this database received it")?;
             return Ok(());
         }
         writeln!(out, "\nconsumers:")?;
-        let row = |((consumer, entry), stop): (&(String, DedupId), &Stop)| stop.row(consumer, *entry, now);
+        let row = |((consumer, entry), stop): (&(String, DedupId), &ConsumerTrace)| stop.row(consumer, *entry, now);
         Table::new(&["CONSUMER", "REPLAY", "STATE", "AT"])
             .write(out, &self.stops.iter().map(row).collect::<Vec<_>>())?;
-        self.tell_dead(out, now)
+        self.write_dead(out, now)
     }
 
-    fn tell_dead(&self, out: &mut impl Write, now: Timestamp) -> Result<()> {
+    fn write_dead(&self, out: &mut impl Write, now: Timestamp) -> Result<()> {
         let dead: Vec<_> = self.stops.values().filter_map(|stop| stop.dead.as_ref()).collect();
         if !dead.is_empty() {
             writeln!(out, "\ndead letters:")?;
             let rows: Vec<_> = dead.into_iter().map(|dead| dead_row(dead, now)).collect();
-            Table::new(&["CONSUMER", "STATE", "CLASS", "ATTEMPTS", "REDRIVEN", "DEAD SINCE", "LANE", "PLACE", "ERROR"])
-                .write(out, &rows)?;
+            Table::new(&[
+                "CONSUMER",
+                "STATE",
+                "CLASS",
+                "ATTEMPTS",
+                "REDRIVES",
+                "DEAD SINCE",
+                "LANE",
+                "BROKER OFFSET",
+                "ERROR",
+            ])
+            .write(out, &rows)?;
         }
         Ok(())
     }

@@ -16,27 +16,28 @@ use crate::outbox;
 use crate::output::{self, OutputArgs};
 use crate::output::{table, time};
 
-/// What is compared.
+/// The range of the log.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example: relevo verify --since 2h --until 1h -o json")]
 pub(crate) struct Args {
-    #[command(flatten)]
-    which: DestinationArgs,
-    /// From this time on: RFC 3339, or how long ago, as `10m`; from the oldest that is retained otherwise.
+    /// From this time: RFC 3339, or how long ago, as `10m` [default: the oldest retained message].
     #[arg(long, value_name = "TIME", value_parser = time::past)]
     since: Option<Timestamp>,
-    /// Before this time: RFC 3339, or how long ago, as `10m`; to now otherwise.
+    /// Before this time: RFC 3339, or how long ago, as `10m` [default: now].
     #[arg(long, value_name = "TIME", value_parser = time::past)]
     until: Option<Timestamp>,
+    #[command(flatten)]
+    which: DestinationArgs,
     #[command(flatten)]
     output: OutputArgs,
 }
 
-/// Up to how many scheduled messages are counted.
+/// The maximum count of scheduled messages.
 const SCHEDULED_MAX: usize = 10_000;
 
 pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
     time::in_order(args.since, args.until)?;
-    // A long log is read in many short statements; each may take its time on a busy server.
+    // A large log is read in many short statements; each can be slow on a busy server.
     let opened = outbox::open_within(&args.which, REWRITE_DEADLINE).await?;
     let (search, destination) = (outbox::search(&*opened.outbox)?, &opened.destination.name);
     let mut verified = search.verify(destination, TimeRange { since: args.since, until: args.until }).await?;
@@ -54,7 +55,7 @@ pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
             "committed": verified.committed,
             "by_status": by_status,
             "oldest_unsettled": output::timestamp(verified.oldest_unsettled),
-            "contradictions": verified.inconsistencies,
+            "inconsistencies": verified.inconsistencies,
         }))?;
     } else {
         let now = Timestamp::now();
@@ -62,27 +63,27 @@ pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
         let counted = verified.by_status.iter().filter(|(_, count)| *count > 0);
         pairs.extend(counted.map(|(status, count)| match status {
             MessageStatus::Scheduled if *count == SCHEDULED_MAX as u64 => {
-                (status.as_str(), format!("{count} or more, apart"))
+                (status.as_str(), format!("{count} or more, not in the log yet"))
             }
-            MessageStatus::Scheduled => (status.as_str(), format!("{count}, apart: not in the log yet")),
+            MessageStatus::Scheduled => (status.as_str(), format!("{count}, not in the log yet")),
             _ => (status.as_str(), count.to_string()),
         }));
         if let Some(oldest) = verified.oldest_unsettled {
-            pairs.push(("oldest that waits", time::with_age(oldest, now)));
+            pairs.push(("oldest unsettled", time::with_age(oldest, now)));
         }
         let mut out = io::stdout().lock();
         table::pairs(&mut out, &pairs)?;
-        for contradiction in &verified.inconsistencies {
-            writeln!(out, "contradiction: {}", table::plain(contradiction))?;
+        for inconsistency in &verified.inconsistencies {
+            writeln!(out, "inconsistency: {}", table::plain(inconsistency))?;
         }
         if verified.inconsistencies.is_empty() {
-            writeln!(out, "no contradictions")?;
+            writeln!(out, "no inconsistencies")?;
         }
     }
     Ok(if verified.inconsistencies.is_empty() { ExitStatus::Success } else { ExitStatus::Findings })
 }
 
-/// What waits for its time is in no log, so that nothing compares it; it is counted.
+/// Scheduled messages are not in the log, so they are only counted.
 async fn scheduled(outbox: &dyn OutboxSearch, destination: &str, args: &Args) -> Result<u64> {
     let search = MessageFilter {
         status: Some(MessageStatus::Scheduled),
@@ -90,6 +91,6 @@ async fn scheduled(outbox: &dyn OutboxSearch, destination: &str, args: &Args) ->
         until: args.until,
         ..MessageFilter::default()
     };
-    // It comes before the log in a search: no time is needed for the rest.
+    // A search returns scheduled messages before the log: it needs no time for the log.
     Ok(outbox.search(destination, &search, SCHEDULED_MAX, Duration::ZERO).await?.messages.len() as u64)
 }

@@ -16,11 +16,12 @@ use crate::output::{table, time};
 
 /// Which key.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example: relevo why o-42 --destination main")]
 pub(crate) struct Args {
-    #[command(flatten)]
-    which: DestinationArgs,
     /// The key.
     key: String,
+    #[command(flatten)]
+    which: DestinationArgs,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -72,15 +73,15 @@ fn object(key: &str, destination: &str, why: &KeyReport) -> Value {
 /// The name of a cause in JSON.
 const fn cause_name(cause: &WaitCause) -> &'static str {
     match cause {
-        WaitCause::Idle => "idle",
-        WaitCause::NotReadYet => "unread",
+        WaitCause::Idle => "not_waiting",
+        WaitCause::NotReadYet => "not_read_yet",
         WaitCause::NoRelay => "no_relay",
-        WaitCause::Disabled => "disabled",
-        WaitCause::Retrying { .. } => "retrying",
-        WaitCause::AddressHeld { .. } => "held",
+        WaitCause::Disabled => "destination_disabled",
+        WaitCause::Retrying { .. } => "retry_scheduled",
+        WaitCause::AddressHeld { .. } => "address_held",
         WaitCause::Quarantined { .. } => "quarantined",
-        WaitCause::DeadLetter { .. } => "dead",
-        WaitCause::MarkNotApplied { .. } => "marked",
+        WaitCause::DeadLetter { .. } => "dead_letter",
+        WaitCause::MarkNotApplied { .. } => "mark_not_applied",
         WaitCause::Scheduled { .. } => "scheduled",
     }
 }
@@ -151,9 +152,13 @@ fn first_message(head: &MessageSummary) -> String {
 fn next_step(key: &str, destination: &str, why: &KeyReport) -> String {
     match &why.cause {
         WaitCause::Idle => String::new(),
-        WaitCause::NotReadYet => "none, unless this lasts; `relevo backlog` shows how many messages wait.".to_owned(),
-        WaitCause::NoRelay => "start a relay: `relevo run`; `relevo shards` shows which relays hold shards.".to_owned(),
-        WaitCause::Disabled => format!("`relevo destination switch {destination} on` enables it."),
+        WaitCause::NotReadYet => {
+            format!("none, unless this lasts; `relevo destination show {destination}` shows how many messages wait.")
+        }
+        WaitCause::NoRelay => {
+            format!("start a relay: `relevo run`; `relevo destination show {destination}` shows the owners of shards.")
+        }
+        WaitCause::Disabled => format!("`relevo destination enable {destination}` enables it."),
         WaitCause::Retrying { .. } | WaitCause::Quarantined { .. } => {
             "none; the relay retries it, and dead-letters it after the last attempt.".to_owned()
         }
@@ -163,11 +168,13 @@ fn next_step(key: &str, destination: &str, why: &KeyReport) -> String {
         WaitCause::DeadLetter { id } => {
             let on = format!("--destination {destination} --reason TEXT");
             format!(
-                "`relevo dead redrive {id} {on}` publishes it again, `relevo dead discard {id} {on}` continues key `{key}` without it."
+                "`relevo dead-letter redrive {id} {on}` publishes it again, `relevo dead-letter discard {id} {on}` continues key `{key}` without it."
             )
         }
         WaitCause::MarkNotApplied { .. } => {
-            "none; the relay that holds the shard applies the mark; `relevo shards` shows that relay.".to_owned()
+            format!(
+                "none; the relay that holds the shard applies the mark; `relevo destination show {destination}` shows that relay."
+            )
         }
         WaitCause::Scheduled { .. } => "none; it can be cancelled until it is due.".to_owned(),
     }

@@ -83,12 +83,12 @@ impl DataDir {
 
     /// The command that lists the messages of the outbox.
     pub(crate) fn list_command(&self) -> String {
-        format!("relevo outbox list --database sqlite:{}", self.file("shop").display())
+        format!("relevo message list --database sqlite:{}", self.file("shop").display())
     }
 
     /// The command that shows the consumer.
     pub(crate) fn consumer_command(&self) -> String {
-        format!("relevo consumers show {GROUP} --database sqlite:{}", self.file("shipping").display())
+        format!("relevo consumer show {GROUP} --database sqlite:{}", self.file("shipping").display())
     }
 
     /// The directory and its files.

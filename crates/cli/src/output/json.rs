@@ -69,7 +69,7 @@ pub(crate) fn shard(shard: &ShardInfo) -> Value {
         "shard": shard.shard,
         "owner": shard.owner,
         "epoch": shard.epoch,
-        "lasts_ms": u64::try_from(shard.lease_remaining.as_millis()).unwrap_or(u64::MAX),
+        "lease_expires_in_ms": u64::try_from(shard.lease_remaining.as_millis()).unwrap_or(u64::MAX),
         "settled_at": timestamp(shard.settled_at),
         "parked_keys": shard.parked_keys,
     })

@@ -35,88 +35,97 @@ pub(crate) trait Run {
 }
 
 pub(crate) async fn consumers_are_listed_and_shown(cli: &impl Run, inbox: &impl Inbox) {
-    let (list, told) = cli.ok(&["consumers", "list"]);
-    assert!(list.is_empty() && told.starts_with("no consumer was heard of yet"), "{list}{told}");
+    let (list, told) = cli.ok(&["consumer", "list"]);
+    assert!(list.is_empty() && told.starts_with("no consumer has an inbox in this database"), "{list}{told}");
     billing(inbox).await;
     inbox.prune(10).await.expect("it prunes");
-    let listed = &cli.objects(&["consumers", "list"])[0];
-    assert_eq!((&listed["name"], &listed["members"], &listed["paused"]), (&json!("billing"), &json!(1), &json!(false)));
+    let listed = &cli.objects(&["consumer", "list"])[0];
+    assert_eq!(
+        (&listed["name"], &listed["member_count"], &listed["paused"]),
+        (&json!("billing"), &json!(1), &json!(false))
+    );
     assert_eq!((&listed["waiting"], &listed["dead"]), (&json!(1), &json!(2)));
-    assert_eq!(listed["remembers_ms"], json!(30 * 86_400_000_u64));
-    assert!(listed["beat_at"].is_string());
-    let shown = &cli.objects(&["consumers", "show", "billing"])[0];
-    assert_eq!((&shown["name"], &shown["member_list"][0]["name"]), (&json!("billing"), &json!("worker-1")));
+    assert_eq!(listed["retention_ms"], json!(30 * 86_400_000_u64));
+    assert!(listed["heartbeat_at"].is_string());
+    let shown = &cli.objects(&["consumer", "show", "billing"])[0];
+    assert_eq!((&shown["name"], &shown["members"][0]["name"]), (&json!("billing"), &json!("worker-1")));
     let lane = &shown["lanes"][0];
-    assert_eq!((&lane["name"], &lane["owner"], &lane["mark"]), (&json!("orders.0"), &json!("worker-1"), &json!(41)));
-    assert_eq!((&lane["breaker"], &lane["forced"]), (&json!("503 from the post"), &Value::Null));
-    let queues = shown["queues"].as_array().expect("queues");
+    assert_eq!(
+        (&lane["name"], &lane["owner"], &lane["low_watermark"]),
+        (&json!("orders.0"), &json!("worker-1"), &json!(41))
+    );
+    assert_eq!((&lane["breaker"], &lane["breaker_override"]), (&json!("503 from the post"), &Value::Null));
+    let queues = shown["retry_queues"].as_array().expect("queues");
     let told: Vec<_> = queues.iter().map(|it| (it["queue"].as_str(), it["next_attempt_at"].is_string())).collect();
-    assert_eq!(told, [(Some("o-2"), true), (Some("o-3"), false)], "one waits for a person");
-    cli.fails(4, &["consumers", "show", "biling"], &["consumer `biling` is not known", "hint: there are `billing`"]);
+    assert_eq!(told, [(Some("o-2"), true), (Some("o-3"), false)], "one needs an operator");
+    cli.fails(4, &["consumer", "show", "biling"], &["consumer `biling` is not known", "hint: there are `billing`"]);
 }
 
 pub(crate) async fn orders_reach_the_members(cli: &impl Run, inbox: &impl Inbox) {
     member(inbox).await;
-    let (_, told) = cli.ok(&["consumers", "pause", "billing"]);
-    assert_eq!(told, "consumer `billing` is paused; members hear it with their next heartbeat\n");
+    let (_, told) = cli.ok(&["consumer", "pause", "billing"]);
+    assert_eq!(told, "consumer `billing` is paused; members obey with their next heartbeat\n");
     assert!(hears(inbox).await.paused);
-    assert_eq!(cli.objects(&["consumers", "list"])[0]["paused"], json!(true));
-    cli.ok(&["consumers", "pause", "billing", "--lane", "orders.0"]);
+    assert_eq!(cli.objects(&["consumer", "list"])[0]["paused"], json!(true));
+    cli.ok(&["consumer", "pause", "billing", "--lane", "orders.0"]);
     assert_eq!(hears(inbox).await.paused_lanes[0].name(), "orders.0");
-    let (_, told) = cli.ok(&["consumers", "resume", "billing"]);
+    let (_, told) = cli.ok(&["consumer", "resume", "billing"]);
     assert!(told.contains("these lanes are still paused: `orders.0`\nhint: "), "{told}");
-    let (_, told) = cli.ok(&["consumers", "resume", "billing", "--lane", "orders.0"]);
-    assert_eq!(told, "lane `orders.0` of `billing` goes on; members hear it with their next heartbeat\n");
+    let (_, told) = cli.ok(&["consumer", "resume", "billing", "--lane", "orders.0"]);
+    assert_eq!(told, "lane `orders.0` of `billing` is resumed; members obey with their next heartbeat\n");
     let heard = hears(inbox).await;
     assert!(!heard.paused && heard.paused_lanes.is_empty());
     for (to, forced) in [("open", vec![true]), ("close", vec![false]), ("auto", vec![])] {
-        cli.ok(&["consumers", "breaker", "billing", "--lane", "orders.0", to]);
+        cli.ok(&["consumer", "breaker", "billing", "--lane", "orders.0", to]);
         assert_eq!(
             hears(inbox).await.breaker_overrides.into_iter().map(|(_, open)| open).collect::<Vec<_>>(),
             forced,
             "{to}"
         );
     }
-    cli.fails(4, &["consumers", "pause", "nobody"], &["consumer `nobody` is not known", "there are `billing`"]);
-    let nowhere = ["consumers", "breaker", "billing", "--lane", "orders.9", "open"];
+    cli.fails(4, &["consumer", "pause", "nobody"], &["consumer `nobody` is not known", "there are `billing`"]);
+    let nowhere = ["consumer", "breaker", "billing", "--lane", "orders.9", "open"];
     cli.fails(4, &nowhere, &["consumer `billing` has no lane `orders.9`", "hint: there are `orders.0`"]);
 }
 
-pub(crate) async fn a_consumer_taken_away_for_good_is_forgotten(cli: &impl Run, inbox: &impl Inbox) {
-    let forget = ["consumers", "forget", "billing", "--yes"];
-    cli.fails(4, &forget, &["consumer `billing` is not known", "hint: there is none in this database"]);
+pub(crate) async fn a_removed_consumer_keeps_its_inbox(cli: &impl Run, inbox: &impl Inbox) {
+    let remove = ["consumer", "remove", "billing", "--yes"];
+    cli.fails(4, &remove, &["consumer `billing` is not known", "hint: this database has no consumer"]);
     member(inbox).await;
     let handled = arrival(id(1), "o-1", "{}");
     assert_eq!(handle(inbox, &handled).await, EnterOutcome::New);
-    cli.ok(&["consumers", "pause", "billing"]);
-    let refused = ["somebody works for consumer `billing`, nothing was changed", "hint: stop its processes"];
-    cli.fails(1, &forget, &refused);
-    cli.fails(1, &forget[..3], &refused);
+    cli.ok(&["consumer", "pause", "billing"]);
+    let refused = ["consumer `billing` has live members, nothing was changed", "hint: stop its processes"];
+    cli.fails(1, &remove, &refused);
+    cli.fails(1, &remove[..3], &refused);
     leaves(inbox).await;
-    let (code, _, asked) = cli.run(&forget[..3]);
+    let (code, _, asked) = cli.run(&remove[..3]);
     assert_eq!(code, 1);
-    assert!(asked.starts_with("forget consumer `billing`? its members, "), "{asked}");
-    assert!(asked.ends_with("nothing was changed\nhint: `--yes` answers beforehand\n"), "{asked}");
-    assert_eq!(cli.objects(&["consumers", "list"])[0]["paused"], json!(true), "nobody said yes");
-    let (_, told) = cli.ok(&forget);
-    assert_eq!(told, "consumer `billing` is forgotten; if a member starts, it goes on as if it had slept\n");
-    assert_eq!(cli.objects(&["consumers", "list"]), [] as [Value; 0]);
-    cli.fails(4, &forget, &["consumer `billing` is not known"]);
+    assert!(asked.starts_with("remove consumer `billing` with its members and lanes? "), "{asked}");
+    assert!(asked.ends_with("nothing was changed\nhint: `--yes` confirms in advance\n"), "{asked}");
+    assert_eq!(cli.objects(&["consumer", "list"])[0]["paused"], json!(true), "it was not confirmed");
+    let (_, told) = cli.ok(&remove);
+    assert_eq!(told, "consumer `billing` is removed; a member that starts continues with its inbox\n");
+    assert_eq!(cli.objects(&["consumer", "list"]), [] as [Value; 0]);
+    cli.fails(4, &remove, &["consumer `billing` is not known"]);
     assert!(!hears(inbox).await.paused, "the order is forgotten too");
     assert_eq!(handle(inbox, &handled).await, EnterOutcome::Duplicate(InboxState::Done));
-    assert_eq!(cli.objects(&["consumers", "list"])[0]["members"], json!(1));
+    assert_eq!(cli.objects(&["consumer", "list"])[0]["member_count"], json!(1));
     billing(inbox).await;
     leaves(inbox).await;
-    let (_, told) = cli.ok(&forget);
-    assert!(told.ends_with("\nit is listed for as long as something of it is left: 1 waiting and 2 dead\n"), "{told}");
-    let listed = &cli.objects(&["consumers", "list"])[0];
-    assert_eq!((&listed["members"], &listed["beat_at"], &listed["dead"]), (&json!(0), &Value::Null, &json!(2)));
+    let (_, told) = cli.ok(&remove);
+    assert!(told.ends_with("\nit is still listed, because it has 1 waiting and 2 dead messages\n"), "{told}");
+    let listed = &cli.objects(&["consumer", "list"])[0];
+    assert_eq!(
+        (&listed["member_count"], &listed["heartbeat_at"], &listed["dead"]),
+        (&json!(0), &Value::Null, &json!(2))
+    );
 }
 
 pub(crate) async fn dead_letters_are_shown_as_they_came(cli: &impl Run, inbox: &impl Inbox) {
     billing(inbox).await;
     let (text, foreign) = (id(3).to_string(), id(4).to_string());
-    let listed = cli.objects(&["consumers", "dead", "list"]);
+    let listed = cli.objects(&["dead-letter", "list"]);
     let told: Vec<_> = listed.iter().map(|it| (it["id"].as_str(), it["class"].as_str())).collect();
     assert_eq!(told, [(Some(&*text), Some("panic")), (Some(&*foreign), Some("undecodable"))]);
     assert_eq!((&listed[0]["type"], &listed[1]["type"]), (&json!("OrderPlaced"), &Value::Null));
@@ -127,74 +136,89 @@ pub(crate) async fn dead_letters_are_shown_as_they_came(cli: &impl Run, inbox: &
         (&["--until", "1h"], 0),
         (&["--consumer", "billing", "--key", "o-3", "--class", "undecodable"], 0),
     ] {
-        assert_eq!(cli.objects(&[&["consumers", "dead", "list"], args].concat()).len(), count, "{args:?}");
+        assert_eq!(cli.objects(&[&["dead-letter", "list"], args].concat()).len(), count, "{args:?}");
     }
-    let (_, more) = cli.ok(&["consumers", "dead", "list", "--limit", "1"]);
+    let (_, more) = cli.ok(&["dead-letter", "list", "--limit", "1"]);
     assert!(more.starts_with("1 dead letter, and more\nhint: "), "{more}");
-    assert_eq!(cli.ok(&["consumers", "dead", "show", &text, "--raw"]).0, r#"{"n":3}"#);
-    assert_eq!(cli.ok(&["consumers", "dead", "show", &text, "--payload"]).0, r#"{"n":3}"#);
-    let (shown, _) = cli.ok(&["consumers", "dead", "show", &text]);
+    assert_eq!(cli.ok(&["dead-letter", "show", &text, "--raw"]).0, r#"{"n":3}"#);
+    let (shown, _) = cli.ok(&["dead-letter", "show", &text]);
     assert!(shown.contains("\nbacktrace:\n0: ship::pack\n1: ship::\\u{1b}run\n"), "no tricks on a terminal: {shown}");
-    let shown = &cli.objects(&["consumers", "dead", "show", &foreign])[0];
+    let shown = &cli.objects(&["dead-letter", "show", &foreign])[0];
     assert_eq!(shown["payload_base64"], json!("AP8h"));
     assert_eq!(shown["headers"][0], json!({ "name": "x-origin", "value_base64": "/2E=" }));
     assert_eq!(
-        (&shown["address"], &shown["lane"], &shown["place"]),
+        (&shown["address"], &shown["lane"], &shown["broker_offset"]),
         (&json!("orders"), &json!("orders.0"), &Value::Null)
     );
-    let (shown, _) = cli.ok(&["consumers", "dead", "show", &foreign]);
+    let (shown, _) = cli.ok(&["dead-letter", "show", &foreign]);
     assert!(shown.contains("x-origin: \\xffa") && shown.contains("00000000  00 ff 21"), "{shown}");
-    cli.fails(4, &["consumers", "dead", "show", UNKNOWN], &["among its dead letters", "hint: `relevo trace "]);
-    cli.fails(4, &["consumers", "dead", "list", "--consumer", "biling"], &["`biling` is not known", "`billing`"]);
+    cli.fails(4, &["dead-letter", "show", UNKNOWN], &["is no dead letter", "hint: `relevo trace "]);
+    cli.fails(4, &["dead-letter", "list", "--consumer", "biling"], &["`biling` is not known", "`billing`"]);
 }
 
 pub(crate) async fn a_redrive_happens_once_and_what_fails_again_is_seen(cli: &impl Run, inbox: &impl Inbox) {
     billing(inbox).await;
     let letter = id(3).to_string();
-    let dry = ["consumers", "dead", "redrive", "--all", "--dry-run"];
+    let dry = ["dead-letter", "redrive", "--consumer", "billing", "--all", "--dry-run"];
     assert_eq!(cli.ok(&dry).1, "2 dead letters would be redriven, nothing was changed\n");
-    let redrive = ["consumers", "dead", "redrive", &letter, "--note", "the street is there now", "--rate", "5"];
+    let redrive = ["dead-letter", "redrive", &letter, "--reason", "the street is there now", "--rate", "5"];
     let (code, _, asked) = cli.run(&redrive);
     assert_eq!(code, 1);
     assert!(asked.starts_with("redrive 1 dead letter of consumer `billing`? they are handled again, "), "{asked}");
-    assert!(asked.ends_with("nothing was changed\nhint: `--yes` answers beforehand\n"), "{asked}");
+    assert!(asked.ends_with("nothing was changed\nhint: `--yes` confirms in advance\n"), "{asked}");
     let redrive = [&redrive[..], &["--yes"]].concat();
     let (_, told) = cli.ok(&redrive);
     assert!(told.starts_with("1 dead letter redriven\na member of `billing` handles them"), "{told}");
     let (_, told) = cli.ok(&redrive);
     assert_eq!(
         told,
-        format!("{letter} is `redriven` already\nno matching dead letter is in state `dead`; none was redriven\n")
+        format!("{letter} is already `redriven`\nno matching dead letter is in state `dead`, nothing was changed\n")
     );
     fail_again(inbox).await;
-    let (list, told) = cli.ok(&["consumers", "dead", "list", "--key", "o-3"]);
+    let (list, told) = cli.ok(&["dead-letter", "list", "--key", "o-3"]);
     assert!(told.starts_with("1 dead letter, of which 1 failed again after a redrive"), "{told}");
     assert!(list.contains("still no such street"), "{list}");
-    let again = &cli.objects(&["consumers", "dead", "show", &letter])[0];
-    assert_eq!((&again["redriven"], &again["state"], &again["attempts"]), (&json!(1), &json!("dead"), &json!(4)));
-    assert_eq!(again["note"], json!("the street is there now"));
+    let again = &cli.objects(&["dead-letter", "show", &letter])[0];
+    assert_eq!((&again["redrive_count"], &again["state"], &again["attempts"]), (&json!(1), &json!("dead"), &json!(4)));
+    assert_eq!(again["reason"], json!("the street is there now"));
 }
 
 pub(crate) async fn a_discarded_dead_letter_lets_its_key_continue(cli: &impl Run, inbox: &impl Inbox) {
     billing(inbox).await;
     let (held, letter) = (arrival(id(5), "o-3", "{}"), id(3).to_string());
     assert_eq!(handle(inbox, &held).await, EnterOutcome::QueuedBehind);
-    let archive = ["consumers", "dead", "archive", "--key", "o-3", "--note", "the order was cancelled", "--yes"];
-    let answer = &cli.objects(&archive)[0];
-    let expected = json!({ "consumer": "billing", "mark": "archive", "dry_run": false, "count": 1, "unmatched": [] });
+    let discard = [
+        "dead-letter",
+        "discard",
+        "--consumer",
+        "billing",
+        "--key",
+        "o-3",
+        "--reason",
+        "the order was cancelled",
+        "--yes",
+    ];
+    let answer = &cli.objects(&discard)[0];
+    let expected = json!({
+        "destination": null, "consumer": "billing", "action": "discard", "dry_run": false, "count": 1, "unmatched": [],
+    });
     assert_eq!(*answer, expected);
-    assert_eq!(cli.ok(&archive).1, "no matching dead letter is in state `dead`; none was discarded\n");
+    assert_eq!(cli.ok(&discard).1, "no matching dead letter is in state `dead`, nothing was changed\n");
     assert_eq!(inbox.claim_due(10, 10, std::time::Duration::from_secs(9)).await.expect("it is due").len(), 1);
-    assert_eq!(cli.objects(&["consumers", "dead", "list"]).len(), 1);
-    let history = cli.objects(&["consumers", "dead", "list", "--history", "--key", "o-3"]);
+    assert_eq!(cli.objects(&["dead-letter", "list"]).len(), 1);
+    let history = cli.objects(&["dead-letter", "list", "--history", "--key", "o-3"]);
     assert_eq!((&history[0]["id"], &history[0]["state"]), (&json!(letter), &json!("discarded")));
-    let both = ["consumers", "dead", "redrive", &letter, UNKNOWN, "--dry-run"];
+    let both = ["dead-letter", "redrive", &letter, UNKNOWN, "--dry-run"];
     let (_, told) = cli.ok(&both);
-    assert!(
-        told.starts_with(&format!("{UNKNOWN} is no such dead letter of consumer `billing`\n{letter} is `discarded`"))
+    assert!(told.starts_with(&format!(
+        "{UNKNOWN} is no such dead letter of consumer `billing`\n{letter} is already `discarded`"
+    )));
+    cli.fails(4, &["dead-letter", "discard", UNKNOWN, "--dry-run"], &["has no such dead letter", "--history"]);
+    cli.fails(
+        4,
+        &["dead-letter", "redrive", "--consumer", "billing", "--class", "other", "--dry-run"],
+        &["has no such dead letter"],
     );
-    cli.fails(4, &["consumers", "dead", "archive", UNKNOWN, "--dry-run"], &["has no such dead letter", "--history"]);
-    cli.fails(4, &["consumers", "dead", "redrive", "--class", "other", "--dry-run"], &["has no such dead letter"]);
 }
 
 pub(crate) async fn with_several_consumers_one_is_chosen<I: Inbox>(cli: &impl Run, inbox: &I, other: &I) {
@@ -208,18 +232,18 @@ pub(crate) async fn with_several_consumers_one_is_chosen<I: Inbox>(cli: &impl Ru
     )
     .await;
     let letter = id(3).to_string();
-    let redrive = ["consumers", "dead", "redrive", &letter, "--note", "mended", "--yes"];
-    cli.fails(2, &redrive, &["more than one consumer", "hint: choose with `--consumer`: `billing`, `shipping`"]);
-    cli.fails(2, &["consumers", "dead", "show", &letter], &["was given up more than once", "--consumer shipping"]);
-    assert_eq!(cli.objects(&["consumers", "dead", "show", &letter, "--consumer", "shipping"])[0]["class"], "poison");
-    let (_, told) = cli.ok(&[&redrive[..], &["--consumer", "shipping"]].concat());
-    assert!(told.contains("no member of `shipping` is alive"), "{told}");
-    assert_eq!(
-        cli.objects(&["consumers", "dead", "list", "--consumer", "billing"]).len(),
+    let redrive = ["dead-letter", "redrive", &letter, "--reason", "mended", "--yes"];
+    cli.fails(
         2,
-        "the other's are as before"
+        &redrive,
+        &["dead-lettered more than once", "hint: add `--consumer billing` or `--consumer shipping`"],
     );
-    assert_eq!(cli.objects(&["consumers", "dead", "list", "--consumer", "shipping"]).len(), 0);
+    cli.fails(2, &["dead-letter", "show", &letter], &["is dead-lettered more than once", "--consumer shipping"]);
+    assert_eq!(cli.objects(&["dead-letter", "show", &letter, "--consumer", "shipping"])[0]["class"], "poison");
+    let (_, told) = cli.ok(&[&redrive[..], &["--consumer", "shipping"]].concat());
+    assert!(told.contains("consumer `shipping` has no live members"), "{told}");
+    assert_eq!(cli.objects(&["dead-letter", "list", "--consumer", "billing"]).len(), 2, "the other's are as before");
+    assert_eq!(cli.objects(&["dead-letter", "list", "--consumer", "shipping"]).len(), 0);
 }
 
 pub(crate) async fn a_trace_follows_a_message<I: Inbox>(cli: &impl Run, inbox: &I, other: &I) {
@@ -249,10 +273,10 @@ pub(crate) async fn a_trace_follows_a_message<I: Inbox>(cli: &impl Run, inbox: &
     let letter = &dead["consumers"][0]["dead_letter"];
     assert_eq!((&letter["error"], &letter["correlation"]), (&json!("no such street"), &json!("c-1")));
     assert_eq!(
-        (&letter["address"], &letter["lane"], &letter["place"]),
+        (&letter["address"], &letter["lane"], &letter["broker_offset"]),
         (&json!("orders"), &json!("orders.0"), &json!(41))
     );
-    cli.fails(4, &["trace", UNKNOWN], &["neither the outbox nor an inbox", "hint: "]);
+    cli.fails(4, &["trace", UNKNOWN], &["neither in the outbox nor in an inbox", "hint: "]);
     cli.fails(2, &["trace", "no-id"], &["an id is a UUID"]);
 }
 

@@ -26,13 +26,13 @@ async fn why_explains_each_cause_with_the_command_to_type() {
     ask("no relay");
     cli.sql(HELD).await;
     ask("unread");
-    cli.succeeds(&["destination", "switch", "main", "off"]);
+    cli.succeeds(&["destination", "disable", "main"]);
     ask("disabled");
-    cli.succeeds(&["destination", "switch", "main", "on"]);
+    cli.succeeds(&["destination", "enable", "main"]);
     cli.settle().await;
     cli.bury(&id).await;
     ask("dead");
-    cli.succeeds(&["dead", "discard", &id, "--reason", "test", "--yes"]);
+    cli.succeeds(&["dead-letter", "discard", &id, "--reason", "test", "--yes"]);
     ask("marked");
     cli.sql(
         "DELETE FROM relevo.dead_letter; UPDATE relevo.parked_key SET state = 'retrying', dead_id = NULL, \
@@ -53,27 +53,31 @@ async fn why_explains_each_cause_with_the_command_to_type() {
     insta::assert_snapshot!("why", told.join("\n\n"));
     let (json, _) = cli.succeeds(&["why", "o-1", "-o", "json"]);
     let why = &objects(&json)[0];
-    assert_eq!((why["cause"].as_str(), why["address"].as_str()), (Some("held"), Some("orders.eu")));
+    assert_eq!((why["cause"].as_str(), why["address"].as_str()), (Some("address_held"), Some("orders.eu")));
     assert_eq!((why["waiting"].as_u64(), why["head"]["id"].as_str()), (Some(1), Some(&*id)));
     assert_eq!(why["shard"]["owner"], "porter");
 }
 
 #[tokio::test]
-async fn shards_are_shown_with_their_relays() {
+async fn a_destination_is_shown_with_its_backlog_and_shards() {
     let cli = Cli::with_destination().await;
     cli.sql(HELD).await;
     cli.sql("UPDATE relevo.lease SET owner = NULL, expires_at = '-infinity' WHERE shard = 1").await;
     cli.sql("UPDATE relevo.lease SET expires_at = now() - interval '1 s' WHERE shard = 2").await;
-    let (table, _) = cli.succeeds(&["shards"]);
-    insta::assert_snapshot!("shards", stable(&table, &cli).replace("24 h", "<lasts>").replace("23 h", "<lasts>"));
-    let shards = objects(&cli.succeeds(&["shards", "-o", "json"]).0);
+    let (table, _) = cli.succeeds(&["destination", "show"]);
+    insta::assert_snapshot!(
+        "destination_show",
+        stable(&table, &cli).replace("24 h", "<lasts>").replace("23 h", "<lasts>")
+    );
+    let shards = objects(&cli.succeeds(&["destination", "show", "-o", "json"]).0);
+    let shards = shards[0]["shards"].as_array().unwrap();
     assert_eq!(shards.len(), 4);
-    assert_eq!((&shards[1]["owner"], &shards[1]["lasts_ms"]), (&serde_json::Value::Null, &0.into()));
+    assert_eq!((&shards[1]["owner"], &shards[1]["lease_expires_in_ms"]), (&serde_json::Value::Null, &0.into()));
     assert_eq!((&shards[3]["owner"], &shards[3]["epoch"]), (&"porter".into(), &3.into()));
 }
 
 #[tokio::test]
-async fn verify_counts_and_a_contradiction_is_exit_code_3() {
+async fn verify_counts_and_an_inconsistency_is_exit_code_3() {
     let cli = Cli::with_destination().await;
     cli.emit("o-1", "1");
     cli.settle().await;
@@ -89,11 +93,11 @@ async fn verify_counts_and_a_contradiction_is_exit_code_3() {
     .await;
     let (code, stdout, stderr) = cli.run(&["verify"], "");
     assert_eq!((code, stderr.as_str()), (3, ""));
-    assert!(stdout.ends_with("contradiction: parked keys with an empty queue: 1 (`o-3`)\n"), "{stdout}");
+    assert!(stdout.ends_with("inconsistency: parked keys with an empty queue: 1 (`o-3`)\n"), "{stdout}");
     let (code, stdout, _) = cli.run(&["verify", "--since", "1h", "-o", "json"], "");
     let verified = &objects(&stdout)[0];
     assert_eq!(
-        (code, verified["committed"].as_u64(), verified["contradictions"].as_array().unwrap().len()),
+        (code, verified["committed"].as_u64(), verified["inconsistencies"].as_array().unwrap().len()),
         (3, Some(2), 1)
     );
     assert_eq!(
@@ -119,10 +123,10 @@ async fn a_healthy_outbox_is_exit_code_0_and_a_sick_one_3() {
     let version = format!("schema version  version {}", relevo_store_postgres::migrate::VERSION);
     let healthy = healthy.replace(&clock, "good  clock  <difference>").replace(&version, "schema version  <version>");
     insta::assert_snapshot!("doctor", healthy);
-    cli.succeeds(&["destination", "switch", "main", "off"]);
+    cli.succeeds(&["destination", "disable", "main"]);
     let (code, sick, _) = cli.run(&["doctor"], "");
     assert_eq!(code, 3);
-    assert!(sick.contains("fix: `relevo destination switch main on`"), "{sick}");
+    assert!(sick.contains("fix: `relevo destination enable main`"), "{sick}");
     assert!(sick.ends_with("0 dangers, 1 warning, 1 note\n"), "{sick}");
     let (code, json, _) = cli.run(&["doctor", "-o", "json"], "");
     assert_eq!(code, 3);
@@ -138,7 +142,7 @@ async fn a_database_that_goes_away_is_exit_code_5() {
     let cli = Cli { database: server.database().await };
     cli.succeeds(&["migrate"]);
     server.stop().await;
-    for args in [&["outbox", "list"][..], &["doctor"], &["migrate", "--dry-run"], &["emit", "t", "k", "T", "1"]] {
+    for args in [&["message", "list"][..], &["doctor"], &["migrate", "--dry-run"], &["emit", "t", "k", "T", "1"]] {
         let stderr = cli.fails(5, args);
         assert!(stderr.contains("127.0.0.1:"), "{args:?}: {stderr}");
     }

@@ -16,11 +16,11 @@ async fn messages_are_listed_newest_first() {
     cli.bury(&dead).await;
     cli.emit("o-3", r#"{"n":3}"#);
     cli.succeeds(&["emit", "orders", "o-4", "OrderPlaced", "{}", "--deliver-at", "1h"]);
-    let (list, told) = cli.succeeds(&["outbox", "list"]);
+    let (list, told) = cli.succeeds(&["message", "list"]);
     insta::assert_snapshot!("list", stable(&list, &cli));
     assert_eq!(told, "4 messages\n");
 
-    let (json, _) = cli.succeeds(&["outbox", "list", "--key", "o-1", "-o", "json"]);
+    let (json, _) = cli.succeeds(&["message", "list", "--key", "o-1", "-o", "json"]);
     let [message] = &objects(&json)[..] else { panic!("one line: {json}") };
     let fields: Vec<&str> = message.as_object().unwrap().keys().map(String::as_str).collect();
     insta::assert_snapshot!("list_fields", fields.join("\n"));
@@ -36,7 +36,7 @@ async fn lists_are_filtered() {
     let new = cli.emit("o-1", "2");
     let other = cli.succeeds(&["emit", "invoices", "o-2", "InvoiceSent", "3"]).0.trim_end().to_owned();
     let ids = |args: &[&str]| -> Vec<String> {
-        let (json, _) = cli.succeeds(&[&["outbox", "list", "-o", "json"], args].concat());
+        let (json, _) = cli.succeeds(&[&["message", "list", "-o", "json"], args].concat());
         objects(&json).iter().map(|message| message["id"].as_str().unwrap().to_owned()).collect()
     };
     assert_eq!(ids(&[]), [&*other, &*new, &*old]);
@@ -52,14 +52,14 @@ async fn lists_are_filtered() {
 async fn a_list_says_how_to_go_on_and_all_goes_on_by_itself() {
     let cli = Cli::with_destination().await;
     cli.sql("SELECT relevo.emit('orders', 'k-' || n, 'T', '{}') FROM generate_series(1, 1203) AS n").await;
-    let (page, told) = cli.succeeds(&["outbox", "list", "--limit", "2"]);
+    let (page, told) = cli.succeeds(&["message", "list", "--limit", "2"]);
     assert_eq!(page.lines().count(), 3, "a head and two messages: {page}");
-    assert_eq!(told, "2 messages, and more\nhint: go on with `--before 1202`, or list all with `--all`\n");
-    let (rest, told) = cli.succeeds(&["outbox", "list", "--before", "3", "-o", "json"]);
+    assert_eq!(told, "2 messages, and more\nhint: continue with `--before-seq 1202`, or list all with `--all`\n");
+    let (rest, told) = cli.succeeds(&["message", "list", "--before-seq", "3", "-o", "json"]);
     assert_eq!((objects(&rest).len(), told.as_str()), (2, "2 messages\n"));
-    let (all, told) = cli.succeeds(&["outbox", "list", "--all", "-o", "json"]);
+    let (all, told) = cli.succeeds(&["message", "list", "--all", "-o", "json"]);
     assert_eq!((objects(&all).len(), told.as_str()), (1203, "1203 messages\n"));
-    let (all, _) = cli.succeeds(&["outbox", "list", "--all"]);
+    let (all, _) = cli.succeeds(&["message", "list", "--all"]);
     assert_eq!(all.lines().count(), 1204, "the head once");
 }
 
@@ -72,17 +72,17 @@ async fn more_is_said_only_where_there_is_more_and_every_hint_leads_on() {
         expected.push(later.trim_end().to_owned());
     }
     expected.reverse();
-    assert_eq!(cli.succeeds(&["outbox", "list", "--limit", "5"]).1, "5 messages\n");
-    assert_eq!(cli.succeeds(&["outbox", "list", "--limit", "2", "--key", "o-2"]).1, "2 messages\n");
-    assert_eq!(cli.succeeds(&["outbox", "list", "--limit", "3", "--key", "o-1"]).1, "3 messages\n");
-    assert_eq!(cli.succeeds(&["outbox", "list", "--limit", "2", "--status", "scheduled"]).1, "2 messages\n");
+    assert_eq!(cli.succeeds(&["message", "list", "--limit", "5"]).1, "5 messages\n");
+    assert_eq!(cli.succeeds(&["message", "list", "--limit", "2", "--key", "o-2"]).1, "2 messages\n");
+    assert_eq!(cli.succeeds(&["message", "list", "--limit", "3", "--key", "o-1"]).1, "3 messages\n");
+    assert_eq!(cli.succeeds(&["message", "list", "--limit", "2", "--status", "scheduled"]).1, "2 messages\n");
     let (mut seen, mut before) = (Vec::new(), None::<String>);
     loop {
-        let mut args = vec!["outbox", "list", "--limit", "1", "-o", "json"];
-        args.extend(before.iter().flat_map(|before| ["--before", before]));
+        let mut args = vec!["message", "list", "--limit", "1", "-o", "json"];
+        args.extend(before.iter().flat_map(|before| ["--before-seq", before]));
         let (page, told) = cli.succeeds(&args);
         seen.extend(objects(&page).iter().map(|message| message["id"].as_str().unwrap().to_owned()));
-        let Some((_, hint)) = told.split_once("--before ") else { break };
+        let Some((_, hint)) = told.split_once("--before-seq ") else { break };
         before = Some(hint.split('`').next().unwrap().to_owned());
     }
     assert_eq!(seen, expected);
@@ -92,10 +92,10 @@ async fn more_is_said_only_where_there_is_more_and_every_hint_leads_on() {
 async fn a_search_that_runs_out_of_time_says_how_far_it_got() {
     let cli = Cli::with_destination().await;
     cli.sql("SELECT relevo.emit('orders', 'k', 'T', '{}') FROM generate_series(1, 10000) AS n").await;
-    let (page, told) = cli.succeeds(&["outbox", "list", "--key", "needle", "--budget", "0s"]);
+    let (page, told) = cli.succeeds(&["message", "list", "--key", "needle", "--timeout", "0s"]);
     assert_eq!(page, "");
-    assert!(told.starts_with("0 messages; the time ran out on the way back at 20"), "{told}");
-    assert!(told.contains("hint: go on with `--before 59"), "{told}");
+    assert!(told.starts_with("0 messages; timed out after searching back to 20"), "{told}");
+    assert!(told.contains("hint: continue with `--before-seq 59"), "{told}");
 }
 
 #[tokio::test]
@@ -103,21 +103,21 @@ async fn a_message_is_shown_with_its_payload() {
     let cli = Cli::with_destination().await;
     let json = cli.succeeds(&["emit", "orders", "o-1", "OrderPlaced", r#"{"n": [1, 2]}"#, "--header", "traceparent=x"]);
     let id = json.0.trim_end();
-    let (shown, stderr) = cli.succeeds(&["outbox", "show", id]);
+    let (shown, stderr) = cli.succeeds(&["message", "show", id]);
     assert_eq!(stderr, "");
     insta::assert_snapshot!("show", stable(&shown, &cli));
-    let (json, _) = cli.succeeds(&["outbox", "show", id, "-o", "json"]);
+    let (json, _) = cli.succeeds(&["message", "show", id, "-o", "json"]);
     let [message] = &objects(&json)[..] else { panic!("one line: {json}") };
     assert_eq!(message["payload"], serde_json::json!({ "n": [1, 2] }));
     assert_eq!(message["headers"], serde_json::json!({ "traceparent": "x" }));
 
     cli.sql("SELECT relevo.emit_bytes('orders', 'raw', 'T', '\\x00ff0a1b', 'application/octet-stream')").await;
-    let (list, _) = cli.succeeds(&["outbox", "list", "--key", "raw", "-o", "json"]);
+    let (list, _) = cli.succeeds(&["message", "list", "--key", "raw", "-o", "json"]);
     let raw = objects(&list)[0]["id"].as_str().unwrap().to_owned();
-    assert!(cli.succeeds(&["outbox", "show", &raw]).0.contains("00000000  00 ff 0a 1b"));
-    assert_eq!(objects(&cli.succeeds(&["outbox", "show", &raw, "-o", "json"]).0)[0]["payload_base64"], "AP8KGw==");
+    assert!(cli.succeeds(&["message", "show", &raw]).0.contains("00000000  00 ff 0a 1b"));
+    assert_eq!(objects(&cli.succeeds(&["message", "show", &raw, "-o", "json"]).0)[0]["payload_base64"], "AP8KGw==");
     let mut exact = Command::new(env!("CARGO_BIN_EXE_relevo"));
-    exact.args(["outbox", "show", &raw, "--raw", "--database", &cli.database.url()]);
+    exact.args(["message", "show", &raw, "--raw", "--database", &cli.database.url()]);
     assert_eq!(exact.output().unwrap().stdout, [0, 0xff, 0x0a, 0x1b]);
 }
 
@@ -125,7 +125,7 @@ async fn a_message_is_shown_with_its_payload() {
 async fn an_unknown_message_is_not_found() {
     let cli = Cli::with_destination().await;
     cli.emit("o-1", "1");
-    let stderr = cli.fails(4, &["outbox", "show", UNKNOWN]);
+    let stderr = cli.fails(4, &["message", "show", UNKNOWN]);
     insta::assert_snapshot!("show_unknown", stable(&stderr, &cli));
 }
 
@@ -134,24 +134,24 @@ async fn several_destinations_must_be_told_apart() {
     let cli = Cli::with_destination().await;
     cli.succeeds(&["destination", "add", "audit", "--shards", "1"]);
     let id = cli.emit("o-1", "1");
-    let stderr = cli.fails(2, &["outbox", "list"]);
+    let stderr = cli.fails(2, &["message", "list"]);
     assert_eq!(
         stderr,
         "error: there is more than one destination\nhint: choose with `--destination`: `audit`, `main`\n"
     );
-    let (list, _) = cli.succeeds(&["outbox", "list", "--destination", "audit", "-o", "json"]);
+    let (list, _) = cli.succeeds(&["message", "list", "--destination", "audit", "-o", "json"]);
     assert_eq!(objects(&list)[0]["id"], *id);
     let (destinations, _) = cli.succeeds(&["destination", "list"]);
     insta::assert_snapshot!("destinations", destinations);
     let (json, _) = cli.succeeds(&["destination", "list", "-o", "json"]);
-    let audit = serde_json::json!({ "name": "audit", "shards": 1, "regrouping_to": null, "on": true });
+    let audit = serde_json::json!({ "name": "audit", "shards": 1, "target_shards": null, "enabled": true });
     assert_eq!(objects(&json)[0], audit);
 }
 
 #[tokio::test]
 async fn without_a_destination_the_way_to_add_one_is_told() {
     let cli = Cli::migrated().await;
-    for args in [&["outbox", "list"][..], &["why", "k"], &["shards"], &["dead", "list"], &["verify"], &["backlog"]] {
+    for args in [&["message", "list"][..], &["why", "k"], &["destination", "show"], &["verify"]] {
         let stderr = cli.fails(4, args);
         assert!(stderr.contains("hint: add one with `relevo destination add NAME`"), "{args:?}: {stderr}");
     }

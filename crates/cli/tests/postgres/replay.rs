@@ -97,8 +97,8 @@ async fn an_interrupt_says_how_to_go_on() {
     assert_eq!(code, Some(130), "{stderr}");
     assert!(
         stderr.ends_with(
-            "it is fed no further\n\
-         hint: go on with `relevo replay resume billing 1`, or end it with `relevo replay stop billing 1`\n"
+            "interrupted\n\
+         hint: continue with `relevo replay resume billing 1`, or end it with `relevo replay stop billing 1`\n"
         ),
         "{stderr}"
     );
@@ -125,8 +125,8 @@ async fn a_database_that_goes_away_is_told_and_the_replay_goes_on_later() {
     cases::work_until(&inbox, &mut handled, "it gives up", gone).await;
     let (code, stderr) = cases::ended(feeder);
     assert_eq!(code, Some(5), "{stderr}");
-    assert!(stderr.contains("error: replay 1 was not fed further"), "{stderr}");
-    assert!(stderr.contains("hint: go on with `relevo replay resume billing 1`"), "{stderr}");
+    assert!(stderr.contains("error: replay 1 failed"), "{stderr}");
+    assert!(stderr.contains("hint: continue with `relevo replay resume billing 1`"), "{stderr}");
     cli.succeeds(&["replay", "resume", "billing", "1", "--rate", "1000"]);
     cases::work_until(&inbox, &mut handled, "all are handled", async |handled| handled.len() >= COUNT).await;
     handled.is_everything_once(COUNT);
@@ -140,7 +140,7 @@ async fn a_question_comes_before_it() {
     cases::emit(&cli, 2);
     let (code, _, stderr) = cli.run(&["replay", "start", "billing", "--reason", "wrong"], "n\n");
     assert_eq!(code, 1);
-    assert!(stderr.starts_with("replay 2 messages to consumer `billing`, 100 a second"), "{stderr}");
+    assert!(stderr.starts_with("replay 2 messages to consumer `billing`, 100 per second"), "{stderr}");
     assert_eq!(cli.number("SELECT count(*) FROM relevo.inbox_replay").await, 0);
 }
 
@@ -155,7 +155,7 @@ async fn what_cannot_be_is_told() {
     for args in [["--from", "4", "--to", "3"], ["--since", "1h", "--until", "2h"]] {
         cli.fails(2, &[&["replay", "plan", "billing"][..], &args].concat());
     }
-    let told = cli.fails(2, &["replay", "plan", "billing", "--log", "broker", "-c", "/nowhere.toml"]);
+    let told = cli.fails(2, &["replay", "plan", "billing", "--source", "broker", "-c", "/nowhere.toml"]);
     assert!(told.contains("`/nowhere.toml` cannot be read"), "{told}");
 }
 
@@ -197,7 +197,7 @@ async fn a_queue_is_no_log_and_a_route_says_the_address() {
     cli.succeeds(&["emit", "bills", "b-1", "BillMade", "{}"]);
     let directory = Directory::new("rabbitmq");
     let config = directory.config(&cli, "kind = \"rabbitmq\"\nurls = [\"amqp://localhost\"]");
-    let told = cli.fails(2, &["replay", "plan", "billing", "--log", "broker", "-c", &config]);
+    let told = cli.fails(2, &["replay", "plan", "billing", "--source", "broker", "-c", &config]);
     assert!(
         told.starts_with("error: RabbitMQ keeps no log") && told.contains("hint: replay from the outbox"),
         "{told}"
@@ -214,17 +214,17 @@ async fn the_file_of_an_embedded_broker_is_a_log() {
     let directory = Directory::new("embedded");
     let file = directory.0.join("broker.db");
     let config = directory.config(&cli, &format!("kind = \"embedded\"\npath = \"{}\"", file.display()));
-    let told = cli.fails(4, &["replay", "plan", "billing", "--log", "broker", "-c", &config]);
+    let told = cli.fails(4, &["replay", "plan", "billing", "--source", "broker", "-c", &config]);
     assert!(told.contains("there is no embedded broker at"), "{told}");
     let broker = BrokerFile::open(embedded::Config::new(&file)).await.expect("a new file");
-    let told = cli.fails(4, &["replay", "plan", "billing", "--log", "broker", "-c", &config]);
+    let told = cli.fails(4, &["replay", "plan", "billing", "--source", "broker", "-c", &config]);
     assert!(told.contains("the broker has no group `billing`"), "{told}");
     broker.declare_group(&Group::new("bills", ["sales.*"])).await.expect("a group");
     for number in 0..5 {
         let headers = Headers::from([("x-key".to_owned(), "k".to_owned())]);
         broker.publish_raw("sales.old", "k", &headers, number.to_string().into()).await.expect("published");
     }
-    let log = ["--log", "broker", "--group", "bills", "--key-header", "x-key", "-c", &config];
+    let log = ["--source", "broker", "--group", "bills", "--key-header", "x-key", "-c", &config];
     let planned =
         cases::object(&cli, &[&["replay", "plan", "billing", "-o", "json", "--from", "2"][..], &log].concat());
     assert_eq!(planned["count"].as_u64(), Some(4));
@@ -252,7 +252,7 @@ async fn a_stream_of_nats_is_a_log() {
         server.url()
     );
     let config = directory.config(&cli, &broker);
-    let log = ["--log", "broker", "-c", &config, "--group", &group, "--key-header", "x-key"];
+    let log = ["--source", "broker", "-c", &config, "--group", &group, "--key-header", "x-key"];
     let plan = |more: &[&str]| {
         let args = [&["replay", "plan", "billing", "-o", "json"], more, &log].concat();
         cases::object(&cli, &args)["count"].as_u64().expect("a count")

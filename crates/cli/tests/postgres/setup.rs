@@ -40,7 +40,7 @@ async fn the_printed_script_makes_the_same_outbox() {
 async fn a_refused_login_is_one_error_without_the_password() {
     // The shared server trusts every password, but not every name.
     let url = Cli::new().await.database.url().replacen("postgres@", "nobody_we_know:sesame@", 1);
-    for args in [&["migrate"][..], &["backlog", "-d", "main"]] {
+    for args in [&["migrate"][..], &["destination", "show", "main"]] {
         let (code, _, stderr) = run(&url, args, "");
         assert_eq!(code, 1, "{stderr}");
         assert!(stderr.starts_with("error: ") && stderr.lines().count() == 1, "{stderr}");
@@ -51,7 +51,7 @@ async fn a_refused_login_is_one_error_without_the_password() {
 
 #[tokio::test]
 async fn a_database_without_an_outbox_gives_the_hint_to_migrate() {
-    let stderr = Cli::new().await.fails(1, &["backlog", "-d", "main"]);
+    let stderr = Cli::new().await.fails(1, &["destination", "show", "main"]);
     assert!(stderr.contains("schema `relevo` holds no outbox\nhint: run `relevo migrate`\n"), "{stderr}");
 }
 
@@ -59,7 +59,7 @@ async fn a_database_without_an_outbox_gives_the_hint_to_migrate() {
 async fn a_destination_is_added_once() {
     let cli = Cli::migrated().await;
     let (_, first) = cli.succeeds(&["destination", "add", "main", "--shards", "4", "--start", "oldest"]);
-    assert!(first.contains("`main` is added, with 4 shards; it starts with the oldest retained message"), "{first}");
+    assert!(first.contains("`main` is added with 4 shards; it starts with the oldest retained message"), "{first}");
     let (_, second) = cli.succeeds(&["destination", "add", "main"]);
     assert_eq!(second, "destination `main` exists, nothing was changed\n");
 }
@@ -69,10 +69,10 @@ async fn an_unknown_destination_is_told_with_the_known_ones() {
     let cli = Cli::migrated().await;
     cli.succeeds(&["destination", "add", "main"]);
     for args in [
-        &["backlog", "-d", "mian"][..],
+        &["destination", "show", "mian"][..],
         &["destination", "remove", "mian", "--yes"],
-        &["destination", "switch", "mian", "off"],
-        &["destination", "regroup", "mian", "4"],
+        &["destination", "disable", "mian"],
+        &["destination", "reshard", "mian", "4"],
     ] {
         assert_eq!(cli.fails(4, args), "error: destination `mian` is not known\nhint: there are `main`\n", "{args:?}");
     }
@@ -84,11 +84,15 @@ async fn a_backlog_is_lines_for_people_and_json_for_programs() {
     cli.succeeds(&["destination", "add", "main"]);
     let emit = "SELECT relevo.emit('orders', 'order-1', 'OrderPlaced', '{}')";
     sqlx::raw_sql(emit).execute(&mut cli.database.connect().await).await.unwrap();
-    assert_eq!(cli.succeeds(&["backlog", "-d", "main"]).0, "pending  1\nparked   0\ndead     0\n");
-    let (json, stderr) = cli.succeeds(&["backlog", "-o", "json"]);
+    let (text, _) = cli.succeeds(&["destination", "show", "main"]);
+    assert!(
+        text.starts_with("name     main\nstate    enabled\npending  1\nparked   0\ndead     0\nshards   8\n"),
+        "{text}"
+    );
+    let (json, stderr) = cli.succeeds(&["destination", "show", "-o", "json"]);
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
-    let expected = serde_json::json!({ "destination": "main", "pending": 1, "exact": true, "parked": 0, "dead": 0 });
-    assert_eq!((json, stderr.as_str()), (expected, ""));
+    assert_eq!((&json["name"], &json["enabled"], &json["pending"]), (&"main".into(), &true.into(), &1.into()));
+    assert_eq!((json["shards"].as_array().map(Vec::len), stderr.as_str()), (Some(8), ""));
 }
 
 #[tokio::test]
@@ -101,28 +105,28 @@ async fn removing_asks_first() {
         assert!(stderr.starts_with("remove destination `main` at ") && stderr.contains("[y/N]"), "{stderr}");
         assert!(stderr.contains("nothing was changed"), "{stderr}");
     }
-    cli.succeeds(&["backlog", "-d", "main"]);
+    cli.succeeds(&["destination", "show", "main"]);
     let (code, _, stderr) = cli.run(&["destination", "remove", "main"], "y\n");
     assert_eq!(code, 0, "{stderr}");
-    assert!(cli.fails(4, &["backlog", "-d", "main"]).contains("`main` is not known"));
+    assert!(cli.fails(4, &["destination", "show", "main"]).contains("`main` is not known"));
 }
 
 #[tokio::test]
-async fn switching_and_regrouping_say_what_they_did() {
+async fn a_destination_is_disabled_enabled_and_resharded() {
     let cli = Cli::migrated().await;
     cli.succeeds(&["destination", "add", "main"]);
-    assert!(cli.succeeds(&["destination", "switch", "main", "off"]).1.contains("is off"));
-    assert!(cli.succeeds(&["destination", "switch", "main", "on"]).1.contains("is on"));
-    assert!(cli.succeeds(&["destination", "regroup", "main", "16"]).1.contains("will have 16 shards"));
+    assert!(cli.succeeds(&["destination", "disable", "main"]).1.contains("is disabled"));
+    assert!(cli.succeeds(&["destination", "enable", "main"]).1.contains("is enabled"));
+    assert!(cli.succeeds(&["destination", "reshard", "main", "16"]).1.contains("will have 16 shards"));
 }
 
 #[tokio::test]
 async fn adopting_and_rebasing_ask_first() {
     let cli = Cli::migrated().await;
     for (command, done) in [("adopt", "is adopted"), ("rebase", "is rebased")] {
-        let refused = cli.fails(1, &[command]);
+        let refused = cli.fails(1, &["outbox", command]);
         assert!(refused.contains("nothing was changed\nhint: `--yes`"), "{refused}");
-        assert!(cli.succeeds(&[command, "--yes"]).1.contains(done));
+        assert!(cli.succeeds(&["outbox", command, "--yes"]).1.contains(done));
     }
 }
 

@@ -37,7 +37,7 @@ pub(crate) fn emit(stage: &impl Run, count: usize) {
     let name = format!("relevo-replay-{}-{:?}.jsonl", std::process::id(), std::thread::current().id());
     let file = std::env::temp_dir().join(name);
     std::fs::write(&file, lines.join("\n")).expect("the directory for temporary files can be written");
-    let (code, _, stderr) = stage.run(&["emit", "--many", &file.display().to_string()]);
+    let (code, _, stderr) = stage.run(&["emit", "--jsonl", &file.display().to_string()]);
     std::fs::remove_file(&file).ok();
     assert_eq!(code, 0, "{stderr}");
 }
@@ -143,7 +143,7 @@ pub(crate) async fn everything_is_fed_and_handled_once(
         let args = ["replay", "start", "billing", "--rate", "1000", "--reason", "wrong", "--yes", "-o", "json"];
         let ended = object(stage, &args);
         assert_eq!(
-            (ended["number"].as_u64(), ended["state"].as_str(), ended["fed"].as_u64()),
+            (ended["number"].as_u64(), ended["state"].as_str(), ended["read"].as_u64()),
             (Some(round), Some("finished"), Some(7))
         );
         work(inbox, &mut handled).await;
@@ -170,7 +170,7 @@ pub(crate) async fn only_what_is_meant_is_replayed(stage: &impl Stage, inbox: &i
     assert_eq!(counts(&["--from", "3", "--to", "4"]), 2);
     assert_eq!((counts(&["--since", "1h"]), counts(&["--until", "1h"])), (6, 0));
     let (code, _, stderr) = stage.run(&["replay", "start", "billing", "--key", "o-9", "--reason", "why", "--yes"]);
-    assert_eq!((code, stderr.as_str()), (0, "no message of the log is meant, nothing was begun\n"));
+    assert_eq!((code, stderr.as_str()), (0, "no message matches, nothing was started\n"));
 }
 
 /// The feeder is killed again and again, wherever it is; each time another goes on.
@@ -233,9 +233,12 @@ pub(crate) async fn a_stop_from_elsewhere_ends_the_feeder(
     assert_eq!((stopped["state"].as_str(), stopped["waiting"].as_u64()), (Some("stopped"), Some(0)));
     let (code, stderr) = ended(feeder);
     assert_eq!(code, Some(130), "{stderr}");
-    assert!(stderr.contains("stopped by a person") && stderr.contains("`relevo replay resume billing 1`"), "{stderr}");
+    assert!(
+        stderr.contains("stopped by an operator") && stderr.contains("`relevo replay resume billing 1`"),
+        "{stderr}"
+    );
     let (code, _, stderr) = stage.run(&["replay", "stop", "billing", "1"]);
-    assert_eq!((code, stderr.as_str()), (0, "replay 1 of consumer `billing` is stopped already\n"));
+    assert_eq!((code, stderr.as_str()), (0, "replay 1 of consumer `billing` is already stopped\n"));
     let feeder = stage.spawn(&["replay", "resume", "billing", "1", "--rate", "1000"]);
     work_until(inbox, &mut handled, "all are handled", async |handled| handled.len() >= COUNT).await;
     assert_eq!(ended(feeder).0, Some(0));
@@ -245,7 +248,7 @@ pub(crate) async fn a_stop_from_elsewhere_ends_the_feeder(
 pub(crate) async fn dead_letters_stop_it(stage: &impl Stage, inbox: &impl Inbox) {
     hears(inbox).await;
     emit(stage, 20);
-    let args = ["replay", "start", "billing", "--rate", "5", "--stop-after-dead", "3", "--reason", "wrong", "--yes"];
+    let args = ["replay", "start", "billing", "--rate", "5", "--dead-letters-max", "3", "--reason", "wrong", "--yes"];
     let mut feeder = stage.spawn(&args);
     let end = Instant::now() + SOON;
     while feeder.try_wait().expect("it runs").is_none() {
@@ -255,8 +258,8 @@ pub(crate) async fn dead_letters_stop_it(stage: &impl Stage, inbox: &impl Inbox)
     }
     let (code, stderr) = ended(feeder);
     assert_eq!(code, Some(3), "{stderr}");
-    assert!(stderr.contains("hint: see them with `relevo consumers dead list"), "{stderr}");
-    let feeder = stage.spawn(&["replay", "resume", "billing", "1", "--rate", "1000", "--stop-after-dead", "1"]);
+    assert!(stderr.contains("hint: see them with `relevo dead-letter list"), "{stderr}");
+    let feeder = stage.spawn(&["replay", "resume", "billing", "1", "--rate", "1000", "--dead-letters-max", "1"]);
     let mut handled = Handled::default();
     work_until(inbox, &mut handled, "the rest is handled", async |handled| handled.len() >= 15).await;
     assert_eq!(ended(feeder).0, Some(0), "dead letters of before do not count again");

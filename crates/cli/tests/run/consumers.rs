@@ -213,8 +213,8 @@ async fn a_killed_consumer_falls_silent_and_another_goes_on_with_what_it_had() {
     until("it is heard of no more", || {
         scene.told("inbox_members") == Some(0.0) && scene.told("inbox_heartbeat_age_seconds") > Some(2.0)
     });
-    let listed = said(&scene.world, &["consumers", "list"]);
-    assert!(listed.contains(CONSUMER) && listed.contains("nobody"), "{listed}");
+    let listed = said(&scene.world, &["consumer", "list"]);
+    assert!(listed.contains(CONSUMER) && listed.contains("no members"), "{listed}");
     let before = scene.effects().await.len();
     assert!(before > 0, "something was committed");
 
@@ -240,16 +240,19 @@ async fn a_handler_that_fails_again_and_again_leaves_a_dead_letter_until_it_is_r
     // 19 is of the same key, and waits.
     let others: Vec<i64> = (1..=24).filter(|change| ![7, 19].contains(change)).collect();
     scene.has_effects(&others).await;
-    let listed = said(&scene.world, &["consumers", "dead", "list", "-o", "json"]);
+    let listed = said(&scene.world, &["dead-letter", "list", "-o", "json"]);
     let letter: serde_json::Value = serde_json::from_str(listed.lines().next().expect("a letter")).expect("JSON");
     assert_eq!((&letter["class"], &letter["key"]), (&"panic".into(), &"k7".into()), "{letter}");
     let id = letter["id"].as_str().expect("an id");
-    let shown = said(&scene.world, &["consumers", "dead", "show", id]);
+    let shown = said(&scene.world, &["dead-letter", "show", id]);
     assert!(shown.contains("no such street") && shown.contains("\nbacktrace:\n"), "{shown}");
-    assert_eq!(said(&scene.world, &["consumers", "dead", "show", id, "--raw"]), r#"{"change": 7}"#);
+    assert_eq!(said(&scene.world, &["dead-letter", "show", id, "--raw"]), r#"{"change": 7}"#);
 
     is_ill.store(false, Ordering::SeqCst);
-    said(&scene.world, &["consumers", "dead", "redrive", "--all", "--yes", "--note", "the street is there now"]);
+    said(
+        &scene.world,
+        &["dead-letter", "redrive", "--consumer", CONSUMER, "--all", "--yes", "--reason", "the street is there now"],
+    );
     scene.has_effects(&(1..=24).collect::<Vec<_>>()).await;
     until("nothing is left", || scene.told("mq_dlq_total") == Some(0.0));
     member.stop().await.expect("it stops in good order");
@@ -273,7 +276,7 @@ async fn what_a_handler_calls_is_away_and_pauses_its_lane_alone_until_it_is_back
     });
     let mut shown = String::new();
     until("it is shown", || {
-        shown = said(&scene.world, &["consumers", "show", CONSUMER]);
+        shown = said(&scene.world, &["consumer", "show", CONSUMER]);
         shown.contains("the post is closed")
     });
     let row = shown.lines().find(|line| line.contains("the post is closed")).unwrap_or_else(|| panic!("{shown}"));
@@ -314,13 +317,16 @@ async fn a_message_that_kills_its_process_is_given_up_and_the_others_go_on() {
     }
     // Five starts are noted; the first delivery is not, because nothing is written before it.
     assert!((5..=6).contains(&crashes), "{crashes}");
-    let listed = said(&scene.world, &["consumers", "dead", "list"]);
+    let listed = said(&scene.world, &["dead-letter", "list"]);
     let row = listed.lines().find(|line| line.contains("k7")).unwrap_or_else(|| panic!("{listed}"));
     assert!(row.contains("crash") && row.contains(CONSUMER), "{listed}");
     // Its handler is mended.
     let mut mended = scene.process("mended", &[]);
     assert!(mended.says("ready"));
-    said(&scene.world, &["consumers", "dead", "redrive", "--all", "--yes", "--note", "the handler is mended"]);
+    said(
+        &scene.world,
+        &["dead-letter", "redrive", "--consumer", CONSUMER, "--all", "--yes", "--reason", "the handler is mended"],
+    );
     scene.has_effects(&(1..=24).collect::<Vec<_>>()).await;
     until("nothing is left", || scene.told("mq_dlq_total") == Some(0.0));
 }

@@ -41,10 +41,10 @@ async fn refused_until(command: &str, restored: Database) {
 
     let mut refused = relay(&world, &restored.url());
     assert_eq!(refused.end(), Some(1), "{}", refused.log());
-    until("it says what to do", || refused.log().contains(&format!("relevo {command}")));
+    until("it says what to do", || refused.log().contains(&format!("relevo outbox {command}")));
     assert_eq!(world.arrived("shop").await.len(), 10, "nothing was published");
     let world = World { database: restored, directory: world.directory };
-    said(&world, &[command, "--yes"]);
+    said(&world, &["outbox", command, "--yes"]);
     let mut daemon = world.start("");
     World::delivered(&daemon, "shop", 5);
     daemon.stop();

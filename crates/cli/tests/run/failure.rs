@@ -119,7 +119,7 @@ async fn a_message_that_can_never_pass_is_dead_until_it_is_redriven() {
     assert!(why.contains("is a dead letter") && why.contains("the limit is 2000"), "{why}");
     daemon.stop();
     let mut daemon = Daemon::start(&config("topology = \"apply\""), &[]);
-    said(&world, &["dead", "redrive", "--all", "--yes", "--reason", "the limit was raised"]);
+    said(&world, &["dead-letter", "redrive", "-d", "main", "--all", "--yes", "--reason", "the limit was raised"]);
     World::delivered(&daemon, "shop", 2);
     until("nothing is left", || {
         metric(&daemon, "mq_dlq_total") == Some(0) && metric(&daemon, "outbox_pending_total") == Some(0)

@@ -66,7 +66,7 @@ async fn a_destination_that_nobody_carries_to_holds_retention_back_and_catches_u
     World::taken(&main, "main", 5);
     World::taken(&first, "audit", 5);
     until("they are settled", || first.metric("outbox_backlog_gauge{") == Some(0));
-    said(&world, &["destination", "switch", "audit", "off"]);
+    said(&world, &["destination", "disable", "audit"]);
     assert_eq!(first.end(), Some(1), "{}", first.log());
     until("it says why", || first.log().contains("switched off"));
     world.emit("orders", 10).await;
@@ -81,7 +81,7 @@ async fn a_destination_that_nobody_carries_to_holds_retention_back_and_catches_u
     assert!(row.contains("disabled") && row.contains("0, 0 of 8 shards  11 "), "{row}");
 
     // Switched on, nobody runs its relay.
-    said(&world, &["destination", "switch", "audit", "on"]);
+    said(&world, &["destination", "enable", "audit"]);
     let row = status(&world, "audit");
     assert!(!row.contains("disabled") && row.contains("0, 0 of 8 shards  11 "), "{row}");
     assert!(held_back(&main, "audit") > Some(90.0));

@@ -38,9 +38,9 @@ async fn orders_reach_the_members() {
 }
 
 #[tokio::test]
-async fn a_consumer_taken_away_for_good_is_forgotten() {
+async fn a_removed_consumer_keeps_its_inbox() {
     let (file, inbox) = stage("forget").await;
-    cases::a_consumer_taken_away_for_good_is_forgotten(&file, &inbox).await;
+    cases::a_removed_consumer_keeps_its_inbox(&file, &inbox).await;
 }
 
 #[tokio::test]

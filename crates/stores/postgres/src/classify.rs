@@ -29,7 +29,7 @@ pub(crate) enum Error {
     #[error("`{0}` is not a position in this list")]
     InvalidCursor(String),
     /// A search reached its time limit.
-    #[error("message {id} was not found within {budget:?}; hint: search with `relevo outbox list --key KEY`")]
+    #[error("message {id} was not found within {budget:?}; hint: search with `relevo message list --key KEY`")]
     SearchTimedOut {
         /// The message id.
         id: relevo_core::MessageId,

@@ -7,123 +7,123 @@ use jiff::Timestamp;
 use relevo_core::inbox::replays::{ConsumerReplays, Replay, ReplayState};
 use serde_json::{Value, json};
 
-use super::spec::Spec;
+use super::selection::Selection;
 use crate::args::OutboxArgs;
 use crate::error_report::print_stderr;
 use crate::exit::{ExitStatus, not_found};
 use crate::outbox::{self, Place};
 use crate::output::table::{self, Table};
 use crate::output::time;
-use crate::output::{self, OutputArgs};
+use crate::output::{self, OutputArgs, count};
 
-/// Whose replays are listed.
+/// The replays of which consumer.
 #[derive(Debug, clap::Args)]
 pub(crate) struct List {
+    /// The consumer [default: all of them].
+    consumer: Option<String>,
     #[command(flatten)]
     target: OutboxArgs,
-    /// The consumer; all of them otherwise.
-    consumer: Option<String>,
     #[command(flatten)]
     output: OutputArgs,
 }
 
 /// Which replay.
 #[derive(Debug, clap::Args)]
-pub(crate) struct One {
-    #[command(flatten)]
-    target: OutboxArgs,
+pub(crate) struct ReplayRef {
     /// The consumer.
     consumer: String,
-    /// The replay's number.
+    /// The number of the replay.
     number: u32,
+    #[command(flatten)]
+    target: OutboxArgs,
     #[command(flatten)]
     output: OutputArgs,
 }
 
 pub(super) async fn list(args: &List) -> Result<ExitStatus> {
     let consumers = Place::of(&args.target)?.consumers().await?;
-    let desk = outbox::replays(&*consumers)?;
+    let replays = outbox::replays(&*consumers)?;
     let names = match &args.consumer {
         Some(name) => vec![name.clone()],
         None => consumers.list_consumers().await?.into_iter().map(|consumer| consumer.name).collect(),
     };
-    let mut replays = Vec::new();
+    let mut found = Vec::new();
     for name in &names {
-        replays.extend(desk.list_replays(name).await?);
+        found.extend(replays.list_replays(name).await?);
     }
     if args.output.is_json() {
-        replays.iter().try_for_each(|replay| output::line(&object(replay)))?;
-    } else if replays.is_empty() {
-        print_stderr("there was no replay yet; `relevo replay plan CONSUMER` shows what one would do");
+        found.iter().try_for_each(|replay| output::line(&object(replay)))?;
+    } else if found.is_empty() {
+        print_stderr("there is no replay; `relevo replay plan CONSUMER` shows what one would do");
     } else {
         let now = Timestamp::now();
-        let rows: Vec<_> = replays.iter().map(|replay| row(replay, now)).collect();
+        let rows: Vec<_> = found.iter().map(|replay| row(replay, now)).collect();
         Table::new(&[
-            "CONSUMER", "NUMBER", "STATE", "FED", "OF", "HANDLED", "DEAD", "WAITING", "BEGAN", "BY", "REASON",
+            "CONSUMER", "NUMBER", "STATE", "READ", "TOTAL", "HANDLED", "DEAD", "WAITING", "STARTED", "BY", "REASON",
         ])
         .write(&mut io::stdout().lock(), &rows)?;
     }
     Ok(ExitStatus::Success)
 }
 
-pub(super) async fn show(args: &One) -> Result<ExitStatus> {
+pub(super) async fn show(args: &ReplayRef) -> Result<ExitStatus> {
     let consumers = Place::of(&args.target)?.consumers().await?;
-    let desk = outbox::replays(&*consumers)?;
-    let replay = find(desk, &args.consumer, args.number).await?;
+    let replays = outbox::replays(&*consumers)?;
+    let replay = find(replays, &args.consumer, args.number).await?;
     if args.output.is_json() {
         output::line(&object(&replay))?;
         return Ok(ExitStatus::Success);
     }
-    let reads = Spec::read(&replay.plan.source).map_or_else(|_| replay.plan.source.clone(), |spec| spec.told());
+    let source = Selection::parse(&replay.plan.source)
+        .map_or_else(|_| replay.plan.source.clone(), |selection| selection.described());
     let mut pairs = vec![
         ("replay", format!("{} of consumer `{}`", replay.number, replay.plan.consumer)),
         ("state", replay.state.as_str().to_owned()),
-        ("reads", reads),
+        ("source", source),
         ("messages", replay.plan.count.to_string()),
-        ("fed", replay.enqueued.to_string()),
+        ("read", replay.enqueued.to_string()),
         ("handled", replay.done.to_string()),
         ("dead", replay.dead.to_string()),
-        ("waiting", format!("{}, of which {} could be handled now", replay.waiting(), replay.ready)),
-        ("rate", format!("{} a second", replay.plan.rate)),
-        ("stops", format!("at {} dead letters", replay.plan.dead_letters_max)),
-        ("began", time::with_age(replay.started_at, Timestamp::now())),
+        ("waiting", format!("{}, of which {} are ready", replay.waiting(), replay.ready)),
+        ("rate", format!("{} per second", replay.plan.rate)),
+        ("stops", format!("after {} dead letters", replay.plan.dead_letters_max)),
+        ("started", time::with_age(replay.started_at, Timestamp::now())),
         ("by", replay.plan.requested_by.clone()),
         ("reason", replay.plan.reason.clone()),
     ];
-    pairs.extend(replay.cursor.clone().map(|cursor| ("stands at", format!("number {cursor}"))));
+    pairs.extend(replay.cursor.clone().map(|cursor| ("position", format!("number {cursor}"))));
     table::pairs(&mut io::stdout().lock(), &pairs)?;
     Ok(ExitStatus::Success)
 }
 
-pub(super) async fn stop(args: &One) -> Result<ExitStatus> {
+pub(super) async fn stop(args: &ReplayRef) -> Result<ExitStatus> {
     let consumers = Place::of(&args.target)?.consumers().await?;
-    let desk = outbox::replays(&*consumers)?;
-    let before = find(desk, &args.consumer, args.number).await?;
-    let stopped = desk.stop_replay(&args.consumer, args.number).await?;
-    let replay = find(desk, &args.consumer, args.number).await?;
+    let replays = outbox::replays(&*consumers)?;
+    let before = find(replays, &args.consumer, args.number).await?;
+    let stopped = replays.stop_replay(&args.consumer, args.number).await?;
+    let replay = find(replays, &args.consumer, args.number).await?;
     if args.output.is_json() {
         output::line(&object(&replay))?;
     }
     let (name, number) = (&args.consumer, args.number);
     if stopped {
-        let taken = before.enqueued.saturating_sub(replay.enqueued);
+        let taken = count(before.enqueued.saturating_sub(replay.enqueued), "message");
         print_stderr(&format!(
-            "replay {number} of consumer `{name}` is stopped, {taken} messages that were not begun were taken out\n\
-             hint: `relevo replay resume {name} {number}` goes on with them"
+            "replay {number} of consumer `{name}` is stopped, {taken} removed from the retry queues\n\
+             hint: `relevo replay resume {name} {number}` continues with them"
         ));
     } else {
-        let how =
-            if replay.state == ReplayState::Finished { "finished: everything was fed" } else { "stopped already" };
+        let how = if replay.state == ReplayState::Finished { "finished" } else { "already stopped" };
         print_stderr(&format!("replay {number} of consumer `{name}` is {how}"));
     }
     Ok(ExitStatus::Success)
 }
 
 /// The replay of this number.
-pub(super) async fn find(desk: &dyn ConsumerReplays, consumer: &str, number: u32) -> Result<Replay> {
-    let replays = desk.list_replays(consumer).await?;
-    let known: Vec<String> = replays.iter().map(|replay| replay.number.to_string()).collect();
-    let found = replays.into_iter().find(|replay| replay.number == number);
+pub(super) async fn find(replays: &dyn ConsumerReplays, consumer: &str, number: u32) -> Result<Replay> {
+    let all = replays.list_replays(consumer).await?;
+    let known: Vec<String> = all.iter().map(|replay| replay.number.to_string()).collect();
+    let found = all.into_iter().find(|replay| replay.number == number);
     found.ok_or_else(|| {
         let hint = if known.is_empty() { "it has none".to_owned() } else { format!("it has {}", known.join(", ")) };
         not_found(format!("consumer `{consumer}` has no replay {number}; hint: {hint}"))
@@ -152,17 +152,17 @@ pub(super) fn object(replay: &Replay) -> Value {
         "consumer": replay.plan.consumer,
         "number": replay.number,
         "state": replay.state.as_str(),
-        "reads": serde_json::from_str::<Value>(&replay.plan.source).unwrap_or_else(|_| replay.plan.source.clone().into()),
+        "source": serde_json::from_str::<Value>(&replay.plan.source).unwrap_or_else(|_| replay.plan.source.clone().into()),
         "count": replay.plan.count,
-        "fed": replay.enqueued,
+        "read": replay.enqueued,
         "handled": replay.done,
         "dead": replay.dead,
         "waiting": replay.waiting(),
         "ready": replay.ready,
         "cursor": replay.cursor,
         "rate": replay.plan.rate,
-        "stop_after_dead": replay.plan.dead_letters_max,
-        "began_at": output::timestamp(Some(replay.started_at)),
+        "dead_letters_max": replay.plan.dead_letters_max,
+        "started_at": output::timestamp(Some(replay.started_at)),
         "by": replay.plan.requested_by,
         "reason": replay.plan.reason,
     })

@@ -13,33 +13,32 @@ use relevo_core::replay_source::{LogBounds, LogMessage, ReplayFilter, ReplaySour
 use serde_json::{Value, json};
 
 use super::feed::{self, Pacing};
-use super::log::{self, failed};
-use super::spec::{Log, Ordering, Spec};
+use super::selection::{KeyOrder, Selection, SourceKind};
+use super::source::{self, failed};
 use crate::args::{ConfirmArg, OutboxArgs};
+use crate::commands::consumer;
 use crate::config::Sources;
 use crate::error_report::print_stderr;
-use crate::exit::{ExitStatus, not_found, usage};
+use crate::exit::{ExitStatus, usage};
 use crate::host::{not_empty, user_at_host};
 use crate::outbox::{self, Place};
 use crate::output::table::{self, Table};
 use crate::output::time;
-use crate::output::{self, OutputArgs};
+use crate::output::{self, OutputArgs, count};
 use crate::prompt::confirm;
 
-/// What is replayed, and to whom.
+/// What is replayed, and to which consumer.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Wanted {
-    #[command(flatten)]
-    target: OutboxArgs,
+pub(crate) struct ReplayArgs {
     /// The consumer; its inbox is in this database.
     consumer: String,
-    /// Where messages are read from.
+    /// The log that messages are read from.
     #[arg(long, value_enum, default_value = "outbox")]
-    log: Log,
-    /// The destination of the configuration, where it has several: it says routes and broker.
+    source: SourceKind,
+    /// The destination of the configuration, which defines routes and broker, if there are several.
     #[arg(long, short, value_name = "NAME")]
     destination: Option<String>,
-    /// The group of the broker that the consumer reads by; the consumer's name otherwise.
+    /// The consumer group at the broker [default: the name of the consumer].
     #[arg(long, value_name = "NAME")]
     group: Option<String>,
     /// Only messages of this topic.
@@ -51,7 +50,7 @@ pub(crate) struct Wanted {
     /// Only messages of this key.
     #[arg(long)]
     key: Option<String>,
-    /// Only messages to addresses like this: `orders.*`, `orders.**`.
+    /// Only messages to addresses that match this pattern: `orders.*`, `orders.**`.
     #[arg(long, value_name = "PATTERN")]
     address: Option<String>,
     /// Only messages that entered the log since: RFC 3339, or how long ago, as `10m`.
@@ -60,47 +59,48 @@ pub(crate) struct Wanted {
     /// Only messages that entered the log before: RFC 3339, or how long ago, as `10m`.
     #[arg(long, value_name = "TIME", value_parser = time::past)]
     until: Option<Timestamp>,
-    /// Only messages from this number of the log on: a sequence, an offset.
+    /// Only messages with this log number or a higher one: a sequence, an offset.
     #[arg(long, value_name = "N")]
     from: Option<u64>,
-    /// Only messages up to this number of the log.
+    /// Only messages with this log number or a lower one.
     #[arg(long, value_name = "N")]
     to: Option<u64>,
-    /// Whether messages of a key are handled one after the other; always right, and faster without for a consumer that keeps
-    /// no order.
+    /// Whether messages of a key are handled in order. `none` is faster, for a consumer without order.
     #[arg(long, value_enum, default_value = "key")]
-    order: Ordering,
-    /// The header that holds the id of messages that are not ours, as the consumer has it.
+    order: KeyOrder,
+    /// The header with the id of foreign messages, as configured in the consumer.
     #[arg(long, value_name = "HEADER")]
     id_header: Option<String>,
-    /// The header that holds the key of messages that are not ours, as the consumer has it.
+    /// The header with the key of foreign messages, as configured in the consumer.
     #[arg(long, value_name = "HEADER")]
     key_header: Option<String>,
     #[command(flatten)]
     pacing: Pacing,
+    #[command(flatten)]
+    target: OutboxArgs,
 }
 
-/// What is shown of a replay that might be.
+/// What is planned, and how much of it is shown.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Plan {
     #[command(flatten)]
-    wanted: Wanted,
-    /// Shows so many of the messages.
+    args: ReplayArgs,
+    /// The number of messages to show.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(0..=1000))]
     sample: u32,
     #[command(flatten)]
     output: OutputArgs,
 }
 
-/// How a replay is begun.
+/// What is replayed, and why.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Start {
     #[command(flatten)]
-    wanted: Wanted,
-    /// Why; it is recorded.
+    args: ReplayArgs,
+    /// The reason; it is stored with the replay.
     #[arg(long, value_name = "TEXT", value_parser = not_empty)]
     reason: String,
-    /// Who asks; it is recorded. The user and the machine otherwise.
+    /// The operator; stored with the replay [default: user and host].
     #[arg(long, value_name = "NAME", value_parser = not_empty)]
     by: Option<String>,
     #[command(flatten)]
@@ -109,136 +109,132 @@ pub(crate) struct Start {
     output: OutputArgs,
 }
 
-/// A plan, with all that it needs to be carried out.
-struct Drawn {
-    desk: Arc<dyn ConsumerOperator>,
+/// A planned replay.
+struct ReplayPreview {
+    consumers: Arc<dyn ConsumerOperator>,
     source: Box<dyn ReplaySource>,
     consumer: ConsumerSummary,
-    spec: Spec,
+    selection: Selection,
     extent: Option<LogBounds>,
     count: u64,
     pacing: Pacing,
 }
 
 pub(super) async fn plan(args: &Plan) -> Result<ExitStatus> {
-    let drawn = draw(&args.wanted).await?;
+    let preview = preview(&args.args).await?;
     let limit = usize::try_from(args.sample).unwrap_or(usize::MAX);
-    let shown = first_matching(&*drawn.source, &drawn.spec.filter, limit).await.map_err(failed)?;
+    let shown = first_matching(&*preview.source, &preview.selection.filter, limit).await.map_err(failed)?;
     if args.output.is_json() {
-        output::line(&drawn.object(&shown))?;
+        output::line(&preview.object(&shown))?;
     } else {
-        drawn.write(&shown)?;
+        preview.write(&shown)?;
     }
     print_stderr("nothing was changed; `relevo replay start` with the same options does it");
     Ok(ExitStatus::Success)
 }
 
 pub(super) async fn start(args: &Start) -> Result<ExitStatus> {
-    let drawn = draw(&args.wanted).await?;
-    let name = &drawn.consumer.name;
-    if drawn.count == 0 {
-        print_stderr("no message of the log is meant, nothing was begun");
+    let preview = preview(&args.args).await?;
+    let name = &preview.consumer.name;
+    if preview.count == 0 {
+        print_stderr("no message matches, nothing was started");
         return Ok(ExitStatus::Success);
     }
     let question = format!(
-        "replay {} to consumer `{name}`, {}? their effects happen once more",
-        counted(drawn.count),
-        drawn.pacing.told(drawn.count)
+        "replay {} to consumer `{name}`, {}? their effects happen again",
+        count(preview.count, "message"),
+        preview.pacing.described(preview.count)
     );
     confirm(args.yes, &question)?;
     let plan = replays::ReplayPlan {
         consumer: name.clone(),
-        source: drawn.spec.kept(),
-        count: drawn.count,
-        rate: drawn.pacing.rate,
-        dead_letters_max: drawn.pacing.stop_after_dead,
+        source: preview.selection.to_json(),
+        count: preview.count,
+        rate: preview.pacing.rate,
+        dead_letters_max: preview.pacing.dead_letters_max,
         requested_by: args.by.clone().unwrap_or_else(user_at_host),
         reason: args.reason.clone(),
     };
-    let desk = outbox::replays(&*drawn.desk)?;
-    let number = desk.create_replay(&plan).await?;
-    print_stderr(&format!("replay {number} of consumer `{name}` began"));
-    feed::tell_idle(&drawn.consumer);
-    feed::feed(desk, &*drawn.source, &drawn.spec, name, number, drawn.pacing.rate, args.output).await
+    let replays = outbox::replays(&*preview.consumers)?;
+    let number = replays.create_replay(&plan).await?;
+    print_stderr(&format!("replay {number} of consumer `{name}` started"));
+    feed::report_idle(&preview.consumer);
+    feed::feed(replays, &*preview.source, &preview.selection, name, number, preview.pacing.rate, args.output).await
 }
 
-/// Looks at consumer and log, and fixes where the replay ends: what enters the log later is live.
-async fn draw(wanted: &Wanted) -> Result<Drawn> {
-    time::in_order(wanted.since, wanted.until)?;
-    if let (Some(from), Some(to)) = (wanted.from, wanted.to)
+/// Opens consumer and log, and fixes the end of the replay: later messages are live.
+async fn preview(args: &ReplayArgs) -> Result<ReplayPreview> {
+    time::in_order(args.since, args.until)?;
+    if let (Some(from), Some(to)) = (args.from, args.to)
         && from > to
     {
-        return Err(usage(format!("`--from {from}` is above `--to {to}`, and nothing is between them")));
+        return Err(usage(format!("`--from {from}` is above `--to {to}`, so the range is empty")));
     }
-    let place = Place::of(&wanted.target)?;
-    let desk = place.consumers().await?;
-    let Some(shown) = desk.get_consumer(&wanted.consumer, 0).await? else {
-        let known: Vec<String> = desk.list_consumers().await?.into_iter().map(|consumer| consumer.name).collect();
-        let hint = if known.is_empty() { "there is none in this database".to_owned() } else { known.join(", ") };
-        return Err(not_found(format!("consumer `{}` is not known; hint: {hint}", wanted.consumer)));
-    };
-    let mut spec = spec(wanted)?;
-    let source = log::open(&spec, &place, &wanted.target.config).await?;
+    let place = Place::of(&args.target)?;
+    let consumers = place.consumers().await?;
+    let found = consumer::find(&*consumers, &args.consumer).await?;
+    let mut selection = selection(args)?;
+    let source = source::open(&selection, &place, &args.target.config).await?;
     let extent = source.bounds().await.map_err(failed)?;
     let last = extent.map_or(0, |extent| extent.last);
-    spec.filter.to = Some(spec.filter.to.map_or(last, |to| to.min(last)));
-    let count = source.count(&spec.filter).await.map_err(failed)?;
-    Ok(Drawn { desk, source, consumer: shown.summary, spec, extent, count, pacing: wanted.pacing })
+    selection.filter.to = Some(selection.filter.to.map_or(last, |to| to.min(last)));
+    let count = source.count(&selection.filter).await.map_err(failed)?;
+    Ok(ReplayPreview { consumers, source, consumer: found.summary, selection, extent, count, pacing: args.pacing })
 }
 
-fn spec(wanted: &Wanted) -> Result<Spec> {
+fn selection(args: &ReplayArgs) -> Result<Selection> {
     // Without a configuration every message goes to the address named as its topic, as it does without routes.
-    let configured = wanted.log == Log::Broker
-        || wanted.target.config.are_given()
+    let configured = args.source == SourceKind::Broker
+        || args.target.config.are_given()
         || Sources::are_in_environment()
-        || wanted.target.is_configured()
-        || wanted.target.outbox.is_some()
-        || wanted.destination.is_some();
+        || args.target.is_configured()
+        || args.target.outbox.is_some()
+        || args.destination.is_some();
     let at = if configured {
-        let found = log::find(&wanted.target.config, wanted.target.outbox.as_deref(), wanted.destination.as_deref())?;
+        let found = source::find(&args.target.config, args.target.outbox.as_deref(), args.destination.as_deref())?;
         Some((found.0, found.1))
     } else {
         None
     };
-    let group = wanted.group.clone().unwrap_or_else(|| wanted.consumer.clone());
-    Ok(Spec {
-        log: wanted.log,
+    let group = args.group.clone().unwrap_or_else(|| args.consumer.clone());
+    Ok(Selection {
+        source: args.source,
         at,
-        group: (wanted.log == Log::Broker).then_some(group),
-        order: wanted.order,
-        id_header: wanted.id_header.clone(),
-        key_header: wanted.key_header.clone(),
+        group: (args.source == SourceKind::Broker).then_some(group),
+        order: args.order,
+        id_header: args.id_header.clone(),
+        key_header: args.key_header.clone(),
         filter: ReplayFilter {
-            address: wanted.address.clone(),
-            topic: wanted.topic.clone(),
-            kind: wanted.kind.clone(),
-            key: wanted.key.clone(),
-            since: wanted.since,
-            until: wanted.until,
-            from: wanted.from,
-            to: wanted.to,
+            address: args.address.clone(),
+            topic: args.topic.clone(),
+            kind: args.kind.clone(),
+            key: args.key.clone(),
+            since: args.since,
+            until: args.until,
+            from: args.from,
+            to: args.to,
         },
     })
 }
 
-impl Drawn {
+impl ReplayPreview {
     fn write(&self, shown: &[LogMessage]) -> Result<()> {
         let now = Timestamp::now();
-        let order = match self.spec.order {
-            Ordering::Key => "messages of a key in order",
-            Ordering::None => "no order",
+        let order = match self.selection.order {
+            KeyOrder::Key => "messages of a key in order",
+            KeyOrder::None => "no order",
         };
-        let kept = self
+        let bounds = self
             .extent
-            .map_or_else(|| "nothing".to_owned(), |extent| format!("numbers {} to {}", extent.first, extent.last));
+            .map_or_else(|| "empty".to_owned(), |extent| format!("numbers {} to {}", extent.first, extent.last));
         let mut out = io::BufWriter::new(io::stdout().lock());
         let pairs = [
             ("consumer", format!("{}, {order}", self.consumer.name)),
-            ("reads", self.spec.told()),
-            ("the log has", kept),
+            ("source", self.selection.described()),
+            ("log", bounds),
             ("messages", self.count.to_string()),
-            ("feeds", self.pacing.told(self.count)),
-            ("stops", format!("after {} dead letters", self.pacing.stop_after_dead)),
+            ("rate", self.pacing.described(self.count)),
+            ("stops", format!("after {} dead letters", self.pacing.dead_letters_max)),
         ];
         table::pairs(&mut out, &pairs)?;
         if !shown.is_empty() {
@@ -254,14 +250,14 @@ impl Drawn {
         let seconds = self.pacing.lasts(self.count).as_secs();
         json!({
             "consumer": self.consumer.name,
-            "in_key_order": self.spec.order == Ordering::Key,
-            "reads": serde_json::from_str::<Value>(&self.spec.kept()).unwrap_or_default(),
+            "in_key_order": self.selection.order == KeyOrder::Key,
+            "source": serde_json::from_str::<Value>(&self.selection.to_json()).unwrap_or_default(),
             "log_first": self.extent.map(|extent| extent.first),
             "log_last": self.extent.map(|extent| extent.last),
             "count": self.count,
             "rate": self.pacing.rate,
             "seconds": seconds,
-            "stop_after_dead": self.pacing.stop_after_dead,
+            "dead_letters_max": self.pacing.dead_letters_max,
             "sample": shown.iter().map(object).collect::<Vec<_>>(),
         })
     }
@@ -293,11 +289,6 @@ fn object(logged: &LogMessage) -> Value {
     })
 }
 
-/// A number of messages.
-pub(super) fn counted(count: u64) -> String {
-    if count == 1 { "1 message".to_owned() } else { format!("{count} messages") }
-}
-
 impl Pacing {
     /// How long feeding takes at least.
     pub(super) fn lasts(self, count: u64) -> Duration {
@@ -305,7 +296,7 @@ impl Pacing {
     }
 
     /// The rate, and how long that takes.
-    fn told(self, count: u64) -> String {
-        format!("{} a second, which takes {}", self.rate, time::short(self.lasts(count)))
+    fn described(self, count: u64) -> String {
+        format!("{} per second, which takes {}", self.rate, time::short(self.lasts(count)))
     }
 }

@@ -6,7 +6,7 @@ use relevo_core::inbox::admin::ConsumerDetails;
 use serde_json::{Value, json};
 
 use super::snapshot::{DestinationSnapshot, Rates, Snapshot};
-use crate::commands::consumers;
+use crate::commands::consumer;
 use crate::output;
 
 /// One object with everything.
@@ -48,7 +48,7 @@ fn destination(now: &Snapshot, known: &DestinationSnapshot) -> Value {
 
 fn consumer(now: &Snapshot, known: &ConsumerDetails) -> Value {
     let name = &known.summary.name;
-    let mut value = consumers::show::json(known);
+    let mut value = consumer::show::json(known);
     if let Some(lanes) = value["lanes"].as_array_mut() {
         for (value, lane) in lanes.iter_mut().zip(&known.lanes) {
             value["lag"] = now.lag(name, &lane.name).into();

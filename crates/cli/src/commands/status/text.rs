@@ -6,7 +6,7 @@ use relevo_core::inbox::admin::{ConsumerDetails, ConsumerSummary, LaneInfo};
 use relevo_core::outbox::inspect::ShardInfo;
 
 use super::snapshot::{DestinationSnapshot, Rates, Snapshot};
-use crate::commands::consumers::{ago, counted, state};
+use crate::commands::consumer::{ago, counted, state};
 use crate::output::table::{Table, plain};
 use crate::output::time;
 

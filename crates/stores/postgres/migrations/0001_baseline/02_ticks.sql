@@ -84,7 +84,7 @@ BEGIN
         IF pg_snapshot_xmin(s) < pg_snapshot_xmin(last_tick.snapshot)
             OR pg_snapshot_xmax(s) < pg_snapshot_xmax(last_tick.snapshot) OR h < last_tick.max_seq THEN
             RAISE EXCEPTION 'the transaction counter or the sequence went back: this database was restored'
-                USING ERRCODE = 'RV003', HINT = 'Run `relevo rebase`.';
+                USING ERRCODE = 'RV003', HINT = 'Run `relevo outbox rebase`.';
         END IF;
         IF h > last_tick.max_seq OR line <> last_tick.timeline
             OR EXISTS (SELECT 1 FROM unnest(last_tick.late_xids) AS x WHERE pg_visible_in_snapshot(x, s)) THEN

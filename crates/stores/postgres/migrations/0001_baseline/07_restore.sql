@@ -48,7 +48,7 @@ AS $$
 BEGIN
     IF NOT xid_counter_is_ahead() THEN
         RAISE EXCEPTION 'stored transaction ids are ahead of this server''s counter' USING ERRCODE = 'RV003',
-            HINT = 'Run `relevo rebase`.';
+            HINT = 'Run `relevo outbox rebase`.';
     END IF;
     UPDATE lease SET owner = NULL, expires_at = '-infinity', epoch = epoch + 1, timeline = 0;
     UPDATE database_identity SET (system_identifier, database_oid) = (

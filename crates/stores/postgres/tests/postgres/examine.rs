@@ -212,7 +212,7 @@ async fn a_copy_a_standby_and_another_schema_version_are_reported() {
     let store = world.operator().await;
     world.run("UPDATE relevo.database_identity SET database_oid = 1").await;
     let copy = finding_of(&examine(&store).await, "identity").clone();
-    assert!(copy.severity == Severity::Danger && copy.fix.is_some_and(|fix| fix.contains("`relevo adopt`")));
+    assert!(copy.severity == Severity::Danger && copy.fix.is_some_and(|fix| fix.contains("`relevo outbox adopt`")));
     let newest = migrate::VERSION;
     world.run(&format!("UPDATE relevo.migration SET version = 0 WHERE version = {newest}")).await;
     let old = finding_of(&examine(&store).await, "schema version").clone();

@@ -162,7 +162,7 @@ async fn a_copied_database_is_rejected_until_it_is_adopted() {
     let options = world.database.options().database("copy");
     let copied = store(options.clone(), MAIN).await;
     let what = wrong_database_error(&copied).await;
-    assert!(what.contains("relevo adopt"), "{what}");
+    assert!(what.contains("relevo outbox adopt"), "{what}");
     let ended = RunningRelay::start(Arc::clone(&copied), &broker, config()).wait_for_end().await;
     assert!(matches!(ended, Err(RelayError::Store(StoreError::WrongDatabase { .. }))), "{ended:?}");
 
@@ -185,7 +185,7 @@ async fn an_upgraded_cluster_is_rejected_until_it_is_adopted() {
     // `pg_upgrade` changes only the system identifier.
     world.run("UPDATE relevo.database_identity SET system_identifier = system_identifier + 1").await;
     let store = world.store().await;
-    assert!(wrong_database_error(&store).await.contains("relevo adopt"));
+    assert!(wrong_database_error(&store).await.contains("relevo outbox adopt"));
     world.operator().await.adopt().await.expect("the counters are ahead");
     let relay = RunningRelay::start(store, &broker, config());
     ledger.add(world.emit_many(100, 100).await);
@@ -211,7 +211,7 @@ async fn a_restored_dump_is_rejected_until_it_is_rebased() {
     let naive = "SELECT count(*) FROM relevo.message WHERE pg_visible_in_snapshot(xid, pg_current_snapshot())";
     assert_eq!(restored.number(naive).await, 0, "a window of this server would be empty for ever");
     let store = restored.store().await;
-    assert!(wrong_database_error(&store).await.contains("relevo rebase"));
+    assert!(wrong_database_error(&store).await.contains("relevo outbox rebase"));
     let operator = restored.operator().await;
     let refused = operator.adopt().await;
     assert!(matches!(refused, Err(StoreError::WrongDatabase { .. })), "adopting would lose everything: {refused:?}");

@@ -30,7 +30,7 @@ pub(super) async fn destinations(operator: &Operator) -> Result<Vec<Finding>, Er
                 SUBJECT,
                 format!("`{name}` is switched off: nothing reaches it, and retention waits for it"),
             )
-            .with_fix(format!("`relevo destination switch {name} on`, or `relevo destination remove {name}`"))
+            .with_fix(format!("`relevo destination enable {name}`, or `relevo destination remove {name}`"))
         } else if free > 0 {
             finding(Severity::Warning, SUBJECT, format!("`{name}`: {free} of {shards} shards have no relay"))
                 .with_fix("start `relevo run`, or check why it stopped")
@@ -165,7 +165,7 @@ pub(super) async fn dead_letters_and_holds(operator: &Operator) -> Result<Vec<Fi
                     "dead letters",
                     format!("`{name}` has {dead} without a decision of an operator"),
                 )
-                .with_fix(format!("`relevo dead list --destination {name}`")),
+                .with_fix(format!("`relevo dead-letter list --destination {name}`")),
             );
         }
         if let Some(held) = held {

@@ -133,8 +133,9 @@ pub(super) async fn identity(operator: &Operator) -> Result<Vec<Finding>, Error>
         finding(Severity::Ok, SUBJECT, "the outbox was written in this database")
     } else {
         let seen = "the outbox was written in another database: a copy, a restored dump or an upgraded cluster";
-        finding(Severity::Danger, SUBJECT, seen)
-            .with_fix("if this one shall publish from now on: `relevo adopt`, or `relevo rebase` after a restore")
+        finding(Severity::Danger, SUBJECT, seen).with_fix(
+            "if this one shall publish from now on: `relevo outbox adopt`, or `relevo outbox rebase` after a restore",
+        )
     }])
 }
 

@@ -49,7 +49,7 @@ pub(crate) async fn prune(
     Ok(largest >= limit.cast_unsigned())
 }
 
-/// Records the retention of the inbox, which `relevo consumers` shows.
+/// Records the retention of the inbox, which `relevo consumer` shows.
 async fn record_retention(
     connection: &mut SqliteConnection,
     consumer: &str,

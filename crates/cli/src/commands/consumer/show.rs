@@ -1,4 +1,4 @@
-//! `relevo consumers show`
+//! `relevo consumer show`
 
 use std::io::{self, Write};
 
@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use relevo_core::inbox::admin::{ConsumerDetails, LaneInfo, MemberInfo, RetryQueueInfo};
 use serde_json::{Value, json};
 
-use super::{ago, counted, object, state, unknown};
+use super::{ago, counted, find_with_queues, object, state};
 use crate::args::OutboxArgs;
 use crate::exit::ExitStatus;
 use crate::outbox::Place;
@@ -18,13 +18,13 @@ use crate::output::{self, OutputArgs};
 /// Which consumer, and how much of it.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    #[command(flatten)]
-    target: OutboxArgs,
     /// The consumer.
     name: String,
-    /// At most so many queues of its retry table.
+    /// The maximum number of retry queues.
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     limit: u32,
+    #[command(flatten)]
+    target: OutboxArgs,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -32,14 +32,12 @@ pub(crate) struct Args {
 pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
     let consumers = Place::of(&args.target)?.consumers().await?;
     let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
-    let Some(mut shown) = consumers.get_consumer(&args.name, limit).await? else {
-        return Err(unknown(&*consumers, &args.name).await?);
-    };
+    let mut shown = find_with_queues(&*consumers, &args.name, limit).await?;
     shown.lanes.sort_by(|one, other| by_number(&one.name).cmp(&by_number(&other.name)));
     if args.output.is_json() {
         output::line(&json(&shown))?;
     } else {
-        told(&mut io::stdout().lock(), &shown, limit)?;
+        text(&mut io::stdout().lock(), &shown, limit)?;
     }
     Ok(ExitStatus::Success)
 }
@@ -50,12 +48,12 @@ fn by_number(lane: &str) -> (&str, Option<u64>) {
     (name, lane[name.len()..].parse().ok())
 }
 
-/// All of it.
+/// The consumer for programs.
 pub(in crate::commands) fn json(shown: &ConsumerDetails) -> Value {
     let mut value = object(&shown.summary);
-    value["member_list"] = shown.members.iter().map(member_object).collect();
+    value["members"] = shown.members.iter().map(member_object).collect();
     value["lanes"] = shown.lanes.iter().map(lane_object).collect();
-    value["queues"] = shown.queues.iter().map(queue_object).collect();
+    value["retry_queues"] = shown.queues.iter().map(queue_object).collect();
     value
 }
 
@@ -63,7 +61,7 @@ fn member_object(member: &MemberInfo) -> Value {
     json!({
         "name": member.name,
         "alive": member.alive,
-        "beat_at": output::timestamp(Some(member.heartbeat_at)),
+        "heartbeat_at": output::timestamp(Some(member.heartbeat_at)),
         "last_message_at": output::timestamp(member.last_message_at),
     })
 }
@@ -73,10 +71,10 @@ fn lane_object(lane: &LaneInfo) -> Value {
         "name": lane.name,
         "owner": lane.owner,
         "epoch": lane.epoch,
-        "mark": lane.settled_offset,
+        "low_watermark": lane.settled_offset,
         "paused": lane.paused,
         "breaker": lane.breaker,
-        "forced": lane.breaker_override.map(forced),
+        "breaker_override": lane.breaker_override.map(forced),
     })
 }
 
@@ -96,11 +94,11 @@ const fn forced(open: bool) -> &'static str {
     if open { "open" } else { "closed" }
 }
 
-fn told(out: &mut impl Write, shown: &ConsumerDetails, limit: usize) -> Result<()> {
+fn text(out: &mut impl Write, shown: &ConsumerDetails, limit: usize) -> Result<()> {
     let (consumer, now) = (&shown.summary, Timestamp::now());
-    let remembers = match consumer.done_retention {
-        Some(time) => format!("what was handled, for {}", time::short(time)),
-        None => "everything so far: it was never pruned".to_owned(),
+    let retention = match consumer.done_retention {
+        Some(time) => format!("handled messages are remembered for {}", time::short(time)),
+        None => "nothing was pruned yet".to_owned(),
     };
     table::pairs(
         out,
@@ -110,10 +108,10 @@ fn told(out: &mut impl Write, shown: &ConsumerDetails, limit: usize) -> Result<(
             ("last message", ago(consumer.last_message_at, now)),
             ("waiting", counted(consumer.waiting)),
             ("dead letters", counted(consumer.dead)),
-            ("remembers", remembers),
+            ("retention", retention),
         ],
     )?;
-    section(out, "members", &["NAME", "STATE", "LAST HEARD OF", "LAST MESSAGE"], &shown.members, |member| {
+    section(out, "members", &["NAME", "STATE", "LAST HEARTBEAT", "LAST MESSAGE"], &shown.members, |member| {
         let alive = if member.alive { "alive" } else { "dead" };
         vec![
             member.name.clone(),
@@ -122,16 +120,16 @@ fn told(out: &mut impl Write, shown: &ConsumerDetails, limit: usize) -> Result<(
             ago(member.last_message_at, now),
         ]
     })?;
-    section(out, "lanes", &["NAME", "OWNER", "EPOCH", "SETTLED TO", "STATE", "BREAKER"], &shown.lanes, lane)?;
+    section(out, "lanes", &["NAME", "OWNER", "EPOCH", "LOW WATERMARK", "STATE", "BREAKER"], &shown.lanes, lane)?;
     section(
         out,
-        "retry table",
+        "retry queues",
         &["QUEUE", "LENGTH", "ATTEMPTS", "NEXT ATTEMPT", "FIRST", "ERROR"],
         &shown.queues,
         |it| queue(it, now),
     )?;
     if shown.queues.len() >= limit {
-        writeln!(out, "there may be more; `--limit` shows them")?;
+        writeln!(out, "there may be more, see `--limit`")?;
     }
     Ok(())
 }
@@ -154,22 +152,27 @@ fn section<T>(
 fn lane(lane: &LaneInfo) -> Vec<String> {
     let none = || "-".to_owned();
     let breaker = match (lane.breaker_override, &lane.breaker) {
-        (Some(open), _) => format!("{} by force", forced(open)),
+        (Some(open), _) => format!("forced {}", forced(open)),
         (None, Some(why)) => format!("open: {why}"),
         (None, None) => "closed".to_owned(),
+    };
+    let state = match (lane.paused, &lane.owner) {
+        (true, _) => "paused",
+        (false, Some(_)) => "running",
+        (false, None) => "unassigned",
     };
     vec![
         lane.name.clone(),
         lane.owner.clone().unwrap_or_else(none),
         lane.epoch.to_string(),
         lane.settled_offset.map_or_else(none, |mark| mark.to_string()),
-        if lane.paused { "paused".to_owned() } else { "flows".to_owned() },
+        state.to_owned(),
         breaker,
     ]
 }
 
 fn queue(queue: &RetryQueueInfo, now: Timestamp) -> Vec<String> {
-    let next = queue.next_attempt_at.map_or_else(|| "waits for a person".to_owned(), |at| time::age(at, now));
+    let next = queue.next_attempt_at.map_or_else(|| "needs an operator".to_owned(), |at| time::age(at, now));
     let head = match queue.head.replay {
         0 => queue.head.id.to_string(),
         replay => format!("{} (replay {replay})", queue.head.id),

@@ -1,4 +1,4 @@
-//! What a replay reads, as it is kept with it: whoever resumes it reads the same.
+//! What a replay reads. It is stored with the replay, so that a resumed one reads the same.
 
 use anyhow::{Context as _, Result, bail};
 use jiff::Timestamp;
@@ -10,7 +10,7 @@ use crate::output::time;
 
 /// Which log messages are read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum Log {
+pub(super) enum SourceKind {
     /// The outbox in the same database.
     Outbox,
     /// The broker of a destination of the configuration, if it keeps what was acknowledged.
@@ -19,8 +19,8 @@ pub(super) enum Log {
 
 /// Whether messages of a key are handled one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum Ordering {
-    /// One of a key at a time, in order.
+pub(super) enum KeyOrder {
+    /// ReplayRef of a key at a time, in order.
     Key,
     /// Each by itself.
     None,
@@ -28,30 +28,30 @@ pub(super) enum Ordering {
 
 /// What a replay reads, and how its consumer sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Spec {
-    pub(super) log: Log,
+pub(super) struct Selection {
+    pub(super) source: SourceKind,
     /// Outbox and destination of the configuration, which say routes and broker; none if no configuration was read.
     pub(super) at: Option<(String, String)>,
     /// The group of the broker whose addresses and lanes are read.
     pub(super) group: Option<String>,
-    pub(super) order: Ordering,
+    pub(super) order: KeyOrder,
     /// Headers of messages that are not ours, which hold their id and their key.
     pub(super) id_header: Option<String>,
     pub(super) key_header: Option<String>,
     pub(super) filter: ReplayFilter,
 }
 
-impl Spec {
-    /// As it is kept. It holds no secret: where a broker is, and how to get in, is in the configuration.
-    pub(super) fn kept(&self) -> String {
+impl Selection {
+    /// As it is stored. It has no secrets: the configuration has the addresses and logins of brokers.
+    pub(super) fn to_json(&self) -> String {
         let ReplayFilter { address, topic, kind, key, since, until, from, to } = &self.filter;
         let time = |at: &Option<Timestamp>| at.map(|at| at.to_string());
         json!({
-            "log": word(self.log),
+            "source": word(self.source),
             "outbox": self.at.as_ref().map(|(outbox, _)| outbox),
             "destination": self.at.as_ref().map(|(_, destination)| destination),
             "group": self.group,
-            "order": if self.order == Ordering::Key { "key" } else { "none" },
+            "order": if self.order == KeyOrder::Key { "key" } else { "none" },
             "id_header": self.id_header,
             "key_header": self.key_header,
             "address": address, "topic": topic, "type": kind, "key": key,
@@ -60,28 +60,29 @@ impl Spec {
         .to_string()
     }
 
-    /// What was kept.
-    pub(super) fn read(kept: &str) -> Result<Self> {
-        let value: Value = serde_json::from_str(kept).context("what the replay reads is not known to this program")?;
-        let text = |name: &str| value[name].as_str().map(str::to_owned);
-        let time = |name: &str| text(name).map(|text| text.parse::<Timestamp>()).transpose();
-        let log = match value["log"].as_str() {
-            Some("outbox") => Log::Outbox,
-            Some("broker") => Log::Broker,
-            _ => bail!("what the replay reads is not known to this program"),
+    /// Parses a stored selection.
+    pub(super) fn parse(text: &str) -> Result<Self> {
+        let value: Value =
+            serde_json::from_str(text).context("the selection of the replay is unknown to this version")?;
+        let field = |name: &str| value[name].as_str().map(str::to_owned);
+        let time = |name: &str| field(name).map(|text| text.parse::<Timestamp>()).transpose();
+        let source = match value["source"].as_str() {
+            Some("outbox") => SourceKind::Outbox,
+            Some("broker") => SourceKind::Broker,
+            _ => bail!("the selection of the replay is unknown to this version"),
         };
         Ok(Self {
-            log,
-            at: text("outbox").zip(text("destination")),
-            group: text("group"),
-            order: if value["order"] == "none" { Ordering::None } else { Ordering::Key },
-            id_header: text("id_header"),
-            key_header: text("key_header"),
+            source,
+            at: field("outbox").zip(field("destination")),
+            group: field("group"),
+            order: if value["order"] == "none" { KeyOrder::None } else { KeyOrder::Key },
+            id_header: field("id_header"),
+            key_header: field("key_header"),
             filter: ReplayFilter {
-                address: text("address"),
-                topic: text("topic"),
-                kind: text("type"),
-                key: text("key"),
+                address: field("address"),
+                topic: field("topic"),
+                kind: field("type"),
+                key: field("key"),
                 since: time("since")?,
                 until: time("until")?,
                 from: value["from"].as_u64(),
@@ -91,12 +92,12 @@ impl Spec {
     }
 
     /// In words.
-    pub(super) fn told(&self) -> String {
+    pub(super) fn described(&self) -> String {
         let ReplayFilter { address, topic, kind, key, since, until, from, to } = &self.filter;
-        let log = match (self.log, &self.at) {
-            (Log::Outbox, _) => "the outbox's own log".to_owned(),
-            (Log::Broker, Some((_, destination))) => format!("the broker of destination `{destination}`"),
-            (Log::Broker, None) => "a broker".to_owned(),
+        let log = match (self.source, &self.at) {
+            (SourceKind::Outbox, _) => "the log of the outbox".to_owned(),
+            (SourceKind::Broker, Some((_, destination))) => format!("the broker of destination `{destination}`"),
+            (SourceKind::Broker, None) => "a broker".to_owned(),
         };
         let mut parts = vec![log];
         let mut add = |name: &str, value: Option<String>| parts.extend(value.map(|value| format!("{name} {value}")));
@@ -116,8 +117,8 @@ impl Spec {
     /// How the consumer sees messages.
     pub(super) fn consumer_config(&self) -> Config {
         let order = match self.order {
-            Ordering::Key => MessageOrder::ByKey { concurrency: 1 },
-            Ordering::None => MessageOrder::None { concurrency: 1 },
+            KeyOrder::Key => MessageOrder::ByKey { concurrency: 1 },
+            KeyOrder::None => MessageOrder::None { concurrency: 1 },
         };
         let foreign = (self.id_header.is_some() || self.key_header.is_some()).then(|| ForeignMessages {
             kind: "foreign".into(),
@@ -128,10 +129,10 @@ impl Spec {
     }
 }
 
-const fn word(log: Log) -> &'static str {
+const fn word(log: SourceKind) -> &'static str {
     match log {
-        Log::Outbox => "outbox",
-        Log::Broker => "broker",
+        SourceKind::Outbox => "outbox",
+        SourceKind::Broker => "broker",
     }
 }
 
@@ -139,12 +140,12 @@ const fn word(log: Log) -> &'static str {
 mod tests {
     use super::*;
 
-    fn spec() -> Spec {
-        Spec {
-            log: Log::Broker,
+    fn selection() -> Selection {
+        Selection {
+            source: SourceKind::Broker,
             at: Some(("shop".to_owned(), "main".to_owned())),
             group: Some("billing".to_owned()),
-            order: Ordering::None,
+            order: KeyOrder::None,
             id_header: Some("x-id".to_owned()),
             key_header: None,
             filter: ReplayFilter {
@@ -158,17 +159,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_read_back() {
-        assert_eq!(Spec::read(&spec().kept()).unwrap(), spec());
-        let plain = Spec { log: Log::Outbox, at: None, group: None, order: Ordering::Key, ..spec() };
-        assert_eq!(Spec::read(&plain.kept()).unwrap(), plain);
-        assert!(Spec::read("orders from 2026-01-01").is_err() && Spec::read("{}").is_err());
+    fn a_selection_is_stored_and_parsed() {
+        assert_eq!(Selection::parse(&selection().to_json()).unwrap(), selection());
+        let plain =
+            Selection { source: SourceKind::Outbox, at: None, group: None, order: KeyOrder::Key, ..selection() };
+        assert_eq!(Selection::parse(&plain.to_json()).unwrap(), plain);
+        assert!(Selection::parse("orders from 2026-01-01").is_err() && Selection::parse("{}").is_err());
     }
 
     #[test]
-    fn it_is_told_in_words() {
+    fn it_is_described_in_words() {
         let told = "the broker of destination `main`, group `billing`, type `OrderPlaced`, since 2026-01-31T12:00:00Z, \
                     from number 7, to number 18446744073709551615";
-        assert_eq!(spec().told(), told);
+        assert_eq!(selection().described(), told);
     }
 }

@@ -1,26 +1,28 @@
-//! The log that is read: the outbox's own, or a broker's that keeps one.
+//! The log that a replay reads: of the outbox, or of a broker that retains messages.
 
 use anyhow::{Result, anyhow};
 use relevo_core::replay_source::{OutboxRouting, ReplaySource, ReplaySourceError};
 
-use super::spec::{Log, Spec};
+use super::selection::{Selection, SourceKind};
 use crate::config::{self, Destination, Loaded, Sources};
 use crate::exit::{not_found, unreachable_server, usage};
 use crate::outbox::Place;
 
 /// Opens what a replay reads.
-pub(super) async fn open(spec: &Spec, place: &Place, sources: &Sources) -> Result<Box<dyn ReplaySource>> {
-    let destination = match &spec.at {
+pub(super) async fn open(selection: &Selection, place: &Place, sources: &Sources) -> Result<Box<dyn ReplaySource>> {
+    let destination = match &selection.at {
         Some((outbox, destination)) => Some(find(sources, Some(outbox), Some(destination))?.2),
         None => None,
     };
-    match (spec.log, destination) {
-        (Log::Outbox, destination) => place.log(destination.map_or_else(OutboxRouting::default, sending)).await,
-        (Log::Broker, Some(destination)) => {
-            let group = spec.group.as_deref().unwrap_or_default();
+    match (selection.source, destination) {
+        (SourceKind::Outbox, destination) => place.log(destination.map_or_else(OutboxRouting::default, sending)).await,
+        (SourceKind::Broker, Some(destination)) => {
+            let group = selection.group.as_deref().unwrap_or_default();
             destination.broker.adapter.replay_source(group).await.map_err(failed)
         }
-        (Log::Broker, None) => Err(usage("no configuration names the broker; hint: name the file with `-c FILE`")),
+        (SourceKind::Broker, None) => {
+            Err(usage("no configuration names the broker; hint: name the file with `-c FILE`"))
+        }
     }
 }
 

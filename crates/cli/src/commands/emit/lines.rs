@@ -1,146 +1,160 @@
-//! Many messages from JSON lines, a transaction a batch.
+//! Many messages from JSON lines, one transaction per batch.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, IsTerminal as _, Write as _};
+use std::io::{self, BufRead, BufReader, Write as _};
+use std::thread;
 
 use anyhow::{Context as _, Result};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use indicatif::{ProgressBar, ProgressStyle};
 use jiff::Timestamp;
 use relevo_core::store_adapter::{EmitFailure, EmitSession};
 use relevo_core::{Draft, MessageId, OnDuplicate};
 use serde_json::{Map, Value, json};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 
+use crate::dev::interrupts::Interrupts;
 use crate::error_report::print_stderr;
 use crate::exit::{ExitStatus, interrupted, usage};
 use crate::outbox::{Place, emit_error};
+use crate::output::{OutputArgs, Progress, count};
 
-/// What was asked for.
-pub(super) struct Order<'a> {
+/// Lines that are read ahead.
+const READ_AHEAD: usize = 16;
+
+/// Where lines are read from, and how.
+pub(super) struct LinesArgs<'a> {
     pub(super) source: &'a str,
     pub(super) batch: u32,
     pub(super) skip: u64,
-    pub(super) json: bool,
+    pub(super) output: OutputArgs,
 }
 
-pub(super) async fn run(place: &Place, order: &Order<'_>) -> Result<ExitStatus> {
-    let (mut lines, bytes): (Box<dyn BufRead + Send>, Option<u64>) = if order.source == "-" {
-        (Box::new(BufReader::new(io::stdin())), None)
+pub(super) async fn run(place: &Place, args: &LinesArgs<'_>) -> Result<ExitStatus> {
+    let source: Box<dyn BufRead + Send> = if args.source == "-" {
+        Box::new(BufReader::new(io::stdin()))
     } else {
-        let file = File::open(order.source).with_context(|| format!("`{}` cannot be read", order.source))?;
-        let bytes = file.metadata().ok().map(|metadata| metadata.len());
-        (Box::new(BufReader::new(file)), bytes)
+        let file = File::open(args.source).with_context(|| format!("`{}` cannot be read", args.source))?;
+        Box::new(BufReader::new(file))
     };
-    let mut work = Work {
+    let emitter = Emitter {
         writer: place.writer().await?,
-        bar: bar(bytes),
-        json: order.json,
+        progress: Progress::new(),
+        output: args.output,
         emitted: 0,
-        committed_line: order.skip,
+        committed_line: args.skip,
     };
-    let mut batch = Batch { lines: Vec::new(), drafts: Vec::new() };
-    let mut number = 0;
-    let mut text = String::new();
-    loop {
-        text.clear();
-        let read = lines.read_line(&mut text).with_context(|| work.so_far("a line cannot be read"))?;
-        work.bar.inc(read as u64);
-        if read > 0 {
-            number += 1;
-            if number <= order.skip || text.trim().is_empty() {
-                continue;
-            }
-            let draft = draft(&text).map_err(|what| usage(work.so_far(&format!("line {number}: {what}"))))?;
-            batch.lines.push(number);
-            batch.drafts.push(draft);
-        }
-        if read == 0 || batch.drafts.len() >= order.batch as usize {
-            work.commit(&mut batch, number).await?;
-        }
-        if read == 0 {
-            work.bar.finish_and_clear();
-            print_stderr(&format!("{} messages emitted", work.emitted));
-            return Ok(ExitStatus::Success);
-        }
+    let stop = CancellationToken::new();
+    let interrupts = Interrupts::new()?;
+    // The second interrupt ends the process, even if the database does not answer.
+    tokio::select! {
+        result = emitter.run(read_ahead(source), args, &stop) => result,
+        () = interrupts.watch(stop.clone()) => Err(interrupted("interrupted")),
     }
 }
 
-/// Messages that share a transaction, and their lines.
+/// Reads lines in a thread of its own: a read of stdin cannot be cancelled, and must not keep the process from ending.
+fn read_ahead(mut source: Box<dyn BufRead + Send>) -> mpsc::Receiver<io::Result<String>> {
+    let (lines, receiver) = mpsc::channel(READ_AHEAD);
+    thread::spawn(move || {
+        loop {
+            let mut line = String::new();
+            let read = source.read_line(&mut line);
+            let is_end = matches!(read, Ok(0) | Err(_));
+            if matches!(read, Ok(0)) || lines.blocking_send(read.map(|_| line)).is_err() || is_end {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+/// Messages of one transaction, and their lines.
+#[derive(Default)]
 struct Batch {
     lines: Vec<u64>,
     drafts: Vec<Draft>,
 }
 
-struct Work {
+struct Emitter {
     writer: Box<dyn EmitSession>,
-    bar: ProgressBar,
-    json: bool,
+    progress: Progress,
+    output: OutputArgs,
     emitted: u64,
     committed_line: u64,
 }
 
-impl Work {
-    /// Commits a batch, or nothing of it. An interrupt is heard between batches: none is left in doubt.
-    async fn commit(&mut self, batch: &mut Batch, last: u64) -> Result<()> {
-        let drafts = std::mem::take(&mut batch.drafts);
-        if !drafts.is_empty() {
-            let (ids, told) = uninterrupted(self.writer.emit(drafts)).await;
-            let ids = ids.map_err(|EmitFailure { index, error, .. }| {
-                let line = batch.lines.get(index).copied().unwrap_or(last);
-                emit_error(error).context(self.so_far(&format!("line {line}")))
-            })?;
-            self.emitted += ids.len() as u64;
-            self.committed_line = last;
-            self.write(&ids)?;
-            if told {
-                return Err(interrupted(self.so_far("interrupted")));
+impl Emitter {
+    /// Stops between two batches, so that it always knows what is committed.
+    async fn run(
+        mut self,
+        mut lines: mpsc::Receiver<io::Result<String>>,
+        args: &LinesArgs<'_>,
+        stop: &CancellationToken,
+    ) -> Result<ExitStatus> {
+        let mut batch = Batch::default();
+        let mut number = 0;
+        loop {
+            let line = tokio::select! {
+                biased;
+                () = stop.cancelled() => return Err(interrupted(self.so_far("interrupted"))),
+                line = lines.recv() => line.transpose(),
+            };
+            let line = line.with_context(|| self.so_far("a line cannot be read"))?;
+            let is_end = line.is_none();
+            if let Some(text) = line {
+                number += 1;
+                if number <= args.skip || text.trim().is_empty() {
+                    continue;
+                }
+                let draft = draft(&text).map_err(|what| usage(self.so_far(&format!("line {number}: {what}"))))?;
+                batch.lines.push(number);
+                batch.drafts.push(draft);
+            }
+            if is_end || batch.drafts.len() >= args.batch as usize {
+                self.commit(std::mem::take(&mut batch), number).await?;
+            }
+            if is_end {
+                self.progress.clear();
+                print_stderr(&format!("{} emitted", count(self.emitted, "message")));
+                return Ok(ExitStatus::Success);
             }
         }
-        batch.lines.clear();
+    }
+
+    /// Commits a batch, or nothing of it.
+    async fn commit(&mut self, batch: Batch, last: u64) -> Result<()> {
+        if batch.drafts.is_empty() {
+            return Ok(());
+        }
+        let ids = self.writer.emit(batch.drafts).await.map_err(|EmitFailure { index, error, .. }| {
+            let line = batch.lines.get(index).copied().unwrap_or(last);
+            emit_error(error).context(self.so_far(&format!("line {line}")))
+        })?;
+        self.emitted += ids.len() as u64;
+        self.committed_line = last;
+        self.print(&ids)?;
+        let emitted = self.emitted;
+        self.progress.report(|| format!("{} emitted", count(emitted, "message")));
         Ok(())
     }
 
-    fn write(&self, ids: &[MessageId]) -> Result<()> {
-        let mut out = io::stdout().lock();
-        let json = self.json;
-        let line = |id: &MessageId| if json { json!({ "id": id.to_string() }).to_string() } else { id.to_string() };
+    fn print(&mut self, ids: &[MessageId]) -> Result<()> {
+        let is_json = self.output.is_json();
+        let line = |id: &MessageId| if is_json { json!({ "id": id.to_string() }).to_string() } else { id.to_string() };
         let text: String = ids.iter().map(|id| line(id) + "\n").collect();
-        self.bar.suspend(|| out.write_all(text.as_bytes()))?;
+        self.progress.clear();
+        io::stdout().lock().write_all(text.as_bytes())?;
         Ok(())
     }
 
-    /// What went wrong, and how to go on after it is mended.
+    /// An error, and how to continue after it is fixed.
     fn so_far(&self, what: &str) -> String {
         match self.committed_line {
             0 => format!("{what}; hint: nothing was committed"),
-            line => format!("{what}; hint: lines up to {line} are committed: go on with `--skip {line}`"),
+            line => format!("{what}; hint: lines up to {line} are committed: continue with `--skip {line}`"),
         }
-    }
-}
-
-/// Lets the work end, and says whether an interrupt came meanwhile.
-async fn uninterrupted<T>(work: impl Future<Output = T>) -> (T, bool) {
-    let mut work = std::pin::pin!(work);
-    tokio::select! {
-        biased;
-        done = &mut work => (done, false),
-        _ = tokio::signal::ctrl_c() => (work.await, true),
-    }
-}
-
-/// Shown on a terminal only.
-fn bar(bytes: Option<u64>) -> ProgressBar {
-    if !io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let (bar, template) = match bytes {
-        Some(bytes) => (ProgressBar::new(bytes), "{bar:40} {bytes}/{total_bytes} {eta} left"),
-        None => (ProgressBar::new_spinner(), "{spinner} {bytes}"),
-    };
-    match ProgressStyle::with_template(template) {
-        Ok(style) => bar.with_style(style),
-        Err(_) => bar,
     }
 }
 
@@ -160,7 +174,7 @@ fn draft(line: &str) -> Result<Draft, String> {
     let (topic, key, kind) =
         (needed(text("topic")?, "topic")?, needed(text("key")?, "key")?, needed(text("type")?, "type")?);
     let (content_type, id, deliver_at) = (text("content_type")?, text("id")?, text("deliver_at")?);
-    let on_repeat = text("on_duplicate")?;
+    let on_duplicate = text("on_duplicate")?;
     let mut draft = match payload {
         Ok(json) => {
             let content_type = content_type.as_deref().unwrap_or("application/json");
@@ -171,7 +185,7 @@ fn draft(line: &str) -> Result<Draft, String> {
     draft.id = id.map(|id| id.parse()).transpose().map_err(|error| format!("`id`: {error}"))?;
     draft.deliver_at =
         deliver_at.map(|at| at.parse::<Timestamp>()).transpose().map_err(|error| format!("`deliver_at`: {error}"))?;
-    draft.on_duplicate = match on_repeat.as_deref() {
+    draft.on_duplicate = match on_duplicate.as_deref() {
         None | Some("error") => OnDuplicate::Error,
         Some("ignore") => OnDuplicate::Ignore,
         Some(other) => return Err(format!("`on_duplicate` is `{other}`, not `error` or `ignore`")),
@@ -219,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_line_is_named() {
+    fn an_invalid_line_is_explained() {
         for (line, told) in [
             ("{", "not JSON"),
             ("[]", "not an object"),
