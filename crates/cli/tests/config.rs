@@ -39,11 +39,11 @@ broker = { kind = \"embedded\", path = \"broker.db\" }
 ";
 
 #[test]
-fn a_good_file_is_called_good() {
+fn a_valid_file_is_reported_as_valid() {
     let file = File::new("good", GOOD);
     let (code, stdout, stderr) = file.run(&["check"], &[]);
     assert_eq!((code, stdout.as_str()), (Some(0), ""));
-    assert_eq!(stderr, format!("`{}` is good: 1 outbox, 1 destination\n", file.0.display()));
+    assert_eq!(stderr, format!("`{}` is valid: 1 outbox, 1 destination\n", file.0.display()));
 }
 
 #[test]
@@ -53,9 +53,9 @@ fn every_problem_is_an_error_with_its_hint() {
     assert_eq!((code, stdout.as_str()), (Some(2), ""));
     let at = file.0.display();
     let expected = format!(
-        "error: unknown key `databse` in `outboxes.shop` at {at}:2\nhint: did you mean `database`?\n\
-         error: `format` is one of `auto`, `text`, `json`, not `xml` at variable `RELEVO__LOG__FORMAT`\n\
-         error: `outboxes.shop` names no database at {at}:1\nhint: set `database`, `database_file` or `database_env`\n\
+        "error: `outboxes.shop` has no `database` at {at}:1\nhint: set `database`, `database_file` or `database_env`\n\
+         error: unknown key `databse` in `outboxes.shop` at {at}:2\nhint: did you mean `database`?\n\
+         error: `format` must be one of `auto`, `text`, `json`, is `xml` at variable `RELEVO__LOG__FORMAT`\n\
          error: the configuration has 3 problems\n"
     );
     assert_eq!(stderr, expected);
@@ -63,18 +63,21 @@ fn every_problem_is_an_error_with_its_hint() {
 
 #[test]
 fn one_problem_is_one_error() {
-    let file = File::new("one", &format!("{GOOD}[relay]\nlease_sm = 1\n"));
+    let file = File::new("one", &format!("{GOOD}[relay]\nlease_duraton = 1\n"));
     let (code, _, stderr) = file.run(&["check"], &[]);
     let at = file.0.display();
     assert_eq!(code, Some(2));
-    assert_eq!(stderr, format!("error: unknown key `lease_sm` in `relay` at {at}:6\nhint: did you mean `lease_ms`?\n"));
+    assert_eq!(
+        stderr,
+        format!("error: unknown key `lease_duraton` in `relay` at {at}:6\nhint: did you mean `lease_duration`?\n")
+    );
 }
 
 #[test]
 fn a_secret_in_the_wrong_place_is_in_no_output() {
     for key in ["database_env", "database_file", "schema"] {
         let file = File::new(key, &GOOD.replace("database =", &format!("{key} =")));
-        for args in [&["check"][..], &["check", "--json"], &["print"], &["print", "--json"]] {
+        for args in [&["check"][..], &["check", "--json"], &["show"], &["show", "--json"]] {
             let (code, stdout, stderr) = file.run(args, &[]);
             assert_eq!(code, Some(2), "{key} {args:?}");
             assert!(!stdout.contains("sesame") && !stderr.contains("sesame"), "{key} {args:?}: {stdout}{stderr}");
@@ -85,35 +88,34 @@ fn a_secret_in_the_wrong_place_is_in_no_output() {
 #[test]
 fn a_variable_that_sets_nothing_is_a_warning_with_the_right_name() {
     let file = File::new("stranger", GOOD);
-    let variables = [("RELEVO_RELAY_LEASE_MS", "20000")];
-    let told =
-        "warning: variable `RELEVO_RELAY_LEASE_MS` sets nothing\nhint: did you mean `RELEVO__RELAY__LEASE_MS`?\n";
+    let variables = [("RELEVO_RELAY_LEASE_DURATION", "20s")];
+    let told = "warning: variable `RELEVO_RELAY_LEASE_DURATION` sets nothing\nhint: did you mean `RELEVO__RELAY__LEASE_DURATION`?\n";
     let (code, _, stderr) = file.run(&["check"], &variables);
     assert!(code == Some(0) && stderr.starts_with(told), "{stderr}");
-    let (code, _, stderr) = file.run(&["print"], &variables);
+    let (code, _, stderr) = file.run(&["show"], &variables);
     assert_eq!((code, stderr.as_str()), (Some(0), told));
 }
 
 #[test]
 fn programs_are_told_what_is_wrong_in_one_object_on_one_line() {
     let good = File::new("json-good", GOOD);
-    let (code, stdout, stderr) = good.run(&["check", "--json"], &[("RELEVO_RELAY_LEASE_MS", "1")]);
+    let (code, stdout, stderr) = good.run(&["check", "--json"], &[("RELEVO_RELAY_LEASE_DURATION", "1")]);
     assert_eq!((code, stderr.as_str(), stdout.lines().count()), (Some(0), "", 1));
     let expected = serde_json::json!({
         "ok": true, "file": good.0, "outboxes": 1, "destinations": 1, "warnings": [{
-            "problem": "variable `RELEVO_RELAY_LEASE_MS` sets nothing", "place": null,
-            "hint": "did you mean `RELEVO__RELAY__LEASE_MS`?",
+            "problem": "variable `RELEVO_RELAY_LEASE_DURATION` sets nothing", "place": null,
+            "hint": "did you mean `RELEVO__RELAY__LEASE_DURATION`?",
         }],
     });
     assert_eq!(serde_json::from_str::<Value>(&stdout).unwrap(), expected);
-    let bad = File::new("json-bad", &format!("{GOOD}[relay]\nlease_sm = 1\n[log]\nlevel = \"blah\"\n"));
+    let bad = File::new("json-bad", &format!("{GOOD}[relay]\nlease_duraton = 1\n[log]\nlevel = \"blah\"\n"));
     let (code, stdout, stderr) = bad.run(&["check", "--json"], &[]);
     assert_eq!((code, stderr.as_str(), stdout.lines().count()), (Some(2), "", 1));
     let told: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!((&told["ok"], told["problems"].as_array().map(Vec::len)), (&false.into(), Some(2)));
     let first = serde_json::json!({
-        "problem": "unknown key `lease_sm` in `relay`", "place": format!("{}:6", bad.0.display()),
-        "hint": "did you mean `lease_ms`?",
+        "problem": "unknown key `lease_duraton` in `relay`", "place": format!("{}:6", bad.0.display()),
+        "hint": "did you mean `lease_duration`?",
     });
     assert_eq!(told["problems"][0], first);
 }
@@ -128,9 +130,9 @@ fn a_file_that_is_not_there_is_told() {
 }
 
 #[test]
-fn every_value_is_printed_with_its_origin_and_no_secret() {
-    let file = File::new("print", GOOD);
-    let set = ["print", "--set", "relay.pages_max=7"];
+fn every_value_is_shown_with_its_origin_and_no_secret() {
+    let file = File::new("show", GOOD);
+    let set = ["show", "--set", "relay.advanced.pages_max=7"];
     let variables = [("RELEVO_LOG", "debug"), ("RELEVO__SERVICE", "shop-relay")];
     let (code, stdout, stderr) = file.run(&set, &variables);
     assert_eq!((code, stderr.as_str()), (Some(0), ""));
@@ -141,8 +143,8 @@ fn every_value_is_printed_with_its_origin_and_no_secret() {
     let expect = |value: &str, origin: &str| (value.to_owned(), origin.to_owned());
     assert_eq!(line("log.level"), expect("log.level = \"debug\"", "variable `RELEVO_LOG`"));
     assert_eq!(line("service"), expect("service = \"shop-relay\"", "variable `RELEVO__SERVICE`"));
-    assert_eq!(line("relay.pages_max"), expect("relay.pages_max = 7", "flag `--set`"));
-    assert_eq!(line("relay.lease_ms"), expect("relay.lease_ms = 10000", "default"));
+    assert_eq!(line("relay.advanced.pages_max"), expect("relay.advanced.pages_max = 7", "flag `--set`"));
+    assert_eq!(line("relay.lease_duration"), expect("relay.lease_duration = \"10s\"", "default"));
     let place = format!("{}:2", file.0.display());
     assert_eq!(line("outboxes.shop.database"), expect("outboxes.shop.database = \"<secret>\"", &place));
     assert!(!stdout.contains("sesame"));
@@ -151,7 +153,7 @@ fn every_value_is_printed_with_its_origin_and_no_secret() {
 #[test]
 fn programs_get_one_object() {
     let file = File::new("json", GOOD);
-    let (code, stdout, _) = file.run(&["print", "--json"], &[("RELEVO__RELAY__LEASE_MS", "20000")]);
+    let (code, stdout, _) = file.run(&["show", "--json"], &[("RELEVO__RELAY__LEASE_DURATION", "20s")]);
     assert_eq!(code, Some(0));
     assert!(!stdout.contains("sesame"));
     assert_eq!(stdout.lines().count(), 1);
@@ -159,14 +161,45 @@ fn programs_get_one_object() {
     assert_eq!(object["file"], file.0.to_str().unwrap());
     let of = |key: &str| object["settings"].as_array().unwrap().iter().find(|it| it["key"] == key).unwrap();
     let lease = serde_json::json!({
-        "key": "relay.lease_ms", "value": 20000, "origin": "variable", "name": "RELEVO__RELAY__LEASE_MS"
+        "key": "relay.lease_duration", "value": "20s", "origin": "variable", "name": "RELEVO__RELAY__LEASE_DURATION"
     });
-    assert_eq!(*of("relay.lease_ms"), lease);
+    assert_eq!(*of("relay.lease_duration"), lease);
     let database = of("outboxes.shop.database");
     assert_eq!(
         (&database["value"], &database["origin"], &database["line"]),
         (&"<secret>".into(), &"file".into(), &2.into())
     );
+}
+
+#[test]
+fn relevo_toml_of_the_current_directory_is_read() {
+    let directory = std::env::temp_dir().join(format!("relevo-config-{}-here", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    std::fs::write(directory.join("relevo.toml"), GOOD).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_relevo"));
+    let output =
+        command.args(["config", "check"]).env_remove("RELEVO_CONFIG").current_dir(&directory).output().unwrap();
+    std::fs::remove_dir_all(&directory).unwrap();
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), "`relevo.toml` is valid: 1 outbox, 1 destination\n");
+}
+
+#[test]
+fn the_schema_knows_every_table_and_rejects_other_keys() {
+    let schema = Command::new(env!("CARGO_BIN_EXE_relevo")).args(["config", "schema"]).output().unwrap();
+    let schema: Value = serde_json::from_slice(&schema.stdout).unwrap();
+    assert_eq!(schema["additionalProperties"], false);
+    let relay = &schema["properties"]["relay"];
+    assert_eq!(
+        (&relay["properties"]["lease_duration"]["default"], &relay["additionalProperties"]),
+        (&"10s".into(), &false.into())
+    );
+    let destination =
+        &schema["properties"]["outboxes"]["additionalProperties"]["properties"]["destinations"]["additionalProperties"];
+    let kinds = destination["properties"]["broker"]["oneOf"].as_array().unwrap();
+    let rabbitmq = kinds.iter().find(|kind| kind["title"] == "rabbitmq").unwrap();
+    for key in ["url", "urls", "url_file", "password_env", "management_url", "queues"] {
+        assert!(rabbitmq["properties"][key].is_object(), "{key}");
+    }
 }
 
 #[test]

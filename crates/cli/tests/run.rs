@@ -10,6 +10,8 @@ mod command;
 mod consumers;
 #[path = "run/daemon.rs"]
 mod daemon;
+#[path = "run/defaults.rs"]
+mod defaults;
 #[path = "run/elsewhere.rs"]
 mod elsewhere;
 #[path = "run/failure.rs"]

@@ -42,6 +42,16 @@ pub trait BrokerAdapter: Any + fmt::Debug + Send + Sync {
     /// Whether both are the same broker with the same settings, so that one open broker serves both.
     fn is_same_broker(&self, other: &dyn BrokerAdapter) -> bool;
 
+    /// How long a publish call waits for a confirmation at most. It must be shorter than the relay's publish timeout.
+    fn confirm_timeout(&self) -> Option<Duration> {
+        None
+    }
+
+    /// The address of a message without a configured route, with the placeholders of a route.
+    fn default_address(&self) -> Option<String> {
+        None
+    }
+
     /// Why a header of this name cannot be published. `None` if it can.
     fn reserved_header(&self, name: &str) -> Option<&'static str>;
 

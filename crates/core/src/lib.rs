@@ -14,6 +14,7 @@ pub mod failure;
 pub mod finding;
 pub mod header_rules;
 pub mod histogram;
+pub mod host_scope;
 pub mod inbox;
 pub mod message;
 pub mod outbox;

@@ -2,19 +2,42 @@
 
 use std::sync::Arc;
 
+use relevo_config::{Configured, KeyPath, Problem, Reader, Section, reference};
 use relevo_core::adapter::{AdapterConfig, BrokerAdapter};
 use relevo_core::store_adapter::StoreKind;
 pub use relevo_core::store_adapter::{StoreAdapter, StoreConfig, StoreConfigError};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 /// The kinds of brokers, one line per adapter.
-pub const BROKERS: &[&str] = &[
+pub static BROKERS: &[BrokerKind] = &[
     #[cfg(feature = "embedded")]
-    <relevo_broker_embedded::Config as AdapterConfig>::KIND,
+    BrokerKind::of::<relevo_broker_embedded::Config>(),
     #[cfg(feature = "rabbitmq")]
-    <relevo_broker_rabbitmq::Config as AdapterConfig>::KIND,
+    BrokerKind::of::<relevo_broker_rabbitmq::Config>(),
     #[cfg(feature = "nats")]
-    <relevo_broker_nats::Config as AdapterConfig>::KIND,
+    BrokerKind::of::<relevo_broker_nats::Config>(),
 ];
+
+/// One kind of broker.
+pub struct BrokerKind {
+    /// Its name in configurations and metrics.
+    pub name: &'static str,
+    read: fn(&mut Reader, &KeyPath) -> Option<Arc<dyn BrokerAdapter>>,
+    schema: fn() -> Value,
+}
+
+impl BrokerKind {
+    const fn of<C: AdapterConfig + Configured>() -> Self {
+        Self { name: C::KIND, read: read::<C>, schema: C::schema }
+    }
+}
+
+fn read<C: AdapterConfig + Configured>(reader: &mut Reader, at: &KeyPath) -> Option<Arc<dyn BrokerAdapter>> {
+    let config = C::read(reader, at)?;
+    config.adapter().map_err(|failure| reader.error(at, &failure.error_chain())).ok()
+}
 
 /// The kinds of stores, one line per adapter.
 pub const STORES: &[StoreKind] = &[
@@ -41,21 +64,76 @@ pub struct BrokerConfig {
     /// The broker.
     pub adapter: Arc<dyn BrokerAdapter>,
     /// What to do about its topology at start-up.
-    pub topology: TopologyMode,
+    pub topology_on_start: TopologyMode,
     /// The subjects of dangerous findings that do not prevent the start.
     pub accept: Vec<String>,
 }
 
+/// The keys of every kind of broker.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+struct BrokerSection {
+    /// The kind of broker. Each kind has keys of its own.
+    kind: String,
+    /// What `relevo run` does about the topology before it publishes: nothing; compare, and refuse to start if an object is
+    /// missing or different; or create missing objects. A different object always prevents the start and is never changed.
+    #[serde(default)]
+    topology_on_start: TopologyMode,
+    /// Subjects of dangers that `relevo doctor` finds, such as `overflow-drops`, which do not prevent the start.
+    #[serde(default)]
+    accept: Vec<String>,
+}
+
+impl Section for BrokerSection {}
+
+impl BrokerConfig {
+    /// Reads the broker's table. `None` after a problem.
+    pub fn read(reader: &mut Reader, at: &KeyPath) -> Option<Self> {
+        let names = || BROKERS.iter().map(|kind| kind.name);
+        let known = format!("`{}`", names().collect::<Vec<_>>().join("`, `"));
+        if !reader.is_set(&at.name("kind")) {
+            reader.problem(at, Problem::new(format!("`{at}` has no `kind`")).hint(format!("one of {known}")));
+            reader.ignore(at);
+            return None;
+        }
+        let section: BrokerSection = reader.read(at)?;
+        let Some(kind) = BROKERS.iter().find(|kind| kind.name == section.kind) else {
+            let shown = relevo_config::without_secrets(&section.kind);
+            let problem = Problem::new(format!("`kind` must be one of {known}, is `{shown}`"));
+            reader.problem(&at.name("kind"), problem.nearest(&section.kind, names()));
+            reader.ignore(at);
+            return None;
+        };
+        let adapter = (kind.read)(reader, at)?;
+        Some(Self { adapter, topology_on_start: section.topology_on_start, accept: section.accept })
+    }
+
+    /// The schema of the table: one alternative for each kind.
+    pub fn schema() -> Value {
+        let common = reference::schema_of::<BrokerSection>();
+        let kinds = BROKERS.iter().map(|kind| {
+            let own = (kind.schema)();
+            let description = own["description"].clone();
+            let mut schema = reference::merge(common.clone(), &own);
+            schema["properties"]["kind"]["const"] = kind.name.into();
+            schema["title"] = kind.name.into();
+            schema["description"] = description;
+            schema
+        });
+        json!({ "description": "The broker of the destination.", "oneOf": kinds.collect::<Vec<_>>() })
+    }
+}
+
 relevo_core::text_enum! {
     /// What to do about the topology of a broker at start-up.
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    #[serde(rename_all = "lowercase")]
     pub enum TopologyMode {
         /// Nothing.
         Off = "off",
         /// Compare it. A missing or different object prevents the start.
-        #[default]
         Check = "check",
-        /// Create missing objects.
+        /// Create missing objects. A different object prevents the start.
+        #[default]
         Apply = "apply",
     }
 }

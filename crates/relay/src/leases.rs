@@ -105,7 +105,7 @@ impl Relay {
     }
 
     pub(crate) fn lease_call(&mut self, now: Instant) -> Pending<StoreReply> {
-        let renew_interval = self.config.lease_renew_interval.min(self.config.lease_duration / 3);
+        let renew_interval = self.config.advanced.lease_renew_interval.min(self.config.lease_duration / 3);
         self.store_calls.schedule.lease = now + renew_interval;
         let released: Vec<Lease> = self.releasable_leases().collect();
         let request = LeaseRequest {
@@ -146,13 +146,13 @@ impl Relay {
                 "PostgreSQL timeline changed (failover or restore): published messages may be missing from the outbox"
             );
         }
-        self.leases.valid_until = requested_at + response.duration.saturating_sub(self.config.lease_margin);
+        self.leases.valid_until = requested_at + response.duration.saturating_sub(self.config.advanced.lease_margin);
         self.leases.window_limit = response.window_limit;
         self.parked.held.replace_stored(response.held_addresses);
         if response.window_limit != WindowLimit::Unlimited {
             // Resharding waits for every relay. Check again soon, and let empty windows be settled.
             let schedule = &mut self.store_calls.schedule;
-            schedule.lease = schedule.lease.min(requested_at + self.config.parked_poll_interval);
+            schedule.lease = schedule.lease.min(requested_at + self.config.advanced.parked_poll_interval);
             schedule.settle = requested_at;
         }
         for shard in response.taken {

@@ -16,12 +16,14 @@ mod parked;
 mod publish;
 mod read;
 mod relay;
+mod route_section;
 mod routes;
 mod settle;
 mod status;
 mod store_calls;
 
-pub use config::Config;
+pub use config::{Advanced, Config};
 pub use relay::{Relay, RelayError};
+pub use route_section::{RetrySection, RouteSection};
 pub use routes::RoutesHandle;
 pub use status::RelayStatus;

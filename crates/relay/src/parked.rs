@@ -80,14 +80,16 @@ fn fingerprint(key: &str) -> [u8; 16] {
 impl Relay {
     /// Parked keys are not read while the broker is down, or while too many batches are in flight.
     pub(crate) fn can_read_parked(&self, now: Instant) -> bool {
-        self.publisher.health.is_worth_trying(now) && 2 * self.parked.batches.len() <= self.config.parked_keys_per_poll
+        self.publisher.health.is_worth_trying(now)
+            && 2 * self.parked.batches.len() <= self.config.advanced.parked_keys_per_poll
     }
 
     pub(crate) fn read_parked_call(&self) -> Pending<StoreReply> {
         let store = Arc::clone(&self.store);
         let leases: Vec<Lease> = self.leases.kept_shards().map(|shard| shard.lease).collect();
         // Keys in flight are still due and are returned first. Request enough keys to get others too.
-        let (keys, messages) = (self.config.parked_keys_per_poll, self.config.parked_messages_per_key);
+        let (keys, messages) =
+            (self.config.advanced.parked_keys_per_poll, self.config.advanced.parked_messages_per_key);
         Box::pin(async move { StoreReply::Parked(store.read_parked(&leases, keys, messages).await) })
     }
 
@@ -126,7 +128,11 @@ impl Relay {
                 address,
                 origin: Origin::Parked { batch: number, ordinal },
                 attempts: if is_head { batch.attempts } else { 0 },
-                lost_confirms: if is_head && batch.quarantined { self.config.lost_confirms_max - 1 } else { 0 },
+                lost_confirms: if is_head && batch.quarantined {
+                    self.config.advanced.lost_confirms_max - 1
+                } else {
+                    0
+                },
                 is_probe: batch.probe_address.is_some(),
                 span: None,
                 // Only the head was passed to the broker before. The messages behind it were not.

@@ -60,7 +60,7 @@ impl Publisher {
             calls: FuturesUnordered::new(),
             in_flight: 0,
             resends: BTreeMap::new(),
-            health: BrokerHealth::new(config.outage_backoff_min, config.outage_backoff_max),
+            health: BrokerHealth::new(config.advanced.outage_backoff_min, config.outage_backoff_max),
             outage_log: LogThrottle::default(),
         }
     }
@@ -260,7 +260,7 @@ impl Relay {
                 ParkAction::Retry { after }
             }
             Next::HoldAddress(pause) => {
-                let after = pause.unwrap_or(self.config.blocked_probe_interval);
+                let after = pause.unwrap_or(self.config.advanced.blocked_probe_interval);
                 let reason = HoldReason { class: class.as_str(), error: failure.error_chain(), probe_after: after };
                 self.parked.held.add(&message.address, reason);
                 if class == Class::Blocked {
@@ -291,7 +291,7 @@ impl Relay {
     fn wait_for_broker(&mut self, id: BufferId, now: Instant, failure: &Failure) {
         if self.publisher.health.on_outage(id, now) {
             add(&self.status.counters.broker_outages, 1);
-            if let Some(times) = self.publisher.outage_log.occurred(now, self.config.outage_backoff_min) {
+            if let Some(times) = self.publisher.outage_log.occurred(now, self.config.advanced.outage_backoff_min) {
                 warn!(relay = %self.config.name, error = %failure.error_chain(), times, "broker unreachable, publishing paused");
             }
         }
@@ -302,7 +302,7 @@ impl Relay {
     fn resend(&mut self, id: BufferId, now: Instant) {
         let message = &mut self.buffer[id];
         message.lost_confirms += 1;
-        if message.lost_confirms < self.config.lost_confirms_max {
+        if message.lost_confirms < self.config.advanced.lost_confirms_max {
             let delay = RESEND_DELAY_MIN * (1 << message.lost_confirms.min(6));
             self.publisher.resends.insert((now + delay, id), ResendMode::Normal);
         } else if self.publisher.health.isolate(id) {
@@ -334,7 +334,7 @@ impl Relay {
         let trace_id = self.config.tracer.trace_id(&message.entry.message).map(display);
         error!(%message_id, trace_id, "message quarantined: the broker never confirms it, even when it is sent alone");
         let failure = PublishFailure {
-            action: ParkAction::Quarantine { after: self.config.quarantine_probe_interval },
+            action: ParkAction::Quarantine { after: self.config.advanced.quarantine_probe_interval },
             attempts: message.attempts,
             class: Class::Unknown.as_str(),
             error: "no confirmation after repeated attempts, even when sent alone".to_owned(),

@@ -33,7 +33,7 @@ pub(crate) struct Reader {
 
 impl Reader {
     pub(crate) fn new(config: &Config, now: Instant) -> Self {
-        let idle_backoff = ExponentialBackoff::new(config.poll_interval_min, config.poll_interval_max);
+        let idle_backoff = ExponentialBackoff::new(config.advanced.poll_interval_min, config.poll_interval_max);
         Self { call: None, shards: Vec::new(), next_at: now, idle_backoff, caught_up: false }
     }
 
@@ -65,7 +65,7 @@ impl Relay {
             return;
         }
         let store = Arc::clone(&self.store);
-        let (messages_max, bytes_max) = (self.config.page_messages, self.config.memory_max / 2);
+        let (messages_max, bytes_max) = (self.config.advanced.page_messages, self.config.memory_max / 2);
         let window_limit = self.leases.window_limit;
         self.reader.shards = shards.iter().map(|(lease, _)| lease.shard).collect();
         self.reader.call = Some(Box::pin(async move {
@@ -76,9 +76,10 @@ impl Relay {
     pub(crate) fn can_read(&self) -> bool {
         self.reader.call.is_none()
             && !self.stopping
-            && (self.pages.messages() < self.config.pages_max * self.config.page_messages || self.needs_other_message())
+            && (self.pages.messages() < self.config.advanced.pages_max * self.config.advanced.page_messages
+                || self.needs_other_message())
             && self.pages.bytes() < self.config.memory_max
-            && self.parked.keys.len() < self.config.parked_keys_max
+            && self.parked.keys.len() < self.config.advanced.parked_keys_max
     }
 
     /// Whether the relay must read another message to find out if the broker works. Until then, the pages are blocked.

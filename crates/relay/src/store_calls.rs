@@ -45,7 +45,7 @@ impl StoreCalls {
             maintenance: None,
             schedule: Schedule::new(now),
             busy: BusyCalls::new(config),
-            backoff: ExponentialBackoff::new(config.outage_backoff_min, config.outage_backoff_max),
+            backoff: ExponentialBackoff::new(config.advanced.outage_backoff_min, config.outage_backoff_max),
             busy_log: LogThrottle::default(),
             maintenance_log: MaintenanceLog::default(),
         }
@@ -114,14 +114,14 @@ impl Relay {
         {
             return Some(call);
         }
-        let has_room = 2 * self.pages.messages() < self.config.pages_max * self.config.page_messages;
+        let has_room = 2 * self.pages.messages() < self.config.advanced.pages_max * self.config.advanced.page_messages;
         let schedule = &mut self.store_calls.schedule;
         if !self.store_calls.busy.is_paused(CallKind::Settle, now)
             && ((self.pages.is_front_complete() && (now >= schedule.settle_front || !has_room))
                 || (now >= schedule.settle && self.pages.len() > 0))
         {
-            schedule.settle = now + self.config.settle_interval_max;
-            schedule.settle_front = now + self.config.settle_interval_min;
+            schedule.settle = now + self.config.advanced.settle_interval_max;
+            schedule.settle_front = now + self.config.advanced.settle_interval_min;
             if let Some(call) = self.settle_call() {
                 return Some(call);
             }
@@ -130,7 +130,7 @@ impl Relay {
             && may(&self.store_calls, CallKind::ReadParked)
             && self.can_read_parked(now)
         {
-            self.store_calls.schedule.parked = now + self.config.parked_poll_interval;
+            self.store_calls.schedule.parked = now + self.config.advanced.parked_poll_interval;
             return Some(self.read_parked_call());
         }
         None
@@ -144,7 +144,7 @@ impl Relay {
             && !self.leases.shards.is_empty()
             && now >= calls.schedule.maintain
         {
-            calls.schedule.maintain = now + self.config.maintenance_interval;
+            calls.schedule.maintain = now + self.config.advanced.maintenance_interval;
             let store = Arc::clone(&self.store);
             calls.maintenance = Some(Box::pin(async move { store.maintain(MAINTENANCE_BUDGET).await }));
         }

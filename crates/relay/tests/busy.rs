@@ -15,7 +15,7 @@ use relevo_core::outbox::maintenance::{Maintenance, MaintenanceReport};
 use relevo_core::outbox::parked::{ParkedBatch, ParkedReader, ParkedResult, ParkedSettlement};
 use relevo_core::store::StoreError;
 use relevo_core::{AfterDead, Class, RetryPolicy, Route, Routes};
-use relevo_relay::{Config, Relay, RelayStatus};
+use relevo_relay::{Advanced, Config, Relay, RelayStatus};
 use relevo_store_memory::{self as memory, Database, Draft, MAIN, Store};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -241,8 +241,11 @@ async fn shutdown_repeats_a_busy_settlement() {
     let config = Config {
         routes: Routes::new(vec![Route::catch_all()]),
         // Only the shutdown settles.
-        settle_interval_min: Duration::from_mins(9),
-        settle_interval_max: Duration::from_mins(9),
+        advanced: Advanced {
+            settle_interval_min: Duration::from_mins(9),
+            settle_interval_max: Duration::from_mins(9),
+            ..Advanced::default()
+        },
         ..Config::default()
     };
     let start = |config| Relay::with_seed(Arc::clone(&store) as _, Arc::new(broker.clone()), config, 7).expect("valid");

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use relevo_broker_memory::{Config as BrokerConfig, FailureRule, MemoryBroker, RuleTarget};
 use relevo_core::{AfterDead, Class, RetryPolicy, Route, Routes};
-use relevo_relay::{Config, Relay, RelayError};
+use relevo_relay::{Advanced, Config, Relay, RelayError};
 use relevo_store_memory::{self as memory, Database, Draft, MAIN};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -216,7 +216,8 @@ async fn a_relay_with_full_memory_reads_on_to_quarantine_an_isolated_message() {
     setup.emit("bad", "T");
     setup.emit("good", "T");
     let routes = Routes::new(vec![fast_retries()]);
-    setup.start_with(Config { routes, page_messages: 1, pages_max: 1, ..Config::default() });
+    let advanced = Advanced { page_messages: 1, pages_max: 1, ..Advanced::default() };
+    setup.start_with(Config { routes, advanced, ..Config::default() });
     setup.wait_for_received(1).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     setup.assert_quarantined(&["bad"]);

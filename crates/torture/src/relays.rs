@@ -24,11 +24,12 @@ pub(crate) fn start(
 ) -> Result<Process> {
     let name = format!("relay-{number}");
     let path = directory.join(format!("{name}.toml"));
-    let [lease_ms, deadline_ms, call_ms] = [LEASE, PUBLISH_TIMEOUT, CALL_TIMEOUT].map(|limit| limit.as_millis());
+    let [lease, publish, call] = [LEASE, PUBLISH_TIMEOUT, CALL_TIMEOUT].map(|limit| limit.as_millis());
     let config = format!(
         "name = {name:?}\n[admin]\nlisten = \"off\"\n\
-         [relay]\nlease_ms = {lease_ms}\nlease_margin_ms = 500\npublish_deadline_ms = {deadline_ms}\n\
-         [outboxes.torture]\ndatabase = {database:?}\ncall_deadline_ms = {call_ms}\n{destination}"
+         [relay]\nlease_duration = \"{lease}ms\"\npublish_timeout = \"{publish}ms\"\n\
+         advanced = {{ lease_margin = \"500ms\" }}\n\
+         [outboxes.torture]\ndatabase = {database:?}\ncall_timeout = \"{call}ms\"\n{destination}"
     );
     std::fs::write(&path, config)?;
     Process::start(name, directory, relevo, ["run".into(), "-c".into(), path.into_os_string()])

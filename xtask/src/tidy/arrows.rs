@@ -46,7 +46,9 @@ fn may_depend_on(package: &str, dependency: &str) -> bool {
         return package == "relevo" && !FOR_TESTS.contains(&to) && to != "cli";
     };
     match from {
-        "core" | "sqlite-file" => false,
+        "core" | "config" | "sqlite-file" => false,
+        // ADR 17: a section is read by the crate that it configures.
+        _ if to == "config" => !FOR_TESTS.contains(&from),
         // ADR 15: one list of file systems and result codes for all that keep a SQLite file.
         "store-sqlite" | "broker-embedded" => ["core", "sqlite-file"].contains(&to),
         "conformance" => ["core", "relay", "testkit"].contains(&to),

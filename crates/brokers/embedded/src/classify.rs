@@ -40,7 +40,7 @@ pub enum Error {
     #[error("SQLite reported an error")]
     Sqlite(#[source] sqlx::Error),
     /// The message can never be stored.
-    #[error("the message is {bytes} bytes, more than `message_bytes_max` = {max}")]
+    #[error("the message is {bytes} bytes, more than `message_size_max` = {max}")]
     TooLarge {
         /// The size of the message.
         bytes: usize,

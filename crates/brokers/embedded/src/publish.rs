@@ -52,7 +52,7 @@ impl BrokerFile {
     /// Use it for messages that do not come from an outbox: duplicates are not detected.
     pub async fn publish_raw(&self, address: &str, key: &str, headers: &Headers, payload: Bytes) -> Result<(), Error> {
         let row = EncodedMessage::from_raw(address, key, headers, payload);
-        row.validate(self.0.config.message_bytes_max)?;
+        row.validate(self.0.config.message_size_max)?;
         self.store(&[row]).await
     }
 
@@ -154,7 +154,7 @@ fn encode_batch<'a>(batch: &'a [Publication], config: &Config) -> (Indexed<Encod
         let row = EncodedMessage::from_publication(publication, &config.source);
         if keys.contains(row.key) {
             refused.push((index, Error::EarlierRefused));
-        } else if let Err(error) = row.validate(config.message_bytes_max) {
+        } else if let Err(error) = row.validate(config.message_size_max) {
             keys.insert(row.key);
             refused.push((index, error));
         } else {

@@ -170,7 +170,7 @@ impl MemoryBroker {
     }
 
     fn is_small(&self, publication: &Publication) -> bool {
-        publication.message.payload.len() <= self.0.config.message_bytes_max
+        publication.message.payload.len() <= self.0.config.message_size_max
     }
 
     fn receive(&self, batch: &[Publication]) {

@@ -12,11 +12,11 @@ pub struct Config {
     /// The delay between receipt and confirmation of a batch.
     pub latency: Duration,
     /// The largest accepted payload, in bytes.
-    pub message_bytes_max: usize,
+    pub message_size_max: usize,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { ordered_in_flight: false, keeps_messages: true, latency: Duration::ZERO, message_bytes_max: 16 << 20 }
+        Self { ordered_in_flight: false, keeps_messages: true, latency: Duration::ZERO, message_size_max: 16 << 20 }
     }
 }

@@ -102,7 +102,7 @@ async fn an_unordered_broker_accepts_the_successors_of_a_failed_message() {
 
 #[tokio::test]
 async fn a_message_that_is_too_large_is_poison() {
-    let broker = MemoryBroker::new(Config { message_bytes_max: 1, ..Config::default() });
+    let broker = MemoryBroker::new(Config { message_size_max: 1, ..Config::default() });
     assert_eq!(publish(&broker, &three()).await, [Some(Class::Poison); 3]);
     assert_eq!(broker.received(), 0);
 }

@@ -18,7 +18,7 @@ pub(crate) async fn fenced() -> Memory {
 }
 
 fn start(ordered_in_flight: bool) -> Memory {
-    let config = Config { ordered_in_flight, message_bytes_max: MESSAGE_BYTES_MAX, ..Config::default() };
+    let config = Config { ordered_in_flight, message_size_max: MESSAGE_BYTES_MAX, ..Config::default() };
     Memory(MemoryBroker::new(config.clone()), config)
 }
 

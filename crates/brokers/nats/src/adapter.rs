@@ -68,6 +68,15 @@ impl BrokerAdapter for Adapter {
         other.downcast_ref::<Self>().is_some_and(|other| other.config == self.config)
     }
 
+    fn confirm_timeout(&self) -> Option<Duration> {
+        Some(self.config.confirm_timeout)
+    }
+
+    fn default_address(&self) -> Option<String> {
+        let stream = self.config.topology.implied_stream(self.config.stream.as_deref()?)?;
+        Some(format!("{}.{{topic}}", stream.name))
+    }
+
     fn reserved_header(&self, name: &str) -> Option<&'static str> {
         name.to_ascii_lowercase().starts_with("nats-").then_some("the server takes it for an instruction")
     }

@@ -112,7 +112,7 @@ async fn publish_over(
 
 /// The largest message that the server and the configuration allow.
 fn bytes_max(connection: &PublishConnection, config: &Config) -> usize {
-    connection.client.max_payload().min(config.message_bytes_max)
+    connection.client.max_payload().min(config.message_size_max)
 }
 
 /// A call in progress. Cancelling it removes its pending messages.

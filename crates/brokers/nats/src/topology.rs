@@ -3,6 +3,9 @@
 use std::time::Duration;
 
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, ReplayPolicy, pull};
+use relevo_config::{DurationText, KeyPath, Problem, Reader, Section, SizeText, reference};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 pub(crate) mod apply;
 mod compare;
@@ -20,11 +23,14 @@ pub struct Topology {
 }
 
 /// A stream. By default it keeps every confirmed message until an operator deletes it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct Stream {
-    /// The name.
+    /// The name. The default is the name of the table.
+    #[schemars(extend("examples" = ["ORDERS"]))]
     pub name: String,
-    /// The subjects that it stores, with the NATS wildcards `*` and `>`.
+    /// The subjects that it stores, with the NATS wildcards `*` and `>`. At least one.
+    #[schemars(extend("examples" = [["orders.>"]], "x-required" = true))]
     pub subjects: Vec<String>,
     /// Where messages are stored.
     pub storage: Storage,
@@ -33,16 +39,24 @@ pub struct Stream {
     /// When messages are deleted.
     pub retention: Retention,
     /// The maximum age of a message.
+    #[serde(with = "DurationText")]
+    #[schemars(extend("examples" = ["7d"]))]
     pub max_age: Option<Duration>,
     /// The maximum size in bytes.
+    #[serde(with = "SizeText")]
+    #[schemars(extend("examples" = ["10GiB"]))]
     pub max_bytes: Option<u64>,
     /// The maximum number of messages.
+    #[schemars(extend("examples" = [10_000_000]))]
     pub max_messages: Option<u64>,
     /// The maximum size of a message.
+    #[serde(with = "SizeText")]
+    #[schemars(extend("examples" = ["1MiB"]))]
     pub max_message_bytes: Option<u32>,
     /// What happens when the stream is full.
     pub discard: Discard,
     /// How long the server detects duplicates.
+    #[serde(with = "DurationText")]
     pub duplicate_window: Duration,
     /// Whether atomic batches are enabled, if the server supports them (2.12 and later).
     pub allow_atomic_publish: bool,
@@ -51,9 +65,17 @@ pub struct Stream {
 impl Stream {
     /// A stream with file storage, one replica, no limits and a duplicate window of ten minutes.
     pub fn new<S: Into<String>>(name: impl Into<String>, subjects: impl IntoIterator<Item = S>) -> Self {
+        let subjects = subjects.into_iter().map(Into::into).collect();
+        Self { name: name.into(), subjects, ..Self::default() }
+    }
+}
+
+impl Default for Stream {
+    /// Without a name and subjects.
+    fn default() -> Self {
         Self {
-            name: name.into(),
-            subjects: subjects.into_iter().map(Into::into).collect(),
+            name: String::new(),
+            subjects: Vec::new(),
             storage: Storage::File,
             replicas: 1,
             retention: Retention::Limits,
@@ -69,7 +91,8 @@ impl Stream {
 }
 
 /// Where a stream stores its messages.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
 pub enum Storage {
     /// In files.
     #[default]
@@ -79,7 +102,8 @@ pub enum Storage {
 }
 
 /// When a stream deletes messages.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
 pub enum Retention {
     /// Only by the limits of age and size.
     #[default]
@@ -91,7 +115,8 @@ pub enum Retention {
 }
 
 /// What a full stream does.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
 pub enum Discard {
     /// Refuses new messages.
     #[default]
@@ -104,18 +129,24 @@ pub enum Discard {
 pub(crate) const BUCKET: &str = "relevo-lanes";
 
 /// A group of consumers that share the messages of a stream.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct Group {
-    /// The name. The durable consumers are named `name-0`, `name-1` … with lanes, and `name` without.
+    /// The name, by default that of the table. The durable consumers are named `name-0`, `name-1` … with lanes, and
+    /// `name` without.
+    #[schemars(extend("examples" = ["billing"]))]
     pub name: String,
     /// The stream that the group reads.
+    #[schemars(extend("examples" = ["ORDERS"], "x-required" = true))]
     pub stream: String,
     /// The subjects of the stream to read, without the lane token. Empty means all. More than one needs a server from
     /// 2.10 on.
     pub subjects: Vec<String>,
     /// The number of lanes that publishers use in the subject.
+    #[schemars(extend("examples" = [8]))]
     pub lanes: Option<u16>,
     /// How long the server waits for an acknowledgement or a progress signal before it redelivers a message.
+    #[serde(with = "DurationText")]
     pub ack_wait: Duration,
     /// The maximum number of unacknowledged messages per lane.
     /// It must be at least a consumer's prefetch, and at most 10 000.
@@ -129,14 +160,8 @@ impl Group {
         stream: impl Into<String>,
         subjects: impl IntoIterator<Item = S>,
     ) -> Self {
-        Self {
-            name: name.into(),
-            stream: stream.into(),
-            subjects: subjects.into_iter().map(Into::into).collect(),
-            lanes: None,
-            ack_wait: Duration::from_secs(30),
-            max_ack_pending: 1_000,
-        }
+        let subjects = subjects.into_iter().map(Into::into).collect();
+        Self { name: name.into(), stream: stream.into(), subjects, ..Self::default() }
     }
 
     /// The number of lanes: one for a group without lanes.
@@ -179,6 +204,69 @@ impl Group {
             ..pull::Config::default()
         }
     }
+}
+
+impl Default for Group {
+    /// Without a name and a stream.
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            stream: String::new(),
+            subjects: Vec::new(),
+            lanes: None,
+            ack_wait: Duration::from_secs(30),
+            max_ack_pending: 1_000,
+        }
+    }
+}
+
+impl Section for Stream {}
+
+impl Section for Group {}
+
+impl Topology {
+    /// Reads the tables `streams` and `groups` of a broker.
+    pub(crate) fn read(reader: &mut Reader, at: &KeyPath) -> Option<Self> {
+        let before = reader.problem_count();
+        let mut topology = Self::default();
+        for (name, at) in reader.tables(&at.name("streams")) {
+            let Some(mut stream) = reader.read::<Stream>(&at) else { continue };
+            stream.name = named(stream.name, name);
+            if let Err(error) = stream.validate() {
+                reader.problem(&at, Problem::new(error.to_string()));
+            }
+            topology.streams.push(stream);
+        }
+        for (name, at) in reader.tables(&at.name("groups")) {
+            let Some(mut group) = reader.read::<Group>(&at) else { continue };
+            group.name = named(group.name, name);
+            if group.stream.is_empty() {
+                reader.problem(&at, Problem::new(format!("`{at}` has no `stream`")));
+            } else if let Err(error) = group.validate() {
+                reader.problem(&at, Problem::new(error.to_string()));
+            }
+            topology.groups.push(group);
+        }
+        (reader.problem_count() == before).then_some(topology)
+    }
+
+    /// The stream to create for a name that no table declares. `None` if one does.
+    pub(crate) fn implied_stream(&self, name: &str) -> Option<Stream> {
+        let is_declared = self.streams.iter().any(|stream| stream.name == name);
+        (!is_declared).then(|| Stream::new(name, [format!("{name}.>")]))
+    }
+
+    /// Adds these tables to the schema of a broker.
+    pub(crate) fn add_schema(schema: serde_json::Value) -> serde_json::Value {
+        let streams = reference::named("A stream that is created if it is missing.", reference::schema_of::<Stream>());
+        let about = "A group of consumers that is created if it is missing: its durable pull consumers.";
+        let groups = reference::named(about, reference::schema_of::<Group>());
+        reference::with(reference::with(schema, "streams", streams), "groups", groups)
+    }
+}
+
+fn named(name: String, table: String) -> String {
+    if name.is_empty() { table } else { name }
 }
 
 #[cfg(test)]

@@ -62,6 +62,10 @@ impl BrokerAdapter for Adapter {
         other.downcast_ref::<Self>().is_some_and(|other| other.config == self.config)
     }
 
+    fn confirm_timeout(&self) -> Option<Duration> {
+        Some(self.config.confirm_timeout)
+    }
+
     fn reserved_header(&self, name: &str) -> Option<&'static str> {
         let copies = ["cc", "bcc"].contains(&name.to_ascii_lowercase().as_str());
         copies.then_some("RabbitMQ sends copies to the routing keys in it")

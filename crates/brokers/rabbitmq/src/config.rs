@@ -4,55 +4,76 @@ use std::fmt;
 use std::time::Duration;
 
 use lapin::uri::{AMQPScheme, AMQPUri, SASLMechanism};
+use relevo_config::{
+    Certificates, Configured, DurationText, KeyPath, Problem, Reader, Secret, Section, SizeText, reference,
+};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::classify::Error;
 use crate::connection;
 use crate::topology::Topology;
 
-/// The URLs, the credentials and the limits.
-#[derive(Clone, PartialEq)]
+/// RabbitMQ. An address is `exchange/routing.key`. Destinations with the same settings share a connection.
+#[derive(Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct Config {
     /// `amqp[s]://user:password@host:port/vhost`: the nodes of a cluster, tried in turn. The default virtual host is
     /// `/`.
+    #[serde(skip)]
     pub urls: Vec<String>,
     /// Replaces the user in the URLs.
+    #[schemars(extend("examples" = ["relevo"]))]
     pub user: Option<String>,
     /// Replaces the password in the URLs.
+    #[serde(skip)]
     pub password: Option<String>,
     /// The TLS settings of `amqps` URLs.
+    #[serde(skip)]
     pub tls: Tls,
-    /// The exchange of addresses that do not name one. Empty means the default exchange, where the routing key is a
-    /// queue name.
+    /// The exchange of addresses that do not name one. If it does not exist, a durable topic exchange is created. Empty
+    /// means the default exchange, where the routing key is a queue name.
     pub exchange: String,
     /// The `ce-source` of messages published here: a URI that names the outbox.
     pub source: String,
-    /// The number of lanes. The lane of the key is appended to the routing key: `orders` becomes `orders.3`.
+    /// The number of lanes. The lane of the key is appended to the routing key: `orders` becomes `orders.3`. Queues have
+    /// the same number.
+    #[schemars(extend("examples" = [8]))]
     pub lanes: Option<u16>,
     /// AMQP heartbeat interval in whole seconds. A connection that is silent for two intervals is closed.
+    #[serde(with = "DurationText")]
     pub heartbeat: Duration,
     /// The time limit of one attempt to connect.
+    #[serde(with = "DurationText")]
     pub connect_timeout: Duration,
-    /// The time limit of a publisher confirm. It must be shorter than the relay's publish deadline.
+    /// The time limit of a publisher confirm. It must be shorter than the relay's `publish_timeout`.
+    #[serde(with = "DurationText")]
     pub confirm_timeout: Duration,
     /// The number of channels per exchange. A key always uses the same channel.
     pub channels_per_exchange: usize,
     /// The maximum number of unconfirmed messages per channel.
     pub in_flight_max: usize,
     /// The maximum payload size. The broker has its own limit, `max_message_size`.
-    pub message_bytes_max: usize,
+    #[serde(with = "SizeText")]
+    pub message_size_max: usize,
     /// `http[s]://user:password@host:15672`, tried in turn: the management APIs of the cluster's nodes, for policies and
     /// other data that AMQP does not have.
+    #[serde(skip)]
     pub management_urls: Vec<String>,
     /// The configured topology.
+    #[serde(skip)]
     pub topology: Topology,
 }
 
 /// The TLS settings.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct Tls {
     /// The trusted CA certificates in PEM. The default is the public certificate authorities.
+    #[serde(skip)]
     pub ca: Option<String>,
     /// The client certificate, for a broker that requires one.
+    #[serde(skip)]
     pub identity: Option<Identity>,
     /// Authenticate with the client certificate instead of user and password (SASL EXTERNAL).
     pub sasl_external: bool,
@@ -77,23 +98,7 @@ impl fmt::Debug for Identity {
 impl Config {
     /// The default configuration for this URL.
     pub fn new(url: impl Into<String>) -> Self {
-        Self {
-            urls: vec![url.into()],
-            user: None,
-            password: None,
-            tls: Tls::default(),
-            exchange: String::new(),
-            source: "/relevo".to_owned(),
-            lanes: None,
-            heartbeat: Duration::from_secs(5),
-            connect_timeout: Duration::from_secs(5),
-            confirm_timeout: Duration::from_secs(4),
-            channels_per_exchange: 1,
-            in_flight_max: 5_000,
-            message_bytes_max: 16 << 20,
-            management_urls: Vec::new(),
-            topology: Topology::default(),
-        }
+        Self { urls: vec![url.into()], ..Self::default() }
     }
 
     /// Rejects invalid settings. Returns the first problem.
@@ -111,16 +116,16 @@ impl Config {
             return invalid("a time limit is zero");
         }
         if self.channels_per_exchange == 0 || self.channels_per_exchange > CHANNELS_MAX {
-            return invalid("`channels` is not between 1 and 64");
+            return invalid("`channels_per_exchange` is not between 1 and 64");
         }
-        if self.in_flight_max == 0 || self.message_bytes_max == 0 {
+        if self.in_flight_max == 0 || self.message_size_max == 0 {
             return invalid("a limit is zero");
         }
         if self.lanes == Some(0) {
             return invalid("`lanes` is zero");
         }
         if self.tls.sasl_external && self.tls.identity.is_none() {
-            return invalid("`tls_external` needs a client certificate");
+            return invalid("`tls.sasl_external` needs a client certificate");
         }
         Ok(())
     }
@@ -168,6 +173,85 @@ impl Config {
     }
 }
 
+impl Default for Config {
+    /// Without a server.
+    fn default() -> Self {
+        Self {
+            urls: Vec::new(),
+            user: None,
+            password: None,
+            tls: Tls::default(),
+            exchange: String::new(),
+            source: "/relevo".to_owned(),
+            lanes: None,
+            heartbeat: Duration::from_secs(5),
+            connect_timeout: Duration::from_secs(5),
+            confirm_timeout: Duration::from_secs(4),
+            channels_per_exchange: 1,
+            in_flight_max: 5_000,
+            message_size_max: 16 << 20,
+            management_urls: Vec::new(),
+            topology: Topology::default(),
+        }
+    }
+}
+
+impl Section for Config {}
+
+impl Section for Tls {}
+
+/// The settings that may contain a password.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+struct Secrets {
+    /// `amqp://user:password@host:port/vhost` or `amqps://…`: the nodes of a cluster, tried in turn. `url` sets a single
+    /// one. The default virtual host is `/`.
+    #[schemars(extend("examples" = [["amqp://relevo@localhost:5672/shop"]]))]
+    urls: Vec<Secret>,
+    /// Replaces the password in the URLs.
+    #[schemars(extend("x-example-file" = "/run/credentials/relevo/rabbitmq-password"))]
+    password: Option<Secret>,
+    /// `http://user:password@host:15672` or `https://…`, tried in turn: the management APIs of the cluster's nodes, for
+    /// policies and for most checks of `relevo doctor`. `management_url` sets a single one. Without a user, that of `urls`
+    /// is used.
+    #[schemars(extend("examples" = [["http://localhost:15672"]]))]
+    management_urls: Vec<Secret>,
+}
+
+impl Section for Secrets {}
+
+impl Configured for Config {
+    fn read(reader: &mut Reader, at: &KeyPath) -> Option<Self> {
+        let config = reader.read::<Self>(at);
+        let secrets = reader.read::<Secrets>(at);
+        let tls = reader.read::<Tls>(&at.name("tls"));
+        let certificates = reader.read::<Certificates>(&at.name("tls"));
+        let topology = Topology::read(reader, at);
+        let (config, secrets, certificates) = (config?, secrets?, certificates?);
+        if secrets.urls.is_empty() {
+            let problem = Problem::new(format!("`{at}` has no `url`"));
+            reader.problem(at, problem.hint("`url = \"amqp://user:password@host:port\"`, or `urls` for several"));
+            return None;
+        }
+        let identity = certificates.identity().map(|(cert_chain, key)| Identity { cert_chain, key });
+        let texts = |all: &[Secret]| all.iter().map(|one| one.reveal().to_owned()).collect();
+        Some(Self {
+            urls: texts(&secrets.urls),
+            password: secrets.password.map(|password| password.reveal().to_owned()),
+            tls: Tls { ca: certificates.ca(), identity, ..tls? },
+            management_urls: texts(&secrets.management_urls),
+            topology: topology?,
+            ..config
+        })
+    }
+
+    fn schema() -> serde_json::Value {
+        let schema = reference::merge(reference::schema_of::<Self>(), &reference::schema_of::<Secrets>());
+        let tls = reference::merge(reference::schema_of::<Tls>(), &reference::schema_of::<Certificates>());
+        Topology::add_schema(reference::with(schema, "tls", tls))
+    }
+}
+
 /// Names and routing keys are short strings in AMQP.
 pub(crate) const NAME_BYTES_MAX: usize = 255;
 const CHANNELS_MAX: usize = 64;
@@ -181,7 +265,10 @@ fn ipv6_host(url: &str) -> Option<&str> {
 
 /// A URL without its secrets: everything before the last `@` is removed, except the scheme.
 fn without_secret(url: &str) -> String {
-    let Some((login, host)) = url.rsplit_once('@') else { return url.to_owned() };
+    let Some((login, host)) = url.rsplit_once('@') else {
+        // A password in the place of a URL has no scheme.
+        return if url.contains("://") { url.to_owned() } else { "***".to_owned() };
+    };
     match login.split_once("://") {
         Some((scheme, _)) if scheme.bytes().all(|letter| letter.is_ascii_lowercase()) => {
             format!("{scheme}://***@{host}")
@@ -207,7 +294,7 @@ impl fmt::Debug for Config {
             .field("confirm_timeout", &self.confirm_timeout)
             .field("channels_per_exchange", &self.channels_per_exchange)
             .field("in_flight_max", &self.in_flight_max)
-            .field("message_bytes_max", &self.message_bytes_max)
+            .field("message_size_max", &self.message_size_max)
             .field("management_urls", &management_urls)
             .finish_non_exhaustive()
     }
@@ -236,13 +323,17 @@ mod tests {
             "user:hunter2://@host",
             "amqp://user:hunt@er2@host",
             "amqp://user:hunter2@host:port",
+            "hunter2",
         ] {
             let mut config = Config::new(url);
             config.management_urls = vec![url.to_owned()];
             // The library accepts some of these as URLs.
             let problem = config.validate().err().map(|error| error.to_string());
             for shown in problem.into_iter().chain([format!("{config:?}")]) {
-                assert!(!shown.contains("hunt") && shown.contains("@host"), "{shown}");
+                assert!(
+                    !shown.contains("hunt") && shown.contains(if url == "hunter2" { "***" } else { "@host" }),
+                    "{shown}"
+                );
             }
         }
     }

@@ -1,62 +1,63 @@
-//! `relevo config check` and `relevo config print`.
+//! `relevo config`: checks and shows the configuration.
 
 use std::io::{self, Write as _};
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
+use relevo_config::{Origin, Problem, Setting};
+use serde_json::{Value, json};
 
-use super::{Sources, print, reference, told, warn};
+use super::{Loaded, Problems, Sources, schema, told, warn};
 use crate::error_report::print_stderr;
 use crate::exit::ExitStatus;
 
 /// What to do with the configuration.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Reads file and variables as `relevo run` would, and says all that is wrong.
-    Check(Check),
-    /// Shows every key with its value and where that came from; no secret is shown.
-    Print(Print),
-    /// Writes a file with every key, its defaults commented out.
+    /// Reads file and variables as `relevo run` does, and reports every problem.
+    Check(CheckArgs),
+    /// Prints every key with its value and origin. Secrets are replaced.
+    Show(ShowArgs),
+    /// Prints a JSON schema of the file, for editors.
+    Schema,
+    /// Prints a file with every key, the defaults commented out.
     Example,
-    /// Writes the reference page, in Markdown.
-    Reference,
 }
 
 /// Which configuration.
 #[derive(Debug, Args)]
-pub(crate) struct Check {
+pub(crate) struct CheckArgs {
     #[command(flatten)]
     sources: Sources,
-    /// One JSON object on stdout instead of sentences on stderr.
+    /// Print one JSON object to stdout instead of sentences to stderr.
     #[arg(long)]
     json: bool,
 }
 
-/// Which configuration, and how.
+/// Which configuration.
 #[derive(Debug, Args)]
-pub(crate) struct Print {
+pub(crate) struct ShowArgs {
     #[command(flatten)]
     sources: Sources,
-    /// One JSON object instead of lines for people.
+    /// Print one JSON object instead of lines for people.
     #[arg(long)]
     json: bool,
 }
 
 impl Command {
-    /// Does it.
+    /// Runs it.
     pub(crate) fn run(&self) -> Result<ExitStatus> {
         match self {
-            Self::Check(check) => return check.run(),
-            Self::Example => io::stdout().write_all(reference::example().as_bytes())?,
-            Self::Reference => io::stdout().write_all(reference::page().as_bytes())?,
-            Self::Print(args) => {
+            Self::Check(args) => return args.run(),
+            Self::Schema => writeln!(io::stdout(), "{:#}", schema::for_editors())?,
+            Self::Example => io::stdout().write_all(schema::example().as_bytes())?,
+            Self::Show(args) => {
                 let loaded = told(args.sources.load())?;
                 warn(&loaded.warnings);
-                let mut out = io::stdout().lock();
                 if args.json {
-                    writeln!(out, "{}", print::json(&loaded))?;
+                    writeln!(io::stdout(), "{}", settings_json(&loaded))?;
                 } else {
-                    print::lines(&loaded, out)?;
+                    io::stdout().write_all(settings_text(&loaded.settings).as_bytes())?;
                 }
             }
         }
@@ -64,12 +65,12 @@ impl Command {
     }
 }
 
-impl Check {
+impl CheckArgs {
     fn run(&self) -> Result<ExitStatus> {
         let result = self.sources.load();
         if self.json {
             let code = if result.is_ok() { ExitStatus::Success } else { ExitStatus::Usage };
-            writeln!(io::stdout(), "{}", print::verdict(&self.sources, &result))?;
+            writeln!(io::stdout(), "{}", result_json(&self.sources, &result))?;
             return Ok(code);
         }
         let loaded = told(result)?;
@@ -77,9 +78,52 @@ impl Check {
         let (outboxes, destinations) = loaded.config.counts();
         let outboxes = count(outboxes, "outbox", "outboxes");
         let destinations = count(destinations, "destination", "destinations");
-        print_stderr(&format!("`{}` is good: {outboxes}, {destinations}", loaded.file));
+        print_stderr(&format!("`{}` is valid: {outboxes}, {destinations}", loaded.file));
         Ok(ExitStatus::Success)
     }
+}
+
+/// One line a key, as in the file, with its origin.
+fn settings_text(settings: &[Setting]) -> String {
+    let lines: Vec<(String, &Origin)> =
+        settings.iter().map(|Setting { path, value, origin }| (format!("{path} = {value}"), origin)).collect();
+    let width = lines.iter().map(|(line, _)| line.chars().count()).max().unwrap_or(0).min(80);
+    lines.into_iter().map(|(line, origin)| format!("{line:width$}  # {origin}\n")).collect()
+}
+
+/// One object: the file, and a list of `key`, `value`, `origin` with `line` or `name`.
+fn settings_json(loaded: &Loaded) -> Value {
+    let settings = loaded.settings.iter().map(|Setting { path, value, origin }| {
+        let mut setting = json!({ "key": path.to_string(), "value": value, "origin": origin.word() });
+        match origin {
+            Origin::Default => {}
+            Origin::File { line, .. } => setting["line"] = json!(line),
+            Origin::Variable(name) | Origin::Flag(name) => setting["name"] = json!(name),
+        }
+        setting
+    });
+    json!({ "file": loaded.file, "settings": settings.collect::<Vec<_>>() })
+}
+
+/// One object: whether it is valid, and all problems and warnings.
+fn result_json(sources: &Sources, result: &Result<Loaded, Problems>) -> Value {
+    let file = sources.path().display().to_string();
+    match result {
+        Ok(loaded) => {
+            let (outboxes, destinations) = loaded.config.counts();
+            let warnings = list(loaded.warnings.iter());
+            json!({ "ok": true, "file": file, "outboxes": outboxes, "destinations": destinations, "warnings": warnings })
+        }
+        Err(problems) => {
+            let warnings = list(problems.warnings.iter());
+            json!({ "ok": false, "file": file, "problems": list(problems.iter()), "warnings": warnings })
+        }
+    }
+}
+
+fn list<'a>(problems: impl Iterator<Item = &'a Problem>) -> Value {
+    let object = |Problem { reason, place, hint }: &Problem| json!({ "problem": reason, "place": place.as_ref().map(ToString::to_string), "hint": hint });
+    problems.map(object).collect()
 }
 
 fn count(number: usize, one: &str, many: &str) -> String {

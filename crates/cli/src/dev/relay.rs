@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use relevo_broker_embedded::BrokerFile;
 use relevo_core::{RetryPolicy, Route, Routes};
-use relevo_relay::{Config, Relay, RelayError, RelayStatus};
+use relevo_relay::{Advanced, Config, Relay, RelayError, RelayStatus};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -116,9 +116,9 @@ fn config(name: String) -> Config {
         name,
         routes: Routes::new(vec![route]),
         lease_duration: LEASE,
-        lease_margin: LEASE / 6,
         publish_timeout: LEASE / 2,
         outage_backoff_max: OUTAGE_BACKOFF_MAX,
+        advanced: Advanced { lease_margin: LEASE / 6, ..Advanced::default() },
         ..Config::default()
     }
 }

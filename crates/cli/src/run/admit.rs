@@ -17,7 +17,7 @@ pub(crate) async fn admit(
     outbox: &str,
     destination: &Destination,
 ) -> Result<Result<()>, Failure> {
-    let pieces = match destination.broker.topology {
+    let pieces = match destination.broker.topology_on_start {
         TopologyMode::Off => Vec::new(),
         TopologyMode::Check => admin.plan().await?,
         TopologyMode::Apply => admin.apply().await?,
@@ -25,8 +25,10 @@ pub(crate) async fn admit(
     for piece in pieces.iter().filter(|piece| piece.status == TopologyStatus::Created) {
         info!(piece = piece.name, "made at the broker");
     }
-    for piece in pieces.iter().filter(|piece| piece.status == TopologyStatus::Unknown) {
-        info!(piece = piece.name, "could not be compared with the configuration");
+    let unknown: Vec<&str> =
+        pieces.iter().filter(|piece| piece.status == TopologyStatus::Unknown).map(|piece| &*piece.name).collect();
+    if !unknown.is_empty() {
+        info!(objects = unknown.join(", "), "topology objects that could not be compared with the configuration");
     }
     let wrong: Vec<&TopologyItem> = pieces.iter().filter(|piece| !is_there(piece)).collect();
     if !wrong.is_empty() {
@@ -48,9 +50,9 @@ fn told_pieces(wrong: &[&TopologyItem]) -> String {
     });
     let differs = wrong.iter().any(|piece| piece.status != TopologyStatus::Missing);
     let hint = if differs {
-        "what differs is never changed: mend it at the broker or in the configuration, or set `topology = \"off\"`"
+        "what differs is never changed: mend it at the broker or in the configuration, or set `topology_on_start = \"off\"`"
     } else {
-        "`relevo topology apply` makes what is missing, and so does `topology = \"apply\"`; `\"off\"` does not look"
+        "`relevo topology apply` creates missing objects, and so does `topology_on_start = \"apply\"`; `\"off\"` checks nothing"
     };
     format!("the broker is not as configured: {}; hint: {hint}", pieces.collect::<Vec<_>>().join("; "))
 }

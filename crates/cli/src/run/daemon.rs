@@ -62,7 +62,7 @@ impl Daemon {
             brokers.add(&destination.broker.adapter, destination.relay.publish_timeout);
         }
         let brokers = Arc::new(brokers);
-        let pace = Pace { every: config.admin.backlog_every, stop: stop.clone() };
+        let pace = Pace { every: config.admin.sample_interval, stop: stop.clone() };
         let mut samplers = Samplers::new(pace);
         for outbox in &config.outboxes {
             let shared = Arc::new(outbox.clone());
@@ -216,7 +216,7 @@ fn serve(
         .relays(relays.to_vec())
         .collector(Itself(Arc::clone(reloads)))
         .collector(SpanMetrics(spans))
-        .ready_requires_broker(config.admin.ready_needs_broker);
+        .ready_requires_broker(config.admin.ready_requires_broker);
     let token = config.admin.token.as_ref().map(|token| Token::new(token.reveal()));
     async move { server.run(Arc::new(monitor), token, stop).await.context("the admin port failed") }
 }

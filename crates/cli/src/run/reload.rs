@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use relevo_config::Problem;
 use relevo_observe::RelayMonitor;
 use tracing::{error, info, warn};
 
-use crate::config::{Loaded, Problem, Problems};
+use crate::config::{Loaded, Problems};
 
 /// Takes the routes of a good configuration; of a bad one nothing. Says whether it was good.
 pub(crate) fn reload(old: &Loaded, new: &Result<Loaded, Problems>, relays: &[Arc<RelayMonitor>]) -> bool {
@@ -14,8 +15,9 @@ pub(crate) fn reload(old: &Loaded, new: &Result<Loaded, Problems>, relays: &[Arc
         Ok(new) => new,
         Err(problems) => {
             warn_of(&problems.warnings);
-            for Problem { what, place, hint } in problems.iter() {
-                error!(problem = what, place, hint, "the configuration is wrong");
+            for Problem { reason, place, hint } in problems.iter() {
+                let place = place.as_ref().map(ToString::to_string);
+                error!(problem = reason, place, hint, "the configuration is wrong");
             }
             error!(problems = problems.len(), "the configuration was not taken, nothing has changed");
             return false;
@@ -46,16 +48,16 @@ pub(crate) fn reload(old: &Loaded, new: &Result<Loaded, Problems>, relays: &[Arc
 
 /// Logs what is not wrong with a configuration, but hardly meant.
 pub(crate) fn warn_of(warnings: &[Problem]) {
-    for Problem { what, hint, .. } in warnings {
-        warn!(problem = what, hint, "the configuration is hardly what was meant");
+    for Problem { reason, hint, .. } in warnings {
+        warn!(problem = reason, hint, "the configuration is hardly what was meant");
     }
 }
 
 /// The keys that differ, and are read at start-up only.
 fn needs_restart(old: &Loaded, new: &Loaded) -> BTreeSet<String> {
     let values = |loaded: &Loaded| -> Vec<(String, String)> {
-        let settings = loaded.settings.iter().filter(|(path, _)| !path.is_in_list());
-        settings.map(|(path, setting)| (path.to_string(), format!("{}", setting.value))).collect()
+        let settings = loaded.settings.iter().filter(|setting| !setting.path.is_in_list());
+        settings.map(|setting| (setting.path.to_string(), setting.value.to_string())).collect()
     };
     let (before, after): (BTreeSet<_>, BTreeSet<_>) =
         (values(old).into_iter().collect(), values(new).into_iter().collect());

@@ -31,7 +31,10 @@ pub(super) struct Pauses(ExponentialBackoff);
 
 impl Pauses {
     pub(super) fn of(destination: &Destination) -> Self {
-        Self(ExponentialBackoff::new(destination.relay.outage_backoff_min, destination.relay.outage_backoff_max))
+        Self(ExponentialBackoff::new(
+            destination.relay.advanced.outage_backoff_min,
+            destination.relay.outage_backoff_max,
+        ))
     }
 
     /// Waits for the next pause.

@@ -33,7 +33,7 @@ impl Fixture {
     pub(crate) async fn start() -> Self {
         let (world, vhost) = (Arc::new(World::new().await), RabbitServer::shared().vhost().await);
         let broker = format!(
-            "kind = \"rabbitmq\"\nurls = [\"{}\"]\nmanagement_url = \"{}\"\ntopology = \"apply\"\nexchange = \"shop\"\nlanes = {LANES}\n\
+            "kind = \"rabbitmq\"\nurls = [\"{}\"]\nmanagement_url = \"{}\"\ntopology_on_start = \"apply\"\nexchange = \"shop\"\nlanes = {LANES}\n\
              [BROKER.exchanges.shop]\n[BROKER.queues.billing]\nlanes = {LANES}\nordered = true\nbind = [\"shop/orders.#\"]\n",
             vhost.amqp_url(),
             vhost.management_url()

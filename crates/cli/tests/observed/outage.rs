@@ -20,7 +20,7 @@ async fn an_alert_fires_when_a_broker_stops_and_is_resolved_when_it_returns() {
     let (world, stream) = (World::new().await, unique("shop"));
     let broker = Private::start(NatsVersion::V2_15, Settings::new()).await;
     let section = format!(
-        "kind = \"nats\"\nurls = [\"{}\"]\nstream = \"{stream}\"\ntopology = \"apply\"\n[BROKER.streams.one]\n\
+        "kind = \"nats\"\nurls = [\"{}\"]\nstream = \"{stream}\"\ntopology_on_start = \"apply\"\n[BROKER.streams.one]\n\
          name = \"{stream}\"\nsubjects = [\"{stream}.>\"]\n",
         broker.url()
     );

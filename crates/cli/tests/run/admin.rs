@@ -108,7 +108,7 @@ async fn an_outage_makes_it_unready_only_where_that_was_asked_for() {
     for (asked, expected) in [(false, 200), (true, 503)] {
         let world = World::new().await;
         let variable = [("RELEVO__ADMIN__READY_NEEDS_BROKER", if asked { "true" } else { "false" })];
-        let mut daemon = Daemon::start(&world.config("[relay]\npublish_deadline_ms = 2000\n"), &variable);
+        let mut daemon = Daemon::start(&world.config("[relay]\npublish_timeout = \"2s\"\n"), &variable);
         world.emit("orders", 1).await;
         World::delivered(&daemon, "shop", 1);
         assert_eq!(daemon.get("/readyz").0, 200);

@@ -16,14 +16,14 @@ async fn the_living_keeps_its_pace_and_the_dead_catches_up_in_order() {
     let (world, rabbit, nats) = (World::new().await, Private::start().await, Server::shared(NatsVersion::V2_15));
     let stream = unique("shop");
     let queue =
-        format!("kind = \"rabbitmq\"\nurls = [\"{}\"]\n[BROKER.queues.orders]\nretry_ms = []\n", rabbit.amqp_url());
+        format!("kind = \"rabbitmq\"\nurls = [\"{}\"]\n[BROKER.queues.orders]\nretry_delays = []\n", rabbit.amqp_url());
     let subjects = format!(
         "kind = \"nats\"\nurls = [\"{}\"]\n[BROKER.streams.one]\nname = \"{stream}\"\nsubjects = [\"{stream}.>\"]\n",
         nats.url()
     );
     let routes = format!(
         "[[outboxes.shop.destinations.rabbit.routes]]\naddress = \"orders\"\n\
-         [[outboxes.shop.destinations.stream.routes]]\naddress = \"{stream}.{{topic}}\"\n[relay]\noutage_max_ms = 500\n"
+         [[outboxes.shop.destinations.stream.routes]]\naddress = \"{stream}.{{topic}}\"\n[relay]\noutage_backoff_max = \"500ms\"\n"
     );
     let file = world.carried_to(&[("rabbit", &queue), ("stream", &subjects)], &routes);
     let (code, made, stderr) = relevo(&file, &["topology", "apply", "--yes"]);
@@ -62,11 +62,11 @@ async fn a_relay_that_has_nothing_to_send_notices_that_its_broker_is_gone_and_is
     let (world, rabbit) = (World::new().await, Private::start().await);
     let stream = nats::Private::start(NatsVersion::V2_15, nats::Settings::new()).await;
     let queue = format!(
-        "kind = \"rabbitmq\"\nurls = [\"{}\"]\ntopology = \"apply\"\n[BROKER.queues.orders]\nretry_ms = []\n",
+        "kind = \"rabbitmq\"\nurls = [\"{}\"]\ntopology_on_start = \"apply\"\n[BROKER.queues.orders]\nretry_delays = []\n",
         rabbit.amqp_url()
     );
     let subjects = format!(
-        "kind = \"nats\"\nurls = [\"{}\"]\ntopology = \"apply\"\n[BROKER.streams.one]\nname = \"shop\"\nsubjects = [\"shop.>\"]\n",
+        "kind = \"nats\"\nurls = [\"{}\"]\ntopology_on_start = \"apply\"\n[BROKER.streams.one]\nname = \"shop\"\nsubjects = [\"shop.>\"]\n",
         stream.url()
     );
     let routes = "[[outboxes.shop.destinations.rabbit.routes]]\naddress = \"orders\"\n\

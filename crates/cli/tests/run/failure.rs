@@ -103,7 +103,7 @@ async fn a_message_that_can_never_pass_is_dead_until_it_is_redriven() {
     let (server, stream) = (Server::shared(NatsVersion::V2_15), unique("shop"));
     let address = server.url().trim_start_matches("nats://").to_owned();
     let config = |more| world.carried_to(&[("main", &at(&address, &stream, more))], &route(&stream));
-    let small = config("topology = \"apply\"\nmessage_bytes_max = 2000");
+    let small = config("topology_on_start = \"apply\"\nmessage_size_max = \"2000B\"");
     let mut daemon = Daemon::start(&small, &[]);
     world.run("SELECT relevo.emit('orders', 'big', 'Happened', to_jsonb(repeat('x', 5000)))").await;
     world
@@ -118,7 +118,7 @@ async fn a_message_that_can_never_pass_is_dead_until_it_is_redriven() {
     let why = said(&world, &["why", "big"]);
     assert!(why.contains("is a dead letter") && why.contains("the limit is 2000"), "{why}");
     daemon.stop();
-    let mut daemon = Daemon::start(&config("topology = \"apply\""), &[]);
+    let mut daemon = Daemon::start(&config("topology_on_start = \"apply\""), &[]);
     said(&world, &["dead-letter", "redrive", "-d", "main", "--all", "--yes", "--reason", "the limit was raised"]);
     World::delivered(&daemon, "shop", 2);
     until("nothing is left", || {

@@ -55,7 +55,7 @@ async fn two_outboxes_and_two_destinations_are_carried_by_one_process() {
 async fn sigterm_releases_the_leases_at_once() {
     let world = World::new().await;
     // Long leases: only giving them back frees them in time.
-    let long = "[relay]\nlease_ms = 600000\n";
+    let long = "[relay]\nlease_duration = \"10m\"\n";
     let mut first = world.start(long);
     until("it holds all shards", || first.metric("outbox_leases{") == Some(8));
     let mut second = Daemon::start(&world.config(long), &[]);
@@ -77,7 +77,7 @@ async fn sigterm_releases_the_leases_at_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_signal_ends_it_at_once_with_130() {
     let world = World::new().await;
-    let slow = "[relay]\nlease_ms = 120000\npublish_deadline_ms = 60000\ngrace_ms = 100000\n";
+    let slow = "[relay]\nlease_duration = \"2m\"\npublish_timeout = \"1m\"\nshutdown_grace = \"100s\"\n";
     let mut daemon = world.start(slow);
     daemon.ready();
     let lock = world.lock_broker().await;
@@ -147,19 +147,19 @@ async fn a_destination_that_is_not_there_is_added_only_if_asked() {
 #[test]
 fn a_wrong_configuration_is_told_whole_and_nothing_starts() {
     let directory = Directory::new();
-    let file = directory.write("relevo.toml", "[relay]\nlease_sm = 1\n[outboxes.shop]\n");
+    let file = directory.write("relevo.toml", "[relay]\nlease_duraton = 1\n[outboxes.shop]\n");
     let mut daemon = Daemon::start(&file, &[]);
     assert_eq!(daemon.end(), Some(2));
     until("the last line is there", || daemon.log().contains("error: the configuration has 3 problems"));
     let told = daemon.log();
     assert!(
         told.contains(&format!(
-            "error: unknown key `lease_sm` in `relay` at {}:2\nhint: did you mean `lease_ms`?",
+            "error: unknown key `lease_duraton` in `relay` at {}:2\nhint: did you mean `lease_duration`?",
             file.display()
         )),
         "{told}"
     );
-    assert!(told.contains("names no database") && told.contains("has no destination"), "{told}");
+    assert!(told.contains("has no `database`") && told.contains("has no destination"), "{told}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -62,7 +62,7 @@ async fn a_full_queue_or_stream_is_held_and_goes_on_when_there_is_room() {
 
     let (world, server, name) = (World::new().await, nats::Server::shared(NatsVersion::V2_15), nats::unique("shop"));
     let address = server.url().trim_start_matches("nats://").to_owned();
-    let broker = format!("{}max_messages = 10\n", at(&address, &name, "topology = \"apply\""));
+    let broker = format!("{}max_messages = 10\n", at(&address, &name, "topology_on_start = \"apply\""));
     let mut daemon = Daemon::start(&world.carried_to(&[("main", &broker)], &route(&name)), &[]);
     daemon.ready();
     emit(&world, 1..=30).await;
@@ -81,7 +81,7 @@ async fn a_broker_whose_disk_is_full_is_away_or_holds_its_addresses_and_loses_no
     let (world, server) = (World::new().await, Private::start().await);
     let durable = [("x-queue-type", AMQPValue::LongString("quorum".into()))];
     declare_queue(&server.amqp_url(), "orders", &durable).await;
-    let broker = format!("kind = \"rabbitmq\"\nurls = [\"{}\"]\nconfirm_deadline_ms = 1000\n", server.amqp_url());
+    let broker = format!("kind = \"rabbitmq\"\nurls = [\"{}\"]\nconfirm_timeout = \"1s\"\n", server.amqp_url());
     let mut daemon = Daemon::start(&world.carried_to(&[("main", &broker)], ROUTE), &[]);
     emit(&world, 1..=10).await;
     World::taken(&daemon, "main", 10);
@@ -100,7 +100,7 @@ async fn a_broker_whose_disk_is_full_is_away_or_holds_its_addresses_and_loses_no
     let (world, server, name) =
         (World::new().await, nats::Private::start(NatsVersion::V2_15, settings).await, nats::unique("shop"));
     let address = server.url().trim_start_matches("nats://").to_owned();
-    let broker = at(&address, &name, "topology = \"apply\"");
+    let broker = at(&address, &name, "topology_on_start = \"apply\"");
     let mut daemon = Daemon::start(&world.carried_to(&[("main", &broker)], &route(&name)), &[]);
     emit(&world, 1..=10).await;
     World::taken(&daemon, "main", 10);

@@ -11,7 +11,8 @@ const DAY: f64 = 86_400.0;
 /// A relay of `main`, beside a destination `audit` whose relay is another's.
 fn beside(world: &World) -> Daemon {
     said(world, &["destination", "add", "audit"]);
-    let often = "start = \"oldest\"\n[outboxes.shop.destinations.main.relay]\nmaintain_every_ms = 100\n";
+    let often =
+        "start = \"oldest\"\n[outboxes.shop.destinations.main.relay.advanced]\nmaintenance_interval = \"100ms\"\n";
     let outbox = world.outbox("shop", &world.database.url(), often);
     Daemon::start(&world.directory.write("main.toml", &format!("{BEGIN}{outbox}")), &[])
 }

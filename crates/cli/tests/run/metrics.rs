@@ -75,7 +75,7 @@ async fn busy(world: &World, vhost: &Vhost) -> Daemon {
     let file = world.directory.path().join("shop.db");
     let embedded = format!("kind = \"embedded\"\npath = \"{}\"\n", file.display());
     let rabbit = format!(
-        "kind = \"rabbitmq\"\nurls = [\"{}\"]\nmanagement_url = \"{}\"\ntopology = \"apply\"\n\
+        "kind = \"rabbitmq\"\nurls = [\"{}\"]\nmanagement_url = \"{}\"\ntopology_on_start = \"apply\"\n\
          exchange = \"shop\"\n[BROKER.exchanges.shop]\n[BROKER.queues.billing]\nbind = [\"shop/orders.#\"]\n",
         vhost.amqp_url(),
         vhost.management_url()

@@ -32,7 +32,7 @@ async fn committed_messages_arrive_in_streams_that_are_created_at_startup() {
     for version in NatsVersion::ALL {
         let (world, server, stream) = (World::new().await, Server::shared(version), unique("shop"));
         let address = server.url().trim_start_matches("nats://").to_owned();
-        let broker = at(&address, &stream, "topology = \"apply\"");
+        let broker = at(&address, &stream, "topology_on_start = \"apply\"");
         let file = world.carried_to(&[("main", &broker)], &route(&stream));
         world.emit_numbers("orders", 1..=100).await;
         let mut daemon = Daemon::start(&file, &[]);
@@ -53,10 +53,10 @@ async fn committed_messages_arrive_in_streams_that_are_created_at_startup() {
 async fn a_missing_stream_prevents_the_start_until_it_is_created() {
     let (world, server, stream) = (World::new().await, Server::shared(NatsVersion::V2_15), unique("shop"));
     let address = server.url().trim_start_matches("nats://").to_owned();
-    let file = world.carried_to(&[("main", &at(&address, &stream, ""))], &route(&stream));
+    let file = world.carried_to(&[("main", &at(&address, &stream, "topology_on_start = \"check\""))], &route(&stream));
     let mut daemon = Daemon::start(&file, &[]);
     assert_eq!(daemon.end(), Some(2), "{}", daemon.log());
-    until("the log has the hint", || daemon.log().contains("hint: `relevo topology apply` makes what is missing"));
+    until("the log has the hint", || daemon.log().contains("hint: `relevo topology apply` creates missing objects"));
     assert!(daemon.log().contains(&format!("stream `{stream}` is missing")), "{}", daemon.log());
     let (code, plan, stderr) = relevo(&file, &["topology", "plan"]);
     assert!(code == 3 && plan.contains(&format!("missing  stream `{stream}`")), "{plan}{stderr}");
@@ -100,7 +100,7 @@ async fn a_server_that_is_down_at_startup_is_checked_when_it_is_reachable() {
     let upstream: SocketAddr = server.url().trim_start_matches("nats://").parse().expect("an address");
     let proxy = CutProxy::start(upstream).await;
     proxy.block().await;
-    let broker = at(&proxy.addr().to_string(), &stream, "topology = \"apply\"");
+    let broker = at(&proxy.addr().to_string(), &stream, "topology_on_start = \"apply\"");
     world.emit_numbers("orders", 1..=10).await;
     let mut daemon = Daemon::start(&world.carried_to(&[("main", &broker)], &route(&stream)), &[]);
     daemon.line("the broker is away, will try again");
@@ -124,7 +124,7 @@ async fn a_nats_cluster_without_its_majority_reports_its_nodes_and_loses_nothing
     // This timeout also applies to each request of the sampler. With this value, a stream that does not respond takes all
     // the time of the sampler.
     let broker = format!(
-        "kind = \"nats\"\nurls = {urls:?}\nstream = \"{stream}\"\ntopology = \"apply\"\nack_deadline_ms = 2500\n\
+        "kind = \"nats\"\nurls = {urls:?}\nstream = \"{stream}\"\ntopology_on_start = \"apply\"\nconfirm_timeout = \"2500ms\"\n\
          [BROKER.streams.one]\nname = \"{stream}\"\nsubjects = [\"{stream}.>\"]\nreplicas = 3\n\
          [BROKER.groups.billing]\nstream = \"{stream}\"\n"
     );

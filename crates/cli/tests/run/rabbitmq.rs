@@ -27,7 +27,7 @@ const HEADERS: &str = "[[outboxes.shop.destinations.main.routes]]\n\
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_committed_arrives_in_queues_that_were_made_at_the_start() {
     let (world, vhost) = (World::new().await, Server::shared().vhost().await);
-    let file = world.carried_to(&[("main", &at(&vhost, &format!("topology = \"apply\"\n{TOPOLOGY}")))], HEADERS);
+    let file = world.carried_to(&[("main", &at(&vhost, TOPOLOGY))], HEADERS);
     world.emit_numbers("orders", 1..=100).await;
     let mut daemon = Daemon::start(&file, &[]);
     World::taken(&daemon, "main", 100);
@@ -48,10 +48,11 @@ async fn what_was_committed_arrives_in_queues_that_were_made_at_the_start() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_queue_that_is_missing_keeps_it_from_starting_until_it_is_made() {
     let (world, vhost) = (World::new().await, Server::shared().vhost().await);
-    let file = world.carried_to(&[("main", &at(&vhost, TOPOLOGY))], "");
+    let check = format!("topology_on_start = \"check\"\n{TOPOLOGY}");
+    let file = world.carried_to(&[("main", &at(&vhost, &check))], "");
     let mut daemon = Daemon::start(&file, &[]);
     assert_eq!(daemon.end(), Some(2), "{}", daemon.log());
-    until("it says what to do", || daemon.log().contains("hint: `relevo topology apply` makes what is missing"));
+    until("it says what to do", || daemon.log().contains("hint: `relevo topology apply` creates missing objects"));
     for missing in ["exchange `shop` is missing", "queue `billing` is missing"] {
         assert!(daemon.log().contains(missing), "{missing}: {}", daemon.log());
     }
@@ -101,9 +102,10 @@ async fn a_management_api_that_is_away_does_not_keep_messages_back() {
         let there = format!("urls = [\"{}\"]\nmanagement_url = \"http://{nobody}\"", vhost.amqp_url());
         format!("kind = \"rabbitmq\"\n{there}\naccept = [\"plain-text\"]\n{more}{TOPOLOGY}{POLICY}")
     };
-    let mut daemon = Daemon::start(&world.carried_to(&[("main", &section(""))], ""), &[]);
+    let mut daemon =
+        Daemon::start(&world.carried_to(&[("main", &section("topology_on_start = \"check\"\n"))], ""), &[]);
     assert_eq!(daemon.end(), Some(2), "queues are looked for all the same: {}", daemon.log());
-    let mut daemon = Daemon::start(&world.carried_to(&[("main", &section("topology = \"apply\"\n"))], ""), &[]);
+    let mut daemon = Daemon::start(&world.carried_to(&[("main", &section(""))], ""), &[]);
     world.emit_numbers("orders", 1..=10).await;
     World::taken(&daemon, "main", 10);
     let line = daemon.line(
@@ -162,9 +164,9 @@ async fn a_cluster_without_its_majority_is_told_as_away_until_it_is_back_and_not
     let [first, second, last] = cluster.nodes();
     declare_queue(&urls[2], "orders", &[("x-queue-type", AMQPValue::LongString("quorum".into()))]).await;
     let broker = format!(
-        "kind = \"rabbitmq\"\nurls = {urls:?}\nmanagement_url = \"{}\"\nheartbeat_ms = 1000\nconnect_deadline_ms = 2000\n\
-         confirm_deadline_ms = 2000\n",
-        [second, last].map(Private::management_url).join(" ")
+        "kind = \"rabbitmq\"\nurls = {urls:?}\nmanagement_urls = {:?}\nheartbeat = \"1s\"\nconnect_timeout = \"2s\"\n\
+         confirm_timeout = \"2s\"\n",
+        [second, last].map(Private::management_url)
     );
     let mut daemon = Daemon::start(&world.carried_to(&[("main", &broker)], ROUTE), &[]);
     world.emit_numbers("orders", 1..=100).await;

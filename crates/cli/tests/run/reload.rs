@@ -14,11 +14,11 @@ async fn a_good_file_exchanges_routes_and_names_what_needs_a_restart() {
     let mut daemon = world.start(&format!("{ROUTE}\"old\"\n"));
     world.emit("orders", 10).await;
     World::delivered(&daemon, "shop", 10);
-    world.config(&format!("{ROUTE}\"new\"\n[relay]\npages_max = 5\n"));
+    world.config(&format!("{ROUTE}\"new\"\n[relay.advanced]\npages_max = 5\n"));
     daemon.signal("HUP");
     assert_eq!(daemon.line(READ)["exchanged"], 1);
     let restart = daemon.line("changes that need a restart were not taken");
-    assert_eq!(restart["keys"], "relay.pages_max");
+    assert_eq!(restart["keys"], "relay.advanced.pages_max");
     daemon.line("routes replaced");
     world.emit("orders", 10).await;
     World::delivered(&daemon, "shop", 20);
@@ -32,25 +32,25 @@ async fn a_bad_file_changes_nothing_and_is_told_whole() {
     let world = World::new().await;
     let mut daemon = world.start(&format!("{ROUTE}\"old\"\n"));
     daemon.ready();
-    world.config(&format!("{ROUTE}\"new\"\nbase_sm = 1\nafter_dead = \"sometimes\"\n"));
+    world.config(&format!("{ROUTE}\"new\"\nadress = \"x\"\nafter_dead = \"sometimes\"\n"));
     daemon.signal("HUP");
     assert_eq!(daemon.line(REFUSED)["problems"], 2);
     let first = daemon.line("the configuration is wrong");
     assert_eq!(
         (&first["problem"], &first["hint"]),
         (
-            &"unknown key `base_sm` in `outboxes.shop.destinations.main.routes[0]`".into(),
-            &"did you mean `base_ms`?".into(),
+            &"unknown key `adress` in `outboxes.shop.destinations.main.routes[0]`".into(),
+            &"did you mean `address`?".into(),
         )
     );
     let told = daemon.log();
-    assert!(told.contains("did you mean `base_ms`?") && told.contains("not `sometimes`"), "{told}");
+    assert!(told.contains("did you mean `address`?") && told.contains("is `sometimes`"), "{told}");
     world.emit("orders", 5).await;
     World::delivered(&daemon, "shop", 5);
     assert_eq!(daemon.metric("relevo_config_last_reload_successful{"), Some(0));
     let file = world.directory.path().join("relevo.toml");
     let (code, _, stderr) = relevo(&file, &["config", "check"]);
-    assert!(code == 2 && stderr.contains("`base_sm`") && stderr.contains("`sometimes`"), "{code} {stderr}");
+    assert!(code == 2 && stderr.contains("`adress`") && stderr.contains("`sometimes`"), "{code} {stderr}");
     // A file that is good again is taken.
     let file = world.config(&format!("{ROUTE}\"third\"\n"));
     assert_eq!(relevo(&file, &["config", "check"]).0, 0);
@@ -74,7 +74,7 @@ async fn a_url_in_place_of_a_variable_s_name_is_refused_and_not_shown() {
     daemon.signal("HUP");
     assert_eq!(daemon.line(REFUSED)["problems"], 1);
     let line = daemon.line("the configuration is wrong");
-    assert_eq!(line["problem"], "what `outboxes.shop.database_env` says is no name of a variable");
+    assert_eq!(line["problem"], "`database_env` must be the name of a variable");
     daemon.stop();
     assert!(wrong.contains("sesame") && !daemon.log().contains("sesame"), "{}", daemon.log());
 }

@@ -24,7 +24,7 @@ fn states(json: &str) -> Vec<(String, String)> {
 fn rabbit(vhost: &Vhost) -> String {
     format!(
         "kind = \"rabbitmq\"\nurls = [\"{}\"]\nmanagement_url = \"{}\"\nexchange = \"shop\"\n[BROKER.exchanges.shop]\n\
-         [BROKER.queues.billing]\nretry_ms = [1000]\nmax_length = 1000\nbind = [\"shop/orders.#\"]\n",
+         [BROKER.queues.billing]\nretry_delays = [\"1s\"]\nmax_length = 1000\nbind = [\"shop/orders.#\"]\n",
         vhost.amqp_url(),
         vhost.management_url()
     )

@@ -88,7 +88,7 @@ async fn a_line_about_a_message_says_its_id_and_its_trace() {
     world.run(&big).await;
     let stream = unique("shop");
     let broker = format!(
-        "kind = \"nats\"\nurls = [\"{}\"]\ntopology = \"apply\"\nmessage_bytes_max = 2000\n\
+        "kind = \"nats\"\nurls = [\"{}\"]\ntopology_on_start = \"apply\"\nmessage_size_max = \"2000B\"\n\
          [BROKER.streams.{stream}]\nsubjects = [\"{stream}.>\"]\n",
         Server::shared(NatsVersion::V2_15).url()
     );

@@ -14,8 +14,11 @@ async fn behind_proxy(world: &World) -> (CutProxy, std::path::PathBuf) {
     let upstream: SocketAddr = format!("{}:{}", options.get_host(), options.get_port()).parse().expect("an address");
     let proxy = CutProxy::start(upstream).await;
     let url = world.database.url().replace(&upstream.to_string(), &proxy.addr().to_string());
-    let outbox =
-        world.outbox("shop", &url, "start = \"oldest\"\n[outboxes.shop.destinations.main.relay]\noutage_max_ms = 200");
+    let outbox = world.outbox(
+        "shop",
+        &url,
+        "start = \"oldest\"\n[outboxes.shop.destinations.main.relay]\noutage_backoff_max = \"200ms\"",
+    );
     let file = world.directory.write("relevo.toml", &format!("{BEGIN}{outbox}"));
     (proxy, file)
 }
@@ -110,7 +113,7 @@ async fn a_broker_that_cannot_be_opened_is_one_clear_error() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_that_is_locked_later_is_told_as_away_and_waited_for() {
     let world = World::new().await;
-    let mut daemon = world.start("[relay]\npublish_deadline_ms = 2000\n");
+    let mut daemon = world.start("[relay]\npublish_timeout = \"2s\"\n");
     world.emit("orders", 1).await;
     World::delivered(&daemon, "shop", 1);
     let lock = world.lock_broker().await;

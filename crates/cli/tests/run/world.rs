@@ -17,7 +17,7 @@ use crate::daemon::{DEADLINE, Daemon, POLL, until};
 pub(crate) const BEGIN: &str = "\
 [admin]
 listen = \"127.0.0.1:0\"
-backlog_every_ms = 100
+sample_interval = \"100ms\"
 ";
 
 /// A directory that goes with its value.

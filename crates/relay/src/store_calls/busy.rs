@@ -38,9 +38,9 @@ struct Pause {
 impl BusyCalls {
     pub(crate) fn new(config: &Config) -> Self {
         Self {
-            min: config.outage_backoff_min,
+            min: config.advanced.outage_backoff_min,
             max: config.outage_backoff_max,
-            lease_max: config.lease_renew_interval,
+            lease_max: config.advanced.lease_renew_interval,
             pauses: BTreeMap::new(),
         }
     }
@@ -91,7 +91,7 @@ mod tests {
     async fn each_kind_of_call_waits_on_its_own_and_as_long_as_the_store_requests() {
         let now = Instant::now();
         let mut busy = BusyCalls::new(&Config::default());
-        let (min, requested) = (Config::default().outage_backoff_min, Duration::from_mins(1));
+        let (min, requested) = (Config::default().advanced.outage_backoff_min, Duration::from_mins(1));
         assert_eq!(busy.pause(CallKind::Settle, None, now), min);
         assert_eq!(busy.pause(CallKind::Settle, None, now), min * 2);
         assert_eq!(busy.pause(CallKind::Read, Some(requested), now), requested);
@@ -105,6 +105,6 @@ mod tests {
     async fn a_lease_is_requested_again_before_it_expires() {
         let mut busy = BusyCalls::new(&Config::default());
         let pauses: Vec<_> = (0..9).map(|_| busy.pause(CallKind::Lease, None, Instant::now())).collect();
-        assert_eq!(pauses.last(), Some(&Config::default().lease_renew_interval));
+        assert_eq!(pauses.last(), Some(&Config::default().advanced.lease_renew_interval));
     }
 }

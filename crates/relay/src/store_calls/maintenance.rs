@@ -34,7 +34,7 @@ impl MaintenanceLog {
                 self.warnings.clear();
             }
             let throttle = self.warnings.entry(kind).or_default();
-            if let Some(times) = throttle.occurred(Instant::now(), config.maintenance_interval) {
+            if let Some(times) = throttle.occurred(Instant::now(), config.advanced.maintenance_interval) {
                 warn!(relay = %config.name, warning, times, "maintenance warning");
             }
         }
@@ -42,7 +42,7 @@ impl MaintenanceLog {
 
     /// Logs a failure that the next run may not have.
     pub(crate) fn failed(&mut self, config: &Config, error: &StoreError) {
-        if let Some(times) = self.failures.occurred(Instant::now(), config.maintenance_interval) {
+        if let Some(times) = self.failures.occurred(Instant::now(), config.advanced.maintenance_interval) {
             warn!(relay = %config.name, error = error as &dyn std::error::Error, times, "maintenance failed, will retry");
         }
     }
@@ -90,7 +90,7 @@ mod tests {
         let _subscriber = tracing::subscriber::set_default(LineCounter(Arc::clone(&lines)));
         for rows in 0..120 {
             log.report(&config, &[format!("destination \"main\" has {rows} undelivered rows")]);
-            tokio::time::advance(config.maintenance_interval).await;
+            tokio::time::advance(config.advanced.maintenance_interval).await;
         }
         let logged = lines.load(Ordering::Relaxed);
         assert!((2..20).contains(&logged), "{logged} lines in ten minutes");

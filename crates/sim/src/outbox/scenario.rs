@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use relevo_core::retry::Backoff;
 use relevo_core::{AfterDead, RetryPolicy, Route, Routes};
-use relevo_relay::Config;
+use relevo_relay::{Advanced, Config};
 
 use crate::link::{FaultRates, LinkFaults};
 use crate::time_range::TimeRange;
@@ -265,27 +265,37 @@ fn config(random: &mut SplitMix64, attempts_max: u32) -> Config {
     let hold = Route { policy, ..Route::catch_all() };
     let after =
         Route { name: "going on".to_owned(), topic: "c.*".to_owned(), after_dead: AfterDead::Continue, ..hold.clone() };
-    Config {
-        name: "sim".to_owned(),
-        routes: Routes::new(vec![after, hold]),
-        lease_duration: lease,
+    // The order of the draws decides every run of a seed.
+    let advanced = Advanced {
         lease_margin: lease / 5,
         page_messages: random.count(1, 20),
         pages_max: random.count(1, 4),
+        poll_interval_min: Duration::from_millis(5),
+        ..Advanced::default()
+    };
+    let config = Config {
+        name: "sim".to_owned(),
+        routes: Routes::new(vec![after, hold]),
+        lease_duration: lease,
         batch_messages_max: random.count(1, 20),
         in_flight_messages_max: random.count(1, 30),
         publish_timeout: random.time(Duration::from_millis(500), lease / 2),
-        poll_interval_min: Duration::from_millis(5),
         poll_interval_max: random.millis(50, 1000),
+        ..Config::default()
+    };
+    let advanced = Advanced {
         parked_poll_interval: random.millis(100, 1000),
         parked_keys_per_poll: random.count(1, 6),
         parked_messages_per_key: random.count(1, 6),
         maintenance_interval: Duration::from_secs(5),
         settle_interval_max: random.millis(100, 2000),
-        outage_backoff_max: random.millis(500, 3000),
+        ..advanced
+    };
+    let outage_backoff_max = random.millis(500, 3000);
+    let advanced = Advanced {
         blocked_probe_interval: random.millis(1000, 5000),
         quarantine_probe_interval: random.millis(5000, 20_000),
-        shutdown_grace: random.millis(500, 5000),
-        ..Config::default()
-    }
+        ..advanced
+    };
+    Config { outage_backoff_max, advanced, shutdown_grace: random.millis(500, 5000), ..config }
 }

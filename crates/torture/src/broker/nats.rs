@@ -40,7 +40,7 @@ impl Nats {
         format!(
             "[outboxes.torture.destinations.{destination}]\n\
              [outboxes.torture.destinations.{destination}.broker]\nkind = \"nats\"\nurls = [{url:?}]\n\
-             stream = \"{STREAM}\"\nlanes = {LANES}\nack_deadline_ms = 1000\n\
+             stream = \"{STREAM}\"\nlanes = {LANES}\nconfirm_timeout = \"1s\"\n\
              [[outboxes.torture.destinations.{destination}.routes]]\naddress = \"torture.{{topic}}\"\n"
         )
     }

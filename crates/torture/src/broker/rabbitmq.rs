@@ -46,7 +46,7 @@ impl RabbitMq {
         format!(
             "[outboxes.torture.destinations.{destination}]\n\
              [outboxes.torture.destinations.{destination}.broker]\nkind = \"rabbitmq\"\nurls = [{url:?}]\n\
-             exchange = \"{EXCHANGE}\"\nlanes = {LANES}\nconfirm_deadline_ms = 1000\nheartbeat_ms = 2000\n"
+             exchange = \"{EXCHANGE}\"\nlanes = {LANES}\nconfirm_timeout = \"1s\"\nheartbeat = \"2s\"\n"
         )
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use relevo::core;
-use relevo::relay::{Config, Relay, RelayError};
+use relevo::relay::{Advanced, Config, Relay, RelayError};
 
 use super::outbox::Outbox;
 use super::topology::routes;
@@ -20,8 +20,8 @@ fn settings(config: &config::Outbox) -> Config {
         routes: routes(),
         // Limits: a relay with work to do does not wait.
         poll_interval_max: config.dispatch_interval,
-        page_messages: config.batch,
         batch_messages_max: config.batch,
+        advanced: Advanced { page_messages: config.batch, ..Advanced::default() },
         ..Config::default()
     }
 }
@@ -43,7 +43,8 @@ mod tests {
 
     #[test]
     fn interval_and_batch_are_the_configured_limits() {
-        let bounds = |config: Config| (config.poll_interval_max, config.page_messages, config.batch_messages_max);
+        let bounds =
+            |config: Config| (config.poll_interval_max, config.advanced.page_messages, config.batch_messages_max);
         assert_eq!(bounds(with(&[])), (Duration::from_millis(500), 100, 100));
         let set = with(&[("OUTBOX_DISPATCH_INTERVAL_MS", "250"), ("OUTBOX_BATCH", "7")]);
         assert_eq!(bounds(set), (Duration::from_millis(250), 7, 7));

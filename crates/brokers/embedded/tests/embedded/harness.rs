@@ -31,7 +31,7 @@ impl Embedded {
     }
 
     async fn open(&self) -> BrokerFile {
-        let config = Config { message_bytes_max: MESSAGE_BYTES_MAX, ..Config::new(self.path()) };
+        let config = Config { message_size_max: MESSAGE_BYTES_MAX, ..Config::new(self.path()) };
         BrokerFile::open(config).await.expect("the file can be opened")
     }
 

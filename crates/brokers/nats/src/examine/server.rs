@@ -1,8 +1,7 @@
 //! Checks the transport and the version of the server.
 
-use std::net::IpAddr;
-
 use relevo_core::finding::{Findings, Severity};
+use relevo_core::host_scope::HostScope;
 
 use crate::config::Config;
 use crate::connection;
@@ -39,36 +38,39 @@ fn examine_transport(config: &Config, required: bool, findings: &mut Findings) {
     for server in connection::servers(config).unwrap_or_default() {
         let host = server.host();
         let encrypted = server.tls_required() || config.tls.required || config.tls.handshake_first || required;
-        let is_safe = encrypted || is_loopback(host);
-        findings.check(is_safe, Severity::Danger, "plain-text", format!("NATS at `{host}`"), || {
-            let problem = format!("messages and credentials are sent to `{host}` without encryption");
-            (problem, "use a `tls://` URL; the server needs a `tls` block".to_owned())
-        });
+        let severity = HostScope::of(host).plain_text_severity();
+        findings.check(
+            encrypted || severity == Severity::Ok,
+            severity,
+            "plain-text",
+            format!("NATS at `{host}`"),
+            || {
+                let problem = format!("messages and credentials are sent to `{host}` without encryption");
+                (problem, "use a `tls://` URL; the server needs a `tls` block".to_owned())
+            },
+        );
     }
-}
-
-fn is_loopback(host: &str) -> bool {
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn plain_text_findings(url: &str, required: bool) -> usize {
+    fn plain_text_findings(url: &str, required: bool) -> Vec<Severity> {
         let mut findings = Findings::default();
         examine_transport(&Config::new(url), required, &mut findings);
         let all = findings.into_sorted();
-        all.iter().filter(|one| one.severity == Severity::Danger && one.subject == "plain-text").count()
+        let found = all.iter().filter(|one| one.severity != Severity::Ok && one.subject == "plain-text");
+        found.map(|one| one.severity).collect()
     }
 
     #[test]
-    fn plain_text_is_allowed_on_loopback_only() {
+    fn plain_text_is_a_warning_in_a_private_network_and_a_danger_in_a_public_one() {
         for url in ["nats://localhost:4222", "nats://127.0.0.2:4222", "nats://[::1]:4222", "tls://nats.example:4222"] {
-            assert_eq!(plain_text_findings(url, false), 0, "{url}");
+            assert_eq!(plain_text_findings(url, false), [], "{url}");
         }
-        assert_eq!(plain_text_findings("nats://nats.example:4222", false), 1);
-        assert_eq!(plain_text_findings("nats://nats.example:4222", true), 0);
+        assert_eq!(plain_text_findings("nats://10.0.0.1:4222", false), [Severity::Warning]);
+        assert_eq!(plain_text_findings("nats://nats.example:4222", false), [Severity::Danger]);
+        assert_eq!(plain_text_findings("nats://nats.example:4222", true), []);
     }
 }

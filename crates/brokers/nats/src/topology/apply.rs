@@ -11,7 +11,7 @@ use relevo_core::failure::Failure;
 use relevo_core::finding::{Finding, Severity};
 
 use super::compare::consumer_differences;
-use super::{BUCKET, Group};
+use super::{BUCKET, Group, Stream};
 use crate::classify::{Error, api_error};
 use crate::config::Config;
 use crate::connection::{self, jetstream};
@@ -38,14 +38,29 @@ impl Admin {
         let is_relevant = |stream: &stream::Config| {
             topology.groups.iter().any(|group| group.stream == stream.name)
                 || topology.streams.iter().any(|configured| configured.name == stream.name)
+                || self.config.stream.as_ref() == Some(&stream.name)
                 || examine::is_published_to(&self.config, addresses, stream)
         };
         ServerState::read(&client, &self.config, is_relevant).await
     }
 
+    /// The stream that only `stream` of the configuration names. It is created if it is missing, and any existing stream of
+    /// this name is accepted.
+    fn implied_stream(&self) -> Option<Stream> {
+        self.config.topology.implied_stream(self.config.stream.as_deref()?)
+    }
+
+    fn compare(&self, server: &ServerState) -> Vec<TopologyItem> {
+        let implied = self.implied_stream().map(|stream| match server.streams.get(&stream.name) {
+            Some(_) => TopologyItem { name: format!("stream `{}`", stream.name), status: TopologyStatus::Unchanged },
+            None => stream.compare(server),
+        });
+        implied.into_iter().chain(self.config.topology.compare(server)).collect()
+    }
+
     async fn try_apply(&self) -> Result<Vec<TopologyItem>, Error> {
         let server = self.server_state(&[]).await?;
-        let before = self.config.topology.compare(&server);
+        let before = self.compare(&server);
         let is_different = |item: &TopologyItem| matches!(item.status, TopologyStatus::Different(_));
         let is_missing = |item: &TopologyItem| item.status == TopologyStatus::Missing;
         if before.iter().any(is_different) || !before.iter().any(is_missing) {
@@ -56,7 +71,7 @@ impl Admin {
             declare_group(&self.config, group).await?;
         }
         // An old server accepts settings that it does not know, so the result is read back.
-        let mut after = self.config.topology.compare(&self.server_state(&[]).await?);
+        let mut after = self.compare(&self.server_state(&[]).await?);
         for (item, before) in after.iter_mut().zip(&before) {
             if is_missing(before) && item.status == TopologyStatus::Unchanged {
                 item.status = TopologyStatus::Created;
@@ -69,7 +84,9 @@ impl Admin {
         let client = connection::connect(&self.config).await?;
         let context = jetstream(&client, &self.config);
         let is_new = |name: &str| !server.streams.contains_key(name);
-        for stream in self.config.topology.streams.iter().filter(|stream| is_new(&stream.name)) {
+        let implied = self.implied_stream();
+        let streams = implied.iter().chain(&self.config.topology.streams);
+        for stream in streams.filter(|stream| is_new(&stream.name)) {
             match context.create_stream(stream.config(server.version)).await {
                 Ok(_) => {}
                 // Another process created it first with other settings: the comparison that follows reports them.
@@ -101,7 +118,7 @@ fn is_name_taken(kind: &CreateStreamErrorKind) -> bool {
 #[async_trait]
 impl BrokerAdmin for Admin {
     async fn plan(&self) -> Result<Vec<TopologyItem>, Failure> {
-        Ok(self.config.topology.compare(&self.server_state(&[]).await?))
+        Ok(self.compare(&self.server_state(&[]).await?))
     }
 
     async fn apply(&self) -> Result<Vec<TopologyItem>, Failure> {

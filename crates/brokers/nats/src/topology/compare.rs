@@ -31,7 +31,7 @@ impl Topology {
 }
 
 impl Stream {
-    fn compare(&self, server: &ServerState) -> TopologyItem {
+    pub(super) fn compare(&self, server: &ServerState) -> TopologyItem {
         let status = match server.streams.get(&self.name) {
             None => missing_stream(&self.name, &self.subjects, server),
             Some(info) => stream_differences(&self.config(server.version), &info.config).into(),

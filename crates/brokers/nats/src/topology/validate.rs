@@ -61,7 +61,7 @@ impl Stream {
         pairs.into_iter().find(|(own, theirs)| overlap(own, theirs))
     }
 
-    fn validate(&self) -> Result<(), Error> {
+    pub(crate) fn validate(&self) -> Result<(), Error> {
         let invalid = |reason: &str| Err(Error::Config(format!("stream `{}`: {reason}", self.name)));
         if !is_name(&self.name) {
             return invalid("the name must have 1 to 200 letters, digits, `-` or `_`");

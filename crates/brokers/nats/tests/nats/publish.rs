@@ -107,7 +107,7 @@ async fn the_smaller_of_both_limits_applies() {
     let (server, _) = server(NatsVersion::V2_15).await;
     // The limit of the server is one mebibyte.
     for (configured, limit) in [(1 << 20, 1 << 20), (5_000, 5_000), (1 << 30, 1 << 20)] {
-        let broker = open(Config { message_bytes_max: configured, ..Config::new(server.url()) }).await;
+        let broker = open(Config { message_size_max: configured, ..Config::new(server.url()) }).await;
         let sized =
             |bytes: usize| with_message(&publication(1, "k"), |message| message.payload = vec![0; bytes].into());
         let outcomes = outcomes_of(&broker, &[sized(limit + 1), sized(limit - 4_096)]).await;

@@ -1,9 +1,8 @@
 //! Checks the transport, the version and the cluster of the broker.
 
-use std::net::IpAddr;
-
 use lapin::uri::AMQPScheme;
 use relevo_core::finding::{Findings, Severity};
+use relevo_core::host_scope::HostScope;
 use serde_json::Value;
 
 use crate::config::Config;
@@ -61,16 +60,18 @@ pub(super) fn examine(config: &Config, server: &ServerState, findings: &mut Find
 pub(super) fn examine_transport(config: &Config, findings: &mut Findings) {
     for endpoint in config.endpoints().unwrap_or_default() {
         let host = &endpoint.authority.host;
-        let safe = endpoint.scheme != AMQPScheme::AMQP || is_loopback(host);
-        findings.check(safe, Severity::Danger, "plain-text", format!("AMQP to `{host}`"), || {
+        let severity = HostScope::of(host).plain_text_severity();
+        let safe = endpoint.scheme != AMQPScheme::AMQP || severity == Severity::Ok;
+        findings.check(safe, severity, "plain-text", format!("AMQP to `{host}`"), || {
             let detail = format!("messages and the password are sent to `{host}` in plain text");
             (detail, "use an `amqps://` URL; the broker needs a listener with TLS".to_owned())
         });
     }
     for (scheme, rest) in config.management_urls.iter().filter_map(|url| url.split_once("://")) {
         let host = host(rest);
-        let safe = scheme != "http" || is_loopback(host);
-        findings.check(safe, Severity::Danger, "plain-text", format!("management API of `{host}`"), || {
+        let severity = HostScope::of(host).plain_text_severity();
+        let safe = scheme != "http" || severity == Severity::Ok;
+        findings.check(safe, severity, "plain-text", format!("management API of `{host}`"), || {
             let detail = format!("the password is sent to the management API of `{host}` in plain text");
             (detail, "use an `https://` URL for `management_url`".to_owned())
         });
@@ -93,10 +94,6 @@ fn host(rest: &str) -> &str {
     }
 }
 
-fn is_loopback(host: &str) -> bool {
-    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
-}
-
 #[cfg(test)]
 mod tests {
     use relevo_core::finding::Finding;
@@ -109,17 +106,18 @@ mod tests {
             Config { management_urls: management.into_iter().map(str::to_owned).collect(), ..Config::new(url) };
         let mut findings = Findings::default();
         examine_transport(&config, &mut findings);
-        findings.into_sorted().into_iter().filter(|finding| finding.severity == Severity::Danger).collect()
+        findings.into_sorted().into_iter().filter(|finding| finding.severity != Severity::Ok).collect()
     }
 
     #[test]
-    fn plain_text_is_for_loopback_only() {
+    fn plain_text_is_a_warning_in_a_private_network_and_a_danger_in_a_public_one() {
         for url in ["amqp://localhost", "amqp://127.0.0.1:5673/v", "amqp://[::1]:5672", "amqps://rabbit.example"] {
             assert_eq!(plain(url, Some("http://u:p@127.0.0.1:15672")), [], "{url}");
         }
         let found = plain("amqp://u:swordfish@rabbit.example", Some("http://u:swordfish@10.0.0.1:15672/x"));
         assert_eq!(found.len(), 2);
         assert!(found.iter().all(|finding| finding.subject == "plain-text" && finding.fix.is_some()));
+        assert_eq!((found[0].severity, found[1].severity), (Severity::Danger, Severity::Warning));
         assert!(found[0].detail.contains("`rabbit.example`") && found[1].detail.contains("`10.0.0.1`"), "{found:?}");
         assert!(!format!("{found:?}").contains("swordfish"));
     }

@@ -37,8 +37,8 @@ impl EncodedMessage {
         let (exchange, key) = address::resolve_address(&publication.address, &message.key, config)?;
         let key =
             ShortString::try_new(key).map_err(|_| Error::InvalidAddress("its routing key is longer than 255 bytes"))?;
-        if message.payload.len() > config.message_bytes_max {
-            return Err(Error::TooLarge { bytes: message.payload.len(), max: config.message_bytes_max });
+        if message.payload.len() > config.message_size_max {
+            return Err(Error::TooLarge { bytes: message.payload.len(), max: config.message_size_max });
         }
         let headers = encode_headers(publication, &config.source, frame_bytes)?;
         let id = ShortString::try_new(message.id.to_string()).expect("a UUID is short");

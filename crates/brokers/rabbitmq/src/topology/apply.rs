@@ -33,7 +33,8 @@ impl Admin {
         if management.is_none() && !config.topology.policies.is_empty() {
             return Err(Error::Config("policies need a `management_url`".to_owned()));
         }
-        let declarations = config.topology.declarations();
+        let mut declarations = config.topology.declarations();
+        declarations.imply_exchange(&config.exchange);
         Ok(Self { config, declarations, management })
     }
 
@@ -58,7 +59,9 @@ impl Admin {
                 // AMQP has no request for these.
                 TopologyPart::Flag(_) | TopologyPart::Policy(_) | TopologyPart::Binding(_) => None,
             };
+            let is_implied = matches!(part, TopologyPart::Exchange(exchange) if exchange.implied);
             let (status, reason) = match exists {
+                Some(true) if is_implied => (TopologyStatus::Unchanged, ""),
                 Some(false) => (TopologyStatus::Missing, ""),
                 Some(true) => {
                     (TopologyStatus::Unknown, " (exists; its settings are not visible without the management API)")

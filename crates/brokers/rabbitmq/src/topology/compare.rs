@@ -64,6 +64,9 @@ impl TopologyPart<'_> {
             Self::Policy(policy) => {
                 status(server.policies.get(&policy.name), |existing| policy_differences(policy, existing))
             }
+            Self::Exchange(exchange) if exchange.implied => {
+                status(server.exchanges.get(&exchange.name), |_| Vec::new())
+            }
             Self::Exchange(exchange) => {
                 status(server.exchanges.get(&exchange.name), |existing| exchange_differences(exchange, existing))
             }

@@ -32,6 +32,9 @@ pub struct ExchangeDeclaration {
     pub kind: &'static str,
     /// The arguments.
     pub arguments: Arguments,
+    /// Whether only `exchange` of the configuration names it. It is created if it is missing, and any existing exchange
+    /// of this name is accepted.
+    pub implied: bool,
 }
 
 /// One queue.
@@ -68,10 +71,26 @@ impl Topology {
     }
 }
 
+impl Declarations {
+    /// Adds the exchange that addresses use by default, unless the topology or the broker itself declares it.
+    pub(crate) fn imply_exchange(&mut self, name: &str) {
+        let is_declared = self.exchanges.iter().any(|exchange| exchange.name == name);
+        if !name.is_empty() && !name.starts_with("amq.") && !is_declared {
+            let exchange = Exchange::new(name).declaration();
+            self.exchanges.push(ExchangeDeclaration { implied: true, ..exchange });
+        }
+    }
+}
+
 impl Exchange {
     fn declaration(&self) -> ExchangeDeclaration {
         let alternate = self.alternate.iter().map(|name| ("alternate-exchange".to_owned(), json!(name)));
-        ExchangeDeclaration { name: self.name.clone(), kind: self.kind.as_str(), arguments: alternate.collect() }
+        ExchangeDeclaration {
+            name: self.name.clone(),
+            kind: self.kind.as_str(),
+            arguments: alternate.collect(),
+            implied: false,
+        }
     }
 }
 

@@ -46,7 +46,7 @@ impl BrokerHarness for Rabbit {
     type Broker = Publisher;
 
     async fn broker(&self) -> Publisher {
-        let config = Config { message_bytes_max: MESSAGE_BYTES_MAX, ..Config::new(self.vhost.amqp_url()) };
+        let config = Config { message_size_max: MESSAGE_BYTES_MAX, ..Config::new(self.vhost.amqp_url()) };
         Publisher::open(config).await.expect("a valid configuration")
     }
 

@@ -260,7 +260,7 @@ async fn a_message_that_cannot_be_encoded_affects_no_other() {
         publication_to(&"x".repeat(256), 4, "k"),
         publication_to(&format!("{}/x", "x".repeat(256)), 5, "k"),
         with_message(&publication_to("orders", 6, "k"), |message| {
-            message.payload = vec![0; place.config().message_bytes_max + 1].into();
+            message.payload = vec![0; place.config().message_size_max + 1].into();
         }),
         header(7, "n".repeat(255), "v".repeat(100_000)),
         with_message(&publication_to("orders", 8, &"k".repeat(1_000)), |message| {

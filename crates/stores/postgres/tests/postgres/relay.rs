@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::relay_support::{
-    BackgroundWriters, EmittedMessages, MAIN, RunningRelay, TestDatabase, config, store, wait_until,
+    BackgroundWriters, EmittedMessages, MAIN, RunningRelay, TestDatabase, config, store, wait_until, with,
 };
 use relevo_broker_memory::{Config as BrokerConfig, MemoryBroker};
 use relevo_conformance::outbox::main_calls::MainCalls as _;
 use relevo_core::outbox::admin::DestinationChange;
 use relevo_core::slot::{shard_of, slot_of};
-use relevo_relay::Config;
+use relevo_relay::{Advanced, Config};
 use relevo_testkit::PgVersion;
 use relevo_testkit::pgbouncer::PgBouncer;
 use relevo_testkit::postgres::Server;
@@ -201,7 +201,7 @@ async fn retention_under_traffic_blocks_no_emit_and_drops_nothing_unsent() {
     // The next number is the last of the first partition, so that small partitions follow.
     world.run("SELECT setval('relevo.message_seq', 999999)").await;
     let broker = broker();
-    let upkeep = Config { maintenance_interval: Duration::from_millis(20), ..config() };
+    let upkeep = with(Advanced { maintenance_interval: Duration::from_millis(20), ..config().advanced });
     let relay = RunningRelay::start(world.store().await, &broker, upkeep);
     let traffic = BackgroundWriters::start(&world, 4);
     let partitions = "SELECT count(*) FROM pg_class WHERE relname = 'message_1'";

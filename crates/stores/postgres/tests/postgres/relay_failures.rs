@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
-use crate::relay_support::{BackgroundWriters, RunningRelay, TestDatabase, config, fast_retry_route, wait_until};
+use crate::relay_support::{BackgroundWriters, RunningRelay, TestDatabase, config, fast_retry_route, wait_until, with};
 use relevo_broker_memory::{Config as BrokerConfig, FailureRule, MemoryBroker, RuleTarget};
 use relevo_conformance::outbox::main_calls::MainCalls as _;
 use relevo_core::dead_letters::{DeadLetterFilter, MarkAction};
 use relevo_core::{AfterDead, Class, MessageId, RetryPolicy, Route, Routes};
-use relevo_relay::Config;
+use relevo_relay::{Advanced, Config};
 
 fn broker() -> MemoryBroker {
     MemoryBroker::new(BrokerConfig::default())
@@ -152,7 +152,7 @@ async fn a_blocked_address_holds_only_itself_and_a_probe_frees_it() {
     let world = TestDatabase::new().await;
     let broker = broker();
     broker.add_failure(FailureRule::new(RuleTarget::Address("wall".to_owned()), Class::Blocked));
-    let probing = Config { blocked_probe_interval: Duration::from_millis(50), ..config() };
+    let probing = with(Advanced { blocked_probe_interval: Duration::from_millis(50), ..config().advanced });
     let relay = RunningRelay::start(world.store().await, &broker, probing);
     emit_to(&world, "wall", 50).await;
     wait_until("the address is held", async || world.number("SELECT count(*) FROM relevo.address_hold").await == 1)
@@ -186,7 +186,7 @@ async fn a_blocked_address_is_probed_under_traffic() {
     let world = TestDatabase::new().await;
     let broker = broker();
     broker.add_failure(FailureRule::new(RuleTarget::Address("wall".to_owned()), Class::Blocked));
-    let probing = Config { blocked_probe_interval: Duration::from_millis(300), ..config() };
+    let probing = with(Advanced { blocked_probe_interval: Duration::from_millis(300), ..config().advanced });
     let relay = RunningRelay::start(world.store().await, &broker, probing);
     let new_key = "SELECT relevo.emit('wall', gen_random_uuid()::text, 'OrderPlaced', '{}')";
     wait_until("it is probed again and again", async || {
@@ -230,7 +230,7 @@ async fn a_message_that_breaks_connections_is_quarantined_and_others_are_publish
     let broker = broker();
     let ids = world.emit(&["a", "a", "a"]).await;
     broker.add_failure(FailureRule::new(RuleTarget::Id(ids[0]), Class::Unknown));
-    let probing = Config { quarantine_probe_interval: Duration::from_millis(100), ..config() };
+    let probing = with(Advanced { quarantine_probe_interval: Duration::from_millis(100), ..config().advanced });
     let relay = RunningRelay::start(world.store().await, &broker, probing);
     // Only a delivery of another message proves that this is not an outage.
     let traffic = BackgroundWriters::start(&world, 2);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::relay_support::{BackgroundWriters, RunningRelay, TestDatabase, config, short_leases, wait_until};
 use relevo_broker_memory::{Config as BrokerConfig, MemoryBroker};
-use relevo_relay::{Config, Relay};
+use relevo_relay::{Advanced, Config, Relay};
 use tokio_util::sync::CancellationToken;
 
 fn broker() -> MemoryBroker {
@@ -167,7 +167,9 @@ async fn a_settlement_that_arrives_after_the_takeover_changes_nothing() {
     let broker = broker();
     let (proxy, store) = world.proxied().await;
     let hour = Duration::from_hours(1);
-    let alone = Config { parked_poll_interval: hour, maintenance_interval: hour, ..short_leases() };
+    let short = short_leases();
+    let advanced = Advanced { parked_poll_interval: hour, maintenance_interval: hour, ..short.advanced };
+    let alone = Config { advanced, ..short };
     let slow = RunningRelay::start(store, &broker, alone);
     wait_until("it holds everything", async || world.shards_per_owner().await == [8]).await;
     let wire = Arc::clone(&proxy);

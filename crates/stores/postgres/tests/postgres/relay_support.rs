@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use relevo_broker_memory::MemoryBroker;
 use relevo_core::{MessageId, RetryPolicy, Route, Routes};
-use relevo_relay::{Config as RelayConfig, Relay, RelayError, RelayStatus};
+use relevo_relay::{Advanced, Config as RelayConfig, Relay, RelayError, RelayStatus};
 use relevo_store_postgres::{Config, Operator, OperatorConfig, Schema, Store, migrate};
 use relevo_testkit::PgVersion;
 use relevo_testkit::postgres::{Database, Private, Server};
@@ -243,20 +243,28 @@ impl EmittedMessages {
 pub(crate) fn config() -> RelayConfig {
     RelayConfig {
         routes: Routes::new(vec![fast_retry_route()]),
-        parked_poll_interval: Duration::from_millis(20),
-        outage_backoff_min: Duration::from_millis(20),
         outage_backoff_max: Duration::from_millis(200),
-        settle_interval_max: Duration::from_millis(100),
+        advanced: Advanced {
+            parked_poll_interval: Duration::from_millis(20),
+            outage_backoff_min: Duration::from_millis(20),
+            settle_interval_max: Duration::from_millis(100),
+            ..Advanced::default()
+        },
         ..RelayConfig::default()
     }
+}
+
+/// [`config`] with these settings.
+pub(crate) fn with(advanced: Advanced) -> RelayConfig {
+    RelayConfig { advanced, ..config() }
 }
 
 /// Leases short enough to expire within a test.
 pub(crate) fn short_leases() -> RelayConfig {
     RelayConfig {
         lease_duration: Duration::from_secs(2),
-        lease_margin: Duration::from_millis(300),
         publish_timeout: Duration::from_secs(1),
+        advanced: Advanced { lease_margin: Duration::from_millis(300), ..config().advanced },
         ..config()
     }
 }

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use crate::relay_support::{RunningRelay, TestDatabase, config, execute, expect_error, wait_until};
+use crate::relay_support::{RunningRelay, TestDatabase, config, execute, expect_error, wait_until, with};
 use crate::sql_support::DEADLINE;
 use relevo_broker_memory::{Config as BrokerConfig, MemoryBroker};
 use relevo_core::outbox::maintenance::Maintenance as _;
-use relevo_relay::Config;
+use relevo_relay::Advanced;
 use sqlx::postgres::PgConnection;
 use tokio::task::JoinSet;
 
@@ -19,7 +19,7 @@ async fn relay(world: &TestDatabase, broker: &MemoryBroker) -> RunningRelay {
     RunningRelay::start(
         world.store().await,
         broker,
-        Config { maintenance_interval: Duration::from_hours(1), ..config() },
+        with(Advanced { maintenance_interval: Duration::from_hours(1), ..config().advanced }),
     )
 }
 

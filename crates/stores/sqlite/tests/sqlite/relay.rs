@@ -10,7 +10,7 @@ use relevo_conformance::outbox::main_calls::MainCalls as _;
 use relevo_core::dead_letters::{DeadLetterFilter, MarkAction};
 use relevo_core::outbox::leases::{LeaseRequest, ShardLeases as _};
 use relevo_core::{Class, MessageId};
-use relevo_relay::{Config as RelayConfig, Relay, RelayError};
+use relevo_relay::{Advanced, Config as RelayConfig, Relay, RelayError};
 use relevo_store_sqlite::{Config, Operator, Store, begin, emit};
 use sqlx::AssertSqlSafe;
 use tokio::task::JoinSet;
@@ -42,7 +42,8 @@ impl RunningRelays {
         let mut relays = JoinSet::new();
         for _ in 0..count {
             let store = Arc::new(Store::open(Config::new(file, MAIN)).await.expect("a migrated file"));
-            let config = RelayConfig { parked_poll_interval: Duration::from_millis(20), ..RelayConfig::default() };
+            let advanced = Advanced { parked_poll_interval: Duration::from_millis(20), ..Advanced::default() };
+            let config = RelayConfig { advanced, ..RelayConfig::default() };
             let relay = Relay::new(store, broker.clone(), config).expect("a valid configuration");
             relays.spawn(relay.run(stop.clone()));
         }

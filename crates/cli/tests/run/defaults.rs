@@ -1,0 +1,107 @@
+//! A file that names the database and the broker is enough.
+
+use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
+use lapin::types::FieldTable;
+use lapin::{Channel, ExchangeKind};
+use relevo_testkit::NatsVersion;
+use relevo_testkit::nats::unique;
+use relevo_testkit::{nats, rabbitmq};
+
+use crate::daemon::Daemon;
+use crate::far::{assert_in_order, channel, stored_in, take_from_queue};
+use crate::world::World;
+
+/// The whole file, with this broker.
+fn file(world: &World, broker: &str) -> std::path::PathBuf {
+    let text = format!(
+        "[outboxes.shop]\ndatabase = \"{}\"\n\n[outboxes.shop.destinations.main]\nbroker = {broker}\n",
+        world.database.url()
+    );
+    world.directory.write("relevo.toml", &text)
+}
+
+/// Tests run in parallel, so that each has its own admin port.
+const PORT: (&str, &str) = ("RELEVO__ADMIN__LISTEN", "127.0.0.1:0");
+
+async fn bind(channel: &Channel, queue: &str) {
+    let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+    channel.queue_declare(queue.into(), durable, FieldTable::default()).await.expect("a new queue");
+    let options = QueueBindOptions::default();
+    channel
+        .queue_bind(queue.into(), "shop".into(), "#".into(), options, FieldTable::default())
+        .await
+        .expect("a binding");
+}
+
+async fn exchange_exists(url: &str, kind: ExchangeKind) -> bool {
+    let (_connection, channel) = channel(url).await;
+    let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
+    // The server compares the type with that of the existing exchange.
+    channel.exchange_declare("shop".into(), kind, options, FieldTable::default()).await.is_ok()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_emitted_before_the_first_run_arrives_in_rabbitmq() {
+    let (world, vhost) = (World::new().await, rabbitmq::Server::shared().vhost().await);
+    let url = vhost.amqp_url();
+    let (_connection, channel) = channel(&url).await;
+    let durable = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
+    // A fanout exchange, which the user made: any existing exchange of this name is used.
+    channel.exchange_declare("shop".into(), ExchangeKind::Fanout, durable, FieldTable::default()).await.expect("new");
+    bind(&channel, "orders").await;
+    world.emit_numbers("orders.eu", 1..=10).await;
+    let broker = format!("{{ kind = \"rabbitmq\", url = \"{url}\", exchange = \"shop\" }}");
+    let mut daemon = Daemon::start(&file(&world, &broker), &[PORT]);
+    World::taken(&daemon, "main", 10);
+    daemon.stop();
+    assert_in_order(&take_from_queue(&url, "orders", 10).await, 1..=10);
+    assert!(exchange_exists(&url, ExchangeKind::Fanout).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_exchange_is_created_and_messages_wait_for_a_queue() {
+    let (world, vhost) = (World::new().await, rabbitmq::Server::shared().vhost().await);
+    let url = vhost.amqp_url();
+    world.emit_numbers("orders.eu", 1..=10).await;
+    let broker = format!("{{ kind = \"rabbitmq\", url = \"{url}\", exchange = \"shop\" }}");
+    let often = ("RELEVO__RELAY__ADVANCED__BLOCKED_PROBE_INTERVAL", "100ms");
+    let mut daemon = Daemon::start(&file(&world, &broker), &[PORT, often]);
+    daemon.line("broker rejects every message to this address; its keys are parked until a probe succeeds");
+    assert!(exchange_exists(&url, ExchangeKind::Topic).await);
+    let (_connection, channel) = channel(&url).await;
+    bind(&channel, "orders").await;
+    World::taken(&daemon, "main", 10);
+    daemon.stop();
+    assert_in_order(&take_from_queue(&url, "orders", 10).await, 1..=10);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_the_management_api_one_line_names_what_was_not_compared() {
+    let (world, vhost) = (World::new().await, rabbitmq::Server::shared().vhost().await);
+    let broker = format!(
+        "{{ kind = \"rabbitmq\", url = \"{}\", exchange = \"shop\", queues.orders.bind = [\"shop/#\"], \
+         queues.bills.bind = [\"shop/#\"] }}",
+        vhost.amqp_url()
+    );
+    let file = file(&world, &broker);
+    for _ in 0..2 {
+        let mut daemon = Daemon::start(&file, &[PORT]);
+        daemon.line("relay started");
+        daemon.stop();
+        let lines = daemon.log().lines().filter(|line| line.contains("could not be compared")).count();
+        assert!(lines <= 1, "{}", daemon.log());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_emitted_before_the_first_run_arrives_in_a_nats_stream() {
+    for version in NatsVersion::ALL {
+        let (world, server, stream) = (World::new().await, nats::Server::shared(version), unique("SHOP"));
+        world.emit_numbers("orders.eu", 1..=10).await;
+        let broker = format!("{{ kind = \"nats\", url = \"{}\", stream = \"{stream}\" }}", server.url());
+        let mut daemon = Daemon::start(&file(&world, &broker), &[PORT]);
+        World::taken(&daemon, "main", 10);
+        daemon.stop();
+        assert_in_order(&stored_in(server.url(), &stream).await, 1..=10);
+    }
+}
