@@ -15,6 +15,7 @@ pub mod inbox;
 pub mod link;
 pub mod network;
 pub mod outbox;
+pub mod process_faults;
 pub mod run_result;
 pub mod time_range;
 

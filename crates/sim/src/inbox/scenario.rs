@@ -6,6 +6,7 @@ use relevo_inbox::{Config, MessageOrder, RetryStorage};
 
 use crate::inbox::config;
 use crate::link::{FaultRates, LinkFaults};
+use crate::process_faults::{DeadLetterEnding, ProcessFaults};
 use crate::time_range::TimeRange;
 use relevo_core::random::SplitMix64;
 
@@ -45,28 +46,6 @@ pub struct ConsumerPlan {
     pub outages: Vec<(usize, TimeRange)>,
 }
 
-/// Faults of members.
-#[derive(Clone, Debug, Default)]
-pub struct MemberFaults {
-    /// The maximum time before a fault. `None` means no faults.
-    pub lifetime_max: Option<Duration>,
-    /// How many of a thousand faults are kills.
-    pub killed_permille: u64,
-    /// How many of a thousand faults are pauses. The rest are orderly stops.
-    pub paused_permille: u64,
-}
-
-/// The treatment of dead letters at the end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeadLetterEnding {
-    /// The handlers are fixed, and they are redriven.
-    Redrive,
-    /// They are archived.
-    Discard,
-    /// They stay, with the messages that wait behind them.
-    Leave,
-}
-
 /// A complete run.
 #[derive(Clone, Debug)]
 pub struct Scenario {
@@ -94,7 +73,7 @@ pub struct Scenario {
     /// them.
     pub broker_fault_interval: Option<Duration>,
     /// The faults of members.
-    pub member: MemberFaults,
+    pub member: ProcessFaults,
     /// When the database is down. The flag is whether it restarts, which loses open transactions.
     pub database_outages: Vec<(TimeRange, bool)>,
     /// When the broker is down.
@@ -129,7 +108,7 @@ impl Scenario {
             store: FaultRates::default(),
             broker: FaultRates { slow: 50, ..FaultRates::default() },
             broker_fault_interval: None,
-            member: MemberFaults::default(),
+            member: ProcessFaults::default(),
             database_outages: Vec::new(),
             broker_outages: Vec::new(),
             operator_interval: random.millis(2000, 10_000),

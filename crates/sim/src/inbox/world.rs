@@ -28,10 +28,11 @@ use crate::inbox::operators::Operator;
 use crate::inbox::oracles;
 use crate::inbox::publisher::{Fanout, Publisher};
 use crate::inbox::replays;
-use crate::inbox::scenario::{DeadLetterEnding, Scenario};
+use crate::inbox::scenario::Scenario;
 use crate::inbox::server::Server;
 use crate::link::DELAY_MAX;
 use crate::network::Network;
+use crate::process_faults::DeadLetterEnding;
 use crate::run_result::RunResult;
 use relevo_core::random::SplitMix64;
 

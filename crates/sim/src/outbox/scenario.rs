@@ -7,6 +7,7 @@ use relevo_core::{AfterDead, RetryPolicy, Route, Routes};
 use relevo_relay::{Advanced, Config};
 
 use crate::link::{FaultRates, LinkFaults};
+use crate::process_faults::{DeadLetterEnding, ProcessFaults};
 use crate::time_range::TimeRange;
 use relevo_core::random::SplitMix64;
 
@@ -51,28 +52,6 @@ pub struct BrokerFaults {
     pub disconnected: u64,
 }
 
-/// Faults of relays.
-#[derive(Clone, Debug, Default)]
-pub struct RelayFaults {
-    /// The maximum time before a fault. `None` means no faults.
-    pub lifetime_max: Option<Duration>,
-    /// How many of a thousand faults are kills.
-    pub killed_permille: u64,
-    /// How many of a thousand faults are pauses. The rest are orderly stops.
-    pub paused_permille: u64,
-}
-
-/// The treatment of dead letters at the end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeadLetterEnding {
-    /// The broker is fixed, and they are redriven.
-    Redrive,
-    /// They are discarded.
-    Discard,
-    /// They stay, with the messages that wait behind them.
-    Leave,
-}
-
 /// A complete run.
 #[derive(Clone, Debug)]
 pub struct Scenario {
@@ -109,7 +88,7 @@ pub struct Scenario {
     /// The fault rates of the broker.
     pub broker: BrokerFaults,
     /// The faults of relays.
-    pub relay: RelayFaults,
+    pub relay: ProcessFaults,
     /// When the database is down. The flag is whether it restarts, which loses open transactions.
     pub database_outages: Vec<(TimeRange, bool)>,
     /// When the broker is down.
@@ -149,7 +128,7 @@ impl Scenario {
             retention: if random.permille(300) { random.millis(1000, 30_000) } else { Duration::from_hours(24) },
             store: FaultRates::default(),
             broker: BrokerFaults { slow: 50, ..BrokerFaults::default() },
-            relay: RelayFaults::default(),
+            relay: ProcessFaults::default(),
             database_outages: Vec::new(),
             broker_outages: Vec::new(),
             reshards: Vec::new(),

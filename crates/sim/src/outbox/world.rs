@@ -21,9 +21,10 @@ use crate::outbox::mutants::{Mutant, MutantStore};
 use crate::outbox::operators::{self, Operator};
 use crate::outbox::oracles;
 use crate::outbox::relay_host::RelayHost;
-use crate::outbox::scenario::{DeadLetterEnding, Scenario};
+use crate::outbox::scenario::Scenario;
 use crate::outbox::server::Server;
 use crate::outbox::writers::Writer;
+use crate::process_faults::DeadLetterEnding;
 use crate::run_result::RunResult;
 
 /// The maximum length of the period after the faults.
