@@ -106,6 +106,8 @@ macro_rules! outbox_suite {
             resharding::an_owner_with_a_newer_window_does_not_stop_resharding,
             resharding::a_lease_from_before_resharding_settles_nothing,
             destinations::each_destination_has_its_own_progress,
+            destinations::only_a_new_destination_is_added_and_only_an_existing_one_is_changed,
+            destinations::the_settings_are_replaced,
             destinations::a_destination_starts_now_or_with_the_oldest_message,
             destinations::parked_keys_and_dead_letters_belong_to_one_destination,
             scheduled::scheduled_messages_enter_when_due_in_the_order_of_their_times,

@@ -5,8 +5,9 @@ use std::time::Duration;
 use relevo_core::AfterDead;
 use relevo_core::MessageId;
 use relevo_core::dead_letters::DeadLetterFilter;
-use relevo_core::outbox::admin::StartFrom;
+use relevo_core::outbox::admin::{DestinationChange, OutboxAdmin as _, OutboxSettings, StartFrom};
 use relevo_core::outbox::log::ParkAction;
+use relevo_core::slot::SLOTS;
 
 use crate::dead_letters::DeadLetterCalls as _;
 use crate::outbox::harness::{Harness, MAIN, WriteTransaction, draft};
@@ -24,6 +25,36 @@ pub async fn each_destination_has_its_own_progress(h: &mut impl Harness) {
     assert_eq!(ids(&other.drain(10).await), [&first[..], &second[..]].concat());
     assert_eq!(ids(&main.drain(10).await), second);
     assert_eq!(ids(&other.drain(10).await), []);
+}
+
+/// A second start of a program changes nothing, and a misspelt name is reported.
+pub async fn only_a_new_destination_is_added_and_only_an_existing_one_is_changed(h: &mut impl Harness) {
+    let operator = h.operator().await;
+    assert!(must(operator.add_destination("other", 4, StartFrom::Now).await));
+    assert!(!must(operator.add_destination("other", 2, StartFrom::Oldest).await), "it exists");
+    assert_eq!(TestRelay::start(h.store_for("other").await, 1).await.leases.len(), 4);
+    for change in [DestinationChange::Enabled(false), DestinationChange::Shards(3)] {
+        assert!(!must(operator.update_destination("misspelt", change).await), "{change:?}");
+    }
+    assert!(!must(operator.remove_destination("misspelt").await));
+    for shards in [0, SLOTS + 1] {
+        let refused = operator.add_destination("invalid", shards, StartFrom::Now).await;
+        assert!(refused.is_err(), "{shards}");
+    }
+}
+
+/// Settings are read back as they were set.
+pub async fn the_settings_are_replaced(h: &mut impl Harness) {
+    let operator = h.operator().await;
+    let settings = OutboxSettings {
+        retention: Duration::from_hours(2),
+        id_retention: Duration::from_hours(3),
+        dead_letter_retention: Duration::from_hours(4),
+    };
+    for _ in 0..2 {
+        must(operator.set_settings(&settings).await);
+        assert_eq!(must(h.operator().await.settings().await), settings);
+    }
 }
 
 /// `Now` begins with messages committed afterwards, even if emitted before; `Oldest` begins with all retained messages.

@@ -5,12 +5,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use jiff::Timestamp;
 use relevo_core::dead_letters::DeadLetterAdmin;
-use relevo_core::outbox::admin::StartFrom;
+use relevo_core::outbox::admin::{DestinationChange, OutboxAdmin, StartFrom};
 use relevo_core::outbox::leases::ShardLeases;
 use relevo_core::outbox::log::OutboxReader;
 use relevo_core::outbox::maintenance::Maintenance;
 use relevo_core::outbox::parked::ParkedReader;
 use relevo_core::{Draft, EmitError, MessageId};
+
+use crate::outbox::test_relay::must;
 
 /// The destination that every harness starts with, at the beginning of an empty outbox.
 pub const MAIN: &str = "main";
@@ -27,7 +29,7 @@ pub trait Harness: Send + Sync {
     /// A session of a relay.
     type Store: ShardLeases + OutboxReader + ParkedReader + Maintenance;
     /// A session of an operator.
-    type Operator: DeadLetterAdmin;
+    type Operator: DeadLetterAdmin + OutboxAdmin;
     /// A transaction of an application.
     type Writer: WriteTransaction;
 
@@ -52,16 +54,26 @@ pub trait Harness: Send + Sync {
     }
 
     /// Adds a destination with its own progress.
-    async fn add_destination(&self, name: &str, shards: u16, start: StartFrom);
+    async fn add_destination(&self, name: &str, shards: u16, start: StartFrom) {
+        assert!(must(self.operator().await.add_destination(name, shards, start).await), "`{name}` exists");
+    }
 
     /// Removes a destination with all its data.
-    async fn remove_destination(&self, name: &str);
+    async fn remove_destination(&self, name: &str) {
+        assert!(must(self.operator().await.remove_destination(name).await), "no destination `{name}`");
+    }
 
     /// Requests another number of shards; relays apply it through their leases.
-    async fn reshard(&self, name: &str, shards: u16);
+    async fn reshard(&self, name: &str, shards: u16) {
+        let change = DestinationChange::Shards(shards);
+        assert!(must(self.operator().await.update_destination(name, change).await), "no destination `{name}`");
+    }
 
     /// Disables or enables a destination. No relay gets leases of a disabled one.
-    async fn set_enabled(&self, name: &str, on: bool);
+    async fn set_enabled(&self, name: &str, on: bool) {
+        let change = DestinationChange::Enabled(on);
+        assert!(must(self.operator().await.update_destination(name, change).await), "no destination `{name}`");
+    }
 
     /// Kills the server without warning and restarts it. Open transactions are lost, committed data stays. Cases do not
     /// use earlier sessions and writers again.

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use relevo_core::dead_letters::{DeadLetterAdmin as _, DeadLetterFilter, DeadLetterState, MarkAction, MarkRequest};
+use relevo_core::outbox::admin::{DestinationChange, OutboxAdmin as _};
 use relevo_store_memory::{Database, MAIN};
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -87,8 +88,9 @@ pub async fn reshard(outbox: Database, history: Arc<History>, scenario: Arc<Scen
     for (at, shards) in &scenario.reshards {
         sleep_until(start + *at).await;
         history.record(Event::Reshard(*shards));
-        if outbox.reshard(MAIN, *shards).is_err() {
-            history.record(Event::Fault("the regrouping was refused"));
+        let resharded = outbox.operator().update_destination(MAIN, DestinationChange::Shards(*shards)).await;
+        if !matches!(resharded, Ok(true)) {
+            history.record(Event::Fault("the resharding was refused"));
         }
     }
 }

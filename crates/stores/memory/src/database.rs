@@ -7,16 +7,14 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 use relevo_core::inbox::InboxRetention;
 use relevo_core::outbox::Position;
-use relevo_core::outbox::admin::StartFrom;
 use relevo_core::replay_source::OutboxRouting;
 use relevo_core::slot::SLOTS;
-use relevo_core::store::StoreError;
 
 use crate::config::{Config, MAIN};
 use crate::emit::Transaction;
 use crate::inbox::Inbox;
 use crate::inbox::source::OutboxReplaySource;
-use crate::leases;
+use crate::leases::DestinationTables;
 use crate::operator::Operator;
 use crate::state::{Tables, micros, timestamp};
 use crate::store::Store;
@@ -30,7 +28,7 @@ impl Database {
     pub fn new(settings: Config) -> Self {
         let shards = settings.shards.clamp(1, SLOTS);
         let mut state = Tables::new(settings);
-        state.destinations.insert(MAIN.to_owned(), leases::DestinationTables::new(shards, Position::at(0), 0));
+        state.destinations.insert(MAIN.to_owned(), DestinationTables::new(shards, Position::at(0), 0));
         Self(Arc::new(Mutex::new(state)))
     }
 
@@ -74,43 +72,6 @@ impl Database {
         Store::new(&self.0, name)
     }
 
-    /// Adds a destination with its own progress. Fails if it exists, has no shards, or has more shards than slots.
-    pub fn add_destination(&self, name: &str, shards: u16, start: StartFrom) -> Result<(), StoreError> {
-        check_shards(shards)?;
-        let mut state = self.0.lock();
-        if state.destinations.contains_key(name) {
-            return Err(refused(format!("destination `{name}` exists")));
-        }
-        let now = state.now();
-        let tick = match start {
-            StartFrom::Now => state.log.tick(now),
-            StartFrom::Oldest => 0,
-        };
-        state.destinations.insert(name.to_owned(), leases::DestinationTables::new(shards, Position::at(tick), now));
-        Ok(())
-    }
-
-    /// Removes a destination and all its data. Retention no longer waits for it.
-    pub fn remove_destination(&self, name: &str) -> Result<(), StoreError> {
-        let mut state = self.0.lock();
-        state.destination(name)?;
-        state.destinations.remove(name);
-        Ok(())
-    }
-
-    /// Requests another number of shards. Lease requests perform the resharding once all shards are at the same tick.
-    pub fn reshard(&self, name: &str, shards: u16) -> Result<(), StoreError> {
-        check_shards(shards)?;
-        self.0.lock().destination(name)?.request_resharding(shards);
-        Ok(())
-    }
-
-    /// Enables or disables a destination. Shards of a disabled destination are not leased.
-    pub fn set_enabled(&self, name: &str, on: bool) -> Result<(), StoreError> {
-        self.0.lock().destination(name)?.enabled = on;
-        Ok(())
-    }
-
     /// Simulates a server crash and restart: open transactions are lost, committed data stays.
     pub fn restart(&self) {
         let mut state = self.0.lock();
@@ -139,12 +100,4 @@ impl Database {
             tables.age(by);
         }
     }
-}
-
-fn check_shards(shards: u16) -> Result<(), StoreError> {
-    if (1..=SLOTS).contains(&shards) { Ok(()) } else { Err(refused(format!("{shards} is not between 1 and {SLOTS}"))) }
-}
-
-fn refused(reason: String) -> StoreError {
-    StoreError::Refused { reason }
 }

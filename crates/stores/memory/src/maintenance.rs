@@ -10,7 +10,7 @@ use crate::state::{Micros, Tables, micros};
 impl Tables {
     /// Deletes single messages, as if each were a partition.
     pub(crate) fn maintain(&mut self) -> MaintenanceReport {
-        let before = self.now().saturating_sub(micros(self.config.retention));
+        let before = self.now().saturating_sub(micros(self.settings.retention));
         let oldest = self.destinations.values().flat_map(DestinationTables::settled_ticks).min();
         let oldest = oldest.unwrap_or_else(|| self.log.newest_tick());
         let settled = self.log.ticks.get(&oldest).map(|tick| tick.snapshot.clone());
@@ -38,6 +38,7 @@ impl Tables {
 
     /// Deletes old progress and unreferenced ticks. The newest progress of each shard always stays.
     fn prune(&mut self, before: Micros) {
+        let dead_before = self.now().saturating_sub(micros(self.settings.dead_letter_retention));
         let mut referenced = BTreeSet::from([0, self.log.newest_tick()]);
         for destination in self.destinations.values_mut() {
             for shard in &mut destination.shards {
@@ -48,7 +49,7 @@ impl Tables {
                     .extend(shard.progress.iter().flat_map(|(_, position)| [position.from_tick(), position.to_tick()]));
             }
             referenced.extend(destination.resharding_tick());
-            destination.dead_letters.retain(|_, row| !row.is_settled_before(before));
+            destination.dead_letters.retain(|_, row| !row.is_settled_before(dead_before));
         }
         // A relay may be inside a window that starts at a settled tick and ends at any later one.
         let oldest = self.destinations.values().flat_map(DestinationTables::settled_ticks).min().unwrap_or(i64::MAX);

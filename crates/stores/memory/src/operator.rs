@@ -9,18 +9,72 @@ use relevo_core::dead_letters::{
 };
 use relevo_core::inbox::ConsumerOperator;
 use relevo_core::inbox::replays::ConsumerReplays;
+use relevo_core::outbox::admin::{DestinationChange, OutboxAdmin, OutboxSettings, StartFrom};
 use relevo_core::outbox::{LogEntry, Position};
+use relevo_core::slot::SLOTS;
 use relevo_core::store::StoreError;
 
 use crate::database::Database;
 use crate::inbox::lock_timeout::or_busy_error;
-use crate::leases::ShardRow;
+use crate::leases::{DestinationTables, ShardRow};
 use crate::settle::ParkedState;
 use crate::state::Tables;
 
 /// Operator access to the outbox and to all inboxes. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Operator(pub(crate) Arc<Mutex<Tables>>);
+
+#[async_trait]
+impl OutboxAdmin for Operator {
+    async fn add_destination(&self, destination: &str, shards: u16, start: StartFrom) -> Result<bool, StoreError> {
+        check_shards(shards)?;
+        let mut tables = self.0.lock();
+        if tables.destinations.contains_key(destination) {
+            return Ok(false);
+        }
+        let now = tables.now();
+        let tick = match start {
+            StartFrom::Now => tables.log.tick(now),
+            StartFrom::Oldest => 0,
+        };
+        let added = DestinationTables::new(shards, Position::at(tick), now);
+        tables.destinations.insert(destination.to_owned(), added);
+        Ok(true)
+    }
+
+    async fn update_destination(&self, destination: &str, change: DestinationChange) -> Result<bool, StoreError> {
+        if let DestinationChange::Shards(shards) = change {
+            check_shards(shards)?;
+        }
+        let mut tables = self.0.lock();
+        let Some(tables) = tables.destinations.get_mut(destination) else { return Ok(false) };
+        match change {
+            DestinationChange::Enabled(enabled) => tables.enabled = enabled,
+            DestinationChange::Shards(shards) => tables.request_resharding(shards),
+        }
+        Ok(true)
+    }
+
+    async fn remove_destination(&self, destination: &str) -> Result<bool, StoreError> {
+        Ok(self.0.lock().destinations.remove(destination).is_some())
+    }
+
+    async fn settings(&self) -> Result<OutboxSettings, StoreError> {
+        Ok(self.0.lock().settings)
+    }
+
+    async fn set_settings(&self, settings: &OutboxSettings) -> Result<(), StoreError> {
+        self.0.lock().settings = *settings;
+        Ok(())
+    }
+}
+
+fn check_shards(shards: u16) -> Result<(), StoreError> {
+    if (1..=SLOTS).contains(&shards) {
+        return Ok(());
+    }
+    Err(StoreError::Refused { reason: format!("{shards} is not between 1 and {SLOTS}") })
+}
 
 #[async_trait]
 impl DeadLetterAdmin for Operator {

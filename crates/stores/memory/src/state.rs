@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use relevo_core::MessageId;
+use relevo_core::outbox::admin::OutboxSettings;
 use relevo_core::store::StoreError;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -38,6 +39,8 @@ pub(crate) fn micros_since(started_at: Timestamp, at: Timestamp) -> Micros {
 #[derive(Debug)]
 pub(crate) struct Tables {
     pub(crate) config: Config,
+    /// The log keeps the ids that callers chose for as long as their messages, whatever `id_retention` is.
+    pub(crate) settings: OutboxSettings,
     pub(crate) started: Instant,
     pub(crate) random: SplitMix64,
     pub(crate) log: Log,
@@ -62,6 +65,11 @@ impl Tables {
     pub(crate) fn new(config: Config) -> Self {
         Self {
             random: SplitMix64::new(config.seed),
+            settings: OutboxSettings {
+                retention: config.retention,
+                id_retention: config.retention,
+                dead_letter_retention: config.retention,
+            },
             config,
             started: Instant::now(),
             log: Log::new(),

@@ -6,7 +6,6 @@ use std::time::Duration;
 use async_trait::async_trait;
 use jiff::Timestamp;
 use relevo_conformance::outbox::harness::{Harness, RETENTION, SHARDS, WriteTransaction};
-use relevo_core::outbox::admin::StartFrom;
 use relevo_core::{Draft, EmitError, MessageId};
 use relevo_store_memory as memory;
 
@@ -35,22 +34,6 @@ impl Harness for Memory {
 
     async fn begin(&self) -> Transaction {
         Transaction { inner: self.0.begin(), savepoints: BTreeMap::new() }
-    }
-
-    async fn add_destination(&self, name: &str, shards: u16, start: StartFrom) {
-        self.0.add_destination(name, shards, start).expect("a new destination");
-    }
-
-    async fn remove_destination(&self, name: &str) {
-        self.0.remove_destination(name).expect("a destination");
-    }
-
-    async fn reshard(&self, name: &str, shards: u16) {
-        self.0.reshard(name, shards).expect("a destination");
-    }
-
-    async fn set_enabled(&self, name: &str, on: bool) {
-        self.0.set_enabled(name, on).expect("a destination");
     }
 
     async fn crash(&mut self) {

@@ -5,9 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use relevo_conformance::outbox::harness::{Capabilities, Harness, MAIN, RETENTION, SHARDS, WriteTransaction};
 use relevo_core::MessageId;
-use relevo_store_postgres::{
-    Config, Draft, EmitError, OnDuplicate, Operator, OperatorConfig, Schema, StartFrom, Store, migrate,
-};
+use relevo_store_postgres::{Config, Draft, EmitError, OnDuplicate, Operator, OperatorConfig, Schema, Store, migrate};
 use relevo_testkit::PgVersion;
 use relevo_testkit::pgbouncer::PgBouncer;
 use relevo_testkit::postgres::{Database, Private, Server};
@@ -105,27 +103,6 @@ impl Harness for PostgresHarness {
         let mut connection = self.database.options().connect().await.expect("a server");
         execute(&mut connection, "BEGIN").await.expect("a new transaction");
         WriteSession(connection)
-    }
-
-    async fn add_destination(&self, name: &str, shards: u16, start: StartFrom) {
-        let start = match start {
-            StartFrom::Now => "now",
-            StartFrom::Oldest => "oldest",
-        };
-        self.run(&format!("SELECT relevo.add_destination('{name}', {shards}, '{start}')")).await;
-    }
-
-    async fn remove_destination(&self, name: &str) {
-        self.run(&format!("SELECT relevo.remove_destination('{name}')")).await;
-    }
-
-    async fn reshard(&self, name: &str, shards: u16) {
-        self.run(&format!("SELECT relevo.reshard_destination('{name}', {shards})")).await;
-    }
-
-    async fn set_enabled(&self, name: &str, on: bool) {
-        let function = if on { "enable_destination" } else { "disable_destination" };
-        self.run(&format!("SELECT relevo.{function}('{name}')")).await;
     }
 
     async fn crash(&mut self) {

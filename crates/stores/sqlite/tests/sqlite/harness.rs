@@ -6,10 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use relevo_conformance::outbox::harness::{Capabilities, Harness, RETENTION, SHARDS, WriteTransaction};
 use relevo_core::MessageId;
-use relevo_core::outbox::admin::{DestinationChange, OutboxAdmin as _};
-use relevo_store_sqlite::{
-    Config, Draft, EmitError, Operator, OperatorConfig, StartFrom, Store, cancel, connect_options, emit,
-};
+use relevo_store_sqlite::{Config, Draft, EmitError, Operator, OperatorConfig, Store, cancel, connect_options, emit};
 use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePoolOptions};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Row as _, Transaction};
 use tokio::time::Instant;
@@ -87,24 +84,6 @@ impl Harness for SqliteHarness {
 
     async fn try_begin_second(&self) -> Option<WriteSession> {
         self.begin_within(BUSY_WRITER).await.ok()
-    }
-
-    async fn add_destination(&self, name: &str, shards: u16, start: StartFrom) {
-        assert!(self.operator().await.add_destination(name, shards, start).await.expect("a free file"));
-    }
-
-    async fn remove_destination(&self, name: &str) {
-        assert!(self.operator().await.remove_destination(name).await.expect("a free file"));
-    }
-
-    async fn reshard(&self, name: &str, shards: u16) {
-        let change = DestinationChange::Shards(shards);
-        assert!(self.operator().await.update_destination(name, change).await.expect("a free file"));
-    }
-
-    async fn set_enabled(&self, name: &str, on: bool) {
-        let change = DestinationChange::Enabled(on);
-        assert!(self.operator().await.update_destination(name, change).await.expect("a free file"));
     }
 
     /// A killed process leaves the two files as they are at that moment. SQLite recreates the shared memory.
