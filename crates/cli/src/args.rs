@@ -7,7 +7,8 @@ use relevo_core::MessageId;
 
 use crate::config::Sources;
 
-/// Publishes the messages that database transactions commit, in order per key.
+/// A transactional outbox and inbox for services that write to PostgreSQL or SQLite: it publishes every committed message to
+/// your broker, in order per key, and lets consumers apply each one once.
 ///
 /// Without a command, `relevo` runs the demo, as `relevo dev`.
 #[derive(Debug, Parser)]
