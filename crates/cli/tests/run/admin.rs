@@ -107,7 +107,7 @@ async fn readiness_says_how_database_schema_and_broker_are() {
 async fn an_outage_makes_it_unready_only_where_that_was_asked_for() {
     for (asked, expected) in [(false, 200), (true, 503)] {
         let world = World::new().await;
-        let variable = [("RELEVO__ADMIN__READY_NEEDS_BROKER", if asked { "true" } else { "false" })];
+        let variable = [("RELEVO__ADMIN__READY_REQUIRES_BROKER", if asked { "true" } else { "false" })];
         let mut daemon = Daemon::start(&world.config("[relay]\npublish_timeout = \"2s\"\n"), &variable);
         world.emit("orders", 1).await;
         World::delivered(&daemon, "shop", 1);

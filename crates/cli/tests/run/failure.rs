@@ -18,10 +18,10 @@ const LEASE: Duration = Duration::from_millis(2500);
 /// How often leases are looked at, and a busy machine.
 const SOON: Duration = Duration::from_millis(17_500);
 const SHORT_LEASE: [(&str, &str); 4] = [
-    ("RELEVO__RELAY__LEASE_MS", "2500"),
-    ("RELEVO__RELAY__LEASE_MARGIN_MS", "200"),
-    ("RELEVO__RELAY__PUBLISH_DEADLINE_MS", "1000"),
-    ("RELEVO__OUTBOXES__SHOP__CALL_DEADLINE_MS", "2000"),
+    ("RELEVO__RELAY__LEASE_DURATION", "2500ms"),
+    ("RELEVO__RELAY__ADVANCED__LEASE_MARGIN", "200ms"),
+    ("RELEVO__RELAY__PUBLISH_TIMEOUT", "1s"),
+    ("RELEVO__OUTBOXES__SHOP__CALL_TIMEOUT", "2s"),
 ];
 
 pub(crate) fn metric(daemon: &Daemon, name: &str) -> Option<i64> {

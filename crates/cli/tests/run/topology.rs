@@ -48,7 +48,7 @@ async fn what_is_missing_at_rabbitmq_is_told_then_made_then_the_same() {
     let (code, stdout, stderr) = relevo(&file, &["topology", "apply"]);
     assert_eq!((code, stdout.as_str()), (1, ""));
     assert!(
-        stderr.contains("missing  queue `billing`\n") && stderr.contains("hint: `--yes` answers beforehand"),
+        stderr.contains("missing  queue `billing`\n") && stderr.contains("hint: `--yes` confirms in advance"),
         "{stderr}"
     );
     let (code, made, stderr) = relevo(&file, &["topology", "apply", "--yes", "-o", "json"]);
