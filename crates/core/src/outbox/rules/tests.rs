@@ -38,7 +38,7 @@ fn a_relay_renews_its_leases_and_takes_free_shards_up_to_its_share() {
     let claim = LeaseClaim { owner: mine, fair_share: 3, now: 100, expires_at: 200, renew_before: 167 };
     assert_eq!(assign_leases(&mut leases, claim), [2, 3]);
     assert_eq!(leases[1], stored(Some(mine), 190), "two thirds are left: it is not written again");
-    assert_eq!(leases[2], stored(Some(mine), 200), "an expired lease that nobody took has the same epoch");
+    assert_eq!(leases[2], stored(Some(mine), 200), "an expired lease that no other relay took has the same epoch");
     assert_eq!(leases[3], StoredLease { epoch: 8, owner: Some(mine), expires_at: 200 });
     assert_eq!(leases[4], stored(Some(other), 100), "a lease is valid until its last moment");
     assert_eq!(leases[5], stored(None, 0), "the share is reached");
