@@ -290,3 +290,13 @@ fn more_is_said_only_where_there_is_more_and_every_hint_leads_on() {
     let verified = &objects(&file.succeeds(&["verify", "-o", "json"]))[0];
     assert_eq!((&verified["committed"], &verified["by_status"]["scheduled"]), (&2.into(), &2.into()));
 }
+
+#[test]
+fn migrations_are_one_line_and_a_script_for_another_tool() {
+    let file = File::new("migrate");
+    let at = file.path().display().to_string();
+    assert_eq!(file.run(&["migrate"]).2, format!("{at}: created, version 1\n"));
+    assert_eq!(file.run(&["migrate"]).2, format!("{at}: nothing to do\n"));
+    let script = file.succeeds(&["migrate", "--print", "--from", "0", "--to", "1"]);
+    assert!(script.contains("CREATE TABLE relevo_message") && !script.contains("BEGIN IMMEDIATE"), "{script}");
+}

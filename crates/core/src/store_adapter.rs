@@ -114,6 +114,10 @@ pub trait StoreAdapter: fmt::Debug + Send + Sync {
     /// All migrations as one script for an empty database, for a DBA to read and run.
     fn migration_script(&self) -> String;
 
+    /// The migrations after version `from` up to `to`, or up to the newest one, as a script for a migration tool that runs
+    /// each of its files in a transaction. Version 0 is an empty database. `None` if there is no such migration.
+    fn migration_between(&self, from: i32, to: Option<i32>) -> Option<String>;
+
     /// Returns the versions that [`migrate`](Self::migrate) would apply now. It changes nothing.
     async fn pending_migrations(&self) -> Result<Vec<MigrationStep>, StoreError>;
 

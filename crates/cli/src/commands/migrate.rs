@@ -9,19 +9,30 @@ use serde_json::json;
 
 use crate::args::OutboxArgs;
 use crate::error_report::print_stderr;
-use crate::exit::ExitStatus;
+use crate::exit::{ExitStatus, usage};
 use crate::outbox::Place;
 use crate::output::OutputArgs;
 
 /// What to migrate.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    relevo migrate --database postgres://owner@localhost/shop\n  \
+    relevo migrate --print | psql postgres://owner@localhost/shop\n  \
+    relevo migrate --print --from 0 --to 1 >db/migration/V7__relevo_1.sql")]
 pub(crate) struct Args {
     #[command(flatten)]
     target: OutboxArgs,
     /// Only prints the script, for a DBA to read and run; needs no database.
     #[arg(long, conflicts_with = "dry_run")]
     print: bool,
-    /// Only says which versions would be applied.
+    /// With `--print`: the version that the schema has, 0 for none. The script has no transaction commands, for Flyway,
+    /// Alembic or goose.
+    #[arg(long, value_name = "N", requires = "print", value_parser = clap::value_parser!(i32).range(0..))]
+    from: Option<i32>,
+    /// With `--print`: the version that the script upgrades to, this program's by default.
+    #[arg(long, value_name = "N", requires = "from", value_parser = clap::value_parser!(i32).range(1..))]
+    to: Option<i32>,
+    /// Only prints which versions would be applied.
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
@@ -30,12 +41,7 @@ pub(crate) struct Args {
 
 pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
     if args.print {
-        // The script depends on the kind of the database alone, so none need be named.
-        let location = match args.target.find()? {
-            Some(location) => location,
-            None => args.target.named(STORES[0].example_url.to_owned(), "--print")?,
-        };
-        let script = location.store.migration_script();
+        let script = script(args)?;
         io::stdout().write_all(script.as_bytes())?;
         return Ok(ExitStatus::Success);
     }
@@ -48,7 +54,7 @@ pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
         return Ok(ExitStatus::Success);
     }
     let applied = place.adapter().migrate().await.with_context(|| format!("the outbox at {at} was not changed"))?;
-    told(&at, &applied);
+    print_stderr(&report(&at, &applied));
     Ok(ExitStatus::Success)
 }
 
@@ -70,14 +76,27 @@ fn would_apply(at: &str, pending: &[MigrationStep], json: bool) -> Result<()> {
     Ok(())
 }
 
-fn told(at: &str, applied: &[MigrationStep]) {
-    if applied.is_empty() {
-        print_stderr(&format!("{at}: nothing to do"));
-    }
-    for MigrationStep { version, name } in applied {
-        print_stderr(&format!("{at}: version {version} ({name}) applied"));
-    }
-    if applied.first().is_some_and(|step| step.version == 1) {
-        print_stderr("next: `relevo destination add NAME`, so that a relay can carry messages there");
+/// The script depends on the kind of the database alone, so none need be named.
+fn script(args: &Args) -> Result<String> {
+    let location = match args.target.find()? {
+        Some(location) => location,
+        None => args.target.named(STORES[0].example_url.to_owned(), "--print")?,
+    };
+    let Some(from) = args.from else { return Ok(location.store.migration_script()) };
+    location.store.migration_between(from, args.to).ok_or_else(|| {
+        let to = args.to.map_or_else(|| "the newest".to_owned(), |to| to.to_string());
+        usage(format!(
+            "there is no script from version {from} to {to}; hint: 0 is an empty database, and `relevo --version` prints the newest \
+             version"
+        ))
+    })
+}
+
+/// What was done, in one line.
+fn report(at: &str, applied: &[MigrationStep]) -> String {
+    let (Some(first), Some(last)) = (applied.first(), applied.last()) else { return format!("{at}: nothing to do") };
+    match (first.version - 1, last.version) {
+        (0, newest) => format!("{at}: created, version {newest}"),
+        (before, newest) => format!("{at}: upgraded from version {before} to {newest}"),
     }
 }

@@ -1,5 +1,8 @@
 //! Setting an outbox up: migrations, destinations, takeover.
 
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
 use super::support::{Cli, objects, run};
 
 #[tokio::test]
@@ -7,9 +10,10 @@ async fn migrating_twice_applies_every_version_once() {
     let cli = Cli::new().await;
     let (stdout, first) = cli.succeeds(&["migrate", "--schema", "shop"]);
     assert_eq!(stdout, "");
-    for version in 1..=relevo_store_postgres::migrate::VERSION {
-        assert!(first.contains(&format!(": version {version} (")), "{first}");
-    }
+    let newest = relevo_store_postgres::migrate::VERSION;
+    assert!(first.contains("schema `shop`") && first.lines().count() == 1, "{first}");
+    assert!(first.ends_with(&format!(": created, version {newest}
+")), "{first}");
     let (_, second) = cli.succeeds(&["migrate", "--schema", "shop"]);
     assert!(second.contains("schema `shop`") && second.ends_with(": nothing to do\n"), "{second}");
 }
@@ -26,14 +30,49 @@ async fn a_dry_run_tells_the_versions_to_people_and_programs() {
     assert_eq!(cli.succeeds(&["migrate", "--dry-run", "-o", "json"]).0, "");
 }
 
+/// Runs a script with `psql` in one transaction, as a migration tool does.
+fn psql(cli: &Cli, script: &str, args: &[&str]) {
+    let mut child = Command::new("psql")
+        .args(["--no-psqlrc", "--quiet", "--set", "ON_ERROR_STOP=1", "--output", "/dev/null", &cli.database.url()])
+        .args(args)
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("`psql` is installed");
+    child.stdin.take().expect("it is piped").write_all(script.as_bytes()).expect("it reads the script");
+    let output = child.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// The definitions of everything in the database.
+fn dump(cli: &Cli) -> String {
+    let dump = Command::new("pg_dump").args(["--schema-only", &cli.database.url()]).output().expect("it is installed");
+    let dump = String::from_utf8(dump.stdout).expect("it writes UTF-8");
+    assert!(dump.contains("CREATE FUNCTION relevo.emit("), "{dump}");
+    // Each dump has a random key.
+    dump.lines().filter(|line| !line.contains("restrict ")).collect::<Vec<_>>().join("\n")
+}
+
 #[tokio::test]
-async fn the_printed_script_makes_the_same_outbox() {
-    let cli = Cli::new().await;
-    let (script, _) = cli.succeeds(&["migrate", "--print"]);
-    let mut connection = cli.database.connect().await;
-    sqlx::raw_sql(sqlx::AssertSqlSafe(script)).execute(&mut connection).await.unwrap();
-    let (_, told) = cli.succeeds(&["migrate"]);
-    assert!(told.ends_with(": nothing to do\n"), "{told}");
+async fn the_printed_scripts_make_the_same_outbox() {
+    let (migrated, whole, steps) = (Cli::migrated().await, Cli::new().await, Cli::new().await);
+    psql(&whole, &whole.succeeds(&["migrate", "--print"]).0, &[]);
+    let newest = relevo_store_postgres::migrate::VERSION;
+    for to in 1..=newest {
+        let (from, to) = ((to - 1).to_string(), to.to_string());
+        let (script, _) = steps.succeeds(&["migrate", "--print", "--from", &from, "--to", &to]);
+        psql(&steps, &script, &["--single-transaction"]);
+    }
+    for cli in [&whole, &steps] {
+        assert!(dump(cli) == dump(&migrated), "the schemas differ");
+        let (_, report) = cli.succeeds(&["migrate"]);
+        assert!(report.ends_with(": nothing to do\n"), "{report}");
+    }
+    let next = (newest + 1).to_string();
+    for args in [&["--from", "1", "--to", "1"][..], &["--from", "0", "--to", &next], &["--from", &next]] {
+        let error = steps.fails(2, &[&["migrate", "--print"], args].concat());
+        assert!(error.contains("there is no script from version"), "{error}");
+    }
 }
 
 #[tokio::test]

@@ -117,6 +117,11 @@ impl StoreAdapter for Adapter {
         migrate::sql_script(&self.schema)
     }
 
+    fn migration_between(&self, from: i32, to: Option<i32>) -> Option<String> {
+        let to = to.unwrap_or(migrate::VERSION);
+        (0 <= from && from < to && to <= migrate::VERSION).then(|| migrate::sql_between(&self.schema, from, to))
+    }
+
     async fn pending_migrations(&self) -> Result<Vec<MigrationStep>, StoreError> {
         let pending = migrate::pending(&mut self.connect().await?, &self.schema).await.map_err(Error::from)?;
         Ok(pending.into_iter().map(|(version, name)| MigrationStep { version, name }).collect())

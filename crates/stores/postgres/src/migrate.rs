@@ -148,6 +148,48 @@ pub fn sql_script(schema: &Schema) -> String {
     script
 }
 
+/// The SQL between two versions, for a migration tool that runs each of its files in a transaction. It has no transaction
+/// commands, restores the search path, and fails if the schema is not at `from`. Version 0 has no schema.
+pub fn sql_between(schema: &Schema, from: i32, to: i32) -> String {
+    between(schema, MIGRATIONS, from, to)
+}
+
+/// Like [`sql_between`], with another list of versions: tests add versions that do not exist yet.
+#[doc(hidden)]
+pub fn between(schema: &Schema, list: &[Migration], from: i32, to: i32) -> String {
+    let (name, quoted) = (schema.name(), schema.quoted());
+    let create = if from == 0 { format!("CREATE SCHEMA IF NOT EXISTS {quoted};\n") } else { String::new() };
+    let mut script = format!(
+        "-- Relevo schema `{name}`, version {from} to {to}. Run it in one transaction.\n\n\
+         SELECT pg_advisory_xact_lock(hashtextextended({lock}, 0));\n\
+         {create}\
+         SELECT set_config('relevo.search_path', current_setting('search_path'), false);\n\
+         SET search_path = {quoted}, pg_temp;\n\
+         DO $$\n\
+         DECLARE\n    found int := 0;\n\
+         BEGIN\n    \
+             IF to_regclass({table}) IS NOT NULL THEN\n        \
+                 SELECT coalesce(max(version), 0) INTO found FROM migration;\n    \
+             END IF;\n    \
+             IF found <> {from} THEN\n        \
+                 RAISE EXCEPTION 'schema `{name}` is at version %, this script upgrades version {from}', found;\n    \
+             END IF;\n\
+         END $$;\n\n",
+        lock = literal(&lock_name(schema)),
+        table = literal(&format!("{quoted}.migration")),
+    );
+    for migration in list.iter().filter(|migration| migration.version > from && migration.version <= to) {
+        script.push_str(&render(migration, schema));
+        script.push('\n');
+    }
+    script.push_str("SELECT set_config('search_path', current_setting('relevo.search_path'), false);\n");
+    script
+}
+
+fn lock_name(schema: &Schema) -> String {
+    format!("relevo/migrate/{}", schema.name())
+}
+
 /// The lock comes first: one process at a time creates the schema.
 fn preamble(schema: &Schema) -> String {
     let quoted = schema.quoted();
@@ -155,7 +197,7 @@ fn preamble(schema: &Schema) -> String {
         "SELECT pg_advisory_xact_lock(hashtextextended({}, 0));\n\
          CREATE SCHEMA IF NOT EXISTS {quoted};\n\
          SET LOCAL search_path = {quoted}, pg_temp;\n",
-        literal(&format!("relevo/migrate/{}", schema.name())),
+        literal(&lock_name(schema)),
     )
 }
 

@@ -90,6 +90,11 @@ impl StoreAdapter for Adapter {
         migrate::sql_script()
     }
 
+    fn migration_between(&self, from: i32, to: Option<i32>) -> Option<String> {
+        let to = to.unwrap_or(migrate::VERSION);
+        (0 <= from && from < to && to <= migrate::VERSION).then(|| migrate::sql_between(from, to))
+    }
+
     async fn pending_migrations(&self) -> Result<Vec<MigrationStep>, StoreError> {
         Ok(migrate::steps(&migrate::pending(&self.file).await?))
     }

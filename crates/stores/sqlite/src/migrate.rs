@@ -1,5 +1,6 @@
 //! Schema versions. One process at a time applies each of them once, in order.
 
+use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -26,7 +27,8 @@ pub struct Migration {
     pub compatible_from: i32,
 }
 
-const BASELINE: Migration = Migration {
+/// Everything that the first release needs.
+pub const BASELINE: Migration = Migration {
     version: 1,
     name: "baseline",
     files: &[
@@ -100,6 +102,36 @@ pub fn sql_script() -> String {
         script.push('\n');
     }
     script.push_str("COMMIT;\n");
+    script
+}
+
+/// The SQL between two versions, for a migration tool that runs each of its files in a transaction. It fails if the file
+/// is not at `from`. Version 0 has no outbox.
+pub fn sql_between(from: i32, to: i32) -> String {
+    between(MIGRATIONS, from, to)
+}
+
+/// Like [`sql_between`], with another list of versions: tests add versions that do not exist yet.
+#[doc(hidden)]
+pub fn between(list: &[Migration], from: i32, to: i32) -> String {
+    let mut script = format!(
+        "-- Relevo in SQLite, version {from} to {to}. Run it in one transaction.\n\
+         -- The file needs the write-ahead log: run `PRAGMA journal_mode = WAL` once, outside a transaction.\n\n"
+    );
+    if from > 0 {
+        // SQLite has no RAISE outside triggers. The next number fails on `NOT NULL`, or on a missing table.
+        writeln!(
+            script,
+            "-- Fails unless the file is at version {from}.\n\
+             INSERT INTO relevo_migration (version, name, compatible_from, applied_at_ms)\n\
+             SELECT version, name, NULL, NULL FROM relevo_migration GROUP BY 'all' HAVING max(version) <> {from};\n"
+        )
+        .expect("a string has room");
+    }
+    for migration in list.iter().filter(|migration| migration.version > from && migration.version <= to) {
+        script.push_str(&render(migration));
+        script.push('\n');
+    }
     script
 }
 

@@ -14,7 +14,9 @@ use relevo_core::outbox::admin::OutboxAdmin as _;
 use relevo_core::outbox::maintenance::Maintenance as _;
 use relevo_core::store::StoreError;
 use relevo_store_postgres::inbox::{self, Inbox};
-use relevo_store_postgres::migrate::{BASELINE, Migration, OLDEST_SUPPORTED, VERSION, apply, migrate, sql_script};
+use relevo_store_postgres::migrate::{
+    BASELINE, Migration, OLDEST_SUPPORTED, VERSION, apply, between, migrate, sql_between, sql_script,
+};
 use relevo_store_postgres::{Config, Draft, Emitter, Operator, OperatorConfig, Schema, StartFrom, Store};
 use relevo_testkit::PgVersion;
 use relevo_testkit::postgres::{Database, Server};
@@ -192,6 +194,44 @@ async fn the_sql_script_creates_the_same_schema() {
         let again = migrate(&mut scripted.connect().await, &Schema::default()).await.expect("a migrated database");
         assert!(again.is_empty(), "what the DBA ran counts");
     }
+}
+
+async fn catalogue(database: &Database) -> Vec<String> {
+    let rows = execute(&mut database.connect().await, CATALOGUE).await.expect("a catalogue");
+    rows.iter().map(|row| row.try_get(0).expect("a line")).collect()
+}
+
+/// Another tool runs each script in one of its transactions, and then records it in a table of the default search path.
+#[tokio::test]
+async fn scripts_for_another_tool_upgrade_step_by_step_and_leave_the_search_path() {
+    for version in PgVersion::ALL {
+        let (migrated, scripted) = (Server::shared(version).database().await, Server::shared(version).database().await);
+        let list = [BASELINE, SECOND];
+        apply(&mut migrated.connect().await, &Schema::default(), &list).await.expect("an empty database");
+        let mut tool = scripted.connect().await;
+        execute(&mut tool, "CREATE TABLE tool_history (file text)").await.expect("a table");
+        for to in [1, 2] {
+            let script = between(&Schema::default(), &list, to - 1, to);
+            let script = format!("BEGIN;\n{script}\nINSERT INTO tool_history VALUES ('V{to}'); COMMIT");
+            sqlx::raw_sql(AssertSqlSafe(script)).execute(&mut tool).await.expect("the version before");
+        }
+        assert_eq!(catalogue(&migrated).await, catalogue(&scripted).await, "PostgreSQL {}", version.major());
+        let rows =
+            execute(&mut tool, "SELECT file FROM public.tool_history ORDER BY 1").await.expect("the tool's table");
+        assert_eq!(rows.len(), 2);
+    }
+}
+
+#[tokio::test]
+async fn a_script_for_another_version_changes_nothing() {
+    let database = database().await;
+    let mut connection = database.connect().await;
+    migrate(&mut connection, &Schema::default()).await.expect("an empty database");
+    let before = catalogue(&database).await;
+    let script = format!("BEGIN;\n{}\nCOMMIT", sql_between(&Schema::default(), 0, VERSION));
+    let (_, message) = expect_error(&mut connection, &script).await;
+    assert_eq!(message, format!("schema `relevo` is at version {VERSION}, this script upgrades version 0"));
+    assert_eq!(catalogue(&database).await, before);
 }
 
 #[tokio::test]

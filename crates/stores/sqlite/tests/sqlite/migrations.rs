@@ -132,6 +132,23 @@ async fn the_sql_script_creates_the_same_schema() {
     assert_eq!(made[0], made[1]);
 }
 
+#[tokio::test]
+async fn scripts_for_another_tool_upgrade_step_by_step_and_no_version_twice() {
+    let scratch = TempDirectory::new();
+    let mut tool = connect_options(scratch.file()).create_if_missing(true).connect().await.unwrap();
+    let list = [migrate::BASELINE, COMPATIBLE];
+    for to in [1, 2] {
+        let script = format!("BEGIN;\n{}\nCOMMIT", migrate::between(&list, to - 1, to));
+        sqlx::raw_sql(sqlx::AssertSqlSafe(script)).execute(&mut tool).await.unwrap();
+    }
+    sqlx::query("SELECT note FROM relevo_message").fetch_all(&mut tool).await.unwrap();
+    sqlx::query("PRAGMA journal_mode = WAL").execute(&mut tool).await.unwrap();
+    assert!(open(&scratch.file()).await.is_ok());
+    let script = format!("BEGIN;\n{}\nCOMMIT", migrate::between(&list, 1, 2));
+    let error = sqlx::raw_sql(sqlx::AssertSqlSafe(script)).execute(&mut tool).await.unwrap_err();
+    assert!(error.to_string().contains("NOT NULL constraint failed: relevo_migration"), "{error}");
+}
+
 /// The statements of the schema, without their comments.
 #[tokio::test]
 async fn the_schema_is_this() {
