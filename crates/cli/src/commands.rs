@@ -1,15 +1,18 @@
 //! The commands of operators, one file per noun. They know ports of the core only.
 
+mod cancel;
 mod completions;
 mod consumer;
 mod dead_letter;
 mod destination;
 mod doctor;
 mod emit;
+mod grant;
 mod message;
 mod migrate;
 mod outbox;
 mod replay;
+mod settings;
 mod status;
 mod top;
 mod topology;
@@ -32,7 +35,14 @@ pub(crate) enum Command {
     Migrate(migrate::Args),
     /// Emits one message, or many from JSON lines.
     Emit(emit::Args),
-    /// Lists and shows messages.
+    /// Cancels a scheduled message that is not due yet.
+    Cancel(cancel::Args),
+    /// Grants a database role the rights of a writer, a relay, a consumer or an operator.
+    Grant(grant::Args),
+    /// Prints or changes how long an outbox keeps messages, ids and dead letters.
+    #[command(subcommand)]
+    Settings(settings::Command),
+    /// Lists, shows and follows messages.
     #[command(subcommand)]
     Message(message::Command),
     /// Lists, shows, redrives and discards dead letters of destinations and consumers.
@@ -73,6 +83,9 @@ pub(crate) async fn run(command: Command) -> Result<ExitStatus> {
     match command {
         Command::Migrate(args) => migrate::run(&args).await,
         Command::Emit(args) => emit::run(&args).await,
+        Command::Cancel(args) => cancel::run(&args).await,
+        Command::Grant(args) => grant::run(&args).await,
+        Command::Settings(command) => settings::run(&command).await,
         Command::Message(command) => message::run(command).await,
         Command::DeadLetter(command) => dead_letter::run(command).await,
         Command::Why(args) => why::run(&args).await,

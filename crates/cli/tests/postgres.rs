@@ -1,5 +1,7 @@
 //! The commands on a real PostgreSQL, in one program: it links once.
 
+#[path = "postgres/administration.rs"]
+mod administration;
 #[path = "consumers/cases.rs"]
 mod cases;
 #[path = "postgres/consumers.rs"]
@@ -22,3 +24,5 @@ mod scene;
 mod setup;
 #[path = "postgres/support.rs"]
 mod support;
+#[path = "postgres/tail.rs"]
+mod tail;

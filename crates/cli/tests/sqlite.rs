@@ -292,6 +292,25 @@ fn more_is_said_only_where_there_is_more_and_every_hint_leads_on() {
 }
 
 #[test]
+fn a_scheduled_message_is_cancelled_and_the_log_is_followed() {
+    let file = File::with_destination("cancel");
+    let id = file.succeeds(&["emit", "orders", "o-1", "T", "1", "--deliver-at", "1h"]);
+    let id = id.trim_end();
+    assert_eq!(file.run(&["cancel", id]), (0, String::new(), format!("message {id} is cancelled\n")));
+    assert_eq!(file.run(&["cancel", id]).0, 4);
+    let pending = file.succeeds(&["emit", "orders", "o-2", "T", "1"]);
+    let (code, _, stderr) = file.run(&["cancel", pending.trim_end()]);
+    assert!(code == 1 && stderr.contains("it is `pending` at destination `main`"), "{stderr}");
+    let tail = objects(&file.succeeds(&["message", "tail", "-o", "json"]));
+    assert_eq!((tail.len(), &tail[0]["key"]), (1, &"o-2".into()));
+    file.succeeds(&["settings", "set", "--id-retention", "10d"]);
+    assert_eq!(objects(&file.succeeds(&["settings", "get", "-o", "json"]))[0]["id_retention_ms"], 864_000_000);
+    let (code, _, stderr) = file.run(&["grant", "writer", "shop"]);
+    assert_eq!(code, 1);
+    assert_one_error(&stderr, "a SQLite file has no roles", "permissions of the file");
+}
+
+#[test]
 fn migrations_are_one_line_and_a_script_for_another_tool() {
     let file = File::new("migrate");
     let at = file.path().display().to_string();

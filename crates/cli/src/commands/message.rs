@@ -1,5 +1,7 @@
 //! `relevo message`
 
+mod tail;
+
 use std::io::{self, Write};
 use std::time::Duration;
 
@@ -36,6 +38,8 @@ pub(crate) enum Command {
     /// Shows one message with its payload.
     #[command(after_help = "Example: relevo message show 019d3c4e-55aa-7c3e-9a41-0242ac120002 --raw > payload.json")]
     Show(ShowArgs),
+    /// Prints the newest messages, without payloads, and follows the outbox.
+    Tail(tail::Args),
 }
 
 /// Which messages, and how many.
@@ -101,6 +105,7 @@ pub(super) async fn run(command: Command) -> Result<ExitStatus> {
     match command {
         Command::List(args) => list(&args).await,
         Command::Show(args) => show(&args).await,
+        Command::Tail(args) => tail::run(&args).await,
     }
 }
 

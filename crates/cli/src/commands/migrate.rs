@@ -17,8 +17,8 @@ use crate::output::OutputArgs;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     relevo migrate --database postgres://owner@localhost/shop\n  \
-    relevo migrate --print | psql postgres://owner@localhost/shop\n  \
-    relevo migrate --print --from 0 --to 1 >db/migration/V7__relevo_1.sql")]
+    relevo migrate --print > relevo.sql\n  \
+    relevo migrate --print --from 0 --to 1 > V7__relevo_1.sql")]
 pub(crate) struct Args {
     #[command(flatten)]
     target: OutboxArgs,

@@ -12,8 +12,13 @@ async fn migrating_twice_applies_every_version_once() {
     assert_eq!(stdout, "");
     let newest = relevo_store_postgres::migrate::VERSION;
     assert!(first.contains("schema `shop`") && first.lines().count() == 1, "{first}");
-    assert!(first.ends_with(&format!(": created, version {newest}
-")), "{first}");
+    assert!(
+        first.ends_with(&format!(
+            ": created, version {newest}
+"
+        )),
+        "{first}"
+    );
     let (_, second) = cli.succeeds(&["migrate", "--schema", "shop"]);
     assert!(second.contains("schema `shop`") && second.ends_with(": nothing to do\n"), "{second}");
 }

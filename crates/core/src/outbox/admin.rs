@@ -17,6 +17,21 @@ crate::text_enum! {
     }
 }
 
+crate::text_enum! {
+    /// What a role of the database is used for.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum RoleKind {
+        /// An application that emits messages, and cancels scheduled ones.
+        Writer = "writer",
+        /// A relay.
+        Relay = "relay",
+        /// A consumer with an inbox.
+        Consumer = "consumer",
+        /// An operator, who reads everything, redrives and discards dead letters, and controls consumers and replays.
+        Operator = "operator",
+    }
+}
+
 /// A change of a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DestinationChange {
@@ -49,6 +64,12 @@ pub trait OutboxAdmin: Send + Sync {
     /// Deletes a destination and everything that waits for it, so that it no longer delays retention. Returns whether
     /// it existed.
     async fn remove_destination(&self, destination: &str) -> Result<bool, StoreError>;
+
+    /// Grants a role of the database the rights of its kind. Later migrations grant it their new functions too. Returns
+    /// `false` if there is no such role.
+    async fn grant(&self, _kind: RoleKind, _role: &str) -> Result<bool, StoreError> {
+        Err(StoreError::Refused { reason: "this database has no roles".to_owned() })
+    }
 
     /// The settings.
     async fn settings(&self) -> Result<OutboxSettings, StoreError>;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use jiff::Timestamp;
 
+use crate::message::MessageId;
 use crate::outbox::inspect::{MessageStatus, MessageSummary};
 use crate::store::StoreError;
 
@@ -60,6 +61,48 @@ pub struct VerifyReport {
     pub inconsistencies: Vec<String>,
 }
 
+/// Selects messages of a tail. All set fields must match.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TailFilter {
+    /// With this key.
+    pub key: Option<String>,
+    /// With this topic.
+    pub topic: Option<String>,
+    /// With this type.
+    pub kind: Option<String>,
+}
+
+/// A message of a tail.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TailMessage {
+    /// Its number in the log.
+    pub seq: i64,
+    /// Its id.
+    pub id: MessageId,
+    /// Its topic.
+    pub topic: String,
+    /// Its key.
+    pub key: String,
+    /// Its type.
+    pub kind: String,
+    /// When it was emitted.
+    pub created_at: Timestamp,
+}
+
+/// Messages of the log that became visible since the previous page.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TailPage {
+    /// The messages, by number.
+    pub messages: Vec<TailMessage>,
+    /// The cursor of the next page.
+    pub next: String,
+    /// Whether the page is full, so that more messages may be visible already.
+    pub more: bool,
+}
+
+/// How far back the first page of a tail searches for messages that match its filter.
+pub const TAIL_RANGE: i64 = 100_000;
+
 /// Reads the whole log of an outbox for operators. Nothing here changes anything.
 #[async_trait]
 pub trait OutboxSearch: Send + Sync {
@@ -71,6 +114,13 @@ pub trait OutboxSearch: Send + Sync {
         limit: usize,
         budget: Duration,
     ) -> Result<SearchPage, StoreError>;
+
+    /// Follows the log: returns the messages that became visible after `cursor`, at most `limit`. Each message is
+    /// returned once, also if its transaction commits after messages with higher numbers.
+    ///
+    /// Without a cursor, returns the newest messages among the last [`TAIL_RANGE`] numbers. Later pages return
+    /// everything that was not visible then.
+    async fn tail(&self, filter: &TailFilter, cursor: Option<&str>, limit: usize) -> Result<TailPage, StoreError>;
 
     /// Compares committed messages with settled ones.
     async fn verify(&self, destination: &str, range: TimeRange) -> Result<VerifyReport, StoreError>;

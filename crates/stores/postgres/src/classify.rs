@@ -28,6 +28,9 @@ pub(crate) enum Error {
     /// The position in a list is not one that this store returned.
     #[error("`{0}` is not a position in this list")]
     InvalidCursor(String),
+    /// A snapshot of a standby does not list open transactions, so a tail would miss them.
+    #[error("a standby cannot be followed; hint: use the URL of the primary server")]
+    StandbyHasNoTail,
     /// A search reached its time limit.
     #[error("message {id} was not found within {budget:?}; hint: search with `relevo message list --key KEY`")]
     SearchTimedOut {
@@ -81,6 +84,7 @@ impl Error {
             | Self::MissingTick(_)
             | Self::UnknownDestination(_)
             | Self::InvalidCursor(_)
+            | Self::StandbyHasNoTail
             | Self::SearchTimedOut { .. }
             | Self::TimelineChanged { .. } => true,
             Self::Connection(_) | Self::Timeout(_) => false,
@@ -96,9 +100,10 @@ impl From<Error> for StoreError {
                 Self::Unavailable(Box::new(error))
             }
             Error::UnexpectedResponse(_) | Error::MissingTick(_) => Self::Unexpected(Box::new(error)),
-            Error::UnknownDestination(_) | Error::InvalidCursor(_) | Error::SearchTimedOut { .. } => {
-                Self::Refused { reason: error.to_string() }
-            }
+            Error::UnknownDestination(_)
+            | Error::InvalidCursor(_)
+            | Error::StandbyHasNoTail
+            | Error::SearchTimedOut { .. } => Self::Refused { reason: error.to_string() },
         }
     }
 }

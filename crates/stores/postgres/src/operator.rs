@@ -6,6 +6,7 @@ mod examine;
 mod replay_source;
 mod sample;
 mod search;
+mod tail;
 mod verify;
 mod why;
 
@@ -18,9 +19,11 @@ use relevo_core::dead_letters::{
 };
 use relevo_core::finding::Finding;
 use relevo_core::outbox::OutboxOperator;
-use relevo_core::outbox::admin::{DestinationChange, OutboxAdmin, OutboxSettings, OutboxTakeover, StartFrom};
+use relevo_core::outbox::admin::{DestinationChange, OutboxAdmin, OutboxSettings, OutboxTakeover, RoleKind, StartFrom};
 use relevo_core::outbox::inspect::{DestinationInfo, MessageDetails, OutboxInspector, ShardInfo};
-use relevo_core::outbox::search::{MessageFilter, OutboxSearch, SearchPage, TimeRange, VerifyReport};
+use relevo_core::outbox::search::{
+    MessageFilter, OutboxSearch, SearchPage, TailFilter, TailPage, TimeRange, VerifyReport,
+};
 use relevo_core::outbox::why::KeyFacts;
 use relevo_core::store::StoreError;
 
@@ -107,6 +110,14 @@ impl OutboxAdmin for Operator {
 
     async fn remove_destination(&self, destination: &str) -> Result<bool, StoreError> {
         self.change(leases::remove_destination(&self.schema, destination)).await
+    }
+
+    async fn grant(&self, kind: RoleKind, role: &str) -> Result<bool, StoreError> {
+        if !self.change(leases::role_exists(role)).await? {
+            return Ok(false);
+        }
+        self.connection.query(leases::grant(&self.schema, kind, role)).await?;
+        Ok(true)
     }
 
     async fn settings(&self) -> Result<OutboxSettings, StoreError> {
@@ -204,6 +215,10 @@ impl OutboxSearch for Operator {
         budget: Duration,
     ) -> Result<SearchPage, StoreError> {
         Ok(search::search(self.existing(destination).await?, filter, limit, budget).await?)
+    }
+
+    async fn tail(&self, filter: &TailFilter, cursor: Option<&str>, limit: usize) -> Result<TailPage, StoreError> {
+        Ok(tail::tail(&self.connection, &self.schema, filter, cursor, limit).await?)
     }
 
     async fn verify(&self, destination: &str, range: TimeRange) -> Result<VerifyReport, StoreError> {

@@ -9,6 +9,7 @@ pub(crate) mod parked;
 pub(crate) mod read;
 pub(crate) mod settle;
 pub(crate) mod status;
+pub(crate) mod tail;
 
 use jiff::Timestamp;
 use serde_json::Value;

@@ -27,6 +27,18 @@ impl Snapshot {
         xid < self.xmin || (xid < self.xmax && !self.in_progress.contains(&xid))
     }
 
+    /// The transactions below [`xmax`](Self::xmax) that were open in this snapshot and that `to` sees, in ascending order.
+    pub(crate) fn ended_until(&self, to: &Self) -> Vec<u64> {
+        let mut ended: Vec<u64> = self.in_progress.iter().copied().filter(|&xid| to.sees(xid)).collect();
+        ended.sort_unstable();
+        ended
+    }
+
+    /// The snapshot sees no transaction from this id on.
+    pub(crate) const fn xmax(&self) -> u64 {
+        self.xmax
+    }
+
     /// The text form that SQL accepts.
     pub(crate) fn text(&self) -> &str {
         &self.text

@@ -72,6 +72,8 @@ mod rules_f;
 mod sample;
 #[path = "postgres/sql_support.rs"]
 mod sql_support;
+#[path = "postgres/tail.rs"]
+mod tail;
 #[path = "postgres/vanished_peer.rs"]
 mod vanished_peer;
 #[path = "postgres/verify.rs"]

@@ -22,9 +22,11 @@ use relevo_core::inbox::admin::{
 };
 use relevo_core::inbox::replays::{ConsumerReplays, EnqueueOutcome, Replay, ReplayBatch, ReplayPlan};
 use relevo_core::outbox::OutboxOperator;
-use relevo_core::outbox::admin::{DestinationChange, OutboxAdmin, OutboxSettings, StartFrom};
+use relevo_core::outbox::admin::{DestinationChange, OutboxAdmin, OutboxSettings, RoleKind, StartFrom};
 use relevo_core::outbox::inspect::{DestinationInfo, MessageDetails, OutboxInspector, ShardInfo};
-use relevo_core::outbox::search::{MessageFilter, OutboxSearch, SearchPage, TimeRange, VerifyReport};
+use relevo_core::outbox::search::{
+    MessageFilter, OutboxSearch, SearchPage, TailFilter, TailPage, TimeRange, VerifyReport,
+};
 use relevo_core::outbox::why::KeyFacts;
 use relevo_core::store::StoreError;
 use sqlx::sqlite::SqliteConnection;
@@ -35,7 +37,7 @@ use crate::config::OperatorConfig;
 use crate::connection::{Connection, Durability};
 use crate::queries::inbox::{self, members, replays};
 use crate::queries::status::{self, Progress};
-use crate::queries::{consumers, dead_letters, destinations, read, retention};
+use crate::queries::{consumers, dead_letters, destinations, read, retention, tail};
 use crate::store::DISK_TIMEOUT;
 
 /// How long the check at start waits for another writer, which proves that the file can be written.
@@ -116,6 +118,12 @@ impl OutboxAdmin for Operator {
 
     async fn remove_destination(&self, destination: &str) -> Result<bool, StoreError> {
         self.change(async |c| destinations::remove(c, destination).await).await
+    }
+
+    async fn grant(&self, _: RoleKind, _: &str) -> Result<bool, StoreError> {
+        let reason =
+            "a SQLite file has no roles; hint: the permissions of the file and its directory decide who may use it";
+        Err(StoreError::Refused { reason: reason.to_owned() })
     }
 
     async fn settings(&self) -> Result<OutboxSettings, StoreError> {
@@ -219,6 +227,10 @@ impl OutboxSearch for Operator {
         budget: Duration,
     ) -> Result<SearchPage, StoreError> {
         self.inspect(async |c| search::search(c, destination, filter, limit, budget).await).await
+    }
+
+    async fn tail(&self, filter: &TailFilter, cursor: Option<&str>, limit: usize) -> Result<TailPage, StoreError> {
+        self.inspect(async |c| tail::tail(c, filter, cursor, limit).await).await
     }
 
     async fn verify(&self, destination: &str, range: TimeRange) -> Result<VerifyReport, StoreError> {

@@ -10,6 +10,7 @@ pub(crate) mod read;
 pub(crate) mod retention;
 pub(crate) mod settle;
 pub(crate) mod status;
+pub(crate) mod tail;
 
 use std::sync::Arc;
 use std::time::Duration;

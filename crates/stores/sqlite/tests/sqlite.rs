@@ -30,3 +30,5 @@ mod relay;
 mod replay;
 #[path = "sqlite/scratch.rs"]
 mod scratch;
+#[path = "sqlite/tail.rs"]
+mod tail;

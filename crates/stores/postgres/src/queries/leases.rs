@@ -1,10 +1,10 @@
-//! Destinations, leases of their shards, the positions that an owner starts at, and maintenance.
+//! Destinations, roles, leases of their shards, the positions that an owner starts at, and maintenance.
 
 use std::time::Duration;
 
 use bytes::Bytes;
 use relevo_core::outbox::Position;
-use relevo_core::outbox::admin::StartFrom;
+use relevo_core::outbox::admin::{RoleKind, StartFrom};
 use relevo_core::outbox::leases::{HeldAddress, Lease, LeaseRequest, LeaseResponse, TakenShard};
 use relevo_core::outbox::log::WindowLimit;
 use relevo_core::outbox::maintenance::MaintenanceReport;
@@ -140,6 +140,14 @@ pub(crate) fn set_enabled(schema: &str, name: &str, enabled: bool) -> String {
 
 pub(crate) fn reshard_destination(schema: &str, name: &str, shards: u16) -> String {
     format!("SELECT {schema}.reshard_destination({}, {shards})", literal(name))
+}
+
+pub(crate) fn role_exists(role: &str) -> String {
+    format!("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = {})", literal(role))
+}
+
+pub(crate) fn grant(schema: &str, kind: RoleKind, role: &str) -> String {
+    format!("SELECT {schema}.grant_{}({})", kind.as_str(), literal(role))
 }
 
 pub(crate) fn adopt(schema: &str) -> String {
