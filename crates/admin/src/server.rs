@@ -1,5 +1,6 @@
 //! The HTTP server.
 
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -54,6 +55,12 @@ pub trait HealthSource: Send + Sync + 'static {
 /// The token that a caller must send. Only its hash is stored.
 #[derive(Clone)]
 pub struct Token([u8; 32]);
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token")
+    }
+}
 
 impl Token {
     /// Creates a token from its text.

@@ -1,7 +1,7 @@
 //! A broker of any kind, as people and the daemon look at it before anything is sent.
 
 use anyhow::{Result, anyhow};
-use relevo_core::broker::admin::{BrokerAdmin, TopologyItem, TopologyStatus};
+use relevo_core::broker::admin::{BrokerAdmin, TopologyStatus};
 use relevo_core::{Class, Failure};
 use relevo_host::registry::BrokerConfig;
 
@@ -36,13 +36,5 @@ pub(crate) const fn word(state: &TopologyStatus) -> &'static str {
         TopologyStatus::Created => "made",
         TopologyStatus::Unknown => "unseen",
         TopologyStatus::Different(_) => "differs",
-    }
-}
-
-/// Whether a piece is as the configuration wants it, as far as that can be seen.
-pub(crate) const fn is_there(piece: &TopologyItem) -> bool {
-    match piece.status {
-        TopologyStatus::Unchanged | TopologyStatus::Created | TopologyStatus::Unknown => true,
-        TopologyStatus::Missing | TopologyStatus::Different(_) => false,
     }
 }

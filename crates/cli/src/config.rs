@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use relevo_config::{Checks, DurationText, KeyPath, Problem, Reader, Secret, Section, without_secrets};
-use relevo_core::broker::admin::ExamineContext;
 use relevo_core::outbox::admin::StartFrom;
 use relevo_core::{Route, Routes};
 use relevo_host::registry::{self, BrokerConfig, StoreAdapter, StoreConfig};
@@ -20,8 +19,9 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use command::Command;
 pub(crate) use load::{Loaded, Problems, Sources, told, warn};
-pub(crate) use process::{Admin, Format, Log};
+pub(crate) use process::{Admin, Log};
 pub(crate) use relevo_config::is_name;
+pub(crate) use relevo_host::DestinationConfig as Destination;
 
 /// Everything that `relevo run` needs to know.
 #[derive(Clone, Debug)]
@@ -50,28 +50,6 @@ pub(crate) struct Outbox {
     pub(crate) destinations: Vec<Destination>,
 }
 
-/// A destination of an outbox.
-#[derive(Clone, Debug)]
-pub(crate) struct Destination {
-    pub(crate) name: String,
-    /// Whether it is added if the outbox does not have it.
-    pub(crate) create: bool,
-    pub(crate) shards: u16,
-    pub(crate) start: StartFrom,
-    pub(crate) broker: BrokerConfig,
-    pub(crate) relay: relevo_relay::Config,
-}
-
-impl Destination {
-    /// What the broker's settings are compared with.
-    pub(crate) fn expectations(&self) -> ExamineContext {
-        ExamineContext {
-            addresses: self.relay.routes.iter().map(Route::address_template).collect(),
-            resend_window: self.relay.resend_window(),
-        }
-    }
-}
-
 /// An outbox: one schema of a PostgreSQL database, or one SQLite file.
 #[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
@@ -92,12 +70,7 @@ pub(super) struct OutboxSection {
 
 impl Default for OutboxSection {
     fn default() -> Self {
-        Self {
-            database: None,
-            schema: None,
-            call_timeout: Duration::from_secs(5),
-            allow_network_file_system: false,
-        }
+        Self { database: None, schema: None, call_timeout: Duration::from_secs(5), allow_network_file_system: false }
     }
 }
 

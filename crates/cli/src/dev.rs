@@ -3,7 +3,6 @@
 
 mod data_dir;
 mod faulty_broker;
-pub(crate) mod interrupts;
 mod lossy_consumer;
 mod operator;
 mod orders;
@@ -30,7 +29,6 @@ use tokio_util::sync::CancellationToken;
 
 use self::data_dir::{DataDir, GROUP, SHARDS, add_hint};
 use self::faulty_broker::FaultyBroker;
-use self::interrupts::Interrupts;
 use self::operator::Operator;
 use self::orders::{ORDERS, OrderService};
 use self::page::{Action, ActionRequest};
@@ -39,6 +37,7 @@ use self::state::{DemoState, RelayState};
 use self::terminal::Terminal;
 use self::verify::{Consistency, Verifier};
 use crate::args::Dev;
+use relevo_host::Signals;
 
 /// How often the operator acts and events are shown.
 const REFRESH_INTERVAL: Duration = Duration::from_millis(250);
@@ -56,7 +55,7 @@ const STALL_TIMEOUT: Duration = Duration::from_secs(8);
 pub(crate) async fn run(dev: &Dev) -> Result<()> {
     let stop = CancellationToken::new();
     let mut watch = JoinSet::new();
-    watch.spawn(Interrupts::new()?.watch(stop.clone()));
+    watch.spawn(Signals::interrupts()?.cancel_on_stop(stop.clone()));
 
     let page = page::listen(dev.port).await?;
     let demo = async { Demo::start(dev, DataDir::open(&dev.data).await?, page).await };

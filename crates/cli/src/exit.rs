@@ -4,9 +4,11 @@ use std::fmt;
 use std::process::ExitCode;
 
 use relevo_core::store::StoreError;
+use relevo_host::ConfigurationError;
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub(crate) enum ExitStatus {
     /// The command succeeded.
     Success = 0,
@@ -21,7 +23,7 @@ pub(crate) enum ExitStatus {
     /// The database or the broker is unreachable.
     Unreachable = 5,
     /// Interrupted before the end.
-    Interrupted = 130,
+    Interrupted = relevo_host::EXIT_INTERRUPTED,
 }
 
 impl From<ExitStatus> for ExitCode {
@@ -40,6 +42,9 @@ impl ExitStatus {
 fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<ExitStatus> {
     if let Some(CommandError { code, .. }) = cause.downcast_ref() {
         return Some(*code);
+    }
+    if cause.is::<ConfigurationError>() {
+        return Some(ExitStatus::Usage);
     }
     match cause.downcast_ref() {
         Some(StoreError::Unavailable(_) | StoreError::Busy { .. }) => return Some(ExitStatus::Unreachable),

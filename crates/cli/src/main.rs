@@ -50,7 +50,7 @@ fn run(command: Command) -> anyhow::Result<ExitStatus> {
     if !matches!(command, Command::Dev(_) | Command::Run(_)) {
         // A statement that waits for a lock either passes, or its error says so.
         let log = Targets::new().with_default(Level::WARN).with_target("sqlx::query", Level::ERROR);
-        let log = run::quiet(&log);
+        let log = relevo_host::logging::without_noisy_targets(&log);
         let lines = tracing_subscriber::fmt::layer().without_time().with_ansi(false).with_writer(std::io::stderr);
         tracing_subscriber::registry().with(lines.with_filter(log)).init();
     }

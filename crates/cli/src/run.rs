@@ -1,23 +1,17 @@
-//! `relevo run`: the daemon. One relay for each destination of each outbox, and whatever watches over them.
+//! `relevo run`: reads the configuration and starts the host.
 
-mod admit;
-mod daemon;
-mod link;
-mod logging;
-mod metrics;
 mod reload;
-mod sampling;
-mod signals;
-mod systemd;
-mod traces;
-mod waiting;
+
+use std::sync::Arc;
 
 use anyhow::Result;
 use clap::Args;
+use relevo_admin::Token;
+use relevo_host::{AdminConfig, Host, HostConfig, OutboxConfig, Signals, logging};
+use tracing::info;
 
-pub(crate) use logging::quiet;
-
-use crate::config::{self, Sources};
+use self::reload::{reload, warn_of};
+use crate::config::{self, Config, Outbox, Sources};
 
 /// How the daemon runs.
 #[derive(Debug, Args)]
@@ -26,11 +20,37 @@ pub(crate) struct Run {
     sources: Sources,
 }
 
-/// Runs until a signal ends it, or something that waiting does not mend.
-pub(crate) async fn run(args: Run) -> Result<()> {
-    // From here on a signal is not the process's end.
-    let signals = signals::Signals::new()?;
-    let loaded = config::told(args.sources.load())?;
-    logging::start(&loaded.config.log)?;
-    daemon::Daemon::start(args.sources, loaded).await?.run(signals).await
+/// Runs until a signal stops it, or until a relay fails with an error that needs an operator.
+pub(crate) async fn run(Run { sources }: Run) -> Result<()> {
+    // From here on a signal does not end the process.
+    let signals = Signals::new()?;
+    let loaded = config::told(sources.load())?;
+    logging::start(&loaded.config.log.level, loaded.config.log.format)?;
+    let host = Host::start(host_config(&loaded.config)).await?;
+    warn_of(&loaded.warnings);
+    info!(version = env!("CARGO_PKG_VERSION"), config = %loaded.file, name = %loaded.config.name, "started");
+    host.on_reload(move |relays| reload(&loaded, &sources.load(), relays)).run(signals).await
+}
+
+fn host_config(config: &Config) -> HostConfig {
+    let admin = &config.admin;
+    HostConfig {
+        service: config.service.clone(),
+        version: env!("CARGO_PKG_VERSION"),
+        name: config.name.clone(),
+        admin: admin.listen.map(|listen| AdminConfig {
+            listen,
+            token: admin.token.as_ref().map(|token| Token::new(token.reveal())),
+            sample_interval: admin.sample_interval,
+            ready_requires_broker: admin.ready_requires_broker,
+        }),
+        traces: config.traces.clone(),
+        outboxes: config.outboxes.iter().map(outbox_config).collect(),
+        consumers: Vec::new(),
+    }
+}
+
+fn outbox_config(outbox: &Outbox) -> OutboxConfig {
+    let Outbox { name, store, destinations, .. } = outbox;
+    OutboxConfig { name: name.clone(), store: Arc::clone(store), destinations: destinations.clone() }
 }

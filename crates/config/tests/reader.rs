@@ -191,10 +191,7 @@ fn a_secret_comes_from_a_file_or_a_variable() {
         ("password_file = 'https://hush'", "`password_file` must be the path of a file, and is a URL at app.toml:2"),
         ("password_env = 'not-a-name'", "`password_env` must be the name of a variable at app.toml:2"),
         ("password_env = 'hush'", "`password_env`: variable `…` is not set at app.toml:2"),
-        (
-            "urls_file = '/proc/version'",
-            "unknown key `urls_file` in `server` at app.toml:2",
-        ),
+        ("urls_file = '/proc/version'", "unknown key `urls_file` in `server` at app.toml:2"),
         ("timeout_env = 'PATH'", "unknown key `timeout_env` in `server` at app.toml:2; hint: did you mean `timeout`?"),
     ] {
         assert_eq!(read(&format!("[server]\n{text}\n"), &[], &[]).unwrap_err(), [expected]);

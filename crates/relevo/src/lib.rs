@@ -48,9 +48,11 @@ pub mod brokers {
     pub use relevo_broker_rabbitmq as rabbitmq;
 }
 
-/// The registry of broker adapters, and brokers that several relays of a process share.
 #[doc(no_inline)]
-pub use relevo_host::{OpenBrokers, registry};
+pub use relevo_host as host;
+/// The registry of adapters.
+#[doc(no_inline)]
+pub use relevo_host::registry;
 
 #[doc(no_inline)]
 pub use relevo_inbox as inbox;

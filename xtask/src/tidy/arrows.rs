@@ -53,7 +53,8 @@ fn may_depend_on(package: &str, dependency: &str) -> bool {
         "store-sqlite" | "broker-embedded" => ["core", "sqlite-file"].contains(&to),
         "conformance" => ["core", "relay", "testkit"].contains(&to),
         "sim" => ["core", "relay", "flow", "inbox", "saga", "store-memory", "broker-memory"].contains(&to),
-        "host" => to == "core" || to.starts_with("broker-") && to != "broker-memory",
+        // ADR 16: the host names all adapters, and runs the engines.
+        "host" => !FOR_TESTS.contains(&to) && !["cli", "store-memory", "broker-memory"].contains(&to),
         "bench" | "torture" => to != "cli",
         "cli" => !FOR_TESTS.contains(&to),
         "observe" => ["core", "relay", "inbox", "admin"].contains(&to),
@@ -112,10 +113,12 @@ mod tests {
     }
 
     #[test]
-    fn the_registry_depends_on_brokers_and_no_engine() {
+    fn the_host_depends_on_adapters_and_engines_but_not_on_test_support() {
         assert!(may_depend_on("relevo-host", "relevo-broker-nats"));
+        assert!(may_depend_on("relevo-host", "relevo-store-sqlite"));
+        assert!(may_depend_on("relevo-host", "relevo-relay"));
         assert!(!may_depend_on("relevo-host", "relevo-broker-memory"));
-        assert!(!may_depend_on("relevo-host", "relevo-relay"));
+        assert!(!may_depend_on("relevo-host", "relevo-testkit"));
         assert!(!may_depend_on("relevo-broker-nats", "relevo-host"));
     }
 

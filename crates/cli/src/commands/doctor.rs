@@ -130,7 +130,7 @@ async fn database(outbox: &config::Outbox) -> Result<Examined> {
 /// A broker, with its settings if it has any of its own.
 async fn far_side(outbox: &str, destination: &Destination) -> Result<Examined> {
     let findings = match broker::admin(&destination.broker)? {
-        Some(admin) => admin.examine(&destination.expectations()).await,
+        Some(admin) => admin.examine(&destination.examine_context()).await,
         None => Ok(Vec::new()),
     };
     Ok(Examined {

@@ -8,7 +8,7 @@ use relevo_core::broker::admin::{BrokerAdmin, Difference, TopologyItem, Topology
 use serde_json::{Value, json};
 
 use crate::args::ConfirmArg;
-use crate::broker::{self, failed, is_there, word};
+use crate::broker::{self, failed, word};
 use crate::config::{self, Destination, Loaded, Sources};
 use crate::error_report::{ErrorReport, print_stderr};
 use crate::exit::{ExitStatus, not_found};
@@ -82,7 +82,7 @@ async fn plan(which: &Which, output: OutputArgs) -> Result<ExitStatus> {
     told(&all, output)?;
     // What could not be looked at is worse than anything that was.
     last_of(unseen)?;
-    let wanting = all.iter().flat_map(|looked| &looked.pieces).any(|piece| !is_there(piece));
+    let wanting = all.iter().flat_map(|looked| &looked.pieces).any(|piece| !piece.is_in_place());
     Ok(if wanting { ExitStatus::Findings } else { ExitStatus::Success })
 }
 
@@ -124,7 +124,7 @@ async fn apply(args: &Apply) -> Result<ExitStatus> {
     told(&done, args.output)?;
     last_of(failed_at)?;
     // Somebody else may have been at work meanwhile.
-    let whole = done.iter().flat_map(|looked| &looked.pieces).all(is_there);
+    let whole = done.iter().flat_map(|looked| &looked.pieces).all(TopologyItem::is_in_place);
     Ok(if whole { ExitStatus::Success } else { ExitStatus::Findings })
 }
 

@@ -4,12 +4,12 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use relevo_config::{Checks, DurationText, KeyPath, Problem, Reader, Secret, Section, without_secrets};
+use relevo_host::instance_name;
+use relevo_host::logging::LogFormat;
 use relevo_observe::traces::{self, Exporter, Ratio};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tracing_subscriber::filter::Targets;
-
-use crate::host::host_name;
 
 /// A shorter token can be guessed.
 const TOKEN_MIN: usize = 16;
@@ -17,7 +17,7 @@ const TOKEN_MIN: usize = 16;
 #[derive(Clone, Debug)]
 pub(crate) struct Log {
     pub(crate) level: Targets,
-    pub(crate) format: Format,
+    pub(crate) format: LogFormat,
 }
 
 #[derive(Clone, Debug)]
@@ -49,19 +49,7 @@ pub(super) struct LogSection {
     /// short name for its variable.
     level: String,
     /// `auto` writes text to a terminal and JSON lines otherwise.
-    format: Format,
-}
-
-/// How log lines are written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Format {
-    /// Text on a terminal, JSON otherwise.
-    Auto,
-    /// Text.
-    Text,
-    /// JSON.
-    Json,
+    format: LogFormat,
 }
 
 /// The port for probes, metrics and status.
@@ -105,7 +93,7 @@ impl Default for ProcessSection {
 
 impl Default for LogSection {
     fn default() -> Self {
-        Self { level: "info".to_owned(), format: Format::Auto }
+        Self { level: "info".to_owned(), format: LogFormat::Auto }
     }
 }
 
@@ -201,7 +189,7 @@ pub(super) fn read(reader: &mut Reader) -> Option<Process> {
     let exporter =
         |endpoint| traces::Config { sample, queue_max: traces.queue_max, ..traces::Config::new(endpoint, &*service) };
     let traces = traces.endpoint.map(exporter);
-    let name = name.unwrap_or_else(|| format!("{}:{}", host_name(), std::process::id()));
+    let name = name.unwrap_or_else(instance_name);
     Some((service, name, log, admin, traces))
 }
 

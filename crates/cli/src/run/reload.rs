@@ -1,4 +1,4 @@
-//! What a configuration that was read anew changes in a daemon that runs.
+//! What a reloaded configuration changes in a running process.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use tracing::{error, info, warn};
 
 use crate::config::{Loaded, Problems};
 
-/// Takes the routes of a good configuration; of a bad one nothing. Says whether it was good.
+/// Applies the routes of a valid configuration. Returns whether it was valid.
 pub(crate) fn reload(old: &Loaded, new: &Result<Loaded, Problems>, relays: &[Arc<RelayMonitor>]) -> bool {
     let new = match new {
         Ok(new) => new,
@@ -19,7 +19,7 @@ pub(crate) fn reload(old: &Loaded, new: &Result<Loaded, Problems>, relays: &[Arc
                 let place = place.as_ref().map(ToString::to_string);
                 error!(problem = reason, place, hint, "the configuration is wrong");
             }
-            error!(problems = problems.len(), "the configuration was not taken, nothing has changed");
+            error!(problems = problems.len(), "configuration reload rejected, nothing changed");
             return false;
         }
     };
@@ -40,20 +40,20 @@ pub(crate) fn reload(old: &Loaded, new: &Result<Loaded, Problems>, relays: &[Arc
     let waiting = needs_restart(old, new);
     if !waiting.is_empty() {
         let keys = waiting.into_iter().collect::<Vec<_>>().join(", ");
-        warn!(%keys, "changes that need a restart were not taken");
+        warn!(%keys, "changes that need a restart were ignored");
     }
-    info!(exchanged, "the configuration was read anew");
+    info!(exchanged, "configuration reloaded");
     true
 }
 
-/// Logs what is not wrong with a configuration, but hardly meant.
+/// Logs settings that look wrong.
 pub(crate) fn warn_of(warnings: &[Problem]) {
     for Problem { reason, hint, .. } in warnings {
-        warn!(problem = reason, hint, "the configuration is hardly what was meant");
+        warn!(problem = reason, hint, "configuration warning");
     }
 }
 
-/// The keys that differ, and are read at start-up only.
+/// The keys that differ and are read only at start-up.
 fn needs_restart(old: &Loaded, new: &Loaded) -> BTreeSet<String> {
     let values = |loaded: &Loaded| -> Vec<(String, String)> {
         let settings = loaded.settings.iter().filter(|setting| !setting.path.is_in_list());

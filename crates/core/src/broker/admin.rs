@@ -17,6 +17,16 @@ pub struct TopologyItem {
     pub status: TopologyStatus,
 }
 
+impl TopologyItem {
+    /// Whether the object is as configured, as far as it could be compared.
+    pub const fn is_in_place(&self) -> bool {
+        match self.status {
+            TopologyStatus::Unchanged | TopologyStatus::Created | TopologyStatus::Unknown => true,
+            TopologyStatus::Missing | TopologyStatus::Different(_) => false,
+        }
+    }
+}
+
 /// The state of one topology object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TopologyStatus {

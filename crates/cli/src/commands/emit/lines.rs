@@ -14,11 +14,11 @@ use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::dev::interrupts::Interrupts;
 use crate::error_report::print_stderr;
 use crate::exit::{ExitStatus, interrupted, usage};
 use crate::outbox::{Place, emit_error};
 use crate::output::{OutputArgs, Progress, count};
+use relevo_host::Signals;
 
 /// Lines that are read ahead.
 const READ_AHEAD: usize = 16;
@@ -46,11 +46,11 @@ pub(super) async fn run(place: &Place, args: &LinesArgs<'_>) -> Result<ExitStatu
         committed_line: args.skip,
     };
     let stop = CancellationToken::new();
-    let interrupts = Interrupts::new()?;
+    let interrupts = Signals::interrupts()?;
     // The second interrupt ends the process, even if the database does not answer.
     tokio::select! {
         result = emitter.run(read_ahead(source), args, &stop) => result,
-        () = interrupts.watch(stop.clone()) => Err(interrupted("interrupted")),
+        () = interrupts.cancel_on_stop(stop.clone()) => Err(interrupted("interrupted")),
     }
 }
 

@@ -11,11 +11,11 @@ use super::list::{self, object};
 use super::selection::Selection;
 use super::source;
 use crate::args::OutboxArgs;
-use crate::dev::interrupts::Interrupts;
 use crate::error_report::print_stderr;
 use crate::exit::ExitStatus;
 use crate::outbox::{self, Place};
 use crate::output::{self, OutputArgs, Progress, count};
+use relevo_host::Signals;
 
 /// The rate, and when it stops.
 #[derive(Debug, Clone, Copy, clap::Args)]
@@ -101,7 +101,7 @@ pub(super) async fn feed(
     output: OutputArgs,
 ) -> Result<ExitStatus> {
     let stop = CancellationToken::new();
-    let interrupts = Interrupts::new()?;
+    let interrupts = Signals::interrupts()?;
     let feeding = ReplayJob {
         consumer: name.to_owned(),
         config: selection.consumer_config(),
@@ -113,7 +113,7 @@ pub(super) async fn feed(
     let mut progress = Progress::new();
     let ended = tokio::select! {
         ended = feeder.run(&stop, |replay, step| progress.report(|| line(replay, step))) => ended,
-        () = interrupts.watch(stop.clone()) => Ok(ReplayEnd::Interrupted),
+        () = interrupts.cancel_on_stop(stop.clone()) => Ok(ReplayEnd::Interrupted),
     };
     progress.clear();
     let hint = format!("continue with `relevo replay resume {name} {number}`");

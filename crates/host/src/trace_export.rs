@@ -1,4 +1,4 @@
-//! What is told of messages, to a collector.
+//! The export of spans to a collector.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,53 +13,53 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-/// Nothing is told any more when the last spans are sent: nobody waits longer for them.
-const LAST_DEADLINE: Duration = Duration::from_secs(2);
+/// How long the export of the last spans may delay the end of the process.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The exporter, before it runs.
-pub(crate) struct Telling(Option<Exporter>);
+/// The exporter before it runs.
+pub(crate) struct TraceExport(Option<Exporter>);
 
-impl Telling {
+impl TraceExport {
     pub(crate) fn new(config: Option<&Config>) -> Result<Self> {
         let exporter = config.map(|config| Exporter::new(config.clone())).transpose();
-        Ok(Self(exporter.context("traces cannot be told")?))
+        Ok(Self(exporter.context("cannot export traces")?))
     }
 
-    /// What a relay is given.
-    pub(crate) fn of(&self, labels: &RelayLabels) -> Tracer {
+    /// The tracer of a relay.
+    pub(crate) fn tracer(&self, labels: &RelayLabels) -> Tracer {
         let Some(exporter) = &self.0 else { return Tracer::off() };
         let attributes =
             vec![("relevo.outbox", labels.outbox.clone()), ("relevo.destination", labels.destination.clone())];
         exporter.traces(CommonAttributes { system: labels.broker.clone(), attributes })
     }
 
-    /// Nothing is counted where nothing is told.
+    /// The counts of exported spans.
     pub(crate) fn counts(&self) -> Arc<SpanCounts> {
         self.0.as_ref().map_or_else(Arc::default, Exporter::counts)
     }
 
-    pub(crate) fn start(self, config: Option<&Config>) -> Exporting {
+    pub(crate) fn start(self, config: Option<&Config>) -> TraceExportTask {
         let (stop, mut running) = (CancellationToken::new(), JoinSet::new());
         if let (Some(exporter), Some(config)) = (self.0, config) {
-            info!(endpoint = config.endpoint, sample = %config.sample, "spans are told");
+            info!(endpoint = config.endpoint, sample = %config.sample, "span export started");
             running.spawn(exporter.run(stop.clone()));
         }
-        Exporting { stop, running }
+        TraceExportTask { stop, running }
     }
 }
 
-/// The exporter, while it runs: longer than what it tells of.
-pub(crate) struct Exporting {
+/// The running exporter. It stops after the relays.
+pub(crate) struct TraceExportTask {
     stop: CancellationToken,
     running: JoinSet<()>,
 }
 
-impl Exporting {
-    /// Sends what is left.
+impl TraceExportTask {
+    /// Exports the remaining spans.
     pub(crate) async fn end(mut self) {
         self.stop.cancel();
-        if timeout(LAST_DEADLINE, self.running.join_next()).await.is_err() {
-            warn!("the collector did not take the last spans in time");
+        if timeout(FLUSH_TIMEOUT, self.running.join_next()).await.is_err() {
+            warn!("the last spans were not exported in time");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Metrics of the process itself.
+//! Counts of configuration reloads.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use relevo_observe::metrics;
 
-/// Configuration reloads.
+/// Counts of configuration reloads.
 #[derive(Debug)]
 pub(crate) struct Reloads {
     good: AtomicU64,
@@ -33,11 +33,11 @@ impl Reloads {
     }
 }
 
-/// The metrics of the daemon itself.
+/// The metrics of configuration reloads.
 #[derive(Debug)]
-pub(crate) struct Itself(pub(crate) Arc<Reloads>);
+pub(crate) struct ReloadMetrics(pub(crate) Arc<Reloads>);
 
-impl Collector for Itself {
+impl Collector for ReloadMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
         let counters = [
             (metrics::CONFIG_RELOADS, "Configuration reloads that were applied", &self.0.good),

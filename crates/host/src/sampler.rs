@@ -1,4 +1,4 @@
-//! Samples what only databases and brokers know, so that no scrape has to ask them.
+//! Samples databases and brokers, so that no scrape sends requests to them.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,23 +17,23 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use crate::config::Outbox;
+use crate::config::OutboxConfig;
 use crate::error_report::ErrorReport;
 
-/// A database or a broker that is slower than this has no number to give.
-const DEADLINE: Duration = Duration::from_secs(4);
-/// Whoever is asked is busy with it for a tenth of the time at most.
+/// The time limit of a sample.
+const TIMEOUT: Duration = Duration::from_secs(4);
+/// Samples take at most a tenth of the time: the pause is this many times as long as the sample.
 const REST: u32 = 10;
 
-/// How often something is asked, and until when.
+/// How often samples are taken, and until when.
 #[derive(Clone)]
-pub(crate) struct Pace {
-    pub(crate) every: Duration,
+pub(crate) struct SampleLoop {
+    pub(crate) interval: Duration,
     pub(crate) stop: CancellationToken,
 }
 
-impl Pace {
-    /// Asks again and again until it is told to stop. The same news again is no news.
+impl SampleLoop {
+    /// Samples until `stop` is cancelled. The same failure is logged once.
     async fn repeat<S: Sampler>(self, slot: Arc<LastSample<S::Sampled>>, mut sampler: S) {
         let mut failing = false;
         loop {
@@ -41,13 +41,13 @@ impl Pace {
             let answer = tokio::select! {
                 biased;
                 () = self.stop.cancelled() => return,
-                answer = timeout(DEADLINE, sampler.ask()) => answer,
+                answer = timeout(TIMEOUT, sampler.sample()) => answer,
             };
-            let answer = answer.unwrap_or_else(|_| Err(format!("it has not answered within {DEADLINE:?}")));
+            let answer = answer.unwrap_or_else(|_| Err(format!("no response within {TIMEOUT:?}")));
             let what = sampler.what();
             match &answer {
                 Err(error) if failing => debug!(what, error, "still cannot be sampled"),
-                Err(error) => warn!(what, error, "cannot be sampled: what was last known of it is told for a minute"),
+                Err(error) => warn!(what, error, "cannot be sampled: the last sample is exported for a minute"),
                 Ok(Some(_)) if failing => info!(what, "can be sampled again"),
                 Ok(_) => {}
             }
@@ -56,7 +56,7 @@ impl Pace {
                 Ok(None) => slot.clear(),
                 answer => slot.set(answer.ok().flatten()),
             }
-            let pause = self.every.saturating_sub(began.elapsed()).max(began.elapsed() * REST);
+            let pause = self.interval.saturating_sub(began.elapsed()).max(began.elapsed() * REST);
             tokio::select! {
                 biased;
                 () = self.stop.cancelled() => return,
@@ -69,48 +69,48 @@ impl Pace {
 /// A broker and its last sample.
 type SampledBroker = (Arc<dyn BrokerAdapter>, Arc<LastSample<BrokerSample>>);
 
-/// Everything that is sampled, for those who scrape.
-pub(crate) struct Samplers {
-    pace: Pace,
-    far: Vec<SampledBroker>,
+/// All samplers of a process.
+pub(crate) struct SampleLoops {
+    sample_loop: SampleLoop,
+    brokers: Vec<SampledBroker>,
     waiting: Vec<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
-impl Samplers {
-    pub(crate) fn new(pace: Pace) -> Self {
-        Self { pace, far: Vec::new(), waiting: Vec::new() }
+impl SampleLoops {
+    pub(crate) fn new(sample_loop: SampleLoop) -> Self {
+        Self { sample_loop, brokers: Vec::new(), waiting: Vec::new() }
     }
 
-    /// What the destinations of an outbox share.
-    pub(crate) fn outbox(&mut self, outbox: &Arc<Outbox>) -> Arc<LastSample<OutboxSample>> {
+    /// The sample that the destinations of an outbox share.
+    pub(crate) fn outbox(&mut self, outbox: &Arc<OutboxConfig>) -> Arc<LastSample<OutboxSample>> {
         let slot = Arc::default();
         if let Some(first) = outbox.destinations.first() {
-            let sampler = OfOutbox(Opened::new(outbox, &first.name));
-            self.waiting.push(Box::pin(self.pace.clone().repeat(Arc::clone(&slot), sampler)));
+            let sampler = OutboxSampler(OperatorConnection::new(outbox, &first.name));
+            self.waiting.push(Box::pin(self.sample_loop.clone().repeat(Arc::clone(&slot), sampler)));
         }
         slot
     }
 
-    /// A broker; destinations of one that are configured alike share what is sampled.
+    /// A broker. Destinations with the same broker and the same settings share a sample.
     pub(crate) fn broker(&mut self, broker: &Arc<dyn BrokerAdapter>) -> Arc<LastSample<BrokerSample>> {
-        if let Some((_, slot)) = self.far.iter().find(|(known, _)| known.is_same_broker(&**broker)) {
+        if let Some((_, slot)) = self.brokers.iter().find(|(known, _)| known.is_same_broker(&**broker)) {
             return Arc::clone(slot);
         }
         let slot = Arc::default();
-        self.far.push((Arc::clone(broker), Arc::clone(&slot)));
-        let sampler = OfBroker::new(&**broker);
-        self.waiting.push(Box::pin(self.pace.clone().repeat(Arc::clone(&slot), sampler)));
+        self.brokers.push((Arc::clone(broker), Arc::clone(&slot)));
+        let sampler = BrokerSampler::new(&**broker);
+        self.waiting.push(Box::pin(self.sample_loop.clone().repeat(Arc::clone(&slot), sampler)));
         slot
     }
 
     /// An outbox, for one of its destinations.
-    pub(crate) fn destination(&mut self, outbox: &Arc<Outbox>, relay: &Arc<RelayMonitor>) {
-        let opened = Opened::new(outbox, &relay.labels().destination);
-        let sampler = OfDestination { relay: Arc::clone(relay), opened };
-        self.waiting.push(Box::pin(self.pace.clone().repeat(Arc::clone(&relay.samples().destination), sampler)));
+    pub(crate) fn destination(&mut self, outbox: &Arc<OutboxConfig>, relay: &Arc<RelayMonitor>) {
+        let opened = OperatorConnection::new(outbox, &relay.labels().destination);
+        let sampler = DestinationSampler { relay: Arc::clone(relay), opened };
+        self.waiting.push(Box::pin(self.sample_loop.clone().repeat(Arc::clone(&relay.samples().destination), sampler)));
     }
 
-    /// Begins to sample; what is never scraped is not sampled.
+    /// Starts sampling. Without an admin port nothing is sampled.
     pub(crate) fn start(self, components: &mut JoinSet<Result<()>>) {
         for sampler in self.waiting {
             components.spawn(async move {
@@ -121,77 +121,76 @@ impl Samplers {
     }
 }
 
-/// Something that is asked again and again.
+/// Takes samples of one database or broker.
 #[async_trait]
 trait Sampler: Send {
     type Sampled: Clone + Send;
 
-    /// What is asked, for people.
+    /// Its subject, for logs.
     fn what(&self) -> String;
 
-    /// `None` while there is nothing to ask yet; an error says why it could not be sampled. Dropped in the middle, it begins
-    /// anew.
-    async fn ask(&mut self) -> Result<Option<Self::Sampled>, String>;
+    /// `None` while there is nothing to sample. A cancelled call starts from the beginning next time.
+    async fn sample(&mut self) -> Result<Option<Self::Sampled>, String>;
 }
 
-/// An outbox for one destination, over connections of its own: counting must not delay a lease.
-struct OfDestination {
+/// An outbox for one destination. It has its own connection, because counting must not delay a lease.
+struct DestinationSampler {
     relay: Arc<RelayMonitor>,
-    opened: Opened,
+    opened: OperatorConnection,
 }
 
 #[async_trait]
-impl Sampler for OfDestination {
+impl Sampler for DestinationSampler {
     type Sampled = DestinationSample;
 
     fn what(&self) -> String {
         format!("outbox `{}` for destination `{}`", self.opened.outbox.name, self.opened.destination)
     }
 
-    /// Whatever the relay waits for: what piles up meanwhile is what people want to know.
-    async fn ask(&mut self) -> Result<Option<DestinationSample>, String> {
+    /// Also while the relay waits for its broker: operators need the backlog then.
+    async fn sample(&mut self) -> Result<Option<DestinationSample>, String> {
         let phase = self.relay.phase();
         if phase == RelayPhase::Stopped {
             return Ok(None);
         }
         let store = self.opened.take().await?;
-        // A relay adds its destination once its broker is there.
+        // A relay adds its destination after the check of its broker.
         if phase != RelayPhase::Running && !self.opened.is_known(&*store).await? {
             self.opened.store = Some(store);
             return Ok(None);
         }
-        let vitals = store.sample_destination(&self.opened.destination).await;
-        self.opened.keep(store, vitals)
+        let sample = store.sample_destination(&self.opened.destination).await;
+        self.opened.keep(store, sample)
     }
 }
 
-/// What the destinations of an outbox share.
-struct OfOutbox(Opened);
+/// The sample that the destinations of an outbox share.
+struct OutboxSampler(OperatorConnection);
 
 #[async_trait]
-impl Sampler for OfOutbox {
+impl Sampler for OutboxSampler {
     type Sampled = OutboxSample;
 
     fn what(&self) -> String {
-        format!("what the destinations of outbox `{}` share", self.0.outbox.name)
+        format!("outbox `{}`", self.0.outbox.name)
     }
 
-    async fn ask(&mut self) -> Result<Option<OutboxSample>, String> {
+    async fn sample(&mut self) -> Result<Option<OutboxSample>, String> {
         let store = self.0.take().await?;
-        let surroundings = store.sample_outbox().await;
-        self.0.keep(store, surroundings)
+        let sample = store.sample_outbox().await;
+        self.0.keep(store, sample)
     }
 }
 
-/// An outbox that is opened when it is first asked, and again after it failed or did not answer in time.
-struct Opened {
-    outbox: Arc<Outbox>,
+/// An outbox. It is opened for the first sample, and again after a failure.
+struct OperatorConnection {
+    outbox: Arc<OutboxConfig>,
     destination: String,
     store: Option<Arc<dyn OutboxOperator>>,
 }
 
-impl Opened {
-    fn new(outbox: &Arc<Outbox>, destination: &str) -> Self {
+impl OperatorConnection {
+    fn new(outbox: &Arc<OutboxConfig>, destination: &str) -> Self {
         Self { outbox: Arc::clone(outbox), destination: destination.to_owned(), store: None }
     }
 
@@ -200,52 +199,52 @@ impl Opened {
             Some(store) => Ok(store),
             None => {
                 let (store, timeout) = (&self.outbox.store, self.outbox.store.call_timeout());
-                Ok(store.open_operator(timeout).await.map_err(told)?)
+                Ok(store.open_operator(timeout).await.map_err(error_text)?)
             }
         }
     }
 
     /// Whether the outbox has the destination.
     async fn is_known(&self, store: &dyn OutboxOperator) -> Result<bool, String> {
-        let known = store.destinations().await.map_err(told)?;
+        let known = store.destinations().await.map_err(error_text)?;
         Ok(known.iter().any(|it| it.name == self.destination))
     }
 
-    /// Keeps a store that answered.
-    fn keep<T>(&mut self, store: Arc<dyn OutboxOperator>, answer: Result<T, StoreError>) -> Result<Option<T>, String> {
-        let answer = answer.map_err(told)?;
+    /// Keeps the connection if the call succeeded.
+    fn keep<T>(&mut self, store: Arc<dyn OutboxOperator>, result: Result<T, StoreError>) -> Result<Option<T>, String> {
+        let sample = result.map_err(error_text)?;
         self.store = Some(store);
-        Ok(Some(answer))
+        Ok(Some(sample))
     }
 }
 
-fn told(error: StoreError) -> String {
+fn error_text(error: StoreError) -> String {
     ErrorReport::of(&error.into()).error().to_owned()
 }
 
-/// A broker.
-struct OfBroker {
+/// Samples a broker.
+struct BrokerSampler {
     kind: &'static str,
     /// `None` if it has nothing to sample.
     monitor: Option<Box<dyn BrokerMonitor>>,
 }
 
-impl OfBroker {
+impl BrokerSampler {
     fn new(broker: &dyn BrokerAdapter) -> Self {
-        // A configuration that cannot be used ends the relay, which says why.
+        // The relay reports a configuration that cannot be used.
         Self { kind: broker.kind(), monitor: broker.monitor().ok().flatten() }
     }
 }
 
 #[async_trait]
-impl Sampler for OfBroker {
+impl Sampler for BrokerSampler {
     type Sampled = BrokerSample;
 
     fn what(&self) -> String {
         format!("the broker ({})", self.kind)
     }
 
-    async fn ask(&mut self) -> Result<Option<BrokerSample>, String> {
+    async fn sample(&mut self) -> Result<Option<BrokerSample>, String> {
         let Some(monitor) = &self.monitor else { return Ok(None) };
         monitor.sample().await.map(Some).map_err(|failure| failure.error_chain())
     }
