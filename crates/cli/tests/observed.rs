@@ -15,6 +15,6 @@ mod prometheus;
 mod queries;
 #[path = "observed/rules.rs"]
 mod rules;
-#[path = "run/world.rs"]
+#[path = "run/test_outbox.rs"]
 #[expect(dead_code, reason = "the tests of the daemon use all of it")]
-mod world;
+mod test_outbox;

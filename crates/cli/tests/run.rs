@@ -2,8 +2,8 @@
 
 #[path = "run/admin.rs"]
 mod admin;
-#[path = "run/both.rs"]
-mod both;
+#[path = "run/broker_messages.rs"]
+mod broker_messages;
 #[path = "run/command.rs"]
 mod command;
 #[path = "run/consumers.rs"]
@@ -12,22 +12,22 @@ mod consumers;
 mod daemon;
 #[path = "run/defaults.rs"]
 mod defaults;
-#[path = "run/elsewhere.rs"]
-mod elsewhere;
 #[path = "run/failure.rs"]
 mod failure;
-#[path = "run/far.rs"]
-mod far;
+#[path = "run/failure_broker_full.rs"]
+mod failure_broker_full;
+#[path = "run/failure_restored_database.rs"]
+mod failure_restored_database;
+#[path = "run/failure_retention.rs"]
+mod failure_retention;
 #[path = "run/flow.rs"]
 mod flow;
-#[path = "run/full.rs"]
-mod full;
-#[path = "run/kept.rs"]
-mod kept;
 #[path = "run/metrics.rs"]
 mod metrics;
 #[path = "run/nats.rs"]
 mod nats;
+#[path = "run/outages.rs"]
+mod outages;
 #[path = "run/rabbitmq.rs"]
 mod rabbitmq;
 #[path = "run/reload.rs"]
@@ -36,11 +36,11 @@ mod reload;
 mod status;
 #[path = "run/systemd.rs"]
 mod systemd;
+#[path = "run/test_outbox.rs"]
+mod test_outbox;
 #[path = "run/topology.rs"]
 mod topology;
 #[path = "run/traces.rs"]
 mod traces;
-#[path = "run/trouble.rs"]
-mod trouble;
-#[path = "run/world.rs"]
-mod world;
+#[path = "run/two_brokers.rs"]
+mod two_brokers;

@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::daemon::Daemon;
-use crate::world::World;
+use crate::test_outbox::TestOutbox;
 
 const LANES: u16 = 2;
 
@@ -26,12 +26,12 @@ pub(crate) struct Fixture {
     pub(crate) consumer: SocketAddr,
     _tasks: JoinSet<()>,
     _vhost: Vhost,
-    _world: Arc<World>,
+    _world: Arc<TestOutbox>,
 }
 
 impl Fixture {
     pub(crate) async fn start() -> Self {
-        let (world, vhost) = (Arc::new(World::new().await), RabbitServer::shared().vhost().await);
+        let (world, vhost) = (Arc::new(TestOutbox::new().await), RabbitServer::shared().vhost().await);
         let broker = format!(
             "kind = \"rabbitmq\"\nurls = [\"{}\"]\nmanagement_url = \"{}\"\ntopology_on_start = \"apply\"\nexchange = \"shop\"\nlanes = {LANES}\n\
              [BROKER.exchanges.shop]\n[BROKER.queues.billing]\nlanes = {LANES}\nordered = true\nbind = [\"shop/orders.#\"]\n",
@@ -40,7 +40,7 @@ impl Fixture {
         );
         let daemon = Daemon::start(&world.carried_to(&[("main", &broker)], ""), &[]);
         world.emit_numbers("orders", 1..=10).await;
-        World::taken(&daemon, "main", 10);
+        TestOutbox::taken(&daemon, "main", 10);
         let mut tasks = JoinSet::new();
         let consumer = consume(&world, &vhost, &mut tasks).await;
         // One message that no handler accepts: it becomes a dead letter and starts an alert.
@@ -56,7 +56,7 @@ impl Fixture {
 }
 
 /// Emits a few messages every 100 ms.
-async fn keep_busy(world: Arc<World>) {
+async fn keep_busy(world: Arc<TestOutbox>) {
     loop {
         world.emit("orders", 20).await;
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -76,7 +76,7 @@ impl Handler<Transaction> for Effect {
 }
 
 /// Starts a service whose consumer has its inbox in the outbox's database, and returns its address.
-async fn consume(world: &World, vhost: &Vhost, tasks: &mut JoinSet<()>) -> SocketAddr {
+async fn consume(world: &TestOutbox, vhost: &Vhost, tasks: &mut JoinSet<()>) -> SocketAddr {
     let queue = rabbitmq::Queue { lanes: Some(LANES), single_active_consumer: true, ..rabbitmq::Queue::new("billing") };
     let config = rabbitmq::Config { lanes: Some(LANES), ..rabbitmq::Config::new(vhost.amqp_url()) };
     let membership = rabbitmq::ConsumerOptions::default();

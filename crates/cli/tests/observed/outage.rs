@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::daemon::Daemon;
 use crate::prometheus::{FastClock, json, start, wait_for};
-use crate::world::World;
+use crate::test_outbox::TestOutbox;
 
 /// The alert of this name in Alertmanager, if it is firing.
 fn alert(alertmanager: &Alertmanager, name: &str) -> Option<Value> {
@@ -17,7 +17,7 @@ fn alert(alertmanager: &Alertmanager, name: &str) -> Option<Value> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_alert_fires_when_a_broker_stops_and_is_resolved_when_it_returns() {
-    let (world, stream) = (World::new().await, unique("shop"));
+    let (world, stream) = (TestOutbox::new().await, unique("shop"));
     let broker = Private::start(NatsVersion::V2_15, Settings::new()).await;
     let section = format!(
         "kind = \"nats\"\nurls = [\"{}\"]\nstream = \"{stream}\"\ntopology_on_start = \"apply\"\n[BROKER.streams.one]\n\
@@ -27,7 +27,7 @@ async fn an_alert_fires_when_a_broker_stops_and_is_resolved_when_it_returns() {
     let route = format!("[[outboxes.shop.destinations.main.routes]]\naddress = \"{stream}.{{topic}}\"\n");
     let mut daemon = Daemon::start(&world.carried_to(&[("main", &section)], &route), &[]);
     world.emit_numbers("orders", 1..=50).await;
-    World::taken(&daemon, "main", 50);
+    TestOutbox::taken(&daemon, "main", 50);
 
     let alertmanager = Alertmanager::start();
     let prometheus = start(&[daemon.admin()], FastClock(60), Some(&alertmanager.address()));
@@ -63,7 +63,7 @@ async fn an_alert_fires_when_a_broker_stops_and_is_resolved_when_it_returns() {
     wait_for("the backlog grows", || (metric("outbox_backlog_gauge") == Some(15.0)).then_some(()), state);
 
     broker.start_again().await;
-    World::taken(&daemon, "main", 65);
+    TestOutbox::taken(&daemon, "main", 65);
     for name in ["outbox_retry_total", "outbox_failed_permanent_total"] {
         assert_eq!(metric(name), Some(0.0), "an outage counts no attempt: {name}");
     }

@@ -5,16 +5,16 @@ use std::net::TcpListener;
 use serde_json::Value;
 
 use crate::daemon::{Daemon, until};
-use crate::world::World;
+use crate::test_outbox::TestOutbox;
 
 const LABELS: &str = "{service=\"relevo\",outbox=\"shop\",destination=\"main\"}";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn probes_and_metrics_tell_how_it_is() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let mut daemon = world.start("");
     world.emit("orders", 40).await;
-    World::delivered(&daemon, "shop", 40);
+    TestOutbox::delivered(&daemon, "shop", 40);
     let (status, body) = daemon.get("/livez");
     let body: Value = serde_json::from_str(&body).unwrap();
     assert_eq!((status, &body["ok"], &body["checks"][0]["detail"]), (200, &true.into(), &"running".into()));
@@ -53,7 +53,7 @@ async fn probes_and_metrics_tell_how_it_is() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_taken_port_is_one_clear_error() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let mut daemon = Daemon::start(&world.config(""), &[("RELEVO__ADMIN__LISTEN", &address)]);
@@ -65,7 +65,7 @@ async fn a_taken_port_is_one_clear_error() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_port_that_others_can_reach_needs_a_token() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let open = ("RELEVO__ADMIN__LISTEN", "0.0.0.0:0");
     let mut refused = Daemon::start(&world.config(""), &[open]);
     assert_eq!(refused.end(), Some(2));
@@ -91,7 +91,7 @@ fn part(daemon: &Daemon, name: &str) -> (bool, bool, String) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn readiness_says_how_database_schema_and_broker_are() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let mut daemon = world.start("");
     daemon.ready();
     assert_eq!(part(&daemon, "database"), (true, true, "reachable, 8 shards are leased".to_owned()));
@@ -106,11 +106,11 @@ async fn readiness_says_how_database_schema_and_broker_are() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_outage_makes_it_unready_only_where_that_was_asked_for() {
     for (asked, expected) in [(false, 200), (true, 503)] {
-        let world = World::new().await;
+        let world = TestOutbox::new().await;
         let variable = [("RELEVO__ADMIN__READY_REQUIRES_BROKER", if asked { "true" } else { "false" })];
         let mut daemon = Daemon::start(&world.config("[relay]\npublish_timeout = \"2s\"\n"), &variable);
         world.emit("orders", 1).await;
-        World::delivered(&daemon, "shop", 1);
+        TestOutbox::delivered(&daemon, "shop", 1);
         assert_eq!(daemon.get("/readyz").0, 200);
         let lock = world.lock_broker().await;
         world.emit("orders", 5).await;
@@ -120,7 +120,7 @@ async fn an_outage_makes_it_unready_only_where_that_was_asked_for() {
         until("the answer follows", || daemon.get("/readyz").0 == expected);
         assert_eq!((daemon.get("/livez").0, daemon.get("/startupz").0), (200, 200));
         drop(lock);
-        World::delivered(&daemon, "shop", 6);
+        TestOutbox::delivered(&daemon, "shop", 6);
         until("it is ready again", || daemon.get("/readyz").0 == 200);
         daemon.stop();
     }
@@ -128,7 +128,7 @@ async fn an_outage_makes_it_unready_only_where_that_was_asked_for() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stuck_key_and_a_dead_letter_are_told_and_do_not_make_it_unready() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let mut daemon = world.start("");
     daemon.ready();
     world

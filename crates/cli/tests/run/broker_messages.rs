@@ -17,19 +17,19 @@ const IDLE: Duration = Duration::from_millis(200);
 
 /// A message at the broker: its number, and its headers.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct BrokerMessage {
     pub(crate) number: i64,
     pub(crate) headers: BTreeMap<String, String>,
 }
 
 /// Numbers of messages in the order in which each was first seen.
-pub(crate) fn first_seen(kept: &[Kept]) -> Vec<i64> {
+pub(crate) fn first_seen(kept: &[BrokerMessage]) -> Vec<i64> {
     let mut seen = std::collections::BTreeSet::new();
     kept.iter().map(|kept| kept.number).filter(|number| seen.insert(*number)).collect()
 }
 
 /// Each of the numbers is there, and those of a key are in their order.
-pub(crate) fn assert_in_order(kept: &[Kept], numbers: std::ops::RangeInclusive<i64>) {
+pub(crate) fn assert_in_order(kept: &[BrokerMessage], numbers: std::ops::RangeInclusive<i64>) {
     let seen = first_seen(kept);
     let mut sorted = seen.clone();
     sorted.sort_unstable();
@@ -64,7 +64,7 @@ pub(crate) async fn declare_queue(url: &str, queue: &str, arguments: &[(&str, AM
 
 /// Consumes a queue until the last of these numbers has come and the queue is empty. A queue with a single active consumer
 /// refuses `basic.get`.
-pub(crate) async fn take_from_queue(url: &str, queue: &str, last: i64) -> Vec<Kept> {
+pub(crate) async fn take_from_queue(url: &str, queue: &str, last: i64) -> Vec<BrokerMessage> {
     let (_connection, channel) = channel(url).await;
     let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
     let consumed = channel.basic_consume(queue.into(), "".into(), options, FieldTable::default()).await;
@@ -72,7 +72,7 @@ pub(crate) async fn take_from_queue(url: &str, queue: &str, last: i64) -> Vec<Ke
     let (mut kept, end) = (Vec::new(), Instant::now() + DEADLINE);
     loop {
         let Ok(next) = tokio::time::timeout(IDLE, messages.next()).await else {
-            if kept.iter().any(|kept: &Kept| kept.number == last) && !channel_has_more(&channel, queue).await {
+            if kept.iter().any(|kept: &BrokerMessage| kept.number == last) && !channel_has_more(&channel, queue).await {
                 return kept;
             }
             assert!(Instant::now() < end, "{last} has not come: {:?}", first_seen(&kept));
@@ -84,7 +84,7 @@ pub(crate) async fn take_from_queue(url: &str, queue: &str, last: i64) -> Vec<Ke
             AMQPValue::LongString(text) => Some((name.to_string(), text.to_string())),
             _ => None,
         });
-        kept.push(Kept { number: number(&message.data), headers: headers.collect() });
+        kept.push(BrokerMessage { number: number(&message.data), headers: headers.collect() });
     }
 }
 
@@ -99,7 +99,7 @@ pub(crate) async fn jetstream(url: &str) -> jetstream::Context {
 }
 
 /// Everything that a stream has stored.
-pub(crate) async fn stored_in(url: &str, stream: &str) -> Vec<Kept> {
+pub(crate) async fn stored_in(url: &str, stream: &str) -> Vec<BrokerMessage> {
     let mut stream = jetstream(url).await.get_stream(stream).await.expect("the stream is there");
     let last = stream.info().await.expect("it answers").state.last_sequence;
     let mut kept = Vec::new();
@@ -109,7 +109,7 @@ pub(crate) async fn stored_in(url: &str, stream: &str) -> Vec<Kept> {
             let value = values.first().map_or_else(String::new, ToString::to_string);
             (name.to_string(), value)
         });
-        kept.push(Kept { number: number(&message.payload), headers: headers.collect() });
+        kept.push(BrokerMessage { number: number(&message.payload), headers: headers.collect() });
     }
     kept
 }

@@ -19,7 +19,7 @@ use relevo_torture::ledger_beside;
 
 use crate::daemon::{DEADLINE, Daemon, POLL, until};
 use crate::failure::said;
-use crate::world::World;
+use crate::test_outbox::TestOutbox;
 
 const CONSUMER: &str = "billing";
 const LANES: u16 = 4;
@@ -32,7 +32,7 @@ const SIGABRT: i32 = 6;
 
 /// A relay to the embedded broker, and a consumer there that writes what it handled into a ledger.
 pub(crate) struct Scene {
-    world: World,
+    world: TestOutbox,
     store: Store,
     feed: Feed,
     daemon: Daemon,
@@ -40,7 +40,7 @@ pub(crate) struct Scene {
 
 impl Scene {
     pub(crate) async fn set() -> Self {
-        let world = World::new().await;
+        let world = TestOutbox::new().await;
         let store: Store = world.database.url().parse().expect("a URL");
         prepare(&store).await.expect("a database");
         let feed = Feed::new(&broker(&world), CONSUMER, Some(LANES), true).expect("a broker");
@@ -118,7 +118,7 @@ impl Scene {
     }
 }
 
-fn broker(world: &World) -> String {
+fn broker(world: &TestOutbox) -> String {
     format!("embedded:{}", world.directory.path().join("shop.db").display())
 }
 

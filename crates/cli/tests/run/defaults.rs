@@ -7,12 +7,12 @@ use relevo_testkit::NatsVersion;
 use relevo_testkit::nats::unique;
 use relevo_testkit::{nats, rabbitmq};
 
+use crate::broker_messages::{assert_in_order, channel, stored_in, take_from_queue};
 use crate::daemon::Daemon;
-use crate::far::{assert_in_order, channel, stored_in, take_from_queue};
-use crate::world::World;
+use crate::test_outbox::TestOutbox;
 
 /// The whole file, with this broker.
-fn file(world: &World, broker: &str) -> std::path::PathBuf {
+fn file(world: &TestOutbox, broker: &str) -> std::path::PathBuf {
     let text = format!(
         "[outboxes.shop]\ndatabase = \"{}\"\n\n[outboxes.shop.destinations.main]\nbroker = {broker}\n",
         world.database.url()
@@ -42,7 +42,7 @@ async fn exchange_exists(url: &str, kind: ExchangeKind) -> bool {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_emitted_before_the_first_run_arrives_in_rabbitmq() {
-    let (world, vhost) = (World::new().await, rabbitmq::Server::shared().vhost().await);
+    let (world, vhost) = (TestOutbox::new().await, rabbitmq::Server::shared().vhost().await);
     let url = vhost.amqp_url();
     let (_connection, channel) = channel(&url).await;
     let durable = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
@@ -52,7 +52,7 @@ async fn a_message_emitted_before_the_first_run_arrives_in_rabbitmq() {
     world.emit_numbers("orders.eu", 1..=10).await;
     let broker = format!("{{ kind = \"rabbitmq\", url = \"{url}\", exchange = \"shop\" }}");
     let mut daemon = Daemon::start(&file(&world, &broker), &[PORT]);
-    World::taken(&daemon, "main", 10);
+    TestOutbox::taken(&daemon, "main", 10);
     daemon.stop();
     assert_in_order(&take_from_queue(&url, "orders", 10).await, 1..=10);
     assert!(exchange_exists(&url, ExchangeKind::Fanout).await);
@@ -60,7 +60,7 @@ async fn a_message_emitted_before_the_first_run_arrives_in_rabbitmq() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_missing_exchange_is_created_and_messages_wait_for_a_queue() {
-    let (world, vhost) = (World::new().await, rabbitmq::Server::shared().vhost().await);
+    let (world, vhost) = (TestOutbox::new().await, rabbitmq::Server::shared().vhost().await);
     let url = vhost.amqp_url();
     world.emit_numbers("orders.eu", 1..=10).await;
     let broker = format!("{{ kind = \"rabbitmq\", url = \"{url}\", exchange = \"shop\" }}");
@@ -70,14 +70,14 @@ async fn a_missing_exchange_is_created_and_messages_wait_for_a_queue() {
     assert!(exchange_exists(&url, ExchangeKind::Topic).await);
     let (_connection, channel) = channel(&url).await;
     bind(&channel, "orders").await;
-    World::taken(&daemon, "main", 10);
+    TestOutbox::taken(&daemon, "main", 10);
     daemon.stop();
     assert_in_order(&take_from_queue(&url, "orders", 10).await, 1..=10);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_management_api_one_line_names_what_was_not_compared() {
-    let (world, vhost) = (World::new().await, rabbitmq::Server::shared().vhost().await);
+    let (world, vhost) = (TestOutbox::new().await, rabbitmq::Server::shared().vhost().await);
     let broker = format!(
         "{{ kind = \"rabbitmq\", url = \"{}\", exchange = \"shop\", queues.orders.bind = [\"shop/#\"], \
          queues.bills.bind = [\"shop/#\"] }}",
@@ -96,11 +96,11 @@ async fn without_the_management_api_one_line_names_what_was_not_compared() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_emitted_before_the_first_run_arrives_in_a_nats_stream() {
     for version in NatsVersion::ALL {
-        let (world, server, stream) = (World::new().await, nats::Server::shared(version), unique("SHOP"));
+        let (world, server, stream) = (TestOutbox::new().await, nats::Server::shared(version), unique("SHOP"));
         world.emit_numbers("orders.eu", 1..=10).await;
         let broker = format!("{{ kind = \"nats\", url = \"{}\", stream = \"{stream}\" }}", server.url());
         let mut daemon = Daemon::start(&file(&world, &broker), &[PORT]);
-        World::taken(&daemon, "main", 10);
+        TestOutbox::taken(&daemon, "main", 10);
         daemon.stop();
         assert_in_order(&stored_in(server.url(), &stream).await, 1..=10);
     }

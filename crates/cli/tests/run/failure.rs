@@ -9,7 +9,7 @@ use relevo_testkit::{NatsVersion, PgVersion};
 
 use crate::daemon::{Daemon, until};
 use crate::nats::{at, route};
-use crate::world::World;
+use crate::test_outbox::TestOutbox;
 
 const LABELS: &str = "{service=\"relevo\",outbox=\"shop\",destination=\"main\"}";
 
@@ -28,7 +28,7 @@ pub(crate) fn metric(daemon: &Daemon, name: &str) -> Option<i64> {
     daemon.metric(&format!("{name}{LABELS}"))
 }
 
-fn relevo(world: &World, arguments: &[&str]) -> Output {
+fn relevo(world: &TestOutbox, arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_relevo"))
         .args(arguments)
         .env("RELEVO_DATABASE_URL", world.database.url())
@@ -36,7 +36,7 @@ fn relevo(world: &World, arguments: &[&str]) -> Output {
         .expect("the binary starts")
 }
 
-pub(crate) fn said(world: &World, arguments: &[&str]) -> String {
+pub(crate) fn said(world: &TestOutbox, arguments: &[&str]) -> String {
     let output = relevo(world, arguments);
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{arguments:?}: {out}{err}");
@@ -45,7 +45,7 @@ pub(crate) fn said(world: &World, arguments: &[&str]) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_relay_is_replaced_by_another_within_its_lease() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let config = world.config("");
     let start = |name| Daemon::start(&config, &[&SHORT_LEASE[..], &[("RELEVO__NAME", name)]].concat());
     let (first, mut second) = (start("first"), start("second"));
@@ -65,14 +65,14 @@ async fn a_killed_relay_is_replaced_by_another_within_its_lease() {
     assert!(killed.elapsed() < LEASE + SOON, "{:?}", killed.elapsed());
     assert!(metric(&second, "outbox_lease_changes_total") >= changes.map(|changes| changes + 4));
     drop(lock);
-    World::delivered(&second, "shop", 50);
+    TestOutbox::delivered(&second, "shop", 50);
     second.stop();
     assert_eq!(world.arrived("shop").await.len(), 50, "what was in flight has its ids still");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_that_stood_still_past_its_lease_says_so_and_goes_on() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let mut daemon = Daemon::start(&world.config(""), &SHORT_LEASE);
     until("it has its shards", || metric(&daemon, "outbox_leases") == Some(8));
     daemon.signal("STOP");
@@ -88,7 +88,7 @@ async fn a_relay_that_stood_still_past_its_lease_says_so_and_goes_on() {
     world.run("UPDATE relevo.lease SET epoch = epoch + 1, owner = gen_random_uuid()").await;
     daemon.signal("CONT");
     world.emit("orders", 20).await;
-    World::delivered(&daemon, "shop", 20);
+    TestOutbox::delivered(&daemon, "shop", 20);
     until("it has its shards again", || metric(&daemon, "outbox_leases") == Some(8));
     assert!(metric(&daemon, "outbox_lease_changes_total") >= Some(16), "taken, and taken anew");
     // Where it stood still in the middle of a call, that has no answer in time.
@@ -99,7 +99,7 @@ async fn a_relay_that_stood_still_past_its_lease_says_so_and_goes_on() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_can_never_pass_is_dead_until_it_is_redriven() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let (server, stream) = (Server::shared(NatsVersion::V2_15), unique("shop"));
     let address = server.url().trim_start_matches("nats://").to_owned();
     let config = |more| world.carried_to(&[("main", &at(&address, &stream, more))], &route(&stream));
@@ -109,7 +109,7 @@ async fn a_message_that_can_never_pass_is_dead_until_it_is_redriven() {
     world
         .run("SELECT relevo.emit('orders', 'big', 'Happened', '1'), relevo.emit('orders', 'small', 'Happened', '2')")
         .await;
-    World::delivered(&daemon, "shop", 1);
+    TestOutbox::delivered(&daemon, "shop", 1);
     until("it is seen", || {
         metric(&daemon, "mq_dlq_total") == Some(1) && metric(&daemon, "outbox_parked_keys") == Some(1)
     });
@@ -120,7 +120,7 @@ async fn a_message_that_can_never_pass_is_dead_until_it_is_redriven() {
     daemon.stop();
     let mut daemon = Daemon::start(&config("topology_on_start = \"apply\""), &[]);
     said(&world, &["dead-letter", "redrive", "-d", "main", "--all", "--yes", "--reason", "the limit was raised"]);
-    World::delivered(&daemon, "shop", 2);
+    TestOutbox::delivered(&daemon, "shop", 2);
     until("nothing is left", || {
         metric(&daemon, "mq_dlq_total") == Some(0) && metric(&daemon, "outbox_pending_total") == Some(0)
     });
@@ -131,7 +131,7 @@ async fn a_message_that_can_never_pass_is_dead_until_it_is_redriven() {
 async fn a_transaction_that_is_left_open_is_seen_and_holds_nothing_back() {
     // Other tests' transactions would be seen too, on a server that they share.
     let server = Private::start(PgVersion::V15).await;
-    let world = World::of(server.database().await).await;
+    let world = TestOutbox::of(server.database().await).await;
     let mut daemon = world.start("");
     let held = |seconds: &dyn Fn(f64) -> bool| daemon.value("outbox_database_xmin_held_seconds{").is_some_and(seconds);
     for (so_far, level) in [(0, "READ COMMITTED"), (31, "REPEATABLE READ")] {
@@ -139,11 +139,11 @@ async fn a_transaction_that_is_left_open_is_seen_and_holds_nothing_back() {
         let begin = format!("BEGIN ISOLATION LEVEL {level}; SELECT relevo.emit('orders', 'late', 'Happened', '1')");
         sqlx::raw_sql(sqlx::AssertSqlSafe(begin)).execute(&mut open).await.expect("a good statement");
         world.emit("orders", 30).await;
-        World::delivered(&daemon, "shop", so_far + 30);
+        TestOutbox::delivered(&daemon, "shop", so_far + 30);
         until("it is seen", || held(&|seconds| seconds > 0.5));
         assert!(daemon.metric("outbox_database_xmin_age_transactions{") > Some(0), "{level}");
         sqlx::raw_sql("COMMIT").execute(&mut open).await.expect("a commit");
-        World::delivered(&daemon, "shop", so_far + 31);
+        TestOutbox::delivered(&daemon, "shop", so_far + 31);
         until("it is over", || held(&|seconds| seconds < 0.5));
     }
     daemon.stop();
@@ -151,22 +151,22 @@ async fn a_transaction_that_is_left_open_is_seen_and_holds_nothing_back() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_outbox_that_cannot_be_sampled_is_told_and_delivery_goes_on() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let mut daemon = world.start("");
     world.emit("orders", 10).await;
-    World::delivered(&daemon, "shop", 10);
+    TestOutbox::delivered(&daemon, "shop", 10);
     let age = || daemon.value(&format!("outbox_sample_age_seconds{LABELS}"));
     let xmin = || metric(&daemon, "outbox_database_xmin_age_transactions");
     until("it is sampled", || xmin().is_some() && age() < Some(2.0));
     // A table that only those look at who sample.
     world.run("ALTER TABLE relevo.inbox_dead_letter RENAME TO gone").await;
-    let warned = daemon.line("cannot be sampled: what was last known of it is told for a minute");
+    let warned = daemon.line("cannot be sampled: the last sample is exported for a minute");
     assert_eq!(warned["level"], "WARN");
     assert_eq!(warned["what"], "what the destinations of outbox `shop` share");
     assert!(warned["error"].as_str().is_some_and(|error| error.contains("inbox_dead_letter")), "{warned}");
     assert!(xmin().is_some(), "what was known a moment ago is told");
     world.emit("orders", 10).await;
-    World::delivered(&daemon, "shop", 20);
+    TestOutbox::delivered(&daemon, "shop", 20);
     until("the age grows", || age() > Some(3.0));
     assert!(xmin().is_some(), "for less than a minute no alert ends by it");
     world.run("ALTER TABLE relevo.gone RENAME TO inbox_dead_letter").await;

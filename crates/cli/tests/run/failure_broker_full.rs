@@ -6,11 +6,11 @@ use relevo_testkit::NatsVersion;
 use relevo_testkit::nats;
 use relevo_testkit::rabbitmq::{Private, Server};
 
+use crate::broker_messages::{assert_in_order, declare_queue, jetstream, stored_in, take_from_queue};
 use crate::daemon::{Daemon, until};
 use crate::failure::metric;
-use crate::far::{assert_in_order, declare_queue, jetstream, stored_in, take_from_queue};
 use crate::nats::{at, route};
-use crate::world::World;
+use crate::test_outbox::TestOutbox;
 
 /// One address, whose queue the default exchange knows by name.
 const ROUTE: &str = "[[outboxes.shop.destinations.main.routes]]\naddress = \"orders\"\n";
@@ -18,7 +18,7 @@ const THROTTLED: &str =
     "outbox_publish_failures_total{service=\"relevo\",outbox=\"shop\",destination=\"main\",class=\"throttled\"}";
 
 /// Numbers of one key, so that the last comes last.
-async fn emit(world: &World, numbers: std::ops::RangeInclusive<i64>) {
+async fn emit(world: &TestOutbox, numbers: std::ops::RangeInclusive<i64>) {
     let (first, last) = numbers.into_inner();
     let sql = format!(
         "SELECT relevo.emit('orders', 'one', 'Happened', jsonb_build_object('n', n)) FROM generate_series({first}, {last}) n"
@@ -37,7 +37,7 @@ fn is_held(daemon: &Daemon) {
 
 /// Everything went out, and nothing was counted against a message.
 fn is_free(daemon: &Daemon) {
-    World::taken(daemon, "main", 30);
+    TestOutbox::taken(daemon, "main", 30);
     for gone in ["outbox_held_addresses", "outbox_pending_total"] {
         until(gone, || metric(daemon, gone) == Some(0));
     }
@@ -48,7 +48,7 @@ fn is_free(daemon: &Daemon) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_queue_or_stream_is_held_and_goes_on_when_there_is_room() {
-    let (world, vhost) = (World::new().await, Server::shared().vhost().await);
+    let (world, vhost) = (TestOutbox::new().await, Server::shared().vhost().await);
     let full = AMQPValue::LongString("reject-publish".into());
     declare_queue(&vhost.amqp_url(), "orders", &[("x-max-length", AMQPValue::LongInt(10)), ("x-overflow", full)]).await;
     let broker = format!("kind = \"rabbitmq\"\nurls = [\"{}\"]\n", vhost.amqp_url());
@@ -60,7 +60,8 @@ async fn a_full_queue_or_stream_is_held_and_goes_on_when_there_is_room() {
     daemon.stop();
     assert_in_order(&kept, 1..=30);
 
-    let (world, server, name) = (World::new().await, nats::Server::shared(NatsVersion::V2_15), nats::unique("shop"));
+    let (world, server, name) =
+        (TestOutbox::new().await, nats::Server::shared(NatsVersion::V2_15), nats::unique("shop"));
     let address = server.url().trim_start_matches("nats://").to_owned();
     let broker = format!("{}max_messages = 10\n", at(&address, &name, "topology_on_start = \"apply\""));
     let mut daemon = Daemon::start(&world.carried_to(&[("main", &broker)], &route(&name)), &[]);
@@ -78,13 +79,13 @@ async fn a_full_queue_or_stream_is_held_and_goes_on_when_there_is_room() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_whose_disk_is_full_is_away_or_holds_its_addresses_and_loses_nothing() {
     // RabbitMQ blocks whoever publishes.
-    let (world, server) = (World::new().await, Private::start().await);
+    let (world, server) = (TestOutbox::new().await, Private::start().await);
     let durable = [("x-queue-type", AMQPValue::LongString("quorum".into()))];
     declare_queue(&server.amqp_url(), "orders", &durable).await;
     let broker = format!("kind = \"rabbitmq\"\nurls = [\"{}\"]\nconfirm_timeout = \"1s\"\n", server.amqp_url());
     let mut daemon = Daemon::start(&world.carried_to(&[("main", &broker)], ROUTE), &[]);
     emit(&world, 1..=10).await;
-    World::taken(&daemon, "main", 10);
+    TestOutbox::taken(&daemon, "main", 10);
     server.disk_alarm(true).await;
     emit(&world, 11..=30).await;
     until("it is away", || daemon.metric("outbox_broker_up{") == Some(0));
@@ -98,12 +99,12 @@ async fn a_broker_whose_disk_is_full_is_away_or_holds_its_addresses_and_loses_no
     // NATS answers that it has no room.
     let settings = nats::Settings::new().jetstream("max_file_store: 1048576");
     let (world, server, name) =
-        (World::new().await, nats::Private::start(NatsVersion::V2_15, settings).await, nats::unique("shop"));
+        (TestOutbox::new().await, nats::Private::start(NatsVersion::V2_15, settings).await, nats::unique("shop"));
     let address = server.url().trim_start_matches("nats://").to_owned();
     let broker = at(&address, &name, "topology_on_start = \"apply\"");
     let mut daemon = Daemon::start(&world.carried_to(&[("main", &broker)], &route(&name)), &[]);
     emit(&world, 1..=10).await;
-    World::taken(&daemon, "main", 10);
+    TestOutbox::taken(&daemon, "main", 10);
     let jetstream = jetstream(&server.url()).await;
     let ballast = stream::Config { name: "ballast".to_owned(), ..stream::Config::default() };
     jetstream.create_stream(ballast).await.expect("a new stream");

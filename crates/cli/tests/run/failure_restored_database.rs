@@ -9,10 +9,10 @@ use sqlx::ConnectOptions as _;
 
 use crate::daemon::{DEADLINE, Daemon, until};
 use crate::failure::said;
-use crate::world::{BEGIN, Directory, World};
+use crate::test_outbox::{BEGIN, Directory, TestOutbox};
 
 /// A relay from this database.
-fn relay(world: &World, url: &str) -> Daemon {
+fn relay(world: &TestOutbox, url: &str) -> Daemon {
     let outbox = world.outbox("shop", url, "start = \"oldest\"");
     Daemon::start(&world.directory.write("relevo.toml", &format!("{BEGIN}{outbox}")), &[])
 }
@@ -31,10 +31,10 @@ async fn a_relay_of_a_dump_restored_beside_the_original_ends_with_the_command_to
 
 /// A dump is restored into this database: relays refuse it, publish nothing, and name the command after which they carry on.
 async fn refused_until(command: &str, restored: Database) {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let mut daemon = world.start("");
     world.emit("orders", 10).await;
-    World::delivered(&daemon, "shop", 10);
+    TestOutbox::delivered(&daemon, "shop", 10);
     daemon.stop();
     world.emit("orders", 5).await;
     world.database.restore_into(&restored).await;
@@ -43,10 +43,10 @@ async fn refused_until(command: &str, restored: Database) {
     assert_eq!(refused.end(), Some(1), "{}", refused.log());
     until("it says what to do", || refused.log().contains(&format!("relevo outbox {command}")));
     assert_eq!(world.arrived("shop").await.len(), 10, "nothing was published");
-    let world = World { database: restored, directory: world.directory };
+    let world = TestOutbox { database: restored, directory: world.directory };
     said(&world, &["outbox", command, "--yes"]);
     let mut daemon = world.start("");
-    World::delivered(&daemon, "shop", 5);
+    TestOutbox::delivered(&daemon, "shop", 5);
     daemon.stop();
     assert_eq!(world.arrived("shop").await.len(), 15);
 }
@@ -56,7 +56,7 @@ async fn a_relay_that_reaches_a_standby_says_so_and_waits_until_it_is_promoted()
     let primary = Private::start(PgVersion::V15).await;
     let database = primary.database().await;
     migrate::migrate(&mut database.connect().await, &Schema::default()).await.expect("an empty database");
-    let world = World { database, directory: Directory::new() };
+    let world = TestOutbox { database, directory: Directory::new() };
     world.run("SELECT relevo.add_destination('main', 8, 'oldest')").await;
     world.emit("orders", 5).await;
     let standby = primary.standby().await;
@@ -74,7 +74,7 @@ async fn a_relay_that_reaches_a_standby_says_so_and_waits_until_it_is_promoted()
     assert!(daemon.metric("outbox_database_outages_total{") >= Some(3));
     assert_eq!(world.arrived("shop").await.len(), 0, "nothing was published");
     standby.promote().await;
-    World::delivered(&daemon, "shop", 5);
+    TestOutbox::delivered(&daemon, "shop", 5);
     daemon.ready();
     daemon.stop();
 }

@@ -6,18 +6,18 @@ use relevo_core::Draft;
 use sqlx::ConnectOptions as _;
 
 use crate::daemon::{DEADLINE, Daemon, until};
-use crate::world::{BEGIN, Directory, World};
+use crate::test_outbox::{BEGIN, Directory, TestOutbox};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_committed_arrives_and_what_was_rolled_back_does_not() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     world.emit("orders", 200).await;
     let rolled_back = "BEGIN; SELECT relevo.emit('ghosts', 'k', 'T', '{}'); ROLLBACK";
     world.run(rolled_back).await;
     let mut daemon = world.start("");
-    World::delivered(&daemon, "shop", 200);
+    TestOutbox::delivered(&daemon, "shop", 200);
     world.emit("invoices", 100).await;
-    World::delivered(&daemon, "shop", 300);
+    TestOutbox::delivered(&daemon, "shop", 300);
     daemon.stop();
     let arrived = world.arrived("shop").await;
     let of = |topic: &str| arrived.iter().filter(|address| *address == topic).count();
@@ -26,7 +26,7 @@ async fn what_was_committed_arrives_and_what_was_rolled_back_does_not() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_outboxes_and_two_destinations_are_carried_by_one_process() {
-    let (shop, billing) = (World::new().await, World::new().await);
+    let (shop, billing) = (TestOutbox::new().await, TestOutbox::new().await);
     let second = "[outboxes.shop.destinations.audit]\ncreate = true\nstart = \"oldest\"\n\
                   broker = { kind = \"embedded\", path = \"PATH\" }\n"
         .replace("PATH", shop.directory.path().join("audit.db").to_str().unwrap());
@@ -38,7 +38,7 @@ async fn two_outboxes_and_two_destinations_are_carried_by_one_process() {
     let mut daemon = Daemon::start(&shop.directory.write("relevo.toml", &text), &[]);
     shop.emit("orders", 20).await;
     billing.emit("invoices", 30).await;
-    World::delivered(&daemon, "billing", 30);
+    TestOutbox::delivered(&daemon, "billing", 30);
     until("both destinations have all", || {
         ["audit", "main"].iter().all(|destination| {
             let labels = format!("{{service=\"relevo\",outbox=\"shop\",destination=\"{destination}\"}}");
@@ -53,7 +53,7 @@ async fn two_outboxes_and_two_destinations_are_carried_by_one_process() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sigterm_releases_the_leases_at_once() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     // Long leases: only giving them back frees them in time.
     let long = "[relay]\nlease_duration = \"10m\"\n";
     let mut first = world.start(long);
@@ -76,7 +76,7 @@ async fn sigterm_releases_the_leases_at_once() {
 /// The broker's file is locked by somebody else, so that something is in flight for as long as the grace lasts.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_signal_ends_it_at_once_with_130() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let slow = "[relay]\nlease_duration = \"2m\"\npublish_timeout = \"1m\"\nshutdown_grace = \"100s\"\n";
     let mut daemon = world.start(slow);
     daemon.ready();
@@ -84,7 +84,7 @@ async fn a_second_signal_ends_it_at_once_with_130() {
     world.emit("orders", 1).await;
     until("a message is in flight", || daemon.metric("outbox_in_flight_messages{") == Some(1));
     daemon.signal("TERM");
-    daemon.line("told to end: finishing what is in flight");
+    daemon.line("shutting down: finishing messages in flight");
     daemon.signal("TERM");
     assert_eq!(daemon.end(), Some(130), "{}", daemon.log());
     drop(lock);
@@ -93,7 +93,7 @@ async fn a_second_signal_ends_it_at_once_with_130() {
 /// What a service account of production has: the relay's grants and no more.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_relay_s_grants_are_enough() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let role = format!("relay_of_{}", world.database.name());
     world.run(&format!("CREATE ROLE {role} LOGIN")).await;
     world.run(&format!("SELECT relevo.grant_relay('{role}')")).await;
@@ -103,7 +103,7 @@ async fn the_relay_s_grants_are_enough() {
     let mut daemon = Daemon::start(&world.directory.write("relevo.toml", &text), &[]);
     daemon.ready();
     world.emit("orders", 10).await;
-    World::delivered(&daemon, "shop", 10);
+    TestOutbox::delivered(&daemon, "shop", 10);
     until("the backlog is sampled", || daemon.metric("outbox_backlog_gauge{") == Some(0));
     daemon.stop();
     world.run(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await;
@@ -113,7 +113,7 @@ async fn the_relay_s_grants_are_enough() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_outbox_in_a_sqlite_file_is_carried_too() {
     use relevo_store_sqlite as sqlite;
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let file = world.directory.path().join("outbox.db");
     sqlite::migrate::migrate(&file).await.unwrap();
     let url = format!("sqlite:{}", file.display());
@@ -127,14 +127,14 @@ async fn an_outbox_in_a_sqlite_file_is_carried_too() {
         sqlite::emit(&mut transaction, draft).await.unwrap();
     }
     transaction.commit().await.unwrap();
-    World::delivered(&daemon, "shop", 25);
+    TestOutbox::delivered(&daemon, "shop", 25);
     daemon.stop();
     assert_eq!(world.arrived("shop").await, vec!["orders"; 25]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_destination_that_is_not_there_is_added_only_if_asked() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let text = std::fs::read_to_string(world.config("")).unwrap().replace("create = true", "create = false");
     let mut daemon = Daemon::start(&world.directory.write("strict.toml", &text), &[]);
     assert_eq!(daemon.end(), Some(1));
@@ -164,7 +164,7 @@ fn a_wrong_configuration_is_told_whole_and_nothing_starts() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn lines_are_text_and_as_many_as_asked_for() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let variables = [("RELEVO__LOG__FORMAT", "text"), ("RELEVO_LOG", "warn,relevo_relay=info")];
     let mut daemon = Daemon::start(&world.config(""), &variables);
     // It says nothing when it starts, and its port is not known: its leases tell that it works.
@@ -176,5 +176,5 @@ async fn lines_are_text_and_as_many_as_asked_for() {
     daemon.stop();
     let last = " INFO relay{outbox=shop destination=main}: relevo_relay::relay: relay stopped";
     until("the last line is text", || daemon.log().contains(last));
-    assert!(!daemon.log().contains("relevo starts"), "{}", daemon.log());
+    assert!(!daemon.log().contains(": started"), "{}", daemon.log());
 }

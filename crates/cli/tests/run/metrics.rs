@@ -8,7 +8,7 @@ use relevo_testkit::rabbitmq::{Server, Vhost};
 
 use crate::consumers::Scene;
 use crate::daemon::{Daemon, ask, until};
-use crate::world::{BEGIN, Directory, World};
+use crate::test_outbox::{BEGIN, Directory, TestOutbox};
 
 /// The names that teams' alerts use.
 const PROMISED: [&str; 9] = [
@@ -71,7 +71,7 @@ fn series(metrics: &str) -> Vec<(String, BTreeSet<String>)> {
 }
 
 /// Carries to the embedded broker and to RabbitMQ, beside a consumer; one message is dead.
-async fn busy(world: &World, vhost: &Vhost) -> Daemon {
+async fn busy(world: &TestOutbox, vhost: &Vhost) -> Daemon {
     let file = world.directory.path().join("shop.db");
     let embedded = format!("kind = \"embedded\"\npath = \"{}\"\n", file.display());
     let rabbit = format!(
@@ -89,8 +89,8 @@ async fn busy(world: &World, vhost: &Vhost) -> Daemon {
         .await;
     let daemon = Daemon::start(&world.carried_to(&[("main", &embedded), ("rabbit", &rabbit)], ""), &[]);
     world.emit("orders", 40).await;
-    World::taken(&daemon, "main", 40);
-    World::taken(&daemon, "rabbit", 40);
+    TestOutbox::taken(&daemon, "main", 40);
+    TestOutbox::taken(&daemon, "rabbit", 40);
     let dead = "INSERT INTO relevo.dead_letter (destination, id, seq, slot, created_at, topic, key, type, content_type, payload, \
                 route, class, error, attempts) VALUES \
                 ('main', gen_random_uuid(), 1, 0, now(), 'orders', 'k', 'T', 'c', '', 'all', 'poison', 'bad', 1)";
@@ -126,7 +126,7 @@ fn says_the_same(page: &BTreeMap<String, Family>, metrics: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_page_says_what_a_busy_daemon_tells_and_nothing_else() {
-    let (world, vhost) = (World::new().await, Server::shared().vhost().await);
+    let (world, vhost) = (TestOutbox::new().await, Server::shared().vhost().await);
     let mut daemon = busy(&world, &vhost).await;
     let (_, metrics) = daemon.get("/metrics");
     let mut page = page();
@@ -152,10 +152,10 @@ async fn the_page_says_what_a_consumer_tells_and_nothing_else() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn latencies_are_counted_once_a_message() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let mut daemon = world.start("");
     world.emit("orders", 40).await;
-    World::delivered(&daemon, "shop", 40);
+    TestOutbox::delivered(&daemon, "shop", 40);
     let labels = "{service=\"relevo\",outbox=\"shop\",destination=\"main\"";
     for name in ["outbox_publish_latency_seconds", "outbox_dispatch_latency_ms"] {
         assert_eq!(daemon.metric(&format!("{name}_count{labels}}}")), Some(40), "{name}");

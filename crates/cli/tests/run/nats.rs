@@ -7,10 +7,10 @@ use relevo_testkit::NatsVersion;
 use relevo_testkit::nats::{Cluster, Server, unique};
 use relevo_testkit::proxy::CutProxy;
 
+use crate::broker_messages::{assert_in_order, jetstream, stored_in};
 use crate::command::relevo;
 use crate::daemon::{Daemon, until};
-use crate::far::{assert_in_order, jetstream, stored_in};
-use crate::world::World;
+use crate::test_outbox::TestOutbox;
 
 /// The configuration of a broker at this address, with a stream of all subjects that begin with its name.
 pub(crate) fn at(address: &str, stream: &str, more: &str) -> String {
@@ -30,15 +30,15 @@ pub(crate) fn route(word: &str) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn committed_messages_arrive_in_streams_that_are_created_at_startup() {
     for version in NatsVersion::ALL {
-        let (world, server, stream) = (World::new().await, Server::shared(version), unique("shop"));
+        let (world, server, stream) = (TestOutbox::new().await, Server::shared(version), unique("shop"));
         let address = server.url().trim_start_matches("nats://").to_owned();
         let broker = at(&address, &stream, "topology_on_start = \"apply\"");
         let file = world.carried_to(&[("main", &broker)], &route(&stream));
         world.emit_numbers("orders", 1..=100).await;
         let mut daemon = Daemon::start(&file, &[]);
-        World::taken(&daemon, "main", 100);
+        TestOutbox::taken(&daemon, "main", 100);
         world.emit_numbers("orders.eu", 101..=200).await;
-        World::taken(&daemon, "main", 200);
+        TestOutbox::taken(&daemon, "main", 200);
         daemon.ready();
         daemon.stop();
         let kept = stored_in(server.url(), &stream).await;
@@ -51,7 +51,7 @@ async fn committed_messages_arrive_in_streams_that_are_created_at_startup() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_missing_stream_prevents_the_start_until_it_is_created() {
-    let (world, server, stream) = (World::new().await, Server::shared(NatsVersion::V2_15), unique("shop"));
+    let (world, server, stream) = (TestOutbox::new().await, Server::shared(NatsVersion::V2_15), unique("shop"));
     let address = server.url().trim_start_matches("nats://").to_owned();
     let file = world.carried_to(&[("main", &at(&address, &stream, "topology_on_start = \"check\""))], &route(&stream));
     let mut daemon = Daemon::start(&file, &[]);
@@ -64,13 +64,13 @@ async fn a_missing_stream_prevents_the_start_until_it_is_created() {
     assert_eq!(code, 0, "{stderr}");
     let mut daemon = Daemon::start(&file, &[]);
     world.emit_numbers("orders", 1..=10).await;
-    World::taken(&daemon, "main", 10);
+    TestOutbox::taken(&daemon, "main", 10);
     daemon.stop();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_in_memory_prevents_the_start_unless_the_configuration_accepts_it() {
-    let (world, server, stream) = (World::new().await, Server::shared(NatsVersion::V2_15), unique("shop"));
+    let (world, server, stream) = (TestOutbox::new().await, Server::shared(NatsVersion::V2_15), unique("shop"));
     let storage = async_nats::jetstream::stream::StorageType::Memory;
     let config = async_nats::jetstream::stream::Config {
         name: stream.clone(),
@@ -83,34 +83,34 @@ async fn a_stream_in_memory_prevents_the_start_unless_the_configuration_accepts_
     let broker = |more: &str| format!("kind = \"nats\"\nurls = [\"{}\"]\n{more}\n", server.url());
     let mut daemon = Daemon::start(&world.carried_to(&[("main", &broker(""))], &route(&stream)), &[]);
     assert_eq!(daemon.end(), Some(2), "{}", daemon.log());
-    let line = daemon.line("a setting of the broker contradicts a promise");
+    let line = daemon.line("broker setting breaks a delivery guarantee");
     assert_eq!(line["subject"], "stream-storage");
     until("the log has the setting", || daemon.log().contains("with `accept = [\"stream-storage\"]`"));
     let accepting = broker("accept = [\"stream-storage\"]");
     let mut daemon = Daemon::start(&world.carried_to(&[("main", &accepting)], &route(&stream)), &[]);
     world.emit_numbers("orders", 1..=10).await;
-    World::taken(&daemon, "main", 10);
+    TestOutbox::taken(&daemon, "main", 10);
     daemon.stop();
     assert_in_order(&stored_in(server.url(), &stream).await, 1..=10);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_is_down_at_startup_is_checked_when_it_is_reachable() {
-    let (world, server, stream) = (World::new().await, Server::shared(NatsVersion::V2_15), unique("shop"));
+    let (world, server, stream) = (TestOutbox::new().await, Server::shared(NatsVersion::V2_15), unique("shop"));
     let upstream: SocketAddr = server.url().trim_start_matches("nats://").parse().expect("an address");
     let proxy = CutProxy::start(upstream).await;
     proxy.block().await;
     let broker = at(&proxy.addr().to_string(), &stream, "topology_on_start = \"apply\"");
     world.emit_numbers("orders", 1..=10).await;
     let mut daemon = Daemon::start(&world.carried_to(&[("main", &broker)], &route(&stream)), &[]);
-    daemon.line("the broker is away, will try again");
+    daemon.line("broker unreachable, will retry");
     let (status, body) = daemon.get("/readyz");
     assert!(status == 503 && body.contains("waiting for the broker: "), "{status} {body}");
     assert_eq!((daemon.get("/livez").0, daemon.metric("outbox_broker_up{")), (200, Some(0)));
     until("the outage lasts a second", || daemon.metric("outbox_broker_down_seconds{") >= Some(1));
     assert!(jetstream(server.url()).await.get_stream(&stream).await.is_err(), "no stream is created yet");
     proxy.unblock();
-    World::taken(&daemon, "main", 10);
+    TestOutbox::taken(&daemon, "main", 10);
     daemon.ready();
     daemon.stop();
     assert_in_order(&stored_in(server.url(), &stream).await, 1..=10);
@@ -119,7 +119,7 @@ async fn a_server_that_is_down_at_startup_is_checked_when_it_is_reachable() {
 /// A stream on three servers stores nothing while only one of them runs, although that one accepts connections.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_nats_cluster_without_its_majority_reports_its_nodes_and_loses_nothing() {
-    let (world, cluster) = (World::new().await, Cluster::of_three().await);
+    let (world, cluster) = (TestOutbox::new().await, Cluster::of_three().await);
     let (urls, stream) = (cluster.urls(), unique("shop"));
     // This timeout also applies to each request of the sampler. With this value, a stream that does not respond takes all
     // the time of the sampler.
@@ -130,7 +130,7 @@ async fn a_nats_cluster_without_its_majority_reports_its_nodes_and_loses_nothing
     );
     let mut daemon = Daemon::start(&world.carried_to(&[("main", &broker)], &route(&stream)), &[]);
     world.emit_numbers("orders", 1..=100).await;
-    World::taken(&daemon, "main", 100);
+    TestOutbox::taken(&daemon, "main", 100);
     let runs = |nodes| daemon.metric("outbox_broker_nodes_running{") == Some(nodes);
     until("three nodes run", || runs(3));
 
@@ -146,7 +146,7 @@ async fn a_nats_cluster_without_its_majority_reports_its_nodes_and_loses_nothing
 
     tokio::join!(first.start_again(), second.start_again(), last.start_again());
     // The streams elect new leaders, and a held address may be probed only after half a minute.
-    World::taken_within(Duration::from_secs(90), &daemon, "main", 200);
+    TestOutbox::taken_within(Duration::from_secs(90), &daemon, "main", 200);
     until("three nodes run again", || runs(3));
     until("the broker is reported as up", || daemon.metric("outbox_broker_up{") == Some(1));
     for never in ["outbox_retry_total{", "outbox_failed_permanent_total{"] {

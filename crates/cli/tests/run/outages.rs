@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use relevo_testkit::proxy::CutProxy;
 
 use crate::daemon::{Daemon, until};
-use crate::world::{BEGIN, World};
+use crate::test_outbox::{BEGIN, TestOutbox};
 
 /// The world's database through a proxy, and the file that says so.
-async fn behind_proxy(world: &World) -> (CutProxy, std::path::PathBuf) {
+async fn behind_proxy(world: &TestOutbox) -> (CutProxy, std::path::PathBuf) {
     let options = world.database.options();
     let upstream: SocketAddr = format!("{}:{}", options.get_host(), options.get_port()).parse().expect("an address");
     let proxy = CutProxy::start(upstream).await;
@@ -25,12 +25,12 @@ async fn behind_proxy(world: &World) -> (CutProxy, std::path::PathBuf) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_that_is_away_at_the_start_is_waited_for() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     world.emit("orders", 10).await;
     let (proxy, file) = behind_proxy(&world).await;
     proxy.block().await;
     let mut daemon = Daemon::start(&file, &[]);
-    daemon.nth_line("the database is away, will try again", 3);
+    daemon.nth_line("database unreachable, will retry", 3);
     let (status, body) = daemon.get("/readyz");
     assert!(status == 503 && body.contains("waiting for the database: "), "{status} {body}");
     let said: serde_json::Value = serde_json::from_str(&body).expect("JSON");
@@ -39,7 +39,7 @@ async fn a_database_that_is_away_at_the_start_is_waited_for() {
     let (status, body) = daemon.get("/startupz");
     assert!(status == 200 && body.contains("waiting for the database"), "nor to be started anew: {status} {body}");
     proxy.unblock();
-    World::delivered(&daemon, "shop", 10);
+    TestOutbox::delivered(&daemon, "shop", 10);
     daemon.ready();
     assert!(daemon.metric("outbox_database_outages_total{") >= Some(3));
     daemon.stop();
@@ -47,11 +47,11 @@ async fn a_database_that_is_away_at_the_start_is_waited_for() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_that_goes_away_later_is_waited_for_and_scrapes_do_not_wait() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let (proxy, file) = behind_proxy(&world).await;
     let mut daemon = Daemon::start(&file, &[]);
     world.emit("orders", 10).await;
-    World::delivered(&daemon, "shop", 10);
+    TestOutbox::delivered(&daemon, "shop", 10);
     until("the backlog is known", || daemon.metric("outbox_backlog_gauge{") == Some(0));
     let found = daemon.metric("outbox_database_outages_total{");
     proxy.block().await;
@@ -63,7 +63,7 @@ async fn a_database_that_goes_away_later_is_waited_for_and_scrapes_do_not_wait()
     proxy.unblock();
     daemon.ready();
     world.emit("orders", 10).await;
-    World::delivered(&daemon, "shop", 20);
+    TestOutbox::delivered(&daemon, "shop", 20);
     // A database that takes calls and never answers is the worst case for a scrape.
     proxy.freeze();
     let scrape = |_| {
@@ -81,7 +81,7 @@ async fn a_database_that_goes_away_later_is_waited_for_and_scrapes_do_not_wait()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_waiting_does_not_mend_ends_the_process_with_its_error() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let mut daemon = world.start("");
     daemon.ready();
     let off = "SELECT relevo.disable_destination('main')";
@@ -94,7 +94,7 @@ async fn what_waiting_does_not_mend_ends_the_process_with_its_error() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_that_cannot_be_opened_is_one_clear_error() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let text = std::fs::read_to_string(world.config("")).unwrap();
     let text = text.replace("shop.db", "no/such/directory/shop.db");
     let mut daemon = Daemon::start(&world.directory.write("relevo.toml", &text), &[]);
@@ -105,17 +105,17 @@ async fn a_broker_that_cannot_be_opened_is_one_clear_error() {
         "{}",
         daemon.log()
     );
-    let line = daemon.line("a component failed: relevo ends");
+    let line = daemon.line("a component failed: stopping");
     assert_eq!(line["hint"], "its directory must exist, and this user may write there");
     assert!(!line["error"].as_str().unwrap().contains("hint"), "{line}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_that_is_locked_later_is_told_as_away_and_waited_for() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let mut daemon = world.start("[relay]\npublish_timeout = \"2s\"\n");
     world.emit("orders", 1).await;
-    World::delivered(&daemon, "shop", 1);
+    TestOutbox::delivered(&daemon, "shop", 1);
     let lock = world.lock_broker().await;
     world.emit("orders", 5).await;
     let line = daemon.line("broker unreachable, publishing paused");
@@ -123,14 +123,14 @@ async fn a_broker_that_is_locked_later_is_told_as_away_and_waited_for() {
     assert!(line["error"].as_str().unwrap().contains("the broker's file is locked by another process"), "{line}");
     until("the probe says so", || daemon.get("/readyz").1.contains(", the broker is unreachable"));
     drop(lock);
-    World::delivered(&daemon, "shop", 6);
+    TestOutbox::delivered(&daemon, "shop", 6);
     daemon.stop();
     assert_eq!(world.arrived("shop").await.len(), 6);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn destinations_that_share_a_new_broker_do_not_lock_each_other_out() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let text = std::fs::read_to_string(world.config("")).unwrap();
     let section = text.split_once("[outboxes.shop.destinations.main]").unwrap().1;
     let second = |name: &str| format!("[outboxes.shop.destinations.{name}]{}", section.replace("main", name));
@@ -148,10 +148,10 @@ async fn destinations_that_share_a_new_broker_do_not_lock_each_other_out() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_that_is_locked_at_the_start_is_waited_for() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let lock = world.lock_broker().await;
     let mut daemon = world.start("");
-    let line = daemon.line("the broker is away, will try again");
+    let line = daemon.line("broker unreachable, will retry");
     assert_eq!((&line["span"]["outbox"], &line["span"]["destination"]), (&"shop".into(), &"main".into()));
     assert!(daemon.get("/readyz").1.contains("waiting for the broker: "));
     drop(lock);
@@ -166,15 +166,15 @@ fn is_sampled(daemon: &Daemon) -> bool {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_piles_up_is_told_by_a_daemon_that_was_started_while_its_broker_is_away() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let mut daemon = world.start("");
     world.emit("orders", 3).await;
-    World::delivered(&daemon, "shop", 3);
+    TestOutbox::delivered(&daemon, "shop", 3);
     daemon.stop();
     let lock = world.lock_broker().await;
     world.emit("orders", 7).await;
     let mut daemon = world.start("");
-    daemon.line("the broker is away, will try again");
+    daemon.line("broker unreachable, will retry");
     for (name, value) in [("outbox_backlog_gauge", 7), ("outbox_pending_total", 7), ("mq_dlq_total", 0)] {
         until(&format!("`{name}` is told"), || daemon.metric(&format!("{name}{{")) == Some(value));
     }
@@ -184,17 +184,17 @@ async fn what_piles_up_is_told_by_a_daemon_that_was_started_while_its_broker_is_
     assert!(status == 503 && body.contains("waiting for the broker: "), "{status} {body}");
     assert_eq!(daemon.metric("outbox_broker_up{"), Some(0));
     drop(lock);
-    World::delivered(&daemon, "shop", 7);
+    TestOutbox::delivered(&daemon, "shop", 7);
     until("nothing waits", || daemon.metric("outbox_backlog_gauge{") == Some(0));
     daemon.stop();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_destination_that_is_not_added_yet_is_no_outbox_that_cannot_be_sampled() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let lock = world.lock_broker().await;
     let mut daemon = world.start("");
-    daemon.line("the broker is away, will try again");
+    daemon.line("broker unreachable, will retry");
     until("it has been away", || daemon.metric("outbox_broker_down_seconds{") >= Some(3));
     assert_eq!(daemon.metric("outbox_backlog_gauge{"), None, "nothing waits for what is not there");
     until("it was just sampled", || is_sampled(&daemon));

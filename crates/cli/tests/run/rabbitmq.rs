@@ -3,10 +3,10 @@
 use lapin::types::AMQPValue;
 use relevo_testkit::rabbitmq::{Cluster, Private, Server, Settings, Vhost};
 
+use crate::broker_messages::{assert_in_order, declare_queue, take_from_queue};
 use crate::command::relevo;
 use crate::daemon::{Daemon, until};
-use crate::far::{assert_in_order, declare_queue, take_from_queue};
-use crate::world::World;
+use crate::test_outbox::TestOutbox;
 
 /// The section of a broker at a virtual host of the shared server, with its management API.
 fn at(vhost: &Vhost, more: &str) -> String {
@@ -26,15 +26,15 @@ const HEADERS: &str = "[[outboxes.shop.destinations.main.routes]]\n\
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_committed_arrives_in_queues_that_were_made_at_the_start() {
-    let (world, vhost) = (World::new().await, Server::shared().vhost().await);
+    let (world, vhost) = (TestOutbox::new().await, Server::shared().vhost().await);
     let file = world.carried_to(&[("main", &at(&vhost, TOPOLOGY))], HEADERS);
     world.emit_numbers("orders", 1..=100).await;
     let mut daemon = Daemon::start(&file, &[]);
-    World::taken(&daemon, "main", 100);
+    TestOutbox::taken(&daemon, "main", 100);
     world.emit_numbers("orders.eu", 101..=200).await;
-    World::taken(&daemon, "main", 200);
+    TestOutbox::taken(&daemon, "main", 200);
     daemon.ready();
-    assert_eq!(daemon.line("made at the broker")["level"], "INFO");
+    assert_eq!(daemon.line("topology object created")["level"], "INFO");
     assert_eq!(daemon.metric("outbox_broker_up{"), Some(1));
     assert_eq!(daemon.metric("outbox_broker_down_seconds{"), Some(0));
     daemon.stop();
@@ -47,7 +47,7 @@ async fn what_was_committed_arrives_in_queues_that_were_made_at_the_start() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_queue_that_is_missing_keeps_it_from_starting_until_it_is_made() {
-    let (world, vhost) = (World::new().await, Server::shared().vhost().await);
+    let (world, vhost) = (TestOutbox::new().await, Server::shared().vhost().await);
     let check = format!("topology_on_start = \"check\"\n{TOPOLOGY}");
     let file = world.carried_to(&[("main", &at(&vhost, &check))], "");
     let mut daemon = Daemon::start(&file, &[]);
@@ -62,31 +62,30 @@ async fn a_queue_that_is_missing_keeps_it_from_starting_until_it_is_made() {
     assert_eq!(code, 0, "{stderr}");
     let mut daemon = Daemon::start(&file, &[]);
     world.emit_numbers("orders", 1..=10).await;
-    World::taken(&daemon, "main", 10);
+    TestOutbox::taken(&daemon, "main", 10);
     daemon.stop();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dangerous_setting_ends_it_unless_it_is_accepted_by_name() {
-    let (world, vhost) = (World::new().await, Server::shared().vhost().await);
+    let (world, vhost) = (TestOutbox::new().await, Server::shared().vhost().await);
     let limit = [("x-max-length", AMQPValue::LongInt(1_000_000))];
     declare_queue(&vhost.amqp_url(), "orders", &limit).await;
     let mut daemon = Daemon::start(&world.carried_to(&[("main", &at(&vhost, ""))], ROUTE), &[]);
     assert_eq!(daemon.end(), Some(2), "{}", daemon.log());
-    let line = daemon.line("a setting of the broker contradicts a promise");
+    let line = daemon.line("broker setting breaks a delivery guarantee");
     assert_eq!((&line["subject"], &line["level"]), (&"overflow-drops".into(), &"ERROR".into()));
     assert!(line["fix"].as_str().is_some_and(|fix| !fix.is_empty()), "{line}");
     until("it says what to write", || {
-        let told =
-            "start all the same with `accept = [\"overflow-drops\"]` in `[outboxes.shop.destinations.main.broker]`";
+        let told = "accept them with `accept = [\"overflow-drops\"]` in `[outboxes.shop.destinations.main.broker]`";
         daemon.log().contains(told)
     });
     let accepting = at(&vhost, "accept = [\"overflow-drops\", \"queue-mirrored\"]");
     let mut daemon = Daemon::start(&world.carried_to(&[("main", &accepting)], ROUTE), &[]);
     world.emit_numbers("orders", 1..=10).await;
-    World::taken(&daemon, "main", 10);
-    daemon.line("a setting of the broker contradicts a promise, and is accepted");
-    let needless = daemon.line("`accept` names what was not found: it can be removed");
+    TestOutbox::taken(&daemon, "main", 10);
+    daemon.line("broker setting breaks a delivery guarantee, accepted");
+    let needless = daemon.line("`accept` names a danger that was not found: it can be removed");
     assert_eq!(needless["subject"], "queue-mirrored");
     daemon.stop();
     assert_in_order(&take_from_queue(&vhost.amqp_url(), "orders", 10).await, 1..=10);
@@ -94,7 +93,7 @@ async fn a_dangerous_setting_ends_it_unless_it_is_accepted_by_name() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_management_api_that_is_away_does_not_keep_messages_back() {
-    let (world, vhost) = (World::new().await, Server::shared().vhost().await);
+    let (world, vhost) = (TestOutbox::new().await, Server::shared().vhost().await);
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let nobody = taken.local_addr().expect("an address");
     drop(taken);
@@ -107,9 +106,9 @@ async fn a_management_api_that_is_away_does_not_keep_messages_back() {
     assert_eq!(daemon.end(), Some(2), "queues are looked for all the same: {}", daemon.log());
     let mut daemon = Daemon::start(&world.carried_to(&[("main", &section(""))], ""), &[]);
     world.emit_numbers("orders", 1..=10).await;
-    World::taken(&daemon, "main", 10);
+    TestOutbox::taken(&daemon, "main", 10);
     let line = daemon.line(
-        "a part of the broker that messages do not need is unreachable: only whether the topology exists was checked",
+        "a part of the broker that publishing does not need is unreachable: only the existence of its topology was checked",
     );
     assert_eq!(line["level"], "WARN");
     daemon.stop();
@@ -124,7 +123,7 @@ const ROUTE: &str = "[[outboxes.shop.destinations.main.routes]]\naddress = \"ord
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wrong_password_is_told_by_readiness_and_heals_when_it_is_mended() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let server = Private::start_with(Settings::new().user("relay", "first")).await;
     declare_queue(&server.amqp_url(), "orders", &[("x-queue-type", AMQPValue::LongString("quorum".into()))]).await;
     let password = world.directory.write("password", "second\n");
@@ -133,15 +132,18 @@ async fn a_wrong_password_is_told_by_readiness_and_heals_when_it_is_mended() {
         server.port()
     );
     let mut daemon = Daemon::start(&world.carried_to(&[("main", &broker)], ROUTE), &[]);
-    let line = daemon.line("the broker refuses us, a person must mend it, will try again");
+    let line = daemon.line("broker rejected the connection, will retry");
     assert_eq!(line["level"], "ERROR");
     let (status, body) = daemon.get("/readyz");
-    assert!(status == 503 && body.contains("the broker refuses us: ") && body.contains("`relay`"), "{status} {body}");
+    assert!(
+        status == 503 && body.contains("the broker rejects the connection: ") && body.contains("`relay`"),
+        "{status} {body}"
+    );
     assert_eq!((daemon.get("/livez").0, daemon.metric("outbox_broker_up{")), (200, Some(0)));
     // The secret is mended where it is kept: that is read at the start.
     world.directory.write("password", "first\n");
     daemon.signal("HUP");
-    let restart = daemon.line("changes that need a restart were not taken");
+    let restart = daemon.line("changes that need a restart were ignored");
     assert_eq!(restart["keys"], "outboxes.shop.destinations.main.broker");
     let mut mended = Daemon::start(&world.carried_to(&[("main", &broker)], ROUTE), &[]);
     mended.ready();
@@ -149,7 +151,7 @@ async fn a_wrong_password_is_told_by_readiness_and_heals_when_it_is_mended() {
     // It is mended at the broker: nobody needs to do anything else.
     server.ctl(&["change_password", "relay", "second"]).await;
     world.emit_numbers("orders", 1..=10).await;
-    World::taken(&daemon, "main", 10);
+    TestOutbox::taken(&daemon, "main", 10);
     daemon.ready();
     assert_eq!(daemon.metric("outbox_broker_up{"), Some(1));
     daemon.stop();
@@ -159,7 +161,7 @@ async fn a_wrong_password_is_told_by_readiness_and_heals_when_it_is_mended() {
 /// A queue on three nodes confirms nothing while one of them is left, though that one takes connections.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cluster_without_its_majority_is_told_as_away_until_it_is_back_and_nothing_is_lost() {
-    let (world, cluster) = (World::new().await, Cluster::of_three_with(Settings::new().management()).await);
+    let (world, cluster) = (TestOutbox::new().await, Cluster::of_three_with(Settings::new().management()).await);
     let urls = cluster.amqp_urls();
     let [first, second, last] = cluster.nodes();
     declare_queue(&urls[2], "orders", &[("x-queue-type", AMQPValue::LongString("quorum".into()))]).await;
@@ -170,14 +172,14 @@ async fn a_cluster_without_its_majority_is_told_as_away_until_it_is_back_and_not
     );
     let mut daemon = Daemon::start(&world.carried_to(&[("main", &broker)], ROUTE), &[]);
     world.emit_numbers("orders", 1..=100).await;
-    World::taken(&daemon, "main", 100);
+    TestOutbox::taken(&daemon, "main", 100);
     assert_eq!(daemon.metric("outbox_broker_up{"), Some(1));
     let runs = |nodes| daemon.metric("outbox_broker_nodes_running{") == Some(nodes);
     until("three nodes run", || runs(3));
 
     first.kill9().await;
     world.emit_numbers("orders", 101..=200).await;
-    World::taken(&daemon, "main", 200);
+    TestOutbox::taken(&daemon, "main", 200);
     until("two of three are enough", || daemon.metric("outbox_broker_up{") == Some(1));
     until("two nodes run", || runs(2));
 
@@ -191,7 +193,7 @@ async fn a_cluster_without_its_majority_is_told_as_away_until_it_is_back_and_not
     assert!(daemon.get("/readyz").1.contains(", the broker is unreachable"), "{:?}", daemon.get("/readyz"));
 
     second.start_again().await;
-    World::taken(&daemon, "main", 300);
+    TestOutbox::taken(&daemon, "main", 300);
     for waiting in ["outbox_backlog_gauge{", "outbox_parked_messages{"] {
         until("nothing waits", || daemon.metric(waiting) == Some(0));
     }

@@ -2,26 +2,26 @@
 
 use crate::command::relevo;
 use crate::daemon::until;
-use crate::world::World;
+use crate::test_outbox::TestOutbox;
 
 const ROUTE: &str = "[[outboxes.shop.destinations.main.routes]]\naddress = ";
-const READ: &str = "the configuration was read anew";
-const REFUSED: &str = "the configuration was not taken, nothing has changed";
+const READ: &str = "configuration reloaded";
+const REFUSED: &str = "configuration reload rejected, nothing changed";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_good_file_exchanges_routes_and_names_what_needs_a_restart() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let mut daemon = world.start(&format!("{ROUTE}\"old\"\n"));
     world.emit("orders", 10).await;
-    World::delivered(&daemon, "shop", 10);
+    TestOutbox::delivered(&daemon, "shop", 10);
     world.config(&format!("{ROUTE}\"new\"\n[relay.advanced]\npages_max = 5\n"));
     daemon.signal("HUP");
     assert_eq!(daemon.line(READ)["exchanged"], 1);
-    let restart = daemon.line("changes that need a restart were not taken");
+    let restart = daemon.line("changes that need a restart were ignored");
     assert_eq!(restart["keys"], "relay.advanced.pages_max");
     daemon.line("routes replaced");
     world.emit("orders", 10).await;
-    World::delivered(&daemon, "shop", 20);
+    TestOutbox::delivered(&daemon, "shop", 20);
     assert_eq!(daemon.metric("relevo_config_reloads_total{"), Some(1));
     daemon.stop();
     assert_eq!(world.arrived("shop").await, [vec!["old"; 10], vec!["new"; 10]].concat());
@@ -29,7 +29,7 @@ async fn a_good_file_exchanges_routes_and_names_what_needs_a_restart() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bad_file_changes_nothing_and_is_told_whole() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let mut daemon = world.start(&format!("{ROUTE}\"old\"\n"));
     daemon.ready();
     world.config(&format!("{ROUTE}\"new\"\nadress = \"x\"\nafter_dead = \"sometimes\"\n"));
@@ -46,7 +46,7 @@ async fn a_bad_file_changes_nothing_and_is_told_whole() {
     let told = daemon.log();
     assert!(told.contains("did you mean `address`?") && told.contains("is `sometimes`"), "{told}");
     world.emit("orders", 5).await;
-    World::delivered(&daemon, "shop", 5);
+    TestOutbox::delivered(&daemon, "shop", 5);
     assert_eq!(daemon.metric("relevo_config_last_reload_successful{"), Some(0));
     let file = world.directory.path().join("relevo.toml");
     let (code, _, stderr) = relevo(&file, &["config", "check"]);
@@ -58,14 +58,14 @@ async fn a_bad_file_changes_nothing_and_is_told_whole() {
     daemon.line("routes replaced");
     until("it is told as good", || daemon.metric("relevo_config_last_reload_successful{") == Some(1));
     world.emit("orders", 5).await;
-    World::delivered(&daemon, "shop", 10);
+    TestOutbox::delivered(&daemon, "shop", 10);
     daemon.stop();
     assert_eq!(world.arrived("shop").await, [vec!["old"; 5], vec!["third"; 5]].concat());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_url_in_place_of_a_variable_s_name_is_refused_and_not_shown() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let mut daemon = world.start("");
     daemon.ready();
     let text = std::fs::read_to_string(world.config("")).unwrap();
@@ -81,7 +81,7 @@ async fn a_url_in_place_of_a_variable_s_name_is_refused_and_not_shown() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_changed_password_is_named_and_not_shown() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let url = world.database.url();
     let secret = world.directory.write("url", &url);
     let text = std::fs::read_to_string(world.config("")).unwrap();
@@ -90,7 +90,7 @@ async fn a_changed_password_is_named_and_not_shown() {
     daemon.ready();
     world.directory.write("url", &url.replace("postgres@", "postgres:sesame@"));
     daemon.signal("HUP");
-    let restart = daemon.line("changes that need a restart were not taken");
+    let restart = daemon.line("changes that need a restart were ignored");
     assert_eq!(restart["keys"], "outboxes.shop.database");
     assert!(!daemon.log().contains("sesame"));
     daemon.stop();

@@ -5,13 +5,13 @@ use std::process::{Command, Output};
 use serde_json::Value;
 
 use crate::daemon::{Daemon, until};
-use crate::world::World;
+use crate::test_outbox::TestOutbox;
 
 /// A daemon that has carried something.
-async fn busy(world: &World) -> Daemon {
+async fn busy(world: &TestOutbox) -> Daemon {
     let daemon = world.start("");
     world.emit("orders", 40).await;
-    World::delivered(&daemon, "shop", 40);
+    TestOutbox::delivered(&daemon, "shop", 40);
     daemon
 }
 
@@ -30,7 +30,7 @@ const WAITING: &str = "
     INSERT INTO relevo.parked_key (destination, key, slot, state, attempts, dead_id, route, class, error)
     SELECT 'main', E'gone\\x1b[2J', relevo.slot_of(E'gone\\x1b[2J'), 'dead', 3, id, 'all', 'poison', 'never' FROM letter";
 
-fn relevo(world: &World, arguments: &[&str]) -> Output {
+fn relevo(world: &TestOutbox, arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_relevo"))
         .args(arguments)
         .env("RELEVO_DATABASE_URL", world.database.url())
@@ -47,7 +47,7 @@ fn json(output: &Output) -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn status_prints_the_backlog_and_the_rates_of_the_process() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let mut daemon = busy(&world).await;
     let admin = format!("http://{}", daemon.admin());
     let traffic = world.database.url();
@@ -81,7 +81,7 @@ async fn status_prints_the_backlog_and_the_rates_of_the_process() {
     let (p50, p99) = (main["p50_seconds"].as_f64(), main["p99_seconds"].as_f64());
     assert!(p50 > Some(0.0) && p99 >= p50, "{status}");
     assert_eq!(status["admin_ports"][0]["error"], Value::Null);
-    World::delivered(&daemon, "shop", 40 + written);
+    TestOutbox::delivered(&daemon, "shop", 40 + written);
     let text = relevo(&world, &["status", "--admin", &admin]);
     let text = String::from_utf8(text.stdout).expect("UTF-8");
     let row = text.lines().find(|line| line.starts_with("main")).unwrap_or_else(|| panic!("{text}"));
@@ -91,10 +91,10 @@ async fn status_prints_the_backlog_and_the_rates_of_the_process() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn status_lists_parked_keys_and_dead_letters_without_a_relay() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let mut daemon = world.start("");
     world.emit("orders", 1).await;
-    World::delivered(&daemon, "shop", 1);
+    TestOutbox::delivered(&daemon, "shop", 1);
     daemon.stop();
     world.run(WAITING).await;
     let status = json(&relevo(&world, &["status", "-o", "json"]));
@@ -109,7 +109,7 @@ async fn status_lists_parked_keys_and_dead_letters_without_a_relay() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_named_port_that_does_not_respond_is_reported() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let mut daemon = busy(&world).await;
     let text = relevo(&world, &["status", "--admin", "http://127.0.0.1:1"]);
     let text = String::from_utf8(text.stdout).expect("UTF-8");
@@ -121,7 +121,7 @@ async fn a_named_port_that_does_not_respond_is_reported() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn top_refreshes_until_its_last_iteration() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let mut daemon = busy(&world).await;
     let output = relevo(&world, &["top", "--iterations", "3", "--interval", "50ms", "-o", "json"]);
     let text = String::from_utf8(output.stdout).expect("UTF-8");
@@ -144,7 +144,7 @@ async fn top_refreshes_until_its_last_iteration() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_is_sent_to_the_port_that_was_named() {
     const TOKEN: &str = "a token that is long enough";
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let variables = [("RELEVO__ADMIN__TOKEN_ENV", "TOKEN"), ("TOKEN", TOKEN)];
     let mut daemon = Daemon::start(&world.config(""), &variables);
     daemon.ready();

@@ -4,7 +4,7 @@ use std::os::unix::net::UnixDatagram;
 use std::time::Instant;
 
 use crate::daemon::{DEADLINE, Daemon};
-use crate::world::{BEGIN, World};
+use crate::test_outbox::{BEGIN, TestOutbox};
 
 struct Manager {
     socket: UnixDatagram,
@@ -12,7 +12,7 @@ struct Manager {
 }
 
 impl Manager {
-    fn new(world: &World) -> Self {
+    fn new(world: &TestOutbox) -> Self {
         let path = world.directory.path().join("notify").to_str().expect("UTF-8").to_owned();
         let socket = UnixDatagram::bind(&path).expect("a free name");
         socket.set_read_timeout(Some(DEADLINE)).expect("a timeout");
@@ -50,7 +50,7 @@ impl Manager {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_life_is_told_from_ready_to_stopping() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let manager = Manager::new(&world);
     let mut daemon = Daemon::start(&world.config(""), &[("NOTIFY_SOCKET", &manager.path)]);
     let ready = manager.until("READY=1").pop().unwrap();
@@ -69,7 +69,7 @@ async fn a_life_is_told_from_ready_to_stopping() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_watchdog_is_fed_while_the_relays_turn_also_without_a_database() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     // Port 1 is nobody's on loopback.
     let text = format!("{BEGIN}{}", world.outbox("shop", "postgres://me@127.0.0.1:1/none", ""));
     let manager = Manager::new(&world);
@@ -92,7 +92,7 @@ async fn the_watchdog_is_fed_while_the_relays_turn_also_without_a_database() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_start_that_fails_is_never_ready() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     world.run("DROP SCHEMA relevo CASCADE").await;
     let manager = Manager::new(&world);
     let mut daemon = Daemon::start(&world.config(""), &[("NOTIFY_SOCKET", &manager.path)]);

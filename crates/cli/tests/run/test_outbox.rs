@@ -48,12 +48,12 @@ impl Drop for Directory {
 }
 
 /// One outbox and one broker.
-pub(crate) struct World {
+pub(crate) struct TestOutbox {
     pub(crate) database: Database,
     pub(crate) directory: Directory,
 }
 
-impl World {
+impl TestOutbox {
     pub(crate) async fn new() -> Self {
         Self::of(Server::shared(PgVersion::V15).database().await).await
     }

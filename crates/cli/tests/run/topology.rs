@@ -8,9 +8,9 @@ use relevo_testkit::nats::{self, unique};
 use relevo_testkit::rabbitmq::{Server, Vhost};
 use serde_json::Value;
 
+use crate::broker_messages::{channel, declare_queue};
 use crate::command::relevo;
-use crate::far::{channel, declare_queue};
-use crate::world::World;
+use crate::test_outbox::TestOutbox;
 
 fn objects(lines: &str) -> Vec<Value> {
     lines.lines().map(|line| serde_json::from_str(line).expect("JSON lines")).collect()
@@ -30,13 +30,13 @@ fn rabbit(vhost: &Vhost) -> String {
     )
 }
 
-fn file(world: &World, vhost: &Vhost) -> PathBuf {
+fn file(world: &TestOutbox, vhost: &Vhost) -> PathBuf {
     world.carried_to(&[("main", &rabbit(vhost)), ("side", "kind = \"embedded\"\npath = \"side.db\"")], "")
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_missing_at_rabbitmq_is_told_then_made_then_the_same() {
-    let (world, vhost) = (World::new().await, Server::shared().vhost().await);
+    let (world, vhost) = (TestOutbox::new().await, Server::shared().vhost().await);
     let file = file(&world, &vhost);
     let (code, missing, stderr) = relevo(&file, &["topology", "plan"]);
     assert_eq!(code, 3, "{stderr}");
@@ -64,7 +64,7 @@ async fn what_is_missing_at_rabbitmq_is_told_then_made_then_the_same() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_differs_at_rabbitmq_is_told_and_nothing_is_made() {
-    let (world, vhost) = (World::new().await, Server::shared().vhost().await);
+    let (world, vhost) = (TestOutbox::new().await, Server::shared().vhost().await);
     let quorum = ("x-queue-type", AMQPValue::LongString("quorum".into()));
     declare_queue(&vhost.amqp_url(), "billing", &[quorum, ("x-max-length", AMQPValue::LongInt(7))]).await;
     let file = file(&world, &vhost);
@@ -84,7 +84,7 @@ async fn what_differs_at_rabbitmq_is_told_and_nothing_is_made() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_management_api_nothing_is_called_the_same_that_was_not_compared() {
-    let (world, vhost) = (World::new().await, Server::shared().vhost().await);
+    let (world, vhost) = (TestOutbox::new().await, Server::shared().vhost().await);
     let management = format!("management_url = \"{}\"\n", vhost.management_url());
     let file = world.carried_to(&[("main", &rabbit(&vhost).replace(&management, ""))], "");
     let binding = "binding of queue `billing` to `shop` by `orders.#`";
@@ -120,7 +120,7 @@ async fn without_the_management_api_nothing_is_called_the_same_that_was_not_comp
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_management_api_that_is_configured_and_not_there_is_told_and_nothing_is_called_the_same() {
-    let (world, vhost) = (World::new().await, Server::shared().vhost().await);
+    let (world, vhost) = (TestOutbox::new().await, Server::shared().vhost().await);
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let nobody = format!("http://{}", taken.local_addr().expect("an address"));
     drop(taken);
@@ -136,7 +136,7 @@ async fn a_management_api_that_is_configured_and_not_there_is_told_and_nothing_i
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_and_groups_are_made_at_both_versions_of_nats() {
     for version in NatsVersion::ALL {
-        let (world, server, stream) = (World::new().await, nats::Server::shared(version), unique("shop"));
+        let (world, server, stream) = (TestOutbox::new().await, nats::Server::shared(version), unique("shop"));
         let broker = |more: &str| {
             format!(
                 "kind = \"nats\"\nurls = [\"{}\"]\n[BROKER.streams.one]\nname = \"{stream}\"\nsubjects = [\"{stream}.>\"]\n{more}\n\
@@ -160,7 +160,7 @@ async fn streams_and_groups_are_made_at_both_versions_of_nats() {
 #[tokio::test(flavor = "multi_thread")]
 async fn doctor_examines_databases_and_brokers_of_a_configuration() {
     let (world, vhost, server) =
-        (World::new().await, Server::shared().vhost().await, nats::Server::shared(NatsVersion::V2_15));
+        (TestOutbox::new().await, Server::shared().vhost().await, nats::Server::shared(NatsVersion::V2_15));
     let limit = [("x-max-length", AMQPValue::LongInt(5))];
     declare_queue(&vhost.amqp_url(), "orders", &limit).await;
     let stream = unique("shop");
@@ -199,7 +199,7 @@ async fn doctor_examines_databases_and_brokers_of_a_configuration() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_address_that_the_route_s_own_topics_cannot_bring_to_a_queue_is_a_danger() {
-    let (world, vhost) = (World::new().await, Server::shared().vhost().await);
+    let (world, vhost) = (TestOutbox::new().await, Server::shared().vhost().await);
     let unbound = |topic: &str| {
         let routes = format!("[[outboxes.shop.destinations.main.routes]]\ntopic = \"{topic}\"\n");
         let file = world.carried_to(&[("main", &rabbit(&vhost))], &routes);
@@ -215,7 +215,7 @@ async fn an_address_that_the_route_s_own_topics_cannot_bring_to_a_queue_is_a_dan
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_that_is_away_does_not_hide_what_was_made_at_another() {
-    let (world, vhost) = (World::new().await, Server::shared().vhost().await);
+    let (world, vhost) = (TestOutbox::new().await, Server::shared().vhost().await);
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let away = format!("kind = \"nats\"\nurls = [\"nats://{}\"]\n", taken.local_addr().expect("an address"));
     drop(taken);
@@ -229,7 +229,7 @@ async fn a_broker_that_is_away_does_not_hide_what_was_made_at_another() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn doctor_takes_the_configuration_that_the_environment_names_unless_a_database_is_named() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let file = world.carried_to(&[("side", "kind = \"embedded\"\npath = \"side.db\"")], "");
     let doctor = |args: &[&str]| {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_relevo"));
@@ -243,7 +243,7 @@ async fn doctor_takes_the_configuration_that_the_environment_names_unless_a_data
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_that_cannot_be_reached_is_exit_code_5_after_everything_else_was_told() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = taken.local_addr().expect("an address");
     drop(taken);

@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
 use crate::daemon::{Daemon, until};
-use crate::world::World;
+use crate::test_outbox::TestOutbox;
 
 const SAMPLED: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
@@ -46,22 +46,22 @@ impl Collector {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_daemon_tells_of_sampled_messages_and_sends_the_last_spans_when_it_ends() {
     let collector = Collector::start().await;
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     world.emit("orders", 100).await;
     let headers = format!(r#"{{"traceparent": "{SAMPLED}"}}"#);
     let emit = format!("SELECT relevo.emit('traced', 'k', 'T', '{{}}', headers => '{headers}')");
     world.run(&emit).await;
     let traces = format!("[traces]\nendpoint = \"http://{}\"\nsample = 0\n", collector.address);
     let mut daemon = world.start(&traces);
-    assert_eq!(daemon.line("spans are told")["sample"], "0");
-    World::delivered(&daemon, "shop", 101);
+    assert_eq!(daemon.line("span export started")["sample"], "0");
+    TestOutbox::delivered(&daemon, "shop", 101);
     until("its spans were sent", || collector.count("settle traced") == 1);
     assert_eq!((collector.count("send traced"), collector.count("send orders")), (1, 0));
     for part in ["messaging.system", "embedded", "relevo.destination", "main", "service.name"] {
         assert!(collector.count(part) > 0, "{part}");
     }
     world.run(&emit).await;
-    World::delivered(&daemon, "shop", 102);
+    TestOutbox::delivered(&daemon, "shop", 102);
     daemon.stop();
     assert_eq!((collector.count("send traced"), collector.count("settle traced")), (2, 2), "{}", daemon.log());
 }
@@ -70,10 +70,10 @@ async fn the_daemon_tells_of_sampled_messages_and_sends_the_last_spans_when_it_e
 async fn a_collector_that_is_away_stops_nothing_and_is_counted() {
     // Nobody listens there any more.
     let address = Collector::start().await.address;
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let mut daemon = world.start(&format!("[traces]\nendpoint = \"http://{address}\"\nsample = 1.0\n"));
     world.emit("orders", 500).await;
-    World::delivered(&daemon, "shop", 500);
+    TestOutbox::delivered(&daemon, "shop", 500);
     daemon.line("the collector does not accept spans, they are dropped");
     until("they are counted", || daemon.metric("relevo_spans_dropped_total").is_some_and(|spans| spans > 0));
     assert_eq!(daemon.metric("relevo_spans_exported_total"), Some(0));
@@ -82,7 +82,7 @@ async fn a_collector_that_is_away_stops_nothing_and_is_counted() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_line_about_a_message_says_its_id_and_its_trace() {
-    let world = World::new().await;
+    let world = TestOutbox::new().await;
     let headers = format!(r#"{{"traceparent": "{SAMPLED}"}}"#);
     let big = format!("SELECT relevo.emit('traced', 'k', 'T', to_jsonb(repeat('x', 5000)), headers => '{headers}')");
     world.run(&big).await;

@@ -4,16 +4,16 @@ use relevo_testkit::NatsVersion;
 use relevo_testkit::nats::{self, Server, unique};
 use relevo_testkit::rabbitmq::Private;
 
+use crate::broker_messages::{assert_in_order, stored_in, take_from_queue};
 use crate::command::relevo;
 use crate::daemon::{Daemon, until};
-use crate::far::{assert_in_order, stored_in, take_from_queue};
-use crate::world::World;
+use crate::test_outbox::TestOutbox;
 
 const RABBIT: &str = "{service=\"relevo\",outbox=\"shop\",destination=\"rabbit\"";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_living_keeps_its_pace_and_the_dead_catches_up_in_order() {
-    let (world, rabbit, nats) = (World::new().await, Private::start().await, Server::shared(NatsVersion::V2_15));
+    let (world, rabbit, nats) = (TestOutbox::new().await, Private::start().await, Server::shared(NatsVersion::V2_15));
     let stream = unique("shop");
     let queue =
         format!("kind = \"rabbitmq\"\nurls = [\"{}\"]\n[BROKER.queues.orders]\nretry_delays = []\n", rabbit.amqp_url());
@@ -34,13 +34,13 @@ async fn the_living_keeps_its_pace_and_the_dead_catches_up_in_order() {
     rabbit.start_again().await;
     let mut daemon = Daemon::start(&file, &[]);
     world.emit_numbers("orders", 1..=500).await;
-    World::taken(&daemon, "rabbit", 500);
-    World::taken(&daemon, "stream", 500);
+    TestOutbox::taken(&daemon, "rabbit", 500);
+    TestOutbox::taken(&daemon, "stream", 500);
     rabbit.kill9().await;
     for hundred in 5..15 {
         world.emit_numbers("orders", hundred * 100 + 1..=(hundred + 1) * 100).await;
     }
-    World::taken(&daemon, "stream", 1500);
+    TestOutbox::taken(&daemon, "stream", 1500);
     let metric = |name: &str| daemon.metric(&format!("{name}{RABBIT}"));
     until("it is known to be away", || metric("outbox_broker_up") == Some(0));
     until("it says for how long", || metric("outbox_broker_down_seconds") >= Some(1));
@@ -50,7 +50,7 @@ async fn the_living_keeps_its_pace_and_the_dead_catches_up_in_order() {
     let (status, body) = daemon.get("/readyz");
     assert!(status == 200 && body.contains(", the broker is unreachable"), "{status} {body}");
     rabbit.start_again().await;
-    World::taken(&daemon, "rabbit", 1500);
+    TestOutbox::taken(&daemon, "rabbit", 1500);
     assert_eq!((metric("outbox_broker_up"), metric("outbox_broker_down_seconds")), (Some(1), Some(0)));
     daemon.stop();
     assert_in_order(&stored_in(nats.url(), &stream).await, 1..=1500);
@@ -59,7 +59,7 @@ async fn the_living_keeps_its_pace_and_the_dead_catches_up_in_order() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_that_has_nothing_to_send_notices_that_its_broker_is_gone_and_is_back() {
-    let (world, rabbit) = (World::new().await, Private::start().await);
+    let (world, rabbit) = (TestOutbox::new().await, Private::start().await);
     let stream = nats::Private::start(NatsVersion::V2_15, nats::Settings::new()).await;
     let queue = format!(
         "kind = \"rabbitmq\"\nurls = [\"{}\"]\ntopology_on_start = \"apply\"\n[BROKER.queues.orders]\nretry_delays = []\n",
