@@ -8,6 +8,7 @@ mod destination;
 mod doctor;
 mod emit;
 mod grant;
+mod init;
 mod message;
 mod migrate;
 mod outbox;
@@ -31,6 +32,8 @@ use crate::exit::ExitStatus;
 /// A command of operators. The help lists them in this order.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Writes a small `relevo.toml` that delivers.
+    Init(init::Args),
     /// Creates an outbox in a database, or upgrades it to this version.
     Migrate(migrate::Args),
     /// Emits one message, or many from JSON lines.
@@ -81,6 +84,7 @@ pub(crate) enum Command {
 
 pub(crate) async fn run(command: Command) -> Result<ExitStatus> {
     match command {
+        Command::Init(args) => init::run(&args),
         Command::Migrate(args) => migrate::run(&args).await,
         Command::Emit(args) => emit::run(&args).await,
         Command::Cancel(args) => cancel::run(&args).await,

@@ -217,3 +217,45 @@ fn the_image_is_built_with_the_workspace_s_toolchain() {
     let image = include_str!("../../../ops/container/Containerfile");
     assert!(image.contains(&format!("/rust:{version}-slim-")), "rust-toolchain.toml names {version}");
 }
+
+/// Runs `relevo init` in this directory.
+fn init(directory: &std::path::Path, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_relevo"));
+    command.arg("init").args(args).current_dir(directory).output().expect("it runs")
+}
+
+#[test]
+fn init_writes_a_valid_file_for_every_kind_of_broker_and_overwrites_none() {
+    for kind in relevo_host::registry::BROKERS {
+        for database in ["postgres://me:se\"same@db/shop", "sqlite:shop.db"] {
+            let directory = std::env::temp_dir().join(format!("relevo-init-{}-{}", std::process::id(), kind.name));
+            std::fs::create_dir(&directory).expect("the directory for temporary files can be written");
+            let args = ["--broker", kind.name, "--database", database];
+            let output = init(&directory, &args);
+            let written = std::fs::read_to_string(directory.join("relevo.toml")).expect("it was written");
+            let file = File::new(kind.name, &written);
+            let (code, stdout, stderr) = file.run(&["check"], &[]);
+            let again = init(&directory, &args);
+            let printed = init(&directory, &[&args[..], &["--stdout"]].concat());
+            std::fs::remove_dir_all(&directory).expect("it exists");
+            assert_eq!(output.status.code(), Some(0), "{output:?}");
+            assert_eq!((code, stdout.as_str()), (Some(0), ""), "{stderr}");
+            assert_eq!(stderr, format!("`{}` is valid: 1 outbox, 1 destination\n", file.0.display()));
+            assert_eq!(String::from_utf8(printed.stdout).expect("it writes UTF-8"), written);
+            let refusal = String::from_utf8(again.stderr).expect("it writes UTF-8");
+            assert_eq!(again.status.code(), Some(1), "{refusal}");
+            assert!(refusal.starts_with("error: `relevo.toml` exists, and is not overwritten\nhint: "), "{refusal}");
+        }
+    }
+}
+
+#[test]
+fn init_refuses_an_unknown_broker_and_an_unknown_database() {
+    let directory = std::env::temp_dir();
+    for (broker, database) in [("carrier-pigeon", "sqlite:shop.db"), ("embedded", "mysql://me:sesame@db/shop")] {
+        let output = init(&directory, &["--broker", broker, "--database", database, "--stdout"]);
+        let stderr = String::from_utf8(output.stderr).expect("it writes UTF-8");
+        assert_eq!((output.status.code(), &*output.stdout), (Some(2), &b""[..]), "{stderr}");
+        assert!(!stderr.contains("sesame"), "{stderr}");
+    }
+}

@@ -22,6 +22,8 @@ use crate::replay_source::{ReplaySource, ReplaySourceError};
 pub trait AdapterConfig: Sized {
     /// The name of the kind in configurations and metrics.
     const KIND: &'static str;
+    /// The keys of a small section that delivers, in TOML with comments, for a server or a file of this machine.
+    const EXAMPLE: &'static str;
 
     /// Validates all settings, including the topology. It sends no request to the broker.
     fn adapter(self) -> Result<Arc<dyn BrokerAdapter>, Failure>;

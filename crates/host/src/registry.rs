@@ -24,13 +24,15 @@ pub static BROKERS: &[BrokerKind] = &[
 pub struct BrokerKind {
     /// Its name in configurations and metrics.
     pub name: &'static str,
+    /// The keys of a small section that delivers, in TOML.
+    pub example: &'static str,
     read: fn(&mut Reader, &KeyPath) -> Option<Arc<dyn BrokerAdapter>>,
     schema: fn() -> Value,
 }
 
 impl BrokerKind {
     const fn of<C: AdapterConfig + Configured>() -> Self {
-        Self { name: C::KIND, read: read::<C>, schema: C::schema }
+        Self { name: C::KIND, example: C::EXAMPLE, read: read::<C>, schema: C::schema }
     }
 }
 

@@ -73,6 +73,10 @@ fn open_failure(path: &Path, source: Error) -> Failure {
 
 impl AdapterConfig for Config {
     const KIND: &'static str = "embedded";
+    const EXAMPLE: &'static str = "\
+# The SQLite file of the broker. It is created if it does not exist.
+path = \"relevo-broker.db\"
+";
 
     fn adapter(self) -> Result<Arc<dyn BrokerAdapter>, Failure> {
         Ok(Arc::new(Adapter { config: self, open_file: Mutex::default() }))

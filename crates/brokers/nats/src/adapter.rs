@@ -41,6 +41,11 @@ impl Adapter {
 
 impl AdapterConfig for Config {
     const KIND: &'static str = "nats";
+    const EXAMPLE: &'static str = "\
+url = \"nats://localhost:4222\"
+# A missing stream is created for the subjects `RELEVO.>`. A message is published to `RELEVO.` and its topic.
+stream = \"RELEVO\"
+";
 
     fn adapter(self) -> Result<Arc<dyn BrokerAdapter>, Failure> {
         self.validate()?;

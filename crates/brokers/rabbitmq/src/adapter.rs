@@ -36,6 +36,12 @@ impl Adapter {
 
 impl AdapterConfig for Config {
     const KIND: &'static str = "rabbitmq";
+    const EXAMPLE: &'static str = "\
+# With a password of your own, use `url_file` or `url_env`.
+url = \"amqp://guest:guest@localhost:5672\"
+# A missing exchange is created as a durable topic exchange. The routing key is the topic: bind your queues to the exchange.
+exchange = \"relevo\"
+";
 
     fn adapter(self) -> Result<Arc<dyn BrokerAdapter>, Failure> {
         Admin::new(self.clone())?;

@@ -11,7 +11,7 @@ use crate::error_report::{ErrorReport, print_stderr};
 use crate::exit;
 
 /// The file that is read without `--config`.
-const FILE: &str = "relevo.toml";
+pub(crate) const FILE: &str = "relevo.toml";
 /// The variable that names the file.
 const VARIABLE: &str = "RELEVO_CONFIG";
 /// The prefix of variables that set keys. Two underscores separate names.

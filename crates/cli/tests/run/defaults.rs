@@ -1,4 +1,6 @@
-//! A file that names the database and the broker is enough.
+//! A file that names the database and the broker is enough. `relevo init` writes one.
+
+use std::process::{Command, Output};
 
 use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
@@ -23,12 +25,12 @@ fn file(world: &TestOutbox, broker: &str) -> std::path::PathBuf {
 /// Tests run in parallel, so that each has its own admin port.
 const PORT: (&str, &str) = ("RELEVO__ADMIN__LISTEN", "127.0.0.1:0");
 
-async fn bind(channel: &Channel, queue: &str) {
+async fn bind(channel: &Channel, exchange: &str, queue: &str) {
     let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
     channel.queue_declare(queue.into(), durable, FieldTable::default()).await.expect("a new queue");
     let options = QueueBindOptions::default();
     channel
-        .queue_bind(queue.into(), "shop".into(), "#".into(), options, FieldTable::default())
+        .queue_bind(queue.into(), exchange.into(), "#".into(), options, FieldTable::default())
         .await
         .expect("a binding");
 }
@@ -48,7 +50,7 @@ async fn a_message_emitted_before_the_first_run_arrives_in_rabbitmq() {
     let durable = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
     // A fanout exchange, which the user made: any existing exchange of this name is used.
     channel.exchange_declare("shop".into(), ExchangeKind::Fanout, durable, FieldTable::default()).await.expect("new");
-    bind(&channel, "orders").await;
+    bind(&channel, "shop", "orders").await;
     world.emit_numbers("orders.eu", 1..=10).await;
     let broker = format!("{{ kind = \"rabbitmq\", url = \"{url}\", exchange = \"shop\" }}");
     let mut daemon = Daemon::start(&file(&world, &broker), &[PORT]);
@@ -69,7 +71,7 @@ async fn a_missing_exchange_is_created_and_messages_wait_for_a_queue() {
     daemon.line("broker rejects every message to this address; its keys are parked until a probe succeeds");
     assert!(exchange_exists(&url, ExchangeKind::Topic).await);
     let (_connection, channel) = channel(&url).await;
-    bind(&channel, "orders").await;
+    bind(&channel, "shop", "orders").await;
     TestOutbox::taken(&daemon, "main", 10);
     daemon.stop();
     assert_in_order(&take_from_queue(&url, "orders", 10).await, 1..=10);
@@ -104,4 +106,44 @@ async fn a_message_emitted_before_the_first_run_arrives_in_a_nats_stream() {
         daemon.stop();
         assert_in_order(&stored_in(server.url(), &stream).await, 1..=10);
     }
+}
+
+/// Runs `relevo init` in the test's directory.
+fn init(world: &TestOutbox, kind: &str, more: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_relevo"));
+    command.args(["init", "--broker", kind, "--database", &world.database.url()]).args(more);
+    command.current_dir(world.directory.path()).output().expect("it runs")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_file_that_init_writes_delivers_to_rabbitmq() {
+    let (world, vhost) = (TestOutbox::new().await, rabbitmq::Server::shared().vhost().await);
+    assert!(init(&world, "rabbitmq", &[]).status.success());
+    let url = vhost.amqp_url();
+    let (_connection, channel) = channel(&url).await;
+    let durable = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
+    channel
+        .exchange_declare("relevo".into(), ExchangeKind::Topic, durable, FieldTable::default())
+        .await
+        .expect("a new exchange");
+    bind(&channel, "relevo", "orders").await;
+    world.emit_numbers("orders.eu", 1..=10).await;
+    let url_of_the_test = ("RELEVO__OUTBOXES__MAIN__DESTINATIONS__MAIN__BROKER__URL", &*url);
+    let mut daemon = Daemon::start(&world.directory.path().join("relevo.toml"), &[PORT, url_of_the_test]);
+    TestOutbox::delivered(&daemon, "main", 10);
+    daemon.stop();
+    assert_in_order(&take_from_queue(&url, "orders", 10).await, 1..=10);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_file_that_init_writes_delivers_to_the_embedded_broker() {
+    let world = TestOutbox::new().await;
+    let printed = init(&world, "embedded", &["--stdout"]);
+    let text = String::from_utf8(printed.stdout).expect("it writes UTF-8");
+    let broker = world.directory.path().join("broker.db");
+    let file = world.directory.write("relevo.toml", &text.replace("relevo-broker.db", &broker.display().to_string()));
+    world.emit_numbers("orders.eu", 1..=10).await;
+    let mut daemon = Daemon::start(&file, &[PORT]);
+    TestOutbox::delivered(&daemon, "main", 10);
+    daemon.stop();
 }
