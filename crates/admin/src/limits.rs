@@ -1,4 +1,4 @@
-//! ConnectionLimits for connections: the port must answer probes even if a client opens connections without end.
+//! Limits of connections: the port must answer probes even if a client opens connections without end.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep, sleep};
 
-/// ConnectionLimits of a port. The defaults suit a few scrapers and probes.
+/// The limits of a port. The defaults suit a few scrapers and probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
     /// Maximum number of open connections, at least one. Further clients wait until a connection closes. Keep it well

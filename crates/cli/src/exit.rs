@@ -1,4 +1,4 @@
-//! What the program's end says to user_at_host started it. The numbers are documented, and scripts rely on them.
+//! Exit statuses. They are documented, and scripts rely on them.
 
 use std::fmt;
 use std::process::ExitCode;

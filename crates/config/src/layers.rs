@@ -49,12 +49,11 @@ impl Layers {
     /// Adds an assignment such as `outboxes.shop.schema=billing`.
     pub fn flag(&mut self, flag: &str, assignment: &str) {
         let origin = Origin::Flag(flag.to_owned());
-        match assignment.split_once('=') {
-            Some((path, text)) => self.set(&path.trim().split('.').collect::<Vec<_>>(), text, origin),
-            None => {
-                let problem = Problem::new("the assignment has no `=`").at(origin);
-                self.problems.push(problem.hint(format!("`{flag} log.level=debug`")));
-            }
+        if let Some((path, text)) = assignment.split_once('=') {
+            self.set(&path.trim().split('.').collect::<Vec<_>>(), text, origin);
+        } else {
+            let problem = Problem::new("the assignment has no `=`").at(origin);
+            self.problems.push(problem.hint(format!("`{flag} log.level=debug`")));
         }
     }
 

@@ -42,6 +42,7 @@ pub fn merge(mut one: Json, other: &Json) -> Json {
 
 /// The schema of a table with this property.
 #[must_use]
+#[expect(clippy::needless_pass_by_value, reason = "callers build the property for this call")]
 pub fn with(table: Json, name: &str, property: Json) -> Json {
     merge(table, &json!({ "properties": { name: property } }))
 }

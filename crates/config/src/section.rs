@@ -38,7 +38,7 @@ impl Checks<'_> {
     }
 
     /// Reports a number outside of a range.
-    pub fn range<T: PartialOrd + std::fmt::Display>(&mut self, key: &str, number: T, min: T, max: T) {
+    pub fn range<T: PartialOrd + Copy + std::fmt::Display>(&mut self, key: &str, number: T, min: T, max: T) {
         if number < min || number > max {
             let name = key.rsplit('.').next().unwrap_or(key);
             self.report(key, Problem::new(format!("`{name}` must be from {min} to {max}, is {number}")));

@@ -195,13 +195,11 @@ impl OperatorConnection {
     }
 
     async fn take(&mut self) -> Result<Arc<dyn OutboxOperator>, String> {
-        match self.store.take() {
-            Some(store) => Ok(store),
-            None => {
-                let (store, timeout) = (&self.outbox.store, self.outbox.store.call_timeout());
-                Ok(store.open_operator(timeout).await.map_err(error_text)?)
-            }
+        if let Some(store) = self.store.take() {
+            return Ok(store);
         }
+        let (store, timeout) = (&self.outbox.store, self.outbox.store.call_timeout());
+        Ok(store.open_operator(timeout).await.map_err(error_text)?)
     }
 
     /// Whether the outbox has the destination.

@@ -29,8 +29,9 @@ const BROKER_FILES: [&str; 18] = [
 ];
 
 /// The files of every store.
-const STORE_FILES: [&str; 15] = [
+const STORE_FILES: [&str; 16] = [
     "lib.rs",
+    "adapter.rs",
     "config.rs",
     "classify.rs",
     "migrate.rs",

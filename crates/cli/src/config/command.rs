@@ -88,7 +88,8 @@ fn settings_text(settings: &[Setting]) -> String {
     let lines: Vec<(String, &Origin)> =
         settings.iter().map(|Setting { path, value, origin }| (format!("{path} = {value}"), origin)).collect();
     let width = lines.iter().map(|(line, _)| line.chars().count()).max().unwrap_or(0).min(80);
-    lines.into_iter().map(|(line, origin)| format!("{line:width$}  # {origin}\n")).collect()
+    let lines: Vec<String> = lines.into_iter().map(|(line, origin)| format!("{line:width$}  # {origin}\n")).collect();
+    lines.concat()
 }
 
 /// One object: the file, and a list of `key`, `value`, `origin` with `line` or `name`.

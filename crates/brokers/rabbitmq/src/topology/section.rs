@@ -62,15 +62,12 @@ impl Topology {
 
     fn bind(&mut self, reader: &mut Reader, at: &KeyPath, bindings: Bindings, to: &BindingTarget) {
         for text in bindings.bind {
-            match text.split_once('/').filter(|(exchange, _)| !exchange.is_empty()) {
-                Some((exchange, key)) => {
-                    self.bindings.push(Binding { exchange: exchange.to_owned(), to: to.clone(), key: key.to_owned() });
-                }
-                None => {
-                    let problem = Problem::new(format!("`{text}` in `bind` names no exchange"));
-                    let hint = "`exchange/routing.key`; with nothing after the `/` if the exchange ignores the key";
-                    reader.problem(&at.name("bind"), problem.hint(hint));
-                }
+            if let Some((exchange, key)) = text.split_once('/').filter(|(exchange, _)| !exchange.is_empty()) {
+                self.bindings.push(Binding { exchange: exchange.to_owned(), to: to.clone(), key: key.to_owned() });
+            } else {
+                let problem = Problem::new(format!("`{text}` in `bind` names no exchange"));
+                let hint = "`exchange/routing.key`; with nothing after the `/` if the exchange ignores the key";
+                reader.problem(&at.name("bind"), problem.hint(hint));
             }
         }
     }

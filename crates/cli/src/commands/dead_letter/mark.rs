@@ -102,10 +102,13 @@ async fn mark(args: &MarkArgs, action: MarkAction, rate: Option<u32>) -> Result<
         marked = send(&letters, &request(false)).await?;
     }
     report(args, action, &owner, marked, &unmatched)?;
-    if !args.dry_run && marked > 0 && action == MarkAction::Redrive && !args.output.is_json() {
-        if let DeadLetterOwner::Consumer(name) = &owner {
-            print_stderr(&consumer::who_handles(&consumer::find(&*letters.consumers, name).await?.summary));
-        }
+    if !args.dry_run
+        && marked > 0
+        && action == MarkAction::Redrive
+        && !args.output.is_json()
+        && let DeadLetterOwner::Consumer(name) = &owner
+    {
+        print_stderr(&consumer::who_handles(&consumer::find(&*letters.consumers, name).await?.summary));
     }
     Ok(ExitStatus::Success)
 }

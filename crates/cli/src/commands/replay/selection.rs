@@ -20,7 +20,7 @@ pub(super) enum SourceKind {
 /// Whether messages of a key are handled one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum KeyOrder {
-    /// ReplayRef of a key at a time, in order.
+    /// One message of a key at a time, in order.
     Key,
     /// Each by itself.
     None,

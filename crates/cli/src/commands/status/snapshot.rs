@@ -85,12 +85,11 @@ impl Poller {
 
     /// Opens the outbox once.
     async fn open(&mut self) -> Result<&dyn OutboxOperator> {
-        let opened = match self.opened.take() {
-            Some(opened) => opened,
-            None => {
-                let opened = self.place.open(ANSWER_DEADLINE).await;
-                opened.with_context(|| format!("the outbox at {}", self.place.shown()))?
-            }
+        let opened = if let Some(opened) = self.opened.take() {
+            opened
+        } else {
+            let opened = self.place.open(ANSWER_DEADLINE).await;
+            opened.with_context(|| format!("the outbox at {}", self.place.shown()))?
         };
         Ok(&**self.opened.insert(opened))
     }

@@ -88,12 +88,12 @@ fn destination(now: &Snapshot, known: &DestinationSnapshot) -> [String; 12] {
 
 /// The number of relays, and of the shards that they lease.
 fn relays(shards: &[ShardInfo]) -> String {
-    let leased = shards.iter().filter(|shard| !shard.lease_remaining.is_zero());
-    let mut owners: Vec<&str> = leased.filter_map(|shard| shard.owner.as_deref()).collect();
-    let leases = owners.len();
+    let with_lease = shards.iter().filter(|shard| !shard.lease_remaining.is_zero());
+    let mut owners: Vec<&str> = with_lease.filter_map(|shard| shard.owner.as_deref()).collect();
+    let leased = owners.len();
     owners.sort_unstable();
     owners.dedup();
-    format!("{}, {leases} of {} shards", owners.len(), shards.len())
+    format!("{}, {leased} of {} shards", owners.len(), shards.len())
 }
 
 const CONSUMER: [&str; 10] =

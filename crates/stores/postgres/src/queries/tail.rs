@@ -23,9 +23,10 @@ pub(crate) struct Place {
 }
 
 fn condition(filter: &TailFilter) -> String {
-    let texts = [("key", &filter.key), ("topic", &filter.topic), ("type", &filter.kind)];
-    let texts = texts.into_iter().filter_map(|(column, wanted)| Some((column, wanted.as_ref()?)));
-    texts.map(|(column, wanted)| format!(" AND {column} = {}", literal(wanted))).collect()
+    let equal = |column: &str, wanted: &Option<String>| {
+        wanted.as_ref().map_or_else(String::new, |wanted| format!(" AND {column} = {}", literal(wanted)))
+    };
+    [equal("key", &filter.key), equal("topic", &filter.topic), equal("type", &filter.kind)].concat()
 }
 
 /// Selects the newest messages that a snapshot sees, newest first.
