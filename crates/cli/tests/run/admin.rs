@@ -69,7 +69,7 @@ async fn a_port_that_others_can_reach_needs_a_token() {
     let open = ("RELEVO__ADMIN__LISTEN", "0.0.0.0:0");
     let mut refused = Daemon::start(&world.config(""), &[open]);
     assert_eq!(refused.end(), Some(2));
-    until("it says so", || refused.log().contains("there is no token"));
+    until("it is refused", || refused.log().contains("without a token"));
     let token = [open, ("RELEVO__ADMIN__TOKEN_ENV", "TOKEN"), ("TOKEN", "a token that is long enough")];
     let mut daemon = Daemon::start(&world.config(""), &token);
     daemon.ready();
