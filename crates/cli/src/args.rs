@@ -20,7 +20,7 @@ pub(crate) struct Cli {
 
 const EXIT_CODES: &str = "Commands of operators find their outbox in `relevo.toml`, or with `--database URL`.
 
-Exit codes: 0 success, 1 failure, 2 wrong usage, 3 findings (doctor, verify, topology), 4 not found,
+Exit codes: 0 success, 1 failure, 2 wrong usage, 3 findings (check, doctor, verify, topology), 4 not found,
     5 database or broker unreachable, 130 interrupted.
 Data is printed to stdout, everything else to stderr.";
 

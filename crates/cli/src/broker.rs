@@ -31,10 +31,10 @@ pub(crate) fn failed(failure: &Failure) -> anyhow::Error {
 /// The word for a state that people and JSON see.
 pub(crate) const fn word(state: &TopologyStatus) -> &'static str {
     match state {
-        TopologyStatus::Unchanged => "same",
+        TopologyStatus::Unchanged => "unchanged",
         TopologyStatus::Missing => "missing",
-        TopologyStatus::Created => "made",
-        TopologyStatus::Unknown => "unseen",
-        TopologyStatus::Different(_) => "differs",
+        TopologyStatus::Created => "created",
+        TopologyStatus::Unknown => "unknown",
+        TopologyStatus::Different(_) => "different",
     }
 }

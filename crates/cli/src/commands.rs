@@ -1,6 +1,7 @@
 //! The commands of operators, one file per noun. They know ports of the core only.
 
 mod cancel;
+mod check;
 mod completions;
 mod consumer;
 mod dead_letter;
@@ -70,6 +71,8 @@ pub(crate) enum Command {
     Top(top::Args),
     /// Compares committed with settled messages, and reports inconsistencies.
     Verify(verify::Args),
+    /// Checks configuration, databases, brokers and topology before a deployment.
+    Check(check::Args),
     /// Checks the database and broker settings that delivery guarantees depend on, and prints a fix for each problem.
     Doctor(doctor::Args),
     /// Compares exchanges, queues and streams with the configuration, and creates missing ones.
@@ -100,6 +103,7 @@ pub(crate) async fn run(command: Command) -> Result<ExitStatus> {
         Command::Status(args) => status::run(&args).await,
         Command::Top(args) => top::run(&args).await,
         Command::Verify(args) => verify::run(&args).await,
+        Command::Check(args) => check::run(&args).await,
         Command::Doctor(args) => doctor::run(&args).await,
         Command::Topology(command) => topology::run(command).await,
         Command::Outbox(command) => outbox::run(command).await,

@@ -4,6 +4,8 @@
 mod admin;
 #[path = "run/broker_messages.rs"]
 mod broker_messages;
+#[path = "run/check.rs"]
+mod check;
 #[path = "run/command.rs"]
 mod command;
 #[path = "run/consumers.rs"]

@@ -1,6 +1,6 @@
 //! `relevo doctor`
 
-mod memory;
+pub(super) mod memory;
 
 use std::io::{self, Write as _};
 use std::sync::Arc;
@@ -33,13 +33,13 @@ pub(crate) struct Args {
 }
 
 /// What was found in one place.
-struct Examined {
-    outbox: Option<String>,
+pub(super) struct Examined {
+    pub(super) outbox: Option<String>,
     /// Where it is, for a place that no configuration names.
     inbox: Option<String>,
     /// `None` for the outbox's database.
-    destination: Option<String>,
-    findings: Vec<Finding>,
+    pub(super) destination: Option<String>,
+    pub(super) findings: Vec<Finding>,
     /// Subjects of dangers that the configuration accepts.
     accept: Vec<String>,
     memory: Memory,
@@ -100,12 +100,12 @@ async fn configured(sources: &Sources) -> Result<(Vec<Examined>, Option<anyhow::
     config::warn(&warnings);
     let (mut all, mut unseen) = (Vec::new(), Vec::new());
     for outbox in &config.outboxes {
-        match database(outbox).await {
+        match examine_database(outbox).await {
             Ok(examined) => all.push(examined),
             Err(error) => unseen.push(error.context(format!("outbox `{}`", outbox.name))),
         }
         for destination in &outbox.destinations {
-            match far_side(&outbox.name, destination).await {
+            match examine_broker(&outbox.name, destination).await {
                 Ok(examined) => all.push(examined),
                 Err(error) => {
                     unseen.push(error.context(format!("outbox `{}`, destination `{}`", outbox.name, destination.name)));
@@ -120,15 +120,16 @@ async fn configured(sources: &Sources) -> Result<(Vec<Examined>, Option<anyhow::
     Ok((all, last))
 }
 
-async fn database(outbox: &config::Outbox) -> Result<Examined> {
+/// Examines the database of a configured outbox.
+pub(super) async fn examine_database(outbox: &config::Outbox) -> Result<Examined> {
     let location = OutboxLocation { store: Arc::clone(&outbox.store), origin: format!("outbox `{}`", outbox.name) };
     let mut examined = one(location.into()).await?;
     memory::name(&mut examined.memory.horizons, outbox);
     Ok(Examined { outbox: Some(outbox.name.clone()), ..examined })
 }
 
-/// A broker, with its settings if it has any of its own.
-async fn far_side(outbox: &str, destination: &Destination) -> Result<Examined> {
+/// Examines the broker of a destination, if it has settings of its own.
+pub(super) async fn examine_broker(outbox: &str, destination: &Destination) -> Result<Examined> {
     let findings = match broker::admin(&destination.broker)? {
         Some(admin) => admin.examine(&destination.examine_context()).await,
         None => Ok(Vec::new()),
@@ -144,7 +145,8 @@ async fn far_side(outbox: &str, destination: &Destination) -> Result<Examined> {
 }
 
 impl Examined {
-    fn accepts(&self, finding: &Finding) -> bool {
+    /// Whether the configuration accepts this finding.
+    pub(super) fn accepts(&self, finding: &Finding) -> bool {
         finding.severity == Severity::Danger && self.accept.contains(&finding.subject)
     }
 
@@ -161,8 +163,8 @@ impl Examined {
 }
 
 fn json(examined: &Examined, finding: &Finding) -> serde_json::Value {
-    let Finding { severity, subject, detail: seen, fix } = finding;
-    let mut line = json!({ "severity": word(*severity), "subject": subject, "seen": seen, "fix": fix });
+    let Finding { severity, subject, detail: observed, fix } = finding;
+    let mut line = json!({ "severity": word(*severity), "subject": subject, "observed": observed, "fix": fix });
     if let Some(inbox) = &examined.inbox {
         line["inbox"] = inbox.as_str().into();
     }
@@ -196,19 +198,19 @@ fn told(all: &[Examined]) -> Result<()> {
     }
     let count = |severity| {
         let count = findings().filter(|finding| finding.severity == severity).count();
-        format!("{count} {}{}", word(severity), if count == 1 { "" } else { "s" })
+        format!("{count} {}{}", word(severity), if count == 1 || severity == Severity::Note { "" } else { "s" })
     };
     let (dangers, warnings, notes) = (count(Severity::Danger), count(Severity::Warning), count(Severity::Note));
-    writeln!(out, "{} looked at: {dangers}, {warnings}, {notes}", findings().count())?;
+    writeln!(out, "{} checks: {dangers}, {warnings}, {notes}", findings().count())?;
     Ok(())
 }
 
 /// The word that JSON and people see.
-const fn word(severity: Severity) -> &'static str {
+pub(super) const fn word(severity: Severity) -> &'static str {
     match severity {
-        Severity::Ok => "good",
-        Severity::Note => "note",
+        Severity::Ok => "ok",
+        Severity::Note => "info",
         Severity::Warning => "warning",
-        Severity::Danger => "danger",
+        Severity::Danger => "error",
     }
 }

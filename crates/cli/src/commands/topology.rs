@@ -39,9 +39,6 @@ pub(crate) struct Plan {
 pub(crate) struct Apply {
     #[command(flatten)]
     which: Which,
-    /// Only says what would be made, as `plan`.
-    #[arg(long)]
-    dry_run: bool,
     #[command(flatten)]
     yes: ConfirmArg,
     #[command(flatten)]
@@ -62,17 +59,16 @@ pub(crate) struct Which {
 }
 
 /// One broker that has a topology, and how that stands.
-struct Looked {
+pub(super) struct Looked {
     outbox: String,
     destination: String,
     admin: Box<dyn BrokerAdmin>,
-    pieces: Vec<TopologyItem>,
+    pub(super) pieces: Vec<TopologyItem>,
 }
 
 pub(super) async fn run(command: Command) -> Result<ExitStatus> {
     match command {
         Command::Plan(args) => plan(&args.which, args.output).await,
-        Command::Apply(args) if args.dry_run => plan(&args.which, args.output).await,
         Command::Apply(args) => apply(&args).await,
     }
 }
@@ -104,7 +100,7 @@ async fn apply(args: &Apply) -> Result<ExitStatus> {
         return Ok(if differing > 0 { ExitStatus::Findings } else { ExitStatus::Success });
     }
     for piece in &wanting {
-        print_stderr(&format!("{:7}  {}", word(&piece.status), plain(&piece.name)));
+        print_stderr(&format!("{:9}  {}", word(&piece.status), plain(&piece.name)));
     }
     let count = wanting.len();
     confirm(args.yes, &format!("make {count} {}?", if count == 1 { "thing" } else { "things" }))?;
@@ -162,7 +158,8 @@ fn last_of(mut errors: Vec<anyhow::Error>) -> Result<()> {
     last.map_or(Ok(()), Err)
 }
 
-async fn looked(outbox: &str, destination: &Destination) -> Result<Option<Looked>> {
+/// Compares the topology of a destination. `None` if its broker has none.
+pub(super) async fn looked(outbox: &str, destination: &Destination) -> Result<Option<Looked>> {
     let at = || at(outbox, &destination.name);
     let Some(admin) = broker::admin(&destination.broker).with_context(at)? else { return Ok(None) };
     let pieces = admin.plan().await.map_err(|failure| failed(&failure)).with_context(at)?;
@@ -184,11 +181,11 @@ fn told(all: &[Looked], output: OutputArgs) -> Result<()> {
     for looked in all {
         writeln!(out, "{}: {} in all", at(&looked.outbox, &looked.destination), looked.pieces.len())?;
         for TopologyItem { name, status: state } in &looked.pieces {
-            writeln!(out, "{:7}  {}", word(state), plain(name))?;
+            writeln!(out, "{:9}  {}", word(state), plain(name))?;
             let differences: &[Difference] =
                 if let TopologyStatus::Different(differences) = state { differences } else { &[] };
             for difference in differences {
-                writeln!(out, "{:7}  {}", "", plain(&difference.to_string()))?;
+                writeln!(out, "{:9}  {}", "", plain(&difference.to_string()))?;
             }
         }
     }

@@ -293,11 +293,11 @@ pub(crate) async fn the_doctor_names_an_inbox_that_forgets_too_early(cli: &impl 
     };
     assert_eq!(findings(), [] as [Value; 0], "there is no inbox");
     member(brief).await;
-    assert_eq!(findings()[0]["severity"], json!("good"), "it has forgotten nothing");
+    assert_eq!(findings()[0]["severity"], json!("ok"), "it has forgotten nothing");
     brief.prune(10).await.expect("it prunes");
     let found = &findings()[0];
     assert_eq!(found["severity"], json!("warning"));
-    let (seen, fix) = (found["seen"].as_str().expect("a sentence"), found["fix"].as_str().expect("a fix"));
+    let (seen, fix) = (found["observed"].as_str().expect("a sentence"), found["fix"].as_str().expect("a fix"));
     assert!(
         seen.starts_with("`billing` remembers for 60 min, messages can come again for 8 days (this outbox)"),
         "{seen}"

@@ -121,19 +121,19 @@ async fn a_healthy_outbox_is_exit_code_0_and_a_sick_one_3() {
     let clock =
         healthy.lines().find(|line| line.contains("this machine is")).expect("the clocks are compared").to_owned();
     let version = format!("schema version  version {}", relevo_store_postgres::migrate::VERSION);
-    let healthy = healthy.replace(&clock, "good  clock  <difference>").replace(&version, "schema version  <version>");
+    let healthy = healthy.replace(&clock, "ok  clock  <difference>").replace(&version, "schema version  <version>");
     insta::assert_snapshot!("doctor", healthy);
     cli.succeeds(&["destination", "disable", "main"]);
     let (code, sick, _) = cli.run(&["doctor"], "");
     assert_eq!(code, 3);
     assert!(sick.contains("fix: `relevo destination enable main`"), "{sick}");
-    assert!(sick.ends_with("0 dangers, 1 warning, 1 note\n"), "{sick}");
+    assert!(sick.ends_with("0 errors, 1 warning, 1 info\n"), "{sick}");
     let (code, json, _) = cli.run(&["doctor", "-o", "json"], "");
     assert_eq!(code, 3);
     let findings = objects(&json);
     let off = findings.iter().find(|finding| finding["severity"] == "warning").expect("a warning");
     assert_eq!(off["subject"], "destinations");
-    assert!(findings.iter().all(|finding| finding["seen"].is_string()));
+    assert!(findings.iter().all(|finding| finding["observed"].is_string()));
 }
 
 #[tokio::test]

@@ -108,7 +108,7 @@ async fn the_doctor_compares_the_inboxes_of_other_databases_with_a_whole_configu
     let found: Vec<_> = super::objects(&findings).into_iter().filter(|it| it["subject"] == "inbox retention").collect();
     assert_eq!((found.len(), found[0]["severity"].as_str()), (1, Some("warning")), "{findings}");
     assert_eq!(found[0]["inbox"], shipping.path().display().to_string());
-    assert!(found[0]["seen"].as_str().expect("a sentence").contains("(outbox `shop`)"), "{}", found[0]);
+    assert!(found[0]["observed"].as_str().expect("a sentence").contains("(outbox `shop`)"), "{}", found[0]);
     let (_, told, _) = shop.run(&["doctor", "-c", config.to_str().expect("UTF-8"), "--inbox", &url]);
     assert!(told.contains(&format!("inboxes at {}:\n", shipping.path().display())), "{told}");
 }

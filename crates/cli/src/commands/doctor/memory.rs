@@ -39,7 +39,7 @@ pub(super) fn name(horizons: &mut [RedeliveryWindow], outbox: &config::Outbox) {
 }
 
 /// Compares every inbox with everything that can send to it.
-pub(super) async fn compare(all: &mut [Examined]) -> Result<()> {
+pub(crate) async fn compare(all: &mut [Examined]) -> Result<()> {
     let horizons: Vec<RedeliveryWindow> = all.iter().flat_map(|it| it.memory.horizons.iter().cloned()).collect();
     for examined in all {
         if let Some(place) = &examined.memory.place {
