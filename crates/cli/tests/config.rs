@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
-/// A file that goes with its value.
+/// A file that is deleted when its value is dropped.
 struct File(PathBuf);
 
 impl File {
@@ -89,15 +89,15 @@ fn a_secret_in_the_wrong_place_is_in_no_output() {
 fn a_variable_that_sets_nothing_is_a_warning_with_the_right_name() {
     let file = File::new("stranger", GOOD);
     let variables = [("RELEVO_RELAY_LEASE_DURATION", "20s")];
-    let told = "warning: variable `RELEVO_RELAY_LEASE_DURATION` sets nothing\nhint: did you mean `RELEVO__RELAY__LEASE_DURATION`?\n";
+    let warning = "warning: variable `RELEVO_RELAY_LEASE_DURATION` sets nothing\nhint: did you mean `RELEVO__RELAY__LEASE_DURATION`?\n";
     let (code, _, stderr) = file.run(&["check"], &variables);
-    assert!(code == Some(0) && stderr.starts_with(told), "{stderr}");
+    assert!(code == Some(0) && stderr.starts_with(warning), "{stderr}");
     let (code, _, stderr) = file.run(&["show"], &variables);
-    assert_eq!((code, stderr.as_str()), (Some(0), told));
+    assert_eq!((code, stderr.as_str()), (Some(0), warning));
 }
 
 #[test]
-fn programs_are_told_what_is_wrong_in_one_object_on_one_line() {
+fn json_output_has_all_problems_in_one_object_on_one_line() {
     let good = File::new("json-good", GOOD);
     let (code, stdout, stderr) = good.run(&["check", "--json"], &[("RELEVO_RELAY_LEASE_DURATION", "1")]);
     assert_eq!((code, stderr.as_str(), stdout.lines().count()), (Some(0), "", 1));
@@ -111,17 +111,17 @@ fn programs_are_told_what_is_wrong_in_one_object_on_one_line() {
     let bad = File::new("json-bad", &format!("{GOOD}[relay]\nlease_duraton = 1\n[log]\nlevel = \"blah\"\n"));
     let (code, stdout, stderr) = bad.run(&["check", "--json"], &[]);
     assert_eq!((code, stderr.as_str(), stdout.lines().count()), (Some(2), "", 1));
-    let told: Value = serde_json::from_str(&stdout).unwrap();
-    assert_eq!((&told["ok"], told["problems"].as_array().map(Vec::len)), (&false.into(), Some(2)));
+    let report: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((&report["ok"], report["problems"].as_array().map(Vec::len)), (&false.into(), Some(2)));
     let first = serde_json::json!({
         "problem": "unknown key `lease_duraton` in `relay`", "place": format!("{}:6", bad.0.display()),
         "hint": "did you mean `lease_duration`?",
     });
-    assert_eq!(told["problems"][0], first);
+    assert_eq!(report["problems"][0], first);
 }
 
 #[test]
-fn a_file_that_is_not_there_is_told() {
+fn a_missing_file_is_an_error() {
     let file = File::new("gone", "");
     std::fs::remove_file(&file.0).unwrap();
     let (code, _, stderr) = file.run(&["check"], &[]);

@@ -10,6 +10,8 @@ mod consumers;
 mod dead;
 #[path = "postgres/emit.rs"]
 mod emit;
+#[path = "consumers/fixture.rs"]
+mod fixture;
 #[path = "postgres/health.rs"]
 mod health;
 #[path = "postgres/messages.rs"]
@@ -18,8 +20,6 @@ mod messages;
 mod replay;
 #[path = "replay/cases.rs"]
 mod replays;
-#[path = "consumers/scene.rs"]
-mod scene;
 #[path = "postgres/setup.rs"]
 mod setup;
 #[path = "postgres/support.rs"]

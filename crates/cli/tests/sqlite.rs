@@ -4,12 +4,12 @@
 mod cases;
 #[path = "sqlite/consumers.rs"]
 mod consumers;
+#[path = "consumers/fixture.rs"]
+mod fixture;
 #[path = "sqlite/replay.rs"]
 mod replay;
 #[path = "replay/cases.rs"]
 mod replays;
-#[path = "consumers/scene.rs"]
-mod scene;
 
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
@@ -19,7 +19,7 @@ use sqlx::{ConnectOptions as _, Connection as _};
 const RELEVO: &str = env!("CARGO_BIN_EXE_relevo");
 const LINE: &str = r#"{"topic":"orders","key":"o-1","type":"OrderPlaced","payload":1}"#;
 
-/// A file of the test's own, gone with it.
+/// A file of one test. It is deleted at the end.
 struct File(PathBuf);
 
 impl File {
@@ -49,15 +49,15 @@ impl File {
     }
 
     fn run(&self, args: &[&str]) -> (i32, String, String) {
-        told(self.command(RELEVO).args(args).output().expect("`relevo` runs"))
+        code_and_text(self.command(RELEVO).args(args).output().expect("`relevo` runs"))
     }
 
-    /// A script that may mount file systems, which nobody else sees and which go with it: `$0` is the program, `$1` the
+    /// Runs a script that may mount file systems. They are private to it and end with it. `$0` is the program, `$1` the
     /// file's directory.
     fn with_mounts(&self, script: &str) -> (i32, String, String) {
         let mut command = self.command("unshare");
         command.args(["--map-root-user", "--mount", "sh", "-c", script, RELEVO]).arg(&self.0);
-        told(command.output().expect("`unshare` runs"))
+        code_and_text(command.output().expect("`unshare` runs"))
     }
 
     fn succeeds(&self, args: &[&str]) -> String {
@@ -73,7 +73,7 @@ impl Drop for File {
     }
 }
 
-fn told(output: Output) -> (i32, String, String) {
+fn code_and_text(output: Output) -> (i32, String, String) {
     let text = |bytes| String::from_utf8(bytes).expect("output is text");
     (output.status.code().expect("it was not killed"), text(output.stdout), text(output.stderr))
 }
@@ -92,8 +92,8 @@ fn objects(output: &str) -> Vec<serde_json::Value> {
 }
 
 #[test]
-fn every_command_that_looks_works_on_a_file() {
-    let file = File::new("looks");
+fn every_read_command_works_on_a_file() {
+    let file = File::new("reads");
     let versions = file.succeeds(&["migrate", "--dry-run"]);
     assert!(versions.starts_with("1  baseline\n"), "{versions}");
     let versions = objects(&file.succeeds(&["migrate", "--dry-run", "-o", "json"]));
@@ -143,7 +143,7 @@ fn a_command_finds_its_outbox_in_the_configuration_and_options_win() {
         if let Some(url) = variable {
             command.env("RELEVO_DATABASE_URL", url);
         }
-        told(command.output().expect("`relevo` runs"))
+        code_and_text(command.output().expect("`relevo` runs"))
     };
     let other_url = format!("sqlite:{}", other.path().display());
     for (variable, args) in
@@ -178,7 +178,7 @@ fn a_file_that_is_not_there_gives_the_hint_to_migrate() {
 }
 
 #[tokio::test]
-async fn a_locked_file_is_one_error_that_says_whom_to_look_for() {
+async fn a_locked_file_is_one_error_that_names_the_cause() {
     let file = File::with_destination("locked");
     let lines = file.0.join("lines");
     std::fs::write(&lines, LINE).unwrap();
@@ -190,11 +190,11 @@ async fn a_locked_file_is_one_error_that_says_whom_to_look_for() {
     let started = commands.map(|args| file.command(RELEVO).args(args).spawn().expect("`relevo` runs"));
     let read = file.command(RELEVO).args(["message", "list"]).spawn().expect("`relevo` runs");
     for (child, args) in started.into_iter().zip(commands) {
-        let (code, stdout, stderr) = told(child.wait_with_output().unwrap());
+        let (code, stdout, stderr) = code_and_text(child.wait_with_output().unwrap());
         assert_eq!((code, stdout.as_str()), (5, ""), "{args:?}: {stderr}");
         assert_one_error(&stderr, "shop.db` is locked by another connection", "keeps a write transaction open");
     }
-    let read = told(read.wait_with_output().unwrap());
+    let read = code_and_text(read.wait_with_output().unwrap());
     assert_eq!(read, (0, String::new(), "0 messages\n".to_owned()), "readers do not wait for writers");
     tx.rollback().await.unwrap();
     file.succeeds(&["emit", "orders", "o-1", "T", "1"]);
@@ -204,7 +204,7 @@ async fn a_locked_file_is_one_error_that_says_whom_to_look_for() {
 fn a_full_disk_is_one_error_and_nothing_is_written() {
     let file = File::new("full");
     std::fs::write(file.0.with_extension("lines"), LINE).unwrap();
-    // A log that a command left behind has room of its own for one more message: it goes when a command closes in time.
+    // A log that a command left behind has room for one more message. The next command that closes in time deletes it.
     let script = r#"mount -t tmpfs -o size=1m none "$1" && "$0" migrate && "$0" destination add main --start oldest && \
         while [ -e "$1/shop.db-wal" ]; do "$0" message list 2>/dev/null; done; \
         head -c 2000000 /dev/zero >"$1/ballast"; exec 2>&1; \
@@ -215,8 +215,8 @@ fn a_full_disk_is_one_error_and_nothing_is_written() {
     assert_eq!(code, 0, "{stderr}");
     let [one, many, after] = stdout.split("\n\n").collect::<Vec<_>>()[..] else { panic!("three parts: {stdout}") };
     for part in [one, many] {
-        let told = part.strip_suffix("\ncode 5").unwrap_or_else(|| panic!("{part}"));
-        assert_one_error(told, "shop.db` cannot grow, the disk is full", "free space");
+        let stderr = part.strip_suffix("\ncode 5").unwrap_or_else(|| panic!("{part}"));
+        assert_one_error(stderr, "shop.db` cannot grow, the disk is full", "free space");
     }
     let mut after = after.lines();
     assert_eq!(after.next(), Some("5e8a1c6e-7d29-4c86-b1a9-3f0d6f2a9b10"));
@@ -225,7 +225,7 @@ fn a_full_disk_is_one_error_and_nothing_is_written() {
 }
 
 #[test]
-fn a_file_that_can_only_be_read_is_told_with_what_reading_needs() {
+fn a_read_only_file_is_an_error_with_the_requirements_of_reading() {
     let file = File::with_destination("readonly");
     let script = r#"mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && "$0" message list"#;
     let (code, stdout, stderr) = file.with_mounts(script);
@@ -241,7 +241,7 @@ fn a_file_that_can_only_be_read_is_told_with_what_reading_needs() {
 #[tokio::test]
 async fn a_file_that_is_no_database_or_is_damaged_is_one_error_with_advice() {
     let file = File::with_destination("damaged");
-    // Whoever closes a file last takes its log into it, and the log with it.
+    // The last connection that closes writes the log into the file and deletes the log.
     let connection = relevo_store_sqlite::connect_options(file.path()).connect().await.unwrap();
     connection.close().await.unwrap();
     assert!(!file.0.join("shop.db-wal").exists());
@@ -266,7 +266,7 @@ async fn a_file_that_is_no_database_or_is_damaged_is_one_error_with_advice() {
 }
 
 #[test]
-fn more_is_said_only_where_there_is_more_and_every_hint_leads_on() {
+fn a_list_hints_at_more_only_if_there_is_more_and_every_hint_works() {
     let file = File::with_destination("pages");
     let mut expected = Vec::new();
     for later in [&[][..], &[], &["--deliver-at", "1h"], &["--deliver-at", "1h"]] {
@@ -280,10 +280,10 @@ fn more_is_said_only_where_there_is_more_and_every_hint_leads_on() {
     loop {
         let mut args = vec!["message", "list", "--limit", "1", "-o", "json"];
         args.extend(before.iter().flat_map(|before| ["--before-seq", before]));
-        let (code, page, told) = file.run(&args);
-        assert_eq!(code, 0, "{told}");
+        let (code, page, stderr) = file.run(&args);
+        assert_eq!(code, 0, "{stderr}");
         seen.extend(objects(&page).iter().map(|message| message["id"].as_str().unwrap().to_owned()));
-        let Some((_, hint)) = told.split_once("--before-seq ") else { break };
+        let Some((_, hint)) = stderr.split_once("--before-seq ") else { break };
         before = Some(hint.split('`').next().unwrap().to_owned());
     }
     assert_eq!(seen, expected);

@@ -106,7 +106,7 @@ fn a_missing_database_is_one_error_with_a_hint() {
 
 #[test]
 fn an_unreachable_host_is_one_error_and_no_password_is_shown() {
-    // Port 1 is nobody's on loopback.
+    // No process listens on port 1 of loopback.
     let url = "postgres://me:sesame@127.0.0.1:1/shop";
     for args in
         [&["migrate"][..], &["destination", "show"], &["doctor"], &["emit", "orders", "o-1", "OrderPlaced", "{}"]]
@@ -122,8 +122,8 @@ fn an_unreachable_host_is_one_error_and_no_password_is_shown() {
 }
 
 #[test]
-fn wrong_usage_that_only_the_program_can_tell_comes_with_a_hint() {
-    for (args, told) in [
+fn wrong_usage_that_clap_cannot_detect_has_a_hint() {
+    for (args, expected) in [
         (
             &["destination", "show", "--database", "postgres://me:sesame@"][..],
             "the database URL is invalid: empty host\nhint: ",
@@ -148,12 +148,12 @@ fn wrong_usage_that_only_the_program_can_tell_comes_with_a_hint() {
         let output = relevo(args);
         let stderr = text(&output.stderr);
         assert_eq!((output.status.code(), text(&output.stdout)), (Some(2), ""), "{args:?}: {stderr}");
-        assert!(stderr.contains(told) && !stderr.contains("sesame"), "{args:?}: {stderr}");
+        assert!(stderr.contains(expected) && !stderr.contains("sesame"), "{args:?}: {stderr}");
     }
 }
 
 #[test]
-fn a_url_of_another_database_is_told_without_its_password() {
+fn an_unknown_database_scheme_is_an_error_without_the_password() {
     let output = relevo(&["migrate", "--database", "mysql://me:sesame@127.0.0.1/shop?pasword=sesame"]);
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2));

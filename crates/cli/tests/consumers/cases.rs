@@ -1,4 +1,4 @@
-//! What every database must show of its consumers, and let people do with them.
+//! Consumer commands that must work the same on every database.
 
 use relevo_core::AfterDead;
 use relevo_core::inbox::retries::InboxFailureAction;
@@ -6,11 +6,11 @@ use relevo_core::inbox::transactions::EnterOutcome;
 use relevo_core::inbox::{Inbox, InboxState};
 use serde_json::{Value, json};
 
-use super::scene::{arrival, billing, fail_again, handle, hears, id, leaves, member, set_back};
+use super::fixture::{arrival, billing, fail_again, handle, heartbeat, id, leave, member, set_back};
 
 const UNKNOWN: &str = "00000000-0000-4000-8000-000000000000";
 
-/// The program on one database: what it ended with, and said.
+/// The program on one database. Returns exit code, stdout and stderr.
 pub(crate) trait Run {
     fn run(&self, args: &[&str]) -> (i32, String, String);
 
@@ -25,18 +25,18 @@ pub(crate) trait Run {
         stdout.lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect()
     }
 
-    /// Ends with this code, and one error that has all of these in it.
-    fn fails(&self, code: i32, args: &[&str], told: &[&str]) {
+    /// Requires this exit code and one error that contains all of these parts.
+    fn fails(&self, code: i32, args: &[&str], parts: &[&str]) {
         let (ended, stdout, stderr) = self.run(args);
         assert_eq!((ended, stdout.as_str()), (code, ""), "{args:?}: {stderr}");
         assert_eq!(stderr.matches("error: ").count(), 1, "{args:?}: {stderr}");
-        assert!(told.iter().all(|part| stderr.contains(part)), "{args:?}: {stderr}");
+        assert!(parts.iter().all(|part| stderr.contains(part)), "{args:?}: {stderr}");
     }
 }
 
 pub(crate) async fn consumers_are_listed_and_shown(cli: &impl Run, inbox: &impl Inbox) {
-    let (list, told) = cli.ok(&["consumer", "list"]);
-    assert!(list.is_empty() && told.starts_with("no consumer has an inbox in this database"), "{list}{told}");
+    let (list, stderr) = cli.ok(&["consumer", "list"]);
+    assert!(list.is_empty() && stderr.starts_with("no consumer has an inbox in this database"), "{list}{stderr}");
     billing(inbox).await;
     inbox.prune(10).await.expect("it prunes");
     let listed = &cli.objects(&["consumer", "list"])[0];
@@ -56,34 +56,34 @@ pub(crate) async fn consumers_are_listed_and_shown(cli: &impl Run, inbox: &impl 
     );
     assert_eq!((&lane["breaker"], &lane["breaker_override"]), (&json!("503 from the post"), &Value::Null));
     let queues = shown["retry_queues"].as_array().expect("queues");
-    let told: Vec<_> = queues.iter().map(|it| (it["queue"].as_str(), it["next_attempt_at"].is_string())).collect();
-    assert_eq!(told, [(Some("o-2"), true), (Some("o-3"), false)], "one needs an operator");
+    let found: Vec<_> = queues.iter().map(|it| (it["queue"].as_str(), it["next_attempt_at"].is_string())).collect();
+    assert_eq!(found, [(Some("o-2"), true), (Some("o-3"), false)], "one needs an operator");
     cli.fails(4, &["consumer", "show", "biling"], &["consumer `biling` is not known", "hint: there are `billing`"]);
 }
 
 pub(crate) async fn orders_reach_the_members(cli: &impl Run, inbox: &impl Inbox) {
     member(inbox).await;
-    let (_, told) = cli.ok(&["consumer", "pause", "billing"]);
-    assert_eq!(told, "consumer `billing` is paused; members obey with their next heartbeat\n");
-    assert!(hears(inbox).await.paused);
+    let (_, stderr) = cli.ok(&["consumer", "pause", "billing"]);
+    assert_eq!(stderr, "consumer `billing` is paused; members obey with their next heartbeat\n");
+    assert!(heartbeat(inbox).await.paused);
     assert_eq!(cli.objects(&["consumer", "list"])[0]["paused"], json!(true));
     cli.ok(&["consumer", "pause", "billing", "--lane", "orders.0"]);
-    assert_eq!(hears(inbox).await.paused_lanes[0].name(), "orders.0");
-    let (_, told) = cli.ok(&["consumer", "resume", "billing"]);
-    assert!(told.contains("these lanes are still paused: `orders.0`\nhint: "), "{told}");
-    let (_, told) = cli.ok(&["consumer", "resume", "billing", "--lane", "orders.0"]);
-    assert_eq!(told, "lane `orders.0` of `billing` is resumed; members obey with their next heartbeat\n");
-    let heard = hears(inbox).await;
-    assert!(!heard.paused && heard.paused_lanes.is_empty());
+    assert_eq!(heartbeat(inbox).await.paused_lanes[0].name(), "orders.0");
+    let (_, stderr) = cli.ok(&["consumer", "resume", "billing"]);
+    assert!(stderr.contains("these lanes are still paused: `orders.0`\nhint: "), "{stderr}");
+    let (_, stderr) = cli.ok(&["consumer", "resume", "billing", "--lane", "orders.0"]);
+    assert_eq!(stderr, "lane `orders.0` of `billing` is resumed; members obey with their next heartbeat\n");
+    let reply = heartbeat(inbox).await;
+    assert!(!reply.paused && reply.paused_lanes.is_empty());
     for (to, forced) in [("open", vec![true]), ("close", vec![false]), ("auto", vec![])] {
         cli.ok(&["consumer", "breaker", "billing", "--lane", "orders.0", to]);
         assert_eq!(
-            hears(inbox).await.breaker_overrides.into_iter().map(|(_, open)| open).collect::<Vec<_>>(),
+            heartbeat(inbox).await.breaker_overrides.into_iter().map(|(_, open)| open).collect::<Vec<_>>(),
             forced,
             "{to}"
         );
     }
-    cli.fails(4, &["consumer", "pause", "nobody"], &["consumer `nobody` is not known", "there are `billing`"]);
+    cli.fails(4, &["consumer", "pause", "invoices"], &["consumer `invoices` is not known", "there are `billing`"]);
     let nowhere = ["consumer", "breaker", "billing", "--lane", "orders.9", "open"];
     cli.fails(4, &nowhere, &["consumer `billing` has no lane `orders.9`", "hint: there are `orders.0`"]);
 }
@@ -98,23 +98,23 @@ pub(crate) async fn a_removed_consumer_keeps_its_inbox(cli: &impl Run, inbox: &i
     let refused = ["consumer `billing` has live members, nothing was changed", "hint: stop its processes"];
     cli.fails(1, &remove, &refused);
     cli.fails(1, &remove[..3], &refused);
-    leaves(inbox).await;
-    let (code, _, asked) = cli.run(&remove[..3]);
+    leave(inbox).await;
+    let (code, _, question) = cli.run(&remove[..3]);
     assert_eq!(code, 1);
-    assert!(asked.starts_with("remove consumer `billing` with its members and lanes? "), "{asked}");
-    assert!(asked.ends_with("nothing was changed\nhint: `--yes` confirms in advance\n"), "{asked}");
+    assert!(question.starts_with("remove consumer `billing` with its members and lanes? "), "{question}");
+    assert!(question.ends_with("nothing was changed\nhint: `--yes` confirms in advance\n"), "{question}");
     assert_eq!(cli.objects(&["consumer", "list"])[0]["paused"], json!(true), "it was not confirmed");
-    let (_, told) = cli.ok(&remove);
-    assert_eq!(told, "consumer `billing` is removed; a member that starts continues with its inbox\n");
+    let (_, stderr) = cli.ok(&remove);
+    assert_eq!(stderr, "consumer `billing` is removed; a member that starts continues with its inbox\n");
     assert_eq!(cli.objects(&["consumer", "list"]), [] as [Value; 0]);
     cli.fails(4, &remove, &["consumer `billing` is not known"]);
-    assert!(!hears(inbox).await.paused, "the order is forgotten too");
+    assert!(!heartbeat(inbox).await.paused, "the pause is removed too");
     assert_eq!(handle(inbox, &handled).await, EnterOutcome::Duplicate(InboxState::Done));
     assert_eq!(cli.objects(&["consumer", "list"])[0]["member_count"], json!(1));
     billing(inbox).await;
-    leaves(inbox).await;
-    let (_, told) = cli.ok(&remove);
-    assert!(told.ends_with("\nit is still listed, because it has 1 waiting and 2 dead messages\n"), "{told}");
+    leave(inbox).await;
+    let (_, stderr) = cli.ok(&remove);
+    assert!(stderr.ends_with("\nit is still listed, because it has 1 waiting and 2 dead messages\n"), "{stderr}");
     let listed = &cli.objects(&["consumer", "list"])[0];
     assert_eq!(
         (&listed["member_count"], &listed["heartbeat_at"], &listed["dead"]),
@@ -126,8 +126,8 @@ pub(crate) async fn dead_letters_are_shown_as_they_came(cli: &impl Run, inbox: &
     billing(inbox).await;
     let (text, foreign) = (id(3).to_string(), id(4).to_string());
     let listed = cli.objects(&["dead-letter", "list"]);
-    let told: Vec<_> = listed.iter().map(|it| (it["id"].as_str(), it["class"].as_str())).collect();
-    assert_eq!(told, [(Some(&*text), Some("panic")), (Some(&*foreign), Some("undecodable"))]);
+    let found: Vec<_> = listed.iter().map(|it| (it["id"].as_str(), it["class"].as_str())).collect();
+    assert_eq!(found, [(Some(&*text), Some("panic")), (Some(&*foreign), Some("undecodable"))]);
     assert_eq!((&listed[0]["type"], &listed[1]["type"]), (&json!("OrderPlaced"), &Value::Null));
     for (args, count) in [
         (&["--key", "o-3"][..], 1),
@@ -142,7 +142,10 @@ pub(crate) async fn dead_letters_are_shown_as_they_came(cli: &impl Run, inbox: &
     assert!(more.starts_with("1 dead letter, and more\nhint: "), "{more}");
     assert_eq!(cli.ok(&["dead-letter", "show", &text, "--raw"]).0, r#"{"n":3}"#);
     let (shown, _) = cli.ok(&["dead-letter", "show", &text]);
-    assert!(shown.contains("\nbacktrace:\n0: ship::pack\n1: ship::\\u{1b}run\n"), "no tricks on a terminal: {shown}");
+    assert!(
+        shown.contains("\nbacktrace:\n0: ship::pack\n1: ship::\\u{1b}run\n"),
+        "control characters are escaped: {shown}"
+    );
     let shown = &cli.objects(&["dead-letter", "show", &foreign])[0];
     assert_eq!(shown["payload_base64"], json!("AP8h"));
     assert_eq!(shown["headers"][0], json!({ "name": "x-origin", "value_base64": "/2E=" }));
@@ -162,21 +165,24 @@ pub(crate) async fn a_redrive_happens_once_and_what_fails_again_is_seen(cli: &im
     let dry = ["dead-letter", "redrive", "--consumer", "billing", "--all", "--dry-run"];
     assert_eq!(cli.ok(&dry).1, "2 dead letters would be redriven, nothing was changed\n");
     let redrive = ["dead-letter", "redrive", &letter, "--reason", "the street is there now", "--rate", "5"];
-    let (code, _, asked) = cli.run(&redrive);
+    let (code, _, question) = cli.run(&redrive);
     assert_eq!(code, 1);
-    assert!(asked.starts_with("redrive 1 dead letter of consumer `billing`? they are handled again, "), "{asked}");
-    assert!(asked.ends_with("nothing was changed\nhint: `--yes` confirms in advance\n"), "{asked}");
+    assert!(
+        question.starts_with("redrive 1 dead letter of consumer `billing`? they are handled again, "),
+        "{question}"
+    );
+    assert!(question.ends_with("nothing was changed\nhint: `--yes` confirms in advance\n"), "{question}");
     let redrive = [&redrive[..], &["--yes"]].concat();
-    let (_, told) = cli.ok(&redrive);
-    assert!(told.starts_with("1 dead letter redriven\na member of `billing` handles them"), "{told}");
-    let (_, told) = cli.ok(&redrive);
+    let (_, stderr) = cli.ok(&redrive);
+    assert!(stderr.starts_with("1 dead letter redriven\na member of `billing` handles them"), "{stderr}");
+    let (_, stderr) = cli.ok(&redrive);
     assert_eq!(
-        told,
+        stderr,
         format!("{letter} is already `redriven`\nno matching dead letter is in state `dead`, nothing was changed\n")
     );
     fail_again(inbox).await;
-    let (list, told) = cli.ok(&["dead-letter", "list", "--key", "o-3"]);
-    assert!(told.starts_with("1 dead letter, of which 1 failed again after a redrive"), "{told}");
+    let (list, stderr) = cli.ok(&["dead-letter", "list", "--key", "o-3"]);
+    assert!(stderr.starts_with("1 dead letter, of which 1 failed again after a redrive"), "{stderr}");
     assert!(list.contains("still no such street"), "{list}");
     let again = &cli.objects(&["dead-letter", "show", &letter])[0];
     assert_eq!((&again["redrive_count"], &again["state"], &again["attempts"]), (&json!(1), &json!("dead"), &json!(4)));
@@ -209,8 +215,8 @@ pub(crate) async fn a_discarded_dead_letter_lets_its_key_continue(cli: &impl Run
     let history = cli.objects(&["dead-letter", "list", "--history", "--key", "o-3"]);
     assert_eq!((&history[0]["id"], &history[0]["state"]), (&json!(letter), &json!("discarded")));
     let both = ["dead-letter", "redrive", &letter, UNKNOWN, "--dry-run"];
-    let (_, told) = cli.ok(&both);
-    assert!(told.starts_with(&format!(
+    let (_, stderr) = cli.ok(&both);
+    assert!(stderr.starts_with(&format!(
         "{UNKNOWN} is no such dead letter of consumer `billing`\n{letter} is already `discarded`"
     )));
     cli.fails(4, &["dead-letter", "discard", UNKNOWN, "--dry-run"], &["has no such dead letter", "--history"]);
@@ -232,7 +238,7 @@ pub(crate) async fn with_several_consumers_one_is_chosen<I: Inbox>(cli: &impl Ru
     )
     .await;
     let letter = id(3).to_string();
-    let redrive = ["dead-letter", "redrive", &letter, "--reason", "mended", "--yes"];
+    let redrive = ["dead-letter", "redrive", &letter, "--reason", "fixed", "--yes"];
     cli.fails(
         2,
         &redrive,
@@ -240,8 +246,8 @@ pub(crate) async fn with_several_consumers_one_is_chosen<I: Inbox>(cli: &impl Ru
     );
     cli.fails(2, &["dead-letter", "show", &letter], &["is dead-lettered more than once", "--consumer shipping"]);
     assert_eq!(cli.objects(&["dead-letter", "show", &letter, "--consumer", "shipping"])[0]["class"], "poison");
-    let (_, told) = cli.ok(&[&redrive[..], &["--consumer", "shipping"]].concat());
-    assert!(told.contains("consumer `shipping` has no live members"), "{told}");
+    let (_, stderr) = cli.ok(&[&redrive[..], &["--consumer", "shipping"]].concat());
+    assert!(stderr.contains("consumer `shipping` has no live members"), "{stderr}");
     assert_eq!(cli.objects(&["dead-letter", "list", "--consumer", "billing"]).len(), 2, "the other's are as before");
     assert_eq!(cli.objects(&["dead-letter", "list", "--consumer", "shipping"]).len(), 0);
 }
@@ -257,9 +263,9 @@ pub(crate) async fn a_trace_follows_a_message<I: Inbox>(cli: &impl Run, inbox: &
     assert_eq!(handle(other, &message).await, EnterOutcome::Duplicate(InboxState::Done));
     let traced = &cli.objects(&["trace", emitted])[0];
     assert_eq!((&traced["id"], &traced["payload"]), (&json!(emitted), &json!({ "n": 1 })));
-    let told: Vec<_> = traced["consumers"].as_array().expect("consumers").iter().map(stop).collect();
-    assert_eq!(told, [("billing", "done"), ("shipping", "done")]);
-    // One side alone: what was emitted elsewhere, and is a dead letter here.
+    let found: Vec<_> = traced["consumers"].as_array().expect("consumers").iter().map(stop).collect();
+    assert_eq!(found, [("billing", "done"), ("shipping", "done")]);
+    // Only one side: a message from another outbox that is a dead letter here.
     set_back(
         inbox,
         &arrival(id(3), "o-3", "{}"),
@@ -284,7 +290,7 @@ fn stop(value: &Value) -> (&str, &str) {
     (value["consumer"].as_str().expect("a name"), value["state"].as_str().expect("a state"))
 }
 
-/// `brief` remembers for an hour.
+/// The retention of `brief` is one hour.
 pub(crate) async fn the_doctor_names_an_inbox_that_forgets_too_early(cli: &impl Run, brief: &impl Inbox) {
     let findings = || {
         let (_, stdout, _) = cli.run(&["doctor", "-o", "json"]);
@@ -293,7 +299,7 @@ pub(crate) async fn the_doctor_names_an_inbox_that_forgets_too_early(cli: &impl 
     };
     assert_eq!(findings(), [] as [Value; 0], "there is no inbox");
     member(brief).await;
-    assert_eq!(findings()[0]["severity"], json!("ok"), "it has forgotten nothing");
+    assert_eq!(findings()[0]["severity"], json!("ok"), "nothing was pruned");
     brief.prune(10).await.expect("it prunes");
     let found = &findings()[0];
     assert_eq!(found["severity"], json!("warning"));

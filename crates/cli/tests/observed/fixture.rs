@@ -26,27 +26,27 @@ pub(crate) struct Fixture {
     pub(crate) consumer: SocketAddr,
     _tasks: JoinSet<()>,
     _vhost: Vhost,
-    _world: Arc<TestOutbox>,
+    _shop: Arc<TestOutbox>,
 }
 
 impl Fixture {
     pub(crate) async fn start() -> Self {
-        let (world, vhost) = (Arc::new(TestOutbox::new().await), RabbitServer::shared().vhost().await);
+        let (shop, vhost) = (Arc::new(TestOutbox::new().await), RabbitServer::shared().vhost().await);
         let broker = format!(
             "kind = \"rabbitmq\"\nurls = [\"{}\"]\nmanagement_url = \"{}\"\ntopology_on_start = \"apply\"\nexchange = \"shop\"\nlanes = {LANES}\n\
              [BROKER.exchanges.shop]\n[BROKER.queues.billing]\nlanes = {LANES}\nordered = true\nbind = [\"shop/orders.#\"]\n",
             vhost.amqp_url(),
             vhost.management_url()
         );
-        let daemon = Daemon::start(&world.carried_to(&[("main", &broker)], ""), &[]);
-        world.emit_numbers("orders", 1..=10).await;
+        let daemon = Daemon::start(&shop.carried_to(&[("main", &broker)], ""), &[]);
+        shop.emit_numbers("orders", 1..=10).await;
         TestOutbox::taken(&daemon, "main", 10);
         let mut tasks = JoinSet::new();
-        let consumer = consume(&world, &vhost, &mut tasks).await;
+        let consumer = consume(&shop, &vhost, &mut tasks).await;
         // One message that no handler accepts: it becomes a dead letter and starts an alert.
-        world.run("SELECT relevo.emit('orders', 'poisoned', 'Poison', '{}'::jsonb)").await;
-        tasks.spawn(keep_busy(Arc::clone(&world)));
-        Self { daemon, consumer, _tasks: tasks, _vhost: vhost, _world: world }
+        shop.run("SELECT relevo.emit('orders', 'poisoned', 'Poison', '{}'::jsonb)").await;
+        tasks.spawn(keep_busy(Arc::clone(&shop)));
+        Self { daemon, consumer, _tasks: tasks, _vhost: vhost, _shop: shop }
     }
 
     /// The metrics and the log of the relay, for the message of a failed test.
@@ -56,9 +56,9 @@ impl Fixture {
 }
 
 /// Emits a few messages every 100 ms.
-async fn keep_busy(world: Arc<TestOutbox>) {
+async fn keep_busy(shop: Arc<TestOutbox>) {
     loop {
-        world.emit("orders", 20).await;
+        shop.emit("orders", 20).await;
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
@@ -76,12 +76,12 @@ impl Handler<Transaction> for Effect {
 }
 
 /// Starts a service whose consumer has its inbox in the outbox's database, and returns its address.
-async fn consume(world: &TestOutbox, vhost: &Vhost, tasks: &mut JoinSet<()>) -> SocketAddr {
+async fn consume(shop: &TestOutbox, vhost: &Vhost, tasks: &mut JoinSet<()>) -> SocketAddr {
     let queue = rabbitmq::Queue { lanes: Some(LANES), single_active_consumer: true, ..rabbitmq::Queue::new("billing") };
     let config = rabbitmq::Config { lanes: Some(LANES), ..rabbitmq::Config::new(vhost.amqp_url()) };
     let membership = rabbitmq::ConsumerOptions::default();
     let consumer = rabbitmq::GroupConsumer::open(&config, &queue, membership).await.expect("a group");
-    let inbox = InboxConfig::new(world.database.options());
+    let inbox = InboxConfig::new(shop.database.options());
     let inbox = Inbox::open(&inbox, "billing", InboxRetention::default()).await.expect("a database");
     let handlers = Handlers::new().handler("Happened", Effect).handler("Poison", Effect);
     let pace = Config { lag_interval: Some(Duration::from_millis(500)), ..Config::default() };

@@ -17,7 +17,7 @@ fn alert(alertmanager: &Alertmanager, name: &str) -> Option<Value> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_alert_fires_when_a_broker_stops_and_is_resolved_when_it_returns() {
-    let (world, stream) = (TestOutbox::new().await, unique("shop"));
+    let (shop, stream) = (TestOutbox::new().await, unique("shop"));
     let broker = Private::start(NatsVersion::V2_15, Settings::new()).await;
     let section = format!(
         "kind = \"nats\"\nurls = [\"{}\"]\nstream = \"{stream}\"\ntopology_on_start = \"apply\"\n[BROKER.streams.one]\n\
@@ -25,8 +25,8 @@ async fn an_alert_fires_when_a_broker_stops_and_is_resolved_when_it_returns() {
         broker.url()
     );
     let route = format!("[[outboxes.shop.destinations.main.routes]]\naddress = \"{stream}.{{topic}}\"\n");
-    let mut daemon = Daemon::start(&world.carried_to(&[("main", &section)], &route), &[]);
-    world.emit_numbers("orders", 1..=50).await;
+    let mut daemon = Daemon::start(&shop.carried_to(&[("main", &section)], &route), &[]);
+    shop.emit_numbers("orders", 1..=50).await;
     TestOutbox::taken(&daemon, "main", 50);
 
     let alertmanager = Alertmanager::start();
@@ -40,7 +40,7 @@ async fn an_alert_fires_when_a_broker_stops_and_is_resolved_when_it_returns() {
     assert_eq!(alert(&alertmanager, "RelevoBrokerDown"), None, "{}", state());
 
     broker.stop().await;
-    world.emit_numbers("orders", 51..=60).await;
+    shop.emit_numbers("orders", 51..=60).await;
     let fired = wait_for("the alert arrives", || alert(&alertmanager, "RelevoBrokerDown"), state);
     let labels = &fired["labels"];
     for (label, value) in
@@ -59,7 +59,7 @@ async fn an_alert_fires_when_a_broker_stops_and_is_resolved_when_it_returns() {
     wait_for("the backlog is sampled", || (metric("outbox_backlog_gauge") == Some(10.0)).then_some(()), state);
     let age = wait_for("the age is sampled", || metric("outbox_oldest_pending_age_seconds"), state);
     wait_for("the age grows", || (metric("outbox_oldest_pending_age_seconds") > Some(age)).then_some(()), state);
-    world.emit_numbers("orders", 61..=65).await;
+    shop.emit_numbers("orders", 61..=65).await;
     wait_for("the backlog grows", || (metric("outbox_backlog_gauge") == Some(15.0)).then_some(()), state);
 
     broker.start_again().await;

@@ -10,8 +10,8 @@ async fn two_dead() -> (Cli, String, String) {
     let cli = Cli::with_destination().await;
     let (first, second) = (cli.emit("o-1", r#"{"n":1}"#), cli.emit("o-2", r#"{"n":2}"#));
     cli.settle().await;
-    cli.bury(&first).await;
-    cli.bury(&second).await;
+    cli.dead_letter(&first).await;
+    cli.dead_letter(&second).await;
     (cli, first, second)
 }
 
@@ -22,12 +22,12 @@ async fn marked(cli: &Cli, state: &str) -> i64 {
 #[tokio::test]
 async fn dead_letters_are_listed_and_shown() {
     let (cli, first, _) = two_dead().await;
-    let (list, told) = cli.succeeds(&["dead-letter", "list"]);
+    let (list, stderr) = cli.succeeds(&["dead-letter", "list"]);
     insta::assert_snapshot!("dead_list", stable(&list, &cli));
-    assert_eq!(told, "2 dead letters\n");
-    let (one, told) = cli.succeeds(&["dead-letter", "list", "--limit", "1", "-o", "json"]);
+    assert_eq!(stderr, "2 dead letters\n");
+    let (one, stderr) = cli.succeeds(&["dead-letter", "list", "--limit", "1", "-o", "json"]);
     assert_eq!(
-        (objects(&one).len(), told.as_str()),
+        (objects(&one).len(), stderr.as_str()),
         (1, "1 dead letter, and more\nhint: see more with `--limit`, or all with `--all`\n")
     );
     assert_eq!(objects(&cli.succeeds(&["dead", "list", "--key", "o-2", "-o", "json"]).0)[0]["key"], "o-2");
@@ -41,7 +41,7 @@ async fn dead_letters_are_listed_and_shown() {
 }
 
 #[tokio::test]
-async fn what_is_finished_is_history() {
+async fn finished_dead_letters_are_listed_with_history() {
     let (cli, first, second) = two_dead().await;
     cli.sql(&format!("UPDATE relevo.dead_letter SET state = 'redriven' WHERE id = '{first}'")).await;
     let ids = |args: &[&str]| -> Vec<String> {
@@ -82,8 +82,8 @@ async fn a_redrive_is_confirmed_recorded_and_done_once() {
 #[tokio::test]
 async fn a_dry_run_changes_nothing_and_needs_no_reason() {
     let (cli, ..) = two_dead().await;
-    let (_, told) = cli.succeeds(&["dead-letter", "discard", "--destination", "main", "--all", "--dry-run"]);
-    assert_eq!(told, "2 dead letters would be discarded, nothing was changed\n");
+    let (_, stderr) = cli.succeeds(&["dead-letter", "discard", "--destination", "main", "--all", "--dry-run"]);
+    assert_eq!(stderr, "2 dead letters would be discarded, nothing was changed\n");
     let (json, _) = cli.succeeds(&["dead-letter", "redrive", "-d", "main", "--key", "o-1", "--dry-run", "-o", "json"]);
     assert_eq!(
         objects(&json)[0],
@@ -129,11 +129,11 @@ async fn dead_letters_are_chosen_by_id_key_route_or_all() {
     );
     assert_eq!((marked(&cli, "discarding").await, marked(&cli, "dead").await), (1, 1));
     let by = "SELECT count(*) FROM relevo.dead_letter WHERE state = 'discarding' AND marked_by <> ''";
-    assert_eq!(cli.number(by).await, 1, "whoever it was");
+    assert_eq!(cli.number(by).await, 1, "the operator is recorded");
 }
 
 #[tokio::test]
-async fn what_is_no_dead_letter_is_not_found() {
+async fn an_unknown_dead_letter_is_not_found() {
     let (cli, ..) = two_dead().await;
     for args in [
         &["dead-letter", "show", UNKNOWN][..],
@@ -158,11 +158,11 @@ async fn what_is_no_dead_letter_is_not_found() {
 }
 
 #[tokio::test]
-async fn a_filter_looks_into_dead_letters() {
+async fn dead_letters_are_filtered_by_their_contents() {
     let (cli, first, second) = two_dead().await;
     let invoice = cli.succeeds(&["emit", "invoices", "i-1", "InvoiceSent", "3"]).0.trim_end().to_owned();
     cli.settle().await;
-    cli.bury(&invoice).await;
+    cli.dead_letter(&invoice).await;
     cli.sql(&format!(
         "UPDATE relevo.dead_letter SET dead_at = dead_at - interval '1 hour', class = 'transient', error = 'Timed Out' \
          WHERE id = '{second}'"
@@ -194,9 +194,9 @@ async fn a_filter_looks_into_dead_letters() {
     cli.fails(2, &["dead-letter", "discard", "--topic", "orders", "--dry-run"]);
     let discard =
         ["dead-letter", "discard", "-d", "main", "--error", "SCHEMA", "--topic", "orders", "--reason", "test"];
-    let (code, _, asked) = cli.run(&discard, "y\n");
+    let (code, _, question) = cli.run(&discard, "y\n");
     assert_eq!(code, 0);
-    assert!(asked.starts_with("discard 1 dead letter of destination `main`? "), "{asked}");
+    assert!(question.starts_with("discard 1 dead letter of destination `main`? "), "{question}");
     assert_eq!((marked(&cli, "discarding").await, marked(&cli, "dead").await), (1, 2));
     let (_, again) = cli.succeeds(&[&discard[..], &["--yes"]].concat());
     assert_eq!(again, NOTHING);
@@ -212,11 +212,11 @@ async fn the_database_filters_dead_letters_before_the_limit() {
          FROM generate_series(1, 11500) AS n",
     )
     .await;
-    let (list, told) = cli.succeeds(&["dead-letter", "list", "--topic", "late", "-o", "json"]);
+    let (list, stderr) = cli.succeeds(&["dead-letter", "list", "--topic", "late", "-o", "json"]);
     assert_eq!(list.lines().count(), 50);
-    assert_eq!(told, "50 dead letters, and more\nhint: see more with `--limit`, or all with `--all`\n");
-    let (list, told) = cli.succeeds(&["dead-letter", "list", "--topic", "late", "-o", "json", "--all"]);
-    assert_eq!((list.lines().count(), told.as_str()), (1500, "1500 dead letters\n"));
+    assert_eq!(stderr, "50 dead letters, and more\nhint: see more with `--limit`, or all with `--all`\n");
+    let (list, stderr) = cli.succeeds(&["dead-letter", "list", "--topic", "late", "-o", "json", "--all"]);
+    assert_eq!((list.lines().count(), stderr.as_str()), (1500, "1500 dead letters\n"));
     let (json, _) = cli.succeeds(&[
         "dead-letter",
         "redrive",
@@ -237,14 +237,14 @@ async fn the_database_filters_dead_letters_before_the_limit() {
 async fn an_id_that_is_no_dead_letter_is_named() {
     let (cli, first, second) = two_dead().await;
     let redrive = ["dead-letter", "redrive", &first, UNKNOWN, "--reason", "test", "--yes"];
-    let (_, told) = cli.succeeds(&redrive);
+    let (_, stderr) = cli.succeeds(&redrive);
     let unknown = format!("{UNKNOWN} is no such dead letter of destination `main`\n");
     assert_eq!(
-        told,
+        stderr,
         format!("{unknown}1 dead letter marked `redriving`; the relay that holds the shard applies the mark\n")
     );
-    let (json, told) = cli.succeeds(&["dead-letter", "discard", &first, &second, UNKNOWN, "--dry-run", "-o", "json"]);
-    assert_eq!(told, format!("{unknown}{first} is already `redriving`\n"));
+    let (json, stderr) = cli.succeeds(&["dead-letter", "discard", &first, &second, UNKNOWN, "--dry-run", "-o", "json"]);
+    assert_eq!(stderr, format!("{unknown}{first} is already `redriving`\n"));
     let expected = serde_json::json!({
         "destination": "main", "consumer": null, "action": "discard", "dry_run": true, "count": 1, "unmatched": [UNKNOWN],
     });

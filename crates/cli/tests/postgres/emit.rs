@@ -63,7 +63,7 @@ async fn many_messages_are_emitted_a_batch_a_transaction() {
 }
 
 #[tokio::test]
-async fn a_wrong_line_takes_its_batch_back_and_the_error_says_how_to_go_on() {
+async fn a_wrong_line_rolls_its_batch_back_and_the_error_hints_how_to_continue() {
     let cli = Cli::with_destination().await;
     let good = r#"{"topic":"t","key":"k","type":"T","payload":1}"#;
     let repeated = format!(r#"{{"topic":"t","key":"k","type":"T","payload":1,"id":"{ID}"}}"#);
@@ -75,7 +75,7 @@ async fn a_wrong_line_takes_its_batch_back_and_the_error_says_how_to_go_on() {
         "error: line 4: `type` is missing\nhint: lines up to 2 are committed: continue with `--skip 2`\n"
     );
     assert_eq!(cli.number("SELECT count(*) FROM relevo.message").await, 2);
-    // What only the database knows is told by its line too.
+    // An error that only the database finds names its line too.
     let lines = [good, good, good, &repeated, &repeated].join("\n");
     let (code, stdout, stderr) = cli.run(&["emit", "--jsonl", "-", "--skip", "2", "-o", "json"], &lines);
     assert_eq!((code, stdout.as_str()), (1, ""));

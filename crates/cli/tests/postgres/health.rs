@@ -12,28 +12,28 @@ const HELD: &str = "UPDATE relevo.lease SET owner = '5e8a1c6e-7d29-4c86-b1a9-3f0
 #[tokio::test]
 async fn why_explains_each_cause_with_the_command_to_type() {
     let cli = Cli::with_destination().await;
-    let mut told = Vec::new();
-    let mut ask = |what: &str| {
+    let mut answers = Vec::new();
+    let mut record = |what: &str| {
         let (prose, stderr) = cli.succeeds(&["why", "o-1"]);
         assert_eq!(stderr, "");
-        told.push(format!("# {what}\n{}", stable(&prose, &cli)));
+        answers.push(format!("# {what}\n{}", stable(&prose, &cli)));
     };
-    ask("idle");
+    record("idle");
     let scheduled = cli.succeeds(&["emit", "orders", "o-1", "OrderPlaced", "0", "--deliver-at", "3h"]);
-    ask("scheduled");
+    record("scheduled");
     cli.sql(&format!("SELECT relevo.cancel('{}')", scheduled.0.trim_end())).await;
     let id = cli.emit("o-1", "1");
-    ask("no relay");
+    record("no relay");
     cli.sql(HELD).await;
-    ask("unread");
+    record("unread");
     cli.succeeds(&["destination", "disable", "main"]);
-    ask("disabled");
+    record("disabled");
     cli.succeeds(&["destination", "enable", "main"]);
     cli.settle().await;
-    cli.bury(&id).await;
-    ask("dead");
+    cli.dead_letter(&id).await;
+    record("dead");
     cli.succeeds(&["dead-letter", "discard", &id, "--reason", "test", "--yes"]);
-    ask("marked");
+    record("marked");
     cli.sql(
         "DELETE FROM relevo.dead_letter; UPDATE relevo.parked_key SET state = 'retrying', dead_id = NULL, \
          next_at = now() + interval '3 h'; INSERT INTO relevo.parked_message (destination, key, seq, slot, id, created_at, \
@@ -41,16 +41,16 @@ async fn why_explains_each_cause_with_the_command_to_type() {
          FROM relevo.message",
     )
     .await;
-    ask("retrying");
+    record("retrying");
     cli.sql("UPDATE relevo.parked_key SET state = 'quarantined'").await;
-    ask("quarantined");
+    record("quarantined");
     cli.sql(
         "UPDATE relevo.parked_key SET state = 'held', next_at = NULL, address = 'orders.eu'; INSERT INTO relevo.address_hold \
          (destination, address, class, error, next_at) VALUES ('main', 'orders.eu', 'blocked', 'no queue', now() + interval '3 h')",
     )
     .await;
-    ask("held");
-    insta::assert_snapshot!("why", told.join("\n\n"));
+    record("held");
+    insta::assert_snapshot!("why", answers.join("\n\n"));
     let (json, _) = cli.succeeds(&["why", "o-1", "-o", "json"]);
     let why = &objects(&json)[0];
     assert_eq!((why["cause"].as_str(), why["address"].as_str()), (Some("address_held"), Some("orders.eu")));
@@ -104,7 +104,7 @@ async fn verify_counts_and_an_inconsistency_is_exit_code_3() {
         (verified["by_status"]["published"].as_u64(), verified["by_status"]["pending"].as_u64()),
         (Some(1), Some(1))
     );
-    assert_eq!(verified["by_status"]["scheduled"], 1, "told, and not among the committed of the log");
+    assert_eq!(verified["by_status"]["scheduled"], 1, "reported, but not counted as committed");
 }
 
 #[tokio::test]
@@ -137,7 +137,7 @@ async fn a_healthy_outbox_is_exit_code_0_and_a_sick_one_3() {
 }
 
 #[tokio::test]
-async fn a_database_that_goes_away_is_exit_code_5() {
+async fn a_lost_database_is_exit_code_5() {
     let server = Private::start(PgVersion::V15).await;
     let cli = Cli { database: server.database().await };
     cli.succeeds(&["migrate"]);

@@ -13,12 +13,12 @@ async fn messages_are_listed_newest_first() {
     cli.settle().await;
     let dead = cli.emit("o-2", r#"{"n":2}"#);
     cli.settle().await;
-    cli.bury(&dead).await;
+    cli.dead_letter(&dead).await;
     cli.emit("o-3", r#"{"n":3}"#);
     cli.succeeds(&["emit", "orders", "o-4", "OrderPlaced", "{}", "--deliver-at", "1h"]);
-    let (list, told) = cli.succeeds(&["message", "list"]);
+    let (list, stderr) = cli.succeeds(&["message", "list"]);
     insta::assert_snapshot!("list", stable(&list, &cli));
-    assert_eq!(told, "4 messages\n");
+    assert_eq!(stderr, "4 messages\n");
 
     let (json, _) = cli.succeeds(&["message", "list", "--key", "o-1", "-o", "json"]);
     let [message] = &objects(&json)[..] else { panic!("one line: {json}") };
@@ -49,22 +49,22 @@ async fn lists_are_filtered() {
 }
 
 #[tokio::test]
-async fn a_list_says_how_to_go_on_and_all_goes_on_by_itself() {
+async fn a_list_hints_how_to_continue_and_all_continues_by_itself() {
     let cli = Cli::with_destination().await;
     cli.sql("SELECT relevo.emit('orders', 'k-' || n, 'T', '{}') FROM generate_series(1, 1203) AS n").await;
-    let (page, told) = cli.succeeds(&["message", "list", "--limit", "2"]);
+    let (page, stderr) = cli.succeeds(&["message", "list", "--limit", "2"]);
     assert_eq!(page.lines().count(), 3, "a head and two messages: {page}");
-    assert_eq!(told, "2 messages, and more\nhint: continue with `--before-seq 1202`, or list all with `--all`\n");
-    let (rest, told) = cli.succeeds(&["message", "list", "--before-seq", "3", "-o", "json"]);
-    assert_eq!((objects(&rest).len(), told.as_str()), (2, "2 messages\n"));
-    let (all, told) = cli.succeeds(&["message", "list", "--all", "-o", "json"]);
-    assert_eq!((objects(&all).len(), told.as_str()), (1203, "1203 messages\n"));
+    assert_eq!(stderr, "2 messages, and more\nhint: continue with `--before-seq 1202`, or list all with `--all`\n");
+    let (rest, stderr) = cli.succeeds(&["message", "list", "--before-seq", "3", "-o", "json"]);
+    assert_eq!((objects(&rest).len(), stderr.as_str()), (2, "2 messages\n"));
+    let (all, stderr) = cli.succeeds(&["message", "list", "--all", "-o", "json"]);
+    assert_eq!((objects(&all).len(), stderr.as_str()), (1203, "1203 messages\n"));
     let (all, _) = cli.succeeds(&["message", "list", "--all"]);
     assert_eq!(all.lines().count(), 1204, "the head once");
 }
 
 #[tokio::test]
-async fn more_is_said_only_where_there_is_more_and_every_hint_leads_on() {
+async fn a_list_hints_at_more_only_if_there_is_more_and_every_hint_works() {
     let cli = Cli::with_destination().await;
     let mut expected: Vec<String> = (1..=3).map(|n| cli.emit("o-1", &n.to_string())).collect();
     for _ in 0..2 {
@@ -80,22 +80,22 @@ async fn more_is_said_only_where_there_is_more_and_every_hint_leads_on() {
     loop {
         let mut args = vec!["message", "list", "--limit", "1", "-o", "json"];
         args.extend(before.iter().flat_map(|before| ["--before-seq", before]));
-        let (page, told) = cli.succeeds(&args);
+        let (page, stderr) = cli.succeeds(&args);
         seen.extend(objects(&page).iter().map(|message| message["id"].as_str().unwrap().to_owned()));
-        let Some((_, hint)) = told.split_once("--before-seq ") else { break };
+        let Some((_, hint)) = stderr.split_once("--before-seq ") else { break };
         before = Some(hint.split('`').next().unwrap().to_owned());
     }
     assert_eq!(seen, expected);
 }
 
 #[tokio::test]
-async fn a_search_that_runs_out_of_time_says_how_far_it_got() {
+async fn a_search_that_times_out_reports_how_far_it_got() {
     let cli = Cli::with_destination().await;
     cli.sql("SELECT relevo.emit('orders', 'k', 'T', '{}') FROM generate_series(1, 10000) AS n").await;
-    let (page, told) = cli.succeeds(&["message", "list", "--key", "needle", "--timeout", "0s"]);
+    let (page, stderr) = cli.succeeds(&["message", "list", "--key", "needle", "--timeout", "0s"]);
     assert_eq!(page, "");
-    assert!(told.starts_with("0 messages; timed out after searching back to 20"), "{told}");
-    assert!(told.contains("hint: continue with `--before-seq 59"), "{told}");
+    assert!(stderr.starts_with("0 messages; timed out after searching back to 20"), "{stderr}");
+    assert!(stderr.contains("hint: continue with `--before-seq 59"), "{stderr}");
 }
 
 #[tokio::test]
@@ -130,7 +130,7 @@ async fn an_unknown_message_is_not_found() {
 }
 
 #[tokio::test]
-async fn several_destinations_must_be_told_apart() {
+async fn with_several_destinations_one_must_be_selected() {
     let cli = Cli::with_destination().await;
     cli.succeeds(&["destination", "add", "audit", "--shards", "1"]);
     let id = cli.emit("o-1", "1");
@@ -149,7 +149,7 @@ async fn several_destinations_must_be_told_apart() {
 }
 
 #[tokio::test]
-async fn without_a_destination_the_way_to_add_one_is_told() {
+async fn without_a_destination_the_hint_is_to_add_one() {
     let cli = Cli::migrated().await;
     for args in [&["message", "list"][..], &["why", "k"], &["destination", "show"], &["verify"]] {
         let stderr = cli.fails(4, args);

@@ -11,11 +11,11 @@ use relevo_testkit::NatsVersion;
 use relevo_testkit::nats::{Server, unique};
 use relevo_testkit::proxy::CutProxy;
 
-use super::replays::{self as cases, Stage};
-use super::scene::hears;
+use super::fixture::heartbeat;
+use super::replays::{self as cases, Spawn};
 use super::support::{Cli, stable};
 
-impl Stage for Cli {
+impl Spawn for Cli {
     fn spawn(&self, args: &[&str]) -> Child {
         spawn(&self.database.url(), args)
     }
@@ -27,7 +27,7 @@ fn spawn(url: &str, args: &[&str]) -> Child {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it runs")
 }
 
-async fn stage() -> (Cli, Inbox, Operator) {
+async fn fixture() -> (Cli, Inbox, Operator) {
     let cli = Cli::migrated().await;
     let inbox = Inbox::open(&Config::new(cli.database.options()), "billing", InboxRetention::default()).await;
     let store = Operator::open(OperatorConfig::new(cli.database.options())).await;
@@ -35,64 +35,64 @@ async fn stage() -> (Cli, Inbox, Operator) {
 }
 
 #[tokio::test]
-async fn everything_is_fed_and_handled_once() {
-    let (cli, inbox, store) = stage().await;
-    cases::everything_is_fed_and_handled_once(&cli, &inbox, &store).await;
+async fn every_message_is_replayed_and_handled_once() {
+    let (cli, inbox, store) = fixture().await;
+    cases::every_message_is_replayed_and_handled_once(&cli, &inbox, &store).await;
     let (list, _) = cli.succeeds(&["replay", "list"]);
     let list: Vec<&str> = list.lines().map(|line| line.rsplit_once("  ").map_or(line, |(start, _)| start)).collect();
     assert_eq!(list.len(), 3, "a head, and two replays: {list:?}");
 }
 
 #[tokio::test]
-async fn a_plan_is_told() {
-    let (cli, inbox, _) = stage().await;
-    hears(&inbox).await;
+async fn a_plan_is_printed() {
+    let (cli, inbox, _) = fixture().await;
+    heartbeat(&inbox).await;
     cases::emit(&cli, 3);
-    let (plan, said) =
+    let (plan, stderr) =
         cli.succeeds(&["replay", "plan", "billing", "--topic", "orders", "--rate", "2", "--sample", "2"]);
-    insta::assert_snapshot!("replay_plan", format!("{}\n\n{said}", stable(&plan, &cli)));
+    insta::assert_snapshot!("replay_plan", format!("{}\n\n{stderr}", stable(&plan, &cli)));
     let args = ["replay", "start", "billing", "--topic", "orders", "--reason", "wrong", "--by", "ana", "--yes"];
-    let (_, said) = cli.succeeds(&args);
+    let (_, stderr) = cli.succeeds(&args);
     let (shown, _) = cli.succeeds(&["replay", "show", "billing", "1"]);
-    insta::assert_snapshot!("replay_show", format!("{said}\n{}", stable(&shown, &cli)));
+    insta::assert_snapshot!("replay_show", format!("{stderr}\n{}", stable(&shown, &cli)));
 }
 
 #[tokio::test]
-async fn only_what_is_meant_is_replayed() {
-    let (cli, inbox, _) = stage().await;
-    cases::only_what_is_meant_is_replayed(&cli, &inbox).await;
+async fn only_selected_messages_are_replayed() {
+    let (cli, inbox, _) = fixture().await;
+    cases::only_selected_messages_are_replayed(&cli, &inbox).await;
 }
 
 #[tokio::test]
 async fn a_killed_feeder_loses_and_repeats_nothing() {
-    let (cli, inbox, store) = stage().await;
+    let (cli, inbox, store) = fixture().await;
     cases::a_killed_feeder_loses_and_repeats_nothing(&cli, &inbox, &store).await;
 }
 
 #[tokio::test]
 async fn a_stop_from_elsewhere_ends_the_feeder() {
-    let (cli, inbox, store) = stage().await;
+    let (cli, inbox, store) = fixture().await;
     cases::a_stop_from_elsewhere_ends_the_feeder(&cli, &inbox, &store).await;
 }
 
 #[tokio::test]
-async fn dead_letters_stop_it() {
-    let (cli, inbox, _) = stage().await;
-    cases::dead_letters_stop_it(&cli, &inbox).await;
+async fn too_many_dead_letters_stop_a_replay() {
+    let (cli, inbox, _) = fixture().await;
+    cases::too_many_dead_letters_stop_a_replay(&cli, &inbox).await;
 }
 
 #[tokio::test]
-async fn an_interrupt_says_how_to_go_on() {
-    let (cli, inbox, store) = stage().await;
-    hears(&inbox).await;
+async fn an_interrupt_hints_how_to_continue() {
+    let (cli, inbox, store) = fixture().await;
+    heartbeat(&inbox).await;
     cases::emit(&cli, 10);
     let feeder = cli.spawn(&["replay", "start", "billing", "--rate", "1", "--reason", "wrong", "--yes"]);
     let mut handled = cases::Handled::default();
     let begun =
         async |_: &cases::Handled| cli.number("SELECT coalesce(max(fed), 0) FROM relevo.inbox_replay").await > 0;
-    cases::work_until(&inbox, &mut handled, "it feeds", begun).await;
-    let told = Command::new("kill").args(["-INT", &feeder.id().to_string()]).status().expect("`kill` runs");
-    assert!(told.success());
+    cases::work_until(&inbox, &mut handled, "the replay enqueues", begun).await;
+    let signal = Command::new("kill").args(["-INT", &feeder.id().to_string()]).status().expect("`kill` runs");
+    assert!(signal.success());
     let (code, stderr) = cases::ended(feeder);
     assert_eq!(code, Some(130), "{stderr}");
     assert!(
@@ -106,10 +106,10 @@ async fn an_interrupt_says_how_to_go_on() {
 }
 
 #[tokio::test]
-async fn a_database_that_goes_away_is_told_and_the_replay_goes_on_later() {
+async fn a_replay_that_loses_its_database_fails_and_can_be_resumed() {
     const COUNT: usize = 30;
-    let (cli, inbox, store) = stage().await;
-    hears(&inbox).await;
+    let (cli, inbox, store) = fixture().await;
+    heartbeat(&inbox).await;
     cases::emit(&cli, COUNT);
     let port = cli.database.options().get_port();
     let proxy = CutProxy::start(([127, 0, 0, 1], port).into()).await;
@@ -119,10 +119,10 @@ async fn a_database_that_goes_away_is_told_and_the_replay_goes_on_later() {
     let mut handled = cases::Handled::default();
     let begun =
         async |_: &cases::Handled| cli.number("SELECT coalesce(max(fed), 0) FROM relevo.inbox_replay").await > 5;
-    cases::work_until(&inbox, &mut handled, "it feeds", begun).await;
+    cases::work_until(&inbox, &mut handled, "the replay enqueues", begun).await;
     proxy.block().await;
-    let gone = async |_: &cases::Handled| feeder.try_wait().expect("it runs").is_some();
-    cases::work_until(&inbox, &mut handled, "it gives up", gone).await;
+    let failed = async |_: &cases::Handled| feeder.try_wait().expect("it runs").is_some();
+    cases::work_until(&inbox, &mut handled, "the replay fails", failed).await;
     let (code, stderr) = cases::ended(feeder);
     assert_eq!(code, Some(5), "{stderr}");
     assert!(stderr.contains("error: replay 1 failed"), "{stderr}");
@@ -135,8 +135,8 @@ async fn a_database_that_goes_away_is_told_and_the_replay_goes_on_later() {
 
 #[tokio::test]
 async fn a_question_comes_before_it() {
-    let (cli, inbox, _) = stage().await;
-    hears(&inbox).await;
+    let (cli, inbox, _) = fixture().await;
+    heartbeat(&inbox).await;
     cases::emit(&cli, 2);
     let (code, _, stderr) = cli.run(&["replay", "start", "billing", "--reason", "wrong"], "n\n");
     assert_eq!(code, 1);
@@ -145,21 +145,21 @@ async fn a_question_comes_before_it() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_is_told() {
-    let (cli, inbox, _) = stage().await;
-    let told = cli.fails(4, &["replay", "plan", "billing"]);
-    assert!(told.contains("consumer `billing` is not known"), "{told}");
-    hears(&inbox).await;
-    let told = cli.fails(4, &["replay", "show", "billing", "7"]);
-    assert_eq!(told, "error: consumer `billing` has no replay 7\nhint: it has none\n");
+async fn impossible_replays_are_errors() {
+    let (cli, inbox, _) = fixture().await;
+    let stderr = cli.fails(4, &["replay", "plan", "billing"]);
+    assert!(stderr.contains("consumer `billing` is not known"), "{stderr}");
+    heartbeat(&inbox).await;
+    let stderr = cli.fails(4, &["replay", "show", "billing", "7"]);
+    assert_eq!(stderr, "error: consumer `billing` has no replay 7\nhint: it has none\n");
     for args in [["--from", "4", "--to", "3"], ["--since", "1h", "--until", "2h"]] {
         cli.fails(2, &[&["replay", "plan", "billing"][..], &args].concat());
     }
-    let told = cli.fails(2, &["replay", "plan", "billing", "--source", "broker", "-c", "/nowhere.toml"]);
-    assert!(told.contains("`/nowhere.toml` cannot be read"), "{told}");
+    let stderr = cli.fails(2, &["replay", "plan", "billing", "--source", "broker", "-c", "/nowhere.toml"]);
+    assert!(stderr.contains("`/nowhere.toml` cannot be read"), "{stderr}");
 }
 
-/// A directory that goes with its value.
+/// A directory that is deleted when its value is dropped.
 struct Directory(std::path::PathBuf);
 
 impl Directory {
@@ -191,16 +191,16 @@ impl Drop for Directory {
 
 #[tokio::test]
 async fn a_queue_is_no_log_and_a_route_says_the_address() {
-    let (cli, inbox, _) = stage().await;
-    hears(&inbox).await;
+    let (cli, inbox, _) = fixture().await;
+    heartbeat(&inbox).await;
     cases::emit(&cli, 2);
     cli.succeeds(&["emit", "bills", "b-1", "BillMade", "{}"]);
     let directory = Directory::new("rabbitmq");
     let config = directory.config(&cli, "kind = \"rabbitmq\"\nurls = [\"amqp://localhost\"]");
-    let told = cli.fails(2, &["replay", "plan", "billing", "--source", "broker", "-c", &config]);
+    let stderr = cli.fails(2, &["replay", "plan", "billing", "--source", "broker", "-c", &config]);
     assert!(
-        told.starts_with("error: RabbitMQ keeps no log") && told.contains("hint: replay from the outbox"),
-        "{told}"
+        stderr.starts_with("error: RabbitMQ keeps no log") && stderr.contains("hint: replay from the outbox"),
+        "{stderr}"
     );
     let planned = cases::object(&cli, &["replay", "plan", "billing", "-c", &config, "-o", "json"]);
     assert_eq!(planned["count"].as_u64(), Some(2), "no route takes bills");
@@ -209,16 +209,16 @@ async fn a_queue_is_no_log_and_a_route_says_the_address() {
 
 #[tokio::test]
 async fn the_file_of_an_embedded_broker_is_a_log() {
-    let (cli, inbox, _) = stage().await;
-    hears(&inbox).await;
+    let (cli, inbox, _) = fixture().await;
+    heartbeat(&inbox).await;
     let directory = Directory::new("embedded");
     let file = directory.0.join("broker.db");
     let config = directory.config(&cli, &format!("kind = \"embedded\"\npath = \"{}\"", file.display()));
-    let told = cli.fails(4, &["replay", "plan", "billing", "--source", "broker", "-c", &config]);
-    assert!(told.contains("there is no embedded broker at"), "{told}");
+    let stderr = cli.fails(4, &["replay", "plan", "billing", "--source", "broker", "-c", &config]);
+    assert!(stderr.contains("there is no embedded broker at"), "{stderr}");
     let broker = BrokerFile::open(embedded::Config::new(&file)).await.expect("a new file");
-    let told = cli.fails(4, &["replay", "plan", "billing", "--source", "broker", "-c", &config]);
-    assert!(told.contains("the broker has no group `billing`"), "{told}");
+    let stderr = cli.fails(4, &["replay", "plan", "billing", "--source", "broker", "-c", &config]);
+    assert!(stderr.contains("the broker has no group `billing`"), "{stderr}");
     broker.declare_group(&Group::new("bills", ["sales.*"])).await.expect("a group");
     for number in 0..5 {
         let headers = Headers::from([("x-key".to_owned(), "k".to_owned())]);
@@ -234,14 +234,14 @@ async fn the_file_of_an_embedded_broker_is_a_log() {
         cli.number("SELECT count(*) FROM relevo.inbox_retry_message WHERE queue = 'k' AND broker_offset > 1").await,
         4
     );
-    let told = cli.fails(4, &["replay", "resume", "billing", "2"]);
-    assert!(told.contains("has no replay 2"), "{told}");
+    let stderr = cli.fails(4, &["replay", "resume", "billing", "2"]);
+    assert!(stderr.contains("has no replay 2"), "{stderr}");
 }
 
 #[tokio::test]
 async fn a_stream_of_nats_is_a_log() {
-    let (cli, inbox, _) = stage().await;
-    hears(&inbox).await;
+    let (cli, inbox, _) = fixture().await;
+    heartbeat(&inbox).await;
     let (server, stream) = (Server::shared(NatsVersion::V2_15), unique("replay"));
     let group = format!("{stream}-billing");
     let directory = Directory::new("nats");
@@ -257,8 +257,8 @@ async fn a_stream_of_nats_is_a_log() {
         let args = [&["replay", "plan", "billing", "-o", "json"], more, &log].concat();
         cases::object(&cli, &args)["count"].as_u64().expect("a count")
     };
-    let told = cli.fails(2, &[&["replay", "plan", "billing"][..], &log].concat());
-    assert!(told.contains(&format!("the server has no stream `{stream}`")), "{told}");
+    let stderr = cli.fails(2, &[&["replay", "plan", "billing"][..], &log].concat());
+    assert!(stderr.contains(&format!("the server has no stream `{stream}`")), "{stderr}");
     cli.succeeds(&["topology", "apply", "--yes", "-c", &config]);
     let client = async_nats::connect(server.url()).await.expect("the server is there");
     let jetstream = async_nats::jetstream::new(client);

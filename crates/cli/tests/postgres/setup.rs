@@ -24,7 +24,7 @@ async fn migrating_twice_applies_every_version_once() {
 }
 
 #[tokio::test]
-async fn a_dry_run_tells_the_versions_to_people_and_programs() {
+async fn a_dry_run_prints_the_versions_as_text_and_json() {
     let cli = Cli::new().await;
     let (versions, _) = cli.succeeds(&["migrate", "--dry-run", "-o", "json"]);
     let versions = objects(&versions);
@@ -83,12 +83,12 @@ async fn the_printed_scripts_make_the_same_outbox() {
 #[tokio::test]
 async fn a_refused_login_is_one_error_without_the_password() {
     // The shared server trusts every password, but not every name.
-    let url = Cli::new().await.database.url().replacen("postgres@", "nobody_we_know:sesame@", 1);
+    let url = Cli::new().await.database.url().replacen("postgres@", "unknown_role:sesame@", 1);
     for args in [&["migrate"][..], &["destination", "show", "main"]] {
         let (code, _, stderr) = run(&url, args, "");
         assert_eq!(code, 1, "{stderr}");
         assert!(stderr.starts_with("error: ") && stderr.lines().count() == 1, "{stderr}");
-        assert_eq!(stderr.matches("\"nobody_we_know\" does not exist").count(), 1, "{stderr}");
+        assert_eq!(stderr.matches("\"unknown_role\" does not exist").count(), 1, "{stderr}");
         assert!(!stderr.contains("sesame"), "{stderr}");
     }
 }
@@ -109,7 +109,7 @@ async fn a_destination_is_added_once() {
 }
 
 #[tokio::test]
-async fn an_unknown_destination_is_told_with_the_known_ones() {
+async fn an_unknown_destination_is_an_error_that_lists_the_known_ones() {
     let cli = Cli::migrated().await;
     cli.succeeds(&["destination", "add", "main"]);
     for args in [
@@ -140,7 +140,7 @@ async fn a_backlog_is_lines_for_people_and_json_for_programs() {
 }
 
 #[tokio::test]
-async fn removing_asks_first() {
+async fn removing_requires_a_confirmation() {
     let cli = Cli::migrated().await;
     cli.succeeds(&["destination", "add", "main"]);
     for answer in ["n\n", "\n", ""] {
@@ -165,7 +165,7 @@ async fn a_destination_is_disabled_enabled_and_resharded() {
 }
 
 #[tokio::test]
-async fn adopting_and_rebasing_ask_first() {
+async fn adopting_and_rebasing_require_a_confirmation() {
     let cli = Cli::migrated().await;
     for (command, done) in [("adopt", "is adopted"), ("rebase", "is rebased")] {
         let refused = cli.fails(1, &["outbox", command]);
@@ -177,11 +177,11 @@ async fn adopting_and_rebasing_ask_first() {
 #[tokio::test]
 async fn a_dry_run_names_the_versions_and_applies_none() {
     let cli = Cli::new().await;
-    let (versions, told) = cli.succeeds(&["migrate", "--dry-run"]);
+    let (versions, stderr) = cli.succeeds(&["migrate", "--dry-run"]);
     assert_eq!(versions, "1  baseline\n");
-    assert!(told.ends_with(": 1 version would be applied, nothing was changed\n"), "{told}");
+    assert!(stderr.ends_with(": 1 version would be applied, nothing was changed\n"), "{stderr}");
     assert_eq!(cli.number("SELECT count(*) FROM pg_namespace WHERE nspname = 'relevo'").await, 0);
     cli.succeeds(&["migrate"]);
-    let (versions, told) = cli.succeeds(&["migrate", "--dry-run"]);
-    assert_eq!((versions.as_str(), told.ends_with(": nothing to do\n")), ("", true), "{told}");
+    let (versions, stderr) = cli.succeeds(&["migrate", "--dry-run"]);
+    assert_eq!((versions.as_str(), stderr.ends_with(": nothing to do\n")), ("", true), "{stderr}");
 }

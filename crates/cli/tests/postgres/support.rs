@@ -1,4 +1,4 @@
-//! The binary on a database of the test's own, and its output with everything that changes taken out.
+//! Runs the binary on a database of one test, and makes its output the same in every run.
 
 use std::io::Write as _;
 use std::process::{Command, Output, Stdio};
@@ -60,7 +60,7 @@ impl Cli {
     }
 
     /// The message becomes a dead letter that holds its key, as a relay would have left it.
-    pub(crate) async fn bury(&self, id: &str) {
+    pub(crate) async fn dead_letter(&self, id: &str) {
         let from = format!("FROM relevo.message WHERE id = '{id}'");
         self.sql(&format!(
             "INSERT INTO relevo.dead_letter (destination, id, seq, slot, created_at, topic, key, type, content_type, headers, \
@@ -73,7 +73,7 @@ impl Cli {
         .await;
     }
 
-    /// The URL goes by the environment, the answer to a question by stdin.
+    /// Passes the URL in the environment and the answer to a question on stdin.
     pub(crate) fn run(&self, args: &[&str], answer: &str) -> (i32, String, String) {
         run(&self.database.url(), args, answer)
     }
@@ -84,7 +84,7 @@ impl Cli {
         (stdout, stderr)
     }
 
-    /// Ends with this code and one error, which is given.
+    /// Requires this exit code and one error, and returns stderr.
     pub(crate) fn fails(&self, expected: i32, args: &[&str]) -> String {
         let (code, stdout, stderr) = self.run(args, "");
         assert_eq!((code, stdout.as_str()), (expected, ""), "{args:?}: {stderr}");
@@ -102,7 +102,7 @@ pub(crate) fn run(url: &str, args: &[&str], answer: &str) -> (i32, String, Strin
         .stderr(Stdio::piped())
         .spawn()
         .expect("it runs");
-    // One that asks nothing may have ended before it is answered.
+    // A command without a question may end before it reads its input.
     child.stdin.take().expect("it is piped").write_all(answer.as_bytes()).ok();
     let Output { status, stdout, stderr } = child.wait_with_output().expect("it ends");
     let text = |bytes| String::from_utf8(bytes).expect("it writes UTF-8");

@@ -12,32 +12,32 @@ use relevo_core::inbox::{Fence, Inbox, InboxMessage};
 use serde_json::{Value, json};
 
 use super::cases::Run;
-use super::scene::hears;
+use super::fixture::heartbeat;
 
 const SOON: Duration = Duration::from_secs(30);
 
 /// A database whose commands can run beside the test.
-pub(crate) trait Stage: Run {
+pub(crate) trait Spawn: Run {
     /// Starts a command, and gives no input to it.
     fn spawn(&self, args: &[&str]) -> Child;
 }
 
-/// The one object that a command tells.
-pub(crate) fn object(stage: &impl Run, args: &[&str]) -> Value {
-    let (code, stdout, stderr) = stage.run(args);
+/// The one object that a command prints.
+pub(crate) fn object(cli: &impl Run, args: &[&str]) -> Value {
+    let (code, stdout, stderr) = cli.run(args);
     assert_eq!(code, 0, "{args:?}: {stderr}");
     serde_json::from_str(&stdout).unwrap_or_else(|error| panic!("{stdout}: {error}"))
 }
 
 /// Messages of three keys, with the numbers below this one as their payloads.
-pub(crate) fn emit(stage: &impl Run, count: usize) {
+pub(crate) fn emit(cli: &impl Run, count: usize) {
     let line = |number: usize| json!({ "topic": "orders", "key": format!("o-{}", number % 3), "type": "OrderPlaced", "payload": number });
     let lines: Vec<String> = (0..count).map(|number| line(number).to_string()).collect();
-    // Each test has a thread of its own.
+    // Each test runs on its own thread.
     let name = format!("relevo-replay-{}-{:?}.jsonl", std::process::id(), std::thread::current().id());
     let file = std::env::temp_dir().join(name);
     std::fs::write(&file, lines.join("\n")).expect("the directory for temporary files can be written");
-    let (code, _, stderr) = stage.run(&["emit", "--jsonl", &file.display().to_string()]);
+    let (code, _, stderr) = cli.run(&["emit", "--jsonl", &file.display().to_string()]);
     std::fs::remove_file(&file).ok();
     assert_eq!(code, 0, "{stderr}");
 }
@@ -63,7 +63,7 @@ impl Handled {
     }
 }
 
-/// Handles whatever is due, once.
+/// Handles all messages that are due, once.
 pub(crate) async fn work(inbox: &impl Inbox, handled: &mut Handled) {
     for due in inbox.claim_due(50, 50, SOON).await.expect("the store answers") {
         for QueuedMessage { ordinal, message: arrival, .. } in &due.messages {
@@ -73,20 +73,20 @@ pub(crate) async fn work(inbox: &impl Inbox, handled: &mut Handled) {
                 break;
             };
             inbox.commit(transaction, &[]).await.expect("the store answers");
-            handled.0.push(told(arrival));
+            handled.0.push(key_and_payload(arrival));
         }
         inbox.release_queue(&due.claim).await.expect("the store answers");
     }
 }
 
-/// Gives up whatever is due.
-pub(crate) async fn bury(inbox: &impl Inbox) {
+/// Dead-letters all messages that are due.
+pub(crate) async fn dead_letter_due(inbox: &impl Inbox) {
     for due in inbox.claim_due(50, 50, SOON).await.expect("the store answers") {
         let setback = InboxFailure {
             action: InboxFailureAction::DeadLetter(AfterDead::Continue),
             attempts: 1,
             class: "poison",
-            error: "it was told so".to_owned(),
+            error: "the test rejects it".to_owned(),
             backtrace: None,
         };
         for waiting in &due.messages {
@@ -97,12 +97,12 @@ pub(crate) async fn bury(inbox: &impl Inbox) {
     }
 }
 
-fn told(arrival: &InboxMessage) -> (String, String) {
+fn key_and_payload(arrival: &InboxMessage) -> (String, String) {
     let message = arrival.raw.decode().expect("a message of ours").message;
     (message.key.to_string(), String::from_utf8(message.payload.to_vec()).expect("text"))
 }
 
-/// Works until it holds.
+/// Handles due messages until the condition holds.
 pub(crate) async fn work_until(
     inbox: &impl Inbox,
     handled: &mut Handled,
@@ -111,37 +111,37 @@ pub(crate) async fn work_until(
 ) {
     let end = Instant::now() + SOON;
     while !holds(handled).await {
-        assert!(Instant::now() < end, "it never came about that {what}");
+        assert!(Instant::now() < end, "timed out: {what}");
         work(inbox, handled).await;
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
-pub(crate) async fn replay(desk: &impl ConsumerReplays, number: u32) -> Replay {
-    let replays = desk.list_replays("billing").await.expect("the store answers");
+pub(crate) async fn replay(store: &impl ConsumerReplays, number: u32) -> Replay {
+    let replays = store.list_replays("billing").await.expect("the store answers");
     replays.into_iter().find(|replay| replay.number == number).expect("it began")
 }
 
-/// How a command ended: its code and what it said.
+/// Exit code and stderr of a command that ended.
 pub(crate) fn ended(child: Child) -> (Option<i32>, String) {
     let Output { status, stderr, .. } = child.wait_with_output().expect("it ends");
     (status.code(), String::from_utf8(stderr).expect("it writes UTF-8"))
 }
 
-pub(crate) async fn everything_is_fed_and_handled_once(
-    stage: &impl Stage,
+pub(crate) async fn every_message_is_replayed_and_handled_once(
+    cli: &impl Spawn,
     inbox: &impl Inbox,
-    desk: &impl ConsumerReplays,
+    store: &impl ConsumerReplays,
 ) {
-    hears(inbox).await;
-    emit(stage, 7);
-    let planned = object(stage, &["replay", "plan", "billing", "--sample", "2", "-o", "json"]);
+    heartbeat(inbox).await;
+    emit(cli, 7);
+    let planned = object(cli, &["replay", "plan", "billing", "--sample", "2", "-o", "json"]);
     assert_eq!((planned["count"].as_u64(), planned["sample"].as_array().map(Vec::len)), (Some(7), Some(2)));
-    assert!(desk.list_replays("billing").await.expect("the store answers").is_empty(), "a plan changes nothing");
+    assert!(store.list_replays("billing").await.expect("the store answers").is_empty(), "a plan changes nothing");
     let mut handled = Handled::default();
     for round in 1..=2 {
         let args = ["replay", "start", "billing", "--rate", "1000", "--reason", "wrong", "--yes", "-o", "json"];
-        let ended = object(stage, &args);
+        let ended = object(cli, &args);
         assert_eq!(
             (ended["number"].as_u64(), ended["state"].as_str(), ended["read"].as_u64()),
             (Some(round), Some("finished"), Some(7))
@@ -149,17 +149,17 @@ pub(crate) async fn everything_is_fed_and_handled_once(
         work(inbox, &mut handled).await;
         handled.is_everything_once(7);
         handled = Handled::default();
-        let shown = object(stage, &["replay", "show", "billing", &round.to_string(), "-o", "json"]);
+        let shown = object(cli, &["replay", "show", "billing", &round.to_string(), "-o", "json"]);
         assert_eq!((shown["handled"].as_u64(), shown["waiting"].as_u64()), (Some(7), Some(0)));
     }
 }
 
-pub(crate) async fn only_what_is_meant_is_replayed(stage: &impl Stage, inbox: &impl Inbox) {
-    hears(inbox).await;
-    emit(stage, 6);
+pub(crate) async fn only_selected_messages_are_replayed(cli: &impl Spawn, inbox: &impl Inbox) {
+    heartbeat(inbox).await;
+    emit(cli, 6);
     let counts = |more: &[&str]| {
         let args = [&["replay", "plan", "billing", "-o", "json"], more].concat();
-        object(stage, &args)["count"].as_u64().expect("a count")
+        object(cli, &args)["count"].as_u64().expect("a count")
     };
     assert_eq!(counts(&["--key", "o-1"]), 2);
     assert_eq!(counts(&["--topic", "orders", "--type", "OrderPlaced"]), 6);
@@ -169,67 +169,68 @@ pub(crate) async fn only_what_is_meant_is_replayed(stage: &impl Stage, inbox: &i
     assert_eq!(counts(&["--from", "3"]), 4);
     assert_eq!(counts(&["--from", "3", "--to", "4"]), 2);
     assert_eq!((counts(&["--since", "1h"]), counts(&["--until", "1h"])), (6, 0));
-    let (code, _, stderr) = stage.run(&["replay", "start", "billing", "--key", "o-9", "--reason", "why", "--yes"]);
+    let (code, _, stderr) = cli.run(&["replay", "start", "billing", "--key", "o-9", "--reason", "why", "--yes"]);
     assert_eq!((code, stderr.as_str()), (0, "no message matches, nothing was started\n"));
 }
 
-/// The feeder is killed again and again, wherever it is; each time another goes on.
+/// The replay is killed several times at any point. Each time another process continues it.
 pub(crate) async fn a_killed_feeder_loses_and_repeats_nothing(
-    stage: &impl Stage,
+    cli: &impl Spawn,
     inbox: &impl Inbox,
-    desk: &impl ConsumerReplays,
+    store: &impl ConsumerReplays,
 ) {
     const COUNT: usize = 60;
-    hears(inbox).await;
-    emit(stage, COUNT);
+    heartbeat(inbox).await;
+    emit(cli, COUNT);
     let mut handled = Handled::default();
     let args = ["replay", "start", "billing", "--rate", "40", "--reason", "wrong", "--yes"];
-    let mut feeder = stage.spawn(&args);
+    let mut feeder = cli.spawn(&args);
     for kill in 1..=4 {
         let fed = u64::try_from(kill * 10).expect("a small number");
-        let comes_so_far = async |_: &Handled| {
-            let replays = desk.list_replays("billing").await.expect("the store answers");
+        let has_enqueued = async |_: &Handled| {
+            let replays = store.list_replays("billing").await.expect("the store answers");
             replays.first().is_some_and(|replay| replay.enqueued >= fed)
         };
-        work_until(inbox, &mut handled, "it is fed so far", comes_so_far).await;
+        work_until(inbox, &mut handled, "enough messages are enqueued", has_enqueued).await;
         feeder.kill().expect("it runs");
         assert_eq!(ended(feeder).0, None, "a signal ended it");
-        feeder = stage.spawn(&["replay", "resume", "billing", "1"]);
+        feeder = cli.spawn(&["replay", "resume", "billing", "1"]);
     }
     work_until(inbox, &mut handled, "all are handled", async |handled| handled.len() >= COUNT).await;
     let (code, stderr) = ended(feeder);
     assert_eq!(code, Some(0), "{stderr}");
     work(inbox, &mut handled).await;
     handled.is_everything_once(COUNT);
-    let replay = replay(desk, 1).await;
+    let replay = replay(store, 1).await;
     assert_eq!((replay.enqueued, replay.done), (60, 60));
 }
 
 pub(crate) async fn a_stop_from_elsewhere_ends_the_feeder(
-    stage: &impl Stage,
+    cli: &impl Spawn,
     inbox: &impl Inbox,
-    desk: &impl ConsumerReplays,
+    store: &impl ConsumerReplays,
 ) {
     const COUNT: usize = 30;
-    hears(inbox).await;
-    emit(stage, COUNT);
-    let feeder = stage.spawn(&["replay", "start", "billing", "--rate", "10", "--reason", "wrong", "--yes"]);
+    heartbeat(inbox).await;
+    emit(cli, COUNT);
+    let feeder = cli.spawn(&["replay", "start", "billing", "--rate", "10", "--reason", "wrong", "--yes"]);
     let mut handled = Handled::default();
     let some = async |_: &Handled| {
-        desk.list_replays("billing")
+        store
+            .list_replays("billing")
             .await
             .expect("the store answers")
             .first()
             .is_some_and(|replay| replay.enqueued >= 5)
     };
-    work_until(inbox, &mut handled, "some is fed", some).await;
-    // Nobody works from here on, so that something is taken out.
+    work_until(inbox, &mut handled, "some messages are enqueued", some).await;
+    // No handler runs from here on, so that messages wait when the replay stops.
     let full = Instant::now() + SOON;
-    while replay(desk, 1).await.ready < 5 {
-        assert!(Instant::now() < full, "it is fed on");
+    while replay(store, 1).await.ready < 5 {
+        assert!(Instant::now() < full, "more messages are enqueued");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    let stopped = object(stage, &["replay", "stop", "billing", "1", "-o", "json"]);
+    let stopped = object(cli, &["replay", "stop", "billing", "1", "-o", "json"]);
     assert_eq!((stopped["state"].as_str(), stopped["waiting"].as_u64()), (Some("stopped"), Some(0)));
     let (code, stderr) = ended(feeder);
     assert_eq!(code, Some(130), "{stderr}");
@@ -237,30 +238,30 @@ pub(crate) async fn a_stop_from_elsewhere_ends_the_feeder(
         stderr.contains("stopped by an operator") && stderr.contains("`relevo replay resume billing 1`"),
         "{stderr}"
     );
-    let (code, _, stderr) = stage.run(&["replay", "stop", "billing", "1"]);
+    let (code, _, stderr) = cli.run(&["replay", "stop", "billing", "1"]);
     assert_eq!((code, stderr.as_str()), (0, "replay 1 of consumer `billing` is already stopped\n"));
-    let feeder = stage.spawn(&["replay", "resume", "billing", "1", "--rate", "1000"]);
+    let feeder = cli.spawn(&["replay", "resume", "billing", "1", "--rate", "1000"]);
     work_until(inbox, &mut handled, "all are handled", async |handled| handled.len() >= COUNT).await;
     assert_eq!(ended(feeder).0, Some(0));
     handled.is_everything_once(COUNT);
 }
 
-pub(crate) async fn dead_letters_stop_it(stage: &impl Stage, inbox: &impl Inbox) {
-    hears(inbox).await;
-    emit(stage, 20);
+pub(crate) async fn too_many_dead_letters_stop_a_replay(cli: &impl Spawn, inbox: &impl Inbox) {
+    heartbeat(inbox).await;
+    emit(cli, 20);
     let args = ["replay", "start", "billing", "--rate", "5", "--dead-letters-max", "3", "--reason", "wrong", "--yes"];
-    let mut feeder = stage.spawn(&args);
+    let mut feeder = cli.spawn(&args);
     let end = Instant::now() + SOON;
     while feeder.try_wait().expect("it runs").is_none() {
         assert!(Instant::now() < end, "it stops by itself");
-        bury(inbox).await;
+        dead_letter_due(inbox).await;
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let (code, stderr) = ended(feeder);
     assert_eq!(code, Some(3), "{stderr}");
     assert!(stderr.contains("hint: see them with `relevo dead-letter list"), "{stderr}");
-    let feeder = stage.spawn(&["replay", "resume", "billing", "1", "--rate", "1000", "--dead-letters-max", "1"]);
+    let feeder = cli.spawn(&["replay", "resume", "billing", "1", "--rate", "1000", "--dead-letters-max", "1"]);
     let mut handled = Handled::default();
     work_until(inbox, &mut handled, "the rest is handled", async |handled| handled.len() >= 15).await;
-    assert_eq!(ended(feeder).0, Some(0), "dead letters of before do not count again");
+    assert_eq!(ended(feeder).0, Some(0), "earlier dead letters do not count again");
 }

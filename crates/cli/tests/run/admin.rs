@@ -10,10 +10,10 @@ use crate::test_outbox::TestOutbox;
 const LABELS: &str = "{service=\"relevo\",outbox=\"shop\",destination=\"main\"}";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn probes_and_metrics_tell_how_it_is() {
-    let world = TestOutbox::new().await;
-    let mut daemon = world.start("");
-    world.emit("orders", 40).await;
+async fn probes_and_metrics_report_the_relay() {
+    let shop = TestOutbox::new().await;
+    let mut daemon = shop.start("");
+    shop.emit("orders", 40).await;
     TestOutbox::delivered(&daemon, "shop", 40);
     let (status, body) = daemon.get("/livez");
     let body: Value = serde_json::from_str(&body).unwrap();
@@ -53,25 +53,25 @@ async fn probes_and_metrics_tell_how_it_is() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_taken_port_is_one_clear_error() {
-    let world = TestOutbox::new().await;
+    let shop = TestOutbox::new().await;
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let mut daemon = Daemon::start(&world.config(""), &[("RELEVO__ADMIN__LISTEN", &address)]);
+    let mut daemon = Daemon::start(&shop.config(""), &[("RELEVO__ADMIN__LISTEN", &address)]);
     assert_eq!(daemon.end(), Some(1));
-    until("it says so", || daemon.log().contains("hint: "));
-    let told = daemon.log();
-    assert!(told.starts_with(&format!("error: the admin port {address} is in use\nhint: ")), "{told}");
+    until("the log has the hint", || daemon.log().contains("hint: "));
+    let log = daemon.log();
+    assert!(log.starts_with(&format!("error: the admin port {address} is in use\nhint: ")), "{log}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_port_that_others_can_reach_needs_a_token() {
-    let world = TestOutbox::new().await;
+    let shop = TestOutbox::new().await;
     let open = ("RELEVO__ADMIN__LISTEN", "0.0.0.0:0");
-    let mut refused = Daemon::start(&world.config(""), &[open]);
+    let mut refused = Daemon::start(&shop.config(""), &[open]);
     assert_eq!(refused.end(), Some(2));
-    until("it is refused", || refused.log().contains("without a token"));
+    until("the log has the reason", || refused.log().contains("without a token"));
     let token = [open, ("RELEVO__ADMIN__TOKEN_ENV", "TOKEN"), ("TOKEN", "a token that is long enough")];
-    let mut daemon = Daemon::start(&world.config(""), &token);
+    let mut daemon = Daemon::start(&shop.config(""), &token);
     daemon.ready();
     assert_eq!(daemon.get("/readyz").1, r#"{"ok":true}"#);
     assert_eq!(daemon.get("/metrics").0, 401);
@@ -80,7 +80,7 @@ async fn a_port_that_others_can_reach_needs_a_token() {
     daemon.stop();
 }
 
-/// One of the things that readiness stands on: whether it is well, whether it is needed, and what was seen.
+/// A dependency of readiness: whether it is healthy, whether it is required, and its detail.
 fn part(daemon: &Daemon, name: &str) -> (bool, bool, String) {
     let body: Value = serde_json::from_str(&daemon.get("/readyz").1).expect("JSON");
     let parts = body["dependencies"].as_array().expect("dependencies");
@@ -90,9 +90,9 @@ fn part(daemon: &Daemon, name: &str) -> (bool, bool, String) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn readiness_says_how_database_schema_and_broker_are() {
-    let world = TestOutbox::new().await;
-    let mut daemon = world.start("");
+async fn readiness_reports_database_schema_and_broker() {
+    let shop = TestOutbox::new().await;
+    let mut daemon = shop.start("");
     daemon.ready();
     assert_eq!(part(&daemon, "database"), (true, true, "reachable, 8 shards are leased".to_owned()));
     let known = "this version knows it, and it has the destination".to_owned();
@@ -104,20 +104,20 @@ async fn readiness_says_how_database_schema_and_broker_are() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_outage_makes_it_unready_only_where_that_was_asked_for() {
-    for (asked, expected) in [(false, 200), (true, 503)] {
-        let world = TestOutbox::new().await;
-        let variable = [("RELEVO__ADMIN__READY_REQUIRES_BROKER", if asked { "true" } else { "false" })];
-        let mut daemon = Daemon::start(&world.config("[relay]\npublish_timeout = \"2s\"\n"), &variable);
-        world.emit("orders", 1).await;
+async fn an_outage_makes_the_daemon_unready_only_with_ready_requires_broker() {
+    for (required, expected) in [(false, 200), (true, 503)] {
+        let shop = TestOutbox::new().await;
+        let variable = [("RELEVO__ADMIN__READY_REQUIRES_BROKER", if required { "true" } else { "false" })];
+        let mut daemon = Daemon::start(&shop.config("[relay]\npublish_timeout = \"2s\"\n"), &variable);
+        shop.emit("orders", 1).await;
         TestOutbox::delivered(&daemon, "shop", 1);
         assert_eq!(daemon.get("/readyz").0, 200);
-        let lock = world.lock_broker().await;
-        world.emit("orders", 5).await;
-        until("the broker is told as away", || !part(&daemon, "broker").0);
-        let (_, needed, seen) = part(&daemon, "broker");
-        assert!(needed == asked && seen.starts_with("unreachable for "), "{needed} {seen}");
-        until("the answer follows", || daemon.get("/readyz").0 == expected);
+        let lock = shop.lock_broker().await;
+        shop.emit("orders", 5).await;
+        until("the broker is reported as unreachable", || !part(&daemon, "broker").0);
+        let (_, is_required, detail) = part(&daemon, "broker");
+        assert!(is_required == required && detail.starts_with("unreachable for "), "{is_required} {detail}");
+        until("the probe has the expected status", || daemon.get("/readyz").0 == expected);
         assert_eq!((daemon.get("/livez").0, daemon.get("/startupz").0), (200, 200));
         drop(lock);
         TestOutbox::delivered(&daemon, "shop", 6);
@@ -127,11 +127,11 @@ async fn an_outage_makes_it_unready_only_where_that_was_asked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stuck_key_and_a_dead_letter_are_told_and_do_not_make_it_unready() {
-    let world = TestOutbox::new().await;
-    let mut daemon = world.start("");
+async fn a_parked_key_and_a_dead_letter_are_reported_and_keep_the_daemon_ready() {
+    let shop = TestOutbox::new().await;
+    let mut daemon = shop.start("");
     daemon.ready();
-    world
+    shop
         .run(
             "WITH d AS (INSERT INTO relevo.dead_letter (destination, id, seq, slot, created_at, topic, key, type, content_type, \
              payload, route, class, error, attempts) VALUES ('main', gen_random_uuid(), 1, 0, now(), 'orders', 'stuck', 'T', \

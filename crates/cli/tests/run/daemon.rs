@@ -1,4 +1,4 @@
-//! A daemon of one test's own, and what can be seen of it from outside.
+//! The daemon of one test: its log, its exit code and its admin port.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// How long anything that must happen may take on a busy machine. A sample that took its 4 s is followed by a rest of 40 s.
+/// How long an expected event may take on a busy machine. After a sample that took 4 s, the sampler pauses 40 s.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(90);
-/// How often it is looked whether it has happened.
+/// How often a condition is checked.
 pub(crate) const POLL: Duration = Duration::from_millis(10);
 
 /// A running `relevo run`; killed when it is dropped.
@@ -26,7 +26,7 @@ struct Lines {
 }
 
 impl Daemon {
-    /// Starts one; its lines are JSON, since nobody sits at a terminal.
+    /// Starts a daemon. Its log lines are JSON, because stderr is no terminal.
     pub(crate) fn start(config: &std::path::Path, variables: &[(&str, &str)]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_relevo"));
         command.arg("run").arg("-c").arg(config).envs(variables.iter().copied());
@@ -42,12 +42,12 @@ impl Daemon {
         Self { child, lines }
     }
 
-    /// Waits for a line with this message, and gives it.
+    /// Waits for a line with this message, and returns it.
     pub(crate) fn line(&self, message: &str) -> Value {
         self.nth_line(message, 1)
     }
 
-    /// Waits until a message has been written so often, and gives the line.
+    /// Waits until a message has been logged `count` times, and returns the last of these lines.
     pub(crate) fn nth_line(&self, message: &str, count: usize) -> Value {
         let end = Instant::now() + DEADLINE;
         let mut all = self.lines.all.lock().expect("no panic");
@@ -57,12 +57,12 @@ impl Daemon {
                 return line;
             }
             let left = end.saturating_duration_since(Instant::now());
-            assert!(!left.is_zero(), "waited in vain for `{message}`:\n{}", all.join("\n"));
+            assert!(!left.is_zero(), "timed out waiting for `{message}`:\n{}", all.join("\n"));
             all = self.lines.more.wait_timeout(all, left).expect("no panic").0;
         }
     }
 
-    /// Everything that was written so far.
+    /// The whole log so far.
     pub(crate) fn log(&self) -> String {
         self.lines.all.lock().expect("no panic").join("\n")
     }
@@ -76,7 +76,7 @@ impl Daemon {
         assert!(sent.expect("`kill` runs").success());
     }
 
-    /// Waits for its end, and gives the exit code.
+    /// Waits until the process ends, and returns its exit code.
     pub(crate) fn end(&mut self) -> Option<i32> {
         let end = Instant::now() + DEADLINE;
         loop {
@@ -88,7 +88,7 @@ impl Daemon {
         }
     }
 
-    /// Ends it in good order.
+    /// Stops the daemon with SIGTERM, and requires exit code 0.
     pub(crate) fn stop(&mut self) {
         self.signal("TERM");
         assert_eq!(self.end(), Some(0), "{}", self.log());
@@ -108,23 +108,23 @@ impl Daemon {
         ask(self.admin(), path, headers)
     }
 
-    /// The value of a metric whose line begins so, if it is a whole number.
+    /// The value of the first metric whose line begins with this text, if it is a whole number.
     pub(crate) fn metric(&self, begins: &str) -> Option<i64> {
-        self.told(begins)?.parse().ok()
+        self.metric_text(begins)?.parse().ok()
     }
 
-    /// The same for one that may have a fraction.
+    /// Like [`Self::metric`], for a value that may have a fraction.
     pub(crate) fn value(&self, begins: &str) -> Option<f64> {
-        self.told(begins)?.parse().ok()
+        self.metric_text(begins)?.parse().ok()
     }
 
-    fn told(&self, begins: &str) -> Option<String> {
+    fn metric_text(&self, begins: &str) -> Option<String> {
         let (_, body) = self.get("/metrics");
         let line = body.lines().find(|line| line.starts_with(begins))?;
         line.rsplit(' ').next().map(str::to_owned)
     }
 
-    /// Waits until it says that it is ready.
+    /// Waits until the readiness probe answers 200.
     pub(crate) fn ready(&self) {
         until("it is ready", || self.get("/readyz").0 == 200);
     }
@@ -132,7 +132,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // One that has ended is no problem.
+        // The process may have ended already.
         self.child.kill().ok();
         self.child.wait().ok();
     }
@@ -145,7 +145,7 @@ fn collect(stderr: ChildStderr, lines: &Lines) {
     }
 }
 
-/// Status and body of a request to whoever listens there.
+/// Status and body of a request to this address.
 pub(crate) fn ask(address: SocketAddr, path: &str, headers: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).expect("it listens");
     stream.set_read_timeout(Some(DEADLINE)).expect("a timeout");
@@ -157,16 +157,16 @@ pub(crate) fn ask(address: SocketAddr, path: &str, headers: &str) -> (u16, Strin
     (head[9..12].parse().expect("a status"), body.to_owned())
 }
 
-/// Waits until something holds.
+/// Waits until a condition holds.
 pub(crate) fn until(what: &str, holds: impl FnMut() -> bool) {
     until_within(DEADLINE, what, holds);
 }
 
-/// The same, for no longer than this.
+/// Like [`until`], with this deadline.
 pub(crate) fn until_within(deadline: Duration, what: &str, mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + deadline;
     while !holds() {
-        assert!(Instant::now() < end, "waited in vain: {what}");
+        assert!(Instant::now() < end, "timed out: {what}");
         std::thread::sleep(POLL);
     }
 }

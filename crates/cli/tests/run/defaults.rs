@@ -14,12 +14,12 @@ use crate::daemon::Daemon;
 use crate::test_outbox::TestOutbox;
 
 /// The whole file, with this broker.
-fn file(world: &TestOutbox, broker: &str) -> std::path::PathBuf {
+fn file(shop: &TestOutbox, broker: &str) -> std::path::PathBuf {
     let text = format!(
         "[outboxes.shop]\ndatabase = \"{}\"\n\n[outboxes.shop.destinations.main]\nbroker = {broker}\n",
-        world.database.url()
+        shop.database.url()
     );
-    world.directory.write("relevo.toml", &text)
+    shop.directory.write("relevo.toml", &text)
 }
 
 /// Tests run in parallel, so that each has its own admin port.
@@ -44,16 +44,16 @@ async fn exchange_exists(url: &str, kind: ExchangeKind) -> bool {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_emitted_before_the_first_run_arrives_in_rabbitmq() {
-    let (world, vhost) = (TestOutbox::new().await, rabbitmq::Server::shared().vhost().await);
+    let (shop, vhost) = (TestOutbox::new().await, rabbitmq::Server::shared().vhost().await);
     let url = vhost.amqp_url();
     let (_connection, channel) = channel(&url).await;
     let durable = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
     // A fanout exchange, which the user made: any existing exchange of this name is used.
     channel.exchange_declare("shop".into(), ExchangeKind::Fanout, durable, FieldTable::default()).await.expect("new");
     bind(&channel, "shop", "orders").await;
-    world.emit_numbers("orders.eu", 1..=10).await;
+    shop.emit_numbers("orders.eu", 1..=10).await;
     let broker = format!("{{ kind = \"rabbitmq\", url = \"{url}\", exchange = \"shop\" }}");
-    let mut daemon = Daemon::start(&file(&world, &broker), &[PORT]);
+    let mut daemon = Daemon::start(&file(&shop, &broker), &[PORT]);
     TestOutbox::taken(&daemon, "main", 10);
     daemon.stop();
     assert_in_order(&take_from_queue(&url, "orders", 10).await, 1..=10);
@@ -62,12 +62,12 @@ async fn a_message_emitted_before_the_first_run_arrives_in_rabbitmq() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_missing_exchange_is_created_and_messages_wait_for_a_queue() {
-    let (world, vhost) = (TestOutbox::new().await, rabbitmq::Server::shared().vhost().await);
+    let (shop, vhost) = (TestOutbox::new().await, rabbitmq::Server::shared().vhost().await);
     let url = vhost.amqp_url();
-    world.emit_numbers("orders.eu", 1..=10).await;
+    shop.emit_numbers("orders.eu", 1..=10).await;
     let broker = format!("{{ kind = \"rabbitmq\", url = \"{url}\", exchange = \"shop\" }}");
     let often = ("RELEVO__RELAY__ADVANCED__BLOCKED_PROBE_INTERVAL", "100ms");
-    let mut daemon = Daemon::start(&file(&world, &broker), &[PORT, often]);
+    let mut daemon = Daemon::start(&file(&shop, &broker), &[PORT, often]);
     daemon.line("broker rejects every message to this address; its keys are parked until a probe succeeds");
     assert!(exchange_exists(&url, ExchangeKind::Topic).await);
     let (_connection, channel) = channel(&url).await;
@@ -79,13 +79,13 @@ async fn a_missing_exchange_is_created_and_messages_wait_for_a_queue() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_management_api_one_line_names_what_was_not_compared() {
-    let (world, vhost) = (TestOutbox::new().await, rabbitmq::Server::shared().vhost().await);
+    let (shop, vhost) = (TestOutbox::new().await, rabbitmq::Server::shared().vhost().await);
     let broker = format!(
         "{{ kind = \"rabbitmq\", url = \"{}\", exchange = \"shop\", queues.orders.bind = [\"shop/#\"], \
          queues.bills.bind = [\"shop/#\"] }}",
         vhost.amqp_url()
     );
-    let file = file(&world, &broker);
+    let file = file(&shop, &broker);
     for _ in 0..2 {
         let mut daemon = Daemon::start(&file, &[PORT]);
         daemon.line("relay started");
@@ -98,10 +98,10 @@ async fn without_the_management_api_one_line_names_what_was_not_compared() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_emitted_before_the_first_run_arrives_in_a_nats_stream() {
     for version in NatsVersion::ALL {
-        let (world, server, stream) = (TestOutbox::new().await, nats::Server::shared(version), unique("SHOP"));
-        world.emit_numbers("orders.eu", 1..=10).await;
+        let (shop, server, stream) = (TestOutbox::new().await, nats::Server::shared(version), unique("SHOP"));
+        shop.emit_numbers("orders.eu", 1..=10).await;
         let broker = format!("{{ kind = \"nats\", url = \"{}\", stream = \"{stream}\" }}", server.url());
-        let mut daemon = Daemon::start(&file(&world, &broker), &[PORT]);
+        let mut daemon = Daemon::start(&file(&shop, &broker), &[PORT]);
         TestOutbox::taken(&daemon, "main", 10);
         daemon.stop();
         assert_in_order(&stored_in(server.url(), &stream).await, 1..=10);
@@ -109,16 +109,16 @@ async fn a_message_emitted_before_the_first_run_arrives_in_a_nats_stream() {
 }
 
 /// Runs `relevo init` in the test's directory.
-fn init(world: &TestOutbox, kind: &str, more: &[&str]) -> Output {
+fn init(shop: &TestOutbox, kind: &str, more: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_relevo"));
-    command.args(["init", "--broker", kind, "--database", &world.database.url()]).args(more);
-    command.current_dir(world.directory.path()).output().expect("it runs")
+    command.args(["init", "--broker", kind, "--database", &shop.database.url()]).args(more);
+    command.current_dir(shop.directory.path()).output().expect("it runs")
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_file_that_init_writes_delivers_to_rabbitmq() {
-    let (world, vhost) = (TestOutbox::new().await, rabbitmq::Server::shared().vhost().await);
-    assert!(init(&world, "rabbitmq", &[]).status.success());
+    let (shop, vhost) = (TestOutbox::new().await, rabbitmq::Server::shared().vhost().await);
+    assert!(init(&shop, "rabbitmq", &[]).status.success());
     let url = vhost.amqp_url();
     let (_connection, channel) = channel(&url).await;
     let durable = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
@@ -127,9 +127,9 @@ async fn the_file_that_init_writes_delivers_to_rabbitmq() {
         .await
         .expect("a new exchange");
     bind(&channel, "relevo", "orders").await;
-    world.emit_numbers("orders.eu", 1..=10).await;
+    shop.emit_numbers("orders.eu", 1..=10).await;
     let url_of_the_test = ("RELEVO__OUTBOXES__MAIN__DESTINATIONS__MAIN__BROKER__URL", &*url);
-    let mut daemon = Daemon::start(&world.directory.path().join("relevo.toml"), &[PORT, url_of_the_test]);
+    let mut daemon = Daemon::start(&shop.directory.path().join("relevo.toml"), &[PORT, url_of_the_test]);
     TestOutbox::delivered(&daemon, "main", 10);
     daemon.stop();
     assert_in_order(&take_from_queue(&url, "orders", 10).await, 1..=10);
@@ -137,12 +137,12 @@ async fn the_file_that_init_writes_delivers_to_rabbitmq() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_file_that_init_writes_delivers_to_the_embedded_broker() {
-    let world = TestOutbox::new().await;
-    let printed = init(&world, "embedded", &["--stdout"]);
+    let shop = TestOutbox::new().await;
+    let printed = init(&shop, "embedded", &["--stdout"]);
     let text = String::from_utf8(printed.stdout).expect("it writes UTF-8");
-    let broker = world.directory.path().join("broker.db");
-    let file = world.directory.write("relevo.toml", &text.replace("relevo-broker.db", &broker.display().to_string()));
-    world.emit_numbers("orders.eu", 1..=10).await;
+    let broker = shop.directory.path().join("broker.db");
+    let file = shop.directory.write("relevo.toml", &text.replace("relevo-broker.db", &broker.display().to_string()));
+    shop.emit_numbers("orders.eu", 1..=10).await;
     let mut daemon = Daemon::start(&file, &[PORT]);
     TestOutbox::delivered(&daemon, "main", 10);
     daemon.stop();

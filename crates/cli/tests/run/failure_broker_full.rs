@@ -1,4 +1,4 @@
-//! Rows of the table in docs/reference/failures.md that are about a broker without room.
+//! Rows of the table in docs/reference/failures.md that are about a full broker.
 
 use async_nats::jetstream::stream;
 use lapin::types::AMQPValue;
@@ -17,16 +17,16 @@ const ROUTE: &str = "[[outboxes.shop.destinations.main.routes]]\naddress = \"ord
 const THROTTLED: &str =
     "outbox_publish_failures_total{service=\"relevo\",outbox=\"shop\",destination=\"main\",class=\"throttled\"}";
 
-/// Numbers of one key, so that the last comes last.
-async fn emit(world: &TestOutbox, numbers: std::ops::RangeInclusive<i64>) {
+/// Numbers of one key, so that they arrive in order.
+async fn emit(shop: &TestOutbox, numbers: std::ops::RangeInclusive<i64>) {
     let (first, last) = numbers.into_inner();
     let sql = format!(
         "SELECT relevo.emit('orders', 'one', 'Happened', jsonb_build_object('n', n)) FROM generate_series({first}, {last}) n"
     );
-    world.run(&sql).await;
+    shop.run(&sql).await;
 }
 
-/// Ten of thirty went out, and the rest waits for an address that is held.
+/// Ten of thirty are published, and the rest waits for an address that is held.
 fn is_held(daemon: &Daemon) {
     until("the address is held", || metric(daemon, "outbox_held_addresses") == Some(1));
     until("the rest waits", || metric(daemon, "outbox_pending_total") == Some(20));
@@ -35,11 +35,11 @@ fn is_held(daemon: &Daemon) {
     assert_eq!((daemon.metric("outbox_broker_up{"), daemon.get("/readyz").0), (Some(1), 200), "it is no outage");
 }
 
-/// Everything went out, and nothing was counted against a message.
+/// Everything is published, and no attempt is counted.
 fn is_free(daemon: &Daemon) {
     TestOutbox::taken(daemon, "main", 30);
-    for gone in ["outbox_held_addresses", "outbox_pending_total"] {
-        until(gone, || metric(daemon, gone) == Some(0));
+    for name in ["outbox_held_addresses", "outbox_pending_total"] {
+        until(name, || metric(daemon, name) == Some(0));
     }
     for never in ["outbox_retry_total", "outbox_failed_permanent_total"] {
         assert_eq!(metric(daemon, never), Some(0), "{never}");
@@ -48,25 +48,25 @@ fn is_free(daemon: &Daemon) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_queue_or_stream_is_held_and_goes_on_when_there_is_room() {
-    let (world, vhost) = (TestOutbox::new().await, Server::shared().vhost().await);
+    let (shop, vhost) = (TestOutbox::new().await, Server::shared().vhost().await);
     let full = AMQPValue::LongString("reject-publish".into());
     declare_queue(&vhost.amqp_url(), "orders", &[("x-max-length", AMQPValue::LongInt(10)), ("x-overflow", full)]).await;
     let broker = format!("kind = \"rabbitmq\"\nurls = [\"{}\"]\n", vhost.amqp_url());
-    let mut daemon = Daemon::start(&world.carried_to(&[("main", &broker)], ROUTE), &[]);
-    emit(&world, 1..=30).await;
+    let mut daemon = Daemon::start(&shop.carried_to(&[("main", &broker)], ROUTE), &[]);
+    emit(&shop, 1..=30).await;
     is_held(&daemon);
-    let kept = take_from_queue(&vhost.amqp_url(), "orders", 30).await;
+    let taken = take_from_queue(&vhost.amqp_url(), "orders", 30).await;
     is_free(&daemon);
     daemon.stop();
-    assert_in_order(&kept, 1..=30);
+    assert_in_order(&taken, 1..=30);
 
-    let (world, server, name) =
+    let (shop, server, name) =
         (TestOutbox::new().await, nats::Server::shared(NatsVersion::V2_15), nats::unique("shop"));
     let address = server.url().trim_start_matches("nats://").to_owned();
     let broker = format!("{}max_messages = 10\n", at(&address, &name, "topology_on_start = \"apply\""));
-    let mut daemon = Daemon::start(&world.carried_to(&[("main", &broker)], &route(&name)), &[]);
+    let mut daemon = Daemon::start(&shop.carried_to(&[("main", &broker)], &route(&name)), &[]);
     daemon.ready();
-    emit(&world, 1..=30).await;
+    emit(&shop, 1..=30).await;
     is_held(&daemon);
     let jetstream = jetstream(server.url()).await;
     let narrow = jetstream.get_stream(&name).await.expect("it was made").cached_info().config.clone();
@@ -77,40 +77,40 @@ async fn a_full_queue_or_stream_is_held_and_goes_on_when_there_is_room() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_broker_whose_disk_is_full_is_away_or_holds_its_addresses_and_loses_nothing() {
-    // RabbitMQ blocks whoever publishes.
-    let (world, server) = (TestOutbox::new().await, Private::start().await);
+async fn a_broker_with_a_full_disk_is_down_or_holds_its_addresses_and_loses_nothing() {
+    // RabbitMQ blocks publishers.
+    let (shop, server) = (TestOutbox::new().await, Private::start().await);
     let durable = [("x-queue-type", AMQPValue::LongString("quorum".into()))];
     declare_queue(&server.amqp_url(), "orders", &durable).await;
     let broker = format!("kind = \"rabbitmq\"\nurls = [\"{}\"]\nconfirm_timeout = \"1s\"\n", server.amqp_url());
-    let mut daemon = Daemon::start(&world.carried_to(&[("main", &broker)], ROUTE), &[]);
-    emit(&world, 1..=10).await;
+    let mut daemon = Daemon::start(&shop.carried_to(&[("main", &broker)], ROUTE), &[]);
+    emit(&shop, 1..=10).await;
     TestOutbox::taken(&daemon, "main", 10);
     server.disk_alarm(true).await;
-    emit(&world, 11..=30).await;
-    until("it is away", || daemon.metric("outbox_broker_up{") == Some(0));
-    until("it waits", || metric(&daemon, "outbox_pending_total") == Some(20));
+    emit(&shop, 11..=30).await;
+    until("the broker is reported as down", || daemon.metric("outbox_broker_up{") == Some(0));
+    until("the rest waits", || metric(&daemon, "outbox_pending_total") == Some(20));
     server.disk_alarm(false).await;
     is_free(&daemon);
-    until("it is told as back", || daemon.metric("outbox_broker_up{") == Some(1));
+    until("the broker is reported as up", || daemon.metric("outbox_broker_up{") == Some(1));
     daemon.stop();
     assert_in_order(&take_from_queue(&server.amqp_url(), "orders", 30).await, 1..=30);
 
-    // NATS answers that it has no room.
+    // NATS rejects messages because its storage is full.
     let settings = nats::Settings::new().jetstream("max_file_store: 1048576");
-    let (world, server, name) =
+    let (shop, server, name) =
         (TestOutbox::new().await, nats::Private::start(NatsVersion::V2_15, settings).await, nats::unique("shop"));
     let address = server.url().trim_start_matches("nats://").to_owned();
     let broker = at(&address, &name, "topology_on_start = \"apply\"");
-    let mut daemon = Daemon::start(&world.carried_to(&[("main", &broker)], &route(&name)), &[]);
-    emit(&world, 1..=10).await;
+    let mut daemon = Daemon::start(&shop.carried_to(&[("main", &broker)], &route(&name)), &[]);
+    emit(&shop, 1..=10).await;
     TestOutbox::taken(&daemon, "main", 10);
     let jetstream = jetstream(&server.url()).await;
     let ballast = stream::Config { name: "ballast".to_owned(), ..stream::Config::default() };
     jetstream.create_stream(ballast).await.expect("a new stream");
     while jetstream.publish("ballast", vec![0; 100_000].into()).await.expect("sent").await.is_ok() {}
     while jetstream.publish("ballast", vec![0; 100].into()).await.expect("sent").await.is_ok() {}
-    emit(&world, 11..=30).await;
+    emit(&shop, 11..=30).await;
     is_held(&daemon);
     jetstream.delete_stream("ballast").await.expect("there is room again");
     is_free(&daemon);

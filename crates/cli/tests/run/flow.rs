@@ -1,4 +1,4 @@
-//! Messages flow, and the end is orderly.
+//! Delivery and shutdown.
 
 use std::time::{Duration, Instant};
 
@@ -9,23 +9,23 @@ use crate::daemon::{DEADLINE, Daemon, until};
 use crate::test_outbox::{BEGIN, Directory, TestOutbox};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_committed_arrives_and_what_was_rolled_back_does_not() {
-    let world = TestOutbox::new().await;
-    world.emit("orders", 200).await;
+async fn committed_messages_arrive_and_rolled_back_messages_do_not() {
+    let shop = TestOutbox::new().await;
+    shop.emit("orders", 200).await;
     let rolled_back = "BEGIN; SELECT relevo.emit('ghosts', 'k', 'T', '{}'); ROLLBACK";
-    world.run(rolled_back).await;
-    let mut daemon = world.start("");
+    shop.run(rolled_back).await;
+    let mut daemon = shop.start("");
     TestOutbox::delivered(&daemon, "shop", 200);
-    world.emit("invoices", 100).await;
+    shop.emit("invoices", 100).await;
     TestOutbox::delivered(&daemon, "shop", 300);
     daemon.stop();
-    let arrived = world.arrived("shop").await;
+    let arrived = shop.arrived("shop").await;
     let of = |topic: &str| arrived.iter().filter(|address| *address == topic).count();
     assert_eq!((arrived.len(), of("orders"), of("invoices")), (300, 200, 100));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_outboxes_and_two_destinations_are_carried_by_one_process() {
+async fn one_process_relays_two_outboxes_and_two_destinations() {
     let (shop, billing) = (TestOutbox::new().await, TestOutbox::new().await);
     let second = "[outboxes.shop.destinations.audit]\ncreate = true\nstart = \"oldest\"\n\
                   broker = { kind = \"embedded\", path = \"PATH\" }\n"
@@ -53,35 +53,35 @@ async fn two_outboxes_and_two_destinations_are_carried_by_one_process() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sigterm_releases_the_leases_at_once() {
-    let world = TestOutbox::new().await;
-    // Long leases: only giving them back frees them in time.
+    let shop = TestOutbox::new().await;
+    // With long leases, only a release frees them in time.
     let long = "[relay]\nlease_duration = \"10m\"\n";
-    let mut first = world.start(long);
-    until("it holds all shards", || first.metric("outbox_leases{") == Some(8));
-    let mut second = Daemon::start(&world.config(long), &[]);
+    let mut first = shop.start(long);
+    until("the first relay holds all shards", || first.metric("outbox_leases{") == Some(8));
+    let mut second = Daemon::start(&shop.config(long), &[]);
     second.ready();
     let admin = first.admin();
     first.stop();
-    assert!(std::net::TcpStream::connect(admin).is_err(), "its own series end with it");
+    assert!(std::net::TcpStream::connect(admin).is_err(), "the admin port is closed");
     let begun = Instant::now();
-    until("the other has them all", || second.metric("outbox_leases{") == Some(8));
+    until("the other relay holds them all", || second.metric("outbox_leases{") == Some(8));
     assert!(begun.elapsed() < Duration::from_secs(20));
     assert!(second.metric("outbox_lease_changes_total{") >= Some(8));
     second.signal("INT");
-    assert_eq!(second.end(), Some(0), "SIGINT is a request too: {}", second.log());
+    assert_eq!(second.end(), Some(0), "SIGINT also stops it in order: {}", second.log());
     let free = "SELECT count(*) FROM relevo.lease WHERE expires_at > clock_timestamp()";
-    assert_eq!(world.number(free).await, 0);
+    assert_eq!(shop.number(free).await, 0);
 }
 
-/// The broker's file is locked by somebody else, so that something is in flight for as long as the grace lasts.
+/// Another process locks the broker's file, so that a message stays in flight during the whole grace period.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_signal_ends_it_at_once_with_130() {
-    let world = TestOutbox::new().await;
+    let shop = TestOutbox::new().await;
     let slow = "[relay]\nlease_duration = \"2m\"\npublish_timeout = \"1m\"\nshutdown_grace = \"100s\"\n";
-    let mut daemon = world.start(slow);
+    let mut daemon = shop.start(slow);
     daemon.ready();
-    let lock = world.lock_broker().await;
-    world.emit("orders", 1).await;
+    let lock = shop.lock_broker().await;
+    shop.emit("orders", 1).await;
     until("a message is in flight", || daemon.metric("outbox_in_flight_messages{") == Some(1));
     daemon.signal("TERM");
     daemon.line("shutting down: finishing messages in flight");
@@ -90,35 +90,35 @@ async fn a_second_signal_ends_it_at_once_with_130() {
     drop(lock);
 }
 
-/// What a service account of production has: the relay's grants and no more.
+/// A service account in production has only the grants of the relay.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_relay_s_grants_are_enough() {
-    let world = TestOutbox::new().await;
-    let role = format!("relay_of_{}", world.database.name());
-    world.run(&format!("CREATE ROLE {role} LOGIN")).await;
-    world.run(&format!("SELECT relevo.grant_relay('{role}')")).await;
-    world.run("SELECT relevo.add_destination('main', 4, 'now')").await;
-    let url = world.database.url().replace("postgres@", &format!("{role}@"));
-    let text = format!("{BEGIN}{}", world.outbox("shop", &url, "")).replace("create = true", "create = false");
-    let mut daemon = Daemon::start(&world.directory.write("relevo.toml", &text), &[]);
+    let shop = TestOutbox::new().await;
+    let role = format!("relay_of_{}", shop.database.name());
+    shop.run(&format!("CREATE ROLE {role} LOGIN")).await;
+    shop.run(&format!("SELECT relevo.grant_relay('{role}')")).await;
+    shop.run("SELECT relevo.add_destination('main', 4, 'now')").await;
+    let url = shop.database.url().replace("postgres@", &format!("{role}@"));
+    let text = format!("{BEGIN}{}", shop.outbox("shop", &url, "")).replace("create = true", "create = false");
+    let mut daemon = Daemon::start(&shop.directory.write("relevo.toml", &text), &[]);
     daemon.ready();
-    world.emit("orders", 10).await;
+    shop.emit("orders", 10).await;
     TestOutbox::delivered(&daemon, "shop", 10);
     until("the backlog is sampled", || daemon.metric("outbox_backlog_gauge{") == Some(0));
     daemon.stop();
-    world.run(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await;
+    shop.run(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await;
 }
 
 /// A SQLite file as the outbox, and the broker in another.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_outbox_in_a_sqlite_file_is_carried_too() {
+async fn an_outbox_in_a_sqlite_file_is_relayed_too() {
     use relevo_store_sqlite as sqlite;
-    let world = TestOutbox::new().await;
-    let file = world.directory.path().join("outbox.db");
+    let shop = TestOutbox::new().await;
+    let file = shop.directory.path().join("outbox.db");
     sqlite::migrate::migrate(&file).await.unwrap();
     let url = format!("sqlite:{}", file.display());
-    let text = format!("{BEGIN}{}", world.outbox("shop", &url, "start = \"oldest\""));
-    let mut daemon = Daemon::start(&world.directory.write("relevo.toml", &text), &[]);
+    let text = format!("{BEGIN}{}", shop.outbox("shop", &url, "start = \"oldest\""));
+    let mut daemon = Daemon::start(&shop.directory.write("relevo.toml", &text), &[]);
     daemon.ready();
     let mut connection = sqlite::connect_options(&file).connect().await.unwrap();
     let mut transaction = sqlite::begin(&mut connection).await.unwrap();
@@ -129,48 +129,48 @@ async fn an_outbox_in_a_sqlite_file_is_carried_too() {
     transaction.commit().await.unwrap();
     TestOutbox::delivered(&daemon, "shop", 25);
     daemon.stop();
-    assert_eq!(world.arrived("shop").await, vec!["orders"; 25]);
+    assert_eq!(shop.arrived("shop").await, vec!["orders"; 25]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_destination_that_is_not_there_is_added_only_if_asked() {
-    let world = TestOutbox::new().await;
-    let text = std::fs::read_to_string(world.config("")).unwrap().replace("create = true", "create = false");
-    let mut daemon = Daemon::start(&world.directory.write("strict.toml", &text), &[]);
+async fn a_missing_destination_is_added_only_with_create() {
+    let shop = TestOutbox::new().await;
+    let text = std::fs::read_to_string(shop.config("")).unwrap().replace("create = true", "create = false");
+    let mut daemon = Daemon::start(&shop.directory.write("strict.toml", &text), &[]);
     assert_eq!(daemon.end(), Some(1));
-    until("it says why", || {
+    until("the log has the hint", || {
         daemon.log().contains("hint: add it with `relevo destination add main`, or set `create = true`")
     });
-    assert_eq!(world.number("SELECT count(*) FROM relevo.destination").await, 0);
+    assert_eq!(shop.number("SELECT count(*) FROM relevo.destination").await, 0);
 }
 
 #[test]
-fn a_wrong_configuration_is_told_whole_and_nothing_starts() {
+fn all_problems_of_a_wrong_configuration_are_logged_and_nothing_starts() {
     let directory = Directory::new();
     let file = directory.write("relevo.toml", "[relay]\nlease_duraton = 1\n[outboxes.shop]\n");
     let mut daemon = Daemon::start(&file, &[]);
     assert_eq!(daemon.end(), Some(2));
-    until("the last line is there", || daemon.log().contains("error: the configuration has 3 problems"));
-    let told = daemon.log();
+    until("the log has the last line", || daemon.log().contains("error: the configuration has 3 problems"));
+    let log = daemon.log();
     assert!(
-        told.contains(&format!(
+        log.contains(&format!(
             "error: unknown key `lease_duraton` in `relay` at {}:2\nhint: did you mean `lease_duration`?",
             file.display()
         )),
-        "{told}"
+        "{log}"
     );
-    assert!(told.contains("has no `database`") && told.contains("has no destination"), "{told}");
+    assert!(log.contains("has no `database`") && log.contains("has no destination"), "{log}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn lines_are_text_and_as_many_as_asked_for() {
-    let world = TestOutbox::new().await;
+async fn the_log_follows_the_configured_format_and_level() {
+    let shop = TestOutbox::new().await;
     let variables = [("RELEVO__LOG__FORMAT", "text"), ("RELEVO_LOG", "warn,relevo_relay=info")];
-    let mut daemon = Daemon::start(&world.config(""), &variables);
-    // It says nothing when it starts, and its port is not known: its leases tell that it works.
+    let mut daemon = Daemon::start(&shop.config(""), &variables);
+    // At this level it logs nothing at startup, and its port is unknown. Its leases show that it runs.
     let held = "SELECT count(*) FROM relevo.lease WHERE owner IS NOT NULL";
     let end = Instant::now() + DEADLINE;
-    while world.number(held).await < 8 {
+    while shop.number(held).await < 8 {
         assert!(Instant::now() < end, "{}", daemon.log());
     }
     daemon.stop();

@@ -30,20 +30,20 @@ pub(crate) fn route(word: &str) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn committed_messages_arrive_in_streams_that_are_created_at_startup() {
     for version in NatsVersion::ALL {
-        let (world, server, stream) = (TestOutbox::new().await, Server::shared(version), unique("shop"));
+        let (shop, server, stream) = (TestOutbox::new().await, Server::shared(version), unique("shop"));
         let address = server.url().trim_start_matches("nats://").to_owned();
         let broker = at(&address, &stream, "topology_on_start = \"apply\"");
-        let file = world.carried_to(&[("main", &broker)], &route(&stream));
-        world.emit_numbers("orders", 1..=100).await;
+        let file = shop.carried_to(&[("main", &broker)], &route(&stream));
+        shop.emit_numbers("orders", 1..=100).await;
         let mut daemon = Daemon::start(&file, &[]);
         TestOutbox::taken(&daemon, "main", 100);
-        world.emit_numbers("orders.eu", 101..=200).await;
+        shop.emit_numbers("orders.eu", 101..=200).await;
         TestOutbox::taken(&daemon, "main", 200);
         daemon.ready();
         daemon.stop();
-        let kept = stored_in(server.url(), &stream).await;
-        assert_in_order(&kept, 1..=200);
-        for message in &kept {
+        let stored = stored_in(server.url(), &stream).await;
+        assert_in_order(&stored, 1..=200);
+        for message in &stored {
             assert_eq!(message.headers["x-event-id"], message.headers["ce-id"], "{message:?}");
         }
     }
@@ -51,9 +51,9 @@ async fn committed_messages_arrive_in_streams_that_are_created_at_startup() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_missing_stream_prevents_the_start_until_it_is_created() {
-    let (world, server, stream) = (TestOutbox::new().await, Server::shared(NatsVersion::V2_15), unique("shop"));
+    let (shop, server, stream) = (TestOutbox::new().await, Server::shared(NatsVersion::V2_15), unique("shop"));
     let address = server.url().trim_start_matches("nats://").to_owned();
-    let file = world.carried_to(&[("main", &at(&address, &stream, "topology_on_start = \"check\""))], &route(&stream));
+    let file = shop.carried_to(&[("main", &at(&address, &stream, "topology_on_start = \"check\""))], &route(&stream));
     let mut daemon = Daemon::start(&file, &[]);
     assert_eq!(daemon.end(), Some(2), "{}", daemon.log());
     until("the log has the hint", || daemon.log().contains("hint: `relevo topology apply` creates missing objects"));
@@ -63,14 +63,14 @@ async fn a_missing_stream_prevents_the_start_until_it_is_created() {
     let (code, _, stderr) = relevo(&file, &["topology", "apply", "--yes"]);
     assert_eq!(code, 0, "{stderr}");
     let mut daemon = Daemon::start(&file, &[]);
-    world.emit_numbers("orders", 1..=10).await;
+    shop.emit_numbers("orders", 1..=10).await;
     TestOutbox::taken(&daemon, "main", 10);
     daemon.stop();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_in_memory_prevents_the_start_unless_the_configuration_accepts_it() {
-    let (world, server, stream) = (TestOutbox::new().await, Server::shared(NatsVersion::V2_15), unique("shop"));
+    let (shop, server, stream) = (TestOutbox::new().await, Server::shared(NatsVersion::V2_15), unique("shop"));
     let storage = async_nats::jetstream::stream::StorageType::Memory;
     let config = async_nats::jetstream::stream::Config {
         name: stream.clone(),
@@ -81,14 +81,14 @@ async fn a_stream_in_memory_prevents_the_start_unless_the_configuration_accepts_
     };
     jetstream(server.url()).await.create_stream(config).await.expect("a new stream");
     let broker = |more: &str| format!("kind = \"nats\"\nurls = [\"{}\"]\n{more}\n", server.url());
-    let mut daemon = Daemon::start(&world.carried_to(&[("main", &broker(""))], &route(&stream)), &[]);
+    let mut daemon = Daemon::start(&shop.carried_to(&[("main", &broker(""))], &route(&stream)), &[]);
     assert_eq!(daemon.end(), Some(2), "{}", daemon.log());
     let line = daemon.line("broker setting breaks a delivery guarantee");
     assert_eq!(line["subject"], "stream-storage");
     until("the log has the setting", || daemon.log().contains("with `accept = [\"stream-storage\"]`"));
     let accepting = broker("accept = [\"stream-storage\"]");
-    let mut daemon = Daemon::start(&world.carried_to(&[("main", &accepting)], &route(&stream)), &[]);
-    world.emit_numbers("orders", 1..=10).await;
+    let mut daemon = Daemon::start(&shop.carried_to(&[("main", &accepting)], &route(&stream)), &[]);
+    shop.emit_numbers("orders", 1..=10).await;
     TestOutbox::taken(&daemon, "main", 10);
     daemon.stop();
     assert_in_order(&stored_in(server.url(), &stream).await, 1..=10);
@@ -96,13 +96,13 @@ async fn a_stream_in_memory_prevents_the_start_unless_the_configuration_accepts_
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_is_down_at_startup_is_checked_when_it_is_reachable() {
-    let (world, server, stream) = (TestOutbox::new().await, Server::shared(NatsVersion::V2_15), unique("shop"));
+    let (shop, server, stream) = (TestOutbox::new().await, Server::shared(NatsVersion::V2_15), unique("shop"));
     let upstream: SocketAddr = server.url().trim_start_matches("nats://").parse().expect("an address");
     let proxy = CutProxy::start(upstream).await;
     proxy.block().await;
     let broker = at(&proxy.addr().to_string(), &stream, "topology_on_start = \"apply\"");
-    world.emit_numbers("orders", 1..=10).await;
-    let mut daemon = Daemon::start(&world.carried_to(&[("main", &broker)], &route(&stream)), &[]);
+    shop.emit_numbers("orders", 1..=10).await;
+    let mut daemon = Daemon::start(&shop.carried_to(&[("main", &broker)], &route(&stream)), &[]);
     daemon.line("broker unreachable, will retry");
     let (status, body) = daemon.get("/readyz");
     assert!(status == 503 && body.contains("waiting for the broker: "), "{status} {body}");
@@ -119,7 +119,7 @@ async fn a_server_that_is_down_at_startup_is_checked_when_it_is_reachable() {
 /// A stream on three servers stores nothing while only one of them runs, although that one accepts connections.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_nats_cluster_without_its_majority_reports_its_nodes_and_loses_nothing() {
-    let (world, cluster) = (TestOutbox::new().await, Cluster::of_three().await);
+    let (shop, cluster) = (TestOutbox::new().await, Cluster::of_three().await);
     let (urls, stream) = (cluster.urls(), unique("shop"));
     // This timeout also applies to each request of the sampler. With this value, a stream that does not respond takes all
     // the time of the sampler.
@@ -128,8 +128,8 @@ async fn a_nats_cluster_without_its_majority_reports_its_nodes_and_loses_nothing
          [BROKER.streams.one]\nname = \"{stream}\"\nsubjects = [\"{stream}.>\"]\nreplicas = 3\n\
          [BROKER.groups.billing]\nstream = \"{stream}\"\n"
     );
-    let mut daemon = Daemon::start(&world.carried_to(&[("main", &broker)], &route(&stream)), &[]);
-    world.emit_numbers("orders", 1..=100).await;
+    let mut daemon = Daemon::start(&shop.carried_to(&[("main", &broker)], &route(&stream)), &[]);
+    shop.emit_numbers("orders", 1..=100).await;
     TestOutbox::taken(&daemon, "main", 100);
     let runs = |nodes| daemon.metric("outbox_broker_nodes_running{") == Some(nodes);
     until("three nodes run", || runs(3));
@@ -137,7 +137,7 @@ async fn a_nats_cluster_without_its_majority_reports_its_nodes_and_loses_nothing
     let [first, second, last] = cluster.nodes();
     second.kill9().await;
     last.kill9().await;
-    world.emit_numbers("orders", 101..=200).await;
+    shop.emit_numbers("orders", 101..=200).await;
     until("the alert has its metric", || runs(1) && daemon.metric("outbox_broker_nodes{") == Some(3));
     until("the address is held", || daemon.metric("outbox_held_addresses{") == Some(1));
     first.kill9().await;

@@ -1,4 +1,4 @@
-//! The database and the broker go away.
+//! Outages of the database and of the broker.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -8,36 +8,39 @@ use relevo_testkit::proxy::CutProxy;
 use crate::daemon::{Daemon, until};
 use crate::test_outbox::{BEGIN, TestOutbox};
 
-/// The world's database through a proxy, and the file that says so.
-async fn behind_proxy(world: &TestOutbox) -> (CutProxy, std::path::PathBuf) {
-    let options = world.database.options();
+/// A proxy before the outbox's database, and a configuration file that uses it.
+async fn behind_proxy(shop: &TestOutbox) -> (CutProxy, std::path::PathBuf) {
+    let options = shop.database.options();
     let upstream: SocketAddr = format!("{}:{}", options.get_host(), options.get_port()).parse().expect("an address");
     let proxy = CutProxy::start(upstream).await;
-    let url = world.database.url().replace(&upstream.to_string(), &proxy.addr().to_string());
-    let outbox = world.outbox(
+    let url = shop.database.url().replace(&upstream.to_string(), &proxy.addr().to_string());
+    let outbox = shop.outbox(
         "shop",
         &url,
         "start = \"oldest\"\n[outboxes.shop.destinations.main.relay]\noutage_backoff_max = \"200ms\"",
     );
-    let file = world.directory.write("relevo.toml", &format!("{BEGIN}{outbox}"));
+    let file = shop.directory.write("relevo.toml", &format!("{BEGIN}{outbox}"));
     (proxy, file)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_database_that_is_away_at_the_start_is_waited_for() {
-    let world = TestOutbox::new().await;
-    world.emit("orders", 10).await;
-    let (proxy, file) = behind_proxy(&world).await;
+async fn a_database_that_is_unreachable_at_startup_is_retried() {
+    let shop = TestOutbox::new().await;
+    shop.emit("orders", 10).await;
+    let (proxy, file) = behind_proxy(&shop).await;
     proxy.block().await;
     let mut daemon = Daemon::start(&file, &[]);
     daemon.nth_line("database unreachable, will retry", 3);
     let (status, body) = daemon.get("/readyz");
     assert!(status == 503 && body.contains("waiting for the database: "), "{status} {body}");
-    let said: serde_json::Value = serde_json::from_str(&body).expect("JSON");
-    assert_eq!((&said["checks"][0]["outbox"], &said["checks"][0]["ok"]), (&"shop".into(), &false.into()), "{body}");
-    assert_eq!(daemon.get("/livez").0, 200, "waiting is no reason to be killed");
+    let json: serde_json::Value = serde_json::from_str(&body).expect("JSON");
+    assert_eq!((&json["checks"][0]["outbox"], &json["checks"][0]["ok"]), (&"shop".into(), &false.into()), "{body}");
+    assert_eq!(daemon.get("/livez").0, 200, "a waiting process is alive");
     let (status, body) = daemon.get("/startupz");
-    assert!(status == 200 && body.contains("waiting for the database"), "nor to be started anew: {status} {body}");
+    assert!(
+        status == 200 && body.contains("waiting for the database"),
+        "a waiting process has started: {status} {body}"
+    );
     proxy.unblock();
     TestOutbox::delivered(&daemon, "shop", 10);
     daemon.ready();
@@ -46,23 +49,23 @@ async fn a_database_that_is_away_at_the_start_is_waited_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_database_that_goes_away_later_is_waited_for_and_scrapes_do_not_wait() {
-    let world = TestOutbox::new().await;
-    let (proxy, file) = behind_proxy(&world).await;
+async fn a_lost_database_is_retried_and_scrapes_do_not_wait_for_it() {
+    let shop = TestOutbox::new().await;
+    let (proxy, file) = behind_proxy(&shop).await;
     let mut daemon = Daemon::start(&file, &[]);
-    world.emit("orders", 10).await;
+    shop.emit("orders", 10).await;
     TestOutbox::delivered(&daemon, "shop", 10);
     until("the backlog is known", || daemon.metric("outbox_backlog_gauge{") == Some(0));
     let found = daemon.metric("outbox_database_outages_total{");
     proxy.block().await;
     until("it is not ready", || daemon.get("/readyz").0 == 503);
-    until("it is counted", || daemon.metric("outbox_database_outages_total{") > found);
-    until("it is told how old the backlog is", || daemon.value("outbox_sample_age_seconds{") > Some(2.0));
+    until("the outage is counted", || daemon.metric("outbox_database_outages_total{") > found);
+    until("the age of the sample is reported", || daemon.value("outbox_sample_age_seconds{") > Some(2.0));
     assert_eq!(daemon.metric("outbox_backlog_gauge{"), Some(0), "it was known less than a minute ago");
     assert_eq!(daemon.get("/livez").0, 200);
     proxy.unblock();
     daemon.ready();
-    world.emit("orders", 10).await;
+    shop.emit("orders", 10).await;
     TestOutbox::delivered(&daemon, "shop", 20);
     // A database that takes calls and never answers is the worst case for a scrape.
     proxy.freeze();
@@ -71,35 +74,35 @@ async fn a_database_that_goes_away_later_is_waited_for_and_scrapes_do_not_wait()
         assert_eq!(daemon.get("/metrics").0, 200);
         begun.elapsed()
     };
-    // One that waited for the database would take its time whenever it is made.
+    // A scrape that waits for the database would always take long.
     let took: Vec<Duration> = (0..3).map(scrape).collect();
     assert!(took.iter().any(|took| took.as_secs() < 2), "{took:?}");
     proxy.thaw();
     daemon.stop();
-    assert_eq!(world.arrived("shop").await.len(), 20);
+    assert_eq!(shop.arrived("shop").await.len(), 20);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_waiting_does_not_mend_ends_the_process_with_its_error() {
-    let world = TestOutbox::new().await;
-    let mut daemon = world.start("");
+async fn an_error_that_a_retry_cannot_fix_ends_the_process() {
+    let shop = TestOutbox::new().await;
+    let mut daemon = shop.start("");
     daemon.ready();
     let off = "SELECT relevo.disable_destination('main')";
-    world.run(off).await;
+    shop.run(off).await;
     assert_eq!(daemon.end(), Some(1), "{}", daemon.log());
-    until("it says why", || {
+    until("the log has the reason", || {
         daemon.log().contains("error: outbox `shop`, destination `main`: the store refuses to serve this relay")
     });
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_that_cannot_be_opened_is_one_clear_error() {
-    let world = TestOutbox::new().await;
-    let text = std::fs::read_to_string(world.config("")).unwrap();
+    let shop = TestOutbox::new().await;
+    let text = std::fs::read_to_string(shop.config("")).unwrap();
     let text = text.replace("shop.db", "no/such/directory/shop.db");
-    let mut daemon = Daemon::start(&world.directory.write("relevo.toml", &text), &[]);
+    let mut daemon = Daemon::start(&shop.directory.write("relevo.toml", &text), &[]);
     assert_eq!(daemon.end(), Some(1));
-    until("it says so", || daemon.log().contains("hint: its directory must exist"));
+    until("the log has the hint", || daemon.log().contains("hint: its directory must exist"));
     assert!(
         daemon.log().contains("no/such/directory/shop.db`: the broker's file cannot be opened"),
         "{}",
@@ -111,33 +114,33 @@ async fn a_broker_that_cannot_be_opened_is_one_clear_error() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_broker_that_is_locked_later_is_told_as_away_and_waited_for() {
-    let world = TestOutbox::new().await;
-    let mut daemon = world.start("[relay]\npublish_timeout = \"2s\"\n");
-    world.emit("orders", 1).await;
+async fn a_broker_that_is_locked_later_is_reported_as_unreachable_and_retried() {
+    let shop = TestOutbox::new().await;
+    let mut daemon = shop.start("[relay]\npublish_timeout = \"2s\"\n");
+    shop.emit("orders", 1).await;
     TestOutbox::delivered(&daemon, "shop", 1);
-    let lock = world.lock_broker().await;
-    world.emit("orders", 5).await;
+    let lock = shop.lock_broker().await;
+    shop.emit("orders", 5).await;
     let line = daemon.line("broker unreachable, publishing paused");
     assert_eq!(line["level"], "WARN");
     assert!(line["error"].as_str().unwrap().contains("the broker's file is locked by another process"), "{line}");
-    until("the probe says so", || daemon.get("/readyz").1.contains(", the broker is unreachable"));
+    until("the probe reports the outage", || daemon.get("/readyz").1.contains(", the broker is unreachable"));
     drop(lock);
     TestOutbox::delivered(&daemon, "shop", 6);
     daemon.stop();
-    assert_eq!(world.arrived("shop").await.len(), 6);
+    assert_eq!(shop.arrived("shop").await.len(), 6);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn destinations_that_share_a_new_broker_do_not_lock_each_other_out() {
-    let world = TestOutbox::new().await;
-    let text = std::fs::read_to_string(world.config("")).unwrap();
+    let shop = TestOutbox::new().await;
+    let text = std::fs::read_to_string(shop.config("")).unwrap();
     let section = text.split_once("[outboxes.shop.destinations.main]").unwrap().1;
     let second = |name: &str| format!("[outboxes.shop.destinations.{name}]{}", section.replace("main", name));
     let text = format!("{text}{}{}", second("second"), second("third").replace("/shop.db", "/./shop.db"));
-    let mut daemon = Daemon::start(&world.directory.write("relevo.toml", &text), &[]);
+    let mut daemon = Daemon::start(&shop.directory.write("relevo.toml", &text), &[]);
     daemon.ready();
-    world.emit("orders", 10).await;
+    shop.emit("orders", 10).await;
     for destination in ["main", "second", "third"] {
         let name = format!("outbox_published_total{{service=\"relevo\",outbox=\"shop\",destination=\"{destination}\"");
         until("all arrived", || daemon.metric(&name) == Some(10));
@@ -147,10 +150,10 @@ async fn destinations_that_share_a_new_broker_do_not_lock_each_other_out() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_broker_that_is_locked_at_the_start_is_waited_for() {
-    let world = TestOutbox::new().await;
-    let lock = world.lock_broker().await;
-    let mut daemon = world.start("");
+async fn a_broker_that_is_locked_at_startup_is_retried() {
+    let shop = TestOutbox::new().await;
+    let lock = shop.lock_broker().await;
+    let mut daemon = shop.start("");
     let line = daemon.line("broker unreachable, will retry");
     assert_eq!((&line["span"]["outbox"], &line["span"]["destination"]), (&"shop".into(), &"main".into()));
     assert!(daemon.get("/readyz").1.contains("waiting for the broker: "));
@@ -159,24 +162,24 @@ async fn a_broker_that_is_locked_at_the_start_is_waited_for() {
     daemon.stop();
 }
 
-/// Whether everything that can be sampled of the outbox just was.
+/// Whether the last sample of the outbox is recent.
 fn is_sampled(daemon: &Daemon) -> bool {
     daemon.value("outbox_sample_age_seconds{").is_some_and(|age| age < 2.0)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_piles_up_is_told_by_a_daemon_that_was_started_while_its_broker_is_away() {
-    let world = TestOutbox::new().await;
-    let mut daemon = world.start("");
-    world.emit("orders", 3).await;
+async fn a_daemon_that_starts_while_its_broker_is_unreachable_reports_its_backlog() {
+    let shop = TestOutbox::new().await;
+    let mut daemon = shop.start("");
+    shop.emit("orders", 3).await;
     TestOutbox::delivered(&daemon, "shop", 3);
     daemon.stop();
-    let lock = world.lock_broker().await;
-    world.emit("orders", 7).await;
-    let mut daemon = world.start("");
+    let lock = shop.lock_broker().await;
+    shop.emit("orders", 7).await;
+    let mut daemon = shop.start("");
     daemon.line("broker unreachable, will retry");
     for (name, value) in [("outbox_backlog_gauge", 7), ("outbox_pending_total", 7), ("mq_dlq_total", 0)] {
-        until(&format!("`{name}` is told"), || daemon.metric(&format!("{name}{{")) == Some(value));
+        until(&format!("`{name}` is reported"), || daemon.metric(&format!("{name}{{")) == Some(value));
     }
     until("the oldest grows older", || daemon.value("outbox_oldest_pending_age_seconds{") > Some(2.0));
     until("it was just sampled", || is_sampled(&daemon));
@@ -185,18 +188,18 @@ async fn what_piles_up_is_told_by_a_daemon_that_was_started_while_its_broker_is_
     assert_eq!(daemon.metric("outbox_broker_up{"), Some(0));
     drop(lock);
     TestOutbox::delivered(&daemon, "shop", 7);
-    until("nothing waits", || daemon.metric("outbox_backlog_gauge{") == Some(0));
+    until("no message waits", || daemon.metric("outbox_backlog_gauge{") == Some(0));
     daemon.stop();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_destination_that_is_not_added_yet_is_no_outbox_that_cannot_be_sampled() {
-    let world = TestOutbox::new().await;
-    let lock = world.lock_broker().await;
-    let mut daemon = world.start("");
+    let shop = TestOutbox::new().await;
+    let lock = shop.lock_broker().await;
+    let mut daemon = shop.start("");
     daemon.line("broker unreachable, will retry");
-    until("it has been away", || daemon.metric("outbox_broker_down_seconds{") >= Some(3));
-    assert_eq!(daemon.metric("outbox_backlog_gauge{"), None, "nothing waits for what is not there");
+    until("the outage lasts three seconds", || daemon.metric("outbox_broker_down_seconds{") >= Some(3));
+    assert_eq!(daemon.metric("outbox_backlog_gauge{"), None, "a destination that does not exist has no backlog");
     until("it was just sampled", || is_sampled(&daemon));
     assert!(!daemon.log().contains("cannot be sampled"), "{}", daemon.log());
     drop(lock);

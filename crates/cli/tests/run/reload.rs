@@ -9,30 +9,30 @@ const READ: &str = "configuration reloaded";
 const REFUSED: &str = "configuration reload rejected, nothing changed";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_good_file_exchanges_routes_and_names_what_needs_a_restart() {
-    let world = TestOutbox::new().await;
-    let mut daemon = world.start(&format!("{ROUTE}\"old\"\n"));
-    world.emit("orders", 10).await;
+async fn a_valid_file_replaces_routes_and_the_log_names_keys_that_need_a_restart() {
+    let shop = TestOutbox::new().await;
+    let mut daemon = shop.start(&format!("{ROUTE}\"old\"\n"));
+    shop.emit("orders", 10).await;
     TestOutbox::delivered(&daemon, "shop", 10);
-    world.config(&format!("{ROUTE}\"new\"\n[relay.advanced]\npages_max = 5\n"));
+    shop.config(&format!("{ROUTE}\"new\"\n[relay.advanced]\npages_max = 5\n"));
     daemon.signal("HUP");
     assert_eq!(daemon.line(READ)["exchanged"], 1);
     let restart = daemon.line("changes that need a restart were ignored");
     assert_eq!(restart["keys"], "relay.advanced.pages_max");
     daemon.line("routes replaced");
-    world.emit("orders", 10).await;
+    shop.emit("orders", 10).await;
     TestOutbox::delivered(&daemon, "shop", 20);
     assert_eq!(daemon.metric("relevo_config_reloads_total{"), Some(1));
     daemon.stop();
-    assert_eq!(world.arrived("shop").await, [vec!["old"; 10], vec!["new"; 10]].concat());
+    assert_eq!(shop.arrived("shop").await, [vec!["old"; 10], vec!["new"; 10]].concat());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_bad_file_changes_nothing_and_is_told_whole() {
-    let world = TestOutbox::new().await;
-    let mut daemon = world.start(&format!("{ROUTE}\"old\"\n"));
+async fn a_wrong_file_changes_nothing_and_all_its_problems_are_logged() {
+    let shop = TestOutbox::new().await;
+    let mut daemon = shop.start(&format!("{ROUTE}\"old\"\n"));
     daemon.ready();
-    world.config(&format!("{ROUTE}\"new\"\nadress = \"x\"\nafter_dead = \"sometimes\"\n"));
+    shop.config(&format!("{ROUTE}\"new\"\nadress = \"x\"\nafter_dead = \"sometimes\"\n"));
     daemon.signal("HUP");
     assert_eq!(daemon.line(REFUSED)["problems"], 2);
     let first = daemon.line("the configuration is wrong");
@@ -43,34 +43,34 @@ async fn a_bad_file_changes_nothing_and_is_told_whole() {
             &"did you mean `address`?".into(),
         )
     );
-    let told = daemon.log();
-    assert!(told.contains("did you mean `address`?") && told.contains("is `sometimes`"), "{told}");
-    world.emit("orders", 5).await;
+    let log = daemon.log();
+    assert!(log.contains("did you mean `address`?") && log.contains("is `sometimes`"), "{log}");
+    shop.emit("orders", 5).await;
     TestOutbox::delivered(&daemon, "shop", 5);
     assert_eq!(daemon.metric("relevo_config_last_reload_successful{"), Some(0));
-    let file = world.directory.path().join("relevo.toml");
+    let file = shop.directory.path().join("relevo.toml");
     let (code, _, stderr) = relevo(&file, &["config", "check"]);
     assert!(code == 2 && stderr.contains("`adress`") && stderr.contains("`sometimes`"), "{code} {stderr}");
-    // A file that is good again is taken.
-    let file = world.config(&format!("{ROUTE}\"third\"\n"));
+    // A valid file is applied again.
+    let file = shop.config(&format!("{ROUTE}\"third\"\n"));
     assert_eq!(relevo(&file, &["config", "check"]).0, 0);
     daemon.signal("HUP");
     daemon.line("routes replaced");
-    until("it is told as good", || daemon.metric("relevo_config_last_reload_successful{") == Some(1));
-    world.emit("orders", 5).await;
+    until("the reload is reported as successful", || daemon.metric("relevo_config_last_reload_successful{") == Some(1));
+    shop.emit("orders", 5).await;
     TestOutbox::delivered(&daemon, "shop", 10);
     daemon.stop();
-    assert_eq!(world.arrived("shop").await, [vec!["old"; 5], vec!["third"; 5]].concat());
+    assert_eq!(shop.arrived("shop").await, [vec!["old"; 5], vec!["third"; 5]].concat());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_url_in_place_of_a_variable_s_name_is_refused_and_not_shown() {
-    let world = TestOutbox::new().await;
-    let mut daemon = world.start("");
+    let shop = TestOutbox::new().await;
+    let mut daemon = shop.start("");
     daemon.ready();
-    let text = std::fs::read_to_string(world.config("")).unwrap();
+    let text = std::fs::read_to_string(shop.config("")).unwrap();
     let wrong = text.replace("database = \"", "database_env = \"").replace("postgres@", "postgres:sesame@");
-    world.directory.write("relevo.toml", &wrong);
+    shop.directory.write("relevo.toml", &wrong);
     daemon.signal("HUP");
     assert_eq!(daemon.line(REFUSED)["problems"], 1);
     let line = daemon.line("the configuration is wrong");
@@ -81,14 +81,14 @@ async fn a_url_in_place_of_a_variable_s_name_is_refused_and_not_shown() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_changed_password_is_named_and_not_shown() {
-    let world = TestOutbox::new().await;
-    let url = world.database.url();
-    let secret = world.directory.write("url", &url);
-    let text = std::fs::read_to_string(world.config("")).unwrap();
+    let shop = TestOutbox::new().await;
+    let url = shop.database.url();
+    let secret = shop.directory.write("url", &url);
+    let text = std::fs::read_to_string(shop.config("")).unwrap();
     let text = text.replace(&format!("database = \"{url}\""), &format!("database_file = {secret:?}"));
-    let mut daemon = crate::daemon::Daemon::start(&world.directory.write("secret.toml", &text), &[]);
+    let mut daemon = crate::daemon::Daemon::start(&shop.directory.write("secret.toml", &text), &[]);
     daemon.ready();
-    world.directory.write("url", &url.replace("postgres@", "postgres:sesame@"));
+    shop.directory.write("url", &url.replace("postgres@", "postgres:sesame@"));
     daemon.signal("HUP");
     let restart = daemon.line("changes that need a restart were ignored");
     assert_eq!(restart["keys"], "outboxes.shop.database");

@@ -7,10 +7,10 @@ use serde_json::Value;
 use crate::daemon::{Daemon, until};
 use crate::test_outbox::TestOutbox;
 
-/// A daemon that has carried something.
-async fn busy(world: &TestOutbox) -> Daemon {
-    let daemon = world.start("");
-    world.emit("orders", 40).await;
+/// A daemon that has published messages.
+async fn busy(shop: &TestOutbox) -> Daemon {
+    let daemon = shop.start("");
+    shop.emit("orders", 40).await;
     TestOutbox::delivered(&daemon, "shop", 40);
     daemon
 }
@@ -30,10 +30,10 @@ const WAITING: &str = "
     INSERT INTO relevo.parked_key (destination, key, slot, state, attempts, dead_id, route, class, error)
     SELECT 'main', E'gone\\x1b[2J', relevo.slot_of(E'gone\\x1b[2J'), 'dead', 3, id, 'all', 'poison', 'never' FROM letter";
 
-fn relevo(world: &TestOutbox, arguments: &[&str]) -> Output {
+fn relevo(shop: &TestOutbox, arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_relevo"))
         .args(arguments)
-        .env("RELEVO_DATABASE_URL", world.database.url())
+        .env("RELEVO_DATABASE_URL", shop.database.url())
         .env_remove("RELEVO_ADMIN_TOKEN")
         .output()
         .expect("the binary starts")
@@ -47,10 +47,10 @@ fn json(output: &Output) -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn status_prints_the_backlog_and_the_rates_of_the_process() {
-    let world = TestOutbox::new().await;
-    let mut daemon = busy(&world).await;
+    let shop = TestOutbox::new().await;
+    let mut daemon = busy(&shop).await;
     let admin = format!("http://{}", daemon.admin());
-    let traffic = world.database.url();
+    let traffic = shop.database.url();
     let mut writer = tokio::task::JoinSet::new();
     let (stop, stopped) = tokio::sync::watch::channel(false);
     writer.spawn(async move {
@@ -69,7 +69,7 @@ async fn status_prints_the_backlog_and_the_rates_of_the_process() {
         let status: Value = serde_json::from_str(&daemon.get("/status").1).expect("JSON");
         status["relays"][0]["published_per_second"].as_f64() > Some(5.0)
     });
-    let output = tokio::task::block_in_place(|| relevo(&world, &["status", "--admin", &admin, "-o", "json"]));
+    let output = tokio::task::block_in_place(|| relevo(&shop, &["status", "--admin", &admin, "-o", "json"]));
     stop.send_replace(true);
     let written = writer.join_next().await.expect("a writer").expect("it ends");
     let status = json(&output);
@@ -82,7 +82,7 @@ async fn status_prints_the_backlog_and_the_rates_of_the_process() {
     assert!(p50 > Some(0.0) && p99 >= p50, "{status}");
     assert_eq!(status["admin_ports"][0]["error"], Value::Null);
     TestOutbox::delivered(&daemon, "shop", 40 + written);
-    let text = relevo(&world, &["status", "--admin", &admin]);
+    let text = relevo(&shop, &["status", "--admin", &admin]);
     let text = String::from_utf8(text.stdout).expect("UTF-8");
     let row = text.lines().find(|line| line.starts_with("main")).unwrap_or_else(|| panic!("{text}"));
     assert!(row.contains("up") && row.contains("1, 8 of 8 shards"), "{row}");
@@ -91,17 +91,17 @@ async fn status_prints_the_backlog_and_the_rates_of_the_process() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn status_lists_parked_keys_and_dead_letters_without_a_relay() {
-    let world = TestOutbox::new().await;
-    let mut daemon = world.start("");
-    world.emit("orders", 1).await;
+    let shop = TestOutbox::new().await;
+    let mut daemon = shop.start("");
+    shop.emit("orders", 1).await;
     TestOutbox::delivered(&daemon, "shop", 1);
     daemon.stop();
-    world.run(WAITING).await;
-    let status = json(&relevo(&world, &["status", "-o", "json"]));
+    shop.run(WAITING).await;
+    let status = json(&relevo(&shop, &["status", "-o", "json"]));
     let main = &status["destinations"][0];
     assert_eq!((&main["parked_keys"], &main["published_per_second"]), (&2.into(), &Value::Null), "{status}");
     assert_eq!((&main["heads"][0]["key"], &main["dead"]), (&"late".into(), &1.into()), "{status}");
-    let text = String::from_utf8(relevo(&world, &["status"]).stdout).expect("UTF-8");
+    let text = String::from_utf8(relevo(&shop, &["status"]).stdout).expect("UTF-8");
     let row = |begin: &str, key: &str| text.lines().any(|line| line.starts_with(begin) && line.contains(key));
     assert!(row("main", "late") && row("main", "no room") && row("main", "gone\\u{1b}[2J"), "{text}");
     assert!(text.contains("no admin port responded") || text.contains("PUBLISHED/S"), "{text}");
@@ -109,28 +109,28 @@ async fn status_lists_parked_keys_and_dead_letters_without_a_relay() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_named_port_that_does_not_respond_is_reported() {
-    let world = TestOutbox::new().await;
-    let mut daemon = busy(&world).await;
-    let text = relevo(&world, &["status", "--admin", "http://127.0.0.1:1"]);
+    let shop = TestOutbox::new().await;
+    let mut daemon = busy(&shop).await;
+    let text = relevo(&shop, &["status", "--admin", "http://127.0.0.1:1"]);
     let text = String::from_utf8(text.stdout).expect("UTF-8");
     assert!(text.contains("no rates from the admin port 127.0.0.1:1: "), "{text}");
-    let wrong = relevo(&world, &["status", "--admin", "localhost:9464"]);
+    let wrong = relevo(&shop, &["status", "--admin", "localhost:9464"]);
     assert_eq!(wrong.status.code(), Some(2));
     daemon.stop();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn top_refreshes_until_its_last_iteration() {
-    let world = TestOutbox::new().await;
-    let mut daemon = busy(&world).await;
-    let output = relevo(&world, &["top", "--iterations", "3", "--interval", "50ms", "-o", "json"]);
+    let shop = TestOutbox::new().await;
+    let mut daemon = busy(&shop).await;
+    let output = relevo(&shop, &["top", "--iterations", "3", "--interval", "50ms", "-o", "json"]);
     let text = String::from_utf8(output.stdout).expect("UTF-8");
     assert_eq!((output.status.code(), text.lines().count()), (Some(0), 3), "{text}");
-    let piped = relevo(&world, &["top"]);
+    let piped = relevo(&shop, &["top"]);
     assert_eq!(piped.status.code(), Some(2), "it needs a terminal");
     let drawn = Command::new("script")
         .args(["-qec", &format!("{} top --iterations 2 --interval 50ms", env!("CARGO_BIN_EXE_relevo")), "/dev/null"])
-        .env("RELEVO_DATABASE_URL", world.database.url())
+        .env("RELEVO_DATABASE_URL", shop.database.url())
         .env("TERM", "xterm")
         .output()
         .expect("`script` gives a terminal");
@@ -144,14 +144,14 @@ async fn top_refreshes_until_its_last_iteration() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_is_sent_to_the_port_that_was_named() {
     const TOKEN: &str = "a token that is long enough";
-    let world = TestOutbox::new().await;
+    let shop = TestOutbox::new().await;
     let variables = [("RELEVO__ADMIN__TOKEN_ENV", "TOKEN"), ("TOKEN", TOKEN)];
-    let mut daemon = Daemon::start(&world.config(""), &variables);
+    let mut daemon = Daemon::start(&shop.config(""), &variables);
     daemon.ready();
     let admin = format!("http://{}", daemon.admin());
     let status = |token: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_relevo"));
-        command.args(["status", "--admin", &admin, "-o", "json"]).env("RELEVO_DATABASE_URL", world.database.url());
+        command.args(["status", "--admin", &admin, "-o", "json"]).env("RELEVO_DATABASE_URL", shop.database.url());
         json(&command.env("RELEVO_ADMIN_TOKEN", token).output().expect("the binary starts"))
     };
     let port = |token: &str| status(token)["admin_ports"][0]["error"].clone();

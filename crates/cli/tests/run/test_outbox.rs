@@ -1,4 +1,4 @@
-//! A database with an outbox, a directory, and what arrived at the broker.
+//! A database with an outbox, a directory, and the messages that arrived at the broker.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -13,14 +13,14 @@ use sqlx::{ConnectOptions as _, Row as _};
 
 use crate::daemon::{DEADLINE, Daemon, POLL, until};
 
-/// What every test's file begins with.
+/// The start of the configuration file of every test.
 pub(crate) const BEGIN: &str = "\
 [admin]
 listen = \"127.0.0.1:0\"
 sample_interval = \"100ms\"
 ";
 
-/// A directory that goes with its value.
+/// A directory that is deleted when its value is dropped.
 pub(crate) struct Directory(PathBuf);
 
 impl Directory {
@@ -121,12 +121,12 @@ impl TestOutbox {
         sqlx::raw_sql(sqlx::AssertSqlSafe(sql.to_owned())).execute(&mut connection).await.expect("a good statement");
     }
 
-    /// Holds the write lock of the broker's file, which is made if it is not there.
+    /// Holds the write lock of the broker's file. Creates the file if it does not exist.
     pub(crate) async fn lock_broker(&self) -> SqliteConnection {
         let file = self.directory.path().join("shop.db");
         let options = SqliteConnectOptions::new().filename(file).create_if_missing(true);
         let mut connection = options.connect().await.expect("the directory can be written");
-        sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut connection).await.expect("nobody writes");
+        sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut connection).await.expect("no other connection writes");
         connection
     }
 
@@ -136,7 +136,7 @@ impl TestOutbox {
         row.try_get(0).expect("a number")
     }
 
-    /// Addresses of what arrived at the broker of an outbox, in order.
+    /// Addresses of the messages that arrived at the broker of an outbox, in order.
     pub(crate) async fn arrived(&self, outbox: &str) -> Vec<String> {
         let path = self.directory.path().join(format!("{outbox}.db"));
         if !path.exists() {
@@ -151,23 +151,26 @@ impl TestOutbox {
         addresses
     }
 
-    /// Waits until a destination has taken so many.
+    /// Waits until this number of messages is published to a destination.
     pub(crate) fn taken(daemon: &Daemon, destination: &str, count: i64) {
         Self::taken_within(DEADLINE, daemon, destination, count);
     }
 
-    /// The same, for no longer than this.
+    /// Like [`Self::taken`], with this deadline.
     pub(crate) fn taken_within(deadline: Duration, daemon: &Daemon, destination: &str, count: i64) {
         let labels = format!("{{service=\"relevo\",outbox=\"shop\",destination=\"{destination}\"");
         let end = Instant::now() + deadline;
         while daemon.metric(&format!("outbox_published_total{labels}")) < Some(count) {
             let (log, metrics) = (daemon.log(), daemon.get("/metrics").1);
-            assert!(Instant::now() < end, "`{destination}` has not taken {count}:\n{log}\n{metrics}");
+            assert!(
+                Instant::now() < end,
+                "fewer than {count} messages were published to `{destination}`:\n{log}\n{metrics}"
+            );
             std::thread::sleep(POLL);
         }
     }
 
-    /// Waits until so many arrived; whatever was sent again is counted again.
+    /// Waits until at least this number of messages arrived. Messages that are sent twice count twice.
     pub(crate) fn delivered(daemon: &Daemon, outbox: &str, count: i64) {
         let name = format!("outbox_published_total{{service=\"relevo\",outbox=\"{outbox}\"");
         until(&format!("{count} messages arrived"), || daemon.metric(&name) >= Some(count));

@@ -30,14 +30,14 @@ fn rabbit(vhost: &Vhost) -> String {
     )
 }
 
-fn file(world: &TestOutbox, vhost: &Vhost) -> PathBuf {
-    world.carried_to(&[("main", &rabbit(vhost)), ("side", "kind = \"embedded\"\npath = \"side.db\"")], "")
+fn file(shop: &TestOutbox, vhost: &Vhost) -> PathBuf {
+    shop.carried_to(&[("main", &rabbit(vhost)), ("side", "kind = \"embedded\"\npath = \"side.db\"")], "")
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_missing_at_rabbitmq_is_told_then_made_then_the_same() {
-    let (world, vhost) = (TestOutbox::new().await, Server::shared().vhost().await);
-    let file = file(&world, &vhost);
+async fn missing_objects_at_rabbitmq_are_planned_then_created_then_unchanged() {
+    let (shop, vhost) = (TestOutbox::new().await, Server::shared().vhost().await);
+    let file = file(&shop, &vhost);
     let (code, missing, stderr) = relevo(&file, &["topology", "plan"]);
     assert_eq!(code, 3, "{stderr}");
     assert_eq!(stderr, "outbox `shop`, destination `side`: the broker (embedded) has no topology\n");
@@ -56,16 +56,16 @@ async fn what_is_missing_at_rabbitmq_is_told_then_made_then_the_same() {
         relevo(&file, &["topology", "plan", "-o", "json", "--outbox", "shop", "--destination", "main"]);
     assert!(code == 0 && states(&same).iter().all(|(_, state)| state == "unchanged"), "{same}");
     assert_eq!(states(&same).len(), states(&made).len());
-    assert_eq!(relevo(&file, &["topology", "apply"]).0, 0, "with nothing to do nothing is asked");
-    assert_eq!(relevo(&file, &["topology", "plan", "--destination", "nobody"]).0, 4);
+    assert_eq!(relevo(&file, &["topology", "apply"]).0, 0, "without a change there is no question");
+    assert_eq!(relevo(&file, &["topology", "plan", "--destination", "unknown"]).0, 4);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_differs_at_rabbitmq_is_told_and_nothing_is_made() {
-    let (world, vhost) = (TestOutbox::new().await, Server::shared().vhost().await);
+async fn a_difference_at_rabbitmq_is_reported_and_nothing_is_created() {
+    let (shop, vhost) = (TestOutbox::new().await, Server::shared().vhost().await);
     let quorum = ("x-queue-type", AMQPValue::LongString("quorum".into()));
     declare_queue(&vhost.amqp_url(), "billing", &[quorum, ("x-max-length", AMQPValue::LongInt(7))]).await;
-    let file = file(&world, &vhost);
+    let file = file(&shop, &vhost);
     let (code, stdout, stderr) = relevo(&file, &["topology", "apply", "--yes"]);
     assert_eq!(code, 3, "{stdout}{stderr}");
     assert!(
@@ -75,16 +75,17 @@ async fn what_differs_at_rabbitmq_is_told_and_nothing_is_made() {
     assert!(stdout.contains("missing    exchange `shop`\n"), "nothing was made: {stdout}");
     assert!(stderr.contains("nothing was made, for something differs"), "{stderr}");
     let (_, json, _) = relevo(&file, &["topology", "plan", "-o", "json"]);
-    let billing = objects(&json).into_iter().find(|piece| piece["piece"] == "queue `billing`").expect("it is told");
+    let billing =
+        objects(&json).into_iter().find(|piece| piece["piece"] == "queue `billing`").expect("the queue is reported");
     let length = &billing["differences"].as_array().expect("a list").iter().find(|it| it["setting"] == "x-max-length");
     assert_eq!(length.map(|it| (&it["wanted"], &it["found"])), Some((&"1000".into(), &"7".into())), "{billing}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_the_management_api_nothing_is_called_the_same_that_was_not_compared() {
-    let (world, vhost) = (TestOutbox::new().await, Server::shared().vhost().await);
+async fn without_the_management_api_an_object_that_was_not_compared_does_not_count_as_unchanged() {
+    let (shop, vhost) = (TestOutbox::new().await, Server::shared().vhost().await);
     let management = format!("management_url = \"{}\"\n", vhost.management_url());
-    let file = world.carried_to(&[("main", &rabbit(&vhost).replace(&management, ""))], "");
+    let file = shop.carried_to(&[("main", &rabbit(&vhost).replace(&management, ""))], "");
     let binding = "binding of queue `billing` to `shop` by `orders.#`";
     let (code, plan, stderr) = relevo(&file, &["topology", "plan"]);
     assert_eq!(code, 3, "{stderr}");
@@ -96,13 +97,13 @@ async fn without_the_management_api_nothing_is_called_the_same_that_was_not_comp
     for (piece, state) in [("queue `billing`", "created"), (binding, "unchanged")] {
         assert!(made.contains(&(piece.to_owned(), state.to_owned())), "{made:?}");
     }
-    // As far as it can be seen nothing is wanting, and each line says how far that is.
+    // No visible object is missing, and each line says what is not visible.
     let (code, plan, stderr) = relevo(&file, &["topology", "plan"]);
     assert_eq!(code, 0, "{stderr}");
     let lines = plan.lines().skip(1);
     assert!(lines.clone().count() == made.len() && lines.clone().all(|line| line.starts_with("unknown    ")), "{plan}");
     assert!(lines.clone().all(|line| line.ends_with("without the management API)")), "{plan}");
-    // A binding that alone is gone is not missed, and made again all the same.
+    // A single deleted binding is not detected, but it is created again.
     let (_connection, channel) = channel(&vhost.amqp_url()).await;
     channel
         .queue_unbind("billing".into(), "shop".into(), "orders.#".into(), FieldTable::default())
@@ -110,21 +111,21 @@ async fn without_the_management_api_nothing_is_called_the_same_that_was_not_comp
         .expect("it is bound");
     let (code, _, stderr) = relevo(&file, &["topology", "apply", "--yes"]);
     assert!(code == 0 && stderr.contains(&format!("unknown    {binding} ")), "{stderr}");
-    // The whole of it is there.
+    // All objects exist.
     let (code, same, _) =
-        relevo(&world.carried_to(&[("main", &rabbit(&vhost))], ""), &["topology", "plan", "-o", "json"]);
+        relevo(&shop.carried_to(&[("main", &rabbit(&vhost))], ""), &["topology", "plan", "-o", "json"]);
     assert!(code == 0 && states(&same).iter().all(|(_, state)| state == "unchanged"), "{same}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_management_api_that_is_configured_and_not_there_is_told_and_nothing_is_called_the_same() {
-    let (world, vhost) = (TestOutbox::new().await, Server::shared().vhost().await);
+async fn an_unreachable_management_api_is_an_error_and_no_object_counts_as_unchanged() {
+    let (shop, vhost) = (TestOutbox::new().await, Server::shared().vhost().await);
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let nobody = format!("http://{}", taken.local_addr().expect("an address"));
+    let unused = format!("http://{}", taken.local_addr().expect("an address"));
     drop(taken);
     let wrong = vhost.management_url().replace("guest:guest", "guest:wrong");
-    for (url, expected) in [(nobody.as_str(), 5), (wrong.as_str(), 1)] {
-        let file = world.carried_to(&[("main", &rabbit(&vhost).replace(vhost.management_url(), url))], "");
+    for (url, expected) in [(unused.as_str(), 5), (wrong.as_str(), 1)] {
+        let file = shop.carried_to(&[("main", &rabbit(&vhost).replace(vhost.management_url(), url))], "");
         let (code, stdout, stderr) = relevo(&file, &["topology", "plan"]);
         assert_eq!((code, stdout.as_str()), (expected, ""), "{stderr}");
         assert!(stderr.contains("the management API of RabbitMQ") && stderr.contains("\nhint: "), "{stderr}");
@@ -134,7 +135,7 @@ async fn a_management_api_that_is_configured_and_not_there_is_told_and_nothing_i
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_and_groups_are_made_at_both_versions_of_nats() {
     for version in NatsVersion::ALL {
-        let (world, server, stream) = (TestOutbox::new().await, nats::Server::shared(version), unique("shop"));
+        let (shop, server, stream) = (TestOutbox::new().await, nats::Server::shared(version), unique("shop"));
         let broker = |more: &str| {
             format!(
                 "kind = \"nats\"\nurls = [\"{}\"]\n[BROKER.streams.one]\nname = \"{stream}\"\nsubjects = [\"{stream}.>\"]\n{more}\n\
@@ -142,14 +143,14 @@ async fn streams_and_groups_are_made_at_both_versions_of_nats() {
                 server.url()
             )
         };
-        let file = world.carried_to(&[("main", &broker(""))], "");
+        let file = shop.carried_to(&[("main", &broker(""))], "");
         let (code, missing, stderr) = relevo(&file, &["topology", "plan"]);
         assert!(code == 3 && missing.contains(&format!("missing    stream `{stream}`\n")), "{missing}{stderr}");
         let (code, made, stderr) = relevo(&file, &["topology", "apply", "--yes"]);
         assert!(code == 0 && made.contains(&format!("created    stream `{stream}`\n")), "{made}{stderr}");
         let (code, same, _) = relevo(&file, &["topology", "plan"]);
         assert_eq!(code, 0, "{same}");
-        let file = world.carried_to(&[("main", &broker("max_messages = 5"))], "");
+        let file = shop.carried_to(&[("main", &broker("max_messages = 5"))], "");
         let (code, differs, _) = relevo(&file, &["topology", "apply", "--yes"]);
         assert!(code == 3 && differs.contains(&format!("different  stream `{stream}`\n")), "{differs}");
     }
@@ -157,7 +158,7 @@ async fn streams_and_groups_are_made_at_both_versions_of_nats() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn doctor_examines_databases_and_brokers_of_a_configuration() {
-    let (world, vhost, server) =
+    let (shop, vhost, server) =
         (TestOutbox::new().await, Server::shared().vhost().await, nats::Server::shared(NatsVersion::V2_15));
     let limit = [("x-max-length", AMQPValue::LongInt(5))];
     declare_queue(&vhost.amqp_url(), "orders", &limit).await;
@@ -172,7 +173,7 @@ async fn doctor_examines_databases_and_brokers_of_a_configuration() {
         "[[outboxes.shop.destinations.rabbit.routes]]\naddress = \"orders\"\n\
          [[outboxes.shop.destinations.stream.routes]]\naddress = \"{stream}.orders\"\n"
     );
-    let file = world.carried_to(&[("rabbit", &rabbit), ("stream", &nats)], &routes);
+    let file = shop.carried_to(&[("rabbit", &rabbit), ("stream", &nats)], &routes);
     let (code, stdout, stderr) = relevo(&file, &["doctor"]);
     assert_eq!((code, stderr.as_str()), (3, ""), "{stdout}");
     for title in ["outbox `shop`:", "outbox `shop`, destination `rabbit`:", "outbox `shop`, destination `stream`:"] {
@@ -188,65 +189,65 @@ async fn doctor_examines_databases_and_brokers_of_a_configuration() {
     assert!(dangers("rabbit").contains(&&Value::from("overflow-drops")), "{json}");
     assert!(dangers("stream").contains(&&Value::from("route-unbound")), "{json}");
     let accepting = rabbit.clone() + "accept = [\"overflow-drops\"]\n";
-    let file = world.carried_to(&[("rabbit", &accepting), ("stream", &nats)], &routes);
+    let file = shop.carried_to(&[("rabbit", &accepting), ("stream", &nats)], &routes);
     let (_, json, _) = relevo(&file, &["doctor", "-o", "json"]);
     let findings = objects(&json);
-    let accepted = findings.iter().find(|it| it["subject"] == "overflow-drops").expect("it is still told");
+    let accepted = findings.iter().find(|it| it["subject"] == "overflow-drops").expect("it is still reported");
     assert_eq!(accepted["accepted"], true);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_address_that_the_route_s_own_topics_cannot_bring_to_a_queue_is_a_danger() {
-    let (world, vhost) = (TestOutbox::new().await, Server::shared().vhost().await);
+async fn an_address_that_reaches_no_queue_is_a_danger() {
+    let (shop, vhost) = (TestOutbox::new().await, Server::shared().vhost().await);
     let unbound = |topic: &str| {
         let routes = format!("[[outboxes.shop.destinations.main.routes]]\ntopic = \"{topic}\"\n");
-        let file = world.carried_to(&[("main", &rabbit(&vhost))], &routes);
+        let file = shop.carried_to(&[("main", &rabbit(&vhost))], &routes);
         let (code, _, stderr) = relevo(&file, &["topology", "apply", "--yes"]);
         assert_eq!(code, 0, "{stderr}");
         let findings = objects(&relevo(&file, &["doctor", "-o", "json"]).1);
         let found = findings.into_iter().find(|finding| finding["subject"] == "route-unbound");
-        found.expect("it is looked at")["severity"].as_str().expect("a word").to_owned()
+        found.expect("it is checked")["severity"].as_str().expect("a word").to_owned()
     };
     assert_eq!(unbound("invoices.**"), "error", "only `orders.#` is bound");
     assert_eq!(unbound("orders.**"), "ok");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_broker_that_is_away_does_not_hide_what_was_made_at_another() {
-    let (world, vhost) = (TestOutbox::new().await, Server::shared().vhost().await);
+async fn an_unreachable_broker_does_not_hide_what_was_created_at_another() {
+    let (shop, vhost) = (TestOutbox::new().await, Server::shared().vhost().await);
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let away = format!("kind = \"nats\"\nurls = [\"nats://{}\"]\n", taken.local_addr().expect("an address"));
+    let down = format!("kind = \"nats\"\nurls = [\"nats://{}\"]\n", taken.local_addr().expect("an address"));
     drop(taken);
-    let file = world.carried_to(&[("away", &away), ("main", &rabbit(&vhost))], "");
+    let file = shop.carried_to(&[("down", &down), ("main", &rabbit(&vhost))], "");
     let (code, stdout, stderr) = relevo(&file, &["topology", "plan"]);
     assert!(code == 5 && stdout.contains("\nmissing    queue `billing`\n"), "{stdout}{stderr}");
     let (code, stdout, stderr) = relevo(&file, &["topology", "apply", "--yes"]);
     assert!(code == 5 && stdout.contains("\ncreated    queue `billing`\n"), "{stdout}{stderr}");
-    assert!(stderr.contains("error: outbox `shop`, destination `away`: "), "{stderr}");
+    assert!(stderr.contains("error: outbox `shop`, destination `down`: "), "{stderr}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn doctor_takes_the_configuration_that_the_environment_names_unless_a_database_is_named() {
-    let world = TestOutbox::new().await;
-    let file = world.carried_to(&[("side", "kind = \"embedded\"\npath = \"side.db\"")], "");
+    let shop = TestOutbox::new().await;
+    let file = shop.carried_to(&[("side", "kind = \"embedded\"\npath = \"side.db\"")], "");
     let doctor = |args: &[&str]| {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_relevo"));
         let output = command.arg("doctor").args(args).env("RELEVO_CONFIG", &file).output().expect("it runs");
         String::from_utf8(output.stdout).expect("it writes UTF-8")
     };
     assert!(doctor(&[]).starts_with("outbox `shop`:\n"));
-    let one = doctor(&["--database", &world.database.url()]);
+    let one = doctor(&["--database", &shop.database.url()]);
     assert!(one.contains(" checks: ") && !one.contains("outbox `shop`:"), "{one}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_broker_that_cannot_be_reached_is_exit_code_5_after_everything_else_was_told() {
-    let world = TestOutbox::new().await;
+async fn an_unreachable_broker_is_exit_code_5_after_all_other_output() {
+    let shop = TestOutbox::new().await;
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = taken.local_addr().expect("an address");
     drop(taken);
     let nats = format!("kind = \"nats\"\nurls = [\"nats://{address}\"]\n");
-    let file = world.carried_to(&[("main", &nats)], "");
+    let file = shop.carried_to(&[("main", &nats)], "");
     let (code, stdout, stderr) = relevo(&file, &["doctor"]);
     assert_eq!(code, 5, "{stdout}{stderr}");
     assert!(stdout.contains("outbox `shop`:\n"), "{stdout}");

@@ -1,4 +1,4 @@
-//! What the daemon tells a collector.
+//! The spans that the daemon exports to a collector.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ use crate::test_outbox::TestOutbox;
 
 const SAMPLED: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
-/// What came, as it came: names and attributes stand in OTLP as they are.
+/// Stores the received bytes. OTLP contains names and attributes as plain text.
 struct Collector {
     address: SocketAddr,
     came: Arc<Mutex<Vec<u8>>>,
@@ -29,7 +29,7 @@ impl Collector {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let (address, came) = (listener.local_addr().expect("an address"), Arc::<Mutex<Vec<u8>>>::default());
         let take = |State(came): State<Arc<Mutex<Vec<u8>>>>, body: Bytes| async move {
-            came.lock().expect("nobody panics with it").extend_from_slice(&body);
+            came.lock().expect("no thread panicked with it").extend_from_slice(&body);
         };
         let router = Router::new().route("/v1/traces", post(take)).with_state(Arc::clone(&came));
         let mut serving = JoinSet::new();
@@ -38,54 +38,56 @@ impl Collector {
     }
 
     fn count(&self, what: &str) -> usize {
-        let came = self.came.lock().expect("nobody panics with it");
+        let came = self.came.lock().expect("no thread panicked with it");
         came.windows(what.len()).filter(|part| *part == what.as_bytes()).count()
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_daemon_tells_of_sampled_messages_and_sends_the_last_spans_when_it_ends() {
+async fn the_daemon_exports_spans_of_sampled_messages_and_flushes_them_at_shutdown() {
     let collector = Collector::start().await;
-    let world = TestOutbox::new().await;
-    world.emit("orders", 100).await;
+    let shop = TestOutbox::new().await;
+    shop.emit("orders", 100).await;
     let headers = format!(r#"{{"traceparent": "{SAMPLED}"}}"#);
     let emit = format!("SELECT relevo.emit('traced', 'k', 'T', '{{}}', headers => '{headers}')");
-    world.run(&emit).await;
+    shop.run(&emit).await;
     let traces = format!("[traces]\nendpoint = \"http://{}\"\nsample = 0\n", collector.address);
-    let mut daemon = world.start(&traces);
+    let mut daemon = shop.start(&traces);
     assert_eq!(daemon.line("span export started")["sample"], "0");
     TestOutbox::delivered(&daemon, "shop", 101);
-    until("its spans were sent", || collector.count("settle traced") == 1);
+    until("its spans are exported", || collector.count("settle traced") == 1);
     assert_eq!((collector.count("send traced"), collector.count("send orders")), (1, 0));
     for part in ["messaging.system", "embedded", "relevo.destination", "main", "service.name"] {
         assert!(collector.count(part) > 0, "{part}");
     }
-    world.run(&emit).await;
+    shop.run(&emit).await;
     TestOutbox::delivered(&daemon, "shop", 102);
     daemon.stop();
     assert_eq!((collector.count("send traced"), collector.count("settle traced")), (2, 2), "{}", daemon.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_collector_that_is_away_stops_nothing_and_is_counted() {
-    // Nobody listens there any more.
+async fn an_unreachable_collector_stops_nothing_and_its_spans_are_counted() {
+    // No process listens at this address any more.
     let address = Collector::start().await.address;
-    let world = TestOutbox::new().await;
-    let mut daemon = world.start(&format!("[traces]\nendpoint = \"http://{address}\"\nsample = 1.0\n"));
-    world.emit("orders", 500).await;
+    let shop = TestOutbox::new().await;
+    let mut daemon = shop.start(&format!("[traces]\nendpoint = \"http://{address}\"\nsample = 1.0\n"));
+    shop.emit("orders", 500).await;
     TestOutbox::delivered(&daemon, "shop", 500);
     daemon.line("the collector does not accept spans, they are dropped");
-    until("they are counted", || daemon.metric("relevo_spans_dropped_total").is_some_and(|spans| spans > 0));
+    until("the dropped spans are counted", || {
+        daemon.metric("relevo_spans_dropped_total").is_some_and(|spans| spans > 0)
+    });
     assert_eq!(daemon.metric("relevo_spans_exported_total"), Some(0));
     daemon.stop();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_line_about_a_message_says_its_id_and_its_trace() {
-    let world = TestOutbox::new().await;
+async fn a_log_line_about_a_message_has_its_id_and_trace() {
+    let shop = TestOutbox::new().await;
     let headers = format!(r#"{{"traceparent": "{SAMPLED}"}}"#);
     let big = format!("SELECT relevo.emit('traced', 'k', 'T', to_jsonb(repeat('x', 5000)), headers => '{headers}')");
-    world.run(&big).await;
+    shop.run(&big).await;
     let stream = unique("shop");
     let broker = format!(
         "kind = \"nats\"\nurls = [\"{}\"]\ntopology_on_start = \"apply\"\nmessage_size_max = \"2000B\"\n\
@@ -93,7 +95,7 @@ async fn a_line_about_a_message_says_its_id_and_its_trace() {
         Server::shared(NatsVersion::V2_15).url()
     );
     let route = format!("[[outboxes.shop.destinations.main.routes]]\naddress = \"{stream}.{{topic}}\"\n");
-    let mut daemon = Daemon::start(&world.carried_to(&[("main", &broker)], &route), &[]);
+    let mut daemon = Daemon::start(&shop.carried_to(&[("main", &broker)], &route), &[]);
     let line = daemon.line("message dead-lettered");
     assert_eq!(line["trace_id"], "4bf92f3577b34da6a3ce929d0e0e4736");
     assert!(line["message_id"].as_str().is_some_and(|id| id.len() == 36), "{line}");

@@ -1,4 +1,4 @@
-//! One outbox to both brokers at once, one of them dead for a while.
+//! One outbox with two brokers, one of which stops for a while.
 
 use relevo_testkit::NatsVersion;
 use relevo_testkit::nats::{self, Server, unique};
@@ -12,8 +12,8 @@ use crate::test_outbox::TestOutbox;
 const RABBIT: &str = "{service=\"relevo\",outbox=\"shop\",destination=\"rabbit\"";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_living_keeps_its_pace_and_the_dead_catches_up_in_order() {
-    let (world, rabbit, nats) = (TestOutbox::new().await, Private::start().await, Server::shared(NatsVersion::V2_15));
+async fn one_broker_keeps_its_rate_and_the_stopped_one_catches_up_in_order() {
+    let (shop, rabbit, nats) = (TestOutbox::new().await, Private::start().await, Server::shared(NatsVersion::V2_15));
     let stream = unique("shop");
     let queue =
         format!("kind = \"rabbitmq\"\nurls = [\"{}\"]\n[BROKER.queues.orders]\nretry_delays = []\n", rabbit.amqp_url());
@@ -25,7 +25,7 @@ async fn the_living_keeps_its_pace_and_the_dead_catches_up_in_order() {
         "[[outboxes.shop.destinations.rabbit.routes]]\naddress = \"orders\"\n\
          [[outboxes.shop.destinations.stream.routes]]\naddress = \"{stream}.{{topic}}\"\n[relay]\noutage_backoff_max = \"500ms\"\n"
     );
-    let file = world.carried_to(&[("rabbit", &queue), ("stream", &subjects)], &routes);
+    let file = shop.carried_to(&[("rabbit", &queue), ("stream", &subjects)], &routes);
     let (code, made, stderr) = relevo(&file, &["topology", "apply", "--yes"]);
     assert_eq!(code, 0, "{made}{stderr}");
     // A quorum queue that is killed within its first second or so comes back without what it confirmed, and confirms
@@ -33,17 +33,17 @@ async fn the_living_keeps_its_pace_and_the_dead_catches_up_in_order() {
     rabbit.stop().await;
     rabbit.start_again().await;
     let mut daemon = Daemon::start(&file, &[]);
-    world.emit_numbers("orders", 1..=500).await;
+    shop.emit_numbers("orders", 1..=500).await;
     TestOutbox::taken(&daemon, "rabbit", 500);
     TestOutbox::taken(&daemon, "stream", 500);
     rabbit.kill9().await;
     for hundred in 5..15 {
-        world.emit_numbers("orders", hundred * 100 + 1..=(hundred + 1) * 100).await;
+        shop.emit_numbers("orders", hundred * 100 + 1..=(hundred + 1) * 100).await;
     }
     TestOutbox::taken(&daemon, "stream", 1500);
     let metric = |name: &str| daemon.metric(&format!("{name}{RABBIT}"));
-    until("it is known to be away", || metric("outbox_broker_up") == Some(0));
-    until("it says for how long", || metric("outbox_broker_down_seconds") >= Some(1));
+    until("the broker is reported as down", || metric("outbox_broker_up") == Some(0));
+    until("the outage lasts a second", || metric("outbox_broker_down_seconds") >= Some(1));
     assert_eq!(daemon.metric(&format!("outbox_broker_up{}", RABBIT.replace("rabbit", "stream"))), Some(1));
     let outages = daemon.metric(&format!("outbox_publish_failures_total{RABBIT},class=\"outage\"")).unwrap_or(0);
     assert!(outages > 0, "{outages}");
@@ -58,8 +58,8 @@ async fn the_living_keeps_its_pace_and_the_dead_catches_up_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_that_has_nothing_to_send_notices_that_its_broker_is_gone_and_is_back() {
-    let (world, rabbit) = (TestOutbox::new().await, Private::start().await);
+async fn an_idle_relay_detects_that_its_broker_stopped_and_returned() {
+    let (shop, rabbit) = (TestOutbox::new().await, Private::start().await);
     let stream = nats::Private::start(NatsVersion::V2_15, nats::Settings::new()).await;
     let queue = format!(
         "kind = \"rabbitmq\"\nurls = [\"{}\"]\ntopology_on_start = \"apply\"\n[BROKER.queues.orders]\nretry_delays = []\n",
@@ -71,26 +71,26 @@ async fn a_relay_that_has_nothing_to_send_notices_that_its_broker_is_gone_and_is
     );
     let routes = "[[outboxes.shop.destinations.rabbit.routes]]\naddress = \"orders\"\n\
                   [[outboxes.shop.destinations.stream.routes]]\naddress = \"shop.{topic}\"\n";
-    let mut daemon = Daemon::start(&world.carried_to(&[("rabbit", &queue), ("stream", &subjects)], routes), &[]);
+    let mut daemon = Daemon::start(&shop.carried_to(&[("rabbit", &queue), ("stream", &subjects)], routes), &[]);
     daemon.ready();
     let up = |destination: &str| daemon.metric(&format!("outbox_broker_up{}", RABBIT.replace("rabbit", destination)));
-    until("both are there", || up("rabbit") == Some(1) && up("stream") == Some(1));
+    until("both brokers are up", || up("rabbit") == Some(1) && up("stream") == Some(1));
     rabbit.stop().await;
-    until("one is gone", || up("rabbit") == Some(0));
+    until("one broker is down", || up("rabbit") == Some(0));
     assert_eq!(up("stream"), Some(1));
-    let away = format!("outbox_broker_down_seconds{RABBIT}");
-    until("it says for how long", || daemon.metric(&away) >= Some(1));
+    let down_seconds = format!("outbox_broker_down_seconds{RABBIT}");
+    until("the outage lasts a second", || daemon.metric(&down_seconds) >= Some(1));
     stream.stop().await;
-    until("so is the other", || up("stream") == Some(0));
+    until("the other broker is down too", || up("stream") == Some(0));
     assert!(daemon.get("/readyz").1.contains(", the broker is unreachable"), "{:?}", daemon.get("/readyz"));
     rabbit.start_again().await;
     stream.start_again().await;
-    until("both are back", || up("rabbit") == Some(1) && up("stream") == Some(1));
-    assert_eq!(daemon.metric(&away), Some(0));
+    until("both brokers are up again", || up("rabbit") == Some(1) && up("stream") == Some(1));
+    assert_eq!(daemon.metric(&down_seconds), Some(0));
     assert_eq!(
         daemon.metric(&format!("outbox_publish_attempts_total{RABBIT}")),
         Some(0),
-        "nothing was sent to find out"
+        "no message was published for the check"
     );
     daemon.stop();
 }

@@ -19,7 +19,7 @@ async fn inbox(file: &File, consumer: &str, keeping: InboxRetention) -> Inbox {
     Inbox::open(&Config::new(file.path()), consumer, keeping).await.expect("a migrated file")
 }
 
-async fn stage(name: &str) -> (File, Inbox) {
+async fn fixture(name: &str) -> (File, Inbox) {
     let file = File::with_destination(name);
     let inbox = inbox(&file, "billing", InboxRetention::default()).await;
     (file, inbox)
@@ -27,50 +27,50 @@ async fn stage(name: &str) -> (File, Inbox) {
 
 #[tokio::test]
 async fn consumers_are_listed_and_shown() {
-    let (file, inbox) = stage("consumers").await;
+    let (file, inbox) = fixture("consumers").await;
     cases::consumers_are_listed_and_shown(&file, &inbox).await;
 }
 
 #[tokio::test]
 async fn orders_reach_the_members() {
-    let (file, inbox) = stage("orders").await;
+    let (file, inbox) = fixture("orders").await;
     cases::orders_reach_the_members(&file, &inbox).await;
 }
 
 #[tokio::test]
 async fn a_removed_consumer_keeps_its_inbox() {
-    let (file, inbox) = stage("forget").await;
+    let (file, inbox) = fixture("forget").await;
     cases::a_removed_consumer_keeps_its_inbox(&file, &inbox).await;
 }
 
 #[tokio::test]
 async fn dead_letters_are_shown_as_they_came() {
-    let (file, inbox) = stage("dead").await;
+    let (file, inbox) = fixture("dead").await;
     cases::dead_letters_are_shown_as_they_came(&file, &inbox).await;
 }
 
 #[tokio::test]
 async fn a_redrive_happens_once_and_what_fails_again_is_seen() {
-    let (file, inbox) = stage("redrive").await;
+    let (file, inbox) = fixture("redrive").await;
     cases::a_redrive_happens_once_and_what_fails_again_is_seen(&file, &inbox).await;
 }
 
 #[tokio::test]
 async fn a_discarded_dead_letter_lets_its_key_continue() {
-    let (file, inbox) = stage("archive").await;
+    let (file, inbox) = fixture("archive").await;
     cases::a_discarded_dead_letter_lets_its_key_continue(&file, &inbox).await;
 }
 
 #[tokio::test]
 async fn with_several_consumers_one_is_chosen() {
-    let (file, billing) = stage("several").await;
+    let (file, billing) = fixture("several").await;
     let shipping = inbox(&file, "shipping", InboxRetention::default()).await;
     cases::with_several_consumers_one_is_chosen(&file, &billing, &shipping).await;
 }
 
 #[tokio::test]
 async fn a_trace_follows_a_message() {
-    let (file, billing) = stage("trace").await;
+    let (file, billing) = fixture("trace").await;
     let shipping = inbox(&file, "shipping", InboxRetention::default()).await;
     cases::a_trace_follows_a_message(&file, &billing, &shipping).await;
 }
@@ -90,7 +90,7 @@ async fn the_doctor_compares_the_inboxes_of_other_databases_with_a_whole_configu
     let brief =
         inbox(&shipping, "shipping", InboxRetention { done: Duration::from_hours(1), ..InboxRetention::default() })
             .await;
-    super::scene::member(&brief).await;
+    super::fixture::member(&brief).await;
     brief.prune(10).await.expect("it prunes");
     let config = shop.0.join("relevo.toml");
     let broker = shop.0.join("broker.db");
@@ -109,6 +109,6 @@ async fn the_doctor_compares_the_inboxes_of_other_databases_with_a_whole_configu
     assert_eq!((found.len(), found[0]["severity"].as_str()), (1, Some("warning")), "{findings}");
     assert_eq!(found[0]["inbox"], shipping.path().display().to_string());
     assert!(found[0]["observed"].as_str().expect("a sentence").contains("(outbox `shop`)"), "{}", found[0]);
-    let (_, told, _) = shop.run(&["doctor", "-c", config.to_str().expect("UTF-8"), "--inbox", &url]);
-    assert!(told.contains(&format!("inboxes at {}:\n", shipping.path().display())), "{told}");
+    let (_, report, _) = shop.run(&["doctor", "-c", config.to_str().expect("UTF-8"), "--inbox", &url]);
+    assert!(report.contains(&format!("inboxes at {}:\n", shipping.path().display())), "{report}");
 }

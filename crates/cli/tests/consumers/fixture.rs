@@ -1,4 +1,4 @@
-//! What consumers left in a database, entered through the port as their members do it.
+//! Writes the data of a consumer through the inbox port, as its members do.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,14 +14,14 @@ use relevo_core::{AfterDead, Draft, wire};
 
 /// Long enough for any test.
 const LASTS: Duration = Duration::from_mins(10);
-/// A little more than three hours, so that it is still told as three.
+/// A little more than three hours, so that output still rounds it to three.
 pub(crate) const LATER: Duration = Duration::from_mins(185);
 
 pub(crate) fn id(number: u64) -> MessageId {
     MessageId::v7(number, [7; 10])
 }
 
-/// A message of ours, as a broker delivers it.
+/// A message as a broker delivers it.
 pub(crate) fn arrival(id: MessageId, key: &str, payload: &'static str) -> InboxMessage {
     let headers = Headers::from([("correlation-id".to_owned(), "c-1".to_owned())]);
     let draft = Draft { headers, ..Draft::json("orders", key, "OrderPlaced", payload) };
@@ -39,7 +39,7 @@ pub(crate) fn arrival(id: MessageId, key: &str, payload: &'static str) -> InboxM
     }
 }
 
-/// What is no message of ours: bytes that are no text, in a header too.
+/// A message that is not a CloudEvent: payload and one header are not UTF-8.
 pub(crate) fn garbage(id: MessageId) -> InboxMessage {
     let headers = vec![("x-origin".to_owned(), vec![0xff, b'a'].into()), ("note".to_owned(), "old".into())];
     InboxMessage {
@@ -61,23 +61,23 @@ fn beat() -> Heartbeat {
     }
 }
 
-/// A heartbeat of the one member; tells it what was ordered.
-pub(crate) async fn hears(inbox: &impl Inbox) -> HeartbeatReply {
+/// Sends a heartbeat of the one member, and returns the reply.
+pub(crate) async fn heartbeat(inbox: &impl Inbox) -> HeartbeatReply {
     inbox.heartbeat(&beat()).await.expect("a heartbeat is taken")
 }
 
 /// One member with one lane, whose breaker is open.
 pub(crate) async fn member(inbox: &impl Inbox) {
-    hears(inbox).await;
+    heartbeat(inbox).await;
     let lane = Lane::new("orders.0");
     inbox.acquire_lanes(beat().owner, std::slice::from_ref(&lane)).await.expect("it is free");
     let breakers = vec![(lane.clone(), "503 from the post".to_owned())];
-    let told = Heartbeat { settled_offsets: vec![(lane, Some(41))], breakers, ..beat() };
-    inbox.heartbeat(&told).await.expect("a heartbeat is taken");
+    let update = Heartbeat { settled_offsets: vec![(lane, Some(41))], breakers, ..beat() };
+    inbox.heartbeat(&update).await.expect("a heartbeat is taken");
 }
 
-/// The one member ends in good order.
-pub(crate) async fn leaves(inbox: &impl Inbox) {
+/// The one member leaves.
+pub(crate) async fn leave(inbox: &impl Inbox) {
     inbox.leave(beat().owner).await.expect("it may always leave");
 }
 
@@ -86,7 +86,7 @@ pub(crate) async fn handle(inbox: &impl Inbox, arrival: &InboxMessage) -> EnterO
     let BeginOutcome::Open(transaction, entered) =
         inbox.begin(std::slice::from_ref(arrival), Fence::Live { lane: None }).await.expect("it can be begun")
     else {
-        panic!("nobody is in the way")
+        panic!("no other member holds it")
     };
     inbox.commit(transaction, &[]).await.expect("it commits");
     entered[0]
@@ -102,12 +102,12 @@ pub(crate) async fn set_back(
     let backtrace = (class == "panic").then(|| "0: ship::pack\n1: ship::\u{1b}run".to_owned());
     let setback = InboxFailure { action: stop, attempts: 3, class, error: error.to_owned(), backtrace };
     assert_eq!(
-        inbox.record_failure(arrival, Fence::Live { lane: None }, &setback).await.expect("it is kept"),
+        inbox.record_failure(arrival, Fence::Live { lane: None }, &setback).await.expect("it is recorded"),
         RecordOutcome::Recorded
     );
 }
 
-/// Fails whatever is due once more, for good.
+/// The message that is due fails again and becomes a dead letter.
 pub(crate) async fn fail_again(inbox: &impl Inbox) {
     let due = inbox.claim_due(10, 10, LASTS).await.expect("queues are claimed").remove(0);
     let setback = InboxFailure {
@@ -117,18 +117,18 @@ pub(crate) async fn fail_again(inbox: &impl Inbox) {
         error: "still no such street".to_owned(),
         backtrace: None,
     };
-    let kept = inbox
+    let outcome = inbox
         .record_failure(
             &due.messages[0].message,
             Fence::Queue { claim: &due.claim, ordinal: due.messages[0].ordinal },
             &setback,
         )
         .await
-        .expect("it is kept");
-    assert_eq!(kept, RecordOutcome::Recorded);
+        .expect("it is recorded");
+    assert_eq!(outcome, RecordOutcome::Recorded);
 }
 
-/// A consumer with a bit of everything: 1 is handled, 2 is tried again, 3 and 4 are dead.
+/// A consumer whose message 1 is handled, 2 waits for a retry, 3 and 4 are dead letters.
 pub(crate) async fn billing(inbox: &impl Inbox) {
     member(inbox).await;
     handle(inbox, &arrival(id(1), "o-1", "{}")).await;
