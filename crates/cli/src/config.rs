@@ -18,7 +18,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use command::Command;
-pub(crate) use load::{FILE, Loaded, Problems, Sources, told, warn};
+pub(crate) use load::{FILE, Loaded, Problems, Sources, report_problems, warn};
 pub(crate) use process::{Admin, Log};
 pub(crate) use relevo_config::is_name;
 pub(crate) use relevo_host::DestinationConfig as Destination;

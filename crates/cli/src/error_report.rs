@@ -9,7 +9,7 @@ pub(crate) fn print_stderr(line: &str) {
     writeln!(io::stderr(), "{line}").ok();
 }
 
-/// Whether the reader of stdout went away.
+/// Whether the reader of stdout closed it.
 pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }

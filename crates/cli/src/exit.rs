@@ -33,7 +33,7 @@ impl From<ExitStatus> for ExitCode {
 }
 
 impl ExitStatus {
-    /// The code of an error: what its chain says first.
+    /// The code of an error: the first one in its chain.
     pub(crate) fn of(error: &anyhow::Error) -> Self {
         error.chain().find_map(of_cause).unwrap_or(Self::Failure)
     }
@@ -112,12 +112,12 @@ mod tests {
 
     #[test]
     fn an_error_has_the_code_of_its_cause() {
-        let gone = StoreError::Unavailable(Box::from("connection refused"));
+        let unavailable = StoreError::Unavailable(Box::from("connection refused"));
         for (error, code) in [
             (anyhow!("anything"), ExitStatus::Failure),
             (usage("no").context("here"), ExitStatus::Usage),
             (not_found("no").context("here"), ExitStatus::NotFound),
-            (anyhow::Error::from(gone).context("cannot open"), ExitStatus::Unreachable),
+            (anyhow::Error::from(unavailable).context("cannot open"), ExitStatus::Unreachable),
             (sqlx::Error::Io(std::io::ErrorKind::ConnectionRefused.into()).into(), ExitStatus::Unreachable),
             (StoreError::Refused { reason: "switched off".to_owned() }.into(), ExitStatus::Failure),
         ] {

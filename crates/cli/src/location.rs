@@ -81,7 +81,7 @@ impl OutboxArgs {
 
     /// The outbox of the configuration file.
     fn configured(&self) -> Result<OutboxLocation> {
-        let Loaded { config, file, .. } = config::told(self.config.load())?;
+        let Loaded { config, file, .. } = config::report_problems(self.config.load())?;
         let names: Vec<String> = config.outboxes.iter().map(|outbox| outbox.name.clone()).collect();
         let mut outboxes = config.outboxes.into_iter();
         let outbox = match &self.outbox {

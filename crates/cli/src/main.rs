@@ -1,4 +1,4 @@
-//! The binary `relevo`: an embedded demo, and the commands that set an outbox up, look at it and mend it.
+//! The binary `relevo`: an embedded demo, and the commands that set up, inspect and repair an outbox.
 //!
 //! Exit codes are in `exit.rs`. Output has no colours, so that `NO_COLOR` holds.
 
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
     let command = Cli::parse().command.unwrap_or_else(|| Command::Dev(args::Dev::default()));
     match run(command) {
         Ok(code) => code.into(),
-        // Whoever read the output has seen enough, as with `relevo dev | head`.
+        // The reader of the output closed the pipe, as in `relevo dev | head`.
         Err(error) if error_report::is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             error_report::print_stderr(&error_report::ErrorReport::of(&error).to_string());
@@ -46,9 +46,9 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> anyhow::Result<ExitStatus> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    // The demo provokes failures on purpose and shows them itself: there, nothing is logged. The daemon is told how.
+    // The demo provokes failures and shows them itself, so it logs nothing. The daemon configures its own log.
     if !matches!(command, Command::Dev(_) | Command::Run(_)) {
-        // A statement that waits for a lock either passes, or its error says so.
+        // A statement that waits for a lock succeeds or returns an error, so a warning adds nothing.
         let log = Targets::new().with_default(Level::WARN).with_target("sqlx::query", Level::ERROR);
         let log = relevo_host::logging::without_noisy_targets(&log);
         let lines = tracing_subscriber::fmt::layer().without_time().with_ansi(false).with_writer(std::io::stderr);

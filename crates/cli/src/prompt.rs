@@ -6,17 +6,17 @@ use anyhow::{Result, bail};
 
 use crate::args::ConfirmArg;
 
-/// Asks, unless `--yes` confirmed in advance. Any answer but yes, or the end of the input, is an error.
+/// Requires a confirmation, unless `--yes` gave it. Any answer but yes, or the end of the input, is an error.
 pub(crate) fn confirm(yes: ConfirmArg, question: &str) -> Result<()> {
     if yes.yes { Ok(()) } else { ask(question, &mut io::stdin().lock(), &mut io::stderr()) }
 }
 
-fn ask(question: &str, answers: &mut impl BufRead, asked: &mut impl Write) -> Result<()> {
-    write!(asked, "{question} [y/N] ")?;
-    asked.flush()?;
+fn ask(question: &str, answers: &mut impl BufRead, prompt: &mut impl Write) -> Result<()> {
+    write!(prompt, "{question} [y/N] ")?;
+    prompt.flush()?;
     let mut answer = String::new();
     if answers.read_line(&mut answer)? == 0 {
-        writeln!(asked)?;
+        writeln!(prompt)?;
         bail!("no answer, nothing was changed; hint: `--yes` confirms in advance");
     }
     match answer.trim().to_ascii_lowercase().as_str() {

@@ -24,7 +24,7 @@ pub(crate) struct Run {
 pub(crate) async fn run(Run { sources }: Run) -> Result<()> {
     // From here on a signal does not end the process.
     let signals = Signals::new()?;
-    let loaded = config::told(sources.load())?;
+    let loaded = config::report_problems(sources.load())?;
     logging::start(&loaded.config.log.level, loaded.config.log.format)?;
     let host = Host::start(host_config(&loaded.config)).await?;
     warn_of(&loaded.warnings);

@@ -11,7 +11,7 @@ const STANDING_FOR: [(&str, &str); 1] = [("ID", "019d3c4e-55aa-7c3e-9a41-0242ac1
 
 fn pages() -> Vec<PathBuf> {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
-    let entries = std::fs::read_dir(docs.join("runbooks")).expect("the runbooks are there");
+    let entries = std::fs::read_dir(docs.join("runbooks")).expect("the runbooks exist");
     let runbooks = entries.map(|entry| entry.expect("it can be read").path());
     let of_ticketflow = docs.join("../systems/ticketflow/docs/rabbitmq-topology.md");
     runbooks.chain([docs.join("how-to/alerts.md"), of_ticketflow]).collect()
@@ -20,7 +20,7 @@ fn pages() -> Vec<PathBuf> {
 /// The commands on a page: lines of code blocks, and words in backticks.
 fn commands(page: &str) -> Vec<String> {
     let (mut found, mut in_code) = (Vec::new(), false);
-    // A word in backticks may go on in the next line.
+    // A command in backticks may continue on the next line.
     let mut prose = String::new();
     for line in page.lines() {
         let line = line.trim();
@@ -75,9 +75,9 @@ fn every_command_of_a_runbook_can_be_typed() {
 
 #[test]
 fn a_command_that_does_not_exist_is_found() {
-    let page = "Type `relevo nonsense`.\n```sh\nrelevo why KEY # says why\nls\n```\nor `relevo dead\nshow ID` then";
+    let page = "Type `relevo nonsense`.\n```sh\nrelevo why KEY # explains it\nls\n```\nor `relevo dead\nshow ID` then";
     let found = commands(page);
-    assert_eq!(found, ["relevo why KEY # says why", "relevo nonsense", "relevo dead show ID"]);
+    assert_eq!(found, ["relevo why KEY # explains it", "relevo nonsense", "relevo dead show ID"]);
     let is_there: Vec<bool> = found.iter().map(|command| Cli::try_parse_from(words(command)).is_ok()).collect();
     assert_eq!(is_there, [true, false, true]);
 }

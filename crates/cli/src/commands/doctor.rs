@@ -96,7 +96,7 @@ fn inboxes_at(url: &str) -> Result<Examined> {
 
 /// Every outbox and every broker of a configuration; also the last of what could not be looked at, the others being told.
 async fn configured(sources: &Sources) -> Result<(Vec<Examined>, Option<anyhow::Error>)> {
-    let Loaded { config, warnings, .. } = config::told(sources.load())?;
+    let Loaded { config, warnings, .. } = config::report_problems(sources.load())?;
     config::warn(&warnings);
     let (mut all, mut unseen) = (Vec::new(), Vec::new());
     for outbox in &config.outboxes {

@@ -126,7 +126,7 @@ async fn apply(args: &Apply) -> Result<ExitStatus> {
 
 /// Every broker that can be looked at, and what went wrong with the others.
 async fn look(which: &Which) -> Result<(Vec<Looked>, Vec<anyhow::Error>)> {
-    let Loaded { config, warnings, .. } = config::told(which.sources.load())?;
+    let Loaded { config, warnings, .. } = config::report_problems(which.sources.load())?;
     config::warn(&warnings);
     let wanted = |name: &str, wanted: &Option<String>| wanted.as_ref().is_none_or(|wanted| wanted == name);
     let (mut all, mut unseen, mut found) = (Vec::new(), Vec::new(), false);

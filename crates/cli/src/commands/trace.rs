@@ -229,13 +229,13 @@ impl MessageTrace {
 
 fn sent_row(name: &str, shown: &MessageDetails, now: Timestamp) -> Vec<String> {
     let listed = &shown.summary;
-    let told = |at: Option<Timestamp>| at.map_or_else(|| "-".to_owned(), |at| time::with_age(at, now));
+    let optional = |at: Option<Timestamp>| at.map_or_else(|| "-".to_owned(), |at| time::with_age(at, now));
     vec![
         name.to_owned(),
         listed.status.as_str().to_owned(),
-        told(listed.published_at),
+        optional(listed.published_at),
         listed.attempts.to_string(),
-        told(listed.next_attempt_at),
+        optional(listed.next_attempt_at),
         listed.last_error.clone().unwrap_or_default(),
     ]
 }

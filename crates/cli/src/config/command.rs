@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use relevo_config::{Origin, Problem, Setting};
 use serde_json::{Value, json};
 
-use super::{Loaded, Problems, Sources, schema, told, warn};
+use super::{Loaded, Problems, Sources, report_problems, schema, warn};
 use crate::error_report::print_stderr;
 use crate::exit::ExitStatus;
 
@@ -52,7 +52,7 @@ impl Command {
             Self::Schema => writeln!(io::stdout(), "{:#}", schema::for_editors())?,
             Self::Example => io::stdout().write_all(schema::example().as_bytes())?,
             Self::Show(args) => {
-                let loaded = told(args.sources.load())?;
+                let loaded = report_problems(args.sources.load())?;
                 warn(&loaded.warnings);
                 if args.json {
                     writeln!(io::stdout(), "{}", settings_json(&loaded))?;
@@ -73,7 +73,7 @@ impl CheckArgs {
             writeln!(io::stdout(), "{}", result_json(&self.sources, &result))?;
             return Ok(code);
         }
-        let loaded = told(result)?;
+        let loaded = report_problems(result)?;
         warn(&loaded.warnings);
         let (outboxes, destinations) = loaded.config.counts();
         let outboxes = count(outboxes, "outbox", "outboxes");

@@ -157,7 +157,7 @@ pub(crate) fn warn(warnings: &[Problem]) {
 }
 
 /// Prints all problems but one, which becomes the error.
-pub(crate) fn told<T>(result: Result<T, Problems>) -> Result<T> {
+pub(crate) fn report_problems<T>(result: Result<T, Problems>) -> Result<T> {
     result.map_err(|problems| {
         warn(&problems.warnings);
         let count = problems.len();

@@ -1,4 +1,4 @@
-//! Times as people type and read them.
+//! Times as operators type and read them.
 
 use std::time::Duration;
 
@@ -7,17 +7,17 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::exit::usage;
 
-/// A time in UTC and how long ago it was, or how far away it is.
+/// A time in UTC and how long ago it was, or how far in the future it is.
 pub(crate) fn with_age(at: Timestamp, now: Timestamp) -> String {
     format!("{} ({})", utc(at), age(at, now))
 }
 
-/// RFC 3339 in UTC, to the second: enough for people.
+/// RFC 3339 in UTC, to the second.
 pub(crate) fn utc(at: Timestamp) -> String {
     format!("{at:.0}")
 }
 
-/// How long ago, or how far away.
+/// How long ago, or how far in the future.
 pub(crate) fn age(at: Timestamp, now: Timestamp) -> String {
     let apart = at.duration_until(now);
     if apart.abs() < SignedDuration::from_secs(1) {
@@ -45,12 +45,12 @@ pub(crate) fn past(text: &str) -> Result<Timestamp, String> {
     when(text, |now, duration| now - duration)
 }
 
-/// A time ahead: RFC 3339, or how far away, as `10m`.
+/// A time in the future: RFC 3339, or a duration from now, as `10m`.
 pub(crate) fn ahead(text: &str) -> Result<Timestamp, String> {
     when(text, |now, duration| now + duration)
 }
 
-/// A range that ends before it begins holds nothing, which nobody means.
+/// Rejects a range that ends before it begins.
 pub(crate) fn in_order(since: Option<Timestamp>, until: Option<Timestamp>) -> Result<()> {
     match (since, until) {
         (Some(since), Some(until)) if since > until => Err(usage(format!(
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_told_with_their_distance() {
+    fn times_are_printed_with_their_age() {
         let now: Timestamp = "2026-01-31T12:00:00Z".parse().unwrap();
         let at = |text: &str| with_age(text.parse().unwrap(), now);
         assert_eq!(at("2026-01-31T11:57:00.75Z"), "2026-01-31T11:57:00Z (2 min ago)");
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_is_typed_exactly_or_as_a_distance() {
+    fn a_time_is_a_timestamp_or_a_duration() {
         assert_eq!(past("2026-01-31T12:00:00Z"), Ok("2026-01-31T12:00:00Z".parse().unwrap()));
         assert!(past("10m").unwrap() < Timestamp::now());
         assert!(ahead("10m").unwrap() > Timestamp::now());

@@ -62,7 +62,7 @@ fn needs_restart(old: &Loaded, new: &Loaded) -> BTreeSet<String> {
     let (before, after): (BTreeSet<_>, BTreeSet<_>) =
         (values(old).into_iter().collect(), values(new).into_iter().collect());
     let mut keys: BTreeSet<String> = before.symmetric_difference(&after).map(|(key, _)| key.clone()).collect();
-    // What a secret's file or variable holds is not among the settings, and a secret looks like any other there.
+    // Settings show all secrets alike, without their values or the contents of their files and variables.
     for outbox in &old.config.outboxes {
         let same = new.config.outboxes.iter().find(|it| it.name == outbox.name);
         let Some(new) = same else { continue };
@@ -72,7 +72,7 @@ fn needs_restart(old: &Loaded, new: &Loaded) -> BTreeSet<String> {
         for destination in &outbox.destinations {
             let same = new.destinations.iter().find(|it| it.name == destination.name);
             let at = format!("outboxes.{}.destinations.{}.broker", outbox.name, destination.name);
-            // A key that is named already says more.
+            // A key below it that is already listed is more precise.
             let named = keys.iter().any(|key| key.starts_with(&at));
             if !named && same.is_some_and(|new| !new.broker.adapter.is_same_broker(&*destination.broker.adapter)) {
                 keys.insert(at);

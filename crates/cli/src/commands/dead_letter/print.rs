@@ -1,5 +1,5 @@
-//! A dead letter for people and programs. A consumer's dead letter is shown as it was received: it may be no message of
-//! this project.
+//! A dead letter for people and programs. A consumer's dead letter is shown as it was received: it may be a foreign
+//! message.
 
 use std::io::{self, Write};
 

@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn an_invalid_line_is_explained() {
-        for (line, told) in [
+        for (line, expected) in [
             ("{", "not JSON"),
             ("[]", "not an object"),
             (r#"{"topic":"t","key":"k","type":"T"}"#, "one of `payload`"),
@@ -245,7 +245,7 @@ mod tests {
             (r#"{"topic":1,"key":"k","type":"T","payload":1}"#, "`topic` is not text"),
         ] {
             let error = draft(line).unwrap_err();
-            assert!(error.contains(told), "{line}: {error}");
+            assert!(error.contains(expected), "{line}: {error}");
         }
     }
 }

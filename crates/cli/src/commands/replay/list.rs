@@ -107,9 +107,9 @@ pub(super) async fn stop(args: &ReplayRef) -> Result<ExitStatus> {
     }
     let (name, number) = (&args.consumer, args.number);
     if stopped {
-        let taken = count(before.enqueued.saturating_sub(replay.enqueued), "message");
+        let removed = count(before.enqueued.saturating_sub(replay.enqueued), "message");
         print_stderr(&format!(
-            "replay {number} of consumer `{name}` is stopped, {taken} removed from the retry queues\n\
+            "replay {number} of consumer `{name}` is stopped, {removed} removed from the retry queues\n\
              hint: `relevo replay resume {name} {number}` continues with them"
         ));
     } else {

@@ -265,14 +265,14 @@ impl ReplayPreview {
 
 fn row(logged: &LogMessage, now: Timestamp) -> Vec<String> {
     let message = logged.raw.decode().ok().map(|received| received.message);
-    let told = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    let optional = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     vec![
         logged.number.to_string(),
         time::with_age(logged.at, now),
         logged.address.to_string(),
-        told(message.as_ref().map(|message| message.key.to_string())),
-        told(message.as_ref().map(|message| message.kind.to_string())),
-        told(message.as_ref().map(|message| message.id.to_string())),
+        optional(message.as_ref().map(|message| message.key.to_string())),
+        optional(message.as_ref().map(|message| message.kind.to_string())),
+        optional(message.as_ref().map(|message| message.id.to_string())),
     ]
 }
 

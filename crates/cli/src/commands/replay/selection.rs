@@ -26,16 +26,16 @@ pub(super) enum KeyOrder {
     None,
 }
 
-/// What a replay reads, and how its consumer sees it.
+/// What a replay reads, and how its consumer interprets it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Selection {
     pub(super) source: SourceKind,
-    /// Outbox and destination of the configuration, which say routes and broker; none if no configuration was read.
+    /// Outbox and destination that define routes and broker. `None` if no configuration was read.
     pub(super) at: Option<(String, String)>,
     /// The group of the broker whose addresses and lanes are read.
     pub(super) group: Option<String>,
     pub(super) order: KeyOrder,
-    /// Headers of messages that are not ours, which hold their id and their key.
+    /// Headers with the id and the key of foreign messages.
     pub(super) id_header: Option<String>,
     pub(super) key_header: Option<String>,
     pub(super) filter: ReplayFilter,
@@ -169,8 +169,8 @@ mod tests {
 
     #[test]
     fn it_is_described_in_words() {
-        let told = "the broker of destination `main`, group `billing`, type `OrderPlaced`, since 2026-01-31T12:00:00Z, \
+        let expected = "the broker of destination `main`, group `billing`, type `OrderPlaced`, since 2026-01-31T12:00:00Z, \
                     from number 7, to number 18446744073709551615";
-        assert_eq!(selection().described(), told);
+        assert_eq!(selection().described(), expected);
     }
 }

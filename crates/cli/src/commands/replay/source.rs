@@ -38,7 +38,7 @@ pub(super) fn find(
     outbox: Option<&str>,
     destination: Option<&str>,
 ) -> Result<(String, String, Destination)> {
-    let Loaded { config, warnings, .. } = config::told(sources.load())?;
+    let Loaded { config, warnings, .. } = config::report_problems(sources.load())?;
     config::warn(&warnings);
     let is = |wanted: Option<&str>, has: &str| wanted.is_none_or(|wanted| wanted == has);
     let mut fitting: Vec<(String, String, Destination)> = config
@@ -65,9 +65,9 @@ pub(super) fn find(
 pub(super) fn failed(error: ReplaySourceError) -> anyhow::Error {
     match error {
         ReplaySourceError::Unreachable(cause) => {
-            let told = anyhow!(cause).context("the log cannot be reached");
+            let error = anyhow!(cause).context("the log cannot be reached");
             unreachable_server(format!(
-                "{told:#}; hint: check that the broker runs, and that it may be reached from here"
+                "{error:#}; hint: check that the broker runs, and that it may be reached from here"
             ))
         }
         ReplaySourceError::Unsupported(why) => usage(why),

@@ -25,7 +25,7 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum size of a response. Thousands of relays fit into it.
 const RESPONSE_BYTES_MAX: usize = 16 << 20;
 
-/// Which processes are asked for rates and latencies.
+/// The processes that report rates and latencies.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct AdminArgs {
     /// The admin port of a relay or a consumer, as `http://host:9464`; may be repeated. The token in `RELEVO_ADMIN_TOKEN`
