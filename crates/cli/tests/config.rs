@@ -122,7 +122,7 @@ fn json_output_has_all_problems_in_one_object_on_one_line() {
 
 #[test]
 fn a_missing_file_is_an_error() {
-    let file = File::new("gone", "");
+    let file = File::new("missing", "");
     std::fs::remove_file(&file.0).unwrap();
     let (code, _, stderr) = file.run(&["check"], &[]);
     assert_eq!(code, Some(2));

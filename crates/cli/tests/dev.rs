@@ -197,7 +197,7 @@ fn a_stopped_broker_makes_the_backlog_grow_and_loses_nothing() {
     assert_eq!(stopped["broker_up"], false);
     let later = wait_until(&host, "a longer backlog", |state| state["depths"]["pending"].as_i64() > Some(400));
     assert_eq!(later["counts"]["published"], stopped["counts"]["published"], "a stopped broker confirms nothing");
-    assert!(later["counts"]["committed"].as_u64() > stopped["counts"]["committed"].as_u64(), "the shop goes on");
+    assert!(later["counts"]["committed"].as_u64() > stopped["counts"]["committed"].as_u64(), "the shop continues");
     act(&host, "start-broker");
     wait_until(&host, "the backlog is published", |state| state["depths"]["pending"].as_i64() < Some(100));
     assert_sound(&host);

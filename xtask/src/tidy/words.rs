@@ -5,15 +5,16 @@ use std::path::Path;
 use super::Finding;
 
 /// Folders and files whose text was rewritten. Every other one still has sentences to correct.
-const REWRITTEN: [&str; 45] = [
+const REWRITTEN: [&str; 46] = [
     "ARCHITECTURE.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "README.md",
-    "README.md",
     "crates/admin/",
     "crates/bench/",
     "crates/brokers/",
+    "crates/cli/",
+    "crates/config/",
     "crates/conformance/",
     "crates/core/src/",
     "crates/host/",
@@ -54,7 +55,15 @@ const REWRITTEN: [&str; 45] = [
 ];
 
 /// Files below [`REWRITTEN`] that are not checked.
-const EXCEPTIONS: [&str; 5] = [
+const EXCEPTIONS: [&str; 12] = [
+    // These files still have sentences to correct.
+    "crates/cli/src/args.rs",
+    "crates/cli/src/broker.rs",
+    "crates/cli/src/commands.rs",
+    "crates/cli/src/commands/doctor",
+    "crates/cli/src/commands/migrate.rs",
+    "crates/cli/src/commands/topology.rs",
+    "crates/cli/src/outbox.rs",
     // These texts are part of the events that a seed's fingerprint covers.
     "crates/sim/src/inbox/members.rs",
     "crates/sim/src/inbox/world.rs",
@@ -135,6 +144,6 @@ mod tests {
         let text = "let was_told = 1;\n// It is given up.\n// `told` is a quoted name, and untold is another word.\n";
         let lines: Vec<_> = check(file, text).into_iter().map(|finding| finding.line).collect();
         assert_eq!(lines, [1, 2]);
-        assert!(check(Path::new("crates/cli/src/main.rs"), text).is_empty(), "not rewritten yet");
+        assert!(check(Path::new("systems/example/src/main.rs"), text).is_empty(), "not rewritten yet");
     }
 }

@@ -39,7 +39,7 @@ pub(crate) fn arrival(id: MessageId, key: &str, payload: &'static str) -> InboxM
     }
 }
 
-/// A message that is not a CloudEvent: payload and one header are not UTF-8.
+/// A message that is not a `CloudEvents` message: payload and one header are not UTF-8.
 pub(crate) fn garbage(id: MessageId) -> InboxMessage {
     let headers = vec![("x-origin".to_owned(), vec![0xff, b'a'].into()), ("note".to_owned(), "old".into())];
     InboxMessage {

@@ -38,7 +38,7 @@ impl Fixture {
             vhost.amqp_url(),
             vhost.management_url()
         );
-        let daemon = Daemon::start(&shop.carried_to(&[("main", &broker)], ""), &[]);
+        let daemon = Daemon::start(&shop.with_destinations(&[("main", &broker)], ""), &[]);
         shop.emit_numbers("orders", 1..=10).await;
         TestOutbox::taken(&daemon, "main", 10);
         let mut tasks = JoinSet::new();

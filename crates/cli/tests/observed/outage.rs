@@ -25,7 +25,7 @@ async fn an_alert_fires_when_a_broker_stops_and_is_resolved_when_it_returns() {
         broker.url()
     );
     let route = format!("[[outboxes.shop.destinations.main.routes]]\naddress = \"{stream}.{{topic}}\"\n");
-    let mut daemon = Daemon::start(&shop.carried_to(&[("main", &section)], &route), &[]);
+    let mut daemon = Daemon::start(&shop.with_destinations(&[("main", &section)], &route), &[]);
     shop.emit_numbers("orders", 1..=50).await;
     TestOutbox::taken(&daemon, "main", 50);
 

@@ -23,8 +23,8 @@ async fn a_payload_comes_from_the_argument_a_file_or_stdin() {
         let sql = format!("SELECT count(*) FROM relevo.message WHERE key = '{key}' AND payload = '{payload}'::bytea");
         assert_eq!(cli.number(&sql).await, 1, "{key}");
     }
-    let gone = cli.fails(1, &["emit", "orders", "file", "T", &at]);
-    assert!(gone.contains("cannot be read"), "{gone}");
+    let error = cli.fails(1, &["emit", "orders", "file", "T", &at]);
+    assert!(error.contains("cannot be read"), "{error}");
 }
 
 #[tokio::test]

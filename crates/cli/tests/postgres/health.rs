@@ -109,7 +109,7 @@ async fn verify_counts_and_an_inconsistency_is_exit_code_3() {
 
 #[tokio::test]
 async fn a_healthy_outbox_is_exit_code_0_and_a_sick_one_3() {
-    // A server of its own keeps its promises: the shared one does not flush.
+    // A private server flushes its log. The shared one does not.
     let server = Private::start(PgVersion::V15).await;
     let cli = Cli { database: server.database().await };
     cli.succeeds(&["migrate"]);

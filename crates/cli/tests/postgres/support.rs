@@ -146,7 +146,7 @@ pub(crate) fn stable(text: &str, cli: &Cli) -> String {
 fn without_ages(line: &str, unit: &str) -> String {
     let words: Vec<&str> = line.split(' ').collect();
     let is_number = |word: &str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
-    let mut kept: Vec<String> = Vec::new();
+    let mut replaced: Vec<String> = Vec::new();
     let mut at = 0;
     while at < words.len() {
         let age = words[at..].get(..3).and_then(|three| {
@@ -162,7 +162,7 @@ fn without_ages(line: &str, unit: &str) -> String {
             rest.map(|rest| format!("{open}<age>{rest}"))
         });
         at += if age.is_some() { 3 } else { 1 };
-        kept.push(age.unwrap_or_else(|| words[at - 1].to_owned()));
+        replaced.push(age.unwrap_or_else(|| words[at - 1].to_owned()));
     }
-    kept.join(" ")
+    replaced.join(" ")
 }

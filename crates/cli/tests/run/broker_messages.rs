@@ -1,4 +1,4 @@
-//! What arrived at a real broker, read with the plain client.
+//! The messages of a real broker, read with its client library.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -23,14 +23,14 @@ pub(crate) struct BrokerMessage {
 }
 
 /// Numbers of messages in the order in which each was first seen.
-pub(crate) fn first_seen(kept: &[BrokerMessage]) -> Vec<i64> {
+pub(crate) fn first_seen(messages: &[BrokerMessage]) -> Vec<i64> {
     let mut seen = std::collections::BTreeSet::new();
-    kept.iter().map(|kept| kept.number).filter(|number| seen.insert(*number)).collect()
+    messages.iter().map(|message| message.number).filter(|number| seen.insert(*number)).collect()
 }
 
-/// Each of the numbers is there, and those of a key are in their order.
-pub(crate) fn assert_in_order(kept: &[BrokerMessage], numbers: std::ops::RangeInclusive<i64>) {
-    let seen = first_seen(kept);
+/// Requires each of these numbers, and the order within each key.
+pub(crate) fn assert_in_order(messages: &[BrokerMessage], numbers: std::ops::RangeInclusive<i64>) {
+    let seen = first_seen(messages);
     let mut sorted = seen.clone();
     sorted.sort_unstable();
     assert_eq!(sorted, numbers.collect::<Vec<_>>());
@@ -46,7 +46,7 @@ fn number(payload: &[u8]) -> i64 {
 }
 
 pub(crate) async fn channel(url: &str) -> (Connection, lapin::Channel) {
-    let connection = Connection::connect(url, ConnectionProperties::default()).await.expect("the server is there");
+    let connection = Connection::connect(url, ConnectionProperties::default()).await.expect("the server runs");
     let channel = connection.create_channel().await.expect("a channel");
     (connection, channel)
 }
@@ -62,20 +62,22 @@ pub(crate) async fn declare_queue(url: &str, queue: &str, arguments: &[(&str, AM
     channel.queue_declare(queue.into(), options, table).await.expect("a new queue");
 }
 
-/// Consumes a queue until the last of these numbers has come and the queue is empty. A queue with a single active consumer
+/// Consumes a queue until the last of these numbers has arrived and the queue is empty. A queue with a single active consumer
 /// refuses `basic.get`.
 pub(crate) async fn take_from_queue(url: &str, queue: &str, last: i64) -> Vec<BrokerMessage> {
     let (_connection, channel) = channel(url).await;
     let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
     let consumed = channel.basic_consume(queue.into(), "".into(), options, FieldTable::default()).await;
     let mut messages = consumed.expect("the queue exists");
-    let (mut kept, end) = (Vec::new(), Instant::now() + DEADLINE);
+    let (mut taken, end) = (Vec::new(), Instant::now() + DEADLINE);
     loop {
         let Ok(next) = tokio::time::timeout(IDLE, messages.next()).await else {
-            if kept.iter().any(|kept: &BrokerMessage| kept.number == last) && !channel_has_more(&channel, queue).await {
-                return kept;
+            if taken.iter().any(|message: &BrokerMessage| message.number == last)
+                && !channel_has_more(&channel, queue).await
+            {
+                return taken;
             }
-            assert!(Instant::now() < end, "{last} has not come: {:?}", first_seen(&kept));
+            assert!(Instant::now() < end, "{last} has not arrived: {:?}", first_seen(&taken));
             continue;
         };
         let message = next.expect("the consumer is open").expect("a delivery");
@@ -84,32 +86,32 @@ pub(crate) async fn take_from_queue(url: &str, queue: &str, last: i64) -> Vec<Br
             AMQPValue::LongString(text) => Some((name.to_string(), text.to_string())),
             _ => None,
         });
-        kept.push(BrokerMessage { number: number(&message.data), headers: headers.collect() });
+        taken.push(BrokerMessage { number: number(&message.data), headers: headers.collect() });
     }
 }
 
 async fn channel_has_more(channel: &lapin::Channel, queue: &str) -> bool {
     let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
     let declared = channel.queue_declare(queue.into(), options, FieldTable::default()).await;
-    declared.expect("the queue is there").message_count() > 0
+    declared.expect("the queue exists").message_count() > 0
 }
 
 pub(crate) async fn jetstream(url: &str) -> jetstream::Context {
-    jetstream::new(async_nats::connect(url).await.expect("the server is there"))
+    jetstream::new(async_nats::connect(url).await.expect("the server runs"))
 }
 
-/// Everything that a stream has stored.
+/// All messages of a stream.
 pub(crate) async fn stored_in(url: &str, stream: &str) -> Vec<BrokerMessage> {
-    let mut stream = jetstream(url).await.get_stream(stream).await.expect("the stream is there");
+    let mut stream = jetstream(url).await.get_stream(stream).await.expect("the stream exists");
     let last = stream.info().await.expect("it answers").state.last_sequence;
-    let mut kept = Vec::new();
+    let mut stored = Vec::new();
     for sequence in 1..=last {
-        let message = stream.get_raw_message(sequence).await.expect("it keeps everything");
+        let message = stream.get_raw_message(sequence).await.expect("the stream retains all messages");
         let headers = message.headers.iter().map(|(name, values)| {
             let value = values.first().map_or_else(String::new, ToString::to_string);
             (name.to_string(), value)
         });
-        kept.push(BrokerMessage { number: number(&message.payload), headers: headers.collect() });
+        stored.push(BrokerMessage { number: number(&message.payload), headers: headers.collect() });
     }
-    kept
+    stored
 }

@@ -283,7 +283,7 @@ async fn an_unavailable_service_pauses_only_the_lane_whose_handler_calls_it() {
     });
     let row = shown.lines().find(|line| line.contains("the post is closed")).unwrap_or_else(|| panic!("{shown}"));
     assert!(row.trim_start().starts_with(&lane), "{row}");
-    // Keys of other lanes go on.
+    // Keys of other lanes continue.
     fixture.emit(25..=48).await;
     let end = Instant::now() + DEADLINE;
     while !fixture.effects().await.iter().any(|change| *change > 24) {

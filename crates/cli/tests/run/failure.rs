@@ -93,8 +93,9 @@ async fn a_relay_that_was_suspended_past_its_lease_reports_it_and_continues() {
     until("the relay holds its shards again", || metric(&daemon, "outbox_leases") == Some(8));
     assert!(metric(&daemon, "outbox_lease_changes_total") >= Some(16), "taken, and taken anew");
     // If it was suspended during a call, that call times out.
-    let (lost, away) = (metric(&daemon, "outbox_leases_lost_total"), metric(&daemon, "outbox_database_outages_total"));
-    assert!(lost == Some(8) || away >= Some(1), "{lost:?} {away:?}:\n{}", daemon.log());
+    let (lost, outages) =
+        (metric(&daemon, "outbox_leases_lost_total"), metric(&daemon, "outbox_database_outages_total"));
+    assert!(lost == Some(8) || outages >= Some(1), "{lost:?} {outages:?}:\n{}", daemon.log());
     daemon.stop();
 }
 
@@ -103,7 +104,7 @@ async fn a_message_that_can_never_pass_is_dead_until_it_is_redriven() {
     let shop = TestOutbox::new().await;
     let (server, stream) = (Server::shared(NatsVersion::V2_15), unique("shop"));
     let address = server.url().trim_start_matches("nats://").to_owned();
-    let config = |more| shop.carried_to(&[("main", &at(&address, &stream, more))], &route(&stream));
+    let config = |more| shop.with_destinations(&[("main", &at(&address, &stream, more))], &route(&stream));
     let small = config("topology_on_start = \"apply\"\nmessage_size_max = \"2000B\"");
     let mut daemon = Daemon::start(&small, &[]);
     shop.run("SELECT relevo.emit('orders', 'big', 'Happened', to_jsonb(repeat('x', 5000)))").await;
@@ -159,7 +160,7 @@ async fn a_failed_sample_is_logged_and_delivery_continues() {
     let xmin = || metric(&daemon, "outbox_database_xmin_age_transactions");
     until("it is sampled", || xmin().is_some() && age() < Some(2.0));
     // Only the sampler reads this table.
-    shop.run("ALTER TABLE relevo.inbox_dead_letter RENAME TO gone").await;
+    shop.run("ALTER TABLE relevo.inbox_dead_letter RENAME TO hidden").await;
     let warned = daemon.line("cannot be sampled: the last sample is exported for a minute");
     assert_eq!(warned["level"], "WARN");
     assert_eq!(warned["what"], "what the destinations of outbox `shop` share");
@@ -169,7 +170,7 @@ async fn a_failed_sample_is_logged_and_delivery_continues() {
     TestOutbox::delivered(&daemon, "shop", 20);
     until("the age grows", || age() > Some(3.0));
     assert!(xmin().is_some(), "for less than a minute the last sample is exported");
-    shop.run("ALTER TABLE relevo.gone RENAME TO inbox_dead_letter").await;
+    shop.run("ALTER TABLE relevo.hidden RENAME TO inbox_dead_letter").await;
     assert_eq!(daemon.line("can be sampled again")["level"], "INFO");
     until("it is sampled", || xmin().is_some() && age() < Some(2.0));
     // Other samples that were late log this message too.

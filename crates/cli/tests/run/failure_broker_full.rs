@@ -52,7 +52,7 @@ async fn a_full_queue_or_stream_is_held_and_goes_on_when_there_is_room() {
     let full = AMQPValue::LongString("reject-publish".into());
     declare_queue(&vhost.amqp_url(), "orders", &[("x-max-length", AMQPValue::LongInt(10)), ("x-overflow", full)]).await;
     let broker = format!("kind = \"rabbitmq\"\nurls = [\"{}\"]\n", vhost.amqp_url());
-    let mut daemon = Daemon::start(&shop.carried_to(&[("main", &broker)], ROUTE), &[]);
+    let mut daemon = Daemon::start(&shop.with_destinations(&[("main", &broker)], ROUTE), &[]);
     emit(&shop, 1..=30).await;
     is_held(&daemon);
     let taken = take_from_queue(&vhost.amqp_url(), "orders", 30).await;
@@ -64,7 +64,7 @@ async fn a_full_queue_or_stream_is_held_and_goes_on_when_there_is_room() {
         (TestOutbox::new().await, nats::Server::shared(NatsVersion::V2_15), nats::unique("shop"));
     let address = server.url().trim_start_matches("nats://").to_owned();
     let broker = format!("{}max_messages = 10\n", at(&address, &name, "topology_on_start = \"apply\""));
-    let mut daemon = Daemon::start(&shop.carried_to(&[("main", &broker)], &route(&name)), &[]);
+    let mut daemon = Daemon::start(&shop.with_destinations(&[("main", &broker)], &route(&name)), &[]);
     daemon.ready();
     emit(&shop, 1..=30).await;
     is_held(&daemon);
@@ -83,7 +83,7 @@ async fn a_broker_with_a_full_disk_is_down_or_holds_its_addresses_and_loses_noth
     let durable = [("x-queue-type", AMQPValue::LongString("quorum".into()))];
     declare_queue(&server.amqp_url(), "orders", &durable).await;
     let broker = format!("kind = \"rabbitmq\"\nurls = [\"{}\"]\nconfirm_timeout = \"1s\"\n", server.amqp_url());
-    let mut daemon = Daemon::start(&shop.carried_to(&[("main", &broker)], ROUTE), &[]);
+    let mut daemon = Daemon::start(&shop.with_destinations(&[("main", &broker)], ROUTE), &[]);
     emit(&shop, 1..=10).await;
     TestOutbox::taken(&daemon, "main", 10);
     server.disk_alarm(true).await;
@@ -102,7 +102,7 @@ async fn a_broker_with_a_full_disk_is_down_or_holds_its_addresses_and_loses_noth
         (TestOutbox::new().await, nats::Private::start(NatsVersion::V2_15, settings).await, nats::unique("shop"));
     let address = server.url().trim_start_matches("nats://").to_owned();
     let broker = at(&address, &name, "topology_on_start = \"apply\"");
-    let mut daemon = Daemon::start(&shop.carried_to(&[("main", &broker)], &route(&name)), &[]);
+    let mut daemon = Daemon::start(&shop.with_destinations(&[("main", &broker)], &route(&name)), &[]);
     emit(&shop, 1..=10).await;
     TestOutbox::taken(&daemon, "main", 10);
     let jetstream = jetstream(&server.url()).await;

@@ -87,7 +87,7 @@ async fn busy(shop: &TestOutbox, vhost: &Vhost) -> Daemon {
              SELECT relevo.inbox_heartbeat('billing', '00000000-0000-0000-0000-000000000001', 'one', 60000, now(), '[]', '[]', 100)",
         )
         .await;
-    let daemon = Daemon::start(&shop.carried_to(&[("main", &embedded), ("rabbit", &rabbit)], ""), &[]);
+    let daemon = Daemon::start(&shop.with_destinations(&[("main", &embedded), ("rabbit", &rabbit)], ""), &[]);
     shop.emit("orders", 40).await;
     TestOutbox::taken(&daemon, "main", 40);
     TestOutbox::taken(&daemon, "rabbit", 40);
@@ -165,7 +165,7 @@ async fn latencies_are_counted_once_a_message() {
     daemon.stop();
 }
 
-/// The last bucket, wherever its label stands.
+/// The last bucket, wherever its label is.
 fn inf(daemon: &Daemon, name: &str) -> Option<i64> {
     let (_, metrics) = daemon.get("/metrics");
     let begins = format!("{name}_bucket{{");

@@ -33,7 +33,7 @@ async fn committed_messages_arrive_in_streams_that_are_created_at_startup() {
         let (shop, server, stream) = (TestOutbox::new().await, Server::shared(version), unique("shop"));
         let address = server.url().trim_start_matches("nats://").to_owned();
         let broker = at(&address, &stream, "topology_on_start = \"apply\"");
-        let file = shop.carried_to(&[("main", &broker)], &route(&stream));
+        let file = shop.with_destinations(&[("main", &broker)], &route(&stream));
         shop.emit_numbers("orders", 1..=100).await;
         let mut daemon = Daemon::start(&file, &[]);
         TestOutbox::taken(&daemon, "main", 100);
@@ -53,7 +53,8 @@ async fn committed_messages_arrive_in_streams_that_are_created_at_startup() {
 async fn a_missing_stream_prevents_the_start_until_it_is_created() {
     let (shop, server, stream) = (TestOutbox::new().await, Server::shared(NatsVersion::V2_15), unique("shop"));
     let address = server.url().trim_start_matches("nats://").to_owned();
-    let file = shop.carried_to(&[("main", &at(&address, &stream, "topology_on_start = \"check\""))], &route(&stream));
+    let file =
+        shop.with_destinations(&[("main", &at(&address, &stream, "topology_on_start = \"check\""))], &route(&stream));
     let mut daemon = Daemon::start(&file, &[]);
     assert_eq!(daemon.end(), Some(2), "{}", daemon.log());
     until("the log has the hint", || daemon.log().contains("hint: `relevo topology apply` creates missing objects"));
@@ -81,13 +82,13 @@ async fn a_stream_in_memory_prevents_the_start_unless_the_configuration_accepts_
     };
     jetstream(server.url()).await.create_stream(config).await.expect("a new stream");
     let broker = |more: &str| format!("kind = \"nats\"\nurls = [\"{}\"]\n{more}\n", server.url());
-    let mut daemon = Daemon::start(&shop.carried_to(&[("main", &broker(""))], &route(&stream)), &[]);
+    let mut daemon = Daemon::start(&shop.with_destinations(&[("main", &broker(""))], &route(&stream)), &[]);
     assert_eq!(daemon.end(), Some(2), "{}", daemon.log());
     let line = daemon.line("broker setting breaks a delivery guarantee");
     assert_eq!(line["subject"], "stream-storage");
     until("the log has the setting", || daemon.log().contains("with `accept = [\"stream-storage\"]`"));
     let accepting = broker("accept = [\"stream-storage\"]");
-    let mut daemon = Daemon::start(&shop.carried_to(&[("main", &accepting)], &route(&stream)), &[]);
+    let mut daemon = Daemon::start(&shop.with_destinations(&[("main", &accepting)], &route(&stream)), &[]);
     shop.emit_numbers("orders", 1..=10).await;
     TestOutbox::taken(&daemon, "main", 10);
     daemon.stop();
@@ -102,7 +103,7 @@ async fn a_server_that_is_down_at_startup_is_checked_when_it_is_reachable() {
     proxy.block().await;
     let broker = at(&proxy.addr().to_string(), &stream, "topology_on_start = \"apply\"");
     shop.emit_numbers("orders", 1..=10).await;
-    let mut daemon = Daemon::start(&shop.carried_to(&[("main", &broker)], &route(&stream)), &[]);
+    let mut daemon = Daemon::start(&shop.with_destinations(&[("main", &broker)], &route(&stream)), &[]);
     daemon.line("broker unreachable, will retry");
     let (status, body) = daemon.get("/readyz");
     assert!(status == 503 && body.contains("waiting for the broker: "), "{status} {body}");
@@ -128,7 +129,7 @@ async fn a_nats_cluster_without_its_majority_reports_its_nodes_and_loses_nothing
          [BROKER.streams.one]\nname = \"{stream}\"\nsubjects = [\"{stream}.>\"]\nreplicas = 3\n\
          [BROKER.groups.billing]\nstream = \"{stream}\"\n"
     );
-    let mut daemon = Daemon::start(&shop.carried_to(&[("main", &broker)], &route(&stream)), &[]);
+    let mut daemon = Daemon::start(&shop.with_destinations(&[("main", &broker)], &route(&stream)), &[]);
     shop.emit_numbers("orders", 1..=100).await;
     TestOutbox::taken(&daemon, "main", 100);
     let runs = |nodes| daemon.metric("outbox_broker_nodes_running{") == Some(nodes);

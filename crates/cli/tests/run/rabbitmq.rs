@@ -27,7 +27,7 @@ const HEADERS: &str = "[[outboxes.shop.destinations.main.routes]]\n\
 #[tokio::test(flavor = "multi_thread")]
 async fn committed_messages_arrive_in_queues_that_are_created_at_startup() {
     let (shop, vhost) = (TestOutbox::new().await, Server::shared().vhost().await);
-    let file = shop.carried_to(&[("main", &at(&vhost, TOPOLOGY))], HEADERS);
+    let file = shop.with_destinations(&[("main", &at(&vhost, TOPOLOGY))], HEADERS);
     shop.emit_numbers("orders", 1..=100).await;
     let mut daemon = Daemon::start(&file, &[]);
     TestOutbox::taken(&daemon, "main", 100);
@@ -49,7 +49,7 @@ async fn committed_messages_arrive_in_queues_that_are_created_at_startup() {
 async fn a_missing_queue_prevents_the_start_until_it_is_created() {
     let (shop, vhost) = (TestOutbox::new().await, Server::shared().vhost().await);
     let check = format!("topology_on_start = \"check\"\n{TOPOLOGY}");
-    let file = shop.carried_to(&[("main", &at(&vhost, &check))], "");
+    let file = shop.with_destinations(&[("main", &at(&vhost, &check))], "");
     let mut daemon = Daemon::start(&file, &[]);
     assert_eq!(daemon.end(), Some(2), "{}", daemon.log());
     until("the log has the hint", || daemon.log().contains("hint: `relevo topology apply` creates missing objects"));
@@ -71,7 +71,7 @@ async fn a_dangerous_setting_prevents_the_start_unless_the_configuration_accepts
     let (shop, vhost) = (TestOutbox::new().await, Server::shared().vhost().await);
     let limit = [("x-max-length", AMQPValue::LongInt(1_000_000))];
     declare_queue(&vhost.amqp_url(), "orders", &limit).await;
-    let mut daemon = Daemon::start(&shop.carried_to(&[("main", &at(&vhost, ""))], ROUTE), &[]);
+    let mut daemon = Daemon::start(&shop.with_destinations(&[("main", &at(&vhost, ""))], ROUTE), &[]);
     assert_eq!(daemon.end(), Some(2), "{}", daemon.log());
     let line = daemon.line("broker setting breaks a delivery guarantee");
     assert_eq!((&line["subject"], &line["level"]), (&"overflow-drops".into(), &"ERROR".into()));
@@ -81,7 +81,7 @@ async fn a_dangerous_setting_prevents_the_start_unless_the_configuration_accepts
         daemon.log().contains(setting)
     });
     let accepting = at(&vhost, "accept = [\"overflow-drops\", \"queue-mirrored\"]");
-    let mut daemon = Daemon::start(&shop.carried_to(&[("main", &accepting)], ROUTE), &[]);
+    let mut daemon = Daemon::start(&shop.with_destinations(&[("main", &accepting)], ROUTE), &[]);
     shop.emit_numbers("orders", 1..=10).await;
     TestOutbox::taken(&daemon, "main", 10);
     daemon.line("broker setting breaks a delivery guarantee, accepted");
@@ -101,9 +101,10 @@ async fn an_unreachable_management_api_does_not_hold_messages_back() {
         let there = format!("urls = [\"{}\"]\nmanagement_url = \"http://{unused}\"", vhost.amqp_url());
         format!("kind = \"rabbitmq\"\n{there}\naccept = [\"plain-text\"]\n{more}{TOPOLOGY}{POLICY}")
     };
-    let mut daemon = Daemon::start(&shop.carried_to(&[("main", &section("topology_on_start = \"check\"\n"))], ""), &[]);
+    let mut daemon =
+        Daemon::start(&shop.with_destinations(&[("main", &section("topology_on_start = \"check\"\n"))], ""), &[]);
     assert_eq!(daemon.end(), Some(2), "missing queues are still found: {}", daemon.log());
-    let mut daemon = Daemon::start(&shop.carried_to(&[("main", &section(""))], ""), &[]);
+    let mut daemon = Daemon::start(&shop.with_destinations(&[("main", &section(""))], ""), &[]);
     shop.emit_numbers("orders", 1..=10).await;
     TestOutbox::taken(&daemon, "main", 10);
     let line = daemon.line(
@@ -130,7 +131,7 @@ async fn a_wrong_password_makes_the_daemon_unready_until_it_is_fixed() {
         "kind = \"rabbitmq\"\nurls = [\"amqp://127.0.0.1:{}\"]\nuser = \"relay\"\npassword_file = {password:?}\n",
         server.port()
     );
-    let mut daemon = Daemon::start(&shop.carried_to(&[("main", &broker)], ROUTE), &[]);
+    let mut daemon = Daemon::start(&shop.with_destinations(&[("main", &broker)], ROUTE), &[]);
     let line = daemon.line("broker rejected the connection, will retry");
     assert_eq!(line["level"], "ERROR");
     let (status, body) = daemon.get("/readyz");
@@ -144,7 +145,7 @@ async fn a_wrong_password_makes_the_daemon_unready_until_it_is_fixed() {
     daemon.signal("HUP");
     let restart = daemon.line("changes that need a restart were ignored");
     assert_eq!(restart["keys"], "outboxes.shop.destinations.main.broker");
-    let mut fixed = Daemon::start(&shop.carried_to(&[("main", &broker)], ROUTE), &[]);
+    let mut fixed = Daemon::start(&shop.with_destinations(&[("main", &broker)], ROUTE), &[]);
     fixed.ready();
     fixed.stop();
     // The password is fixed at the broker. The running daemon needs no restart.
@@ -169,7 +170,7 @@ async fn a_rabbitmq_cluster_without_its_majority_is_reported_as_down_and_loses_n
          confirm_timeout = \"2s\"\n",
         [second, last].map(Private::management_url)
     );
-    let mut daemon = Daemon::start(&shop.carried_to(&[("main", &broker)], ROUTE), &[]);
+    let mut daemon = Daemon::start(&shop.with_destinations(&[("main", &broker)], ROUTE), &[]);
     shop.emit_numbers("orders", 1..=100).await;
     TestOutbox::taken(&daemon, "main", 100);
     assert_eq!(daemon.metric("outbox_broker_up{"), Some(1));

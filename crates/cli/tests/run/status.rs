@@ -52,12 +52,12 @@ async fn status_prints_the_backlog_and_the_rates_of_the_process() {
     let admin = format!("http://{}", daemon.admin());
     let traffic = shop.database.url();
     let mut writer = tokio::task::JoinSet::new();
-    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let (cancel, cancelled) = tokio::sync::watch::channel(false);
     writer.spawn(async move {
         let options: sqlx::postgres::PgConnectOptions = traffic.parse().expect("a URL");
         let mut connection = sqlx::ConnectOptions::connect(&options).await.expect("the test's database");
         let mut written = 0;
-        while !*stopped.borrow() {
+        while !*cancelled.borrow() {
             let sql = format!("SELECT relevo.emit('orders', 'key-{}', 'Happened', '{{}}')", written % 7);
             sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut connection).await.expect("a good statement");
             written += 1;
@@ -70,7 +70,7 @@ async fn status_prints_the_backlog_and_the_rates_of_the_process() {
         status["relays"][0]["published_per_second"].as_f64() > Some(5.0)
     });
     let output = tokio::task::block_in_place(|| relevo(&shop, &["status", "--admin", &admin, "-o", "json"]));
-    stop.send_replace(true);
+    cancel.send_replace(true);
     let written = writer.join_next().await.expect("a writer").expect("it ends");
     let status = json(&output);
     let main = &status["destinations"][0];

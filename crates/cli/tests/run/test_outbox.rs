@@ -104,9 +104,9 @@ impl TestOutbox {
         self.run(&sql).await;
     }
 
-    /// A file with one outbox and these destinations: their names and what stands in their broker's section, in which
-    /// `BROKER` is the section's name.
-    pub(crate) fn carried_to(&self, destinations: &[(&str, &str)], more: &str) -> PathBuf {
+    /// A file with one outbox and these destinations: their names and the contents of their broker's section, in
+    /// which `BROKER` stands for the section's name.
+    pub(crate) fn with_destinations(&self, destinations: &[(&str, &str)], more: &str) -> PathBuf {
         let mut text = format!("{BEGIN}[outboxes.shop]\ndatabase = \"{}\"\n", self.database.url());
         for (name, broker) in destinations {
             let section = format!("outboxes.shop.destinations.{name}");

@@ -31,7 +31,7 @@ fn rabbit(vhost: &Vhost) -> String {
 }
 
 fn file(shop: &TestOutbox, vhost: &Vhost) -> PathBuf {
-    shop.carried_to(&[("main", &rabbit(vhost)), ("side", "kind = \"embedded\"\npath = \"side.db\"")], "")
+    shop.with_destinations(&[("main", &rabbit(vhost)), ("side", "kind = \"embedded\"\npath = \"side.db\"")], "")
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -85,7 +85,7 @@ async fn a_difference_at_rabbitmq_is_reported_and_nothing_is_created() {
 async fn without_the_management_api_an_object_that_was_not_compared_does_not_count_as_unchanged() {
     let (shop, vhost) = (TestOutbox::new().await, Server::shared().vhost().await);
     let management = format!("management_url = \"{}\"\n", vhost.management_url());
-    let file = shop.carried_to(&[("main", &rabbit(&vhost).replace(&management, ""))], "");
+    let file = shop.with_destinations(&[("main", &rabbit(&vhost).replace(&management, ""))], "");
     let binding = "binding of queue `billing` to `shop` by `orders.#`";
     let (code, plan, stderr) = relevo(&file, &["topology", "plan"]);
     assert_eq!(code, 3, "{stderr}");
@@ -113,7 +113,7 @@ async fn without_the_management_api_an_object_that_was_not_compared_does_not_cou
     assert!(code == 0 && stderr.contains(&format!("unknown    {binding} ")), "{stderr}");
     // All objects exist.
     let (code, same, _) =
-        relevo(&shop.carried_to(&[("main", &rabbit(&vhost))], ""), &["topology", "plan", "-o", "json"]);
+        relevo(&shop.with_destinations(&[("main", &rabbit(&vhost))], ""), &["topology", "plan", "-o", "json"]);
     assert!(code == 0 && states(&same).iter().all(|(_, state)| state == "unchanged"), "{same}");
 }
 
@@ -125,7 +125,7 @@ async fn an_unreachable_management_api_is_an_error_and_no_object_counts_as_uncha
     drop(taken);
     let wrong = vhost.management_url().replace("guest:guest", "guest:wrong");
     for (url, expected) in [(unused.as_str(), 5), (wrong.as_str(), 1)] {
-        let file = shop.carried_to(&[("main", &rabbit(&vhost).replace(vhost.management_url(), url))], "");
+        let file = shop.with_destinations(&[("main", &rabbit(&vhost).replace(vhost.management_url(), url))], "");
         let (code, stdout, stderr) = relevo(&file, &["topology", "plan"]);
         assert_eq!((code, stdout.as_str()), (expected, ""), "{stderr}");
         assert!(stderr.contains("the management API of RabbitMQ") && stderr.contains("\nhint: "), "{stderr}");
@@ -143,14 +143,14 @@ async fn streams_and_groups_are_made_at_both_versions_of_nats() {
                 server.url()
             )
         };
-        let file = shop.carried_to(&[("main", &broker(""))], "");
+        let file = shop.with_destinations(&[("main", &broker(""))], "");
         let (code, missing, stderr) = relevo(&file, &["topology", "plan"]);
         assert!(code == 3 && missing.contains(&format!("missing    stream `{stream}`\n")), "{missing}{stderr}");
         let (code, made, stderr) = relevo(&file, &["topology", "apply", "--yes"]);
         assert!(code == 0 && made.contains(&format!("created    stream `{stream}`\n")), "{made}{stderr}");
         let (code, same, _) = relevo(&file, &["topology", "plan"]);
         assert_eq!(code, 0, "{same}");
-        let file = shop.carried_to(&[("main", &broker("max_messages = 5"))], "");
+        let file = shop.with_destinations(&[("main", &broker("max_messages = 5"))], "");
         let (code, differs, _) = relevo(&file, &["topology", "apply", "--yes"]);
         assert!(code == 3 && differs.contains(&format!("different  stream `{stream}`\n")), "{differs}");
     }
@@ -173,7 +173,7 @@ async fn doctor_examines_databases_and_brokers_of_a_configuration() {
         "[[outboxes.shop.destinations.rabbit.routes]]\naddress = \"orders\"\n\
          [[outboxes.shop.destinations.stream.routes]]\naddress = \"{stream}.orders\"\n"
     );
-    let file = shop.carried_to(&[("rabbit", &rabbit), ("stream", &nats)], &routes);
+    let file = shop.with_destinations(&[("rabbit", &rabbit), ("stream", &nats)], &routes);
     let (code, stdout, stderr) = relevo(&file, &["doctor"]);
     assert_eq!((code, stderr.as_str()), (3, ""), "{stdout}");
     for title in ["outbox `shop`:", "outbox `shop`, destination `rabbit`:", "outbox `shop`, destination `stream`:"] {
@@ -189,7 +189,7 @@ async fn doctor_examines_databases_and_brokers_of_a_configuration() {
     assert!(dangers("rabbit").contains(&&Value::from("overflow-drops")), "{json}");
     assert!(dangers("stream").contains(&&Value::from("route-unbound")), "{json}");
     let accepting = rabbit.clone() + "accept = [\"overflow-drops\"]\n";
-    let file = shop.carried_to(&[("rabbit", &accepting), ("stream", &nats)], &routes);
+    let file = shop.with_destinations(&[("rabbit", &accepting), ("stream", &nats)], &routes);
     let (_, json, _) = relevo(&file, &["doctor", "-o", "json"]);
     let findings = objects(&json);
     let accepted = findings.iter().find(|it| it["subject"] == "overflow-drops").expect("it is still reported");
@@ -201,7 +201,7 @@ async fn an_address_that_reaches_no_queue_is_a_danger() {
     let (shop, vhost) = (TestOutbox::new().await, Server::shared().vhost().await);
     let unbound = |topic: &str| {
         let routes = format!("[[outboxes.shop.destinations.main.routes]]\ntopic = \"{topic}\"\n");
-        let file = shop.carried_to(&[("main", &rabbit(&vhost))], &routes);
+        let file = shop.with_destinations(&[("main", &rabbit(&vhost))], &routes);
         let (code, _, stderr) = relevo(&file, &["topology", "apply", "--yes"]);
         assert_eq!(code, 0, "{stderr}");
         let findings = objects(&relevo(&file, &["doctor", "-o", "json"]).1);
@@ -218,7 +218,7 @@ async fn an_unreachable_broker_does_not_hide_what_was_created_at_another() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let down = format!("kind = \"nats\"\nurls = [\"nats://{}\"]\n", taken.local_addr().expect("an address"));
     drop(taken);
-    let file = shop.carried_to(&[("down", &down), ("main", &rabbit(&vhost))], "");
+    let file = shop.with_destinations(&[("down", &down), ("main", &rabbit(&vhost))], "");
     let (code, stdout, stderr) = relevo(&file, &["topology", "plan"]);
     assert!(code == 5 && stdout.contains("\nmissing    queue `billing`\n"), "{stdout}{stderr}");
     let (code, stdout, stderr) = relevo(&file, &["topology", "apply", "--yes"]);
@@ -229,7 +229,7 @@ async fn an_unreachable_broker_does_not_hide_what_was_created_at_another() {
 #[tokio::test(flavor = "multi_thread")]
 async fn doctor_takes_the_configuration_that_the_environment_names_unless_a_database_is_named() {
     let shop = TestOutbox::new().await;
-    let file = shop.carried_to(&[("side", "kind = \"embedded\"\npath = \"side.db\"")], "");
+    let file = shop.with_destinations(&[("side", "kind = \"embedded\"\npath = \"side.db\"")], "");
     let doctor = |args: &[&str]| {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_relevo"));
         let output = command.arg("doctor").args(args).env("RELEVO_CONFIG", &file).output().expect("it runs");
@@ -247,7 +247,7 @@ async fn an_unreachable_broker_is_exit_code_5_after_all_other_output() {
     let address = taken.local_addr().expect("an address");
     drop(taken);
     let nats = format!("kind = \"nats\"\nurls = [\"nats://{address}\"]\n");
-    let file = shop.carried_to(&[("main", &nats)], "");
+    let file = shop.with_destinations(&[("main", &nats)], "");
     let (code, stdout, stderr) = relevo(&file, &["doctor"]);
     assert_eq!(code, 5, "{stdout}{stderr}");
     assert!(stdout.contains("outbox `shop`:\n"), "{stdout}");

@@ -95,7 +95,7 @@ async fn a_log_line_about_a_message_has_its_id_and_trace() {
         Server::shared(NatsVersion::V2_15).url()
     );
     let route = format!("[[outboxes.shop.destinations.main.routes]]\naddress = \"{stream}.{{topic}}\"\n");
-    let mut daemon = Daemon::start(&shop.carried_to(&[("main", &broker)], &route), &[]);
+    let mut daemon = Daemon::start(&shop.with_destinations(&[("main", &broker)], &route), &[]);
     let line = daemon.line("message dead-lettered");
     assert_eq!(line["trace_id"], "4bf92f3577b34da6a3ce929d0e0e4736");
     assert!(line["message_id"].as_str().is_some_and(|id| id.len() == 36), "{line}");

@@ -25,7 +25,7 @@ async fn one_broker_keeps_its_rate_and_the_stopped_one_catches_up_in_order() {
         "[[outboxes.shop.destinations.rabbit.routes]]\naddress = \"orders\"\n\
          [[outboxes.shop.destinations.stream.routes]]\naddress = \"{stream}.{{topic}}\"\n[relay]\noutage_backoff_max = \"500ms\"\n"
     );
-    let file = shop.carried_to(&[("rabbit", &queue), ("stream", &subjects)], &routes);
+    let file = shop.with_destinations(&[("rabbit", &queue), ("stream", &subjects)], &routes);
     let (code, made, stderr) = relevo(&file, &["topology", "apply", "--yes"]);
     assert_eq!(code, 0, "{made}{stderr}");
     // A quorum queue that is killed within its first second or so comes back without what it confirmed, and confirms
@@ -71,7 +71,7 @@ async fn an_idle_relay_detects_that_its_broker_stopped_and_returned() {
     );
     let routes = "[[outboxes.shop.destinations.rabbit.routes]]\naddress = \"orders\"\n\
                   [[outboxes.shop.destinations.stream.routes]]\naddress = \"shop.{topic}\"\n";
-    let mut daemon = Daemon::start(&shop.carried_to(&[("rabbit", &queue), ("stream", &subjects)], routes), &[]);
+    let mut daemon = Daemon::start(&shop.with_destinations(&[("rabbit", &queue), ("stream", &subjects)], routes), &[]);
     daemon.ready();
     let up = |destination: &str| daemon.metric(&format!("outbox_broker_up{}", RABBIT.replace("rabbit", destination)));
     until("both brokers are up", || up("rabbit") == Some(1) && up("stream") == Some(1));
