@@ -10,6 +10,7 @@ mod doctor;
 mod emit;
 mod grant;
 mod init;
+mod man;
 mod message;
 mod migrate;
 mod outbox;
@@ -83,6 +84,8 @@ pub(crate) enum Command {
     Outbox(outbox::Command),
     /// Prints a script that completes commands and options in a shell.
     Completions(completions::Args),
+    /// Writes a manual page for each command.
+    Man(man::Args),
 }
 
 pub(crate) async fn run(command: Command) -> Result<ExitStatus> {
@@ -108,6 +111,7 @@ pub(crate) async fn run(command: Command) -> Result<ExitStatus> {
         Command::Topology(command) => topology::run(command).await,
         Command::Outbox(command) => outbox::run(command).await,
         Command::Completions(args) => completions::run(&args),
+        Command::Man(args) => man::run(&args),
     }
 }
 
