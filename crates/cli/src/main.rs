@@ -3,16 +3,13 @@
 //! Exit codes are in `exit.rs`. Output has no colours, so that `NO_COLOR` holds.
 
 mod args;
-mod broker;
 mod commands;
 mod config;
-mod database;
+mod connect;
 mod dev;
 mod error_report;
 mod exit;
 mod host;
-mod location;
-mod outbox;
 mod output;
 mod prompt;
 mod run;

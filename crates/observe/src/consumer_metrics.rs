@@ -163,6 +163,9 @@ impl Members<'_> {
 
 impl Collector for ConsumerMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
+        if self.members.is_empty() {
+            return Ok(());
+        }
         let all = self.by_name();
         for (name, help, number) in COUNTERS {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;

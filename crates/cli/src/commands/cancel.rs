@@ -4,9 +4,9 @@ use anyhow::{Result, bail};
 use relevo_core::MessageId;
 
 use crate::args::OutboxArgs;
+use crate::connect::emit_error;
 use crate::error_report::print_stderr;
 use crate::exit::{ExitStatus, not_found};
-use crate::outbox::{Place, emit_error};
 
 /// Which message.
 #[derive(Debug, clap::Args)]
@@ -20,12 +20,12 @@ pub(crate) struct Args {
 }
 
 pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
-    let (id, place) = (args.id, Place::of(&args.target)?);
+    let (id, place) = (args.id, args.target.locate()?);
     if place.writer().await?.cancel(id).await.map_err(|failure| emit_error(failure.error))? {
         print_stderr(&format!("message {id} is cancelled"));
         return Ok(ExitStatus::Success);
     }
-    let outbox = place.glance().await?;
+    let outbox = place.outbox().await?;
     for destination in outbox.destinations().await? {
         let name = destination.name;
         if let Some(found) = outbox.message(&name, id).await? {
@@ -33,7 +33,7 @@ pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
             bail!("message {id} is no longer scheduled: it is `{status}` at destination `{name}`");
         }
     }
-    let place = place.shown();
+    let place = place.location();
     Err(not_found(format!(
         "message {id} is not scheduled in the outbox at {place}; hint: it was never committed, was cancelled, or is older than the retention"
     )))

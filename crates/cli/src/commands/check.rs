@@ -9,13 +9,10 @@ use serde_json::json;
 
 use super::doctor::{self, Examined};
 use super::topology;
-use crate::broker::word;
 use crate::config::{Destination, Loaded, Outbox, Sources};
-use crate::database::ANSWER_DEADLINE;
+use crate::connect::{ANSWER_TIMEOUT, OutboxLocation, topology_word};
 use crate::error_report::ErrorReport;
 use crate::exit::ExitStatus;
-use crate::location::OutboxLocation;
-use crate::outbox::Place;
 use crate::output::table::Table;
 use crate::output::{self, OutputArgs, count};
 
@@ -122,7 +119,7 @@ impl Report {
 
     async fn check_destinations(&mut self, outbox: &Outbox) -> Result<()> {
         let location = OutboxLocation { store: outbox.store.clone(), origin: format!("outbox `{}`", outbox.name) };
-        let known = Place::from(location).open(ANSWER_DEADLINE).await?.destinations().await?;
+        let known = OutboxLocation::from(location).open(ANSWER_TIMEOUT).await?.destinations().await?;
         for Destination { name, create, .. } in &outbox.destinations {
             if known.iter().any(|it| it.name == *name) {
                 continue;
@@ -160,7 +157,7 @@ impl Report {
         for TopologyItem { name, status } in others {
             let (result, observed, fix) = match status {
                 TopologyStatus::Unchanged | TopologyStatus::Created | TopologyStatus::Unknown => {
-                    (INFO, word(status).to_owned(), None)
+                    (INFO, topology_word(status).to_owned(), None)
                 }
                 TopologyStatus::Missing if mode == TopologyMode::Apply => {
                     (INFO, "missing; `relevo run` creates it".to_owned(), None)

@@ -16,7 +16,6 @@ use serde_json::{Value, json};
 use crate::args::OutboxArgs;
 use crate::error_report::print_stderr;
 use crate::exit::{ExitStatus, not_found_among};
-use crate::outbox::Place;
 use crate::output::table::Table;
 use crate::output::{self, OutputArgs, time};
 
@@ -67,7 +66,7 @@ pub(super) async fn run(command: Command) -> Result<ExitStatus> {
 }
 
 async fn list(args: &ListArgs) -> Result<ExitStatus> {
-    let consumers = Place::of(&args.target)?.consumers().await?.list_consumers().await?;
+    let consumers = args.target.locate()?.consumers().await?.list_consumers().await?;
     if args.output.is_json() {
         for consumer in &consumers {
             output::line(&object(consumer))?;

@@ -18,7 +18,7 @@ use relevo_core::dead_letters::{
 use self::filter::FilterArgs;
 use self::owner::{DeadLetters, OwnerArgs, exact, option};
 use crate::args::OutboxArgs;
-use crate::database::ANSWER_DEADLINE;
+use crate::connect::ANSWER_TIMEOUT;
 use crate::error_report::print_stderr;
 use crate::exit::{ExitStatus, not_found, usage};
 use crate::output::table::Table;
@@ -112,7 +112,7 @@ pub(super) async fn run(command: Command) -> Result<ExitStatus> {
 
 async fn list(args: &ListArgs) -> Result<ExitStatus> {
     args.filter.check()?;
-    let letters = DeadLetters::open(&args.target, &args.owner, ANSWER_DEADLINE).await?;
+    let letters = DeadLetters::open(&args.target, &args.owner, ANSWER_TIMEOUT).await?;
     let states = if args.history { Vec::new() } else { DeadLetterState::OPEN.to_vec() };
     let mut listing = Listing { output: args.output, table: Table::new(print::HEADINGS), listed: 0, failed_again: 0 };
     let limit = if args.all { u64::MAX } else { args.limit.into() };
@@ -182,7 +182,7 @@ impl Listing {
 }
 
 async fn show(args: &ShowArgs) -> Result<ExitStatus> {
-    let letters = DeadLetters::open(&args.target, &args.owner, ANSWER_DEADLINE).await?;
+    let letters = DeadLetters::open(&args.target, &args.owner, ANSWER_TIMEOUT).await?;
     let (owner, letter) = find(args, &letters).await?;
     let mut out = io::stdout().lock();
     if args.raw {

@@ -12,10 +12,9 @@ use relevo_core::outbox::inspect::Backlog;
 use serde_json::json;
 
 use crate::args::{ConfirmArg, DestinationArgs, OutboxArgs};
-use crate::database::{ANSWER_DEADLINE, REWRITE_DEADLINE};
+use crate::connect::{self, ANSWER_TIMEOUT, OpenOutbox, REWRITE_TIMEOUT};
 use crate::error_report::print_stderr;
 use crate::exit::ExitStatus;
-use crate::outbox::{self, Opened, Place};
 use crate::output::table::Table;
 use crate::output::{self, OutputArgs, count};
 use crate::prompt::confirm;
@@ -116,13 +115,13 @@ fn named(target: OutboxArgs, name: &str) -> DestinationArgs {
 }
 
 async fn change(target: OutboxArgs, name: &str, change: DestinationChange) -> Result<()> {
-    let Opened { outbox, .. } = outbox::open(&named(target, name)).await?;
+    let OpenOutbox { outbox, .. } = connect::open(&named(target, name)).await?;
     outbox.update_destination(name, change).await?;
     Ok(())
 }
 
 async fn list(target: &OutboxArgs, output: OutputArgs) -> Result<()> {
-    let destinations = Place::of(target)?.glance().await?.destinations().await?;
+    let destinations = target.locate()?.outbox().await?.destinations().await?;
     if output.is_json() {
         for it in &destinations {
             output::line(&json!({
@@ -145,7 +144,7 @@ async fn list(target: &OutboxArgs, output: OutputArgs) -> Result<()> {
 }
 
 async fn add(target: &OutboxArgs, name: &str, shards: u16, start: StartFrom) -> Result<()> {
-    let outbox = Place::of(target)?.open(ANSWER_DEADLINE).await?;
+    let outbox = target.locate()?.open(ANSWER_TIMEOUT).await?;
     print_stderr(&if outbox.add_destination(name, shards, start).await? {
         let shards = count(shards.into(), "shard");
         format!("destination `{name}` is added with {shards}; it starts with {}", first_message(start))
@@ -169,7 +168,7 @@ const fn first_message(start: StartFrom) -> &'static str {
 }
 
 async fn remove(target: OutboxArgs, name: String, yes: ConfirmArg) -> Result<()> {
-    let Opened { outbox, shown, .. } = outbox::open_within(&named(target, &name), REWRITE_DEADLINE).await?;
+    let OpenOutbox { outbox, shown, .. } = connect::open_within(&named(target, &name), REWRITE_TIMEOUT).await?;
     if !yes.yes {
         let Backlog { pending, exact, parked, .. } = outbox.sample_destination(&name).await?.backlog;
         let about = if exact { "" } else { "about " };

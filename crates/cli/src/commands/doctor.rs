@@ -11,12 +11,10 @@ use serde_json::json;
 
 use self::memory::Memory;
 use crate::args::{self, OutboxArgs};
-use crate::broker::{self, failed};
 use crate::config::{self, Destination, Loaded, Sources};
+use crate::connect::{self, OutboxLocation, broker_error};
 use crate::error_report::{ErrorReport, print_stderr};
 use crate::exit::{ExitStatus, usage};
-use crate::location::OutboxLocation;
-use crate::outbox::Place;
 use crate::output::table::plain;
 use crate::output::{self, OutputArgs};
 
@@ -53,7 +51,7 @@ pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
         return Err(usage("`--config` names every outbox; hint: leave `--database` and `--schema` out"));
     }
     let (mut all, unseen) =
-        if whole { configured(&args.target.config).await? } else { (vec![one(Place::of(&args.target)?).await?], None) };
+        if whole { configured(&args.target.config).await? } else { (vec![one(args.target.locate()?).await?], None) };
     for url in &args.inbox {
         all.push(inboxes_at(url)?);
     }
@@ -76,8 +74,8 @@ pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
     })
 }
 
-async fn one(place: Place) -> Result<Examined> {
-    let outbox = place.glance().await?;
+async fn one(place: OutboxLocation) -> Result<Examined> {
+    let outbox = place.outbox().await?;
     let findings = outbox.examine().await?;
     let sends = !outbox.destinations().await?.is_empty();
     let kept = if sends { Some(outbox.settings().await?.retention) } else { None };
@@ -88,8 +86,8 @@ async fn one(place: Place) -> Result<Examined> {
 /// A database that is looked at for its inboxes alone.
 fn inboxes_at(url: &str) -> Result<Examined> {
     let place = args::SchemaArg::default();
-    let place = Place::of(&OutboxArgs { database: Some(url.to_owned()), place, ..OutboxArgs::default() })?;
-    let inbox = Some(place.shown());
+    let place = OutboxArgs { database: Some(url.to_owned()), place, ..OutboxArgs::default() }.locate()?;
+    let inbox = Some(place.location());
     let memory = Memory { horizons: Vec::new(), place: Some(place) };
     Ok(Examined { outbox: None, inbox, destination: None, findings: Vec::new(), accept: Vec::new(), memory })
 }
@@ -130,7 +128,7 @@ pub(super) async fn examine_database(outbox: &config::Outbox) -> Result<Examined
 
 /// Examines the broker of a destination, if it has settings of its own.
 pub(super) async fn examine_broker(outbox: &str, destination: &Destination) -> Result<Examined> {
-    let findings = match broker::admin(&destination.broker)? {
+    let findings = match connect::broker_admin(&destination.broker)? {
         Some(admin) => admin.examine(&destination.examine_context()).await,
         None => Ok(Vec::new()),
     };
@@ -138,7 +136,7 @@ pub(super) async fn examine_broker(outbox: &str, destination: &Destination) -> R
         outbox: Some(outbox.to_owned()),
         inbox: None,
         destination: Some(destination.name.clone()),
-        findings: findings.map_err(|failure| failed(&failure)).context("the broker")?,
+        findings: findings.map_err(|failure| broker_error(&failure)).context("the broker")?,
         accept: destination.broker.accept.clone(),
         memory: Memory { horizons: destination.broker.adapter.redelivery_windows(), place: None },
     })

@@ -12,8 +12,8 @@ use relevo_core::{Draft, MessageId, OnDuplicate};
 use serde_json::{Value, json};
 
 use crate::args::OutboxArgs;
+use crate::connect::emit_error;
 use crate::exit::{ExitStatus, usage};
-use crate::outbox::{Place, emit_error};
 use crate::output::time;
 use crate::output::{OutputArgs, is_json};
 
@@ -77,7 +77,7 @@ fn header(text: &str) -> Result<(String, String), String> {
 }
 
 pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
-    let place = Place::of(&args.target)?;
+    let place = args.target.locate()?;
     if let Some(source) = &args.jsonl {
         let lines = lines::LinesArgs { source, batch: args.batch, skip: args.skip, output: args.output };
         return lines::run(&place, &lines).await;

@@ -5,10 +5,9 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use relevo_core::outbox::admin::RoleKind;
 
 use crate::args::OutboxArgs;
-use crate::database::ANSWER_DEADLINE;
+use crate::connect::ANSWER_TIMEOUT;
 use crate::error_report::print_stderr;
 use crate::exit::{ExitStatus, not_found};
-use crate::outbox::Place;
 
 /// Which rights, and who gets them.
 #[derive(Debug, clap::Args)]
@@ -40,10 +39,10 @@ const fn rights(kind: RoleKind) -> &'static str {
 }
 
 pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
-    let (place, role) = (Place::of(&args.target)?, &args.role);
-    if !place.open(ANSWER_DEADLINE).await?.grant(args.kind, role).await? {
+    let (place, role) = (args.target.locate()?, &args.role);
+    if !place.open(ANSWER_TIMEOUT).await?.grant(args.kind, role).await? {
         return Err(not_found(format!("role `{role}` does not exist; hint: create it with `CREATE ROLE`")));
     }
-    print_stderr(&format!("role `{role}` may {} at {}", rights(args.kind), place.shown()));
+    print_stderr(&format!("role `{role}` may {} at {}", rights(args.kind), place.location()));
     Ok(ExitStatus::Success)
 }

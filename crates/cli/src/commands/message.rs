@@ -13,9 +13,9 @@ use relevo_core::outbox::search::{MessageFilter, OutboxSearch, SearchPage};
 use relevo_core::{Message, MessageId};
 
 use crate::args::DestinationArgs;
+use crate::connect;
 use crate::error_report::print_stderr;
 use crate::exit::{ExitStatus, not_found};
-use crate::outbox;
 use crate::output::table::{self, Table};
 use crate::output::{self, OutputArgs, count, payload, time};
 
@@ -111,8 +111,8 @@ pub(super) async fn run(command: Command) -> Result<ExitStatus> {
 
 async fn list(args: &ListArgs) -> Result<ExitStatus> {
     time::in_order(args.since, args.until)?;
-    let opened = outbox::open(&args.which).await?;
-    let (outbox, destination) = (outbox::search(&*opened.outbox)?, opened.destination.name);
+    let opened = connect::open(&args.which).await?;
+    let (outbox, destination) = (connect::search(&*opened.outbox)?, opened.destination.name);
     let mut search = MessageFilter {
         key: args.key.clone(),
         topic: args.topic.clone(),
@@ -219,7 +219,7 @@ fn row(message: &MessageSummary, now: Timestamp) -> Vec<String> {
 }
 
 async fn show(args: &ShowArgs) -> Result<ExitStatus> {
-    let opened = outbox::open(&args.which).await?;
+    let opened = connect::open(&args.which).await?;
     let Some(shown) = opened.outbox.message(&opened.destination.name, args.id).await? else {
         return Err(not_found(format!(
             "message {} is not in the outbox at {}; hint: it may be older than the retention, or never committed",

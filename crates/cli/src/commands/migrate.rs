@@ -10,7 +10,6 @@ use serde_json::json;
 use crate::args::OutboxArgs;
 use crate::error_report::print_stderr;
 use crate::exit::{ExitStatus, usage};
-use crate::outbox::Place;
 use crate::output::OutputArgs;
 
 /// What to migrate.
@@ -45,8 +44,8 @@ pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
         io::stdout().write_all(script.as_bytes())?;
         return Ok(ExitStatus::Success);
     }
-    let place = Place::of(&args.target)?;
-    let at = place.shown();
+    let place = args.target.locate()?;
+    let at = place.location();
     if args.dry_run {
         let pending = place.adapter().pending_migrations().await;
         let pending = pending.with_context(|| format!("the outbox at {at} cannot be looked at"))?;

@@ -4,10 +4,9 @@ use anyhow::Result;
 use clap::Subcommand;
 
 use crate::args::{ConfirmArg, OutboxArgs};
-use crate::database::{ANSWER_DEADLINE, REWRITE_DEADLINE};
+use crate::connect::{ANSWER_TIMEOUT, REWRITE_TIMEOUT};
 use crate::error_report::print_stderr;
 use crate::exit::ExitStatus;
-use crate::outbox::Place;
 use crate::output::count;
 use crate::prompt::confirm;
 
@@ -39,8 +38,8 @@ pub(super) async fn run(command: Command) -> Result<ExitStatus> {
 }
 
 async fn adopt(args: &Args) -> Result<ExitStatus> {
-    let place = Place::of(&args.target)?;
-    let (outbox, at) = (place.takeover(ANSWER_DEADLINE).await?, place.shown());
+    let place = args.target.locate()?;
+    let (outbox, at) = (place.takeover(ANSWER_TIMEOUT).await?, place.location());
     confirm(args.yes, &format!("adopt the outbox at {at}? If it is a copy, its original must not publish any more"))?;
     outbox.adopt().await?;
     print_stderr(&format!("the outbox at {at} is adopted: relays may run"));
@@ -48,8 +47,8 @@ async fn adopt(args: &Args) -> Result<ExitStatus> {
 }
 
 async fn rebase(args: &Args) -> Result<ExitStatus> {
-    let place = Place::of(&args.target)?;
-    let (outbox, at) = (place.takeover(REWRITE_DEADLINE).await?, place.shown());
+    let place = args.target.locate()?;
+    let (outbox, at) = (place.takeover(REWRITE_TIMEOUT).await?, place.location());
     confirm(args.yes, &format!("rebase the outbox at {at}? It rewrites every message and blocks writers meanwhile"))?;
     let waiting = count(outbox.rebase().await?, "message");
     print_stderr(&format!("the outbox at {at} is rebased: relays may run, {waiting} will be published"));

@@ -9,10 +9,9 @@ use relevo_core::outbox::admin::OutboxSettings;
 use serde_json::json;
 
 use crate::args::OutboxArgs;
-use crate::database::ANSWER_DEADLINE;
+use crate::connect::ANSWER_TIMEOUT;
 use crate::error_report::print_stderr;
 use crate::exit::{ExitStatus, usage};
-use crate::outbox::Place;
 use crate::output::table;
 use crate::output::time::{duration, short};
 use crate::output::{self, OutputArgs};
@@ -54,10 +53,10 @@ pub(crate) struct Change {
 
 pub(super) async fn run(command: &Command) -> Result<ExitStatus> {
     match command {
-        Command::Get { target, output } => print(Place::of(target)?.glance().await?.settings().await?, *output)?,
+        Command::Get { target, output } => print(target.locate()?.outbox().await?.settings().await?, *output)?,
         Command::Set { target, change } => {
-            let place = Place::of(target)?;
-            let outbox = place.open(ANSWER_DEADLINE).await?;
+            let place = target.locate()?;
+            let outbox = place.open(ANSWER_TIMEOUT).await?;
             let old = outbox.settings().await?;
             let new = OutboxSettings {
                 retention: change.retention.unwrap_or(old.retention),
@@ -68,7 +67,7 @@ pub(super) async fn run(command: &Command) -> Result<ExitStatus> {
                 return Err(usage("a retention is longer than zero; hint: `7d`"));
             }
             outbox.set_settings(&new).await?;
-            print_stderr(&format!("settings of the outbox at {}: {}", place.shown(), described(&new)));
+            print_stderr(&format!("settings of the outbox at {}: {}", place.location(), described(&new)));
         }
     }
     Ok(ExitStatus::Success)

@@ -15,7 +15,6 @@ use self::admin_client::{AdminArgs, AdminClient};
 use self::snapshot::{Poller, Snapshot};
 use crate::args::OutboxArgs;
 use crate::exit::ExitStatus;
-use crate::outbox::Place;
 use crate::output::{self, OutputArgs};
 
 /// The outbox, and the processes that report rates.
@@ -58,7 +57,7 @@ pub(super) struct StatusView {
 
 impl StatusView {
     pub(super) fn new(args: &StatusArgs) -> Result<Self> {
-        let (place, client) = (Place::of(&args.target)?, AdminClient::new(&args.ports)?);
+        let (place, client) = (args.target.locate()?, AdminClient::new(&args.ports)?);
         let poller = Poller::new(place, client, args.limit.into(), args.target.outbox.clone());
         Ok(Self { poller, last: None })
     }

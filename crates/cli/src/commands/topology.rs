@@ -8,8 +8,8 @@ use relevo_core::broker::admin::{BrokerAdmin, Difference, TopologyItem, Topology
 use serde_json::{Value, json};
 
 use crate::args::ConfirmArg;
-use crate::broker::{self, failed, word};
 use crate::config::{self, Destination, Loaded, Sources};
+use crate::connect::{self, broker_error, topology_word};
 use crate::error_report::{ErrorReport, print_stderr};
 use crate::exit::{ExitStatus, not_found};
 use crate::output::table::plain;
@@ -100,7 +100,7 @@ async fn apply(args: &Apply) -> Result<ExitStatus> {
         return Ok(if differing > 0 { ExitStatus::Findings } else { ExitStatus::Success });
     }
     for piece in &wanting {
-        print_stderr(&format!("{:9}  {}", word(&piece.status), plain(&piece.name)));
+        print_stderr(&format!("{:9}  {}", topology_word(&piece.status), plain(&piece.name)));
     }
     let count = wanting.len();
     confirm(args.yes, &format!("make {count} {}?", if count == 1 { "thing" } else { "things" }))?;
@@ -110,7 +110,7 @@ async fn apply(args: &Apply) -> Result<ExitStatus> {
             Ok(pieces) => done.push(Looked { pieces, ..looked }),
             Err(failure) => {
                 let hint = "some of it may have been made; `relevo topology plan` tells";
-                failed_at.push(failed(&failure).context(format!(
+                failed_at.push(broker_error(&failure).context(format!(
                     "{}: it was not all made; hint: {hint}",
                     at(&looked.outbox, &looked.destination)
                 )));
@@ -161,8 +161,8 @@ fn last_of(mut errors: Vec<anyhow::Error>) -> Result<()> {
 /// Compares the topology of a destination. `None` if its broker has none.
 pub(super) async fn looked(outbox: &str, destination: &Destination) -> Result<Option<Looked>> {
     let at = || at(outbox, &destination.name);
-    let Some(admin) = broker::admin(&destination.broker).with_context(at)? else { return Ok(None) };
-    let pieces = admin.plan().await.map_err(|failure| failed(&failure)).with_context(at)?;
+    let Some(admin) = connect::broker_admin(&destination.broker).with_context(at)? else { return Ok(None) };
+    let pieces = admin.plan().await.map_err(|failure| broker_error(&failure)).with_context(at)?;
     Ok(Some(Looked { outbox: outbox.to_owned(), destination: destination.name.clone(), admin, pieces }))
 }
 
@@ -181,7 +181,7 @@ fn told(all: &[Looked], output: OutputArgs) -> Result<()> {
     for looked in all {
         writeln!(out, "{}: {} in all", at(&looked.outbox, &looked.destination), looked.pieces.len())?;
         for TopologyItem { name, status: state } in &looked.pieces {
-            writeln!(out, "{:9}  {}", word(state), plain(name))?;
+            writeln!(out, "{:9}  {}", topology_word(state), plain(name))?;
             let differences: &[Difference] =
                 if let TopologyStatus::Different(differences) = state { differences } else { &[] };
             for difference in differences {
@@ -202,7 +202,7 @@ fn json(looked: &Looked, piece: &TopologyItem) -> Value {
         "outbox": looked.outbox,
         "destination": looked.destination,
         "piece": piece.name,
-        "state": word(&piece.status),
+        "state": topology_word(&piece.status),
         "differences": differences.collect::<Vec<_>>(),
     })
 }

@@ -16,9 +16,9 @@ use serde_json::{Value, json};
 use super::dead_letter::print::correlation;
 use super::message::envelope;
 use crate::args::OutboxArgs;
+use crate::connect::OutboxLocation;
 use crate::error_report::print_stderr;
 use crate::exit::{ExitStatus, not_found};
-use crate::outbox::Place;
 use crate::output::table::{self, Table};
 use crate::output::time;
 use crate::output::{self, OutputArgs};
@@ -40,7 +40,7 @@ pub(crate) struct Args {
 }
 
 pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
-    let place = Place::of(&args.target)?;
+    let place = args.target.locate()?;
     let path = MessageTrace {
         destinations: find_at_destinations(&place, args.id).await?,
         stops: find_at_consumers(&place, args.id).await?,
@@ -49,7 +49,7 @@ pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
         return Err(not_found(format!(
             "message {1} is neither in the outbox nor in an inbox at {0}; hint: it may be older than their retention, or its \
              consumer has another database",
-            place.shown(),
+            place.location(),
             args.id
         )));
     }
@@ -80,8 +80,8 @@ struct ConsumerTrace {
 }
 
 /// Its status at each destination. Empty if the outbox does not contain it.
-async fn find_at_destinations(place: &Place, id: MessageId) -> Result<Vec<(String, MessageDetails)>> {
-    let outbox = place.glance().await?;
+async fn find_at_destinations(place: &OutboxLocation, id: MessageId) -> Result<Vec<(String, MessageDetails)>> {
+    let outbox = place.outbox().await?;
     let known = outbox.destinations().await?;
     let mut found = Vec::new();
     for name in known.into_iter().map(|destination| destination.name) {
@@ -96,7 +96,10 @@ async fn find_at_destinations(place: &Place, id: MessageId) -> Result<Vec<(Strin
 }
 
 /// What consumers did with it, by name and replay.
-async fn find_at_consumers(place: &Place, id: MessageId) -> Result<BTreeMap<(String, DedupId), ConsumerTrace>> {
+async fn find_at_consumers(
+    place: &OutboxLocation,
+    id: MessageId,
+) -> Result<BTreeMap<(String, DedupId), ConsumerTrace>> {
     let consumers = place.consumers().await?;
     let mut stops: BTreeMap<(String, DedupId), ConsumerTrace> = BTreeMap::new();
     for known in consumers.find_message(id).await? {

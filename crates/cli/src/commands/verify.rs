@@ -10,9 +10,8 @@ use relevo_core::outbox::search::{MessageFilter, OutboxSearch, TimeRange};
 use serde_json::{Map, Value, json};
 
 use crate::args::DestinationArgs;
-use crate::database::REWRITE_DEADLINE;
+use crate::connect::{self, REWRITE_TIMEOUT};
 use crate::exit::ExitStatus;
-use crate::outbox;
 use crate::output::{self, OutputArgs};
 use crate::output::{table, time};
 
@@ -38,8 +37,8 @@ const SCHEDULED_MAX: usize = 10_000;
 pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
     time::in_order(args.since, args.until)?;
     // A large log is read in many short statements; each can be slow on a busy server.
-    let opened = outbox::open_within(&args.which, REWRITE_DEADLINE).await?;
-    let (search, destination) = (outbox::search(&*opened.outbox)?, &opened.destination.name);
+    let opened = connect::open_within(&args.which, REWRITE_TIMEOUT).await?;
+    let (search, destination) = (connect::search(&*opened.outbox)?, &opened.destination.name);
     let mut verified = search.verify(destination, TimeRange { since: args.since, until: args.until }).await?;
     let scheduled = scheduled(search, destination, args).await?;
     for (_, count) in verified.by_status.iter_mut().filter(|(status, _)| *status == MessageStatus::Scheduled) {

@@ -9,8 +9,8 @@ use relevo_core::outbox::why::{self, KeyReport, WaitCause};
 use serde_json::{Value, json};
 
 use crate::args::DestinationArgs;
+use crate::connect;
 use crate::exit::ExitStatus;
-use crate::outbox;
 use crate::output::{self, OutputArgs};
 use crate::output::{table, time};
 
@@ -27,7 +27,7 @@ pub(crate) struct Args {
 }
 
 pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
-    let opened = outbox::open(&args.which).await?;
+    let opened = connect::open(&args.which).await?;
     let why = why::explain(opened.outbox.key_facts(&opened.destination.name, &args.key).await?);
     let destination = &opened.destination.name;
     let mut out = io::stdout().lock();

@@ -51,7 +51,7 @@ async fn the_daemon_exports_spans_of_sampled_messages_and_flushes_them_at_shutdo
     let headers = format!(r#"{{"traceparent": "{SAMPLED}"}}"#);
     let emit = format!("SELECT relevo.emit('traced', 'k', 'T', '{{}}', headers => '{headers}')");
     shop.run(&emit).await;
-    let traces = format!("[traces]\nendpoint = \"http://{}\"\nsample = 0\n", collector.address);
+    let traces = format!("[traces]\nendpoint = \"http://{}\"\nsample_ratio = 0\n", collector.address);
     let mut daemon = shop.start(&traces);
     assert_eq!(daemon.line("span export started")["sample"], "0");
     TestOutbox::delivered(&daemon, "shop", 101);
@@ -71,7 +71,7 @@ async fn an_unreachable_collector_stops_nothing_and_its_spans_are_counted() {
     // No process listens at this address any more.
     let address = Collector::start().await.address;
     let shop = TestOutbox::new().await;
-    let mut daemon = shop.start(&format!("[traces]\nendpoint = \"http://{address}\"\nsample = 1.0\n"));
+    let mut daemon = shop.start(&format!("[traces]\nendpoint = \"http://{address}\"\nsample_ratio = 1.0\n"));
     shop.emit("orders", 500).await;
     TestOutbox::delivered(&daemon, "shop", 500);
     daemon.line("the collector does not accept spans, they are dropped");

@@ -9,7 +9,6 @@ use super::find;
 use crate::args::OutboxArgs;
 use crate::error_report::print_stderr;
 use crate::exit::{ExitStatus, not_found};
-use crate::outbox::Place;
 
 /// Which consumer, or which lane of it.
 #[derive(Debug, clap::Args)]
@@ -67,7 +66,7 @@ pub(super) async fn breaker(args: &BreakerArgs) -> Result<ExitStatus> {
 }
 
 async fn send_order(target: &OutboxArgs, name: &str, lane: Option<&str>, order: ConsumerControl) -> Result<ExitStatus> {
-    let consumers = Place::of(target)?.consumers().await?;
+    let consumers = target.locate()?.consumers().await?;
     // Read first: the order itself does not return whether the consumer or the lane is unknown.
     let found = find(&*consumers, name).await?;
     if !consumers.set_control(name, lane, order).await? {

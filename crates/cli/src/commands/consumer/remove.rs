@@ -7,7 +7,6 @@ use super::{counted, find, unknown};
 use crate::args::{ConfirmArg, OutboxArgs};
 use crate::error_report::print_stderr;
 use crate::exit::ExitStatus;
-use crate::outbox::Place;
 use crate::prompt::confirm;
 
 /// Which consumer.
@@ -22,7 +21,7 @@ pub(crate) struct Args {
 }
 
 pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
-    let (consumers, name) = (Place::of(&args.target)?.consumers().await?, args.name.as_str());
+    let (consumers, name) = (args.target.locate()?.consumers().await?, args.name.as_str());
     let found = find(&*consumers, name).await?;
     // Checked before the question: the answer would not matter.
     if found.summary.members > 0 {

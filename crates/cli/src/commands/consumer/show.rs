@@ -10,7 +10,6 @@ use serde_json::{Value, json};
 use super::{ago, counted, find_with_queues, object, state};
 use crate::args::OutboxArgs;
 use crate::exit::ExitStatus;
-use crate::outbox::Place;
 use crate::output::table::{self, Table};
 use crate::output::time;
 use crate::output::{self, OutputArgs};
@@ -30,7 +29,7 @@ pub(crate) struct Args {
 }
 
 pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
-    let consumers = Place::of(&args.target)?.consumers().await?;
+    let consumers = args.target.locate()?.consumers().await?;
     let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
     let mut shown = find_with_queues(&*consumers, &args.name, limit).await?;
     shown.lanes.sort_by(|one, other| by_number(&one.name).cmp(&by_number(&other.name)));

@@ -11,7 +11,7 @@ use super::filter::FilterArgs;
 use super::owner::{DeadLetters, OwnerArgs, described, exact, option};
 use crate::args::{ConfirmArg, OutboxArgs};
 use crate::commands::consumer;
-use crate::database::REWRITE_DEADLINE;
+use crate::connect::REWRITE_TIMEOUT;
 use crate::error_report::print_stderr;
 use crate::exit::{ExitStatus, not_found, usage};
 use crate::host;
@@ -78,7 +78,7 @@ async fn mark(args: &MarkArgs, action: MarkAction, rate: Option<u32>) -> Result<
              `--consumer NAME`",
         ));
     }
-    let letters = DeadLetters::open(&args.target, &args.owner, REWRITE_DEADLINE).await?;
+    let letters = DeadLetters::open(&args.target, &args.owner, REWRITE_TIMEOUT).await?;
     let Selection { owner, unmatched } = select(args, &letters).await?;
     if rate.is_some() && matches!(owner, DeadLetterOwner::Destination(_)) {
         return Err(usage(format!("`--rate` is for consumers; {} publishes at its own pace", described(&owner))));

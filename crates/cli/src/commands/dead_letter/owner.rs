@@ -10,7 +10,7 @@ use relevo_core::outbox::OutboxOperator;
 
 use crate::args::OutboxArgs;
 use crate::commands::consumer;
-use crate::outbox::{self, Place};
+use crate::connect;
 
 /// One destination or one consumer.
 #[derive(Debug, Clone, clap::Args)]
@@ -41,11 +41,11 @@ pub(super) struct DeadLetters {
 
 impl DeadLetters {
     pub(super) async fn open(target: &OutboxArgs, owner: &OwnerArgs, call_timeout: Duration) -> Result<Self> {
-        let place = Place::of(target)?;
+        let place = target.locate()?;
         let (outbox, consumers) = (place.open(call_timeout).await?, place.consumers_within(call_timeout).await?);
         let owners = match (&owner.destination, &owner.consumer) {
             (Some(name), _) => {
-                let destination = outbox::choose(outbox.destinations().await?, Some(name))?;
+                let destination = connect::choose(outbox.destinations().await?, Some(name))?;
                 vec![DeadLetterOwner::Destination(destination.name)]
             }
             (None, Some(name)) => {

@@ -8,8 +8,8 @@ use relevo_core::outbox::inspect::{Backlog, DestinationInfo, ShardInfo};
 use serde_json::json;
 
 use crate::args::OutboxArgs;
+use crate::connect;
 use crate::exit::ExitStatus;
-use crate::outbox::{self, Place};
 use crate::output::table::{self, Table};
 use crate::output::{self, OutputArgs, time};
 
@@ -26,11 +26,11 @@ pub(crate) struct Args {
 }
 
 pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
-    let outbox = Place::of(&args.target)?.glance().await?;
+    let outbox = args.target.locate()?.outbox().await?;
     let known = outbox.destinations().await?;
     let selected = match &args.name {
         None if known.len() > 1 => known,
-        name => vec![outbox::choose(known, name.as_deref())?],
+        name => vec![connect::choose(known, name.as_deref())?],
     };
     let mut out = io::stdout().lock();
     for (at, destination) in selected.iter().enumerate() {

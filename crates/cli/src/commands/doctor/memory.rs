@@ -10,7 +10,7 @@ use relevo_core::store::StoreError;
 
 use super::Examined;
 use crate::config;
-use crate::outbox::Place;
+use crate::connect::OutboxLocation;
 
 /// What one place adds to the comparison.
 #[derive(Default)]
@@ -18,7 +18,7 @@ pub(super) struct Memory {
     /// From here messages can come again.
     pub(super) horizons: Vec<RedeliveryWindow>,
     /// Here inboxes may be.
-    pub(super) place: Option<Place>,
+    pub(super) place: Option<OutboxLocation>,
 }
 
 /// What an outbox keeps can be sent once more, by a destination that starts with the oldest, and then takes its retries.
@@ -49,7 +49,7 @@ pub(crate) async fn compare(all: &mut [Examined]) -> Result<()> {
     Ok(())
 }
 
-async fn inboxes(place: &Place, horizons: &[RedeliveryWindow]) -> Result<Vec<Finding>> {
+async fn inboxes(place: &OutboxLocation, horizons: &[RedeliveryWindow]) -> Result<Vec<Finding>> {
     match place.consumers().await?.list_consumers().await {
         Ok(consumers) => {
             Ok(consumers.iter().map(|consumer| retention_check::check_retention(consumer, horizons)).collect())

@@ -14,9 +14,9 @@ use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use crate::connect::{OutboxLocation, emit_error};
 use crate::error_report::print_stderr;
 use crate::exit::{ExitStatus, interrupted, usage};
-use crate::outbox::{Place, emit_error};
 use crate::output::{OutputArgs, Progress, count};
 use relevo_host::Signals;
 
@@ -31,7 +31,7 @@ pub(super) struct LinesArgs<'a> {
     pub(super) output: OutputArgs,
 }
 
-pub(super) async fn run(place: &Place, args: &LinesArgs<'_>) -> Result<ExitStatus> {
+pub(super) async fn run(place: &OutboxLocation, args: &LinesArgs<'_>) -> Result<ExitStatus> {
     let source: Box<dyn BufRead + Send> = if args.source == "-" {
         Box::new(BufReader::new(io::stdin()))
     } else {

@@ -10,9 +10,9 @@ use relevo_core::store::StoreError;
 use serde_json::json;
 
 use crate::args::OutboxArgs;
+use crate::connect;
 use crate::error_report::{ErrorReport, print_stderr};
 use crate::exit::ExitStatus;
-use crate::outbox::{self, Place};
 use crate::output::table::Table;
 use crate::output::{self, OutputArgs, time};
 
@@ -51,8 +51,8 @@ pub(crate) struct Args {
 }
 
 pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
-    let opened = Place::of(&args.target)?.glance().await?;
-    let log = outbox::search(&*opened)?;
+    let opened = args.target.locate()?.outbox().await?;
+    let log = connect::search(&*opened)?;
     let filter = TailFilter { key: args.key.clone(), topic: args.topic.clone(), kind: args.kind.clone() };
     let mut output = Output { format: args.output, table: Table::new(HEAD) };
     let mut interrupted = pin!(tokio::signal::ctrl_c());

@@ -11,9 +11,9 @@ use super::list::{self, object};
 use super::selection::Selection;
 use super::source;
 use crate::args::OutboxArgs;
+use crate::connect;
 use crate::error_report::print_stderr;
 use crate::exit::ExitStatus;
-use crate::outbox::{self, Place};
 use crate::output::{self, OutputArgs, Progress, count};
 use relevo_host::Signals;
 
@@ -48,9 +48,9 @@ pub(crate) struct Resume {
 }
 
 pub(super) async fn resume(args: &Resume) -> Result<ExitStatus> {
-    let place = Place::of(&args.target)?;
+    let place = args.target.locate()?;
     let consumers = place.consumers().await?;
-    let replays = outbox::replays(&*consumers)?;
+    let replays = connect::replays(&*consumers)?;
     let replay = list::find(replays, &args.consumer, args.number).await?;
     let (name, number) = (&args.consumer, args.number);
     if replay.state == ReplayState::Finished {

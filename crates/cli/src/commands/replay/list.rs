@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 
 use super::selection::Selection;
 use crate::args::OutboxArgs;
+use crate::connect;
 use crate::error_report::print_stderr;
 use crate::exit::{ExitStatus, not_found};
-use crate::outbox::{self, Place};
 use crate::output::table::{self, Table};
 use crate::output::time;
 use crate::output::{self, OutputArgs, count};
@@ -41,8 +41,8 @@ pub(crate) struct ReplayRef {
 }
 
 pub(super) async fn list(args: &List) -> Result<ExitStatus> {
-    let consumers = Place::of(&args.target)?.consumers().await?;
-    let replays = outbox::replays(&*consumers)?;
+    let consumers = args.target.locate()?.consumers().await?;
+    let replays = connect::replays(&*consumers)?;
     let names = match &args.consumer {
         Some(name) => vec![name.clone()],
         None => consumers.list_consumers().await?.into_iter().map(|consumer| consumer.name).collect(),
@@ -67,8 +67,8 @@ pub(super) async fn list(args: &List) -> Result<ExitStatus> {
 }
 
 pub(super) async fn show(args: &ReplayRef) -> Result<ExitStatus> {
-    let consumers = Place::of(&args.target)?.consumers().await?;
-    let replays = outbox::replays(&*consumers)?;
+    let consumers = args.target.locate()?.consumers().await?;
+    let replays = connect::replays(&*consumers)?;
     let replay = find(replays, &args.consumer, args.number).await?;
     if args.output.is_json() {
         output::line(&object(&replay))?;
@@ -97,8 +97,8 @@ pub(super) async fn show(args: &ReplayRef) -> Result<ExitStatus> {
 }
 
 pub(super) async fn stop(args: &ReplayRef) -> Result<ExitStatus> {
-    let consumers = Place::of(&args.target)?.consumers().await?;
-    let replays = outbox::replays(&*consumers)?;
+    let consumers = args.target.locate()?.consumers().await?;
+    let replays = connect::replays(&*consumers)?;
     let before = find(replays, &args.consumer, args.number).await?;
     let stopped = replays.stop_replay(&args.consumer, args.number).await?;
     let replay = find(replays, &args.consumer, args.number).await?;

@@ -18,10 +18,10 @@ use super::source::{self, failed};
 use crate::args::{ConfirmArg, OutboxArgs};
 use crate::commands::consumer;
 use crate::config::Sources;
+use crate::connect;
 use crate::error_report::print_stderr;
 use crate::exit::{ExitStatus, usage};
 use crate::host::{not_empty, user_at_host};
-use crate::outbox::{self, Place};
 use crate::output::table::{self, Table};
 use crate::output::time;
 use crate::output::{self, OutputArgs, count};
@@ -155,7 +155,7 @@ pub(super) async fn start(args: &Start) -> Result<ExitStatus> {
         requested_by: args.by.clone().unwrap_or_else(user_at_host),
         reason: args.reason.clone(),
     };
-    let replays = outbox::replays(&*preview.consumers)?;
+    let replays = connect::replays(&*preview.consumers)?;
     let number = replays.create_replay(&plan).await?;
     print_stderr(&format!("replay {number} of consumer `{name}` started"));
     feed::report_idle(&preview.consumer);
@@ -170,7 +170,7 @@ async fn preview(args: &ReplayArgs) -> Result<ReplayPreview> {
     {
         return Err(usage(format!("`--from {from}` is above `--to {to}`, so the range is empty")));
     }
-    let place = Place::of(&args.target)?;
+    let place = args.target.locate()?;
     let consumers = place.consumers().await?;
     let found = consumer::find(&*consumers, &args.consumer).await?;
     let mut selection = selection(args)?;

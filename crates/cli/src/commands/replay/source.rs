@@ -5,11 +5,15 @@ use relevo_core::replay_source::{OutboxRouting, ReplaySource, ReplaySourceError}
 
 use super::selection::{Selection, SourceKind};
 use crate::config::{self, Destination, Loaded, Sources};
+use crate::connect::OutboxLocation;
 use crate::exit::{not_found, unreachable_server, usage};
-use crate::outbox::Place;
 
 /// Opens what a replay reads.
-pub(super) async fn open(selection: &Selection, place: &Place, sources: &Sources) -> Result<Box<dyn ReplaySource>> {
+pub(super) async fn open(
+    selection: &Selection,
+    place: &OutboxLocation,
+    sources: &Sources,
+) -> Result<Box<dyn ReplaySource>> {
     let destination = match &selection.at {
         Some((outbox, destination)) => Some(find(sources, Some(outbox), Some(destination))?.2),
         None => None,

@@ -15,8 +15,7 @@ use relevo_core::outbox::sample::{DestinationSample, OutboxSample};
 use relevo_core::outbox::search::MessageFilter;
 
 use super::admin_client::{AdminClient, AdminReply};
-use crate::database::ANSWER_DEADLINE;
-use crate::outbox::Place;
+use crate::connect::{ANSWER_TIMEOUT, OutboxLocation};
 
 /// Time limit of the search for the heads of parked keys.
 const SEARCH_TIMEOUT: Duration = Duration::from_millis(200);
@@ -49,7 +48,7 @@ pub(super) struct DestinationSnapshot {
 
 /// Takes snapshots.
 pub(super) struct Poller {
-    place: Place,
+    place: OutboxLocation,
     client: AdminClient,
     limit: usize,
     outbox: Option<String>,
@@ -58,13 +57,13 @@ pub(super) struct Poller {
 
 impl Poller {
     /// Lists have at most `limit` rows. `outbox` is the name of the outbox at the admin ports.
-    pub(super) fn new(place: Place, client: AdminClient, limit: usize, outbox: Option<String>) -> Self {
+    pub(super) fn new(place: OutboxLocation, client: AdminClient, limit: usize, outbox: Option<String>) -> Self {
         Self { place, client, limit, outbox, opened: None }
     }
 
     /// The location of the outbox, without a password.
     pub(super) fn location(&self) -> String {
-        self.place.shown()
+        self.place.location()
     }
 
     pub(super) async fn poll(&mut self) -> Result<Snapshot> {
@@ -88,8 +87,8 @@ impl Poller {
         let opened = if let Some(opened) = self.opened.take() {
             opened
         } else {
-            let opened = self.place.open(ANSWER_DEADLINE).await;
-            opened.with_context(|| format!("the outbox at {}", self.place.shown()))?
+            let opened = self.place.open(ANSWER_TIMEOUT).await;
+            opened.with_context(|| format!("the outbox at {}", self.place.location()))?
         };
         Ok(&**self.opened.insert(opened))
     }

@@ -37,7 +37,7 @@ BEGIN
         command := CASE WHEN xid_counter_is_ahead() THEN 'adopt' ELSE 'rebase' END;
         RAISE EXCEPTION 'the outbox was written in another database (system %, oid %): a copy, a restored dump or an upgraded cluster',
             known.system_identifier, known.database_oid
-            USING ERRCODE = 'RV003', HINT = format('If this one shall publish from now on, run `relevo %s`.', command);
+            USING ERRCODE = 'RV003', HINT = format('If this one shall publish from now on, run `relevo outbox %s`.', command);
     END IF;
 END $$;
 
