@@ -34,7 +34,7 @@ impl Fixture {
         let (shop, vhost) = (Arc::new(TestOutbox::new().await), RabbitServer::shared().vhost().await);
         let broker = format!(
             "kind = \"rabbitmq\"\nurls = [\"{}\"]\nmanagement_url = \"{}\"\ntopology_on_start = \"apply\"\nexchange = \"shop\"\nlanes = {LANES}\n\
-             [BROKER.exchanges.shop]\n[BROKER.queues.billing]\nlanes = {LANES}\nordered = true\nbind = [\"shop/orders.#\"]\n",
+             [BROKER.exchanges.shop]\n[BROKER.queues.billing]\nlanes = {LANES}\nbind = [\"shop/orders.#\"]\n",
             vhost.amqp_url(),
             vhost.management_url()
         );
