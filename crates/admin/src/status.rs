@@ -20,6 +20,8 @@ pub struct ProcessStatus {
 pub struct RelayRates {
     /// The outbox.
     pub outbox: String,
+    /// Host, port and name of its database, or its file, without credentials. Empty if it is unknown.
+    pub database: String,
     /// The destination.
     pub destination: String,
     /// Whether the broker was reachable at the last attempt. `null` while it is unknown.

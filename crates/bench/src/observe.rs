@@ -88,7 +88,7 @@ async fn round(bench: &mut Bench, observation: Observation) -> anyhow::Result<Ro
     let relay = Relay::new(Arc::new(bench.store().await?), Arc::new(quick_broker()), config)?;
     if observation != Observation::None {
         let [outbox, destination, broker, location] = ["bench", "main", "memory", "memory"].map(str::to_owned);
-        let monitor = RelayMonitor::new(RelayLabels { outbox, destination, broker, location });
+        let monitor = RelayMonitor::new(RelayLabels { outbox, database: String::new(), destination, broker, location });
         monitor.attach(&relay);
         observe(bench, &Arc::new(monitor), &stop, &mut beside).await?;
     }

@@ -228,6 +228,7 @@ impl Startup {
         for destination in &outbox.destinations {
             let labels = RelayLabels {
                 outbox: outbox.name.clone(),
+                database: outbox.store.location(),
                 destination: destination.name.clone(),
                 broker: destination.broker.adapter.kind().to_owned(),
                 location: destination.broker.adapter.location(),

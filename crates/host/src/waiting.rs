@@ -56,7 +56,7 @@ mod tests {
         let stall_timeout = PROGRESS_INTERVAL * 2;
         let (outbox, destination) = ("shop".to_owned(), "main".to_owned());
         let (broker, location) = ("nats".to_owned(), String::new());
-        let labels = RelayLabels { outbox, destination, broker, location };
+        let labels = RelayLabels { outbox, database: String::new(), destination, broker, location };
         let relay = RelayMonitor::new(labels).with_stall_timeout(stall_timeout);
         let mut hangs = pin!(with_progress(&relay, sleep(stall_timeout + PROGRESS_INTERVAL)));
         while timeout(PROGRESS_INTERVAL / 10, hangs.as_mut()).await.is_err() {

@@ -358,6 +358,7 @@ mod tests {
     fn relay(destination: &str, location: &str, dead: u64) -> Arc<RelayMonitor> {
         let relay = RelayMonitor::new(RelayLabels {
             outbox: "shop".to_owned(),
+            database: String::new(),
             destination: destination.to_owned(),
             broker: "queues".to_owned(),
             location: location.to_owned(),

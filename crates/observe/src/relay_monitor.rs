@@ -26,6 +26,8 @@ pub const STALL_TIMEOUT_MIN: Duration = Duration::from_secs(20);
 pub struct RelayLabels {
     /// The outbox that it reads.
     pub outbox: String,
+    /// Host, port and name of its database, or its file, without credentials. May be empty. Only `/status` returns it.
+    pub database: String,
     /// The destination that it publishes to.
     pub destination: String,
     /// The kind of broker, as in the configuration.
@@ -80,6 +82,7 @@ pub struct RelaySamples {
 ///
 /// let monitor = RelayMonitor::new(RelayLabels {
 ///     outbox: "shop".to_owned(),
+///     database: "localhost/shop".to_owned(),
 ///     destination: "main".to_owned(),
 ///     broker: broker.kind().to_owned(),
 ///     location: broker.location(),
@@ -300,6 +303,7 @@ impl RelayMonitor {
         let Rates { per_second, p50, p99 } = self.rates.lock().rates();
         RelayRates {
             outbox: self.labels.outbox.clone(),
+            database: self.labels.database.clone(),
             destination: self.labels.destination.clone(),
             broker_up: self.is_broker_up(),
             published_per_second: per_second,
@@ -316,7 +320,7 @@ mod tests {
     fn monitor() -> RelayMonitor {
         let (outbox, destination) = ("shop".to_owned(), "main".to_owned());
         let (broker, location) = ("broker".to_owned(), String::new());
-        RelayMonitor::new(RelayLabels { outbox, destination, broker, location })
+        RelayMonitor::new(RelayLabels { outbox, database: String::new(), destination, broker, location })
     }
 
     #[test]

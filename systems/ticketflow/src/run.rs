@@ -116,7 +116,8 @@ impl Parts {
         let watched = relay.as_ref().map(|relay| {
             let [outbox, destination] = ["tickets", flow::DESTINATION].map(str::to_owned);
             let (broker, location) = (broker.kind().to_owned(), broker.kind().to_owned());
-            let monitor = RelayMonitor::new(RelayLabels { outbox, destination, broker, location });
+            let monitor =
+                RelayMonitor::new(RelayLabels { outbox, database: String::new(), destination, broker, location });
             monitor.attach(relay);
             Arc::new(monitor)
         });

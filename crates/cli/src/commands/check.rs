@@ -249,7 +249,7 @@ impl Report {
             ExitStatus::Usage
         } else if self.is_unreachable {
             ExitStatus::Unreachable
-        } else if self.rows.iter().any(|row| ![OK, INFO].contains(&row.result)) {
+        } else if self.rows.iter().any(|row| row.result == ERROR) {
             ExitStatus::Findings
         } else {
             ExitStatus::Success

@@ -11,7 +11,7 @@ use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use relevo_admin::ProcessStatus;
+use relevo_admin::{ProcessStatus, RelayRates};
 use tokio::time::timeout;
 
 use crate::exit::usage;
@@ -73,6 +73,12 @@ impl AdminClient {
             vec![AdminPort { uri: status_uri(DEFAULT)?, token: None }]
         };
         Ok(Self { client: Client::builder(TokioExecutor::new()).build_http(), ports, named })
+    }
+
+    /// Whether a relay may read the outbox of this database. A port that the user named is trusted: it may know the database
+    /// by another name.
+    pub(super) fn accepts(&self, relay: &RelayRates, database: &str) -> bool {
+        self.named || relay.database.is_empty() || relay.database == database
     }
 
     /// Requests the status of all processes, one after the other. The default port is omitted unless it responds.
@@ -170,6 +176,19 @@ mod tests {
         for url in ["db:9464", "https://db:9464", "http://", "http://db/other", "http://me@db:9464"] {
             assert!(status_uri(url).is_err(), "{url}");
         }
+    }
+
+    #[test]
+    fn the_default_port_of_another_database_is_ignored() {
+        let client = |admin: &[&str]| {
+            AdminClient::new(&AdminArgs { admin: admin.iter().map(ToString::to_string).collect() }).unwrap()
+        };
+        let relay = |database: &str| RelayRates { database: database.to_owned(), ..RelayRates::default() };
+        let default = client(&[]);
+        assert!(default.accepts(&relay("localhost/shop"), "localhost/shop"));
+        assert!(!default.accepts(&relay("localhost/billing"), "localhost/shop"));
+        assert!(default.accepts(&relay(""), "localhost/shop"), "a service that does not report its database");
+        assert!(client(&["http://127.0.0.1:9464"]).accepts(&relay("db/shop"), "localhost/shop"));
     }
 
     #[test]

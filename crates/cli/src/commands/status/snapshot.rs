@@ -67,7 +67,11 @@ impl Poller {
     }
 
     pub(super) async fn poll(&mut self) -> Result<Snapshot> {
-        let (replies, outbox, limit) = (self.client.fetch_all().await, self.outbox.clone(), self.limit);
+        let (mut replies, outbox, limit) = (self.client.fetch_all().await, self.outbox.clone(), self.limit);
+        let database = self.place.location();
+        for status in replies.iter_mut().filter_map(|reply| reply.status.as_mut().ok()) {
+            status.relays.retain(|relay| self.client.accepts(relay, &database));
+        }
         let operator = self.place.consumers().await?;
         let mut consumers = Vec::new();
         for consumer in operator.list_consumers().await? {

@@ -93,6 +93,7 @@ fn snapshot(outbox: Option<&str>, statuses: Vec<ProcessStatus>) -> Snapshot {
 fn relay(outbox: &str, published_per_second: f64, p99: f64, broker_up: bool) -> RelayRates {
     RelayRates {
         outbox: outbox.to_owned(),
+        database: String::new(),
         destination: "main".to_owned(),
         broker_up: Some(broker_up),
         published_per_second,
