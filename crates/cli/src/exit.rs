@@ -119,7 +119,7 @@ mod tests {
             (not_found("no").context("here"), ExitStatus::NotFound),
             (anyhow::Error::from(unavailable).context("cannot open"), ExitStatus::Unreachable),
             (sqlx::Error::Io(std::io::ErrorKind::ConnectionRefused.into()).into(), ExitStatus::Unreachable),
-            (StoreError::Refused { reason: "switched off".to_owned() }.into(), ExitStatus::Failure),
+            (StoreError::Refused { reason: "disabled".to_owned() }.into(), ExitStatus::Failure),
         ] {
             assert_eq!(ExitStatus::of(&error), code, "{error:#}");
         }

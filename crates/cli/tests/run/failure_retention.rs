@@ -68,7 +68,7 @@ async fn a_destination_without_a_relay_holds_retention_back_and_catches_up() {
     until("they are settled", || first.metric("outbox_backlog_gauge{") == Some(0));
     run_command(&shop, &["destination", "disable", "audit"]);
     assert_eq!(first.end(), Some(1), "{}", first.log());
-    until("the log has the reason", || first.log().contains("switched off"));
+    until("the log has the reason", || first.log().contains("hint: Enable it with `relevo destination enable audit`"));
     shop.emit("orders", 10).await;
     TestOutbox::taken(&main, "main", 15);
     until("nothing is overdue", || held_back(&main, "audit") == Some(0.0));

@@ -36,7 +36,7 @@ impl ShardLeases for Store {
         let now = state.now();
         let destination = state.destination(&self.name)?;
         if !destination.enabled {
-            return Err(StoreError::Refused { reason: format!("destination `{}` is switched off", self.name) });
+            return Err(StoreError::Refused { reason: format!("destination `{}` is disabled", self.name) });
         }
         let mut response = destination.acquire_leases(&request, now);
         let new = |lease: &&Lease| !request.held.contains(lease);

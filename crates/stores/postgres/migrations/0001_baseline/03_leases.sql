@@ -202,8 +202,8 @@ BEGIN
         RAISE EXCEPTION 'destination "%" is not known', p_destination
             USING ERRCODE = 'RV005', HINT = 'Add it with `relevo destination add`.';
     ELSIF NOT d.enabled THEN
-        RAISE EXCEPTION 'destination "%" is switched off', p_destination
-            USING ERRCODE = 'RV005', HINT = 'Switch it on with `relevo destination switch`.';
+        RAISE EXCEPTION 'destination "%" is disabled', p_destination
+            USING ERRCODE = 'RV005', HINT = format('Enable it with `relevo destination enable %s`.', p_destination);
     END IF;
     -- A relay that hangs here must not block the rows forever.
     PERFORM set_config('idle_in_transaction_session_timeout', (greatest((p_request ->> 'lease_ms')::int / 2, 1))::text, true);

@@ -142,7 +142,7 @@ async fn lagging_destinations_are_reported_with_the_one_that_delays_retention() 
     assert_eq!(finding_of(&examine(&store).await, "destinations").severity, Severity::Ok);
     world.run("SELECT relevo.disable_destination('main')").await;
     let off = finding_of(&examine(&store).await, "destinations").clone();
-    assert!(off.severity == Severity::Warning && off.detail.starts_with("`main` is switched off"), "{off:?}");
+    assert!(off.severity == Severity::Warning && off.detail.starts_with("`main` is disabled"), "{off:?}");
     world.run("SELECT relevo.enable_destination('main')").await;
 
     assert_eq!(finding_of(&examine(&store).await, "retention").detail, "`main` has taken everything that is kept");

@@ -125,5 +125,5 @@ async fn a_relay_of_a_disabled_destination_ends_with_the_reason() {
     let Err(RelayError::Store(StoreError::Refused { reason })) = relay.wait_for_end().await else {
         panic!("it should have been refused");
     };
-    assert!(reason.contains("switched off") && reason.contains("relevo destination switch"), "{reason}");
+    assert!(reason.contains("is disabled") && reason.contains("`relevo destination enable main`"), "{reason}");
 }

@@ -69,7 +69,7 @@ impl LeaseTable {
         let row = row.ok_or_else(|| queries::unknown_destination(destination))?;
         if !column::<bool>(&row, 1)? {
             return Err(Error::Refused(format!(
-                "destination `{destination}` is switched off; hint: switch it on with `relevo destination switch`"
+                "destination `{destination}` is disabled; hint: enable it with `relevo destination enable {destination}`"
             )));
         }
         let window_limit = match (column::<Option<i64>>(&row, 2)?, column::<Option<i64>>(&row, 3)?) {

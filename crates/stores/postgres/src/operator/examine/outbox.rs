@@ -28,7 +28,7 @@ pub(super) async fn destinations(operator: &Operator) -> Result<Vec<Finding>, Er
             finding(
                 Severity::Warning,
                 SUBJECT,
-                format!("`{name}` is switched off: nothing reaches it, and retention waits for it"),
+                format!("`{name}` is disabled: nothing reaches it, and retention waits for it"),
             )
             .with_fix(format!("`relevo destination enable {name}`, or `relevo destination remove {name}`"))
         } else if free > 0 {
@@ -44,7 +44,7 @@ pub(super) async fn destinations(operator: &Operator) -> Result<Vec<Finding>, Er
     if findings.is_empty() {
         findings.push(
             finding(Severity::Warning, SUBJECT, "there is none: no relay publishes the stored messages")
-                .with_fix("`relevo destination add NAME`"),
+                .with_fix("`relevo run`, which adds those of its configuration, or `relevo destination add NAME`"),
         );
     }
     Ok(findings)
