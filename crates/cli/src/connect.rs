@@ -218,7 +218,10 @@ pub(crate) fn choose(known: Vec<DestinationInfo>, wanted: Option<&str>) -> Resul
     let names = || format!("`{}`", known.iter().map(|it| it.name.as_str()).collect::<Vec<_>>().join("`, `"));
     let Some(name) = wanted else {
         return match known.len() {
-            0 => Err(not_found("there is no destination yet; hint: add one with `relevo destination add NAME`")),
+            0 => Err(not_found(
+                "there is no destination yet; hint: `relevo run` adds those of its configuration, and `relevo destination add NAME` \
+                 adds one",
+            )),
             1 => Ok(known.into_iter().next().expect("one was counted")),
             _ => Err(usage(format!(
                 "there is more than one destination; hint: choose with `--destination`: {}",

@@ -37,7 +37,7 @@ pub(crate) enum Command {
     #[command(after_help = "Example: relevo destination show main")]
     Show(show::Args),
     /// Adds a destination with its own progress. An existing one is not changed.
-    #[command(after_help = "Example: relevo destination add main --shards 16 --start oldest")]
+    #[command(after_help = "Example: relevo destination add main --shards 16")]
     Add {
         #[arg(value_parser = crate::args::new_destination)]
         name: String,
@@ -45,7 +45,7 @@ pub(crate) enum Command {
         #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=SHARDS_MAX))]
         shards: u16,
         /// Its first message.
-        #[arg(long, value_parser = start_parser(), default_value = StartFrom::Now.as_str())]
+        #[arg(long, value_parser = start_parser(), default_value = StartFrom::Oldest.as_str())]
         start: StartFrom,
         #[command(flatten)]
         target: OutboxArgs,
@@ -131,7 +131,9 @@ async fn list(target: &OutboxArgs, output: OutputArgs) -> Result<()> {
         return Ok(());
     }
     if destinations.is_empty() {
-        print_stderr("there is no destination yet; `relevo destination add NAME` adds one");
+        print_stderr(
+            "there is no destination yet; `relevo run` adds those of its configuration, and `relevo destination add NAME` adds one",
+        );
         return Ok(());
     }
     let rows = destinations.iter().map(|it| {

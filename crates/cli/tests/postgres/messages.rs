@@ -153,7 +153,8 @@ async fn without_a_destination_the_hint_is_to_add_one() {
     let cli = Cli::migrated().await;
     for args in [&["message", "list"][..], &["why", "k"], &["destination", "show"], &["verify"]] {
         let stderr = cli.fails(4, args);
-        assert!(stderr.contains("hint: add one with `relevo destination add NAME`"), "{args:?}: {stderr}");
+        let hint = "hint: `relevo run` adds those of its configuration, and `relevo destination add NAME` adds one";
+        assert!(stderr.contains(hint), "{args:?}: {stderr}");
     }
     assert_eq!(cli.succeeds(&["destination", "list", "-o", "json"]).0, "");
 }

@@ -109,6 +109,19 @@ async fn a_destination_is_added_once() {
 }
 
 #[tokio::test]
+async fn a_destination_starts_with_the_oldest_message_by_default() {
+    let cli = Cli::migrated().await;
+    cli.emit("o-1", "{}");
+    let (_, added) = cli.succeeds(&["destination", "add", "main"]);
+    assert!(added.ends_with("it starts with the oldest retained message\n"), "{added}");
+    cli.succeeds(&["destination", "add", "audit", "--start", "now"]);
+    for (destination, pending) in [("main", 1), ("audit", 0)] {
+        let (json, _) = cli.succeeds(&["destination", "show", destination, "-o", "json"]);
+        assert_eq!(objects(&json)[0]["pending"], pending, "{destination}");
+    }
+}
+
+#[tokio::test]
 async fn an_unknown_destination_is_an_error_that_lists_the_known_ones() {
     let cli = Cli::migrated().await;
     cli.succeeds(&["destination", "add", "main"]);
