@@ -32,7 +32,9 @@ fn kinds() -> impl TypedValueParser<Value = RoleKind> {
 const fn rights(kind: RoleKind) -> &'static str {
     match kind {
         RoleKind::Writer => "emit messages, and cancel scheduled ones",
-        RoleKind::Relay => "read and settle messages, maintain the outbox, redrive and discard dead letters",
+        RoleKind::Relay => {
+            "add destinations, read and settle messages, maintain the outbox, redrive and discard dead letters"
+        }
         RoleKind::Consumer => "use the inbox and its retry queues",
         RoleKind::Operator => "read everything, redrive and discard dead letters, control consumers and replays",
     }

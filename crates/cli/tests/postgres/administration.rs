@@ -1,11 +1,14 @@
 //! Scheduled messages that are cancelled, roles, settings.
 
+use relevo_core::inbox::InboxRetention;
+use relevo_store_postgres::inbox::{Config, Inbox};
 use relevo_testkit::PgVersion;
 use relevo_testkit::postgres::Private;
 use sqlx::ConnectOptions as _;
 use sqlx::postgres::PgConnection;
 
-use super::support::{Cli, objects};
+use super::fixture::{billing, id};
+use super::support::{Cli, objects, run};
 
 #[tokio::test]
 async fn a_scheduled_message_is_cancelled_once_and_a_published_one_never() {
@@ -60,6 +63,52 @@ async fn a_granted_role_can_do_its_work_and_nothing_else() {
     let unknown = cli.fails(4, &["grant", "writer", "no one"]);
     assert_eq!(unknown, "error: role `no one` does not exist\nhint: create it with `CREATE ROLE`\n");
     assert_eq!(cli.run(&["grant", "owner", "my writer"], "").0, 2);
+}
+
+/// An outbox and an inbox with dead letters, and a role with the grant of an operator. Returns its URL and a dead letter.
+async fn database_with_operator(cli: &Cli) -> (String, String) {
+    cli.succeeds(&["migrate"]);
+    cli.succeeds(&["destination", "add", "main", "--shards", "4"]);
+    let dead = cli.emit("o-1", "{}");
+    cli.settle().await;
+    cli.dead_letter(&dead).await;
+    let inbox = Inbox::open(&Config::new(cli.database.options()), "billing", InboxRetention::default()).await;
+    billing(&inbox.expect("a migrated database")).await;
+    cli.sql("CREATE ROLE ana LOGIN").await;
+    cli.succeeds(&["grant", "operator", "ana"]);
+    (cli.database.url().replace("postgres@", "ana@"), dead)
+}
+
+#[tokio::test]
+async fn an_operator_may_run_every_command_that_reads() {
+    let server = Private::start(PgVersion::V15).await;
+    let cli = Cli { database: server.database().await };
+    let (url, dead) = database_with_operator(&cli).await;
+    let handled = id(1).to_string();
+    for args in [
+        &["status"][..],
+        &["destination", "list"],
+        &["destination", "show", "main"],
+        &["message", "list"],
+        &["message", "show", &dead],
+        &["message", "tail"],
+        &["why", "o-1"],
+        &["verify"],
+        &["trace", &dead],
+        &["trace", &handled],
+        &["dead-letter", "list"],
+        &["dead-letter", "show", &dead],
+        &["consumer", "list"],
+        &["consumer", "show", "billing"],
+        &["replay", "plan", "billing"],
+        &["replay", "list", "billing", "-o", "json"],
+        &["settings", "get"],
+    ] {
+        let (code, stdout, stderr) = run(&url, args, "");
+        assert_eq!(code, 0, "{args:?}: {stdout}{stderr}");
+    }
+    let (_, stdout, stderr) = run(&url, &["doctor"], "");
+    assert!(!format!("{stdout}{stderr}").contains("permission denied"), "{stdout}{stderr}");
 }
 
 #[tokio::test]

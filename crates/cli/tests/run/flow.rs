@@ -6,6 +6,7 @@ use relevo_core::Draft;
 use sqlx::ConnectOptions as _;
 
 use crate::daemon::{DEADLINE, Daemon, until};
+use crate::failure::run_command;
 use crate::test_outbox::{BEGIN, Directory, TestOutbox};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -90,21 +91,22 @@ async fn a_second_signal_ends_it_at_once_with_130() {
     drop(lock);
 }
 
-/// A service account in production has only the grants of the relay.
+/// A service account in production has only the grants of the relay, from its first start on.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_relay_s_grants_are_enough() {
     let shop = TestOutbox::new().await;
     let role = format!("relay_of_{}", shop.database.name());
     shop.run(&format!("CREATE ROLE {role} LOGIN")).await;
     shop.run(&format!("SELECT relevo.grant_relay('{role}')")).await;
-    shop.run("SELECT relevo.add_destination('main', 4, 'now')").await;
     let url = shop.database.url().replace("postgres@", &format!("{role}@"));
-    let text = format!("{BEGIN}{}", shop.outbox("shop", &url, "")).replace("create = true", "create = false");
+    let text = format!("{BEGIN}{}", shop.outbox("shop", &url, "")).replace("create = true\n", "");
     let mut daemon = Daemon::start(&shop.directory.write("relevo.toml", &text), &[]);
     daemon.ready();
     shop.emit("orders", 10).await;
     TestOutbox::delivered(&daemon, "shop", 10);
     until("the backlog is sampled", || daemon.metric("outbox_backlog_gauge{") == Some(0));
+    let status = run_command(&shop, &["status", "--database", &url]);
+    assert!(status.contains("main"), "{status}");
     daemon.stop();
     shop.run(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await;
 }

@@ -16,7 +16,7 @@ BEGIN
     INSERT INTO granted_role VALUES (grant_writer.role_name, 'writer') ON CONFLICT DO NOTHING;
 END $$;
 
--- A relay may read and settle. It changes tables only through functions that check its lease.
+-- A relay may add its destination, read and settle. It settles only through functions that check its lease.
 CREATE FUNCTION grant_relay(role_name text) RETURNS void
 LANGUAGE plpgsql SET search_path = @schema@, pg_temp
 AS $$
@@ -24,8 +24,8 @@ BEGIN
     EXECUTE format('GRANT USAGE ON SCHEMA @schema@ TO %I', role_name);
     EXECUTE format('GRANT SELECT ON ALL TABLES IN SCHEMA @schema@ TO %I', role_name);
     EXECUTE format('GRANT EXECUTE ON FUNCTION '
-        'make_tick, move_due_scheduled, acquire_leases, release_leases, settle, shard_positions, read_parked, '
-        'settle_parked, maintain, backlog, redrive, discard TO %I', role_name);
+        'add_destination, make_tick, move_due_scheduled, acquire_leases, release_leases, settle, shard_positions, read_parked, '
+        'settle_parked, maintain, backlog, redrive, discard, inbox_list_consumers TO %I', role_name);
     INSERT INTO granted_role VALUES (grant_relay.role_name, 'relay') ON CONFLICT DO NOTHING;
 END $$;
 
@@ -52,7 +52,7 @@ BEGIN
     EXECUTE format('GRANT USAGE ON SCHEMA @schema@ TO %I', role_name);
     EXECUTE format('GRANT SELECT ON ALL TABLES IN SCHEMA @schema@ TO %I', role_name);
     EXECUTE format('GRANT EXECUTE ON FUNCTION '
-        'backlog, redrive, discard, inbox_list_consumers, inbox_show_consumer, inbox_set_control, '
+        'shard_positions, backlog, redrive, discard, inbox_list_consumers, inbox_show_consumer, inbox_set_control, '
         'inbox_remove_consumer, epoch_micros, inbox_dead_letter_matches, inbox_redrive, inbox_discard, '
         'inbox_create_replay, inbox_feed_replay, inbox_stop_replay, inbox_resume_replay, inbox_replay_ready, '
         'inbox_list_replays TO %I', role_name);

@@ -104,8 +104,8 @@ async fn a_writer_may_emit_and_nothing_else() {
 async fn a_relay_may_read_and_settle_and_nothing_else() {
     for version in PgVersion::ALL {
         let world = database_with_roles(version).await;
-        let may = "acquire_leases backlog discard maintain make_tick move_due_scheduled read_parked redrive \
-                   release_leases settle settle_parked shard_positions";
+        let may = "acquire_leases add_destination backlog discard inbox_list_consumers maintain make_tick \
+                   move_due_scheduled read_parked redrive release_leases settle settle_parked shard_positions";
         assert_eq!(may_call(&world, "carrier").await, may.split(' ').collect::<Vec<_>>());
         assert!(rights(&world, "carrier", "SELECT").await.is_empty());
 

@@ -146,9 +146,9 @@ pub(super) async fn grants(operator: &Operator) -> Result<Vec<Finding>, Error> {
     let sql = format!(
         "SELECT current_user::text, what FROM (\
          SELECT 'execute ' || p.proname FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace \
-         WHERE n.nspname = '{schema}' AND p.proname IN ('make_tick', 'move_due_scheduled', 'acquire_leases', 'release_leases', \
-             'settle', 'shard_positions', 'read_parked', 'settle_parked', 'maintain', 'backlog', 'redrive', \
-             'discard') \
+         WHERE n.nspname = '{schema}' AND p.proname IN ('add_destination', 'make_tick', 'move_due_scheduled', 'acquire_leases', \
+             'release_leases', 'settle', 'shard_positions', 'read_parked', 'settle_parked', 'maintain', 'backlog', 'redrive', \
+             'discard', 'inbox_list_consumers') \
          AND NOT has_function_privilege(p.oid, 'execute') \
          UNION ALL SELECT 'select on ' || c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace \
          WHERE n.nspname = '{schema}' AND c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition \
