@@ -41,17 +41,24 @@ pub(crate) struct Args {
 
 pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
     let place = args.target.locate()?;
+    let mut refused = Vec::new();
     let path = MessageTrace {
-        destinations: find_at_destinations(&place, args.id).await?,
+        destinations: find_at_destinations(&place, args.id, &mut refused).await?,
         stops: find_at_consumers(&place, args.id).await?,
     };
     if path.destinations.is_empty() && path.stops.is_empty() {
+        if let Some((name, error)) = refused.into_iter().next() {
+            return Err(anyhow::Error::new(error).context(format!("destination `{name}`")));
+        }
         return Err(not_found(format!(
             "message {1} is neither in the outbox nor in an inbox at {0}; hint: it may be older than their retention, or its \
              consumer has another database",
             place.location(),
             args.id
         )));
+    }
+    for (name, error) in refused {
+        print_stderr(&format!("destination `{name}`: {error}"));
     }
     let mut out = io::BufWriter::new(io::stdout().lock());
     if args.output.is_json() {
@@ -79,8 +86,13 @@ struct ConsumerTrace {
     dead: Option<DeadLetter>,
 }
 
-/// Its status at each destination. Empty if the outbox does not contain it.
-async fn find_at_destinations(place: &OutboxLocation, id: MessageId) -> Result<Vec<(String, MessageDetails)>> {
+/// Its status at each destination. Empty if the outbox does not contain it. A destination that refused the search is added
+/// to `refused`.
+async fn find_at_destinations(
+    place: &OutboxLocation,
+    id: MessageId,
+    refused: &mut Vec<(String, StoreError)>,
+) -> Result<Vec<(String, MessageDetails)>> {
     let outbox = place.outbox().await?;
     let known = outbox.destinations().await?;
     let mut found = Vec::new();
@@ -88,7 +100,7 @@ async fn find_at_destinations(place: &OutboxLocation, id: MessageId) -> Result<V
         match outbox.message(&name, id).await {
             Ok(shown) => found.extend(shown.map(|shown| (name, shown))),
             // A large log has no index on ids. Consumers are searched all the same.
-            Err(StoreError::Refused { reason: what }) => print_stderr(&format!("destination `{name}`: {what}")),
+            Err(error @ StoreError::Refused { .. }) => refused.push((name, error)),
             Err(error) => return Err(error.into()),
         }
     }

@@ -112,6 +112,24 @@ async fn an_operator_may_run_every_command_that_reads() {
 }
 
 #[tokio::test]
+async fn a_missing_right_is_an_error_that_names_the_grant() {
+    let server = Private::start(PgVersion::V15).await;
+    let cli = Cli { database: server.database().await };
+    let (url, dead) = database_with_operator(&cli).await;
+    cli.sql("REVOKE EXECUTE ON FUNCTION relevo.shard_positions FROM ana").await;
+    for args in [&["trace", &dead][..], &["message", "show", &dead]] {
+        let (code, stdout, stderr) = run(&url, args, "");
+        assert_eq!((code, stdout.as_str()), (1, ""), "{args:?}: {stderr}");
+        assert!(stderr.contains("permission denied for function shard_positions"), "{stderr}");
+        assert!(stderr.contains("\nhint: grant the role its rights with `relevo grant`"), "{stderr}");
+    }
+    cli.sql(&format!("SELECT relevo.inbox_insert('billing', '{dead}')")).await;
+    let (code, stdout, stderr) = run(&url, &["trace", &dead], "");
+    assert!(code == 0 && stdout.contains("billing"), "consumers are searched all the same: {stderr}");
+    assert!(stderr.starts_with("destination `main`: permission denied"), "{stderr}");
+}
+
+#[tokio::test]
 async fn settings_are_printed_and_changed_one_by_one() {
     let cli = Cli::migrated().await;
     let (settings, _) = cli.succeeds(&["settings", "get"]);

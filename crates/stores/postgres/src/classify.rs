@@ -134,6 +134,8 @@ fn is_contention(code: &str) -> bool {
     matches!(code, "55P03" | "40001" | "40P01")
 }
 
+const GRANT_HINT: &str = "grant the role its rights with `relevo grant`, or connect as the owner of the schema";
+
 fn from_server(error: Box<sqlx::postgres::PgDatabaseError>) -> StoreError {
     let sentence = match error.hint() {
         Some(hint) => format!("{}; hint: {hint}", error.message()),
@@ -142,9 +144,9 @@ fn from_server(error: Box<sqlx::postgres::PgDatabaseError>) -> StoreError {
     match error.code() {
         "RV002" => StoreError::Standby,
         "RV003" => StoreError::WrongDatabase { reason: sentence },
-        // The destination is disabled or unknown, a privilege is missing, the login failed, or the database does not
-        // exist.
-        "RV005" | "42501" | "28P01" | "28000" | "3D000" => StoreError::Refused { reason: sentence },
+        "42501" => StoreError::Refused { reason: format!("{sentence}; hint: {GRANT_HINT}") },
+        // The destination is disabled or unknown, the login failed, or the database does not exist.
+        "RV005" | "28P01" | "28000" | "3D000" => StoreError::Refused { reason: sentence },
         // A schema, table, function or column is missing or has another definition.
         "3F000" | "42P01" | "42883" | "42703" => {
             StoreError::SchemaMismatch { reason: format!("{sentence}; hint: run `relevo migrate`") }
