@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use lapin::ExchangeKind;
+use lapin::options::ExchangeDeclareOptions;
 use lapin::types::{AMQPValue, FieldTable};
 use relevo_testkit::NatsVersion;
 use relevo_testkit::nats::{self, unique};
@@ -10,6 +12,7 @@ use serde_json::Value;
 
 use crate::broker_messages::{channel, declare_queue};
 use crate::command::relevo;
+use crate::daemon::Daemon;
 use crate::test_outbox::TestOutbox;
 
 fn objects(lines: &str) -> Vec<Value> {
@@ -115,6 +118,28 @@ async fn without_the_management_api_an_object_that_was_not_compared_does_not_cou
     let (code, same, _) =
         relevo(&shop.with_destinations(&[("main", &rabbit(&vhost))], ""), &["topology", "plan", "-o", "json"]);
     assert!(code == 0 && states(&same).iter().all(|(_, state)| state == "unchanged"), "{same}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_exchange_of_another_type_is_refused_without_the_management_api() {
+    let (shop, vhost) = (TestOutbox::new().await, Server::shared().vhost().await);
+    let (_connection, channel) = channel(&vhost.amqp_url()).await;
+    let durable = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
+    let declared = channel.exchange_declare("shop".into(), ExchangeKind::Fanout, durable, FieldTable::default());
+    declared.await.expect("a new exchange");
+    declare_queue(&vhost.amqp_url(), "billing", &[("x-max-length", AMQPValue::LongInt(7))]).await;
+    let management = format!("management_url = \"{}\"\n", vhost.management_url());
+    let file = shop.with_destinations(&[("main", &rabbit(&vhost).replace(&management, ""))], "");
+    let (code, stdout, stderr) = relevo(&file, &["topology", "apply", "--yes"]);
+    assert_eq!(code, 3, "{stdout}{stderr}");
+    for line in ["different  exchange `shop`\n", "`type` is fanout, wanted topic", "different  queue `billing`\n"] {
+        assert!(stdout.contains(line), "{line}: {stdout}");
+    }
+    assert!(stdout.contains("missing    queue `billing.dead`\n"), "nothing was made: {stdout}");
+    let mut daemon = Daemon::start(&file, &[]);
+    assert_eq!(daemon.end(), Some(2), "{}", daemon.log());
+    let log = daemon.log();
+    assert!(log.contains("exchange `shop` differs: `type` is fanout, wanted topic"), "{log}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

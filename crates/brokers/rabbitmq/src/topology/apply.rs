@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use lapin::options::{ExchangeBindOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable, LongString, ShortString};
 use lapin::{Channel, Connection, ExchangeKind};
-use relevo_core::broker::admin::{BrokerAdmin, ExamineContext, TopologyItem, TopologyStatus};
+use relevo_core::broker::admin::{BrokerAdmin, Difference, ExamineContext, TopologyItem, TopologyStatus};
 use relevo_core::failure::Failure;
 use relevo_core::finding::Finding;
 use serde_json::Value;
@@ -85,9 +85,16 @@ impl Admin {
         let connection = TopologyConnection::open(&self.config).await?;
         let created = self.create_missing(&connection, &before).await;
         connection.close().await;
-        created?;
+        let different = created?;
         // Read back the result instead of trusting the confirmation.
         let mut after = self.try_plan().await?;
+        if !different.is_empty() {
+            for (index, difference) in different {
+                let status = TopologyStatus::Different(vec![difference]);
+                after[index] = TopologyItem { name: self.declarations.parts()[index].name(), status };
+            }
+            return Ok(after);
+        }
         for ((part, item), before) in self.declarations.parts().iter().zip(&mut after).zip(&before) {
             let status = match (&before.status, &item.status) {
                 (TopologyStatus::Missing, TopologyStatus::Unchanged | TopologyStatus::Unknown) => {
@@ -104,18 +111,34 @@ impl Admin {
 
     /// Creates missing parts. Without the management API, existing parts are declared again first: if one differs, the
     /// broker refuses it and nothing is created. A binding that cannot be read is always declared; an existing one does
-    /// not change.
-    async fn create_missing(&self, connection: &TopologyConnection, before: &[TopologyItem]) -> Result<(), Error> {
+    /// not change. Returns the parts that the broker found different, by their index.
+    async fn create_missing(
+        &self,
+        connection: &TopologyConnection,
+        before: &[TopologyItem],
+    ) -> Result<Vec<(usize, Difference)>, Error> {
         let parts = self.declarations.parts();
-        let with_status = || parts.iter().zip(before).map(|(part, item)| (part, &item.status));
-        for (part, _) in with_status().filter(|(_, status)| **status == TopologyStatus::Unknown) {
-            match part {
-                TopologyPart::Exchange(exchange) => connection.declare_exchange(exchange).await?,
-                TopologyPart::Queue(queue) => connection.declare_queue(queue).await?,
-                TopologyPart::Flag(_) | TopologyPart::Policy(_) | TopologyPart::Binding(_) => {}
+        let declare = async |part: &TopologyPart<'_>| {
+            let declared = match part {
+                TopologyPart::Exchange(exchange) => connection.declare_exchange(exchange).await,
+                TopologyPart::Queue(queue) => connection.declare_queue(queue).await,
+                TopologyPart::Flag(_) | TopologyPart::Policy(_) | TopologyPart::Binding(_) => Ok(()),
+            };
+            match declared {
+                Ok(()) => Ok(None),
+                Err(Error::Mismatch(reason)) => Ok(Some(refused_difference(&reason))),
+                Err(error) => Err(error),
             }
+        };
+        let with_status = || parts.iter().zip(before).map(|(part, item)| (part, &item.status)).enumerate();
+        let mut different = Vec::new();
+        for (index, (part, _)) in with_status().filter(|(_, (_, status))| **status == TopologyStatus::Unknown) {
+            different.extend(declare(part).await?.map(|difference| (index, difference)));
         }
-        for (part, status) in with_status() {
+        for (index, (part, status)) in with_status() {
+            if !different.is_empty() {
+                break;
+            }
             match part {
                 TopologyPart::Binding(binding)
                     if matches!(status, TopologyStatus::Missing | TopologyStatus::Unknown) =>
@@ -123,8 +146,10 @@ impl Admin {
                     connection.declare_binding(binding).await?;
                 }
                 _ if *status != TopologyStatus::Missing => {}
-                TopologyPart::Exchange(exchange) => connection.declare_exchange(exchange).await?,
-                TopologyPart::Queue(queue) => connection.declare_queue(queue).await?,
+                // Another program may have created it since.
+                TopologyPart::Exchange(_) | TopologyPart::Queue(_) => {
+                    different.extend(declare(part).await?.map(|difference| (index, difference)));
+                }
                 TopologyPart::Policy(policy) => {
                     let management = self.management.as_ref().expect("policies are refused without a management URL");
                     management.create_policy(policy).await?;
@@ -132,7 +157,7 @@ impl Admin {
                 TopologyPart::Flag(_) | TopologyPart::Binding(_) => {}
             }
         }
-        Ok(())
+        Ok(different)
     }
 
     async fn try_examine(&self, context: &ExamineContext) -> Result<Vec<Finding>, Error> {
@@ -260,6 +285,23 @@ impl TopologyConnection {
     }
 }
 
+/// The setting because of which the broker refused a declaration, from its description, such as `inequivalent arg 'type'
+/// for exchange 'shop' in vhost '/': received 'topic' but current is 'fanout'`. It names the first one only.
+fn refused_difference(description: &str) -> Difference {
+    // Other values than texts are like `the value '7' of type 'signedint'`.
+    let value = |text: &str| text.split('\'').nth(1).unwrap_or(text).to_owned();
+    let read = || {
+        let (setting, rest) = description.split_once("inequivalent arg '")?.1.split_once('\'')?;
+        let (expected, actual) = rest.split_once(": received ")?.1.split_once(" but current is ")?;
+        Some(Difference { setting: setting.to_owned(), expected: value(expected), actual: value(actual) })
+    };
+    read().unwrap_or_else(|| Difference {
+        setting: "declaration".to_owned(),
+        expected: "accepted".to_owned(),
+        actual: format!("refused ({description})"),
+    })
+}
+
 /// Converts a missing object to `None`.
 fn none_if_missing<T>(response: Result<T, Error>) -> Result<Option<T>, Error> {
     match response {
@@ -289,4 +331,28 @@ pub(crate) fn field_table(arguments: &Arguments) -> Result<FieldTable, Error> {
         table.insert(short_string(name)?, value);
     }
     Ok(table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_declaration_names_its_first_difference() {
+        let of = |description: &str| {
+            let Difference { setting, expected, actual } = refused_difference(description);
+            (setting, expected, actual)
+        };
+        for (values, expected, actual) in [
+            ("received 'topic' but current is 'fanout'", "topic", "fanout"),
+            ("received the value '1000' of type 'long' but current is none", "1000", "none"),
+            ("received none but current is the value '7' of type 'signedint'", "none", "7"),
+        ] {
+            let text =
+                format!("PRECONDITION_FAILED - inequivalent arg 'type' for exchange 'a: b' in vhost '/': {values}");
+            assert_eq!(of(&text), ("type".to_owned(), expected.to_owned(), actual.to_owned()));
+        }
+        let locked = "RESOURCE_LOCKED - cannot obtain exclusive access to locked queue 'q'";
+        assert_eq!(of(locked), ("declaration".to_owned(), "accepted".to_owned(), format!("refused ({locked})")));
+    }
 }
