@@ -24,13 +24,14 @@ pub struct Setting {
 pub struct Reader {
     root: Node,
     problems: Vec<Problem>,
+    warnings: Vec<Problem>,
     context: Context,
     settings: Vec<Setting>,
 }
 
 impl Reader {
     pub(crate) fn new(root: Node, problems: Vec<Problem>) -> Self {
-        Self { root, problems, context: Context::default(), settings: Vec::new() }
+        Self { root, problems, warnings: Vec::new(), context: Context::default(), settings: Vec::new() }
     }
 
     /// Reads the table of this path; a table that is not set is empty. Several sections can read the same table: a key is
@@ -102,6 +103,19 @@ impl Reader {
         self.problems.push(problem.at(origin));
     }
 
+    /// Reports what is valid, but looks wrong.
+    pub fn warning(&mut self, at: &KeyPath, problem: Problem) {
+        let problem = problem.at(self.origin(at));
+        if !self.warnings.contains(&problem) {
+            self.warnings.push(problem);
+        }
+    }
+
+    /// All warnings.
+    pub fn warnings(&self) -> &[Problem] {
+        &self.warnings
+    }
+
     /// Reports an error of a section as a whole. If its message begins with a key of the table, the key is the place.
     pub fn error(&mut self, at: &KeyPath, message: &str) {
         let named = message.split('`').nth(1).map(|key| at.key(key)).filter(|key| self.is_set(key));
@@ -114,6 +128,7 @@ impl Reader {
 
     /// Reports no unknown keys of this table, because its sections are not known.
     pub fn ignore(&mut self, at: &KeyPath) {
+        self.know(at);
         self.context.tables.borrow_mut().remove(at);
     }
 
@@ -125,6 +140,12 @@ impl Reader {
     /// Whether a key or a table is set.
     pub fn is_set(&self, at: &KeyPath) -> bool {
         self.root.get(at).is_some()
+    }
+
+    /// The key that sets a field: `url` or `urls_file` may set `urls`.
+    pub fn set_key(&self, field: &KeyPath) -> KeyPath {
+        let set = alternatives(field).into_iter().find(|key| self.is_set(key));
+        set.unwrap_or_else(|| field.clone())
     }
 
     /// The number of problems so far.

@@ -15,6 +15,7 @@ use crate::broker::admin::BrokerAdmin;
 use crate::broker::sample::BrokerMonitor;
 use crate::broker_consumer::{BrokerConsumer, ConsumerOptions};
 use crate::failure::Failure;
+use crate::host_scope::Transport;
 use crate::inbox::retention_check::RedeliveryWindow;
 use crate::replay_source::{ReplaySource, ReplaySourceError};
 
@@ -47,6 +48,11 @@ pub trait BrokerAdapter: Any + fmt::Debug + Send + Sync {
     /// How long a publish call waits for a confirmation at most. It must be shorter than the relay's publish timeout.
     fn confirm_timeout(&self) -> Option<Duration> {
         None
+    }
+
+    /// The configured connections to servers, whose encryption is checked before anything connects.
+    fn transports(&self) -> Vec<Transport> {
+        Vec::new()
     }
 
     /// The address of a message without a configured route, with the placeholders of a route.

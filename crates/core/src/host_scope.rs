@@ -2,7 +2,10 @@
 
 use std::net::IpAddr;
 
-use crate::finding::Severity;
+use crate::finding::{Findings, Severity};
+
+/// The subject of findings about connections without encryption.
+pub const PLAIN_TEXT: &str = "plain-text";
 
 /// Where a host is, as far as its name or address shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +55,37 @@ impl HostScope {
             Self::Private => Severity::Warning,
             Self::Public => Severity::Danger,
         }
+    }
+}
+
+/// A configured connection to a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transport {
+    /// The key of the configuration that sets the URL.
+    pub key: &'static str,
+    /// The connection, such as ``AMQP to `rabbit.example` ``.
+    pub name: String,
+    /// The host.
+    pub host: String,
+    /// Whether everything is sent with TLS.
+    pub encrypted: bool,
+    /// What is sent without encryption otherwise.
+    pub problem: String,
+    /// How to encrypt the connection.
+    pub fix: &'static str,
+}
+
+impl Transport {
+    /// How severe a missing encryption is.
+    pub fn severity(&self) -> Severity {
+        if self.encrypted { Severity::Ok } else { HostScope::of(&self.host).plain_text_severity() }
+    }
+
+    /// Adds the finding about this connection.
+    pub fn examine(self, findings: &mut Findings) {
+        let severity = self.severity();
+        let problem = || (self.problem, self.fix.to_owned());
+        findings.check(severity == Severity::Ok, severity, PLAIN_TEXT, self.name, problem);
     }
 }
 

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use relevo_config::{Configured, KeyPath, Problem, Reader, Section, reference};
 use relevo_core::adapter::{AdapterConfig, BrokerAdapter};
+use relevo_core::finding::Severity;
+use relevo_core::host_scope::PLAIN_TEXT;
 use relevo_core::store_adapter::StoreKind;
 pub use relevo_core::store_adapter::{StoreAdapter, StoreConfig, StoreConfigError};
 use schemars::JsonSchema;
@@ -71,19 +73,25 @@ pub struct BrokerConfig {
     pub accept: Vec<String>,
 }
 
-/// The keys of every kind of broker.
+/// The key that decides which other keys a broker has.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-struct BrokerSection {
+struct KindSection {
     /// The kind of broker. Each kind has keys of its own.
     kind: String,
+}
+
+/// The other keys of every kind of broker.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+struct BrokerSection {
     /// What `relevo run` does about the topology before it publishes: nothing; compare, and refuse to start if an object is
     /// missing or different; or create missing objects. A different object always prevents the start and is never changed.
-    #[serde(default)]
     topology_on_start: TopologyMode,
     /// Subjects of dangers that `relevo doctor` finds, such as `overflow-drops`, which do not prevent the start.
-    #[serde(default)]
     accept: Vec<String>,
 }
+
+impl Section for KindSection {}
 
 impl Section for BrokerSection {}
 
@@ -97,21 +105,26 @@ impl BrokerConfig {
             reader.ignore(at);
             return None;
         }
-        let section: BrokerSection = reader.read(at)?;
-        let Some(kind) = BROKERS.iter().find(|kind| kind.name == section.kind) else {
-            let shown = relevo_config::without_secrets(&section.kind);
-            let problem = Problem::new(format!("`kind` must be one of {known}, is `{shown}`"));
-            reader.problem(&at.name("kind"), problem.nearest(&section.kind, names()));
+        let Some(KindSection { kind }) = reader.read(at) else {
             reader.ignore(at);
             return None;
         };
-        let adapter = (kind.read)(reader, at)?;
-        Some(Self { adapter, topology_on_start: section.topology_on_start, accept: section.accept })
+        let Some(found) = BROKERS.iter().find(|known| known.name == kind) else {
+            let problem = Problem::new(format!("`kind` must be one of {known}"));
+            reader.problem(&at.name("kind"), problem.nearest(&kind, names()));
+            reader.ignore(at);
+            return None;
+        };
+        let section = reader.read::<BrokerSection>(at);
+        let adapter = (found.read)(reader, at)?;
+        let BrokerSection { topology_on_start, accept } = section?;
+        check_transports(reader, at, &*adapter, &accept);
+        Some(Self { adapter, topology_on_start, accept })
     }
 
     /// The schema of the table: one alternative for each kind.
     pub fn schema() -> Value {
-        let common = reference::schema_of::<BrokerSection>();
+        let common = reference::merge(reference::schema_of::<KindSection>(), &reference::schema_of::<BrokerSection>());
         let kinds = BROKERS.iter().map(|kind| {
             let own = (kind.schema)();
             let description = own["description"].clone();
@@ -122,6 +135,23 @@ impl BrokerConfig {
             schema
         });
         json!({ "description": "The broker of the destination.", "oneOf": kinds.collect::<Vec<_>>() })
+    }
+}
+
+/// Reports connections without encryption: to a public host, unless that is accepted, and as a warning to a private one.
+fn check_transports(reader: &mut Reader, at: &KeyPath, adapter: &dyn BrokerAdapter, accept: &[String]) {
+    for transport in adapter.transports() {
+        let key = reader.set_key(&at.name(transport.key));
+        let problem = Problem::new(&*transport.problem);
+        match transport.severity() {
+            Severity::Ok | Severity::Note => {}
+            Severity::Warning => reader.warning(&key, problem.hint(transport.fix)),
+            Severity::Danger if accept.iter().any(|subject| subject == PLAIN_TEXT) => {}
+            Severity::Danger => {
+                let hint = format!("{}; `accept = [\"{PLAIN_TEXT}\"]` in `{at}` accepts it", transport.fix);
+                reader.problem(&key, problem.hint(hint));
+            }
+        }
     }
 }
 

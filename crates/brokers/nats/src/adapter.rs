@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use relevo_core::adapter::{AdapterConfig, BrokerAdapter, LaneMismatch, hosts};
 use relevo_core::address_template::AddressTemplate;
 use relevo_core::broker::sample::BrokerMonitor;
+use relevo_core::host_scope::Transport;
 use relevo_core::inbox::retention_check::RedeliveryWindow;
 use relevo_core::replay_source::{ReplaySource, ReplaySourceError};
 use relevo_core::{Broker, BrokerAdmin, BrokerConsumer, ConsumerOptions, Failure};
@@ -75,6 +76,10 @@ impl BrokerAdapter for Adapter {
 
     fn confirm_timeout(&self) -> Option<Duration> {
         Some(self.config.confirm_timeout)
+    }
+
+    fn transports(&self) -> Vec<Transport> {
+        self.config.transports()
     }
 
     fn default_address(&self) -> Option<String> {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use relevo_config::{
     Certificates, Checks, Configured, DurationText, KeyPath, Problem, Reader, Secret, Section, SizeText, reference,
 };
+use relevo_core::host_scope::Transport;
 use relevo_core::slot::SLOTS;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -91,6 +92,22 @@ impl Config {
         connection::servers(self)?;
         // An invalid key or certificate is reported here, not at the first connection.
         connection::options(self).map(drop)
+    }
+
+    /// The connections to the servers. A server may require TLS although its URL does not.
+    pub(crate) fn transports(&self) -> Vec<Transport> {
+        let servers = connection::servers(self).unwrap_or_default().into_iter().map(|server| {
+            let host = server.host().to_owned();
+            Transport {
+                key: "urls",
+                name: format!("NATS at `{host}`"),
+                encrypted: server.tls_required() || self.tls.required || self.tls.handshake_first,
+                problem: format!("messages and credentials are sent to `{host}` without encryption"),
+                fix: "use a `tls://` URL; the server needs a `tls` block",
+                host,
+            }
+        });
+        servers.collect()
     }
 }
 

@@ -7,6 +7,7 @@ use lapin::uri::{AMQPScheme, AMQPUri, SASLMechanism};
 use relevo_config::{
     Certificates, Configured, DurationText, KeyPath, Problem, Reader, Secret, Section, SizeText, reference,
 };
+use relevo_core::host_scope::Transport;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -138,6 +139,34 @@ impl Config {
         self.urls.iter().map(|url| self.endpoint(url)).collect()
     }
 
+    /// The connections to the broker and to its management API. Their texts contain no secret.
+    pub(crate) fn transports(&self) -> Vec<Transport> {
+        let endpoints = self.endpoints().unwrap_or_default().into_iter().map(|endpoint| {
+            let host = endpoint.authority.host;
+            Transport {
+                key: "urls",
+                name: format!("AMQP to `{host}`"),
+                encrypted: endpoint.scheme != AMQPScheme::AMQP,
+                problem: format!("messages and the password are sent to `{host}` in plain text"),
+                fix: "use an `amqps://` URL; the broker needs a listener with TLS",
+                host,
+            }
+        });
+        let urls = self.management_urls.iter().filter_map(|url| url.split_once("://"));
+        let management = urls.map(|(scheme, rest)| {
+            let host = host(rest).to_owned();
+            Transport {
+                key: "management_urls",
+                name: format!("management API of `{host}`"),
+                encrypted: scheme != "http",
+                problem: format!("the password is sent to the management API of `{host}` in plain text"),
+                fix: "use an `https://` URL for `management_url`",
+                host,
+            }
+        });
+        endpoints.chain(management).collect()
+    }
+
     fn endpoint(&self, url: &str) -> Result<AMQPUri, Error> {
         // The parser's error may contain a part of the URL, and so the password.
         let invalid = || {
@@ -261,6 +290,16 @@ fn ipv6_host(url: &str) -> Option<&str> {
     let authority = rest.split(['/', '?']).next()?;
     let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
     host.strip_prefix('[')?.split_once(']').map(|(host, _)| host)
+}
+
+/// The host of `user:password@host:port/path`.
+fn host(rest: &str) -> &str {
+    let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
+    let authority = host.split('/').next().unwrap_or(host);
+    match authority.strip_prefix('[').and_then(|host| host.split_once(']')) {
+        Some((host, _)) => host,
+        None => authority.split_once(':').map_or(authority, |(host, _)| host),
+    }
 }
 
 /// A URL without its secrets: everything before the last `@` is removed, except the scheme.

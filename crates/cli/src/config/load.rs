@@ -115,7 +115,8 @@ pub(super) fn read(
     }
     let mut reader = layers.reader();
     let config = Config::read(&mut reader);
-    let warnings = misnamed_variables(&names, &reader);
+    let mut warnings = misnamed_variables(&names, &reader);
+    warnings.extend_from_slice(reader.warnings());
     match (reader.finish(), config) {
         (Ok(settings), Some(config)) => Ok(Loaded { file, settings, config, warnings }),
         (Err(all), _) => Err(Problems { all, warnings }),

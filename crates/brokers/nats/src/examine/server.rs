@@ -1,10 +1,9 @@
 //! Checks the transport and the version of the server.
 
 use relevo_core::finding::{Findings, Severity};
-use relevo_core::host_scope::HostScope;
+use relevo_core::host_scope::Transport;
 
 use crate::config::Config;
-use crate::connection;
 use crate::server_state::ServerState;
 use crate::topology::ATOMIC_FROM;
 
@@ -35,20 +34,8 @@ pub(super) fn examine(config: &Config, server: &ServerState, findings: &mut Find
 
 /// Checks whether the connection is encrypted. It is if the server requires TLS, whatever the URL contains.
 fn examine_transport(config: &Config, required: bool, findings: &mut Findings) {
-    for server in connection::servers(config).unwrap_or_default() {
-        let host = server.host();
-        let encrypted = server.tls_required() || config.tls.required || config.tls.handshake_first || required;
-        let severity = HostScope::of(host).plain_text_severity();
-        findings.check(
-            encrypted || severity == Severity::Ok,
-            severity,
-            "plain-text",
-            format!("NATS at `{host}`"),
-            || {
-                let problem = format!("messages and credentials are sent to `{host}` without encryption");
-                (problem, "use a `tls://` URL; the server needs a `tls` block".to_owned())
-            },
-        );
+    for transport in config.transports() {
+        Transport { encrypted: transport.encrypted || required, ..transport }.examine(findings);
     }
 }
 

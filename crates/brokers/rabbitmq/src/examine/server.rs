@@ -1,8 +1,6 @@
 //! Checks the transport, the version and the cluster of the broker.
 
-use lapin::uri::AMQPScheme;
 use relevo_core::finding::{Findings, Severity};
-use relevo_core::host_scope::HostScope;
 use serde_json::Value;
 
 use crate::config::Config;
@@ -58,23 +56,8 @@ pub(super) fn examine(config: &Config, server: &ServerState, findings: &mut Find
 
 /// Checks whether the connection is encrypted.
 pub(super) fn examine_transport(config: &Config, findings: &mut Findings) {
-    for endpoint in config.endpoints().unwrap_or_default() {
-        let host = &endpoint.authority.host;
-        let severity = HostScope::of(host).plain_text_severity();
-        let safe = endpoint.scheme != AMQPScheme::AMQP || severity == Severity::Ok;
-        findings.check(safe, severity, "plain-text", format!("AMQP to `{host}`"), || {
-            let detail = format!("messages and the password are sent to `{host}` in plain text");
-            (detail, "use an `amqps://` URL; the broker needs a listener with TLS".to_owned())
-        });
-    }
-    for (scheme, rest) in config.management_urls.iter().filter_map(|url| url.split_once("://")) {
-        let host = host(rest);
-        let severity = HostScope::of(host).plain_text_severity();
-        let safe = scheme != "http" || severity == Severity::Ok;
-        findings.check(safe, severity, "plain-text", format!("management API of `{host}`"), || {
-            let detail = format!("the password is sent to the management API of `{host}` in plain text");
-            (detail, "use an `https://` URL for `management_url`".to_owned())
-        });
+    for transport in config.transports() {
+        transport.examine(findings);
     }
 }
 
@@ -82,16 +65,6 @@ pub(super) fn examine_transport(config: &Config, findings: &mut Findings) {
 pub(super) fn version(text: &str) -> (u32, u32) {
     let mut numbers = text.split('.').map(|number| number.parse().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
-}
-
-/// The host of `user:password@host:port/path`.
-fn host(rest: &str) -> &str {
-    let authority = rest.split('/').next().unwrap_or(rest);
-    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
-    match host.strip_prefix('[').and_then(|host| host.split_once(']')) {
-        Some((host, _)) => host,
-        None => host.split_once(':').map_or(host, |(host, _)| host),
-    }
 }
 
 #[cfg(test)]

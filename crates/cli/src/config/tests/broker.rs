@@ -357,3 +357,76 @@ fn the_configurations_of_the_guides_are_valid() {
         assert_eq!(problems(&lines.collect::<String>()), [""; 0], "{}", whole[0]);
     }
 }
+
+fn warnings(inside: &str) -> Vec<String> {
+    let loaded = load(&text(inside, ""), &[], &[]).unwrap_or_else(|problems| panic!("{problems:?}"));
+    loaded.warnings.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn plain_text_to_a_public_host_is_an_error_unless_it_is_accepted() {
+    let private = "management_url = \"http://me:sesame@127.0.0.1:15672\"";
+    for (inside, what) in [
+        (
+            "kind = \"rabbitmq\"\nurl = \"amqp://me:sesame@8.8.8.8/%2f\"".to_owned(),
+            "messages and the password are sent to `8.8.8.8` in plain text at relevo.toml:5; hint: use an `amqps://` URL; ",
+        ),
+        (
+            format!("kind = \"rabbitmq\"\nurls = [\"amqps://a\", \"amqp://me:sesame@mq.example.com\"]\n{private}"),
+            "sent to `mq.example.com` in plain text at relevo.toml:5",
+        ),
+        (
+            "kind = \"rabbitmq\"\nurl = \"amqps://a\"\nmanagement_url = \"http://me:se/sa@me@[2001:db8::1]:1/x\""
+                .to_owned(),
+            "the management API of `2001:db8::1` in plain text at relevo.toml:6; hint: use an `https://` URL",
+        ),
+        (
+            "kind = \"nats\"\nurl = \"nats://8.8.8.8:4222\"".to_owned(),
+            "messages and credentials are sent to `8.8.8.8` without encryption at relevo.toml:5; hint: use a `tls://` URL",
+        ),
+    ] {
+        let found = problems(&text(&inside, ""));
+        assert!(found.len() == 1 && found[0].contains(what) && !found[0].contains("sesame"), "{found:?}");
+        assert!(
+            found[0].contains("`accept = [\"plain-text\"]` in `outboxes.shop.destinations.main.broker`"),
+            "{found:?}"
+        );
+        assert_eq!(warnings(&format!("{inside}\naccept = [\"plain-text\"]")), [""; 0]);
+    }
+}
+
+#[test]
+fn plain_text_to_a_private_host_is_a_warning_and_to_this_machine_none() {
+    for host in ["10.0.0.1", "192.168.1.1", "rabbit", "mq.local"] {
+        let found = warnings(&format!("kind = \"rabbitmq\"\nurl = \"amqp://me:sesame@{host}\""));
+        assert!(found.len() == 1 && found[0].contains(&format!("sent to `{host}`")), "{found:?}");
+        assert!(found[0].contains(" at relevo.toml:5; hint: use an `amqps://` URL"), "{found:?}");
+        let found = warnings(&format!("kind = \"nats\"\nurl = \"nats://{host}\""));
+        assert!(found.len() == 1 && found[0].contains(" at relevo.toml:5; hint: use a `tls://` URL"), "{found:?}");
+    }
+    for inside in [
+        "kind = \"rabbitmq\"\nurl = \"amqp://localhost\"\nmanagement_url = \"http://[::1]:15672\"",
+        "kind = \"rabbitmq\"\nurl = \"amqps://8.8.8.8\"\nmanagement_url = \"https://8.8.8.8\"",
+        "kind = \"nats\"\nurl = \"nats://127.0.0.2:4222\"",
+        "kind = \"nats\"\nurl = \"tls://8.8.8.8\"",
+        "kind = \"nats\"\nurl = \"nats://8.8.8.8\"\ntls = { required = true }",
+    ] {
+        assert_eq!(warnings(inside), [""; 0], "{inside}");
+    }
+}
+
+#[test]
+fn a_wrong_key_of_a_broker_makes_no_other_key_unknown() {
+    let found = problems(&text(
+        "kind = \"rabbitmq\"\nurl = \"amqp://localhost\"\nexchange = \"shop\"\ntopology_on_start = \"maybe\"",
+        "[BROKER.queues.q]\n",
+    ));
+    assert_eq!(found, ["`topology_on_start` must be one of `off`, `check`, `apply` at relevo.toml:7"]);
+    let found = problems(&text("url = \"amqp://localhost\"", ""));
+    assert!(
+        found.len() == 1 && found[0].contains("broker` has no `kind` at relevo.toml:3; hint: one of "),
+        "{found:?}"
+    );
+    let found = problems(&text("kind = 3\nurl = \"amqp://localhost\"", ""));
+    assert_eq!(found, ["`kind` must be a text at relevo.toml:4"]);
+}
