@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use relevo_config::{Checks, DurationText, KeyPath, Problem, Reader, Secret, Section, without_secrets};
+use relevo_config::{Checks, DurationText, KeyPath, Problem, Reader, Secret, Section};
 use relevo_core::outbox::admin::StartFrom;
 use relevo_core::{Route, Routes};
 use relevo_host::registry::{self, BrokerConfig, StoreAdapter, StoreConfig};
@@ -80,7 +80,7 @@ impl Section for OutboxSection {
         if let Some(schema) = &self.schema
             && (!(1..=63).contains(&schema.len()) || !schema.bytes().all(is_valid))
         {
-            let problem = Problem::new(format!("`{}` cannot name a schema", without_secrets(schema)));
+            let problem = Problem::new("`schema` is not the name of a schema");
             checks.report("schema", problem.hint("a schema name has 1 to 63 ASCII letters, digits, `_` and `-`"));
         }
         if self.call_timeout.is_zero() {
@@ -145,9 +145,10 @@ fn relay_path() -> KeyPath {
 
 fn outboxes(reader: &mut Reader) -> Vec<Outbox> {
     let at = KeyPath::of(&["outboxes"]);
+    let before = reader.problem_count();
     let tables = reader.tables(&at);
-    if tables.is_empty() && !reader.is_set(&at) {
-        let hint = "add `[outboxes.NAME]`; `relevo.example.toml` documents every key";
+    if tables.is_empty() && reader.problem_count() == before {
+        let hint = "add `[outboxes.NAME]`; `relevo init` writes a file with one";
         reader.problem(&at, Problem::new("no outbox is configured").hint(hint));
     }
     let outboxes: Vec<Outbox> = tables.into_iter().filter_map(|(name, at)| outbox(reader, &at, name)).collect();
@@ -159,8 +160,9 @@ fn outbox(reader: &mut Reader, at: &KeyPath, name: String) -> Option<Outbox> {
     let section = reader.read::<OutboxSection>(at);
     let store = section.as_ref().and_then(|section| store(reader, at, section));
     let all = at.name("destinations");
+    let before = reader.problem_count();
     let tables = reader.tables(&all);
-    if tables.is_empty() && !reader.is_set(&all) {
+    if tables.is_empty() && reader.problem_count() == before {
         let problem = Problem::new(format!("outbox `{name}` has no destination"));
         reader.problem(at, problem.hint(format!("add `[{all}.NAME]`")));
     }

@@ -55,7 +55,7 @@ fn every_problem_is_an_error_with_its_hint() {
     let expected = format!(
         "error: `outboxes.shop` has no `database` at {at}:1\nhint: set `database`, `database_file` or `database_env`\n\
          error: unknown key `databse` in `outboxes.shop` at {at}:2\nhint: did you mean `database`?\n\
-         error: `format` must be one of `auto`, `text`, `json`, is `xml` at variable `RELEVO__LOG__FORMAT`\n\
+         error: `format` must be one of `auto`, `text`, `json` at variable `RELEVO__LOG__FORMAT`\n\
          error: the configuration has 3 problems\n"
     );
     assert_eq!(stderr, expected);

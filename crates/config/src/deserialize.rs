@@ -9,7 +9,7 @@ use serde::de::{self, DeserializeSeed, Expected, IntoDeserializer as _, MapAcces
 
 use crate::path::KeyPath;
 use crate::problem::Problem;
-use crate::secret::{self, without_secrets};
+use crate::secret;
 use crate::tree::{Node, Origin, Table, Value};
 
 /// What a reader knows of the keys of a table.
@@ -192,7 +192,7 @@ impl<'a> ValueDeserializer<'a> {
     }
 
     /// What the file or variable holds that `X_file` or `X_env` names. The secret itself may have been written there by
-    /// mistake, so the name is printed only if it looks like one.
+    /// mistake, so a path is not printed, and the name of a variable only if it looks like one.
     fn referenced(&self, key: &str, node: &Node) -> Result<String, Error> {
         let (Value::Text(name) | Value::Raw(name)) = &node.value else {
             return self.fail(format!("`{key}` must be a text"));
@@ -202,7 +202,7 @@ impl<'a> ValueDeserializer<'a> {
                 return self.fail(format!("`{key}` must be the path of a file, and is a URL"));
             }
             let text = std::fs::read_to_string(name);
-            text.or_else(|error| self.fail(format!("`{}` cannot be read: {error}", without_secrets(name))))?
+            text.or_else(|error| self.fail(format!("the file of `{key}` cannot be read: {error}")))?
         } else {
             let is_name = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
                 && name.bytes().next().is_some_and(|byte| !byte.is_ascii_digit());
@@ -456,7 +456,7 @@ impl<'de> de::Deserializer<'de> for ValueDeserializer<'_> {
         if !variants.contains(&text.as_str()) {
             let nearest = Problem::new("").nearest(&text, variants.iter().copied()).hint;
             let nearest = nearest.and_then(|hint| hint.split('`').nth(1).map(str::to_owned));
-            let reason = format!("must be {one_of}, is `{}`", without_secrets(&text));
+            let reason = format!("must be {one_of}");
             return Err(Error::Field { reason, nearest, at: Some((self.path.clone(), self.origin())) });
         }
         let variant: StrDeserializer<'_, Error> = text.as_str().into_deserializer();

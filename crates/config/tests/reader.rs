@@ -143,7 +143,7 @@ fn every_problem_of_a_table_is_reported_in_the_order_of_the_file() {
             "`timeout` must be a duration such as `\"30s\"`, with the unit `ms`, `s`, `m`, `h` or `d` at app.toml:2",
             "`size` must be a size such as `\"10MiB\"`, with the unit `B`, `KiB`, `MiB` or `GiB` at app.toml:3",
             "`retries` must be from 0 to 255, is 300 at app.toml:4",
-            "`mode` must be one of `fast`, `safe`, is `saef` at app.toml:5; hint: did you mean `safe`?",
+            "`mode` must be one of `fast`, `safe` at app.toml:5; hint: did you mean `safe`?",
             "`urls` must be a list at app.toml:6",
             "`labels` must be a table at app.toml:7",
             "unknown key `timout` in `server` at app.toml:8; hint: did you mean `timeout`?",
@@ -186,7 +186,7 @@ fn a_secret_comes_from_a_file_or_a_variable() {
     for (text, expected) in [
         (
             "password_file = '/nowhere'",
-            "`/nowhere` cannot be read: No such file or directory (os error 2) at app.toml:2",
+            "the file of `password_file` cannot be read: No such file or directory (os error 2) at app.toml:2",
         ),
         ("password_file = 'https://hush'", "`password_file` must be the path of a file, and is a URL at app.toml:2"),
         ("password_env = 'not-a-name'", "`password_env` must be the name of a variable at app.toml:2"),

@@ -134,7 +134,7 @@ impl Section for RouteSection {
     fn validate(&self, checks: &mut Checks<'_>) {
         for (key, pattern) in [("topic", &self.topic), ("type", &self.kind)] {
             if !is_pattern(pattern) {
-                let problem = Problem::new(format!("`{pattern}` is not a pattern for `{key}`"));
+                let problem = Problem::new(format!("`{key}` is not a pattern"));
                 checks.report(key, problem.hint("words between dots, `*` for one word, `**` at the end for the rest"));
             }
         }
@@ -143,8 +143,8 @@ impl Section for RouteSection {
                 checks.report(key, Problem::new(format!("`{key}` is empty")));
             }
         }
-        if let Some(wrong) = unknown_placeholders(&self.address, &PLACEHOLDERS).next() {
-            let problem = Problem::new(format!("`{wrong}` in `address` is not a placeholder"));
+        if unknown_placeholders(&self.address, &PLACEHOLDERS).next().is_some() {
+            let problem = Problem::new("`address` has an unknown placeholder");
             checks.report("address", problem.hint(format!("`{}` are known", PLACEHOLDERS.join("`, `"))));
         }
         self.validate_headers(checks);

@@ -86,8 +86,8 @@ impl Config {
         if self.confirm_timeout.is_zero() || self.connect_timeout.is_zero() || self.ping_interval.is_zero() {
             return invalid("`connect_timeout`, `confirm_timeout` or `ping_interval` is zero".to_owned());
         }
-        if let Some(stream) = self.stream.as_ref().filter(|stream| !is_stream_name(stream)) {
-            return invalid(format!("`{stream}` is not a valid stream name"));
+        if self.stream.as_ref().is_some_and(|stream| !is_stream_name(stream)) {
+            return invalid("`stream` is not a valid stream name".to_owned());
         }
         connection::servers(self)?;
         // An invalid key or certificate is reported here, not at the first connection.

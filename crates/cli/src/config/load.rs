@@ -71,7 +71,7 @@ impl Sources {
         let file = path.display().to_string();
         let text = std::fs::read_to_string(&path).map_err(|error| {
             let problem = Problem::new(format!("`{file}` cannot be read: {error}"));
-            let hint = "name the file with `-c FILE`; `relevo.example.toml` documents every key";
+            let hint = "name the file with `-c FILE`, or write one with `relevo init`";
             Problems { all: vec![problem.hint(hint)], warnings: Vec::new() }
         })?;
         // A variable that is not UTF-8 is not one of ours.

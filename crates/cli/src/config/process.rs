@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use relevo_config::{Checks, DurationText, KeyPath, Problem, Reader, Secret, Section, without_secrets};
+use relevo_config::{Checks, DurationText, KeyPath, Problem, Reader, Secret, Section};
 use relevo_host::instance_name;
 use relevo_host::logging::LogFormat;
 use relevo_observe::traces::{self, Exporter, Ratio};
@@ -119,7 +119,7 @@ impl Section for ProcessSection {}
 impl Section for LogSection {
     fn validate(&self, checks: &mut Checks<'_>) {
         if targets(&self.level).is_none() {
-            let problem = Problem::new(format!("`{}` is not a `level`", without_secrets(&self.level)));
+            let problem = Problem::new("`level` is not a level, or a list of levels");
             let hint = "`error`, `warn`, `info`, `debug` or `trace`, or `info,relevo_relay=debug`";
             checks.report("level", problem.hint(hint));
         }
@@ -131,17 +131,15 @@ impl Section for AdminSection {
         if self.token.as_ref().is_some_and(|token| token.reveal().len() < TOKEN_MIN) {
             checks.report("token", Problem::new(format!("the admin token has fewer than {TOKEN_MIN} characters")));
         }
-        let listen = without_secrets(&self.listen);
         match self.listen.parse::<SocketAddr>() {
             _ if self.listen == "off" => {}
             Ok(address) if !address.ip().is_loopback() && self.token.is_none() => {
-                let problem =
-                    Problem::new(format!("`listen` is `{listen}`, which other machines can reach, without a token"));
+                let problem = Problem::new("`listen` is an address that other machines can reach, without a token");
                 checks.report("listen", problem.hint("listen on `127.0.0.1`, or set `token_file` or `token_env`"));
             }
             Ok(_) => {}
             Err(_) => {
-                let problem = Problem::new(format!("`listen` must be an address and a port, or `off`, is `{listen}`"));
+                let problem = Problem::new("`listen` must be an address and a port, or `off`");
                 checks.report("listen", problem.hint("`127.0.0.1:9464`"));
             }
         }

@@ -183,13 +183,16 @@ fn a_url_in_the_wrong_place_is_not_printed() {
 fn an_unknown_level_is_rejected() {
     for level in ["blah", "info,zork", "relevo_relay=loud", "", "info,", "=debug"] {
         let found = problems(&format!("{SMALL}[log]\nlevel = \"{level}\"\n")).join("\n");
-        assert!(found.contains("is not a `level` at relevo.toml:6; hint: "), "`{level}`: {found}");
+        assert!(
+            found.contains("`level` is not a level, or a list of levels at relevo.toml:6; hint: "),
+            "`{level}`: {found}"
+        );
     }
     for level in ["info", "WARN", "info,relevo_relay=debug", "off, relevo_relay::publish = trace"] {
         assert_eq!(problems(&format!("{SMALL}[log]\nlevel = \"{level}\"\n")), [""; 0], "`{level}`");
     }
     let found = load(SMALL, &[("RELEVO_LOG", "zork")], &[]).unwrap_err();
-    assert!(found.iter().all(|it| it.to_string().contains("`zork` is not a `level` at variable `RELEVO_LOG`")));
+    assert!(found.iter().all(|it| it.to_string().contains(" at variable `RELEVO_LOG`")));
 }
 
 /// `RelevoSamplingStopped` fires for samples older than a minute.
@@ -239,10 +242,11 @@ fn headers_that_would_confuse_receivers_are_rejected() {
 
 #[test]
 fn an_empty_file_says_what_to_add() {
-    assert_eq!(
-        problems(""),
-        ["no outbox is configured; hint: add `[outboxes.NAME]`; `relevo.example.toml` documents every key"]
-    );
+    let expected = "no outbox is configured; hint: add `[outboxes.NAME]`; `relevo init` writes a file with one";
+    assert_eq!(problems(""), [expected]);
+    assert_eq!(problems("[outboxes]\n"), [expected.replacen(';', " at relevo.toml:1;", 1)]);
+    let found = problems("[outboxes.shop]\ndatabase = \"sqlite:a.db\"\n[outboxes.shop.destinations]\n");
+    assert!(found.len() == 1 && found[0].starts_with("outbox `shop` has no destination at relevo.toml:1"), "{found:?}");
 }
 
 #[test]

@@ -64,13 +64,15 @@ impl Stream {
     pub(crate) fn validate(&self) -> Result<(), Error> {
         let invalid = |reason: &str| Err(Error::Config(format!("stream `{}`: {reason}", self.name)));
         if !is_name(&self.name) {
-            return invalid("the name must have 1 to 200 letters, digits, `-` or `_`");
+            return Err(Error::Config(
+                "the name of a stream must have 1 to 200 letters, digits, `-` or `_`".to_owned(),
+            ));
         }
         if self.subjects.is_empty() {
             return invalid("`subjects` is empty");
         }
-        if let Some(subject) = self.subjects.iter().find(|subject| !is_subject(subject)) {
-            return invalid(&format!("`{subject}` is not a valid subject"));
+        if !self.subjects.iter().all(|subject| is_subject(subject)) {
+            return invalid("`subjects` has an invalid subject");
         }
         if !(1..=REPLICAS_MAX).contains(&self.replicas) {
             return invalid("`replicas` must be 1 to 5");
@@ -91,7 +93,8 @@ impl Group {
     pub(crate) fn validate(&self) -> Result<(), Error> {
         let invalid = |reason: &str| Err(Error::Config(format!("group `{}`: {reason}", self.name)));
         if !is_name(&self.name) || !is_name(&self.stream) {
-            return invalid("the names of group and stream must have 1 to 200 letters, digits, `-` or `_`");
+            let reason = "the names of a group and of its stream must have 1 to 200 letters, digits, `-` or `_`";
+            return Err(Error::Config(reason.to_owned()));
         }
         if self.lanes.is_some_and(|lanes| !(1..=SLOTS).contains(&lanes)) {
             return invalid("`lanes` must be 1 to 256");
@@ -99,8 +102,8 @@ impl Group {
         if self.lanes.is_some() && (self.subjects.is_empty() || self.subjects.iter().any(|one| one.ends_with('>'))) {
             return invalid("with `lanes`, it needs subjects that do not end in `>`: the last token is the lane");
         }
-        if let Some(subject) = self.subjects.iter().find(|subject| !is_subject(subject)) {
-            return invalid(&format!("`{subject}` is not a valid subject"));
+        if !self.subjects.iter().all(|subject| is_subject(subject)) {
+            return invalid("`subjects` has an invalid subject");
         }
         if !(1..=ACK_PENDING_MAX).contains(&self.max_ack_pending) {
             return invalid("`max_ack_pending` must be 1 to 10000");

@@ -65,7 +65,7 @@ impl Topology {
             if let Some((exchange, key)) = text.split_once('/').filter(|(exchange, _)| !exchange.is_empty()) {
                 self.bindings.push(Binding { exchange: exchange.to_owned(), to: to.clone(), key: key.to_owned() });
             } else {
-                let problem = Problem::new(format!("`{text}` in `bind` names no exchange"));
+                let problem = Problem::new("`bind` has a part without an exchange");
                 let hint = "`exchange/routing.key`; with nothing after the `/` if the exchange ignores the key";
                 reader.problem(&at.name("bind"), problem.hint(hint));
             }

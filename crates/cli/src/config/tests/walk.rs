@@ -51,31 +51,62 @@ fn an_unknown_key_is_an_error_in_every_table() {
     assert!(count > 15, "{count}");
 }
 
+/// The heading of a table, with the keys without which its other keys are not read.
+fn opened(table: &reference::TableDoc) -> String {
+    let names = table.path.iter().scan(0, |names, name| {
+        let chosen = ["shop", "main", "one"];
+        Some(if name == "NAME" {
+            *names += 1;
+            chosen[*names - 1]
+        } else {
+            name.as_str()
+        })
+    });
+    let path = names.collect::<Vec<_>>().join(".");
+    let kind = table.kind.as_deref().unwrap_or("embedded");
+    let broker = "outboxes.shop.destinations.main.broker";
+    let of_broker = if path.starts_with(broker) { format!("[{broker}]\nkind = \"{kind}\"\n") } else { String::new() };
+    match path == broker {
+        true => of_broker,
+        false if table.is_list => format!("{of_broker}[[{path}]]\n"),
+        false => format!("{of_broker}[{path}]\n"),
+    }
+}
+
 #[test]
 fn no_secret_of_any_section_is_printed() {
     // The value stands in every key that accepts a secret, as its file, as its variable and as itself.
     for table in reference::tables(&schema::schema()) {
         for key in table.keys.iter().filter(|key| key.accepts.contains("secret")) {
-            let names = table.path.iter().scan(0, |names, name| {
-                let chosen = ["shop", "main"];
-                Some(if name == "NAME" {
-                    *names += 1;
-                    chosen[*names - 1]
-                } else {
-                    name.as_str()
-                })
-            });
-            let path = names.collect::<Vec<_>>().join(".");
-            let kind = table.kind.as_deref().unwrap_or("embedded");
-            let section = if path.ends_with("broker") { format!("kind = \"{kind}\"\n") } else { String::new() };
             for assignment in
                 ["X = \"https://hush\"", "X_file = \"https://hush\"", "X_env = \"hush\"", "X = [\"hush\"]"]
             {
-                let text = format!("[{path}]\n{section}{}\n", assignment.replace('X', &key.name));
+                let text = format!("{}{}\n", opened(&table), assignment.replace('X', &key.name));
                 let found = problems(&text).join("\n");
                 assert!(!found.is_empty() && !found.contains("hush"), "{text}: {found}");
                 assert!(!format!("{:?}", load(&text, &[], &[])).contains("hush"), "{text}");
             }
         }
     }
+}
+
+#[test]
+fn no_value_of_any_key_is_printed() {
+    // A secret in the place of another value: once as a word, and once as text that is no name.
+    let (mut count, mut printed) = (0, Vec::new());
+    for table in reference::tables(&schema::schema()) {
+        for key in &table.keys {
+            // The other problems of an object contain its name.
+            let word = if key.name == "name" { "\"\"" } else { "\"SESAME\"" };
+            for value in [word, "\"sesame, {SESAME} ! *\"", "[\"SESAME\"]", "[\"a/SESAME {SESAME} *\"]"] {
+                let (heading, key) = (opened(&table), format!("{} = ", key.name));
+                let kept = heading.lines().filter(|line| !line.starts_with(&key));
+                let text = kept.map(|line| format!("{line}\n")).collect::<String>() + &key + value + "\n";
+                let found = problems(&text).into_iter().filter(|problem| problem.to_lowercase().contains("sesame"));
+                printed.extend(found.map(|problem| format!("{text}{problem}")));
+                count += 1;
+            }
+        }
+    }
+    assert!(printed.is_empty() && count > 300, "{count}: {}", printed.join("\n"));
 }
