@@ -101,7 +101,7 @@ fn no_value_of_any_key_is_printed() {
             for value in [word, "\"sesame, {SESAME} ! *\"", "[\"SESAME\"]", "[\"a/SESAME {SESAME} *\"]"] {
                 let (heading, key) = (opened(&table), format!("{} = ", key.name));
                 let kept = heading.lines().filter(|line| !line.starts_with(&key));
-                let text = kept.map(|line| format!("{line}\n")).collect::<String>() + &key + value + "\n";
+                let text = format!("{}\n{key}{value}\n", kept.collect::<Vec<_>>().join("\n"));
                 let found = problems(&text).into_iter().filter(|problem| problem.to_lowercase().contains("sesame"));
                 printed.extend(found.map(|problem| format!("{text}{problem}")));
                 count += 1;
