@@ -60,7 +60,7 @@ async fn a_missing_stream_prevents_the_start_until_it_is_created() {
     until("the log has the hint", || daemon.log().contains("hint: `relevo topology apply` creates missing objects"));
     assert!(daemon.log().contains(&format!("stream `{stream}` is missing")), "{}", daemon.log());
     let (code, plan, stderr) = relevo(&file, &["topology", "plan"]);
-    assert!(code == 3 && plan.contains(&format!("missing  stream `{stream}`")), "{plan}{stderr}");
+    assert!(code == 3 && plan.contains(&format!("missing    stream `{stream}`")), "{plan}{stderr}");
     let (code, _, stderr) = relevo(&file, &["topology", "apply", "--yes"]);
     assert_eq!(code, 0, "{stderr}");
     let mut daemon = Daemon::start(&file, &[]);

@@ -57,7 +57,7 @@ async fn a_missing_queue_prevents_the_start_until_it_is_created() {
         assert!(daemon.log().contains(missing), "{missing}: {}", daemon.log());
     }
     let (code, plan, stderr) = relevo(&file, &["topology", "plan"]);
-    assert!(code == 3 && plan.contains("\nmissing  queue `billing`\n"), "{plan}{stderr}");
+    assert!(code == 3 && plan.contains("\nmissing    queue `billing`\n"), "{plan}{stderr}");
     let (code, _, stderr) = relevo(&file, &["topology", "apply", "--yes"]);
     assert_eq!(code, 0, "{stderr}");
     let mut daemon = Daemon::start(&file, &[]);
