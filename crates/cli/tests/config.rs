@@ -77,7 +77,7 @@ fn one_problem_is_one_error() {
 fn a_secret_in_the_wrong_place_is_in_no_output() {
     for key in ["database_env", "database_file", "schema"] {
         let file = File::new(key, &GOOD.replace("database =", &format!("{key} =")));
-        for args in [&["check"][..], &["check", "--json"], &["show"], &["show", "--json"]] {
+        for args in [&["check"][..], &["check", "-o", "json"], &["show"], &["show", "-o", "json"]] {
             let (code, stdout, stderr) = file.run(args, &[]);
             assert_eq!(code, Some(2), "{key} {args:?}");
             assert!(!stdout.contains("sesame") && !stderr.contains("sesame"), "{key} {args:?}: {stdout}{stderr}");
@@ -99,7 +99,7 @@ fn a_variable_that_sets_nothing_is_a_warning_with_the_right_name() {
 #[test]
 fn json_output_has_all_problems_in_one_object_on_one_line() {
     let good = File::new("json-good", GOOD);
-    let (code, stdout, stderr) = good.run(&["check", "--json"], &[("RELEVO_RELAY_LEASE_DURATION", "1")]);
+    let (code, stdout, stderr) = good.run(&["check", "-o", "json"], &[("RELEVO_RELAY_LEASE_DURATION", "1")]);
     assert_eq!((code, stderr.as_str(), stdout.lines().count()), (Some(0), "", 1));
     let expected = serde_json::json!({
         "ok": true, "file": good.0, "outboxes": 1, "destinations": 1, "warnings": [{
@@ -109,7 +109,7 @@ fn json_output_has_all_problems_in_one_object_on_one_line() {
     });
     assert_eq!(serde_json::from_str::<Value>(&stdout).unwrap(), expected);
     let bad = File::new("json-bad", &format!("{GOOD}[relay]\nlease_duraton = 1\n[log]\nlevel = \"blah\"\n"));
-    let (code, stdout, stderr) = bad.run(&["check", "--json"], &[]);
+    let (code, stdout, stderr) = bad.run(&["check", "-o", "json"], &[]);
     assert_eq!((code, stderr.as_str(), stdout.lines().count()), (Some(2), "", 1));
     let report: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!((&report["ok"], report["problems"].as_array().map(Vec::len)), (&false.into(), Some(2)));
@@ -153,7 +153,7 @@ fn every_value_is_shown_with_its_origin_and_no_secret() {
 #[test]
 fn programs_get_one_object() {
     let file = File::new("json", GOOD);
-    let (code, stdout, _) = file.run(&["show", "--json"], &[("RELEVO__RELAY__LEASE_DURATION", "20s")]);
+    let (code, stdout, _) = file.run(&["show", "-o", "json"], &[("RELEVO__RELAY__LEASE_DURATION", "20s")]);
     assert_eq!(code, Some(0));
     assert!(!stdout.contains("sesame"));
     assert_eq!(stdout.lines().count(), 1);

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use self::memory::Memory;
 use crate::args::{self, OutboxArgs};
-use crate::config::{self, Destination, Loaded, Sources};
+use crate::config::{self, Destination, Loaded};
 use crate::connect::{self, OutboxLocation, broker_error};
 use crate::error_report::{ErrorReport, print_stderr};
 use crate::exit::{ExitStatus, usage};
@@ -33,7 +33,7 @@ pub(crate) struct Args {
 /// What was found in one place.
 pub(super) struct Examined {
     pub(super) outbox: Option<String>,
-    /// Where it is, for a place that no configuration names.
+    /// The location of an inbox that no configuration names.
     inbox: Option<String>,
     /// `None` for the outbox's database.
     pub(super) destination: Option<String>,
@@ -45,13 +45,12 @@ pub(super) struct Examined {
 
 pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
     let one_is_named = args.target.database.is_some() || args.target.place.schema.is_some();
-    // What is typed is stronger than the environment.
-    let whole = args.target.config.are_given() || (Sources::are_in_environment() && !one_is_named);
-    if whole && one_is_named {
+    let whole = args.target.is_configured() && !one_is_named;
+    if args.target.config.are_given() && one_is_named {
         return Err(usage("`--config` names every outbox; hint: leave `--database` and `--schema` out"));
     }
     let (mut all, unseen) =
-        if whole { configured(&args.target.config).await? } else { (vec![one(args.target.locate()?).await?], None) };
+        if whole { configured(&args.target).await? } else { (vec![one(args.target.locate()?).await?], None) };
     for url in &args.inbox {
         all.push(inboxes_at(url)?);
     }
@@ -63,7 +62,7 @@ pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
     } else {
         told(&all)?;
     }
-    // What could not be looked at is worse than anything that was.
+    // An error is worse than any finding.
     if let Some(error) = unseen {
         return Err(error);
     }
@@ -83,7 +82,7 @@ async fn one(place: OutboxLocation) -> Result<Examined> {
     Ok(Examined { outbox: None, inbox: None, destination: None, findings, accept: Vec::new(), memory })
 }
 
-/// A database that is looked at for its inboxes alone.
+/// A database of which only the inboxes are examined.
 fn inboxes_at(url: &str) -> Result<Examined> {
     let place = args::SchemaArg::default();
     let place = OutboxArgs { database: Some(url.to_owned()), place, ..OutboxArgs::default() }.locate()?;
@@ -92,12 +91,13 @@ fn inboxes_at(url: &str) -> Result<Examined> {
     Ok(Examined { outbox: None, inbox, destination: None, findings: Vec::new(), accept: Vec::new(), memory })
 }
 
-/// Every outbox and every broker of a configuration; also the last of what could not be looked at, the others being told.
-async fn configured(sources: &Sources) -> Result<(Vec<Examined>, Option<anyhow::Error>)> {
-    let Loaded { config, warnings, .. } = config::report_problems(sources.load())?;
+/// Every outbox and every broker of a configuration, or those of the outbox that is named; also the last error of those that
+/// could not be examined. The other errors are printed.
+async fn configured(target: &OutboxArgs) -> Result<(Vec<Examined>, Option<anyhow::Error>)> {
+    let Loaded { config, warnings, .. } = config::report_problems(target.config.load())?;
     config::warn(&warnings);
     let (mut all, mut unseen) = (Vec::new(), Vec::new());
-    for outbox in &config.outboxes {
+    for outbox in config.outboxes.iter().filter(|it| target.outbox.as_ref().is_none_or(|name| *name == it.name)) {
         match examine_database(outbox).await {
             Ok(examined) => all.push(examined),
             Err(error) => unseen.push(error.context(format!("outbox `{}`", outbox.name))),

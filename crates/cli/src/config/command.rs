@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::{Loaded, Problems, Sources, report_problems, schema, warn};
 use crate::error_report::print_stderr;
 use crate::exit::ExitStatus;
+use crate::output::OutputArgs;
 
 /// What to do with the configuration.
 #[derive(Debug, Subcommand)]
@@ -29,9 +30,8 @@ pub(crate) enum Command {
 pub(crate) struct CheckArgs {
     #[command(flatten)]
     sources: Sources,
-    /// Print one JSON object to stdout instead of sentences to stderr.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 /// Which configuration.
@@ -39,9 +39,8 @@ pub(crate) struct CheckArgs {
 pub(crate) struct ShowArgs {
     #[command(flatten)]
     sources: Sources,
-    /// Print one JSON object instead of lines for people.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 impl Command {
@@ -54,7 +53,7 @@ impl Command {
             Self::Show(args) => {
                 let loaded = report_problems(args.sources.load())?;
                 warn(&loaded.warnings);
-                if args.json {
+                if args.output.is_json() {
                     writeln!(io::stdout(), "{}", settings_json(&loaded))?;
                 } else {
                     io::stdout().write_all(settings_text(&loaded.settings).as_bytes())?;
@@ -68,7 +67,7 @@ impl Command {
 impl CheckArgs {
     fn run(&self) -> Result<ExitStatus> {
         let result = self.sources.load();
-        if self.json {
+        if self.output.is_json() {
             let code = if result.is_ok() { ExitStatus::Success } else { ExitStatus::Usage };
             writeln!(io::stdout(), "{}", result_json(&self.sources, &result))?;
             return Ok(code);

@@ -54,7 +54,7 @@ key with its default. A test compares this page with the program. `relevo config
 
 - **Unknown keys are errors**, in the file and among the variables, with the nearest known name. All problems are reported
   at once. `relevo config check` reports them without starting anything, and exits with 2 if there are any, as
-  `relevo run` does. With `--json` it writes one object on one line: `ok`, `file`, `warnings`, and `problems` or the
+  `relevo run` does. With `-o json` it writes one object on one line: `ok`, `file`, `warnings`, and `problems` or the
   numbers of `outboxes` and `destinations`; each problem has `problem`, `place` and `hint`.
 - **Durations** are a whole number with a unit: `\"500ms\"`, `\"30s\"`, `\"5m\"`, `\"2h\"`, `\"7d\"`. **Sizes** likewise: `\"64KiB\"`,
   `\"10MiB\"`, `\"1GiB\"`.
@@ -70,7 +70,7 @@ key with its default. A test compares this page with the program. `relevo config
   user who can list processes sees a flag: use none for a secret.
 - **SIGHUP** reads everything again. If there is a problem, it is logged and nothing changes. Otherwise the routes of
   running relays are replaced; other changes are logged by name and need a restart.
-- `relevo config show` prints every value and its origin, with `--json` as one object on one line;
+- `relevo config show` prints every value and its origin, with `-o json` as one object on one line;
   `relevo config example` prints the example file.
 - Relative paths are relative to the working directory.
 ";
