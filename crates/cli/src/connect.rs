@@ -291,13 +291,13 @@ mod tests {
     }
 
     #[test]
-    fn a_destination_that_cannot_be_chosen_is_told_with_the_known_ones() {
-        let (code, told) = refused(&["audit", "main"], Some("mian"));
-        assert_eq!(told, "error: destination `mian` is not known\nhint: there are `audit`, `main`");
+    fn a_destination_that_cannot_be_chosen_is_an_error_with_the_known_ones() {
+        let (code, text) = refused(&["audit", "main"], Some("mian"));
+        assert_eq!(text, "error: destination `mian` is not known\nhint: there are `audit`, `main`");
         assert_eq!(code, ExitStatus::NotFound);
-        let (code, told) = refused(&["audit", "main"], None);
+        let (code, text) = refused(&["audit", "main"], None);
         assert_eq!(code, ExitStatus::Usage);
-        assert!(told.ends_with("hint: choose with `--destination`: `audit`, `main`"), "{told}");
+        assert!(text.ends_with("hint: choose with `--destination`: `audit`, `main`"), "{text}");
         assert_eq!(refused(&[], None).0, ExitStatus::NotFound);
     }
 }

@@ -119,7 +119,7 @@ impl Report {
 
     async fn check_destinations(&mut self, outbox: &Outbox) -> Result<()> {
         let location = OutboxLocation { store: outbox.store.clone(), origin: format!("outbox `{}`", outbox.name) };
-        let known = OutboxLocation::from(location).open(ANSWER_TIMEOUT).await?.destinations().await?;
+        let known = location.open(ANSWER_TIMEOUT).await?.destinations().await?;
         for Destination { name, create, .. } in &outbox.destinations {
             if known.iter().any(|it| it.name == *name) {
                 continue;

@@ -121,7 +121,7 @@ async fn configured(target: &OutboxArgs) -> Result<(Vec<Examined>, Option<anyhow
 /// Examines the database of a configured outbox.
 pub(super) async fn examine_database(outbox: &config::Outbox) -> Result<Examined> {
     let location = OutboxLocation { store: Arc::clone(&outbox.store), origin: format!("outbox `{}`", outbox.name) };
-    let mut examined = one(location.into()).await?;
+    let mut examined = one(location).await?;
     memory::name(&mut examined.memory.horizons, outbox);
     Ok(Examined { outbox: Some(outbox.name.clone()), ..examined })
 }
