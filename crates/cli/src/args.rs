@@ -42,6 +42,7 @@ pub(crate) enum Command {
 
 /// How the demo runs.
 #[derive(Debug, Clone, Args)]
+#[command(after_help = "Examples:\n  relevo dev\n  relevo dev --data demo --rate 1000 --seconds 60")]
 pub(crate) struct Dev {
     /// Where it keeps its data; what is there is carried on.
     #[arg(long, value_name = "DIRECTORY", default_value = DATA)]
@@ -52,7 +53,7 @@ pub(crate) struct Dev {
     /// The port of the page on loopback; 0 takes a free one.
     #[arg(long, value_name = "N", default_value_t = PORT)]
     pub(crate) port: u16,
-    /// Ends by itself after so many seconds; 0 waits for Ctrl-C.
+    /// Stops after this number of seconds; 0 waits for Ctrl-C.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) seconds: u32,
 }

@@ -175,9 +175,9 @@ mod tests {
                 continue;
             };
             for long in command.get_arguments().filter_map(clap::Arg::get_long).filter(|long| *long != "help") {
-                let is_told =
+                let is_listed =
                     |text: &str| text.contains(&format!("`--{long}`")) || text.contains(&format!("`--{long} "));
-                if !is_told(own) && !is_told(common) {
+                if !is_listed(own) && !is_listed(common) {
                     missing.push(format!("{words} --{long}"));
                 }
             }

@@ -90,7 +90,11 @@ pub(crate) fn not_found(text: impl Into<String>) -> anyhow::Error {
 
 /// An unknown name. The hint lists the known ones, or how to add the first one.
 pub(crate) fn not_found_among(kind: &str, name: &str, known: &[String], add: &str) -> anyhow::Error {
-    let hint = if known.is_empty() { add.to_owned() } else { format!("there are `{}`", known.join("`, `")) };
+    let hint = if known.is_empty() {
+        add.to_owned()
+    } else {
+        format!("there {} `{}`", if known.len() == 1 { "is" } else { "are" }, known.join("`, `"))
+    };
     not_found(format!("{kind} `{name}` is not known; hint: {hint}"))
 }
 

@@ -15,6 +15,7 @@ use crate::config::{self, Config, Outbox, Sources};
 
 /// How the daemon runs.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  relevo run\n  relevo run -c /etc/relevo/relevo.toml --set log.level=debug")]
 pub(crate) struct Run {
     #[command(flatten)]
     sources: Sources,

@@ -96,6 +96,9 @@ fn every_example_of_a_help_text_parses() {
     all_commands(&Cli::command(), "relevo", &mut commands);
     for (name, command) in &commands {
         let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+        if !command.has_subcommands() && !help.contains("relevo ") {
+            wrong.push(format!("{name}: no example"));
+        }
         for line in help.lines().map(|line| line.trim_start().trim_start_matches("Example: ")) {
             if line.starts_with("relevo ") {
                 seen += 1;

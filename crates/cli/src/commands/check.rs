@@ -138,7 +138,7 @@ impl Report {
     /// Checks that the broker is reachable and has its topology.
     async fn check_broker(&mut self, outbox: &Outbox, destination: &Destination) {
         let subject = Subject { outbox: &outbox.name, destination: Some(&destination.name) };
-        match topology::looked(&outbox.name, destination).await {
+        match topology::broker_topology(&outbox.name, destination).await {
             Ok(Some(compared)) => self.add_topology(subject, destination.broker.topology_on_start, &compared.pieces),
             Ok(None) => self.add(subject, "topology", OK, "the broker has none".to_owned(), None),
             Err(error) => return self.failure(subject, "broker", &error),

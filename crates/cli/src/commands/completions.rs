@@ -11,6 +11,7 @@ use crate::exit::ExitStatus;
 
 /// For which shell.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  relevo completions bash")]
 pub(crate) struct Args {
     /// The shell that shall complete.
     #[arg(value_enum)]

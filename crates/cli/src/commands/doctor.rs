@@ -20,10 +20,13 @@ use crate::output::{self, OutputArgs};
 
 /// What is examined: one outbox, or everything that a configuration names.
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  relevo doctor\n  relevo doctor --database postgres://relevo@localhost/shop -o json"
+)]
 pub(crate) struct Args {
     #[command(flatten)]
     target: OutboxArgs,
-    /// Another database with inboxes: how long they remember is compared with what everything else keeps.
+    /// Another database with inboxes, whose retention is compared with that of outboxes and brokers.
     #[arg(long, value_name = "URL")]
     inbox: Vec<String>,
     #[command(flatten)]
@@ -60,7 +63,7 @@ pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
             output::line(&json(examined, finding))?;
         }
     } else {
-        told(&all)?;
+        print(&all)?;
     }
     // An error is worse than any finding.
     if let Some(error) = unseen {
@@ -175,7 +178,7 @@ fn json(examined: &Examined, finding: &Finding) -> serde_json::Value {
 }
 
 /// The worst of each place is last, where people look; what is good takes one line each.
-fn told(all: &[Examined]) -> Result<()> {
+fn print(all: &[Examined]) -> Result<()> {
     let findings = || all.iter().flat_map(|examined| &examined.findings);
     let width = findings().map(|finding| finding.subject.chars().count()).max().unwrap_or(0);
     let mut out = io::stdout().lock();

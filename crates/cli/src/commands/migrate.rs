@@ -48,7 +48,7 @@ pub(super) async fn run(args: &Args) -> Result<ExitStatus> {
     let at = place.location();
     if args.dry_run {
         let pending = place.adapter().pending_migrations().await;
-        let pending = pending.with_context(|| format!("the outbox at {at} cannot be looked at"))?;
+        let pending = pending.with_context(|| format!("cannot open the outbox at {at}"))?;
         would_apply(&at, &pending, args.output.is_json())?;
         return Ok(ExitStatus::Success);
     }

@@ -20,6 +20,7 @@ use crate::output::{self, OutputArgs};
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Prints how long an outbox keeps messages, ids and dead letters.
+    #[command(after_help = "Example:\n  relevo settings get -o json")]
     Get {
         #[command(flatten)]
         target: OutboxArgs,

@@ -31,6 +31,7 @@ pub(crate) struct StatusArgs {
 
 /// The arguments of `relevo status`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  relevo status\n  relevo status --admin http://127.0.0.1:9464 -o json")]
 pub(crate) struct Args {
     #[command(flatten)]
     status: StatusArgs,

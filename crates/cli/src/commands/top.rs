@@ -22,6 +22,7 @@ const CLEAR_LINE: &str = "\x1b[K";
 
 /// The arguments of `relevo top`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  relevo top\n  relevo top --interval 5s --admin http://127.0.0.1:9464")]
 pub(crate) struct Args {
     #[command(flatten)]
     status: StatusArgs,

@@ -1,4 +1,4 @@
-//! `relevo topology`: what the configuration wants at the brokers, compared and made.
+//! `relevo topology`: compares brokers with the configuration, and creates missing objects.
 
 use std::io::{self, Write as _};
 
@@ -21,12 +21,13 @@ use crate::prompt::confirm;
 pub(crate) enum Command {
     /// Compares exchanges, queues, bindings, policies, streams and groups with the configuration; changes nothing.
     Plan(Plan),
-    /// Makes what is missing. What is there is neither changed nor deleted; if anything differs, nothing is made.
+    /// Creates missing objects. Existing ones are neither changed nor deleted; if one differs, nothing is created.
     Apply(Apply),
 }
 
 /// Which brokers are compared.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example: relevo topology plan -c relevo.toml --destination rabbit")]
 pub(crate) struct Plan {
     #[command(flatten)]
     which: Which,
@@ -34,8 +35,9 @@ pub(crate) struct Plan {
     output: OutputArgs,
 }
 
-/// Where it is made.
+/// Which brokers are changed.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example: relevo topology apply --yes")]
 pub(crate) struct Apply {
     #[command(flatten)]
     which: Which,
@@ -58,8 +60,8 @@ pub(crate) struct Which {
     destination: Option<String>,
 }
 
-/// One broker that has a topology, and how that stands.
-pub(super) struct Looked {
+/// The objects of one broker, with their status.
+pub(super) struct BrokerTopology {
     outbox: String,
     destination: String,
     admin: Box<dyn BrokerAdmin>,
@@ -74,26 +76,26 @@ pub(super) async fn run(command: Command) -> Result<ExitStatus> {
 }
 
 async fn plan(which: &Which, output: OutputArgs) -> Result<ExitStatus> {
-    let (all, unseen) = look(which).await?;
-    told(&all, output)?;
-    // What could not be looked at is worse than anything that was.
+    let (all, unseen) = compare(which).await?;
+    print(&all, output)?;
+    // An error is worse than a difference.
     last_of(unseen)?;
-    let wanting = all.iter().flat_map(|looked| &looked.pieces).any(|piece| !piece.is_in_place());
+    let wanting = all.iter().flat_map(|broker| &broker.pieces).any(|piece| !piece.is_in_place());
     Ok(if wanting { ExitStatus::Findings } else { ExitStatus::Success })
 }
 
 async fn apply(args: &Apply) -> Result<ExitStatus> {
-    let (all, mut failed_at) = look(&args.which).await?;
-    let pieces = || all.iter().flat_map(|looked| &looked.pieces);
+    let (all, mut failed_at) = compare(&args.which).await?;
+    let pieces = || all.iter().flat_map(|broker| &broker.pieces);
     let differing = pieces().filter(|piece| matches!(piece.status, TopologyStatus::Different(_))).count();
-    // What could not be seen is declared as well: it may be missing, and if it is there nothing changes.
+    // An object of unknown status is declared too: it may be missing, and an existing one does not change.
     let wanting: Vec<&TopologyItem> =
         pieces().filter(|piece| matches!(piece.status, TopologyStatus::Missing | TopologyStatus::Unknown)).collect();
     if differing > 0 || wanting.is_empty() {
-        told(&all, args.output)?;
+        print(&all, args.output)?;
         if differing > 0 {
             print_stderr(
-                "nothing was made, for something differs: mend it at the broker or in the configuration first",
+                "nothing was created, because some objects differ: correct them at the broker or in the configuration first",
             );
         }
         last_of(failed_at)?;
@@ -103,29 +105,29 @@ async fn apply(args: &Apply) -> Result<ExitStatus> {
         print_stderr(&format!("{:9}  {}", topology_word(&piece.status), plain(&piece.name)));
     }
     let count = wanting.len();
-    confirm(args.yes, &format!("make {count} {}?", if count == 1 { "thing" } else { "things" }))?;
+    confirm(args.yes, &format!("create {}?", output::count(count as u64, "object")))?;
     let mut done = Vec::new();
-    for looked in all {
-        match looked.admin.apply().await {
-            Ok(pieces) => done.push(Looked { pieces, ..looked }),
+    for broker in all {
+        match broker.admin.apply().await {
+            Ok(pieces) => done.push(BrokerTopology { pieces, ..broker }),
             Err(failure) => {
-                let hint = "some of it may have been made; `relevo topology plan` tells";
+                let hint = "some objects may have been created; `relevo topology plan` compares them again";
                 failed_at.push(broker_error(&failure).context(format!(
-                    "{}: it was not all made; hint: {hint}",
-                    at(&looked.outbox, &looked.destination)
+                    "{}: not all objects were created; hint: {hint}",
+                    at(&broker.outbox, &broker.destination)
                 )));
             }
         }
     }
-    told(&done, args.output)?;
+    print(&done, args.output)?;
     last_of(failed_at)?;
-    // Somebody else may have been at work meanwhile.
-    let whole = done.iter().flat_map(|looked| &looked.pieces).all(TopologyItem::is_in_place);
+    // Another process may have changed an object in the meantime.
+    let whole = done.iter().flat_map(|broker| &broker.pieces).all(TopologyItem::is_in_place);
     Ok(if whole { ExitStatus::Success } else { ExitStatus::Findings })
 }
 
-/// Every broker that can be looked at, and what went wrong with the others.
-async fn look(which: &Which) -> Result<(Vec<Looked>, Vec<anyhow::Error>)> {
+/// The topology of every reachable broker, and the errors of the others.
+async fn compare(which: &Which) -> Result<(Vec<BrokerTopology>, Vec<anyhow::Error>)> {
     let Loaded { config, warnings, .. } = config::report_problems(which.sources.load())?;
     config::warn(&warnings);
     let wanted = |name: &str, wanted: &Option<String>| wanted.as_ref().is_none_or(|wanted| wanted == name);
@@ -133,8 +135,8 @@ async fn look(which: &Which) -> Result<(Vec<Looked>, Vec<anyhow::Error>)> {
     for outbox in config.outboxes.iter().filter(|outbox| wanted(&outbox.name, &which.outbox)) {
         for destination in outbox.destinations.iter().filter(|it| wanted(&it.name, &which.destination)) {
             found = true;
-            match looked(&outbox.name, destination).await {
-                Ok(Some(looked)) => all.push(looked),
+            match broker_topology(&outbox.name, destination).await {
+                Ok(Some(broker)) => all.push(broker),
                 Err(error) => unseen.push(error),
                 Ok(None) => {
                     let (at, kind) = (at(&outbox.name, &destination.name), destination.broker.adapter.kind());
@@ -149,7 +151,7 @@ async fn look(which: &Which) -> Result<(Vec<Looked>, Vec<anyhow::Error>)> {
     Ok((all, unseen))
 }
 
-/// The last of several errors as the command's own; those before are told.
+/// Returns the last of several errors and prints the others.
 fn last_of(mut errors: Vec<anyhow::Error>) -> Result<()> {
     let last = errors.pop();
     for error in errors {
@@ -159,28 +161,33 @@ fn last_of(mut errors: Vec<anyhow::Error>) -> Result<()> {
 }
 
 /// Compares the topology of a destination. `None` if its broker has none.
-pub(super) async fn looked(outbox: &str, destination: &Destination) -> Result<Option<Looked>> {
+pub(super) async fn broker_topology(outbox: &str, destination: &Destination) -> Result<Option<BrokerTopology>> {
     let at = || at(outbox, &destination.name);
     let Some(admin) = connect::broker_admin(&destination.broker).with_context(at)? else { return Ok(None) };
     let pieces = admin.plan().await.map_err(|failure| broker_error(&failure)).with_context(at)?;
-    Ok(Some(Looked { outbox: outbox.to_owned(), destination: destination.name.clone(), admin, pieces }))
+    Ok(Some(BrokerTopology { outbox: outbox.to_owned(), destination: destination.name.clone(), admin, pieces }))
 }
 
 fn at(outbox: &str, destination: &str) -> String {
     format!("outbox `{outbox}`, destination `{destination}`")
 }
 
-fn told(all: &[Looked], output: OutputArgs) -> Result<()> {
+fn print(all: &[BrokerTopology], output: OutputArgs) -> Result<()> {
     if output.is_json() {
         return all
             .iter()
-            .flat_map(|looked| looked.pieces.iter().map(move |piece| (looked, piece)))
-            .try_for_each(|(looked, piece)| output::line(&json(looked, piece)));
+            .flat_map(|broker| broker.pieces.iter().map(move |piece| (broker, piece)))
+            .try_for_each(|(broker, piece)| output::line(&json(broker, piece)));
     }
     let mut out = io::stdout().lock();
-    for looked in all {
-        writeln!(out, "{}: {} in all", at(&looked.outbox, &looked.destination), looked.pieces.len())?;
-        for TopologyItem { name, status: state } in &looked.pieces {
+    for broker in all {
+        writeln!(
+            out,
+            "{}: {}",
+            at(&broker.outbox, &broker.destination),
+            output::count(broker.pieces.len() as u64, "object")
+        )?;
+        for TopologyItem { name, status: state } in &broker.pieces {
             writeln!(out, "{:9}  {}", topology_word(state), plain(name))?;
             let differences: &[Difference] =
                 if let TopologyStatus::Different(differences) = state { differences } else { &[] };
@@ -192,15 +199,15 @@ fn told(all: &[Looked], output: OutputArgs) -> Result<()> {
     Ok(())
 }
 
-fn json(looked: &Looked, piece: &TopologyItem) -> Value {
+fn json(broker: &BrokerTopology, piece: &TopologyItem) -> Value {
     let differences: &[Difference] =
         if let TopologyStatus::Different(differences) = &piece.status { differences } else { &[] };
     let differences = differences
         .iter()
         .map(|Difference { setting, expected: wanted, actual: found }| json!({ "setting": setting, "wanted": wanted, "found": found }));
     json!({
-        "outbox": looked.outbox,
-        "destination": looked.destination,
+        "outbox": broker.outbox,
+        "destination": broker.destination,
         "piece": piece.name,
         "state": topology_word(&piece.status),
         "differences": differences.collect::<Vec<_>>(),

@@ -20,13 +20,16 @@ pub(crate) enum Command {
     /// Prints every key with its value and origin. Secrets are replaced.
     Show(ShowArgs),
     /// Prints a JSON schema of the file, for editors.
+    #[command(after_help = "Example:\n  relevo config schema")]
     Schema,
     /// Prints a file with every key, the defaults commented out.
+    #[command(after_help = "Example:\n  relevo config example")]
     Example,
 }
 
 /// Which configuration.
 #[derive(Debug, Args)]
+#[command(after_help = "Example: relevo config check -c relevo.toml -o json")]
 pub(crate) struct CheckArgs {
     #[command(flatten)]
     sources: Sources,
@@ -36,6 +39,7 @@ pub(crate) struct CheckArgs {
 
 /// Which configuration.
 #[derive(Debug, Args)]
+#[command(after_help = "Example: relevo config show --set relay.lease_duration=20s")]
 pub(crate) struct ShowArgs {
     #[command(flatten)]
     sources: Sources,

@@ -44,13 +44,13 @@ async fn a_wrong_file_changes_nothing_and_all_its_problems_are_logged() {
         )
     );
     let log = daemon.log();
-    assert!(log.contains("did you mean `address`?") && log.contains("is `sometimes`"), "{log}");
+    assert!(log.contains("did you mean `address`?") && log.contains("`after_dead` must be one of"), "{log}");
     shop.emit("orders", 5).await;
     TestOutbox::delivered(&daemon, "shop", 5);
     assert_eq!(daemon.metric("relevo_config_last_reload_successful{"), Some(0));
     let file = shop.directory.path().join("relevo.toml");
     let (code, _, stderr) = relevo(&file, &["config", "check"]);
-    assert!(code == 2 && stderr.contains("`adress`") && stderr.contains("`sometimes`"), "{code} {stderr}");
+    assert!(code == 2 && stderr.contains("`adress`") && stderr.contains("`after_dead`"), "{code} {stderr}");
     // A valid file is applied again.
     let file = shop.config(&format!("{ROUTE}\"third\"\n"));
     assert_eq!(relevo(&file, &["config", "check"]).0, 0);

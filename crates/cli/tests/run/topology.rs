@@ -75,8 +75,8 @@ async fn a_difference_at_rabbitmq_is_reported_and_nothing_is_created() {
         stdout.contains("different  queue `billing`\n") && stdout.contains("`x-max-length` is 7, wanted 1000"),
         "{stdout}"
     );
-    assert!(stdout.contains("missing    exchange `shop`\n"), "nothing was made: {stdout}");
-    assert!(stderr.contains("nothing was made, for something differs"), "{stderr}");
+    assert!(stdout.contains("missing    exchange `shop`\n"), "nothing was created: {stdout}");
+    assert!(stderr.contains("nothing was created, because some objects differ"), "{stderr}");
     let (_, json, _) = relevo(&file, &["topology", "plan", "-o", "json"]);
     let billing =
         objects(&json).into_iter().find(|piece| piece["piece"] == "queue `billing`").expect("the queue is reported");
@@ -135,7 +135,7 @@ async fn an_exchange_of_another_type_is_refused_without_the_management_api() {
     for line in ["different  exchange `shop`\n", "`type` is fanout, wanted topic", "different  queue `billing`\n"] {
         assert!(stdout.contains(line), "{line}: {stdout}");
     }
-    assert!(stdout.contains("missing    queue `billing.dead`\n"), "nothing was made: {stdout}");
+    assert!(stdout.contains("missing    queue `billing.dead`\n"), "nothing was created: {stdout}");
     let mut daemon = Daemon::start(&file, &[]);
     assert_eq!(daemon.end(), Some(2), "{}", daemon.log());
     let log = daemon.log();

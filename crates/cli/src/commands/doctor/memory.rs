@@ -54,10 +54,10 @@ async fn inboxes(place: &OutboxLocation, horizons: &[RedeliveryWindow]) -> Resul
         Ok(consumers) => {
             Ok(consumers.iter().map(|consumer| retention_check::check_retention(consumer, horizons)).collect())
         }
-        // The schema's own finding says that it is old; a role that may not look is told so.
+        // The finding about the schema reports an old one. A missing right is reported here.
         Err(StoreError::SchemaMismatch { .. }) => Ok(Vec::new()),
         Err(StoreError::Refused { reason }) => {
-            let (subject, detail) = ("inbox retention".to_owned(), format!("not looked at: {reason}"));
+            let (subject, detail) = ("inbox retention".to_owned(), format!("not checked: {reason}"));
             Ok(vec![Finding { severity: Severity::Note, subject, detail, fix: None }])
         }
         Err(error) => Err(error.into()),
