@@ -55,6 +55,8 @@ async fn a_plan_is_printed() {
     let (_, stderr) = cli.succeeds(&args);
     let (shown, _) = cli.succeeds(&["replay", "show", "billing", "1"]);
     insta::assert_snapshot!("replay_show", format!("{stderr}\n{}", stable(&shown, &cli)));
+    let (list, _) = cli.succeeds(&["replay", "list"]);
+    insta::assert_snapshot!("replay_list", stable(&list, &cli));
 }
 
 #[tokio::test]
