@@ -58,7 +58,7 @@ pub(crate) async fn consumers_are_listed_and_shown(cli: &impl Run, inbox: &impl 
     let queues = shown["retry_queues"].as_array().expect("queues");
     let found: Vec<_> = queues.iter().map(|it| (it["queue"].as_str(), it["next_attempt_at"].is_string())).collect();
     assert_eq!(found, [(Some("o-2"), true), (Some("o-3"), false)], "one needs an operator");
-    cli.fails(4, &["consumer", "show", "biling"], &["consumer `biling` is not known", "hint: there are `billing`"]);
+    cli.fails(4, &["consumer", "show", "biling"], &["consumer `biling` is not known", "hint: there is `billing`"]);
 }
 
 pub(crate) async fn orders_reach_the_members(cli: &impl Run, inbox: &impl Inbox) {
@@ -83,7 +83,7 @@ pub(crate) async fn orders_reach_the_members(cli: &impl Run, inbox: &impl Inbox)
             "{to}"
         );
     }
-    cli.fails(4, &["consumer", "pause", "invoices"], &["consumer `invoices` is not known", "there are `billing`"]);
+    cli.fails(4, &["consumer", "pause", "invoices"], &["consumer `invoices` is not known", "there is `billing`"]);
     let nowhere = ["consumer", "breaker", "billing", "--lane", "orders.9", "open"];
     cli.fails(4, &nowhere, &["consumer `billing` has no lane `orders.9`", "hint: there are `orders.0`"]);
 }

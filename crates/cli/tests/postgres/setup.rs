@@ -131,7 +131,7 @@ async fn an_unknown_destination_is_an_error_that_lists_the_known_ones() {
         &["destination", "disable", "mian"],
         &["destination", "reshard", "mian", "4"],
     ] {
-        assert_eq!(cli.fails(4, args), "error: destination `mian` is not known\nhint: there are `main`\n", "{args:?}");
+        assert_eq!(cli.fails(4, args), "error: destination `mian` is not known\nhint: there is `main`\n", "{args:?}");
     }
 }
 
